@@ -1,0 +1,89 @@
+"""Two-edge traffic, 50 instances: what the reduction gives once the solver is exact.
+
+For each basis: the test loss with exact flows, over that at the exact-lower-level optimum of the same training sample
+(found by SciPy's L-BFGS-B on closed-form flows, no reduction involved) and over F_ref, paired over instances; the policy
+error; how the runs ended.
+"""
+
+import argparse
+import time
+
+import jax
+import numpy as np
+
+jax.config.update("jax_enable_x64", True)
+
+import equinox as eqx
+import scipy.optimize
+
+import cobilevel as cb
+
+BASES = (
+    cb.Chebyshev(3),
+    cb.Chebyshev(5),
+    cb.Chebyshev(10),
+    cb.Chebyshev(20),
+    cb.Fourier(5),
+    cb.Fourier(10),
+    cb.Orthonormal(cb.Monomial(10)),
+    cb.Partition(10),
+    cb.Partition(50),
+)
+
+
+@eqx.filter_jit
+def exact_loss(x, truth, samples):
+    """The loss with exact flows, and its gradient."""
+    return jax.value_and_grad(truth.loss)(x, samples)
+
+
+def exact_optimum(instance: cb.gallery.Instance) -> np.ndarray:
+    """The best capacities for the training sample, with exact flows at every context."""
+    value = lambda x: tuple(np.asarray(v, dtype=float) for v in exact_loss(x, instance.truth, instance.train))
+    found = scipy.optimize.minimize(value, np.full(2, 0.5), jac=True, bounds=[(0.05, 3.0)] * 2, options={"gtol": 1e-9})
+    return found.x
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--noise", type=float, default=0.05)
+    parser.add_argument("--only", default="", help="part of a basis's name")
+    arguments = parser.parse_args()
+    seeds, noise = arguments.seeds, arguments.noise
+    instances = [cb.gallery.two_edge_traffic(seed, noise) for seed in range(seeds)]
+    best = [exact_optimum(instance) for instance in instances]
+    print(f"{seeds} instances, noise {noise}; ratios are means +- two standard errors")
+    print(
+        f"{'basis':28s} {'loss / exact optimum':>22s} {'loss / F_ref':>20s} {'policy error':>12s} "
+        f"{'converged':>9s} {'stalled':>7s} {'max gradient':>12s} {'ms a solve':>10s} {'compile s':>9s}"
+    )
+    for basis in (basis for basis in BASES if arguments.only in repr(basis)):
+        over_best, over_ref, policy, size, seconds, ended, first = [], [], [], [], [], [], None
+        for instance, x_best in zip(instances, best, strict=True):
+            began = time.perf_counter()
+            solution = cb.solve(instance.problem, instance.train, basis=basis, solver=cb.Newton())
+            took = time.perf_counter() - began
+            first = took if first is None else first
+            seconds.append(took)
+            loss = float(instance.truth.loss(solution.x, instance.test))
+            over_best.append(loss / float(instance.truth.loss(x_best, instance.test)))
+            over_ref.append(loss / float(instance.truth.loss(instance.truth.x, instance.test)))
+            exact = instance.truth.y(solution.x, instance.test.xi)
+            policy.append(float(np.mean(np.sum((exact - solution.policy(instance.test.xi)) ** 2, axis=1))))
+            size.append(solution.history["gradient"][-1])
+            ended.append(solution.result.split(":")[0])
+        spread = lambda v: f"{np.mean(v):.5f} +- {2 * np.std(v, ddof=1) / np.sqrt(len(v)):.5f}"
+        print(
+            f"{basis!r:28s} {spread(over_best):>22s} {spread(over_ref):>20s} {np.mean(policy):12.2e} "
+            f"{ended.count('Converged'):9d} {ended.count('Stalled'):7d} {max(size):12.1e} "
+            f"{1e3 * np.median(seconds):10.1f} {first:9.1f}",
+            flush=True,
+        )
+        odd = [(k, w, f"{s:.1e}") for k, (w, s) in enumerate(zip(ended, size, strict=True)) if w != "Converged"]
+        if odd:
+            print(f"    not converged (seed, how, projected gradient): {odd}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""A basis chosen from the data: how many functions the held-out lower objective asks for."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from . import oracles
+from .basis import Basis, Categorical, Chebyshev, Orthonormal, combine
+from .data import Data, Level, Levels, Product, Samples, Stream, levels
+from .domain import Finite
+from .indices import Tensor, TotalDegree
+from .lower import Dense, minimise
+from .problem import Problem, lower_depends_on_noise
+from .reduction import Batch, Reduced, build
+
+_LADDER = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+_ROWS = 8000  # samples looked at
+_COEFFICIENTS = 1000  # the largest N d_y tried
+_CONTEXTS_EACH = 8  # distinct contexts asked for each function
+_GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth more functions
+
+
+def _rows(level: Level, key: Array) -> Samples:
+    """Joint samples of a level, at most ``_ROWS`` of them, in random order."""
+    if isinstance(level, Stream):
+        return level.draw(key, _ROWS)
+    if isinstance(level, Product):
+        for_context, for_data = jax.random.split(key)
+        context = level.context_rule()
+        count = min(_ROWS, len(context) * level.eta_rows)
+        i = jnp.resize(jax.random.permutation(for_context, len(context)), count)
+        return level.pairs(context, i, jax.random.randint(for_data, (count,), 0, level.eta_rows))
+    return level.rows(jax.random.permutation(key, len(level))[:_ROWS])
+
+
+def _recipe(dimension: int, n: int) -> Chebyshev:
+    return Chebyshev(n, index=Tensor() if dimension == 1 else TotalDegree())
+
+
+def _largest(dimension: int, contexts: int, size: int) -> int:
+    """The most functions per dimension worth trying."""
+    limit = max(1, min(contexts // _CONTEXTS_EACH, _COEFFICIENTS // size))
+    fitting = [n for n in _LADDER if len(_recipe(dimension, n).index.table(n, dimension)) <= limit]
+    return max(fitting, default=1)
+
+
+@eqx.filter_jit
+def _fit_and_judge(reduced: Reduced, x: PyTree, z: Array, mask: Array, train: Batch, held: Batch):
+    """Minimises the lower objective over the functions in the mask; its values on held-out samples."""
+    masked = lambda batch: eqx.tree_at(lambda b: b.features, batch, batch.features * mask)
+    _, unflatten = oracles.flatten(reduced.W0)
+    idle = jnp.diag(jnp.repeat(1 - mask, len(z) // len(mask)))
+
+    def model(point):
+        (value, slope, hessian), _ = oracles.lower_model(
+            reduced, x, unflatten(point), masked(train), oracles.Ledger.empty()
+        )
+        return value, slope, hessian + idle
+
+    slope = model(jnp.zeros_like(z))[1]
+    found = minimise(Dense(model), z, jnp.finfo(z.dtype).eps ** 0.5 * jnp.linalg.norm(slope))
+    y = combine(masked(held).features, unflatten(found.point))
+    values = jax.vmap(reduced.problem.lower, in_axes=(None, 0, 0, 0))(x, y, held.xi, held.eta)
+    return found.point, values, found.converged
+
+
+def choose_basis(problem: Problem, samples: Data, x: PyTree, key: Array) -> tuple[Basis, str]:
+    """A basis for these data at the decision ``x``, and the reason in words.
+
+    One Chebyshev basis as large as the data allow is orthonormalised on four fifths of the samples; its leading parts
+    are fitted in turn, each warm-started from the one before, and judged by the lower objective on the last fifth. The
+    smallest is taken that is within one standard error of the best (where the lower level has noise), or within a
+    millionth of the whole gain (where it has none).
+    """
+    lower = levels(samples)[1]
+    domain = problem.domain
+    rows = _rows(lower, key)
+    distinct = len(np.unique(np.asarray(rows.xi), axis=0))
+    if isinstance(domain, Finite) and len(domain.values) * _CONTEXTS_EACH <= len(rows):
+        return Categorical(), f"Categorical(): a free policy for each of the {len(domain.values)} contexts."
+    size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
+    cut = max(1, len(rows) * 4 // 5)
+    train, held = rows.rows(slice(0, cut)), rows.rows(slice(cut, None))
+    top = _largest(domain.dimension, min(distinct, len(np.unique(np.asarray(train.xi), axis=0))), size)
+    wrap = lambda n: Orthonormal(_recipe(domain.dimension, n))
+    if top == 1 or len(held) < 2:
+        return wrap(1), f"{wrap(1)!r}: {len(rows)} samples with {distinct} distinct contexts support no more."
+
+    reduced = build(problem, _recipe(domain.dimension, top), _with_lower(samples, train))
+    pool = reduced.lower_pool
+    triangle = np.linalg.qr(np.sqrt(np.asarray(pool.weight) / len(pool))[:, None] * np.asarray(pool.features), mode="r")
+    pivots = np.abs(np.diag(triangle))
+    usable = int(np.argmin(np.append(pivots > 1e-7 * pivots[0], False)))  # leading functions the contexts tell apart
+    forth = np.zeros_like(triangle)
+    forth[:usable, :usable] = np.linalg.inv(triangle[:usable, :usable])
+    turn = lambda batch: eqx.tree_at(lambda b: b.features, batch, batch.features @ jnp.asarray(forth))
+    pool = turn(pool)
+    held_pool = turn(
+        Batch(reduced.basis(held.xi), held.xi, held.eta, held.mean_one_weights().astype(pool.weight.dtype))
+    )
+
+    ladder, values = [], []
+    z = jnp.zeros_like(oracles.flatten(reduced.W0)[0])
+    x = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), x, reduced.x0)
+    for n in _LADDER:
+        count = len(_recipe(domain.dimension, n).index.table(n, domain.dimension))
+        if n > top or count > usable:
+            break
+        mask = (jnp.arange(reduced.basis.size) < count).astype(pool.features.dtype)
+        z, judged, fitted = _fit_and_judge(reduced, x, z, mask, pool, held_pool)
+        if not bool(fitted) or not bool(jnp.all(jnp.isfinite(judged))):
+            break
+        ladder.append(n)
+        values.append(np.asarray(judged * held_pool.weight))
+    if not ladder:
+        return wrap(1), f"{wrap(1)!r}: the lower level could not be minimised with more functions."
+    return _smallest_good(ladder, np.stack(values), lower_depends_on_noise(problem, samples), wrap, len(held))
+
+
+def _with_lower(samples: Data, lower: Samples) -> Levels:
+    """The data with its lower level replaced by the given rows."""
+    upper = levels(samples)[0]
+    return Levels(upper=lower if upper is levels(samples)[1] else upper, lower=lower)
+
+
+def _smallest_good(ladder: list[int], values: Float[np.ndarray, "k m"], noisy: bool, wrap: Any, held: int):
+    means = values.mean(axis=1)
+    best = int(np.argmin(means))
+    gain = means[0] - means[best]
+    excess = means - means[best]
+    slack = np.full(len(ladder), _GAIN * gain)
+    if noisy:
+        slack = np.maximum(slack, np.std(values - values[best], axis=1) / np.sqrt(held))
+    pick = int(np.argmax(excess <= slack))
+    rule = "one standard error" if noisy else f"{_GAIN:g} of the gain"
+    words = (
+        f"{wrap(ladder[pick])!r}: the smallest of n = {', '.join(map(str, ladder))} within {rule} of the best "
+        f"(n = {ladder[best]}) lower objective on {held} held-out samples"
+    )
+    return wrap(ladder[pick]), f"{words}."

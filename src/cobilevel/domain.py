@@ -1,0 +1,290 @@
+"""Where contexts live: domains, their map to the reference cube, and distributions on them.
+
+Every basis is written once, on the reference cube ``[-1, 1]^d``. A domain knows how to carry a context there, and
+whether a context belongs to it at all.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+
+def _ends(value: Any, argument: str) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{argument} must hold real numbers, got dtype {array.dtype}.")
+    array = array.astype(float)
+    if not np.all(np.isfinite(array)):
+        raise ValueError(
+            f"{argument} must be finite, got {array}. The basis lives on a bounded domain: choose bounds that hold "
+            "every context you will ask for."
+        )
+    return array
+
+
+class Domain(eqx.Module):
+    """The set of contexts. One context is a scalar or a vector, as ``shape`` says."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one context."""
+
+    @property
+    @abstractmethod
+    def bounds(self) -> tuple[Any, Any]:
+        """Lower and upper corner of the smallest box that holds the domain, each of shape ``(dimension,)``."""
+
+    @abstractmethod
+    def contains(self, xi: Shaped[Array, "..."]) -> Bool[Array, "..."]:
+        """Whether each context belongs to the domain (up to rounding at the ends)."""
+
+    @property
+    def dimension(self) -> int:
+        return int(np.prod(self.shape))
+
+    def coordinates(self, xi: Shaped[Array, "..."]) -> Shaped[Array, "... d"]:
+        """Contexts with one trailing axis of length ``dimension``, whatever ``shape`` is."""
+        return xi if self.shape else xi[..., None]
+
+    def reference(self, xi: Shaped[Array, "..."]) -> Float[Array, "... d"]:
+        """Maps contexts to ``[-1, 1]^d``; the ends of the domain land on -1 and 1 exactly."""
+        xi = self.coordinates(xi)
+        xi = xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(float)
+        lo, hi = (jnp.asarray(end, xi.dtype) for end in self.bounds)
+        width = jnp.where(hi > lo, hi - lo, 1)
+        return ((xi - lo) - (hi - xi)) / width
+
+    def place(self, u: Float[Array, "... d"]) -> Float[Array, "..."]:
+        """The inverse of ``reference``."""
+        lo, hi = (jnp.asarray(end, u.dtype) for end in self.bounds)
+        xi = lo + (hi - lo) * (u + 1) / 2
+        return xi if self.shape else xi[..., 0]
+
+    def _inside_box(self, xi: Shaped[Array, "..."]) -> Bool[Array, "..."]:
+        u = self.reference(xi)
+        return jnp.all(jnp.abs(u) <= 1 + 16 * jnp.finfo(u.dtype).eps, axis=-1)
+
+
+class Interval(Domain):
+    """``[lo, hi]``: a context is a scalar."""
+
+    lo: Any = eqx.field(converter=lambda v: _ends(v, "Interval: lo"))
+    hi: Any = eqx.field(converter=lambda v: _ends(v, "Interval: hi"))
+
+    def __check_init__(self):
+        if self.lo.ndim or self.hi.ndim:
+            raise ValueError(
+                f"Interval takes two scalars, got shapes {self.lo.shape} and {self.hi.shape}. For contexts that are "
+                "vectors use Box(lo, hi)."
+            )
+        if not self.lo < self.hi:
+            raise ValueError(f"Interval needs lo < hi, got lo={self.lo} and hi={self.hi}. Swap or widen them.")
+
+    @property
+    def shape(self):
+        return ()
+
+    @property
+    def bounds(self):
+        return self.lo[None], self.hi[None]
+
+    def contains(self, xi):
+        return self._inside_box(xi)
+
+    def __repr__(self):
+        return f"Interval({self.lo}, {self.hi})"
+
+
+class Box(Domain):
+    """``[lo_1, hi_1] x ... x [lo_d, hi_d]``: a context has shape ``(d,)``."""
+
+    lo: Any = eqx.field(converter=lambda v: _ends(v, "Box: lo"))
+    hi: Any = eqx.field(converter=lambda v: _ends(v, "Box: hi"))
+
+    def __check_init__(self):
+        if self.lo.ndim != 1 or self.lo.shape != self.hi.shape or not self.lo.size:
+            raise ValueError(
+                f"Box takes two vectors of one length, got shapes {self.lo.shape} and {self.hi.shape}. For scalar "
+                "contexts use Interval(lo, hi)."
+            )
+        if not np.all(self.lo < self.hi):
+            side = int(np.argmin(self.lo < self.hi))
+            raise ValueError(
+                f"Box needs lo < hi in every dimension; in dimension {side} lo={self.lo[side]}, hi={self.hi[side]}. "
+                "Swap or widen them, or drop a dimension that does not vary."
+            )
+
+    @property
+    def shape(self):
+        return self.lo.shape
+
+    @property
+    def bounds(self):
+        return self.lo, self.hi
+
+    def contains(self, xi):
+        return self._inside_box(xi)
+
+    def __repr__(self):
+        return f"Box({self.lo.tolist()}, {self.hi.tolist()})"
+
+
+class Finite(Domain):
+    """Finitely many contexts: ``values`` has shape ``(m,)`` or ``(m, d)``, one context a row."""
+
+    values: Any = eqx.field(converter=lambda v: np.asarray(v))
+
+    def __check_init__(self):
+        if self.values.ndim not in (1, 2) or not self.values.size:
+            raise ValueError(f"Finite takes values of shape (m,) or (m, d) with m >= 1, got shape {self.values.shape}.")
+        _ends(self.values, "Finite: values")
+        if len(np.unique(self.values, axis=0)) < len(self.values):
+            raise ValueError("Finite: values must be distinct; drop the repeated ones (numpy.unique does it).")
+
+    @property
+    def shape(self):
+        return self.values.shape[1:]
+
+    @property
+    def bounds(self):
+        table = self.values.reshape(len(self.values), -1)
+        return table.min(axis=0), table.max(axis=0)
+
+    def distances(self, xi: Shaped[Array, "..."]) -> Float[Array, "... m"]:
+        """How far each context is from each of the values, on the reference scale."""
+        u = self.reference(xi)
+        table = self.reference(jnp.asarray(self.values))
+        return jnp.max(jnp.abs(u[..., None, :] - table.astype(u.dtype)), axis=-1)
+
+    def index(self, xi: Shaped[Array, "..."]) -> Int[Array, "..."]:
+        """The position of each context among the values."""
+        return jnp.argmin(self.distances(xi), axis=-1)
+
+    def contains(self, xi):
+        distances = self.distances(xi)
+        return jnp.min(distances, axis=-1) <= 16 * jnp.finfo(distances.dtype).eps
+
+    def __repr__(self):
+        return f"Finite({self.values.tolist()})"
+
+
+class Distribution(eqx.Module):
+    """A law of contexts on an ``Interval`` or a ``Box``: a mixture of products of one-dimensional densities.
+
+    ``rules(n)`` states it once, as quadrature: a list of ``(weight, nodes, weights)``, one entry a component of the
+    mixture, with nodes and weights of shape ``(dimension, n)``. Everything that is integrated comes from there.
+    """
+
+    domain: eqx.AbstractVar[Domain]
+
+    @abstractmethod
+    def sample(self, key: Array, size: int) -> Float[Array, "size ..."]:
+        """Independent contexts."""
+
+    @abstractmethod
+    def rules(self, n: int) -> list[tuple[float, np.ndarray, np.ndarray]]: ...
+
+    def quadrature(self, n: int) -> tuple[Float[Array, "m ..."], Float[Array, " m"]]:
+        """Nodes and weights (summing to 1) of the tensor Gauss rule with ``n`` nodes per dimension and component."""
+        nodes, weights = [], []
+        for share, points, masses in self.rules(n):
+            nodes.append(np.stack(np.meshgrid(*points, indexing="ij"), axis=-1).reshape(-1, len(points)))
+            mass = np.ones(1)
+            for row in masses:
+                mass = np.outer(mass, row).ravel()
+            weights.append(share * mass)
+        table = np.concatenate(nodes)
+        return jnp.asarray(table if self.domain.shape else table[:, 0]), jnp.asarray(np.concatenate(weights))
+
+
+def _box_only(domain: Domain, name: str) -> None:
+    if not isinstance(domain, Interval | Box):
+        raise TypeError(
+            f"{name} needs an Interval or a Box, got {domain!r}. For finite contexts pass the array itself."
+        )
+
+
+def _gauss(domain: Domain, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Legendre nodes placed in each dimension, shape ``(dimension, n)``, and the weights of the reference."""
+    u, w = np.polynomial.legendre.leggauss(n)
+    lo, hi = (np.asarray(end)[:, None] for end in domain.bounds)
+    return lo + (hi - lo) * (u + 1) / 2, np.broadcast_to(w / 2, (domain.dimension, n))
+
+
+class Uniform(Distribution):
+    """Every context of an ``Interval`` or ``Box`` equally likely."""
+
+    domain: Domain
+
+    def __check_init__(self):
+        _box_only(self.domain, "Uniform")
+
+    def sample(self, key, size):
+        return self.domain.place(2 * jax.random.uniform(key, (size, self.domain.dimension)) - 1)
+
+    def rules(self, n):
+        return [(1.0, *_gauss(self.domain, n))]
+
+
+class TruncatedNormal(Distribution):
+    """Independent normals in each dimension, cut off at the ends of the domain."""
+
+    domain: Domain
+    mean: Any = eqx.field(converter=lambda v: _ends(v, "TruncatedNormal: mean"))
+    std: Any = eqx.field(converter=lambda v: _ends(v, "TruncatedNormal: std"))
+
+    def __check_init__(self):
+        _box_only(self.domain, "TruncatedNormal")
+        if not np.all(self.std > 0):
+            raise ValueError(f"TruncatedNormal: std must be positive, got {self.std}.")
+
+    def sample(self, key, size):
+        lo, hi = ((jnp.asarray(end) - self.mean) / self.std for end in self.domain.bounds)
+        z = jax.random.truncated_normal(key, lo, hi, (size, self.domain.dimension))
+        xi = jnp.clip(self.mean + self.std * z, *(jnp.asarray(end) for end in self.domain.bounds))
+        return xi if self.domain.shape else xi[..., 0]
+
+    def rules(self, n):
+        nodes, weights = _gauss(self.domain, n)
+        mean, std = (np.broadcast_to(v, (self.domain.dimension,))[:, None] for v in (self.mean, self.std))
+        density = weights * np.exp(-(((nodes - mean) / std) ** 2) / 2)
+        return [(1.0, nodes, density / density.sum(axis=1, keepdims=True))]
+
+
+class Mixture(Distribution):
+    """Draws from ``components[k]`` with probability ``weights[k]``; all components share one domain."""
+
+    components: tuple[Distribution, ...] = eqx.field(converter=tuple)
+    weights: Any = eqx.field(converter=lambda v: _ends(v, "Mixture: weights"))
+
+    def __check_init__(self):
+        if len(self.components) != self.weights.size or not len(self.components):
+            raise ValueError(
+                f"Mixture needs one weight a component, got {len(self.components)} components and "
+                f"{self.weights.size} weights."
+            )
+        if np.any(self.weights < 0) or not np.isclose(self.weights.sum(), 1):
+            raise ValueError(f"Mixture: weights must be nonnegative and sum to 1, got {self.weights}.")
+
+    @property
+    def domain(self) -> Domain:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.components[0].domain
+
+    def sample(self, key, size):
+        pick, *keys = jax.random.split(key, len(self.components) + 1)
+        draws = jnp.stack([part.sample(k, size) for part, k in zip(self.components, keys, strict=True)])
+        which = jax.random.choice(pick, len(self.components), (size,), p=jnp.asarray(self.weights))
+        return draws[which, jnp.arange(size)]
+
+    def rules(self, n):
+        return [
+            (float(share) * inner, nodes, weights)
+            for share, part in zip(self.weights, self.components, strict=True)
+            for inner, nodes, weights in part.rules(n)
+        ]

@@ -1,0 +1,5 @@
+"""Ready problems with known answers."""
+
+from .instance import Instance as Instance
+from .quadratic import quadratic as quadratic
+from .traffic import two_edge_traffic as two_edge_traffic

@@ -1,0 +1,124 @@
+r"""Two parallel roads, their capacities inferred from noisy flows under varying demand.
+
+Edge $e$ takes the time $t_e(y) = t^0_e (1 + a (y_e^+ / x_e)^b)$. The lower level is Beckmann's potential with penalties,
+$$g = \sum_e \int_0^{y_e} t_e + \lambda_{dem} ((\xi - \sum_e y_e)^+)^2 + \lambda_{pos} \sum_e (y_e^-)^2,$$
+and the upper level the distance $|y - \eta|$ to observed flows. The positive part inside the power keeps the
+potential bounded below: with odd powers of negative flows it is not.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..data import Samples
+from ..domain import Interval
+from ..problem import Problem
+from .instance import Instance
+
+
+class Beckmann(eqx.Module):
+    """The penalised potential of parallel edges: the lower objective."""
+
+    free_time: Any
+    a: float = 1.0
+    b: float = 4.0
+    demand_penalty: float = 100.0
+    negative_penalty: float = 50.0
+
+    def __call__(self, x: Array, y: Array, xi: Array, eta: Array) -> Float[Array, ""]:
+        flow, missing = jnp.maximum(y, 0), jnp.maximum(xi - jnp.sum(y), 0)
+        congestion = self.a * flow * (flow / x) ** self.b / (self.b + 1)
+        potential = jnp.sum(self.free_time * (y + congestion))
+        return potential + self.demand_penalty * missing**2 + self.negative_penalty * jnp.sum(jnp.minimum(y, 0) ** 2)
+
+    def flows(self, x: Float[Array, " e"], xi: Float[Array, "*n"]) -> Float[Array, "*n e"]:
+        r"""The exact minimiser, by another road than minimisation.
+
+        All edges share one price $p = 2 \lambda_{dem} (\xi - \sum_e y_e)$; at price $p$ edge $e$ carries
+        $x_e ((p / t^0_e - 1) / a)^{1/b}$ where $p \ge t^0_e$, and the slightly negative
+        $(p - t^0_e) / (2 \lambda_{pos})$ below. The excess of demand falls in $p$, so bisection finds it; a last Newton
+        step makes the result differentiable in ``x``.
+        """
+        x, xi = jnp.asarray(x), jnp.asarray(xi)
+
+        def edge_flows(price):
+            ratio = (price[..., None] / self.free_time - 1) / self.a
+            used = ratio > 0
+            carried = x * jnp.where(used, ratio, 1) ** (1 / self.b)
+            return jnp.where(used, carried, self.free_time * self.a * ratio / (2 * self.negative_penalty))
+
+        def excess(price):
+            return 2 * self.demand_penalty * (xi - jnp.sum(edge_flows(price), axis=-1)) - price
+
+        def halve(ends, _):
+            low, high = ends
+            middle = (low + high) / 2
+            up = excess(middle) > 0
+            return (jnp.where(up, middle, low), jnp.where(up, high, middle)), None
+
+        least = -2 * self.negative_penalty * (1 + jnp.abs(xi)) - jnp.max(self.free_time)
+        most = 2 * self.demand_penalty * (1 + jnp.abs(xi)) + jnp.max(self.free_time)
+        (low, high), _ = jax.lax.scan(halve, (least, most), None, length=80)
+        price = jax.lax.stop_gradient((low + high) / 2)
+        value, slope = jax.jvp(excess, (price,), (jnp.ones_like(price),))
+        return edge_flows(price - value / jax.lax.stop_gradient(slope))
+
+
+def flow_distance(x: Array, y: Array, xi: Array, eta: Array) -> Float[Array, ""]:
+    """``|y - eta|``, with gradient 0 where they agree."""
+    squares = jnp.sum((y - eta) ** 2)
+    apart = squares > 0
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
+
+
+class TrafficTruth(eqx.Module):
+    """The capacities behind the data, and the exact flows at any capacities."""
+
+    x: Float[Array, " e"]
+    lower: Beckmann
+
+    def y(self, x: Float[Array, " e"], xi: Float[Array, "*n"]) -> Float[Array, "*n e"]:
+        """Exact equilibrium flows."""
+        return self.lower.flows(x, xi)
+
+    def loss(self, x: Float[Array, " e"], samples: Samples) -> Float[Array, ""]:
+        """The mean distance of the exact flows to the observed ones; ``loss(truth.x, test)`` is the paper's F_ref."""
+        flows = self.y(x, samples.xi)
+        return jnp.mean(jax.vmap(lambda y, eta: flow_distance(x, y, eta, eta))(flows, samples.eta))
+
+
+def two_edge_traffic(seed: int, noise: float = 0.05, train: int = 1000, test: int = 1000) -> Instance:
+    """The inverse problem of the paper: two nodes, two edges, demand uniform on [0, 1].
+
+    ``t0`` is uniform on ``[1, 2]^2``, the true capacities on ``[0.2, 0.8]^2``; observed flows are exact ones plus normal
+    noise of standard deviation `noise`, redrawn until nonnegative. Capacities start at 0.5 and are kept in
+    ``[0.05, 3]``.
+    """
+    rng = np.random.default_rng(seed)
+    free_time, capacity = rng.uniform(1, 2, 2), rng.uniform(0.2, 0.8, 2)
+    lower = Beckmann(jnp.asarray(free_time))
+    truth = TrafficTruth(jnp.asarray(capacity), lower)
+
+    def observe(count):
+        xi = rng.uniform(0, 1, count)
+        exact = np.asarray(truth.y(truth.x, jnp.asarray(xi)))
+        eta = exact + noise * rng.standard_normal(exact.shape)
+        while (bad := (eta < 0).any(axis=1)).any():
+            # flows below zero (a road not worth taking is exactly slightly negative) need noise to be redrawn
+            scale = noise if noise > 0 else 1e-3
+            eta[bad] = exact[bad] + scale * rng.standard_normal((bad.sum(), 2))
+        return Samples(xi, eta)
+
+    problem = Problem(
+        upper=flow_distance,
+        lower=lower,
+        x0=jnp.full(2, 0.5),
+        y0=jnp.zeros(2),
+        domain=Interval(0.0, 1.0),
+        x_bounds=(0.05, 3.0),
+    )
+    return Instance(problem, observe(train), observe(test), truth)

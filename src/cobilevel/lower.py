@@ -1,0 +1,242 @@
+r"""Lower-level problems solved to high accuracy: a damped Newton method, and $y^\star(x, \xi)$ for many contexts at once.
+
+``minimise`` serves both the coefficients ``W`` of the reduced lower level and the single ``y`` of one context.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
+
+from .data import Level, Product, Samples
+from .domain import Finite
+from .hypergradient import conjugate_gradient, positive_solve
+from .problem import Problem, example, lower_depends_on_noise
+
+DENSE_LIMIT = 2000  # the largest Hessian that is formed; beyond, only its products with vectors are
+_FIRST_DAMPING, _LAST_DAMPING, _NO_DAMPING = 1e-3, 1e12, 1e-7  # relative to the curvature at the start
+
+
+class Curvature(eqx.Module):
+    """An objective with second derivatives, either formed or as products. `hessian` below is whichever it keeps."""
+
+    @abstractmethod
+    def local(self, z: Float[Array, " n"]) -> tuple[Array, Array, Any]:
+        """Value, gradient and hessian at ``z``."""
+
+    @abstractmethod
+    def solve(self, hessian: Any, right: Float[Array, " n"], damping: Array, effort: Array):
+        """``(H + damping I) p = right``: ``(p, usable, Hessian-vector products spent)``."""
+
+    @abstractmethod
+    def size(self, hessian: Any, gradient: Float[Array, " n"]) -> tuple[Float[Array, ""], int]:
+        """The magnitude of the curvature, the natural unit of damping, and the products spent on finding it."""
+
+
+class Dense(Curvature):
+    """`model(z)` returns value, gradient and the Hessian matrix."""
+
+    model: Callable
+
+    def local(self, z):
+        return self.model(z)
+
+    def solve(self, hessian, right, damping, effort):
+        p, usable = positive_solve(hessian + damping * jnp.eye(len(right), dtype=right.dtype), right)
+        return jnp.where(usable, p, 0), usable, jnp.int32(0)
+
+    def size(self, hessian, gradient):
+        return jnp.max(jnp.abs(jnp.diagonal(hessian))), 0
+
+
+class MatrixFree(Curvature):
+    """`slope(z)` returns value and gradient, `product(z, v)` the Hessian at ``z`` times ``v``."""
+
+    slope: Callable
+    product: Callable
+    steps: int = eqx.field(static=True, default=250)
+
+    def local(self, z):
+        return *self.slope(z), z
+
+    def solve(self, hessian, right, damping, effort):
+        image = lambda v: self.product(hessian, v) + damping * v
+        p, spent, curvature = conjugate_gradient(image, right, effort, self.steps)
+        return p, curvature > 0, spent
+
+    def size(self, hessian, gradient):
+        norm = gradient @ gradient
+        tiny = jnp.finfo(gradient.dtype).tiny
+        return jnp.abs(gradient @ self.product(hessian, gradient)) / jnp.maximum(norm, tiny), 1
+
+
+class Minimum(eqx.Module):
+    """Where ``minimise`` ended.
+
+    `evaluations` counts calls of value, gradient and hessian together, `products` Hessian-vector products.
+    """
+
+    point: Float[Array, " n"]
+    value: Float[Array, ""]
+    gradient: Float[Array, " n"]
+    hessian: Any
+    converged: Bool[Array, ""]
+    evaluations: Int[Array, ""]
+    products: Int[Array, ""]
+
+
+def minimise(objective: Curvature, start: Float[Array, " n"], target: Any, steps: int = 100) -> Minimum:
+    """Newton's method with adaptive damping, until the gradient norm is at most `target` or as small as rounding lets.
+
+    Undamped steps are tried first and damping grows only where they fail: where the Hessian is not positive definite,
+    or the step does not bring a fair share of the decrease its model promised (far away, or where curvature vanishes,
+    as it does at zero flow in a traffic network). Once the decrease drowns in rounding, the gradient decides.
+    """
+    eps = jnp.finfo(start.dtype).eps
+
+    def small(z, gradient, slack):
+        floor = 32 * eps * unit * jnp.linalg.norm(z)
+        return jnp.linalg.norm(gradient) <= slack * jnp.maximum(target, floor)
+
+    def unfinished(carry):
+        z, _, gradient, _, damping, exhausted, count, _ = carry
+        going = ~exhausted & (damping <= _LAST_DAMPING * unit) & (count <= steps)
+        return going & ~small(z, gradient, 1) & jnp.all(jnp.isfinite(gradient))
+
+    def advance(carry):
+        z, value, gradient, hessian, damping, _, count, spent = carry
+        effort = jnp.clip(target / jnp.linalg.norm(gradient), 1e-2 * eps**0.5, 1e-1)
+        p, usable, products = objective.solve(hessian, -gradient, damping, effort)
+        new_value, new_gradient, new_hessian = objective.local(z + p)
+        promised = (damping * (p @ p) - gradient @ p) / 2
+        gained = value - new_value
+        rounding = 16 * eps * (jnp.abs(value) + jnp.abs(new_value))
+        hidden = promised <= rounding  # the decrease drowns in rounding: only the gradient can tell
+        falls = hidden & (jnp.linalg.norm(new_gradient) < jnp.linalg.norm(gradient))
+        finite = jnp.isfinite(new_value) & jnp.all(jnp.isfinite(new_gradient))
+        better = usable & finite & ((gained >= 1e-4 * promised) & (promised > 0) | (gained >= -rounding) & falls)
+        exhausted = usable & hidden & ~better
+        relaxed = jnp.where((gained > 0.75 * promised) | falls, damping / 10, damping)
+        relaxed = jnp.where(gained < 0.25 * promised, 2 * relaxed, relaxed)
+        damping = jnp.where(
+            better,
+            jnp.where(relaxed > _NO_DAMPING * unit, relaxed, 0),
+            jnp.maximum(10 * damping, _FIRST_DAMPING * unit),
+        )
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(better, a, b), new, old)
+        z, value, gradient, hessian = keep((z + p, new_value, new_gradient, new_hessian), (z, value, gradient, hessian))
+        return z, value, gradient, hessian, damping, exhausted, count + 1, spent + products
+
+    value, gradient, hessian = objective.local(start)
+    unit, spent = objective.size(hessian, gradient)
+    fallback = jnp.linalg.norm(gradient) / (1 + jnp.linalg.norm(start))
+    unit = jnp.where(unit > 0, unit, jnp.maximum(fallback, jnp.finfo(start.dtype).tiny))
+    zero = jnp.zeros((), start.dtype)
+    carry = (start, value, gradient, hessian, zero, jnp.asarray(False), jnp.int32(1), jnp.int32(spent))
+    z, value, gradient, hessian, _, exhausted, count, spent = jax.lax.while_loop(unfinished, advance, carry)
+    converged = small(z, gradient, 1) | exhausted & small(z, gradient, 1e3)
+    return Minimum(z, value, gradient, hessian, converged, count, spent)
+
+
+class LowerSolution(eqx.Module):
+    """Exact lower-level solutions, one a context."""
+
+    y: PyTree[Shaped[Array, "n ..."]]
+    converged: Bool[Array, " n"]
+    gradient: Float[Array, " n"]
+    convex: Bool[Array, " n"]
+
+
+MISSING = (
+    "exact lower-level solutions need the law of eta given each context, and joint samples alone do not show it: the "
+    "lower objective depends on eta and every context was seen about once. Give Problem(conditional=draw), use Product "
+    "data or a Finite domain."
+)
+
+
+def exact_lower(
+    problem: Problem,
+    x: PyTree,
+    xi: Shaped[Array, "n ..."],
+    lower: Level,
+    draws: int = 1024,
+    key: Any = 0,
+    tolerance: float | None = None,
+) -> LowerSolution:
+    r"""$y^\star(x, \xi) = \arg\min_y E[g(x, y, \xi, \eta) \mid \xi]$ for each context, from ``y0``.
+
+    The conditional mean is exact where ``lower`` has no noise; over all data for ``Product``; over the samples of each
+    value for a ``Finite`` domain; and over `draws` draws where the problem has a ``conditional`` sampler. Solved until
+    the gradient is `tolerance` (1e-10, or what the precision allows) of its size at ``y0``.
+    """
+    noisy = lower_depends_on_noise(problem, lower)
+    finite = isinstance(problem.domain, Finite) and isinstance(lower, Samples)
+    xi = jnp.asarray(xi)
+    solve = eqx.Partial(_solve_each, problem, x, tolerance)
+    if not noisy:
+        return solve(xi, example(lower).eta, None, None, 1)
+    if isinstance(lower, Product):
+        return solve(xi, lower.eta, None, None, lower.eta_rows)
+    if finite:
+        values, domain = jnp.asarray(problem.domain.values), problem.domain
+        member = domain.index(lower.xi)[None, :] == jnp.arange(len(values))[:, None]
+        found = solve(values, lower.eta, member * lower.mean_one_weights(), None, len(lower))
+        return jax.tree.map(lambda a: a[domain.index(xi)], found)
+    if problem.conditional is not None:
+        base = jax.random.key(key) if isinstance(key, int) else key
+        return solve(xi, None, None, jax.random.split(base, len(xi)), draws)
+    raise ValueError(MISSING)
+
+
+@eqx.filter_jit
+def _solve_each(problem, x, tolerance, xi, eta, weights, keys, rows) -> LowerSolution:
+    start, unravel = ravel_pytree(problem.y0)
+    x = jax.tree.map(jnp.asarray, x)
+    tolerance = max(1e-10, 100 * float(jnp.finfo(start.dtype).eps)) if tolerance is None else tolerance
+    tolerance = jnp.asarray(tolerance, start.dtype) / 2  # half, so that a rounded check still passes
+
+    def one(item):
+        context, weight, key = item
+        data = eta if key is None else problem.conditional(key, context, rows)
+
+        def objective(z):
+            values = jax.vmap(lambda e: problem.lower(x, unravel(z), context, e), axis_size=rows)(data)
+            return jnp.mean(values) if weight is None else (weight @ values) / jnp.sum(weight)
+
+        gradient = jax.grad(objective)
+        if len(start) <= 64:
+            curvature: Curvature = Dense(lambda z: (*jax.value_and_grad(objective)(z), jax.hessian(objective)(z)))
+        else:
+            product = lambda z, v: jax.jvp(gradient, (z,), (v,))[1]
+            curvature = MatrixFree(jax.value_and_grad(objective), product)
+        first = jnp.linalg.norm(gradient(start))
+        found = minimise(curvature, start, tolerance * first)
+        if isinstance(curvature, Dense):
+            eigenvalues = jnp.linalg.eigvalsh(found.hessian)
+            convex = eigenvalues[0] >= -1e-8 * jnp.max(jnp.abs(eigenvalues))
+        else:
+            convex = jnp.asarray(True)
+        size = jnp.linalg.norm(found.gradient) / jnp.maximum(first, jnp.finfo(first.dtype).tiny)
+        return unravel(found.point), found.converged, size, convex
+
+    together = max(1, int(2e6) // max(1, rows * len(start) * min(len(start), 64)))
+    y, converged, size, convex = jax.lax.map(one, (xi, weights, keys), batch_size=min(together, len(xi)))
+    return LowerSolution(y, converged, size, convex)
+
+
+def worst(solution: LowerSolution) -> str:
+    """How the exact solves went, in words; empty where all is well."""
+    failed, bent = int(np.sum(~np.asarray(solution.converged))), int(np.sum(~np.asarray(solution.convex)))
+    count = len(solution.converged)
+    words = []
+    if failed:
+        words.append(f"{failed} of {count} exact lower-level solves did not converge")
+    if bent:
+        words.append(f"the lower level is not convex at {bent} of {count} solutions")
+    return "; ".join(words)

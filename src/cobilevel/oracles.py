@@ -1,0 +1,152 @@
+r"""The oracle layer: the only place that differentiates, and the ledger that counts what it cost.
+
+All oracles are batch means over the reduced problem; by the chain rule $\partial_2 g_\Phi = \partial_2 g\, \Phi^T$ and
+$\partial_{22} g_\Phi = \partial_{22} g \otimes \Phi\Phi^T$. Each takes the ledger and returns it with its own cost
+added: one call, and as many samples as the batch holds.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree, UInt32
+
+from .basis import combine
+from .reduction import Batch, Reduced
+
+
+class Count(eqx.Module):
+    """Calls of one kind of oracle, and the samples they used, as 64-bit numbers in two halves."""
+
+    calls: UInt32[Array, " 2"]
+    samples: UInt32[Array, " 2"]
+
+
+def _zero() -> Count:
+    return Count(jnp.zeros(2, jnp.uint32), jnp.zeros(2, jnp.uint32))
+
+
+def _carry_add(halves: UInt32[Array, " 2"], amount: UInt32[Array, ""]) -> UInt32[Array, " 2"]:
+    high, low = halves
+    total = low + amount
+    return jnp.stack([high + (total < low).astype(jnp.uint32), total])
+
+
+class Ledger(eqx.Module):
+    """What was spent: one count for each kind of oracle."""
+
+    upper_value: Count
+    upper_gradient: Count
+    lower_value: Count
+    lower_gradient: Count
+    hessian_vector: Count
+    cross_product: Count
+    hessian: Count
+
+    @staticmethod
+    def empty() -> "Ledger":
+        return Ledger(*(_zero() for _ in fields(Ledger)))
+
+    def add(self, kind: str, batch: Batch, times: Any = 1) -> "Ledger":
+        """One more call (or `times` more) of a kind, on a batch."""
+        count, times = getattr(self, kind), jnp.asarray(times, jnp.uint32)
+        grown = Count(_carry_add(count.calls, times), _carry_add(count.samples, times * jnp.uint32(len(batch))))
+        return replace(self, **{kind: grown})
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Plain numbers: ``{kind: {"calls": ..., "samples": ...}}``, kinds never called left out."""
+
+        def number(halves):
+            high, low = (int(half) for half in halves)
+            return (high << 32) + low
+
+        table = {}
+        for part in fields(self):
+            count = getattr(self, part.name)
+            if number(count.calls):
+                table[part.name] = {"calls": number(count.calls), "samples": number(count.samples)}
+        return table
+
+
+def upper_value(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    """``f_Phi``."""
+    return reduced.upper(x, W, batch), ledger.add("upper_value", batch)
+
+
+def upper_gradients(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    """``f_Phi`` with its two partial gradients: ``(value, d1 f, d2 f)``."""
+    value, (d1, d2) = jax.value_and_grad(reduced.upper, argnums=(0, 1))(x, W, batch)
+    return (value, d1, d2), ledger.add("upper_gradient", batch)
+
+
+def lower_value(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    """``g_Phi``."""
+    return reduced.lower(x, W, batch), ledger.add("lower_value", batch)
+
+
+def lower_gradient(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    """``d2 g_Phi``, shaped like ``W``."""
+    return jax.grad(reduced.lower, argnums=1)(x, W, batch), ledger.add("lower_gradient", batch)
+
+
+def hessian_vector(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
+    """``d22 g_Phi V``, shaped like ``W``, without forming the Hessian."""
+    slope = lambda weights: jax.grad(reduced.lower, argnums=1)(x, weights, batch)
+    return jax.jvp(slope, (W,), (V,))[1], ledger.add("hessian_vector", batch)
+
+
+def cross_product(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
+    """``d12 g_Phi V``, shaped like ``x``: the gradient in ``x`` of ``<d2 g_Phi, V>``."""
+    tangent = lambda point: jax.jvp(lambda weights: reduced.lower(point, weights, batch), (W,), (V,))[1]
+    return jax.grad(tangent)(x), ledger.add("cross_product", batch)
+
+
+def lower_model(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    r"""``g_Phi``, its gradient and its Hessian $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$, in flat coordinates.
+
+    The Hessian of ``g`` in ``y`` is taken sample by sample and contracted with the features, never through the
+    ``N d_y`` coefficients; rows and columns follow ``flatten(W)``.
+    """
+    phi, y = batch.features, combine(batch.features, W)
+    _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], y))
+    flat = jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(y)
+
+    def local(point, xi, eta):
+        value = lambda v: reduced.problem.lower(x, unravel(v), xi, eta)
+        return value(point), jax.grad(value)(point), jax.hessian(value)(point)
+
+    value, slope, curvature = jax.vmap(local)(flat, batch.xi, batch.eta)
+    share = batch.weight / len(batch)
+    count, size = phi.shape[1] * flat.shape[1], flat.shape[1]
+    gradient = jnp.einsum("nk,na->ka", phi * share[:, None], slope).reshape(count)
+    weighted = curvature * share[:, None, None]
+    # one N x N product for each pair of components of y
+    block = lambda column: jnp.einsum("nk,n,nl->kl", phi, column, phi, optimize="optimal")
+    blocks = jax.vmap(block)(weighted.reshape(len(batch), -1).T)
+    hessian = blocks.reshape(size, size, phi.shape[1], phi.shape[1]).transpose(2, 0, 3, 1).reshape(count, count)
+    return (share @ value, gradient, (hessian + hessian.T) / 2), ledger.add("hessian", batch)
+
+
+def flatten(W: PyTree) -> tuple[Float[Array, " N*d"], Callable[[Array], PyTree]]:
+    """Coefficients as one vector, ordered by function and then by component of ``y``; and the way back."""
+    _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], W))
+    rows = jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(W)
+    return rows.reshape(-1), lambda vector: jax.vmap(unravel)(vector.reshape(rows.shape))
+
+
+@eqx.filter_jit
+def lower_curvatures(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, " b"]:
+    """The least eigenvalue of ``d22 g`` at each sample, relative to the largest absolute one: is ``g`` convex there?"""
+    y = combine(batch.features, W)
+    _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], y))
+
+    def local(point, xi, eta):
+        vector, _ = ravel_pytree(point)
+        eigenvalues = jnp.linalg.eigvalsh(jax.hessian(lambda v: reduced.problem.lower(x, unravel(v), xi, eta))(vector))
+        return eigenvalues[0] / jnp.maximum(jnp.max(jnp.abs(eigenvalues)), jnp.finfo(vector.dtype).tiny)
+
+    return jax.vmap(local)(y, batch.xi, batch.eta)

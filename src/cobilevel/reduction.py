@@ -1,0 +1,286 @@
+r"""The reduction: with $y^\star(x, \xi) \approx W \Phi(\xi)$, contextual bilevel becomes ordinary bilevel in $(x, W)$.
+
+$f_\Phi(x, W) = E f(x, W\Phi(\xi), \xi, \eta)$ and $g_\Phi$ likewise: both are expectations over the joint law of
+context and noise, so joint samples are all that is needed, and any solver for stochastic bilevel problems can take it.
+"""
+
+import warnings
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree, Shaped
+
+from .basis import Basis, Categorical, FeatureMap, Whitening, combine, whiten
+from .data import Data, Level, Product, Samples, Stream, levels
+from .domain import Distribution
+from .problem import Problem, check, working_dtype
+from .solution import Solution
+
+_STREAM_LOOK = 4096  # contexts drawn from a stream to fit a basis to it
+_POOL_BYTES = 8 * 2**30
+
+
+class Batch(eqx.Module):
+    """Samples with their features: what one oracle call averages over. Index it as ``tree.map(a[idx])``."""
+
+    features: Float[Array, "b N"]
+    xi: Shaped[Array, "b ..."]
+    eta: PyTree[Shaped[Array, "b ..."]]
+    weight: Float[Array, " b"]
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+
+def _batch(basis: FeatureMap, samples: Samples) -> Batch:
+    dtype = basis.constant.dtype
+    return Batch(basis(samples.xi), samples.xi, samples.eta, samples.mean_one_weights().astype(dtype))
+
+
+class Source(eqx.Module):
+    """Where one level's batches come from."""
+
+    @abstractmethod
+    def pool(self) -> Batch:
+        """All there is, as one batch."""
+
+    @abstractmethod
+    def draw(self, key: Array, size: int) -> Batch:
+        """A fresh random batch (with replacement from a finite pool)."""
+
+
+class Rows(Source):
+    """A finite pool of joint samples."""
+
+    rows: Batch
+
+    def pool(self):
+        return self.rows
+
+    def draw(self, key, size):
+        index = jax.random.randint(key, (size,), 0, len(self.rows))
+        return jax.tree.map(lambda a: a[index], self.rows)
+
+
+class Pairs(Source):
+    """Contexts (with features computed once) that meet every row of the data."""
+
+    contexts: Batch
+    product: Product
+    basis: FeatureMap
+
+    def _pair(self, i, j):
+        context = jax.tree.map(lambda a: a[i], self.contexts)
+        eta = jax.tree.map(lambda a: a[j], self.product.eta)
+        return Batch(context.features, context.xi, eta, context.weight)
+
+    def pool(self):
+        m, n = len(self.contexts), self.product.eta_rows
+        row = jax.tree.map(lambda a: a[:1], (self.contexts, self.product.eta))
+        size = m * n * sum(leaf.nbytes for leaf in jax.tree.leaves(row))
+        if size > _POOL_BYTES:
+            raise ValueError(
+                f"the pool of all {m} contexts x {n} data rows would take {size / 2**30:.1f} GiB. Use fewer contexts "
+                "(Product(..., nodes=...)), or a solver that draws batches, such as StocBiO."
+            )
+        return self._pair(jnp.repeat(jnp.arange(m), n), jnp.tile(jnp.arange(n), m))
+
+    def draw(self, key, size):
+        for_context, for_data = jax.random.split(key)
+        j = jax.random.randint(for_data, (size,), 0, self.product.eta_rows)
+        if isinstance(self.product.contexts, Distribution):
+            xi = self.product.contexts.sample(for_context, size).astype(self.basis.constant.dtype)
+            return _batch(self.basis, Samples(xi, jax.tree.map(lambda a: a[j], self.product.eta)))
+        return self._pair(jax.random.randint(for_context, (size,), 0, len(self.contexts)), j)
+
+
+class Endless(Source):
+    """A stream: features are computed as samples come."""
+
+    stream: Stream
+    basis: FeatureMap
+
+    def pool(self):
+        raise ValueError(
+            "a Stream has no finite pool. Use a solver that draws batches, such as StocBiO, or draw a sample yourself: "
+            "samples = stream.draw(key, 10_000)."
+        )
+
+    def draw(self, key, size):
+        return _batch(self.basis, self.stream.draw(key, size))
+
+
+class Coordinates(eqx.Module):
+    """The way back from whitened coefficients: ``W = transform @ Z + rest``.
+
+    ``rest`` is the part of the start that the observed contexts do not see; it stays as it is, so that a cell without
+    contexts keeps ``y0``.
+    """
+
+    transform: Float[Array, "N r"]
+    rest: PyTree[Float[Array, "N ..."]]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """An ordinary stochastic bilevel problem in ``(x, W)``; made by ``reduce``.
+
+    An outside solver needs `upper`, `lower` (batch means, differentiable), the pools or `draw`, `problem.x0`, `W0`,
+    and `lift` at the end.
+    """
+
+    problem: Problem
+    basis: FeatureMap
+    upper_source: Source
+    lower_source: Source
+    W0: PyTree[Float[Array, "N ..."]]
+    whitening: Whitening | None
+    coordinates: Coordinates | None = None
+
+    def _mean(self, function: Any, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
+        y = combine(batch.features, W)
+        values = jax.vmap(function, in_axes=(None, 0, 0, 0))(x, y, batch.xi, batch.eta)
+        return jnp.mean(batch.weight * values)
+
+    def upper(self, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
+        """The batch mean of ``f(x, W Phi(xi), xi, eta)``."""
+        return self._mean(self.problem.upper, x, W, batch)
+
+    def lower(self, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
+        """The batch mean of ``g(x, W Phi(xi), xi, eta)``."""
+        return self._mean(self.problem.lower, x, W, batch)
+
+    @property
+    def x0(self) -> PyTree[Array]:
+        return self.problem.x0
+
+    @property
+    def upper_pool(self) -> Batch:
+        """All the upper level's samples, with features: a pytree with a common leading axis."""
+        return self.upper_source.pool()
+
+    @property
+    def lower_pool(self) -> Batch:
+        """All the lower level's samples, with features: a pytree with a common leading axis."""
+        return self.lower_source.pool()
+
+    def draw(self, key: Array | int, size: int) -> tuple[Batch, Batch]:
+        """Two independent random batches, one for each level."""
+        key = jax.random.key(key) if isinstance(key, int) else key
+        above, below = jax.random.split(key)
+        return self.upper_source.draw(above, size), self.lower_source.draw(below, size)
+
+    def project(self, x: PyTree) -> PyTree:
+        """The nearest point within the bounds on ``x``."""
+        return jax.tree.map(jnp.clip, x, *self.problem.x_bounds)
+
+    def lift(self, x: PyTree, W: PyTree, **told: Any) -> Solution:
+        """The solution of the contextual problem that ``(x, W)`` stands for."""
+        for name, tree, like in (("x", x, self.problem.x0), ("W", W, self.W0)):
+            shapes = jax.tree.map(jnp.shape, tree)
+            if shapes != jax.tree.map(jnp.shape, like):
+                raise ValueError(f"lift: {name} must have the shapes {jax.tree.map(jnp.shape, like)}, got {shapes}.")
+        if self.coordinates is not None:
+            restore = lambda z, rest: jnp.tensordot(self.coordinates.transform, z, axes=1) + rest
+            W = jax.tree.map(restore, W, self.coordinates.rest)
+        told = {"converged": False, "result": "Lifted from coefficients given by the caller; not checked.", **told}
+        return Solution(x, W, self.basis, **told)
+
+    def whitened(self) -> "Reduced":
+        """The same problem in coordinates that make the observed features orthonormal, dependent ones cut."""
+        if self.whitening is None or self.coordinates is not None:
+            return self
+        forth, back = self.whitening.transform, self.whitening.inverse
+        Z0 = jax.tree.map(lambda w: jnp.tensordot(back, w, axes=1), self.W0)
+        rest = jax.tree.map(lambda w, z: w - jnp.tensordot(forth, z, axes=1), self.W0, Z0)
+
+        def rotate(source):
+            pool = source.pool()
+            return Rows(eqx.tree_at(lambda b: b.features, pool, pool.features @ forth))
+
+        lower = rotate(self.lower_source)
+        upper = lower if self.upper_source is self.lower_source else rotate(self.upper_source)
+        coordinates = Coordinates(forth, rest)
+        return replace(self, upper_source=upper, lower_source=lower, W0=Z0, coordinates=coordinates)
+
+
+def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
+    """Reduces a contextual bilevel problem to an ordinary one, with features computed once.
+
+    **Arguments:**
+
+    - `problem`: what is to be solved.
+    - `basis`: a basis such as ``Chebyshev(5)``.
+    - `samples`: ``Samples``, ``Product``, ``Levels`` or ``Stream``.
+    """
+    check(problem, samples)
+    return build(problem, basis, samples)
+
+
+def build(problem: Problem, basis: Basis, samples: Data) -> Reduced:
+    """``reduce``, for problem and samples that have been checked against each other already."""
+    if not isinstance(basis, Basis):
+        raise TypeError(f"basis must be a basis such as cb.Chebyshev(5), got {basis!r}.")
+    dtype = working_dtype(problem, samples)
+    problem = problem.astype(dtype)
+    upper, lower = levels(samples)
+    observed = contexts_of(lower)
+    xi = observed.xi.astype(dtype) if jnp.issubdtype(observed.xi.dtype, jnp.floating) else observed.xi
+    fitted = basis.fit(problem.domain, xi, observed.weights)
+    whitening = None
+    if not isinstance(lower, Stream):
+        features = fitted(xi)
+        _check_features(features, basis)
+        _check_size(basis, fitted, np.asarray(observed.xi), "samples")
+        whitening = whiten(features, observed.weights)
+    source = _source(lower, fitted)
+    W0 = jax.tree.map(lambda y: jnp.tensordot(fitted.constant.astype(dtype), y, axes=0), problem.y0)
+    return Reduced(problem, fitted, source if upper is lower else _source(upper, fitted), source, W0, whitening)
+
+
+def contexts_of(level: Level) -> Samples:
+    """The contexts a level observes, with weights; a look at them for a stream."""
+    if isinstance(level, Stream):
+        drawn = level.draw(jax.random.key(0), _STREAM_LOOK)
+        return Samples(drawn.xi, None, drawn.weights)
+    if isinstance(level, Product):
+        return level.context_rule()
+    return Samples(level.xi, None, level.weights)
+
+
+def _source(level: Level, basis: FeatureMap) -> Source:
+    if isinstance(level, Stream):
+        return Endless(level, basis)
+    if isinstance(level, Product):
+        return Pairs(_batch(basis, level.context_rule()), level, basis)
+    return Rows(_batch(basis, level))
+
+
+def _check_features(features: Array, basis: Basis) -> None:
+    if not bool(jnp.all(jnp.isfinite(features))):
+        raise ValueError(f"basis {basis!r} gives NaN or infinity at observed contexts; check its function.")
+
+
+def _check_size(basis: Basis, fitted: FeatureMap, contexts: np.ndarray, where: str) -> None:
+    """More functions than distinct contexts cannot be told apart; near that, they fit noise."""
+    distinct = len(np.unique(contexts, axis=0))
+    if isinstance(basis, Categorical):
+        return  # its size is the domain's; values never seen keep y0
+    count = len(fitted.constant) if fitted.transform is None else len(fitted.transform)
+    if count > distinct:
+        raise ValueError(
+            f"basis {basis!r} has {count} functions, but {where} hold only {distinct} distinct contexts. Take a "
+            f"smaller n, or more contexts."
+        )
+    if 2 * count > distinct:
+        warnings.warn(
+            f"basis {basis!r} has {count} functions for {distinct} distinct contexts: expect overfitting between them. "
+            "Take n so that there are several contexts a function.",
+            stacklevel=4,
+        )

@@ -1,0 +1,218 @@
+"""The solver protocol, the one loop that runs every solver, and how a run ends, in words."""
+
+import enum
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PyTree
+
+from . import store
+from .oracles import Ledger
+from .progress import ProgressBar
+from .reduction import Reduced
+from .solution import Snapshot, Solution
+
+
+class Result(enum.IntEnum):
+    """How a run ended."""
+
+    RUNNING = 0
+    CONVERGED = 1
+    STALLED = 2
+    BUDGET = 3
+    DIVERGED = 4
+    NOT_CONVEX = 5
+    LOWER_FAILED = 6
+
+    def words(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    Result.RUNNING: "Still running.",
+    Result.CONVERGED: "Converged: the projected gradient of the reduced problem is below the tolerance.",
+    Result.STALLED: "Stalled: no step along the gradient lowers the upper objective any more, yet the gradient is not "
+    "below the tolerance. The reduced objective may have a kink there; compare history['gradient'], and loosen the "
+    "tolerance if it is small enough for you.",
+    Result.BUDGET: "Budget spent: the allowed steps ran out before convergence. Give more steps, or resume.",
+    Result.DIVERGED: "Diverged: an iterate became infinite or NaN; the last finite one is returned, and is not an "
+    "answer. Make the step sizes smaller.",
+    Result.NOT_CONVEX: "The lower level is not strongly convex in y at the point returned, so its minimiser, and with "
+    "it the upper objective, is not defined there. Add a regulariser to lower, or bound x away from such points.",
+    Result.LOWER_FAILED: "The lower level could not be minimised at the starting point: it may be unbounded below, or "
+    "y0 may be far away. Check lower, or give another y0.",
+}
+
+Schedule = Any  # a number, or a function of the step
+
+
+def at(schedule: Schedule, step: Int[Array, ""], dtype: Any) -> Array:
+    """The value of a schedule at a step: a number as it is, a function called."""
+    return jnp.asarray(schedule(step) if callable(schedule) else schedule, dtype)
+
+
+def traced(value: Schedule) -> Schedule:
+    """Numbers become arrays, so that they are traced (and can be vmapped); functions stay as they are."""
+    return value if callable(value) else np.asarray(value, dtype=float)
+
+
+class State(eqx.Module):
+    """Everything that evolves; solvers add their own fields."""
+
+    x: PyTree[Array]
+    W: PyTree[Array]
+    step: Int[Array, ""]
+    limit: Int[Array, ""]
+    result: Int[Array, ""]
+    ledger: Ledger
+
+
+def fresh(reduced: Reduced, steps: Any) -> dict[str, Any]:
+    """The fields every state begins with."""
+    return {
+        "x": reduced.project(reduced.x0),
+        "W": reduced.W0,
+        "step": jnp.int32(0),
+        "limit": jnp.asarray(steps, jnp.int32),
+        "result": jnp.int32(Result.RUNNING),
+        "ledger": Ledger.empty(),
+    }
+
+
+class Solver(eqx.Module):
+    """A solver is a frozen record of hyperparameters with ``init``, ``step`` and ``terminate``."""
+
+    options: ClassVar[tuple[str, ...]] = ()  # what ``solve`` may set besides ``steps``
+    default_steps: ClassVar[int] = 1000
+    chunk: ClassVar[int] = 100  # steps between two looks at the clock
+
+    def prepare(self, reduced: Reduced) -> Reduced:
+        """The form of the problem this solver works on."""
+        return reduced
+
+    @abstractmethod
+    def init(self, reduced: Reduced, key: Array, steps: Any) -> State:
+        """The state before the first step, for a run of at most `steps`."""
+
+    @abstractmethod
+    def step(self, reduced: Reduced, state: State) -> State:
+        """One step; ``state.step`` is advanced by the loop."""
+
+    def terminate(self, reduced: Reduced, state: State) -> Int[Array, ""]:
+        """The result so far, ``Result.RUNNING`` to go on."""
+        return state.result
+
+    def answer(self, state: State) -> tuple[PyTree, PyTree]:
+        """The ``(x, W)`` to return."""
+        return state.x, state.W
+
+    @abstractmethod
+    def record(self, state: State) -> dict[str, Array]:
+        """Scalars to keep in the history."""
+
+
+def _finite(tree: PyTree) -> Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+@eqx.filter_jit
+def advance(solver: Solver, reduced: Reduced, state: State, count: int) -> tuple[State, tuple]:
+    """Up to `count` steps, fewer where the run ends or reaches its limit; with records and which of them are real."""
+
+    def move(before: State) -> State:
+        after = solver.step(reduced, before)
+        ended = solver.terminate(reduced, after)
+        after = eqx.tree_at(lambda s: (s.step, s.result), after, (before.step + 1, jnp.asarray(ended, jnp.int32)))
+        failed = eqx.tree_at(lambda s: s.result, before, jnp.int32(Result.DIVERGED))
+        return jax.lax.cond(_finite((after.x, after.W)), lambda: after, lambda: failed)
+
+    def maybe(state: State, _: None):
+        active = (state.result == Result.RUNNING) & (state.step < state.limit)
+        state = jax.lax.cond(active, move, lambda s: s, state)
+        return state, (solver.record(state), active & (state.result != Result.DIVERGED))
+
+    return jax.lax.scan(maybe, state, None, length=count)
+
+
+@eqx.filter_jit
+def _start(solver: Solver, reduced: Reduced, key: Array, steps: Any) -> State:
+    state = solver.init(reduced, key, steps)
+    return eqx.tree_at(lambda s: s.result, state, jnp.asarray(solver.terminate(reduced, state), jnp.int32))
+
+
+def resume_state(solver: Solver, reduced: Reduced, key: Array, steps: int, saved: Snapshot) -> State:
+    """The state a snapshot holds, with a new limit; raises where it belongs to another solver or problem."""
+    like = eqx.filter_eval_shape(_start, solver, reduced, key, jnp.int32(steps))
+    if store.fingerprint(like) != saved.structure:
+        raise ValueError(
+            "resume: the saved state belongs to another solver, basis, problem or precision. Pass the same ones as for "
+            "the run that is to go on."
+        )
+    state = store.from_plain(saved.leaves, like)
+    stopped = jnp.where(state.result == Result.BUDGET, Result.RUNNING, state.result).astype(jnp.int32)
+    return eqx.tree_at(lambda s: (s.limit, s.result), state, (jnp.asarray(steps, jnp.int32), stopped))
+
+
+def run(
+    solver: Solver,
+    reduced: Reduced,
+    key: Array,
+    steps: int,
+    progress: bool | None = None,
+    resume: Snapshot | None = None,
+    observe: Callable[[State], None] | None = None,
+) -> Solution:
+    """Runs a solver to its end and lifts what it found."""
+    clock = time.perf_counter()
+    prepared = solver.prepare(reduced)
+    if resume is None:
+        state = _start(solver, prepared, key, jnp.int32(steps))
+    else:
+        state = resume_state(solver, prepared, key, steps, resume)
+    idle = eqx.tree_at(lambda s: s.limit, state, jnp.int32(0))
+    jax.block_until_ready(advance(solver, prepared, idle, solver.chunk)[0].step)  # compiles, and does nothing
+    compiled = time.perf_counter()
+    records: list[dict[str, np.ndarray]] = []
+    with ProgressBar(steps, type(solver).__name__, progress) as bar:
+        while int(state.result) == Result.RUNNING and int(state.step) < steps:
+            state, (record, real) = advance(solver, prepared, state, solver.chunk)
+            real = np.asarray(real)
+            records.append({name: np.asarray(curve)[real] for name, curve in record.items()})
+            if observe is not None:
+                observe(state)
+            bar.update(int(state.step), " ".join(f"{k} {v[-1]:.3g}" for k, v in records[-1].items() if len(v)))
+    if int(state.result) == Result.RUNNING:
+        state = eqx.tree_at(lambda s: s.result, state, jnp.int32(Result.BUDGET))
+    finished = time.perf_counter()
+    names = records[0] if records else {}
+    result = Result(int(state.result))
+    x, W = solver.answer(state)
+    held = sum(leaf.size for leaf in jax.tree.leaves((reduced.x0, reduced.W0)))
+    item = jax.tree.leaves(reduced.W0)[0].dtype.itemsize
+    stats = {
+        "steps": int(state.step),
+        "seconds": finished - compiled,
+        "compile_seconds": compiled - clock,
+        "oracles": state.ledger.totals(),
+        "samples": sum(kind["samples"] for kind in state.ledger.totals().values()),
+        "functions": reduced.basis.size,
+        "numbers_held": held,
+        "bytes": held * item,
+    }
+    if reduced.whitening is not None:
+        stats["rank"] = reduced.whitening.rank
+    return prepared.lift(
+        x,
+        W,
+        converged=result == Result.CONVERGED,
+        result=result.words(),
+        history={name: np.concatenate([part[name] for part in records]) for name in names},
+        stats=stats,
+        state=Snapshot(store.to_plain(state), store.fingerprint(state)),
+    )

@@ -1,0 +1,248 @@
+"""``Newton``: full batch, second order in the coefficients, exact implicit hypergradient, quasi-Newton in ``x``."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from .. import oracles
+from ..hypergradient import ConjugateGradient, Direct, hypergradient
+from ..lower import DENSE_LIMIT, Curvature, Dense, MatrixFree, minimise
+from ..oracles import Ledger
+from ..reduction import Reduced
+from ..solver import Result, Solver, State, fresh
+
+_TRIALS = 30
+
+
+class Point(eqx.Module):
+    """The reduced problem at one ``x``, with its lower level solved."""
+
+    x: Float[Array, " dx"]
+    W: PyTree[Array]
+    value: Float[Array, ""]
+    gradient: Float[Array, " dx"]
+    lower_gradient: Float[Array, ""]
+    solved: Bool[Array, ""]
+    definite: Bool[Array, ""]
+
+    @property
+    def sound(self) -> Bool[Array, ""]:
+        """Whether the value and the gradient mean anything."""
+        return self.solved & self.definite & jnp.isfinite(self.value)
+
+
+def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, ledger: Ledger) -> tuple[Point, Ledger]:
+    """Solves the reduced lower level at ``x`` from ``W`` and takes the implicit hypergradient there."""
+    _, unravel = ravel_pytree(reduced.x0)
+    start, unflatten = oracles.flatten(W)
+    batch, tree = reduced.lower_pool, unravel(x)
+    dense = len(start) <= DENSE_LIMIT
+    if dense:
+        objective: Curvature = Dense(lambda z: oracles.lower_model(reduced, tree, unflatten(z), batch, ledger)[0])
+    else:
+
+        def slope(z):
+            value, _ = oracles.lower_value(reduced, tree, unflatten(z), batch, ledger)
+            gradient, _ = oracles.lower_gradient(reduced, tree, unflatten(z), batch, ledger)
+            return value, oracles.flatten(gradient)[0]
+
+        def product(z, v):
+            out, _ = oracles.hessian_vector(reduced, tree, unflatten(z), unflatten(v), batch, ledger)
+            return oracles.flatten(out)[0]
+
+        objective = MatrixFree(slope, product)
+    found = minimise(objective, start, target)
+    if dense:
+        ledger = ledger.add("hessian", batch, found.evaluations)
+    else:
+        ledger = ledger.add("lower_value", batch, found.evaluations)
+        ledger = ledger.add("lower_gradient", batch, found.evaluations)
+        ledger = ledger.add("hessian_vector", batch, found.products)
+    linear = Direct(found.hessian) if dense else ConjugateGradient()
+    found_W, key = unflatten(found.point), jax.random.key(0)
+    value, gradient, adjoint, ledger = hypergradient(
+        reduced, tree, found_W, reduced.upper_pool, batch, linear, lambda _: batch, key, ledger
+    )
+    flat = ravel_pytree(gradient)[0]
+    definite = jnp.all(jnp.isfinite(oracles.flatten(adjoint)[0])) & jnp.all(jnp.isfinite(flat))
+    point = Point(x, found_W, value, flat, jnp.linalg.norm(found.gradient), found.converged, definite)
+    return point, ledger
+
+
+def projected(reduced: Reduced, x: Float[Array, " dx"], gradient: Float[Array, " dx"]) -> Float[Array, " dx"]:
+    """The projected gradient ``x - P(x - gradient)``: zero exactly at first-order points of the bounded problem."""
+    lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
+    return x - jnp.clip(x - gradient, lo, hi)
+
+
+class NewtonState(State):
+    begun: Bool[Array, ""]
+    gradient: Float[Array, " dx"]
+    value: Float[Array, ""]
+    lower_gradient: Float[Array, ""]
+    lower_target: Float[Array, ""]
+    goal: Float[Array, ""]
+    steps: Float[Array, "m dx"]
+    changes: Float[Array, "m dx"]
+    pairs: Int[Array, ""]
+    failures: Int[Array, ""]
+    size: Float[Array, ""]
+
+
+def quasi_newton(
+    gradient: Float[Array, " dx"],
+    free: Bool[Array, " dx"],
+    steps: Float[Array, "m dx"],
+    changes: Float[Array, "m dx"],
+) -> Float[Array, " dx"]:
+    """Minus the L-BFGS inverse Hessian, restricted to the free coordinates, times the gradient.
+
+    Pairs are stored newest first; those without positive curvature on the free coordinates are passed over (unfilled
+    ones are zero, so they are too).
+    """
+    steps, changes = steps * free, changes * free
+    bend = jnp.sum(steps * changes, axis=1)
+    length = jnp.sum(changes * changes, axis=1)
+    use = bend > 1e-12 * jnp.sqrt(length * jnp.sum(steps * steps, axis=1))
+    rho = jnp.where(use, 1 / jnp.where(use, bend, 1), 0)
+
+    def backward(q, pair):
+        s, c, r = pair
+        a = r * (s @ q)
+        return q - a * c, a
+
+    q, a = jax.lax.scan(backward, gradient * free, (steps, changes, rho))
+    newest = jnp.argmax(use)
+    scale = jnp.where(jnp.any(use), bend[newest] / jnp.where(use[newest], length[newest], 1), 1)
+
+    def forward(r, pair):
+        s, c, weight, b = pair
+        return r + s * (b - weight * (c @ r)), None
+
+    r, _ = jax.lax.scan(forward, scale * q, (steps, changes, rho, a), reverse=True)
+    return -r
+
+
+class Newton(Solver):
+    r"""Solves the reduced problem over all samples at once.
+
+    At each ``x`` the coefficients minimise $g_\Phi$ by a damped Newton method on the structured Hessian
+    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, in products beyond), warm-started.
+    The hypergradient is exact, by implicit differentiation; ``x`` moves by projected L-BFGS with backtracking.
+    Features are whitened first, so the answer depends on the span of the basis and not on its conditioning;
+    directions the observed contexts cannot see keep their start.
+
+    **Arguments:**
+
+    - `tolerance`: stop when the projected gradient is at most this share of the larger of its first value and
+      ``|F(x0)| / (1 + |x0|)``; by default the precision to the power 2/3.
+    - `memory`: pairs of steps the quasi-Newton method keeps.
+    """
+
+    default_steps = 200
+    chunk = 5
+
+    tolerance: float | None = None
+    memory: int = eqx.field(static=True, default=20)
+
+    def prepare(self, reduced):
+        return reduced.whitened()
+
+    def init(self, reduced, key, steps):
+        start = fresh(reduced, steps)
+        x = ravel_pytree(start["x"])[0]
+        slope, ledger = oracles.lower_gradient(reduced, start["x"], start["W"], reduced.lower_pool, start["ledger"])
+        zero, empty = jnp.zeros((), x.dtype), jnp.zeros((self.memory, len(x)), x.dtype)
+        return NewtonState(
+            **(start | {"ledger": ledger}),
+            begun=jnp.asarray(False),
+            gradient=jnp.zeros_like(x),
+            value=zero,
+            lower_gradient=zero,
+            lower_target=jnp.finfo(x.dtype).eps ** 0.9 * jnp.linalg.norm(oracles.flatten(slope)[0]),
+            goal=zero,
+            steps=empty,
+            changes=empty,
+            pairs=jnp.int32(0),
+            failures=jnp.int32(0),
+            size=zero,
+        )
+
+    def step(self, reduced, state):
+        """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
+        x, unravel = ravel_pytree(state.x)
+        lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
+        g, eps = state.gradient, jnp.finfo(x.dtype).eps
+        near = jnp.minimum(state.size, eps**0.5 * (1 + jnp.abs(x)))
+        free = ~(((x <= lo + near) & (g > 0)) | ((x >= hi - near) & (g < 0)))
+        direction = quasi_newton(g, free, state.steps, state.changes)
+        use_memory = (state.pairs > 0) & (direction @ g < 0)
+        steepest = -g * (0.1 * (1 + jnp.linalg.norm(x)) / jnp.maximum(jnp.linalg.norm(g), jnp.finfo(x.dtype).tiny))
+        direction = jnp.where(use_memory, jnp.where(free, direction, -g), steepest)
+
+        def enough(point):
+            slope = g @ (point.x - x)
+            rounding = 16 * eps * (jnp.abs(state.value) + jnp.abs(point.value))
+            size = jnp.linalg.norm(projected(reduced, point.x, point.gradient))
+            drowned = (-slope <= 1e2 * rounding) & (point.value <= state.value + rounding) & (size < state.size)
+            lower = (point.value <= state.value + 1e-4 * slope) & (slope < 0) | drowned
+            return point.sound & (lower | ~state.begun)
+
+        def unfinished(carry):
+            _, point, _, count = carry
+            return ~enough(point) & (count < jnp.where(state.begun, _TRIALS, 1))
+
+        def try_next(carry):  # the full step first, then shorter ones by interpolation
+            length, point, ledger, count = carry
+            slope = g @ (point.x - x)
+            excess = point.value - state.value - slope
+            best = jnp.where(point.sound & (excess > 0), -slope / (2 * excess), 0.25)
+            length = jnp.where(count == 0, 1, length * jnp.clip(best, 0.1, 0.5))
+            trial = jnp.clip(x + length * direction, lo, hi)
+            return length, *solve_at(reduced, trial, state.W, state.lower_target, ledger), count + 1
+
+        no, one = jnp.asarray(False), jnp.ones((), x.dtype)
+        here = Point(x, state.W, state.value, g, state.lower_gradient, no, no)
+        _, point, ledger, _ = jax.lax.while_loop(unfinished, try_next, (one, here, state.ledger, jnp.int32(0)))
+        moved = enough(point)
+
+        roll = lambda table, row: jnp.concatenate([row[None], table[:-1]])
+        pick = lambda new, old: jax.tree.map(lambda a, b: jnp.where(moved, a, b), new, old)
+        learned = moved & state.begun
+        remember = lambda table, row: jnp.where(learned, roll(table, row), jnp.zeros_like(table))
+        size = jnp.linalg.norm(projected(reduced, point.x, point.gradient))
+        tolerance = eps ** (2 / 3) if self.tolerance is None else self.tolerance
+        goal = tolerance * jnp.maximum(size, jnp.abs(point.value) / (1 + jnp.linalg.norm(x)))
+        unsound = jnp.where(point.solved, Result.NOT_CONVEX, Result.LOWER_FAILED)
+        return NewtonState(
+            x=pick(unravel(point.x), state.x),
+            W=pick(point.W, state.W),
+            step=state.step,
+            limit=state.limit,
+            result=jnp.where(state.begun | moved, state.result, unsound).astype(jnp.int32),
+            ledger=ledger,
+            begun=jnp.asarray(True),
+            gradient=pick(point.gradient, g),
+            value=pick(point.value, state.value),
+            lower_gradient=pick(point.lower_gradient, state.lower_gradient),
+            lower_target=state.lower_target,
+            goal=jnp.where(state.begun, state.goal, goal),
+            steps=remember(state.steps, point.x - x),
+            changes=remember(state.changes, point.gradient - g),
+            pairs=jnp.where(learned, jnp.minimum(state.pairs + 1, self.memory), 0),
+            # a failure with an empty memory is a failure of the steepest descent: nothing is left to try
+            failures=jnp.where(moved | ~state.begun, 0, jnp.where(use_memory, 1, 2)).astype(jnp.int32),
+            size=pick(size, state.size),
+        )
+
+    def terminate(self, reduced, state):
+        done = jnp.where(state.begun & (state.size <= state.goal), Result.CONVERGED, state.result)
+        done = jnp.where((state.failures >= 2) & (done == Result.RUNNING), Result.STALLED, done)
+        return jnp.where(state.result == Result.RUNNING, done, state.result)
+
+    def record(self, state):
+        return {"upper": state.value, "gradient": state.size, "lower_gradient": state.lower_gradient}
