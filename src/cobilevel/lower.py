@@ -116,7 +116,7 @@ def minimise(objective: Curvature, start: Float[Array, " n"], target: Any, steps
         new_value, new_gradient, new_hessian = objective.local(z + p)
         promised = (damping * (p @ p) - gradient @ p) / 2
         gained = value - new_value
-        rounding = 16 * eps * (jnp.abs(value) + jnp.abs(new_value))
+        rounding = 32 * eps * jnp.abs(value)
         hidden = promised <= rounding  # the decrease drowns in rounding: only the gradient can tell
         falls = hidden & (jnp.linalg.norm(new_gradient) < jnp.linalg.norm(gradient))
         finite = jnp.isfinite(new_value) & jnp.all(jnp.isfinite(new_gradient))

@@ -7,9 +7,9 @@ conditional mean of the noise shows it, and each context is seen once. So $y^\st
 The functions $C, c, \tau$ are sums of $\exp(a_k \cdot \xi)$, whose products integrate exactly, one dimension at a time.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,9 @@ from ..problem import Problem
 from .instance import Instance
 
 
-class Waves(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Waves:
     r"""$\sum_k M_k \exp(a_k \cdot \xi)$, array-valued; the rates are shared by all functions of an instance."""
 
     rates: Float[Array, "K d"]
@@ -32,7 +34,9 @@ class Waves(eqx.Module):
         return jnp.tensordot(jnp.exp(self.rates @ xi), self.coefficients, axes=1)
 
 
-class QuadraticLower(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class QuadraticLower:
     """``g``: the distance of ``y`` to ``C(xi) x + eta_low`` in the metric ``A(xi)``."""
 
     slope: Waves
@@ -50,7 +54,9 @@ class QuadraticLower(eqx.Module):
         return gap @ self.metric(xi) @ gap / 2
 
 
-class QuadraticUpper(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class QuadraticUpper:
     """``f``: the distance of ``y`` to ``eta_up``, and of ``x`` to its centre."""
 
     Q: Float[Array, "dy dy"]
@@ -62,7 +68,9 @@ class QuadraticUpper(eqx.Module):
         return gap @ self.Q @ gap / 2 + self.rho * jnp.sum((x - self.centre) ** 2) / 2
 
 
-class QuadraticTruth(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class QuadraticTruth:
     """Closed forms: the policy, the objective, its gradient and minimiser, and the optimum of a finite sample."""
 
     lower: QuadraticLower

@@ -6,9 +6,9 @@ and the upper level the distance $|y - \eta|$ to observed flows. The positive pa
 potential bounded below: with odd powers of negative flows it is not.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,9 @@ from ..problem import Problem
 from .instance import Instance
 
 
-class Beckmann(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Beckmann:
     """The penalised potential of parallel edges: the lower objective."""
 
     free_time: Any
@@ -36,12 +38,13 @@ class Beckmann(eqx.Module):
         return potential + self.demand_penalty * missing**2 + self.negative_penalty * jnp.sum(jnp.minimum(y, 0) ** 2)
 
     def flows(self, x: Float[Array, " e"], xi: Float[Array, "*n"]) -> Float[Array, "*n e"]:
-        r"""The exact minimiser, by another road than minimisation.
+        r"""The exact minimiser for each demand, found from its optimality conditions.
 
         All edges share one price $p = 2 \lambda_{dem} (\xi - \sum_e y_e)$; at price $p$ edge $e$ carries
         $x_e ((p / t^0_e - 1) / a)^{1/b}$ where $p \ge t^0_e$, and the slightly negative
-        $(p - t^0_e) / (2 \lambda_{pos})$ below. The excess of demand falls in $p$, so bisection finds it; a last Newton
-        step makes the result differentiable in ``x``.
+        $(p - t^0_e) / (2 \lambda_{pos})$ below. Missing demand falls in $p$, so bisection finds it. A flow just above
+        zero moves like the fourth root of the price's rounding, so a few Newton steps on the conditions themselves
+        follow; they also make the result differentiable in ``x``.
         """
         x, xi = jnp.asarray(x), jnp.asarray(xi)
 
@@ -51,21 +54,25 @@ class Beckmann(eqx.Module):
             carried = x * jnp.where(used, ratio, 1) ** (1 / self.b)
             return jnp.where(used, carried, self.free_time * self.a * ratio / (2 * self.negative_penalty))
 
-        def excess(price):
-            return 2 * self.demand_penalty * (xi - jnp.sum(edge_flows(price), axis=-1)) - price
-
         def halve(ends, _):
             low, high = ends
             middle = (low + high) / 2
-            up = excess(middle) > 0
-            return (jnp.where(up, middle, low), jnp.where(up, high, middle)), None
+            wanted = 2 * self.demand_penalty * (xi - jnp.sum(edge_flows(middle), axis=-1))
+            return (jnp.where(wanted > middle, middle, low), jnp.where(wanted > middle, high, middle)), None
 
         least = -2 * self.negative_penalty * (1 + jnp.abs(xi)) - jnp.max(self.free_time)
         most = 2 * self.demand_penalty * (1 + jnp.abs(xi)) + jnp.max(self.free_time)
         (low, high), _ = jax.lax.scan(halve, (least, most), None, length=80)
-        price = jax.lax.stop_gradient((low + high) / 2)
-        value, slope = jax.jvp(excess, (price,), (jnp.ones_like(price),))
-        return edge_flows(price - value / jax.lax.stop_gradient(slope))
+
+        slope = jnp.vectorize(jax.grad(self, argnums=1), signature="(e),(e),(),()->(e)")
+        bend = jnp.vectorize(jax.hessian(self, argnums=1), signature="(e),(e),(),()->(e,e)")
+
+        def correct(y, _):
+            y = jax.lax.stop_gradient(y)  # of the last step alone the derivative is kept: it is the implicit one
+            matrix = jax.lax.stop_gradient(bend(x, y, xi, xi))
+            return y - jnp.linalg.solve(matrix, slope(x, y, xi, xi)[..., None])[..., 0], None
+
+        return jax.lax.scan(correct, edge_flows((low + high) / 2), None, length=6)[0]
 
 
 def flow_distance(x: Array, y: Array, xi: Array, eta: Array) -> Float[Array, ""]:
@@ -75,7 +82,9 @@ def flow_distance(x: Array, y: Array, xi: Array, eta: Array) -> Float[Array, ""]
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
 
 
-class TrafficTruth(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class TrafficTruth:
     """The capacities behind the data, and the exact flows at any capacities."""
 
     x: Float[Array, " e"]

@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import oracles
-from ..hypergradient import ConjugateGradient, Direct, hypergradient
+from ..hypergradient import ConjugateGradient, Direct, hypergradient, positive_solve
 from ..lower import DENSE_LIMIT, Curvature, Dense, MatrixFree, minimise
 from ..oracles import Ledger
 from ..reduction import Reduced
@@ -63,7 +63,9 @@ def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, l
         ledger = ledger.add("lower_gradient", batch, found.evaluations)
         ledger = ledger.add("hessian_vector", batch, found.products)
     linear = Direct(found.hessian) if dense else ConjugateGradient()
-    found_W, key = unflatten(found.point), jax.random.key(0)
+    # a last Newton correction with the Hessian at hand: it brings the residual to rounding, and with it the noise in F
+    last = positive_solve(found.hessian, found.gradient)[0] if dense else jnp.zeros_like(start)
+    found_W, key = unflatten(found.point - jnp.where(jnp.isfinite(last), last, 0)), jax.random.key(0)
     value, gradient, adjoint, ledger = hypergradient(
         reduced, tree, found_W, reduced.upper_pool, batch, linear, lambda _: batch, key, ledger
     )
@@ -186,7 +188,7 @@ class Newton(Solver):
 
         def enough(point):
             slope = g @ (point.x - x)
-            rounding = 16 * eps * (jnp.abs(state.value) + jnp.abs(point.value))
+            rounding = 32 * eps * jnp.abs(state.value)
             size = jnp.linalg.norm(projected(reduced, point.x, point.gradient))
             drowned = (-slope <= 1e2 * rounding) & (point.value <= state.value + rounding) & (size < state.size)
             lower = (point.value <= state.value + 1e-4 * slope) & (slope < 0) | drowned

@@ -1,0 +1,1 @@
+"""Figures and pages: what people would rather look at than read."""
