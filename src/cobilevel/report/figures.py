@@ -44,7 +44,7 @@ def policy_figure(
         error = np.linalg.norm(policy - exact, axis=1)
         right.semilogy(contexts, np.maximum(error, 1e-12), color=_COLOURS[k % len(_COLOURS)], lw=1.2, label=name)
     right.set(xlabel=context_label, ylabel=f"error of the {policy_label}s", title="Where each basis errs")
-    right.legend(frameon=False, ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    right.legend(frameon=False, ncols=3, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
     path = Path(path)

@@ -1,0 +1,46 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+
+BOX = cb.Box([0.0, -2.0, 5.0], [1.0, 2.0, 6.0])
+
+
+@pytest.mark.parametrize("domain", [cb.Interval(0.1, 10.0), cb.Interval(-3.0, -1.0), BOX], ids=repr)
+def test_reference_maps_ends_exactly_and_place_inverts_it(domain):
+    lo, hi = (np.asarray(end) for end in domain.bounds)
+    ends = jnp.asarray(np.stack([lo, hi]) if domain.shape else np.stack([lo, hi])[:, 0])
+    assert np.array_equal(domain.reference(ends), np.outer([-1.0, 1.0], np.ones(domain.dimension)))
+    u = jax.random.uniform(jax.random.key(0), (50, domain.dimension), minval=-1, maxval=1)
+    np.testing.assert_allclose(domain.reference(domain.place(u)), u, atol=1e-14)
+
+
+def test_contains():
+    assert cb.Interval(0.0, 1.0).contains(jnp.array([-0.1, 0.0, 0.5, 1.0, 1.1])).tolist() == [False, True, True, True, False]
+    assert BOX.contains(jnp.array([[0.5, 0.0, 5.5], [0.5, 3.0, 5.5]])).tolist() == [True, False]
+    finite = cb.Finite([0.1, 0.25, 7.0])
+    assert finite.contains(jnp.array([0.25, 0.3, 7.0])).tolist() == [True, False, True]
+    assert finite.index(jnp.array([0.25, 7.0, 0.1])).tolist() == [1, 2, 0]
+    pairs = cb.Finite([[0, 0], [0, 1], [2, 1]])
+    assert pairs.contains(jnp.array([[0, 1], [2, 0]])).tolist() == [True, False]
+
+
+LAWS = [
+    cb.Uniform(cb.Interval(0.1, 10.0)),
+    cb.TruncatedNormal(cb.Interval(-1.0, 1.0), 0.3, 0.4),
+    cb.Mixture((cb.TruncatedNormal(BOX, [0.2, 0.0, 5.5], [0.3, 1.0, 0.2]), cb.Uniform(BOX)), [0.7, 0.3]),
+]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+def test_quadrature_agrees_with_sampling(law):
+    draws = law.sample(jax.random.key(1), 200_000)
+    assert bool(jnp.all(law.domain.contains(draws)))
+    nodes, weights = law.quadrature(24)
+    np.testing.assert_allclose(weights.sum(), 1, rtol=1e-12)
+    for power in (1, 2, 3):
+        seen, exact = law.domain.coordinates(draws) ** power, law.domain.coordinates(nodes) ** power
+        error = 5 * seen.std(axis=0) / np.sqrt(len(draws))
+        assert np.all(np.abs(seen.mean(axis=0) - weights @ exact) < error)

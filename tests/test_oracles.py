@@ -1,0 +1,164 @@
+"""Every oracle and every hypergradient against central differences, and the ledger against the true counts."""
+
+import collections
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from problems import curved_problem
+
+import cobilevel as cb
+from cobilevel import oracles
+from cobilevel.hypergradient import ConjugateGradient, Direct, Neumann, hypergradient
+from cobilevel.lower import Dense, minimise
+from cobilevel.oracles import Ledger
+from cobilevel.solver import run
+
+
+@pytest.fixture(scope="module")
+def setting():
+    problem, samples = curved_problem()
+    reduced = cb.reduce(problem, cb.Chebyshev(4), samples)
+    nudge = lambda tree, seed: jax.tree.map(
+        lambda a: a + 0.3 * np.random.default_rng(seed + a.size).standard_normal(a.shape), tree
+    )
+    return reduced, reduced.x0, nudge(reduced.W0, 1), nudge(reduced.W0, 2), reduced.lower_pool
+
+
+def central(function, tree, step=1e-5):
+    """The gradient of a scalar function of a pytree by central differences."""
+    flat, unravel = ravel_pytree(tree)
+    out = [
+        (function(unravel(flat + step * e)) - function(unravel(flat - step * e))) / (2 * step) for e in np.eye(len(flat))
+    ]
+    return unravel(jnp.asarray(out))
+
+
+def agree(a, b, tolerance=1e-6):
+    a, b = ravel_pytree(a)[0], ravel_pytree(b)[0]
+    assert np.max(np.abs(a - b)) <= tolerance * np.max(np.abs(b))
+
+
+def test_gradients(setting):
+    reduced, x, W, _, pool = setting
+    (value, d1, d2), _ = oracles.upper_gradients(reduced, x, W, pool, Ledger.empty())
+    agree(value, oracles.upper_value(reduced, x, W, pool, Ledger.empty())[0], 1e-15)
+    agree(d1, central(lambda x: reduced.upper(x, W, pool), x))
+    agree(d2, central(lambda W: reduced.upper(x, W, pool), W))
+    slope, _ = oracles.lower_gradient(reduced, x, W, pool, Ledger.empty())
+    agree(slope, central(lambda W: oracles.lower_value(reduced, x, W, pool, Ledger.empty())[0], W))
+
+
+def test_second_derivatives(setting):
+    reduced, x, W, V, pool = setting
+    along = lambda x, W: sum(
+        jnp.sum(a * b)
+        for a, b in zip(
+            jax.tree.leaves(oracles.lower_gradient(reduced, x, W, pool, Ledger.empty())[0]), jax.tree.leaves(V), strict=True
+        )
+    )
+    product, _ = oracles.hessian_vector(reduced, x, W, V, pool, Ledger.empty())
+    agree(product, central(lambda W: along(x, W), W))
+    cross, _ = oracles.cross_product(reduced, x, W, V, pool, Ledger.empty())
+    agree(cross, central(lambda x: along(x, W), x))
+
+
+def test_structured_model_is_the_model(setting):
+    reduced, x, W, V, pool = setting
+    (value, gradient, hessian), _ = oracles.lower_model(reduced, x, W, pool, Ledger.empty())
+    flat, unflatten = oracles.flatten(W)
+    whole = lambda z: reduced.lower(x, unflatten(z), pool)
+    agree(value, whole(flat), 1e-14)
+    agree(gradient, jax.grad(whole)(flat), 1e-13)
+    agree(hessian, jax.hessian(whole)(flat), 1e-13)
+    product, _ = oracles.hessian_vector(reduced, x, W, V, pool, Ledger.empty())
+    agree(oracles.flatten(product)[0], hessian @ oracles.flatten(V)[0], 1e-13)
+
+
+@pytest.mark.parametrize(
+    ("linear", "tolerance"), [(Direct(), 1e-6), (ConjugateGradient(), 1e-6), (Neumann(4000, 0.15), 1e-6)], ids=["direct", "cg", "sum"]
+)
+def test_hypergradients(setting, linear, tolerance):
+    reduced, x, W, _, pool = setting
+    start, unflatten = oracles.flatten(W)
+
+    @jax.jit
+    def best(x):
+        model = lambda z: oracles.lower_model(reduced, x, unflatten(z), pool, Ledger.empty())[0]
+        return unflatten(minimise(Dense(model), start, 1e-14).point)
+
+    objective = lambda x: reduced.upper(x, best(x), pool)
+    value, gradient, _, _ = jax.jit(
+        lambda x: hypergradient(
+            reduced, x, best(x), pool, pool, linear, lambda _: pool, jax.random.key(0), Ledger.empty()
+        )
+    )(x)
+    agree(value, objective(x), 1e-14)
+    agree(gradient, central(objective, x), tolerance)
+
+
+@pytest.mark.parametrize("terms", [0, 1, 10])
+def test_neumann_recovers_the_share_it_should(setting, terms):
+    reduced, x, W, V, pool = setting
+    (_, _, hessian), _ = oracles.lower_model(reduced, x, W, pool, Ledger.empty())
+    eigenvalues, vectors = np.linalg.eigh(hessian)
+    step = 0.05
+    _, unflatten = oracles.flatten(W)
+    for value, vector in zip(eigenvalues, vectors.T, strict=True):
+        solve = lambda kind: oracles.flatten(
+            Neumann(terms, step, kind)(
+                reduced, x, W, unflatten(jnp.asarray(vector)), lambda _: pool, jax.random.key(0), Ledger.empty()
+            )[0]
+        )[0]
+        share = 1 - (1 - step * value) ** (terms + 1)
+        np.testing.assert_allclose(solve("sum"), share * vector / value, atol=1e-12)
+        np.testing.assert_allclose(solve("product"), step * (1 - step * value) ** terms * vector, atol=1e-12)
+
+
+def counting(problem):
+    """The problem with callbacks in both objectives that count how many samples were really looked at."""
+    seen = collections.Counter()
+
+    def count(name, function):
+        def wrapped(x, y, xi, eta):
+            jax.debug.callback(lambda _: seen.update([name]), xi)
+            return function(x, y, xi, eta)
+
+        return wrapped
+
+    functions = {"upper": count("upper", problem.upper), "lower": count("lower", problem.lower)}
+    return eqx.tree_at(lambda p: (p.upper, p.lower), problem, (functions["upper"], functions["lower"])), seen
+
+
+@pytest.mark.parametrize("solver", [cb.Newton(), cb.StocBiO(0.05, 0.05, inner_steps=3, terms=4, batch=7)], ids=["newton", "stocbio"])
+def test_ledger_equals_what_was_really_evaluated(solver):
+    problem, samples = curved_problem(20)
+    problem, seen = counting(problem)
+    reduced = cb.reduce(problem, cb.Chebyshev(3), samples)
+    seen.clear()
+    found = run(solver, reduced, jax.random.key(0), 6)
+    jax.effects_barrier()
+    spent = found.stats["oracles"]
+    upper = sum(count["samples"] for kind, count in spent.items() if kind.startswith("upper"))
+    lower = {kind: count["samples"] for kind, count in spent.items() if not kind.startswith("upper")}
+    # value, gradient and Hessian of one sample are three evaluations of the lower objective inside one model call
+    lower_evaluations = sum(lower.values()) + 2 * lower.get("hessian", 0)
+    assert (seen["upper"], seen["lower"]) == (upper, lower_evaluations)
+    if isinstance(solver, cb.StocBiO):
+        calls = {kind: count["calls"] for kind, count in spent.items()}
+        assert calls == {"lower_gradient": 18, "hessian_vector": 24, "cross_product": 6, "upper_gradient": 6}
+        assert lower["lower_gradient"] == 18 * 7
+
+
+def test_counts_do_not_overflow():
+    class Big:
+        def __len__(self):
+            return 2**31
+
+    ledger = Ledger.empty()
+    for _ in range(5):
+        ledger = ledger.add("hessian", Big())
+    assert ledger.totals() == {"hessian": {"calls": 5, "samples": 5 * 2**31}}
