@@ -11,13 +11,17 @@ def as_pytrees(problem):
     """The quadratic problem with ``x`` a dict and ``y`` a tuple: the same numbers in other clothes."""
     pack_x = lambda x: jnp.concatenate([x["first"], x["rest"].ravel()])
     pack_y = lambda y: jnp.concatenate([y[0][None], y[1]])
-    return cb.Problem(
-        upper=lambda x, y, xi, eta: problem.upper(pack_x(x), pack_y(y), xi, eta),
-        lower=lambda x, y, xi, eta: problem.lower(pack_x(x), pack_y(y), xi, eta),
-        x0={"first": jnp.zeros(1), "rest": jnp.zeros((2, 2))},
-        y0=(jnp.zeros(()), jnp.zeros(2)),
-        domain=problem.domain,
-    ), pack_x, jax.vmap(pack_y)
+    return (
+        cb.Problem(
+            upper=lambda x, y, xi, eta: problem.upper(pack_x(x), pack_y(y), xi, eta),
+            lower=lambda x, y, xi, eta: problem.lower(pack_x(x), pack_y(y), xi, eta),
+            x0={"first": jnp.zeros(1), "rest": jnp.zeros((2, 2))},
+            y0=(jnp.zeros(()), jnp.zeros(2)),
+            domain=problem.domain,
+        ),
+        pack_x,
+        jax.vmap(pack_y),
+    )
 
 
 def curved(x, y, xi, eta):
@@ -27,7 +31,9 @@ def curved(x, y, xi, eta):
 
 
 def curved_upper(x, y, xi, eta):
-    return jnp.sum(jnp.tanh(y["a"] - xi) ** 2) + jnp.sum((y["b"] - x["q"]) ** 2) * jnp.exp(0.1 * eta) + 0.1 * x["p"] ** 2
+    return (
+        jnp.sum(jnp.tanh(y["a"] - xi) ** 2) + jnp.sum((y["b"] - x["q"]) ** 2) * jnp.exp(0.1 * eta) + 0.1 * x["p"] ** 2
+    )
 
 
 def curved_problem(count=60, seed=0):

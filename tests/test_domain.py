@@ -18,7 +18,13 @@ def test_reference_maps_ends_exactly_and_place_inverts_it(domain):
 
 
 def test_contains():
-    assert cb.Interval(0.0, 1.0).contains(jnp.array([-0.1, 0.0, 0.5, 1.0, 1.1])).tolist() == [False, True, True, True, False]
+    assert cb.Interval(0.0, 1.0).contains(jnp.array([-0.1, 0.0, 0.5, 1.0, 1.1])).tolist() == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert BOX.contains(jnp.array([[0.5, 0.0, 5.5], [0.5, 3.0, 5.5]])).tolist() == [True, False]
     finite = cb.Finite([0.1, 0.25, 7.0])
     assert finite.contains(jnp.array([0.25, 0.3, 7.0])).tolist() == [True, False, True]

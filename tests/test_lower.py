@@ -74,7 +74,9 @@ def test_product_data_average_over_all_of_it():
     problem = cb.Problem(lambda x, y, xi, eta: y, noisy, 1.5, 0.0, cb.Interval(0.0, 1.0))
     found = exact_lower(problem, jnp.array(2.0), contexts, cb.Product(contexts, eta))
     for y, xi in zip(found.y, contexts, strict=True):
-        direct = scipy.optimize.minimize_scalar(lambda v, xi=xi: np.mean(np.cosh(v - 2 * xi) + (v - eta) ** 2), tol=1e-12)
+        direct = scipy.optimize.minimize_scalar(
+            lambda v, xi=xi: np.mean(np.cosh(v - 2 * xi) + (v - eta) ** 2), tol=1e-12
+        )
         np.testing.assert_allclose(y, direct.x, atol=1e-7)
 
 

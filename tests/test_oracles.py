@@ -32,7 +32,8 @@ def central(function, tree, step=1e-5):
     """The gradient of a scalar function of a pytree by central differences."""
     flat, unravel = ravel_pytree(tree)
     out = [
-        (function(unravel(flat + step * e)) - function(unravel(flat - step * e))) / (2 * step) for e in np.eye(len(flat))
+        (function(unravel(flat + step * e)) - function(unravel(flat - step * e))) / (2 * step)
+        for e in np.eye(len(flat))
     ]
     return unravel(jnp.asarray(out))
 
@@ -57,7 +58,9 @@ def test_second_derivatives(setting):
     along = lambda x, W: sum(
         jnp.sum(a * b)
         for a, b in zip(
-            jax.tree.leaves(oracles.lower_gradient(reduced, x, W, pool, Ledger.empty())[0]), jax.tree.leaves(V), strict=True
+            jax.tree.leaves(oracles.lower_gradient(reduced, x, W, pool, Ledger.empty())[0]),
+            jax.tree.leaves(V),
+            strict=True,
         )
     )
     product, _ = oracles.hessian_vector(reduced, x, W, V, pool, Ledger.empty())
@@ -79,7 +82,9 @@ def test_structured_model_is_the_model(setting):
 
 
 @pytest.mark.parametrize(
-    ("linear", "tolerance"), [(Direct(), 1e-6), (ConjugateGradient(), 1e-6), (Neumann(4000, 0.15), 1e-6)], ids=["direct", "cg", "sum"]
+    ("linear", "tolerance"),
+    [(Direct(), 1e-6), (ConjugateGradient(), 1e-6), (Neumann(4000, 0.15), 1e-6)],
+    ids=["direct", "cg", "sum"],
 )
 def test_hypergradients(setting, linear, tolerance):
     reduced, x, W, _, pool = setting
@@ -133,7 +138,9 @@ def counting(problem):
     return eqx.tree_at(lambda p: (p.upper, p.lower), problem, (functions["upper"], functions["lower"])), seen
 
 
-@pytest.mark.parametrize("solver", [cb.Newton(), cb.StocBiO(0.05, 0.05, inner_steps=3, terms=4, batch=7)], ids=["newton", "stocbio"])
+@pytest.mark.parametrize(
+    "solver", [cb.Newton(), cb.StocBiO(0.05, 0.05, inner_steps=3, terms=4, batch=7)], ids=["newton", "stocbio"]
+)
 def test_ledger_equals_what_was_really_evaluated(solver):
     problem, samples = curved_problem(20)
     problem, seen = counting(problem)

@@ -1,0 +1,255 @@
+"""Newton against closed forms: the optimum of the sample, to eight digits, in every guise of the data."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+from problems import as_pytrees, curved_problem
+
+import cobilevel as cb
+from cobilevel import lower
+from cobilevel.solver import advance, run
+from cobilevel.solvers import newton
+
+
+def relative(a, b):
+    return np.max(np.abs(np.asarray(a) - b)) / np.max(np.abs(b))
+
+
+def agree_with_closed_form(instance, solution, upper, lower, x=None, W=None):
+    exact_x, exact_W = instance.truth.sample_optimum(solution.basis, upper, lower)
+    assert solution.converged, solution.result
+    assert relative(solution.x if x is None else x, exact_x) < 1e-8
+    assert relative(solution.W if W is None else W, exact_W) < 1e-8
+
+
+def test_joint_samples(quadratic):
+    solution = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(6), solver=cb.Newton())
+    agree_with_closed_form(quadratic, solution, quadratic.train, quadratic.train)
+
+
+def test_pytrees(quadratic):
+    problem, pack_x, pack_W = as_pytrees(quadratic.problem)
+    solution = cb.solve(problem, quadratic.train, basis=cb.Chebyshev(6))
+    assert jax.tree.map(jnp.shape, solution.W) == ((6,), (6, 2))
+    agree_with_closed_form(
+        quadratic, solution, quadratic.train, quadratic.train, pack_x(solution.x), pack_W(solution.W)
+    )
+
+
+def test_levels_and_weights(quadratic):
+    weighted = cb.Samples(quadratic.train.xi, quadratic.train.eta, jnp.linspace(0.5, 2.0, len(quadratic.train)))
+    upper = quadratic.test.rows(slice(0, 1500))
+    solution = cb.solve(quadratic.problem, cb.Levels(upper=upper, lower=weighted), basis=cb.Chebyshev(6))
+    agree_with_closed_form(quadratic, solution, upper, weighted)
+
+
+def pairs(product):
+    context = product.context_rule()
+    m, n = len(context), product.eta_rows
+    i, j = jnp.repeat(jnp.arange(m), n), jnp.tile(jnp.arange(n), m)
+    return product.pairs(context, i, j)
+
+
+@pytest.mark.parametrize("kind", ["array", "distribution"])
+def test_product(quadratic, kind):
+    contexts = jnp.linspace(-1.0, 1.0, 40) if kind == "array" else cb.Uniform(quadratic.problem.domain)
+    eta = jax.tree.map(lambda a: a[:100], quadratic.train.eta)
+    product = cb.Product(contexts, eta, nodes=24)
+    solution = cb.solve(quadratic.problem, product, basis=cb.Chebyshev(6))
+    agree_with_closed_form(quadratic, solution, pairs(product), pairs(product))
+
+
+def test_levels_of_products(quadratic):
+    contexts = cb.Uniform(quadratic.problem.domain)
+    above, below = (
+        cb.Product(contexts, jax.tree.map(lambda a: a[rows], quadratic.train.eta), nodes=20)
+        for rows in (slice(0, 50), slice(50, 150))
+    )
+    solution = cb.solve(quadratic.problem, cb.Levels(above, below), basis=cb.Chebyshev(6))
+    agree_with_closed_form(quadratic, solution, pairs(above), pairs(below))
+
+
+@pytest.mark.parametrize("contexts", ["normal", "mixture"])
+def test_several_dimensions_and_other_laws(contexts):
+    instance = cb.gallery.quadratic(3, dx=4, dy=2, dimension=2, contexts=contexts, train=2000)
+    basis = cb.Chebyshev(4, index=cb.TotalDegree())
+    solution = cb.solve(instance.problem, instance.train, basis=basis)
+    agree_with_closed_form(instance, solution, instance.train, instance.train)
+
+
+def test_the_answer_depends_on_the_span_alone(traffic):
+    """Monomials, and a half-period Fourier basis far beyond its numerical rank, do not spoil the answer."""
+    solve = lambda basis: cb.solve(traffic.problem, traffic.train, basis=basis)
+    reference = solve(cb.Chebyshev(10))
+    for basis in (cb.Legendre(10), cb.Monomial(10), cb.Orthonormal(cb.Monomial(10))):
+        other = solve(basis)
+        np.testing.assert_allclose(other.x, reference.x, rtol=1e-8)
+        np.testing.assert_allclose(other.policy(traffic.test.xi), reference.policy(traffic.test.xi), atol=1e-7)
+    frame = solve(cb.Fourier(40))
+    assert frame.converged
+    assert 15 < frame.stats["rank"] < 40
+    assert "rank" in frame.choices
+    judged = cb.evaluate(traffic.problem, frame, traffic.test, traffic.truth)
+    assert judged.policy_error < 1e-5
+    np.testing.assert_allclose(frame.x, solve(cb.Chebyshev(24)).x, rtol=5e-3)  # different spans, one policy
+
+
+def test_partition_is_separate_cells(traffic):
+    """At a fixed x, Partition(N) is N independent minimisations; an empty cell keeps y0."""
+    problem = eqx.tree_at(lambda p: p.y0, traffic.problem, jnp.array([0.1, 0.2]))
+    keep = (traffic.train.xi < 0.5) | (traffic.train.xi > 0.6)  # cell 5 of 10 is empty
+    samples = traffic.train.rows(np.flatnonzero(keep))
+    reduced = cb.reduce(problem, cb.Partition(10), samples)
+    whitened = reduced.whitened()
+    at = eqx.filter_jit(newton.solve_at)
+    point, _ = at(whitened, problem.x0, whitened.W0, jnp.array(0.0), newton.Ledger.empty())
+    W = whitened.lift(problem.x0, point.W).W
+
+    @jax.jit
+    def alone(mask):  # the mean over one cell's samples, minimised on its own
+        mean = lambda y: mask @ jax.vmap(lambda c: problem.lower(problem.x0, y, c, c))(samples.xi) / jnp.sum(mask)
+        model = lower.Dense(lambda y: (mean(y), jax.grad(mean)(y), jax.hessian(mean)(y)))
+        return lower.minimise(model, jnp.full(2, 0.1), 1e-13).point
+
+    for cell in range(10):
+        inside = (samples.xi >= cell / 10) & (samples.xi < (cell + 1) / 10)
+        if cell == 5:
+            assert not np.any(inside)
+            np.testing.assert_array_equal(W[cell], problem.y0)
+        else:
+            np.testing.assert_allclose(W[cell], alone(inside.astype(float)), atol=1e-10)
+    solution = cb.solve(problem, samples, basis=cb.Partition(10))
+    np.testing.assert_array_equal(solution.policy(0.55), problem.y0)
+    assert "9 of the 10" in solution.choices["rank"]
+
+
+def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic):
+    free = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(6))
+    lo, hi = free.x - 0.3, free.x + 0.4
+    lo, hi = lo.at[0].set(free.x[0] + 0.1), hi.at[0].set(free.x[0] + 1.0)  # three active bounds
+    hi, lo = hi.at[3].set(free.x[3] - 0.2), lo.at[3].set(free.x[3] - 2.0)
+    lo = lo.at[4].set(free.x[4] + 0.05)
+    x0 = (lo + hi) / 2
+    bounded = cb.Problem(
+        quadratic.problem.upper, quadratic.problem.lower, x0, jnp.zeros(3), quadratic.problem.domain, (lo, hi)
+    )
+    solution = cb.solve(bounded, quadratic.train, basis=cb.Chebyshev(6))
+    assert solution.converged, solution.result
+    assert bool(jnp.all((solution.x >= lo) & (solution.x <= hi)))
+    reduced = cb.reduce(bounded, cb.Chebyshev(6), quadratic.train).whitened()
+    point = eqx.filter_jit(lambda x: newton.solve_at(reduced, x, reduced.W0, 1e-12, newton.Ledger.empty())[0])
+    value = lambda x: tuple(np.asarray(v) for v in (point(jnp.asarray(x)).value, point(jnp.asarray(x)).gradient))
+    peer = scipy.optimize.minimize(
+        value,
+        x0,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=list(zip(lo, hi, strict=True)),
+        options={"ftol": 1e-15, "gtol": 1e-10},
+    )
+    np.testing.assert_allclose(solution.x, peer.x, atol=1e-6)
+    assert solution.history["upper"][-1] <= peer.fun + 1e-12
+    active = np.isclose(solution.x, lo) | np.isclose(solution.x, hi)
+    assert active.sum() >= 2
+
+
+def test_matrix_free_agrees_with_dense(monkeypatch, quadratic):
+    dense = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(5))
+    monkeypatch.setattr(newton, "DENSE_LIMIT", 0)
+    samples = quadratic.train.rows(slice(0, 3999))  # another shape, so that nothing compiled before is used
+    free = cb.solve(quadratic.problem, samples, basis=cb.Chebyshev(5))
+    assert free.converged, free.result
+    assert "hessian" not in free.stats["oracles"]
+    exact_x, exact_W = quadratic.truth.sample_optimum(free.basis, samples, samples)
+    assert relative(free.x, exact_x) < 1e-8
+    assert relative(free.W, exact_W) < 1e-8
+    assert dense.stats["oracles"]["hessian"]["calls"] > 0
+
+
+def test_float32_stays_float32():
+    instance = cb.gallery.quadratic(0)
+    cast = lambda tree: jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, tree)
+    problem = cb.Problem(
+        *cast((instance.problem.upper, instance.problem.lower)),
+        jnp.zeros(5, "float32"),
+        jnp.zeros(3, "float32"),
+        instance.problem.domain,
+    )
+    solution = cb.solve(problem, cast(instance.train), basis=cb.Chebyshev(6))
+    assert solution.converged, solution.result
+    assert {a.dtype for a in (solution.x, solution.W, solution.policy(jnp.float32(0.3)))} == {jnp.dtype("float32")}
+    assert "float32" in solution.choices["precision"]
+    x, _ = instance.truth.sample_optimum(solution.basis, instance.train, instance.train)
+    assert relative(solution.x, x) < 1e-3
+
+
+@pytest.mark.parametrize("solver", [cb.Newton(), cb.StocBiO(0.02, 0.05, batch=16)], ids=["newton", "stocbio"])
+def test_resumed_is_uninterrupted_bit_for_bit(solver, tmp_path):
+    problem, samples = curved_problem()
+    whole = cb.solve(problem, samples, basis=cb.Chebyshev(4), solver=solver, steps=12)
+    reduced = cb.reduce(problem, cb.Chebyshev(4), samples)
+    prepared = solver.prepare(reduced)
+    key = jax.random.split(jax.random.key(0), 3)[2]
+    state = solver.init(prepared, key, 12)
+    for count in (5, 3, 20):
+        state, _ = advance(solver, prepared, state, count)
+    x, W = solver.answer(state)
+    lifted = prepared.lift(x, W)
+    for a, b in zip(jax.tree.leaves((whole.x, whole.W)), jax.tree.leaves((lifted.x, lifted.W)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    # through the front door: stopped, saved, loaded, gone on
+    part = cb.solve(problem, samples, basis=cb.Chebyshev(4), solver=cb.Newton(), steps=4)
+    full = cb.solve(problem, samples, basis=cb.Chebyshev(4), solver=cb.Newton(), steps=12)
+    part.save(tmp_path / "part.npz")
+    loaded = cb.load(tmp_path / "part.npz", problem)
+    on = cb.solve(problem, samples, solver=cb.Newton(), steps=12, resume=loaded)
+    for a, b in zip(jax.tree.leaves((full.x, full.W)), jax.tree.leaves((on.x, on.W)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert on.stats["oracles"] == full.stats["oracles"]
+
+
+def test_compiles_once_for_many_instances():
+    traced = []
+
+    class Lower(eqx.Module):
+        shift: jax.Array
+
+        def __call__(self, x, y, xi, eta):
+            traced.append(1)
+            return (y - x * xi - self.shift - eta) ** 2
+
+    def solve(shift):
+        problem = cb.Problem(upper, Lower(jnp.array(shift)), 0.5, 0.0, cb.Interval(0.0, 1.0))
+        run(cb.Newton(), cb.reduce(problem, cb.Chebyshev(3), samples), jax.random.key(0), 20)
+
+    samples = cb.Samples(np.linspace(0, 1, 30), np.zeros(30))
+    upper = lambda x, y, xi, eta: (y - xi) ** 2 + x**2
+    solve(0.0)
+    first = len(traced)
+    solve(1.0)
+    checks = len(traced) - first
+    solve(2.0)
+    assert len(traced) - first == 2 * checks  # checks trace each problem; the solver is traced no more
+    assert checks < 5
+
+
+NOT_CONVEX = {
+    "concave": lambda x, y, xi, eta: -(y**2) + x * y,
+    "flat": lambda x, y, xi, eta: (x - xi) ** 2 + 0 * y,
+    "double well": lambda x, y, xi, eta: (y**2 - 1) ** 2 - 2 * xi * y + x * y,
+    "saddle at the start": lambda x, y, xi, eta: y**4 / 4 - y**2 / 2,
+    "unbounded": lambda x, y, xi, eta: y * (1 + x**2) + xi * y,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The lower level is not strongly convex")
+@pytest.mark.parametrize("name", NOT_CONVEX)
+def test_a_lower_level_that_is_not_convex_is_never_an_answer(name):
+    problem = cb.Problem(lambda x, y, xi, eta: (y - 1) ** 2 + x**2, NOT_CONVEX[name], 0.3, 0.0, cb.Interval(-1.0, 1.0))
+    samples = cb.Samples(np.linspace(-1, 1, 200))
+    solution = cb.solve(problem, samples, basis=cb.Chebyshev(4))
+    assert not solution.converged
+    assert "not strongly convex" in solution.result or "could not be minimised" in solution.result

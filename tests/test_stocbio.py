@@ -1,0 +1,191 @@
+"""StocBiO: towards the closed form as its steps shrink, and towards another point where its Neumann sum is too short."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import cobilevel as cb
+from cobilevel.solver import advance
+
+
+@pytest.fixture(scope="module")
+def instance():
+    return cb.gallery.quadratic(2, dx=2, dy=2, train=500, condition=3.0)
+
+
+BASIS = cb.Orthonormal(cb.Chebyshev(4))
+
+
+def matrices(instance, features, samples):
+    """``W*(x) = S x + w``, the Hessian, and the upper quadratic ``(B x + r)``: the reduced problem as linear algebra."""
+    phi, n = np.asarray(features(samples.xi)), len(samples)
+    metric = np.asarray(jax.vmap(instance.truth.lower.metric)(samples.xi))
+    slope = np.asarray(jax.vmap(instance.truth.lower.slope)(samples.xi))
+    dy, dx = slope.shape[1:]
+    count = phi.shape[1] * dy
+    hessian = np.einsum("nk,nab,nl->kalb", phi, metric, phi).reshape(count, count) / n
+    cross = -np.einsum("nk,nab,nbj->kaj", phi, metric, slope).reshape(count, dx) / n  # d12 g, transposed
+    shift = np.einsum("nk,nab,nb->ka", phi, metric, np.asarray(samples.eta["lower"])).reshape(count) / n
+    Q = np.asarray(instance.truth.upper.Q)
+    upper = np.einsum("nk,ab,nl->kalb", phi, Q, phi).reshape(count, count) / n  # d2 f = upper W - target
+    target = np.einsum("nk,ab,nb->ka", phi, Q, np.asarray(samples.eta["upper"])).reshape(count) / n
+    return hessian, cross, shift, upper, target
+
+
+def fixed_point(instance, features, samples, inverse):
+    """Where ``d1 f - cross^T inverse d2 f`` vanishes along ``W*(x)``, for any stand-in for the inverse Hessian."""
+    hessian, cross, shift, upper, target = matrices(instance, features, samples)
+    rho, centre = float(instance.truth.upper.rho), np.asarray(instance.truth.upper.centre)
+    S, w = np.linalg.solve(hessian, -cross), np.linalg.solve(hessian, shift)
+    adjoint = cross.T @ inverse
+    matrix = rho * np.eye(len(centre)) - adjoint @ upper @ S
+    return np.linalg.solve(matrix, rho * centre + adjoint @ (upper @ w - target))
+
+
+def neumann(hessian, step, terms):
+    powers = [np.linalg.matrix_power(np.eye(len(hessian)) - step * hessian, q) for q in range(terms + 1)]
+    return step * sum(powers)
+
+
+def test_the_reference_is_the_closed_form(instance):
+    features = cb.reduce(instance.problem, BASIS, instance.train).basis
+    hessian = matrices(instance, features, instance.train)[0]
+    exact, _ = instance.truth.sample_optimum(features, instance.train, instance.train)
+    np.testing.assert_allclose(
+        fixed_point(instance, features, instance.train, np.linalg.inv(hessian)), exact, rtol=1e-10
+    )
+
+
+def test_converges_to_the_closed_form_as_steps_shrink(instance):
+    features = cb.reduce(instance.problem, BASIS, instance.train).basis
+    exact, exact_W = instance.truth.sample_optimum(features, instance.train, instance.train)
+    errors, errors_W = [], []
+    for shrink in (1.0, 0.15):
+        solver = cb.StocBiO(inner=0.1 * shrink, outer=0.1 * shrink, neumann=0.3, inner_steps=10, terms=25, average=0.5)
+        runs = [
+            cb.solve(
+                instance.problem,
+                instance.train,
+                basis=BASIS,
+                solver=solver,
+                steps=int(1500 / shrink),
+                batch=32,
+                key=key,
+            )
+            for key in range(3)
+        ]
+        errors.append(np.sqrt(np.mean([np.sum((r.x - exact) ** 2) for r in runs])))
+        errors_W.append(np.sqrt(np.mean([np.sum((r.W - exact_W) ** 2) for r in runs])))
+    scale = np.linalg.norm(exact)
+    assert errors[0] > errors[-1]
+    assert errors[-1] < 0.01 * scale
+    assert errors_W[-1] < 0.02 * np.linalg.norm(exact_W)
+
+
+@pytest.mark.parametrize(("terms", "step"), [(10, 1e-3), (10, 3e-2)])
+def test_a_short_neumann_sum_moves_the_fixed_point_as_predicted(instance, terms, step):
+    """With K = 10 and s = 1e-3 hardly 1% of the inverse is recovered at curvature 1: the fixed point is elsewhere."""
+    features = cb.reduce(instance.problem, BASIS, instance.train).basis
+    hessian = matrices(instance, features, instance.train)[0]
+    exact, _ = instance.truth.sample_optimum(features, instance.train, instance.train)
+    predicted = fixed_point(instance, features, instance.train, neumann(hessian, step, terms))
+    bias = np.linalg.norm(predicted - exact)
+    solver = cb.StocBiO(inner=0.02, outer=0.05, neumann=step, inner_steps=10, terms=terms, average=0.5)
+    found = [
+        np.asarray(
+            cb.solve(instance.problem, instance.train, basis=BASIS, solver=solver, steps=4000, batch=64, key=k).x
+        )
+        for k in range(3)
+    ]
+    gap = np.linalg.norm(np.mean(found, axis=0) - predicted)
+    assert gap < 0.1 * bias
+    if step == 1e-3:
+        assert bias > 0.2 * np.linalg.norm(exact)
+
+
+def test_only_the_share_of_the_inverse_that_errata_predict():
+    for curvature, share in ((1.0, 0.011), (400.0, 0.99)):
+        assert abs(1 - (1 - 1e-3 * curvature) ** 11 - share) < 0.007
+
+
+def test_averages_the_last_tenth(instance):
+    solve = lambda average: cb.solve(
+        instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, 0.1, average=average), steps=50
+    )
+    last, tenth, everything = solve(0.0), solve(0.1), solve(1.0)
+    ends = [
+        cb.solve(instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, 0.1, average=0.0), steps=k).x
+        for k in range(46, 51)
+    ]
+    np.testing.assert_allclose(tenth.x, np.mean(ends, axis=0), rtol=1e-12)
+    np.testing.assert_array_equal(last.x, ends[-1])
+    assert not np.allclose(everything.x, tenth.x)
+
+
+def test_schedules_and_bounds(instance):
+    bounded = cb.Problem(
+        instance.problem.upper,
+        instance.problem.lower,
+        jnp.zeros(2),
+        jnp.zeros(2),
+        instance.problem.domain,
+        (-0.05, 0.1),
+    )
+    solver = cb.StocBiO(
+        inner=optax.constant_schedule(0.1), outer=optax.polynomial_schedule(0.3, 0.01, 1, 200), neumann=0.1
+    )
+    inside = cb.solve(bounded, instance.train, basis=BASIS, solver=solver, steps=300, batch=16)
+    assert bool(jnp.all((inside.x >= -0.05) & (inside.x <= 0.1)))
+    solve = lambda outer: cb.solve(
+        instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, outer, 0.1), steps=30
+    )
+    np.testing.assert_array_equal(solve(optax.constant_schedule(0.3)).x, solve(0.3).x)
+    assert not np.allclose(solve(optax.polynomial_schedule(0.3, 0.01, 1, 20)).x, solve(0.3).x)
+
+
+def test_divergence_is_reported(instance):
+    solution = cb.solve(instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(50.0, 10.0), steps=500)
+    assert not solution.converged
+    assert solution.result.startswith("Diverged")
+    assert np.all(np.isfinite(solution.x))
+    assert solution.stats["steps"] < 500
+
+
+def test_seeds_and_step_sizes_can_be_vmapped(instance):
+    reduced = cb.reduce(instance.problem, BASIS, instance.train)
+
+    def run(key, outer):
+        solver = cb.StocBiO(0.1, 0.1, batch=16)
+        solver = eqx.tree_at(lambda s: s.outer, solver, outer)
+        return advance(solver, reduced, solver.init(reduced, key, 20), 20)[0].x
+
+    keys, outers = jax.random.split(jax.random.key(0), 4), jnp.array([0.01, 0.03, 0.1, 0.3])
+    together = jax.vmap(run)(keys, outers)
+    alone = jnp.stack([run(k, o) for k, o in zip(keys, outers, strict=True)])
+    np.testing.assert_allclose(together, alone, rtol=1e-12, atol=1e-12)
+    assert len({tuple(row) for row in np.asarray(together)}) == 4
+
+
+@pytest.mark.parametrize("kind", ["stream", "product"])
+def test_streams_and_products_are_drawn_fresh(instance, kind):
+    law = cb.Uniform(instance.problem.domain)
+    if kind == "stream":
+
+        def draw(key, size):
+            for_contexts, for_noise = jax.random.split(key)
+            xi = law.sample(for_contexts, size)
+            eta = jax.vmap(lambda k, c: jax.tree.map(lambda a: a[0], instance.problem.conditional(k, c, 1)))(
+                jax.random.split(for_noise, size), xi
+            )
+            return cb.Samples(xi, eta)
+
+        data, optimum = cb.Stream(draw), instance.truth.x
+    else:
+        data = cb.Product(law, jax.tree.map(lambda a: a[:60], instance.train.eta))
+        optimum = cb.solve(instance.problem, data, basis=BASIS).x
+    solver = cb.StocBiO(0.05, 0.05, neumann=0.3, terms=25, average=0.5)
+    solution = cb.solve(instance.problem, data, basis=BASIS, solver=solver, steps=4000, batch=32)
+    assert np.linalg.norm(solution.x - optimum) < 0.03 * np.linalg.norm(optimum)
