@@ -45,8 +45,10 @@ def exact_flows(x, truth, xi):
 def exact_optimum(instance: cb.gallery.Instance) -> np.ndarray:
     """The best capacities for the training sample, with exact flows at every context."""
     value = lambda x: tuple(np.asarray(v, dtype=float) for v in exact_loss(x, instance.truth, instance.train))
-    found = scipy.optimize.minimize(value, np.full(2, 0.5), jac=True, bounds=[(0.05, 3.0)] * 2, options={"gtol": 1e-9})
-    return found.x
+    starts = (np.full(2, 0.5), np.asarray(instance.truth.x))  # the sample's loss has kinks: one start may get stuck
+    options = {"gtol": 1e-9}
+    runs = [scipy.optimize.minimize(value, x, jac=True, bounds=[(0.05, 3.0)] * 2, options=options) for x in starts]
+    return min(runs, key=lambda run: run.fun).x
 
 
 def main() -> None:
@@ -78,17 +80,17 @@ def main() -> None:
             gap = exact_flows(solution.x, truth, test.xi) - solution.policy(test.xi)
             policy.append(float(np.mean(np.sum(gap**2, axis=1))))
             size.append(solution.history["gradient"][-1])
-            ended.append(solution.result.split(":")[0])
+            ended.append(" ".join(solution.result.split(":")[0].split()[:4]))
         spread = lambda v: f"{np.mean(v):.5f} +- {2 * np.std(v, ddof=1) / np.sqrt(len(v)):.5f}"
         print(
             f"{basis!r:28s} {spread(over_best):>22s} {spread(over_ref):>20s} {np.mean(policy):12.2e} "
-            f"{ended.count('Converged'):9d} {ended.count('Stalled'):7d} {max(size):12.1e} "
+            f"{sum(e.startswith('Converged') for e in ended):9d} {ended.count('Stalled'):7d} {max(size):12.1e} "
             f"{1e3 * np.median(seconds):10.1f} {first:9.1f}",
             flush=True,
         )
         odd = [(k, w, f"{s:.1e}") for k, (w, s) in enumerate(zip(ended, size, strict=True)) if w != "Converged"]
         if odd:
-            print(f"    not converged (seed, how, projected gradient): {odd}")
+            print(f"    ended otherwise (seed, how, projected gradient): {odd}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from problems import curved_problem
 
 import cobilevel as cb
 from cobilevel import oracles
@@ -16,6 +15,7 @@ from cobilevel.hypergradient import ConjugateGradient, Direct, Neumann, hypergra
 from cobilevel.lower import Dense, minimise
 from cobilevel.oracles import Ledger
 from cobilevel.solver import run
+from problems import curved_problem
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +107,13 @@ def test_hypergradients(setting, linear, tolerance):
 
 @pytest.mark.parametrize("terms", [0, 1, 10])
 def test_neumann_recovers_the_share_it_should(setting, terms):
-    reduced, x, W, V, pool = setting
+    reduced, x, W, _, pool = setting
     (_, _, hessian), _ = oracles.lower_model(reduced, x, W, pool, Ledger.empty())
     eigenvalues, vectors = np.linalg.eigh(hessian)
     step = 0.05
     _, unflatten = oracles.flatten(W)
     for value, vector in zip(eigenvalues, vectors.T, strict=True):
-        solve = lambda kind: oracles.flatten(
+        solve = lambda kind, vector=vector: oracles.flatten(
             Neumann(terms, step, kind)(
                 reduced, x, W, unflatten(jnp.asarray(vector)), lambda _: pool, jax.random.key(0), Ledger.empty()
             )[0]

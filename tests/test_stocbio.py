@@ -1,4 +1,4 @@
-"""StocBiO: towards the closed form as its steps shrink, and towards another point where its Neumann sum is too short."""
+"""StocBiO: towards the closed form as its steps shrink, towards another point where its Neumann sum is too short."""
 
 import equinox as eqx
 import jax
@@ -20,7 +20,7 @@ BASIS = cb.Orthonormal(cb.Chebyshev(4))
 
 
 def matrices(instance, features, samples):
-    """``W*(x) = S x + w``, the Hessian, and the upper quadratic ``(B x + r)``: the reduced problem as linear algebra."""
+    """The reduced problem as linear algebra: ``d2 g = H W + C x - s`` and ``d2 f = U W - t``."""
     phi, n = np.asarray(features(samples.xi)), len(samples)
     metric = np.asarray(jax.vmap(instance.truth.lower.metric)(samples.xi))
     slope = np.asarray(jax.vmap(instance.truth.lower.slope)(samples.xi))

@@ -74,6 +74,8 @@ class Basis(eqx.Module):
         constant = self.constant(domain)
         if constant is None:
             phi = np.asarray(eqx.filter_jit(self.evaluate)(domain, xi))
+            if not np.isfinite(phi).all():
+                raise ValueError(f"basis {self!r} gives NaN or infinity at observed contexts; check its function.")
             constant = np.linalg.lstsq(phi, np.ones(len(phi)), rcond=None)[0]
         return FeatureMap(self, domain, None, jnp.asarray(constant, dtype))
 
@@ -93,7 +95,8 @@ class ProductBasis(Basis):
         _check_count(type(self).__name__, self.n)
         if not isinstance(self.index, IndexSet):
             raise TypeError(
-                f"{type(self).__name__}: index must be Tensor(), TotalDegree() or HyperbolicCross(), got {self.index!r}."
+                f"{type(self).__name__}: index must be Tensor(), TotalDegree() or HyperbolicCross(), got "
+                f"{self.index!r}."
             )
 
     @abstractmethod

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .basis import Basis, Chebyshev, Fourier, Orthonormal, Partition
+from .basis import Basis, Chebyshev, Fourier, Partition
 from .evaluate import evaluate
 from .gallery import two_edge_traffic
 from .progress import ProgressBar
@@ -37,9 +37,9 @@ def demo(seed: int, out: Path, console: Console) -> None:
     truth = instance.truth
     reference = float(truth.loss(truth.x, instance.test))
     console.print(
-        f"Two parallel roads, instance {seed}: infer their capacities from {len(instance.train)} noisy flows under random "
-        f"demand.\nTrue capacities {np.round(np.asarray(truth.x), 4)}; their loss on {len(instance.test)} test samples, "
-        f"with exact flows: F_ref = {reference:.5f}\n"
+        f"Two parallel roads, instance {seed}: infer their capacities from {len(instance.train)} noisy flows under "
+        f"random demand.\nTrue capacities {np.round(np.asarray(truth.x), 4)}; their loss on {len(instance.test)} test "
+        f"samples, with exact flows: F_ref = {reference:.5f}\n"
     )
     table = Table(
         title="Newton on the reduced problem, judged with exact flows on the test samples",

@@ -1,6 +1,6 @@
 r"""The hypergradient of the reduced problem, and the three ways to solve its linear system.
 
-$$\nabla F_\Phi = \partial_1 f_\Phi - \partial_{12} g_\Phi \, v, \qquad \partial_{22} g_\Phi \, v = \partial_2 f_\Phi .$$
+$$\nabla F_\Phi = \partial_1 f_\Phi - \partial_{12} g_\Phi v, \qquad \partial_{22} g_\Phi v = \partial_2 f_\Phi .$$
 
 The expectations stand inside the inverse: this is a Galerkin projection, not an average of per-context inverses.
 Signs are fixed here and nowhere else.
@@ -69,10 +69,10 @@ class ConjugateGradient(LinearSolve):
 class Neumann(LinearSolve):
     r"""The truncated Neumann series on fresh batches $H_k$, with `terms` factors $K$ and scale `step` $s$.
 
-    `kind="sum"` is stocBiO's estimate $s \sum_{q=0}^{K} \prod_{k=1}^{q} (I - s H_k) b$. At curvature $\lambda$ it recovers
-    the share $1 - (1 - s\lambda)^{K+1}$ of the inverse, so its bias fades only when $s \lambda K$ is large for every
-    $\lambda$. `kind="product"` is the bare product $s \prod_{k=1}^{K} (I - s H_k) b$, which does not estimate an inverse
-    and is kept for comparison.
+    `kind="sum"` is stocBiO's estimate $s \sum_{q=0}^{K} \prod_{k=1}^{q} (I - s H_k) b$. At curvature $\lambda$ it
+    recovers the share $1 - (1 - s\lambda)^{K+1}$ of the inverse, so its bias fades only when $s \lambda K$ is large for
+    every $\lambda$. `kind="product"` is the bare product $s \prod_{k=1}^{K} (I - s H_k) b$ that the paper prints; it does
+    not estimate an inverse and is kept for comparison.
     """
 
     terms: int = eqx.field(static=True)

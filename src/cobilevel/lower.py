@@ -1,4 +1,4 @@
-r"""Lower-level problems solved to high accuracy: a damped Newton method, and $y^\star(x, \xi)$ for many contexts at once.
+r"""Lower levels solved to high accuracy: a damped Newton method, and $y^\star(x, \xi)$ for many contexts at once.
 
 ``minimise`` serves both the coefficients ``W`` of the reduced lower level and the single ``y`` of one context.
 """

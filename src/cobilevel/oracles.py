@@ -106,7 +106,7 @@ def cross_product(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batc
 
 
 def lower_model(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
-    r"""``g_Phi``, its gradient and its Hessian $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$, in flat coordinates.
+    r"""``g_Phi``, its gradient and its Hessian $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$, flattened.
 
     The Hessian of ``g`` in ``y`` is taken sample by sample and contracted with the features, never through the
     ``N d_y`` coefficients; rows and columns follow ``flatten(W)``.

@@ -235,10 +235,8 @@ def build(problem: Problem, basis: Basis, samples: Data) -> Reduced:
     fitted = basis.fit(problem.domain, xi, observed.weights)
     whitening = None
     if not isinstance(lower, Stream):
-        features = fitted(xi)
-        _check_features(features, basis)
         _check_size(basis, fitted, np.asarray(observed.xi), "samples")
-        whitening = whiten(features, observed.weights)
+        whitening = whiten(fitted(xi), observed.weights)
     source = _source(lower, fitted)
     W0 = jax.tree.map(lambda y: jnp.tensordot(fitted.constant.astype(dtype), y, axes=0), problem.y0)
     return Reduced(problem, fitted, source if upper is lower else _source(upper, fitted), source, W0, whitening)
@@ -260,11 +258,6 @@ def _source(level: Level, basis: FeatureMap) -> Source:
     if isinstance(level, Product):
         return Pairs(_batch(basis, level.context_rule()), level, basis)
     return Rows(_batch(basis, level))
-
-
-def _check_features(features: Array, basis: Basis) -> None:
-    if not bool(jnp.all(jnp.isfinite(features))):
-        raise ValueError(f"basis {basis!r} gives NaN or infinity at observed contexts; check its function.")
 
 
 def _check_size(basis: Basis, fitted: FeatureMap, contexts: np.ndarray, where: str) -> None:

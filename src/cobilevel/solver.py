@@ -29,6 +29,12 @@ class Result(enum.IntEnum):
     DIVERGED = 4
     NOT_CONVEX = 5
     LOWER_FAILED = 6
+    KINK = 7
+
+    @property
+    def good(self) -> bool:
+        """Whether what was found is a stationary point of the reduced problem."""
+        return self in (Result.CONVERGED, Result.KINK)
 
     def words(self) -> str:
         return _WORDS[self]
@@ -38,8 +44,9 @@ _WORDS = {
     Result.RUNNING: "Still running.",
     Result.CONVERGED: "Converged: the projected gradient of the reduced problem is below the tolerance.",
     Result.STALLED: "Stalled: no step along the gradient lowers the upper objective any more, yet the gradient is not "
-    "below the tolerance. The reduced objective may have a kink there; compare history['gradient'], and loosen the "
-    "tolerance if it is small enough for you.",
+    "below the tolerance. Look at history['gradient'], and loosen the tolerance if it is small enough for you.",
+    Result.KINK: "Converged at a kink of the reduced objective: its gradient jumps there, and the gradients on the two "
+    "sides combine to less than the tolerance.",
     Result.BUDGET: "Budget spent: the allowed steps ran out before convergence. Give more steps, or resume.",
     Result.DIVERGED: "Diverged: an iterate became infinite or NaN; the last finite one is returned, and is not an "
     "answer. Make the step sizes smaller.",
@@ -210,7 +217,7 @@ def run(
     return prepared.lift(
         x,
         W,
-        converged=result == Result.CONVERGED,
+        converged=result.good,
         result=result.words(),
         history={name: np.concatenate([part[name] for part in records]) for name in names},
         stats=stats,

@@ -62,7 +62,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no saved solution at {path}.")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         document = json.loads(str(arrays.pop(_DOCUMENT)))
     except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:

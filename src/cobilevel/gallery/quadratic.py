@@ -2,8 +2,8 @@ r"""Random quadratic problems in which everything is known in closed form.
 
 $$g = \tfrac12 |y - C(\xi) x - \eta^{low}|^2_{A(\xi)}, \qquad
 f = \tfrac12 |y - \eta^{up}|^2_Q + \tfrac{\rho}{2} |x - \bar x|^2,$$
-with $\eta^{low} = c(\xi) + $ noise and $\eta^{up} = \tau(\xi) + $ noise. The lower objective does not know $c$: only the
-conditional mean of the noise shows it, and each context is seen once. So $y^\star(x, \xi) = C(\xi) x + c(\xi)$.
+with $\eta^{low} = c(\xi) + $ noise and $\eta^{up} = \tau(\xi) + $ noise. The lower objective does not know $c$: only
+the conditional mean of the noise shows it, and each context is seen once. So $y^\star(x, \xi) = C(\xi) x + c(\xi)$.
 The functions $C, c, \tau$ are sums of $\exp(a_k \cdot \xi)$, whose products integrate exactly, one dimension at a time.
 """
 
@@ -208,7 +208,7 @@ def quadratic(
 
 
 def _truth(lower, upper, offset, target, law, noise, rates) -> QuadraticTruth:
-    r"""Integrates $F(x) = E\tfrac12 |C x + c - \tau|_Q^2 + \tfrac12 \sigma^2 tr Q + \tfrac\rho2 |x - \bar x|^2$ exactly."""
+    r"""Integrates exactly $F(x) = E\tfrac12 |C x + c - \tau|_Q^2 + \tfrac12 \sigma^2 tr Q + \tfrac\rho2 |x - \bar x|^2$."""
     moments = _exponential_moments(law, (rates[:, None] + rates[None, :]).reshape(-1, rates.shape[1]))
     moments = moments.reshape(len(rates), len(rates))
     Q, rho, centre = (np.asarray(v) for v in (upper.Q, upper.rho, upper.centre))

@@ -1,6 +1,6 @@
 r"""Two parallel roads, their capacities inferred from noisy flows under varying demand.
 
-Edge $e$ takes the time $t_e(y) = t^0_e (1 + a (y_e^+ / x_e)^b)$. The lower level is Beckmann's potential with penalties,
+Edge $e$ takes the time $t_e(y) = t^0_e (1 + a (y_e^+ / x_e)^b)$. The lower level is Beckmann's potential, penalised:
 $$g = \sum_e \int_0^{y_e} t_e + \lambda_{dem} ((\xi - \sum_e y_e)^+)^2 + \lambda_{pos} \sum_e (y_e^-)^2,$$
 and the upper level the distance $|y - \eta|$ to observed flows. The positive part inside the power keeps the
 potential bounded below: with odd powers of negative flows it is not.
@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from jaxtyping import Array, Float
 
 from ..data import Samples
@@ -100,12 +101,21 @@ class TrafficTruth:
         return jnp.mean(jax.vmap(lambda y, eta: flow_distance(x, y, eta, eta))(flows, samples.eta))
 
 
+def _nonnegative(mean: np.ndarray, std: float, rng: np.random.Generator) -> np.ndarray:
+    """Normal draws conditioned on being nonnegative: the law of redrawing until they are, without the waiting.
+
+    With ``S`` the survival function, ``S(z) = u S(-mean / std)`` for uniform ``u``, solved on a log scale.
+    """
+    log_share = np.log1p(-rng.uniform(size=mean.shape)) + scipy.special.log_ndtr(mean / std)
+    return np.maximum(mean - std * scipy.special.ndtri_exp(log_share), 0)
+
+
 def two_edge_traffic(seed: int, noise: float = 0.05, train: int = 1000, test: int = 1000) -> Instance:
     """The inverse problem of the paper: two nodes, two edges, demand uniform on [0, 1].
 
-    ``t0`` is uniform on ``[1, 2]^2``, the true capacities on ``[0.2, 0.8]^2``; observed flows are exact ones plus normal
-    noise of standard deviation `noise`, redrawn until nonnegative. Capacities start at 0.5 and are kept in
-    ``[0.05, 3]``.
+    ``t0`` is uniform on ``[1, 2]^2``, the true capacities on ``[0.2, 0.8]^2``; observed flows are exact ones plus
+    normal noise of standard deviation `noise`, redrawn until nonnegative (with `noise=0` the exact flows, slightly
+    negative ones among them). Capacities start at 0.5 and are kept in ``[0.05, 3]``.
     """
     rng = np.random.default_rng(seed)
     free_time, capacity = rng.uniform(1, 2, 2), rng.uniform(0.2, 0.8, 2)
@@ -114,13 +124,8 @@ def two_edge_traffic(seed: int, noise: float = 0.05, train: int = 1000, test: in
 
     def observe(count):
         xi = rng.uniform(0, 1, count)
-        exact = np.asarray(truth.y(truth.x, jnp.asarray(xi)))
-        eta = exact + noise * rng.standard_normal(exact.shape)
-        while (bad := (eta < 0).any(axis=1)).any():
-            # flows below zero (a road not worth taking is exactly slightly negative) need noise to be redrawn
-            scale = noise if noise > 0 else 1e-3
-            eta[bad] = exact[bad] + scale * rng.standard_normal((bad.sum(), 2))
-        return Samples(xi, eta)
+        exact = np.asarray(truth.y(truth.x, jnp.asarray(xi)), dtype=float)
+        return Samples(xi, exact if noise == 0 else _nonnegative(exact, noise, rng))
 
     problem = Problem(
         upper=flow_distance,

@@ -81,13 +81,30 @@ def projected(reduced: Reduced, x: Float[Array, " dx"], gradient: Float[Array, "
     return x - jnp.clip(x - gradient, lo, hi)
 
 
+def kink_size(reduced: Reduced, x: Array, gradient: Array, other: Point) -> Float[Array, ""]:
+    """The shortest projected combination of the gradients at ``x`` and at a refused point hard by; infinite elsewhere.
+
+    Where ``g`` has kinks in its second derivative (penalties such as ``max(y, 0)^2`` do), the gradient of the reduced
+    objective jumps as a sample crosses one, and a minimum can lie right there: the gradients on its two sides do not
+    vanish, but a combination of them does, which is what stationary means for such functions.
+    """
+    eps = jnp.finfo(x.dtype).eps
+    close = jnp.linalg.norm(other.x - x) <= eps**0.55 * (1 + jnp.linalg.norm(x))
+    jump = other.gradient - gradient
+    share = jnp.clip(-(gradient @ jump) / jnp.maximum(jump @ jump, jnp.finfo(x.dtype).tiny), 0, 1)
+    size = jnp.linalg.norm(projected(reduced, x, gradient + share * jump))
+    return jnp.where(close & other.sound & jnp.any(other.x != x), size, jnp.inf)
+
+
 class NewtonState(State):
     begun: Bool[Array, ""]
     gradient: Float[Array, " dx"]
     value: Float[Array, ""]
     lower_gradient: Float[Array, ""]
     lower_target: Float[Array, ""]
+    scale: Float[Array, ""]
     goal: Float[Array, ""]
+    kink: Bool[Array, ""]
     steps: Float[Array, "m dx"]
     changes: Float[Array, "m dx"]
     pairs: Int[Array, ""]
@@ -133,8 +150,9 @@ class Newton(Solver):
     r"""Solves the reduced problem over all samples at once.
 
     At each ``x`` the coefficients minimise $g_\Phi$ by a damped Newton method on the structured Hessian
-    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, in products beyond), warm-started.
-    The hypergradient is exact, by implicit differentiation; ``x`` moves by projected L-BFGS with backtracking.
+    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, in products beyond), from the
+    coefficients before. The hypergradient is exact, by implicit differentiation; ``x`` moves by projected L-BFGS with
+    backtracking.
     Features are whitened first, so the answer depends on the span of the basis and not on its conditioning;
     directions the observed contexts cannot see keep their start.
 
@@ -166,7 +184,9 @@ class Newton(Solver):
             value=zero,
             lower_gradient=zero,
             lower_target=jnp.finfo(x.dtype).eps ** 0.9 * jnp.linalg.norm(oracles.flatten(slope)[0]),
+            scale=zero,
             goal=zero,
+            kink=jnp.asarray(False),
             steps=empty,
             changes=empty,
             pairs=jnp.int32(0),
@@ -195,22 +215,25 @@ class Newton(Solver):
             return point.sound & (lower | ~state.begun)
 
         def unfinished(carry):
-            _, point, _, count = carry
+            _, _, point, _, count = carry
             return ~enough(point) & (count < jnp.where(state.begun, _TRIALS, 1))
 
         def try_next(carry):  # the full step first, then shorter ones by interpolation
-            length, point, ledger, count = carry
+            length, _, point, ledger, count = carry
             slope = g @ (point.x - x)
             excess = point.value - state.value - slope
             best = jnp.where(point.sound & (excess > 0), -slope / (2 * excess), 0.25)
             length = jnp.where(count == 0, 1, length * jnp.clip(best, 0.1, 0.5))
             trial = jnp.clip(x + length * direction, lo, hi)
-            return length, *solve_at(reduced, trial, state.W, state.lower_target, ledger), count + 1
+            return length, point, *solve_at(reduced, trial, state.W, state.lower_target, ledger), count + 1
 
         no, one = jnp.asarray(False), jnp.ones((), x.dtype)
         here = Point(x, state.W, state.value, g, state.lower_gradient, no, no)
-        _, point, ledger, _ = jax.lax.while_loop(unfinished, try_next, (one, here, state.ledger, jnp.int32(0)))
+        start = (one, here, here, state.ledger, jnp.int32(0))
+        _, before, point, ledger, _ = jax.lax.while_loop(unfinished, try_next, start)
         moved = enough(point)
+        refused = jax.tree.map(lambda a, b: jnp.where(moved, a, b), before, point)
+        across = kink_size(reduced, x, g, refused)
 
         roll = lambda table, row: jnp.concatenate([row[None], table[:-1]])
         pick = lambda new, old: jax.tree.map(lambda a, b: jnp.where(moved, a, b), new, old)
@@ -218,7 +241,8 @@ class Newton(Solver):
         remember = lambda table, row: jnp.where(learned, roll(table, row), jnp.zeros_like(table))
         size = jnp.linalg.norm(projected(reduced, point.x, point.gradient))
         tolerance = eps ** (2 / 3) if self.tolerance is None else self.tolerance
-        goal = tolerance * jnp.maximum(size, jnp.abs(point.value) / (1 + jnp.linalg.norm(x)))
+        scale = jnp.where(state.begun, state.scale, jnp.maximum(size, jnp.abs(point.value) / (1 + jnp.linalg.norm(x))))
+        kink = state.begun & (across <= eps**0.5 * scale) & (across < state.size / 2)
         unsound = jnp.where(point.solved, Result.NOT_CONVEX, Result.LOWER_FAILED)
         return NewtonState(
             x=pick(unravel(point.x), state.x),
@@ -232,17 +256,20 @@ class Newton(Solver):
             value=pick(point.value, state.value),
             lower_gradient=pick(point.lower_gradient, state.lower_gradient),
             lower_target=state.lower_target,
-            goal=jnp.where(state.begun, state.goal, goal),
+            scale=scale,
+            goal=tolerance * scale,
+            kink=kink,
             steps=remember(state.steps, point.x - x),
             changes=remember(state.changes, point.gradient - g),
             pairs=jnp.where(learned, jnp.minimum(state.pairs + 1, self.memory), 0),
             # a failure with an empty memory is a failure of the steepest descent: nothing is left to try
             failures=jnp.where(moved | ~state.begun, 0, jnp.where(use_memory, 1, 2)).astype(jnp.int32),
-            size=pick(size, state.size),
+            size=jnp.where(kink, across, pick(size, state.size)),
         )
 
     def terminate(self, reduced, state):
         done = jnp.where(state.begun & (state.size <= state.goal), Result.CONVERGED, state.result)
+        done = jnp.where(state.kink & (done == Result.RUNNING), Result.KINK, done)
         done = jnp.where((state.failures >= 2) & (done == Result.RUNNING), Result.STALLED, done)
         return jnp.where(state.result == Result.RUNNING, done, state.result)
 

@@ -1,0 +1,151 @@
+"""Bad input: every error names the argument, says what was wrong, and what to do."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+
+LINE = cb.Interval(0.0, 1.0)
+XI = np.linspace(0, 1, 40)
+
+
+def f(x, y, xi, eta):
+    return (y - xi) ** 2 + x**2
+
+
+def g(x, y, xi, eta):
+    return (y - x * xi - eta) ** 2
+
+
+def problem(**change):
+    return cb.Problem(**({"upper": f, "lower": g, "x0": 0.5, "y0": 0.0, "domain": LINE} | change))
+
+
+def samples(**change):
+    return cb.Samples(**({"xi": XI, "eta": np.zeros(40)} | change))
+
+
+def solve(basis=None, problem_change=None, data=None, **options):
+    data = samples() if data is None else data
+    return cb.solve(problem(**(problem_change or {})), data, basis=basis or cb.Chebyshev(3), **options)
+
+
+NAN = np.where(np.arange(40) == 7, np.nan, 0.0)
+CASES = {
+    # what the user does: (the call, the error, words it must contain)
+    "lengths differ": (lambda: samples(eta=np.zeros(39)), ValueError, ["eta", "39", "40"]),
+    "lengths differ in a pytree": (lambda: samples(eta={"a": np.zeros(40), "b": np.zeros(3)}), ValueError, ["eta['b']", "3"]),
+    "weights of another length": (lambda: samples(weights=np.ones(3)), ValueError, ["weights", "(40,)"]),
+    "negative weights": (lambda: samples(weights=-np.ones(40)), ValueError, ["weights", "nonnegative"]),
+    "a list of numbers as noise": (lambda: samples(eta=[0.0] * 40), ValueError, ["eta", "numpy.asarray"]),
+    "text as noise": (lambda: samples(eta=np.array(["a"] * 40)), TypeError, ["eta", "numbers"]),
+    "NaN in noise": (lambda: samples(eta=NAN), ValueError, ["eta", "NaN", "row 7", "Drop"]),
+    "infinite context": (lambda: samples(xi=np.where(XI > 0.9, np.inf, XI)), ValueError, ["xi", "infinity"]),
+    "no samples": (lambda: samples(xi=np.zeros(0), eta=np.zeros(0)), ValueError, ["xi", "no rows"]),
+    "contexts outside": (lambda: solve(data=samples(xi=XI + 0.5)), ValueError, ["samples.xi", "outside", "Widen"]),
+    "contexts of another shape": (lambda: solve(data=samples(xi=XI[:, None])), ValueError, ["samples.xi", "(40, 1)", "(n,)"]),
+    "integer contexts": (
+        lambda: solve(data=cb.Samples(np.array([0, 1] * 20), np.zeros(40))), TypeError, ["samples.xi", "int", "astype(float)", "Finite"]
+    ),
+    "value not in a finite domain": (
+        lambda: solve(problem_change={"domain": cb.Finite([0.0, 1.0])}), ValueError, ["samples.xi", "Finite", "Add"]
+    ),
+    "not samples at all": (lambda: solve(data=XI), TypeError, ["samples", "cb.Samples"]),
+    "one level of the wrong kind": (lambda: cb.Levels(upper=XI, lower=samples()), TypeError, ["upper", "Samples"]),
+    "a stream that returns arrays": (lambda: cb.Stream(lambda key, size: jnp.zeros(size)), TypeError, ["draw", "Samples"]),
+    "integer x0": (lambda: problem(x0=1), TypeError, ["x0", "float", "1.0"]),
+    "integer leaf of y0": (lambda: problem(y0={"a": np.zeros(2, int)}), TypeError, ["y0['a']", "float"]),
+    "NaN in x0": (lambda: problem(x0=np.array([np.nan])), ValueError, ["x0", "NaN"]),
+    "x0 outside its bounds": (lambda: problem(x_bounds=(1.0, 2.0)), ValueError, ["x0", "x_bounds", "Move"]),
+    "bounds swapped": (lambda: problem(x_bounds=(2.0, 1.0)), ValueError, ["x_bounds", "swapped"]),
+    "bounds of another shape": (lambda: problem(x_bounds=(np.zeros(3), None)), ValueError, ["x_bounds", "(3,)"]),
+    "bounds not a pair": (lambda: problem(x_bounds=0.0), TypeError, ["x_bounds", "pair"]),
+    "upper returns a vector": (
+        lambda: solve(problem_change={"upper": lambda x, y, xi, eta: jnp.ones(3) * y}), ValueError, ["upper", "scalar", "(3,)", "average"]
+    ),
+    "lower returns a vector": (
+        lambda: solve(problem_change={"lower": lambda x, y, xi, eta: jnp.ones(3) * y}), ValueError, ["lower", "scalar", "(3,)"]
+    ),
+    "lower returns an integer": (lambda: solve(problem_change={"lower": lambda x, y, xi, eta: 1}), (TypeError, ValueError), ["lower"]),
+    "objective that fails": (
+        lambda: solve(problem_change={"upper": lambda x, y, xi, eta: y @ jnp.ones(5)}), ValueError, ["upper", "one sample"]
+    ),
+    "objective of three arguments": (lambda: problem(upper=lambda x, y, xi: 0.0), TypeError, ["upper", "4 arguments"]),
+    "not a function": (lambda: problem(lower=3.0), TypeError, ["lower", "function"]),
+    "a domain that is none": (lambda: problem(domain=(0, 1)), TypeError, ["domain", "Interval"]),
+    "interval the wrong way round": (lambda: cb.Interval(1.0, 0.0), ValueError, ["lo < hi"]),
+    "unbounded interval": (lambda: cb.Interval(0.0, np.inf), ValueError, ["Interval", "finite"]),
+    "box with a thin side": (lambda: cb.Box([0.0, 1.0], [1.0, 1.0]), ValueError, ["Box", "dimension 1"]),
+    "repeated finite values": (lambda: cb.Finite([0.0, 1.0, 1.0]), ValueError, ["Finite", "distinct"]),
+    "n below 1": (lambda: cb.Chebyshev(0), ValueError, ["Chebyshev", "n", "at least 1"]),
+    "n not whole": (lambda: cb.Fourier(2.5), ValueError, ["Fourier", "whole"]),
+    "partition over a sparse set": (lambda: cb.Partition(3, index=cb.TotalDegree()), ValueError, ["Partition", "Tensor"]),
+    "an index set that is none": (lambda: cb.Chebyshev(3, index="total"), TypeError, ["index", "TotalDegree"]),
+    "features of another length": (lambda: solve(cb.Features(lambda xi: jnp.stack([xi, xi]), 3)), ValueError, ["Features", "(3,)", "(2,)"]),
+    "features with NaN": (lambda: solve(cb.Features(lambda xi: jnp.log(xi)[None], 1)), ValueError, ["NaN or infinity"]),
+    "categories on an interval": (lambda: solve(cb.Categorical()), TypeError, ["Categorical", "Finite"]),
+    "more functions than contexts": (lambda: solve(cb.Chebyshev(41)), ValueError, ["41 functions", "40 distinct", "smaller n"]),
+    "a basis that is none": (lambda: solve("chebyshev"), TypeError, ["basis", "cb.Chebyshev(5)"]),
+    "a solver class": (lambda: solve(solver=cb.Newton), TypeError, ["solver", "cb.Newton()"]),
+    "unknown keyword": (lambda: solve(step=3), TypeError, ["'step'", "Did you mean 'steps'"]),
+    "batch for Newton": (lambda: solve(batch=8), TypeError, ["Newton", "batch"]),
+    "no steps": (lambda: solve(steps=0), ValueError, ["steps", "at least 1"]),
+    "batch of none": (lambda: solve(solver=cb.StocBiO(0.1, 0.1), batch=0), ValueError, ["batch", "at least 1"]),
+    "lower_noise=False that is not so": (lambda: solve(problem_change={"lower_noise": False}, data=samples(eta=XI)), ValueError, ["lower_noise"]),
+    "lower_noise=False hidden at y0": (
+        lambda: solve(
+            problem_change={"lower_noise": False, "lower": lambda x, y, xi, eta: (1 + eta) * y**2 + y**2}, data=samples(eta=XI)
+        ),
+        ValueError,
+        ["lower_noise"],
+    ),
+    "Newton on a stream": (
+        lambda: solve(data=cb.Stream(lambda k, n: cb.Samples(jax.random.uniform(k, (n,)), jnp.zeros(n))), solver=cb.Newton()),
+        ValueError,
+        ["Newton", "Stream", "draw"],
+    ),
+    "evaluate without a conditional law": (
+        lambda: cb.evaluate(problem(), cb.solve(problem(), samples(), basis=cb.Chebyshev(2)), samples()), ValueError, ["conditional"]
+    ),
+    "policy of the wrong shape": (
+        lambda: cb.solve(
+            problem(domain=cb.Box([0.0, 0.0], [1.0, 1.0]), upper=lambda x, y, xi, eta: y**2 + x**2, lower=lambda x, y, xi, eta: (y - xi[0]) ** 2),
+            cb.Samples(np.random.default_rng(0).uniform(size=(40, 2)), np.zeros(40)), basis=cb.Chebyshev(2),
+        ).policy(jnp.array(0.5)),
+        ValueError,
+        ["contexts", "(2,)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_instructs(name):
+    call, kind, words = CASES[name]
+    with pytest.raises(kind) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def test_near_the_number_of_contexts_there_is_a_warning():
+    with pytest.warns(UserWarning, match="overfitting"):
+        cb.reduce(problem(), cb.Chebyshev(30), samples())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cb.reduce(problem(), cb.Chebyshev(15), samples())
+
+
+def test_lower_noise_is_found_by_tracing():
+    from cobilevel.problem import lower_depends_on_noise
+
+    assert lower_depends_on_noise(problem(), samples())
+    assert not lower_depends_on_noise(problem(lower=lambda x, y, xi, eta: (y - x) ** 2), samples())
+    # used, but not for the result
+    quiet = problem(lower=lambda x, y, xi, eta: (y - x) ** 2 + jnp.where(eta > 0, 1.0, 2.0) * 0)
+    assert lower_depends_on_noise(quiet, samples())  # conservative
+    told = problem(lower=quiet.lower, lower_noise=False)
+    assert not lower_depends_on_noise(told, samples(eta=XI - 0.5))

@@ -1,0 +1,32 @@
+"""What the README shows runs as it stands, and the command line does what it says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_quick_start_runs_and_is_right(tmp_path):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    script = tmp_path / "quick_start.py"
+    script.write_text(code + "\nprint(float(solution.x), *map(float, solution.policy(jnp.array([0.1, 0.5, 0.9]))))\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert "converged=True" in done.stdout
+    price, *stock = map(float, done.stdout.splitlines()[-1].split())
+    mean_demand = 5 + 3 * np.sin(4 * np.array([0.1, 0.5, 0.9]))
+    np.testing.assert_allclose(stock, mean_demand - 0.8 * price, atol=0.3)
+
+
+def test_demo(tmp_path):
+    command = [str(Path(sys.executable).parent / "cobilevel"), "demo", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for words in ("F_ref", "Chebyshev(10)", "Partition(50)", "held-out"):
+        assert words in done.stdout
+    assert (tmp_path / "out" / "policy.png").stat().st_size > 20_000
+    assert (tmp_path / "out" / "solution.npz").exists()
+    assert done.stderr == ""
