@@ -1,7 +1,5 @@
 """A basis chosen from the data: how many functions the held-out lower objective asks for."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,7 +15,7 @@ from .lower import Dense, minimise
 from .problem import Problem, lower_depends_on_noise
 from .reduction import Batch, Reduced, build
 
-_LADDER = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+_TIERS = ((1, 2, 3, 4, 5, 6, 8), (10, 12, 16, 20, 24), (32, 40, 48, 64))  # functions per dimension, tried in turn
 _ROWS = 8000  # samples looked at
 _COEFFICIENTS = 1000  # the largest N d_y tried
 _CONTEXTS_EACH = 8  # distinct contexts asked for each function
@@ -32,7 +30,7 @@ def _rows(level: Level, key: Array) -> Samples:
         for_context, for_data = jax.random.split(key)
         context = level.context_rule()
         count = min(_ROWS, len(context) * level.eta_rows)
-        i = jnp.resize(jax.random.permutation(for_context, len(context)), count)
+        i = jnp.resize(jax.random.permutation(for_context, len(context)), (count,))
         return level.pairs(context, i, jax.random.randint(for_data, (count,), 0, level.eta_rows))
     return level.rows(jax.random.permutation(key, len(level))[:_ROWS])
 
@@ -41,11 +39,8 @@ def _recipe(dimension: int, n: int) -> Chebyshev:
     return Chebyshev(n, index=Tensor() if dimension == 1 else TotalDegree())
 
 
-def _largest(dimension: int, contexts: int, size: int) -> int:
-    """The most functions per dimension worth trying."""
-    limit = max(1, min(contexts // _CONTEXTS_EACH, _COEFFICIENTS // size))
-    fitting = [n for n in _LADDER if len(_recipe(dimension, n).index.table(n, dimension)) <= limit]
-    return max(fitting, default=1)
+def _count(dimension: int, n: int) -> int:
+    return len(_recipe(dimension, n).index.table(n, dimension))
 
 
 @eqx.filter_jit
@@ -71,54 +66,74 @@ def _fit_and_judge(reduced: Reduced, x: PyTree, z: Array, mask: Array, train: Ba
 def choose_basis(problem: Problem, samples: Data, x: PyTree, key: Array) -> tuple[Basis, str]:
     """A basis for these data at the decision ``x``, and the reason in words.
 
-    One Chebyshev basis as large as the data allow is orthonormalised on four fifths of the samples; its leading parts
-    are fitted in turn, each warm-started from the one before, and judged by the lower objective on the last fifth. The
-    smallest is taken that is within one standard error of the best (where the lower level has noise), or within a
-    millionth of the whole gain (where it has none).
+    Chebyshev bases of growing size are fitted to four fifths of the samples, and judged by the lower objective on the
+    last fifth. The smallest is taken that is within one standard error of the best (where the lower level has noise),
+    or within a millionth of the whole gain (where it has none). Larger ones are tried only while that one is the
+    largest so far.
     """
-    lower = levels(samples)[1]
-    domain = problem.domain
+    lower, domain = levels(samples)[1], problem.domain
     rows = _rows(lower, key)
-    distinct = len(np.unique(np.asarray(rows.xi), axis=0))
     if isinstance(domain, Finite) and len(domain.values) * _CONTEXTS_EACH <= len(rows):
         return Categorical(), f"Categorical(): a free policy for each of the {len(domain.values)} contexts."
     size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
     cut = max(1, len(rows) * 4 // 5)
     train, held = rows.rows(slice(0, cut)), rows.rows(slice(cut, None))
-    top = _largest(domain.dimension, min(distinct, len(np.unique(np.asarray(train.xi), axis=0))), size)
+    distinct = len(np.unique(np.asarray(train.xi), axis=0))
+    most = max(1, min(distinct // _CONTEXTS_EACH, _COEFFICIENTS // size))
+    noisy = lower_depends_on_noise(problem, samples)
+    rungs, values, pick, best = [], [], 0, 0
+    for tier in _TIERS:
+        tier = [n for n in tier if _count(domain.dimension, n) <= most]
+        if not tier or len(held) < 2:
+            break
+        judged = _climb(problem, _with_lower(samples, train), x, held, tier)
+        rungs, values = rungs + tier[: len(judged)], values + judged
+        if not values:
+            break
+        pick, best = _smallest_good(np.stack(values), noisy)
+        if len(judged) < len(tier) or pick < len(rungs) - 1:
+            break
     wrap = lambda n: Orthonormal(_recipe(domain.dimension, n))
-    if top == 1 or len(held) < 2:
+    if len(rungs) < 2:
         return wrap(1), f"{wrap(1)!r}: {len(rows)} samples with {distinct} distinct contexts support no more."
+    rule = "one standard error" if noisy else f"{_GAIN:g} of the gain"
+    return wrap(rungs[pick]), (
+        f"{wrap(rungs[pick])!r}: the smallest of n = {', '.join(map(str, rungs))} within {rule} of the best (n = "
+        f"{rungs[best]}) lower objective on {len(held)} held-out samples."
+    )
 
-    reduced = build(problem, _recipe(domain.dimension, top), _with_lower(samples, train))
+
+def _climb(problem: Problem, samples: Levels, x: PyTree, held: Samples, rungs: list[int]) -> list[np.ndarray]:
+    """The lower objective on held-out samples for each rung, shape ``(samples,)``; fewer where fitting fails.
+
+    The largest basis is orthonormalised once by a QR factorisation, whose leading columns span the smaller ones; each
+    rung is a mask over them, so that one compiled program serves all, each warm-started from the one before.
+    """
+    domain = problem.domain
+    reduced = build(problem, _recipe(domain.dimension, rungs[-1]), samples)
     pool = reduced.lower_pool
-    triangle = np.linalg.qr(np.sqrt(np.asarray(pool.weight) / len(pool))[:, None] * np.asarray(pool.features), mode="r")
+    scaled = np.sqrt(np.asarray(pool.weight) / len(pool))[:, None] * np.asarray(pool.features)
+    triangle = np.asarray(np.linalg.qr(scaled, mode="r"))
     pivots = np.abs(np.diag(triangle))
     usable = int(np.argmin(np.append(pivots > 1e-7 * pivots[0], False)))  # leading functions the contexts tell apart
     forth = np.zeros_like(triangle)
     forth[:usable, :usable] = np.linalg.inv(triangle[:usable, :usable])
     turn = lambda batch: eqx.tree_at(lambda b: b.features, batch, batch.features @ jnp.asarray(forth))
-    pool = turn(pool)
-    held_pool = turn(
-        Batch(reduced.basis(held.xi), held.xi, held.eta, held.mean_one_weights().astype(pool.weight.dtype))
-    )
-
-    ladder, values = [], []
+    weight = held.mean_one_weights().astype(pool.weight.dtype)
+    train_pool, held_pool = turn(pool), turn(Batch(reduced.basis(held.xi), held.xi, held.eta, weight))
     z = jnp.zeros_like(oracles.flatten(reduced.W0)[0])
     x = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), x, reduced.x0)
-    for n in _LADDER:
-        count = len(_recipe(domain.dimension, n).index.table(n, domain.dimension))
-        if n > top or count > usable:
+    values = []
+    for n in rungs:
+        count = _count(domain.dimension, n)
+        if count > usable:
             break
         mask = (jnp.arange(reduced.basis.size) < count).astype(pool.features.dtype)
-        z, judged, fitted = _fit_and_judge(reduced, x, z, mask, pool, held_pool)
+        z, judged, fitted = _fit_and_judge(reduced, x, z, mask, train_pool, held_pool)
         if not bool(fitted) or not bool(jnp.all(jnp.isfinite(judged))):
             break
-        ladder.append(n)
-        values.append(np.asarray(judged * held_pool.weight))
-    if not ladder:
-        return wrap(1), f"{wrap(1)!r}: the lower level could not be minimised with more functions."
-    return _smallest_good(ladder, np.stack(values), lower_depends_on_noise(problem, samples), wrap, len(held))
+        values.append(np.asarray(judged * weight))
+    return values
 
 
 def _with_lower(samples: Data, lower: Samples) -> Levels:
@@ -127,18 +142,11 @@ def _with_lower(samples: Data, lower: Samples) -> Levels:
     return Levels(upper=lower if upper is levels(samples)[1] else upper, lower=lower)
 
 
-def _smallest_good(ladder: list[int], values: Float[np.ndarray, "k m"], noisy: bool, wrap: Any, held: int):
+def _smallest_good(values: Float[np.ndarray, "k m"], noisy: bool) -> tuple[int, int]:
+    """The first row good enough, and the best one."""
     means = values.mean(axis=1)
     best = int(np.argmin(means))
-    gain = means[0] - means[best]
-    excess = means - means[best]
-    slack = np.full(len(ladder), _GAIN * gain)
+    slack = np.full(len(values), _GAIN * (means[0] - means[best]))
     if noisy:
-        slack = np.maximum(slack, np.std(values - values[best], axis=1) / np.sqrt(held))
-    pick = int(np.argmax(excess <= slack))
-    rule = "one standard error" if noisy else f"{_GAIN:g} of the gain"
-    words = (
-        f"{wrap(ladder[pick])!r}: the smallest of n = {', '.join(map(str, ladder))} within {rule} of the best "
-        f"(n = {ladder[best]}) lower objective on {held} held-out samples"
-    )
-    return wrap(ladder[pick]), f"{words}."
+        slack = np.maximum(slack, np.std(values - values[best], axis=1) / np.sqrt(values.shape[1]))
+    return int(np.argmax(means - means[best] <= slack)), best

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from .domain import Distribution
@@ -35,13 +36,13 @@ def _arrays(tree: PyTree, argument: str) -> PyTree:
 
 def concrete(array: Any) -> bool:
     """Whether an array holds values now, rather than being traced."""
-    return not isinstance(array, jax.core.Tracer)
+    return not isinstance(array, Tracer)
 
 
 def _require_finite(array: Array, name: str) -> None:
     if not concrete(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
         return
-    bad = ~np.isfinite(np.asarray(array)).reshape(len(array), -1).all(axis=1)
+    bad = np.any(~np.isfinite(np.asarray(array)).reshape(len(array), -1), axis=1)
     if bad.any():
         raise ValueError(
             f"{name} holds NaN or infinity in {bad.sum()} of {len(bad)} rows, first in row {int(np.argmax(bad))}. "

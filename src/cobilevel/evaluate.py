@@ -92,6 +92,6 @@ def evaluate(
 def _mean(values: Array, rows: Samples) -> tuple[float, float]:
     """Weighted mean and its standard error."""
     weights = np.asarray(rows.mean_one_weights(), dtype=float) / len(rows)
-    values = np.asarray(values, dtype=float)
-    mean = float(weights @ values)
-    return mean, float(np.sqrt(np.sum(weights**2 * (values - mean) ** 2)))
+    table = np.asarray(values, dtype=float)
+    mean = float(weights @ table)
+    return mean, float(np.sqrt(np.sum(weights**2 * (table - mean) ** 2)))

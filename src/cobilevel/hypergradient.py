@@ -71,8 +71,8 @@ class Neumann(LinearSolve):
 
     `kind="sum"` is stocBiO's estimate $s \sum_{q=0}^{K} \prod_{k=1}^{q} (I - s H_k) b$. At curvature $\lambda$ it
     recovers the share $1 - (1 - s\lambda)^{K+1}$ of the inverse, so its bias fades only when $s \lambda K$ is large for
-    every $\lambda$. `kind="product"` is the bare product $s \prod_{k=1}^{K} (I - s H_k) b$ that the paper prints; it does
-    not estimate an inverse and is kept for comparison.
+    every $\lambda$. `kind="product"` is the bare product $s \prod_{k=1}^{K} (I - s H_k) b$ that the paper prints; it
+    does not estimate an inverse and is kept for comparison.
     """
 
     terms: int = eqx.field(static=True)

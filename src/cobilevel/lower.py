@@ -31,7 +31,9 @@ class Curvature(eqx.Module):
         """Value, gradient and hessian at ``z``."""
 
     @abstractmethod
-    def solve(self, hessian: Any, right: Float[Array, " n"], damping: Array, effort: Array):
+    def solve(
+        self, hessian: Any, right: Float[Array, " n"], damping: Array, effort: Array
+    ) -> tuple[Array, Array, Array]:
         """``(H + damping I) p = right``: ``(p, usable, Hessian-vector products spent)``."""
 
     @abstractmethod
@@ -176,15 +178,15 @@ def exact_lower(
     the gradient is `tolerance` (1e-10, or what the precision allows) of its size at ``y0``.
     """
     noisy = lower_depends_on_noise(problem, lower)
-    finite = isinstance(problem.domain, Finite) and isinstance(lower, Samples)
     xi = jnp.asarray(xi)
     solve = eqx.Partial(_solve_each, problem, x, tolerance)
     if not noisy:
         return solve(xi, example(lower).eta, None, None, 1)
     if isinstance(lower, Product):
         return solve(xi, lower.eta, None, None, lower.eta_rows)
-    if finite:
-        values, domain = jnp.asarray(problem.domain.values), problem.domain
+    domain = problem.domain
+    if isinstance(domain, Finite) and isinstance(lower, Samples):
+        values = jnp.asarray(domain.values)
         member = domain.index(lower.xi)[None, :] == jnp.arange(len(values))[:, None]
         found = solve(values, lower.eta, member * lower.mean_one_weights(), None, len(lower))
         return jax.tree.map(lambda a: a[domain.index(xi)], found)

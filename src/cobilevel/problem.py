@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 from jaxtyping import Array, PyTree
 
 from .data import Data, Level, Product, Samples, Stream, concrete, levels, path_name
@@ -254,10 +255,10 @@ def _uses_last_argument(function: Callable, *args: Any) -> bool:
         return False
     arrays, static = eqx.partition(function, eqx.is_array)
     jaxpr = jax.make_jaxpr(lambda dynamic, *xs: eqx.combine(dynamic, static)(*xs))(arrays, *args).jaxpr
-    needed = {var for var in jaxpr.outvars if not isinstance(var, jax.extend.core.Literal)}
+    needed = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
     for equation in reversed(jaxpr.eqns):
         if needed.intersection(equation.outvars):
-            needed.update(var for var in equation.invars if not isinstance(var, jax.extend.core.Literal))
+            needed.update(var for var in equation.invars if not isinstance(var, Literal))
     return bool(needed.intersection(jaxpr.invars[-last:]))
 
 

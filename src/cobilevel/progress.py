@@ -23,16 +23,17 @@ class ProgressBar:
         if self._bar is None:
             if time.monotonic() - self._began < _PATIENCE:
                 return
-            self._start()
+            self._bar = self._start()
         self._bar.update(self._task, completed=done, description=f"{self._label} {words}")
 
-    def _start(self) -> None:
+    def _start(self) -> Any:
         from rich.console import Console
         from rich.progress import Progress
 
-        self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task(self._label, total=self._total)
-        self._bar.start()
+        bar = Progress(console=Console(stderr=True), transient=True)
+        self._task = bar.add_task(self._label, total=self._total)
+        bar.start()
+        return bar
 
     def __enter__(self) -> "ProgressBar":
         return self

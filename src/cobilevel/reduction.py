@@ -187,7 +187,8 @@ class Reduced:
             if shapes != jax.tree.map(jnp.shape, like):
                 raise ValueError(f"lift: {name} must have the shapes {jax.tree.map(jnp.shape, like)}, got {shapes}.")
         if self.coordinates is not None:
-            restore = lambda z, rest: jnp.tensordot(self.coordinates.transform, z, axes=1) + rest
+            forth = self.coordinates.transform
+            restore = lambda z, rest: jnp.tensordot(forth, z, axes=1) + rest
             W = jax.tree.map(restore, W, self.coordinates.rest)
         told = {"converged": False, "result": "Lifted from coefficients given by the caller; not checked.", **told}
         return Solution(x, W, self.basis, **told)

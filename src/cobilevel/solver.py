@@ -108,19 +108,19 @@ class Solver(eqx.Module):
         """The state before the first step, for a run of at most `steps`."""
 
     @abstractmethod
-    def step(self, reduced: Reduced, state: State) -> State:
+    def step(self, reduced: Reduced, state: Any) -> State:
         """One step; ``state.step`` is advanced by the loop."""
 
-    def terminate(self, reduced: Reduced, state: State) -> Int[Array, ""]:
+    def terminate(self, reduced: Reduced, state: Any) -> Int[Array, ""]:
         """The result so far, ``Result.RUNNING`` to go on."""
         return state.result
 
-    def answer(self, state: State) -> tuple[PyTree, PyTree]:
+    def answer(self, state: Any) -> tuple[PyTree, PyTree]:
         """The ``(x, W)`` to return."""
         return state.x, state.W
 
     @abstractmethod
-    def record(self, state: State) -> dict[str, Array]:
+    def record(self, state: Any) -> dict[str, Array]:
         """Scalars to keep in the history."""
 
 

@@ -142,7 +142,7 @@ def _law(kind: Any, domain: Domain) -> Distribution:
         return TruncatedNormal(domain, np.full(d, 0.2), np.full(d, 0.5))
     if kind == "mixture":
         parts = (TruncatedNormal(domain, np.full(d, -0.5), np.full(d, 0.3)), Uniform(domain))
-        return Mixture(parts, np.array([0.6, 0.4]))
+        return Mixture(components=parts, weights=np.array([0.6, 0.4]))  # pyright: ignore[reportCallIssue]
     raise ValueError(f'contexts must be "uniform", "normal", "mixture" or a distribution, got {kind!r}.')
 
 
@@ -208,7 +208,7 @@ def quadratic(
 
 
 def _truth(lower, upper, offset, target, law, noise, rates) -> QuadraticTruth:
-    r"""Integrates exactly $F(x) = E\tfrac12 |C x + c - \tau|_Q^2 + \tfrac12 \sigma^2 tr Q + \tfrac\rho2 |x - \bar x|^2$."""
+    r"""Integrates $E \tfrac12 |C x + c - \tau|_Q^2 + \tfrac12 \sigma^2 tr Q + \tfrac\rho2 |x - \bar x|^2$ exactly."""
     moments = _exponential_moments(law, (rates[:, None] + rates[None, :]).reshape(-1, rates.shape[1]))
     moments = moments.reshape(len(rates), len(rates))
     Q, rho, centre = (np.asarray(v) for v in (upper.Q, upper.rho, upper.centre))
