@@ -9,16 +9,17 @@ from jaxtyping import Array, Float, PyTree
 from . import oracles
 from .basis import Basis, Categorical, Chebyshev, Orthonormal, combine
 from .data import Data, Level, Levels, Product, Samples, Stream, levels
-from .domain import Finite
+from .domain import Distribution, Finite
 from .indices import Tensor, TotalDegree
 from .lower import Dense, minimise
 from .problem import Problem, lower_depends_on_noise
-from .reduction import Batch, Reduced, build
+from .reduction import Batch, Reduced, build, contexts_of
 
 _TIERS = ((1, 2, 3, 4, 5, 6, 8), (10, 12, 16, 20, 24), (32, 40, 48, 64))  # functions per dimension, tried in turn
 _ROWS = 8000  # samples looked at
+_CONTEXTS = 200  # contexts looked at, where each meets all the data
 _COEFFICIENTS = 1000  # the largest N d_y tried
-_CONTEXTS_EACH = 8  # distinct contexts asked for each function
+_NOISY_EACH, _EXACT_EACH = 8, 3  # distinct contexts asked for each function, with and without noise between them
 _GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth more functions
 
 
@@ -26,12 +27,14 @@ def _rows(level: Level, key: Array) -> Samples:
     """Joint samples of a level, at most ``_ROWS`` of them, in random order."""
     if isinstance(level, Stream):
         return level.draw(key, _ROWS)
-    if isinstance(level, Product):
+    if isinstance(level, Product):  # each context with the same rows of the data, so that these bring no noise
         for_context, for_data = jax.random.split(key)
         context = level.context_rule()
-        count = min(_ROWS, len(context) * level.eta_rows)
-        i = jnp.resize(jax.random.permutation(for_context, len(context)), (count,))
-        return level.pairs(context, i, jax.random.randint(for_data, (count,), 0, level.eta_rows))
+        if isinstance(level.contexts, Distribution):
+            context = Samples(level.contexts.sample(for_context, _CONTEXTS))
+        order = jax.random.permutation(for_context, len(context))[:_CONTEXTS]
+        data = jax.random.permutation(for_data, level.eta_rows)[: max(1, _ROWS // len(order))]
+        return level.pairs(context, jnp.repeat(order, len(data)), jnp.tile(data, len(order)))
     return level.rows(jax.random.permutation(key, len(level))[:_ROWS])
 
 
@@ -73,29 +76,36 @@ def choose_basis(problem: Problem, samples: Data, x: PyTree, key: Array) -> tupl
     """
     lower, domain = levels(samples)[1], problem.domain
     rows = _rows(lower, key)
-    if isinstance(domain, Finite) and len(domain.values) * _CONTEXTS_EACH <= len(rows):
+    seen = len(np.unique(np.asarray(contexts_of(lower).xi), axis=0))
+    if isinstance(domain, Finite) and seen == len(domain.values) and 3 * seen <= len(rows):
         return Categorical(), f"Categorical(): a free policy for each of the {len(domain.values)} contexts."
+    noisy = lower_depends_on_noise(problem, samples) and not isinstance(lower, Product)
     size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
     cut = max(1, len(rows) * 4 // 5)
     train, held = rows.rows(slice(0, cut)), rows.rows(slice(cut, None))
-    distinct = len(np.unique(np.asarray(train.xi), axis=0))
-    most = max(1, min(distinct // _CONTEXTS_EACH, _COEFFICIENTS // size))
-    noisy = lower_depends_on_noise(problem, samples)
+    distinct = min(seen, len(np.unique(np.asarray(train.xi), axis=0)))
+    most = max(1, min(distinct // (_NOISY_EACH if noisy else _EXACT_EACH), _COEFFICIENTS // size))
+    failed = False
     rungs, values, pick, best = [], [], 0, 0
     for tier in _TIERS:
         tier = [n for n in tier if _count(domain.dimension, n) <= most]
         if not tier or len(held) < 2:
             break
         judged = _climb(problem, _with_lower(samples, train), x, held, tier)
-        rungs, values = rungs + tier[: len(judged)], values + judged
+        rungs, values, failed = rungs + tier[: len(judged)], values + judged, len(judged) < len(tier)
         if not values:
             break
         pick, best = _smallest_good(np.stack(values), noisy)
-        if len(judged) < len(tier) or pick < len(rungs) - 1:
+        if failed or pick < len(rungs) - 1:
             break
     wrap = lambda n: Orthonormal(_recipe(domain.dimension, n))
     if len(rungs) < 2:
-        return wrap(1), f"{wrap(1)!r}: {len(rows)} samples with {distinct} distinct contexts support no more."
+        reason = (
+            "the lower level could not be minimised with more functions"
+            if failed
+            else f"{len(rows)} samples with {distinct} distinct contexts support no more"
+        )
+        return wrap(1), f"{wrap(1)!r}: {reason}."
     rule = "one standard error" if noisy else f"{_GAIN:g} of the gain"
     return wrap(rungs[pick]), (
         f"{wrap(rungs[pick])!r}: the smallest of n = {', '.join(map(str, rungs))} within {rule} of the best (n = "

@@ -29,6 +29,9 @@ class FeatureMap:
     coefficients of the function 1 (or its best fit).
     """
 
+    def __repr__(self):
+        return f"FeatureMap({self.basis!r} on {self.domain!r}, size={self.size})"
+
     basis: "Basis"
     domain: Domain
     transform: Float[Array, "raw N"] | None
@@ -41,7 +44,6 @@ class FeatureMap:
 
     def __call__(self, xi: Shaped[Array, "..."]) -> Float[Array, "... N"]:
         xi = jnp.asarray(xi)
-        xi = xi.astype(self.constant.dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else xi
         depth = len(self.domain.shape)
         if xi.shape[xi.ndim - depth :] != self.domain.shape or xi.ndim < depth:
             raise ValueError(f"contexts of {self.domain!r} end in shape {self.domain.shape}, got {xi.shape}.")
@@ -50,10 +52,13 @@ class FeatureMap:
 
 @eqx.filter_jit
 def _features(fitted: FeatureMap, xi: Shaped[Array, "..."]) -> Float[Array, "... N"]:
-    phi = fitted.basis.evaluate(fitted.domain, xi).astype(fitted.constant.dtype)
+    dtype = fitted.constant.dtype
+    inside = fitted.domain.contains(xi)  # judged in the precision the contexts came in
+    xi = xi.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else xi
+    phi = fitted.basis.evaluate(fitted.domain, xi).astype(dtype)
     if fitted.transform is not None:
         phi = phi @ fitted.transform
-    return jnp.where(fitted.domain.contains(xi)[..., None], phi, jnp.nan)
+    return jnp.where(inside[..., None], phi, jnp.nan)
 
 
 class Basis(eqx.Module):
@@ -243,14 +248,17 @@ class BSpline(ProductBasis):
 class Categorical(Basis):
     """One free ``y`` for each value of a ``Finite`` domain; a value never observed keeps ``y0``."""
 
-    def evaluate(self, domain, xi):
+    def fit(self, domain, xi, weights=None):
         if not isinstance(domain, Finite):
             raise TypeError(f"Categorical needs a Finite domain, got {domain!r}. For an interval take Chebyshev(n).")
+        return super().fit(domain, xi, weights)
+
+    def evaluate(self, domain, xi):
         dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
         return jax.nn.one_hot(domain.index(xi), len(domain.values), dtype=dtype)
 
     def constant(self, domain):
-        return np.ones(len(domain.values)) if isinstance(domain, Finite) else None
+        return np.ones(len(domain.values))
 
 
 class Features(Basis):

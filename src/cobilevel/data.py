@@ -172,6 +172,12 @@ class Stream(eqx.Module):
             raise TypeError(f"Stream: draw(key, size) must return Samples, got {type(drawn).__name__}.")
         if len(drawn) != 3:
             raise ValueError(f"Stream: draw(key, 3) returned {len(drawn)} samples instead of 3.")
+        program = jax.make_jaxpr(lambda key: self.draw(key, 3))(jax.random.key(0)).jaxpr
+        if not any(program.invars[0] in equation.invars for equation in program.eqns):
+            raise ValueError(
+                "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
+                "traced once and compiled. Draw with jax.random and the key, not with NumPy's generators."
+            )
 
 
 Level = Samples | Product | Stream

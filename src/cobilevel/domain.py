@@ -73,7 +73,17 @@ class Domain(eqx.Module):
 
     def _inside_box(self, xi: Shaped[Array, "..."]) -> Bool[Array, "..."]:
         u = self.reference(xi)
-        return jnp.all(jnp.abs(u) <= 1 + 16 * jnp.finfo(u.dtype).eps, axis=-1)
+        return jnp.all(jnp.abs(u) <= 1 + self._slack(u.dtype), axis=-1)
+
+    @staticmethod
+    def _slack(dtype: Any) -> float:
+        """How far outside (of 1) still counts as rounding."""
+        return 8 * float(jnp.finfo(dtype).eps) ** 0.75
+
+    def snap(self, xi: Shaped[Array, "..."], dtype: Any) -> Shaped[Array, "..."]:
+        """Contexts in a floating dtype, moved back onto the domain where lower precision had moved them off it."""
+        lo, hi = (jnp.asarray(end, dtype) for end in self.bounds)
+        return jnp.clip(self.coordinates(xi).astype(dtype), lo, hi).reshape(xi.shape)
 
 
 class Interval(Domain):
@@ -173,7 +183,11 @@ class Finite(Domain):
 
     def contains(self, xi):
         distances = self.distances(xi)
-        return jnp.min(distances, axis=-1) <= 16 * jnp.finfo(distances.dtype).eps
+        return jnp.min(distances, axis=-1) <= self._slack(distances.dtype)
+
+    def snap(self, xi, dtype):
+        values = jnp.asarray(self.values)
+        return (values.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else values)[self.index(xi)]
 
     def __repr__(self):
         return f"Finite({self.values.tolist()})"

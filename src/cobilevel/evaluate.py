@@ -13,6 +13,7 @@ from .data import Data, Product, Samples, Stream, levels
 from .lower import exact_lower, worst
 from .problem import Problem, check
 from .solution import Solution
+from .store import as_key
 
 _STREAM_ROWS = 10_000
 
@@ -74,7 +75,7 @@ def evaluate(
     """
     check(problem, samples)
     above, below = levels(samples)
-    base = jax.random.key(key) if isinstance(key, int) else key
+    base = as_key(key)
     if isinstance(above, Stream):
         above = above.draw(jax.random.fold_in(base, 1), _STREAM_ROWS)
     rows = above.context_rule() if isinstance(above, Product) else above
@@ -85,7 +86,10 @@ def evaluate(
     loss, policy_error = (_mean(values, rows) for values in (losses, gaps))
     x_error = None
     if truth is not None:
-        x_error = float(_square_distance(solution.x, getattr(truth, "x", truth)))
+        true_x = getattr(truth, "x", truth)
+        if jax.tree.map(jnp.shape, true_x) != jax.tree.map(jnp.shape, solution.x):
+            raise ValueError(f"truth has the shapes {jax.tree.map(jnp.shape, true_x)}, unlike solution.x.")
+        x_error = float(_square_distance(solution.x, true_x))
     return Evaluation(*loss, *policy_error, x_error, worst(exact))
 
 

@@ -18,6 +18,7 @@ from .data import Level, Product, Samples
 from .domain import Finite
 from .hypergradient import conjugate_gradient, positive_solve
 from .problem import Problem, example, lower_depends_on_noise
+from .store import as_key
 
 DENSE_LIMIT = 2000  # the largest Hessian that is formed; beyond, only its products with vectors are
 _FIRST_DAMPING, _LAST_DAMPING, _NO_DAMPING = 1e-3, 1e12, 1e-7  # relative to the curvature at the start
@@ -191,7 +192,7 @@ def exact_lower(
         found = solve(values, lower.eta, member * lower.mean_one_weights(), None, len(lower))
         return jax.tree.map(lambda a: a[domain.index(xi)], found)
     if problem.conditional is not None:
-        base = jax.random.key(key) if isinstance(key, int) else key
+        base = as_key(key)
         return solve(xi, None, None, jax.random.split(base, len(xi)), draws)
     raise ValueError(MISSING)
 

@@ -232,8 +232,12 @@ def _check_objective(problem: Problem, name: str, function: Callable, level: Lev
         out = eqx.filter_eval_shape(function, problem.x0, problem.y0, xi, eta)
     except Exception as error:
         shapes = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", (problem.x0, problem.y0, xi, eta))
+        hint = ""
+        if isinstance(error, jax.errors.JAXTypeError):
+            hint = " JAX traces the function: use jax.numpy instead of numpy, and jnp.where instead of if."
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise ValueError(
-            f"{name}(x, y, xi, eta) fails on one sample with x, y, xi, eta = {shapes}: {type(error).__name__}: {error}"
+            f"{name}(x, y, xi, eta) fails on one sample with x, y, xi, eta = {shapes}: {reason}.{hint}"
         ) from error
     if not hasattr(out, "shape") or out.shape != ():
         shape = getattr(out, "shape", type(out).__name__)

@@ -20,6 +20,7 @@ from .data import Data, Level, Product, Samples, Stream, levels
 from .domain import Distribution
 from .problem import Problem, check, working_dtype
 from .solution import Solution
+from .store import as_key
 
 _STREAM_LOOK = 4096  # contexts drawn from a stream to fit a basis to it
 _POOL_BYTES = 8 * 2**30
@@ -172,7 +173,7 @@ class Reduced:
 
     def draw(self, key: Array | int, size: int) -> tuple[Batch, Batch]:
         """Two independent random batches, one for each level."""
-        key = jax.random.key(key) if isinstance(key, int) else key
+        key = as_key(key)
         above, below = jax.random.split(key)
         return self.upper_source.draw(above, size), self.lower_source.draw(below, size)
 
@@ -227,12 +228,13 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
 def build(problem: Problem, basis: Basis, samples: Data) -> Reduced:
     """``reduce``, for problem and samples that have been checked against each other already."""
     if not isinstance(basis, Basis):
-        raise TypeError(f"basis must be a basis such as cb.Chebyshev(5), got {basis!r}.")
+        hint = " (a class: write the number of functions too)" if isinstance(basis, type) else ""
+        raise TypeError(f"basis must be a basis such as cb.Chebyshev(5), got {basis!r}{hint}.")
     dtype = working_dtype(problem, samples)
     problem = problem.astype(dtype)
     upper, lower = levels(samples)
     observed = contexts_of(lower)
-    xi = observed.xi.astype(dtype) if jnp.issubdtype(observed.xi.dtype, jnp.floating) else observed.xi
+    xi = problem.domain.snap(observed.xi, dtype)
     fitted = basis.fit(problem.domain, xi, observed.weights)
     whitening = None
     if not isinstance(lower, Stream):
@@ -272,7 +274,7 @@ def _check_size(basis: Basis, fitted: FeatureMap, contexts: np.ndarray, where: s
             f"basis {basis!r} has {count} functions, but {where} hold only {distinct} distinct contexts. Take a "
             f"smaller n, or more contexts."
         )
-    if 2 * count > distinct:
+    if count > 1 and 2 * count > distinct:
         warnings.warn(
             f"basis {basis!r} has {count} functions for {distinct} distinct contexts: expect overfitting between them. "
             "Take n so that there are several contexts a function.",

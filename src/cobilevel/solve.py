@@ -1,6 +1,7 @@
 """``solve``: the front door."""
 
 import difflib
+import time
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from .reduction import Reduced, build
 from .solution import Solution
 from .solver import Result, Solver, run
 from .solvers import Newton
+from .store import as_key
 
 _STREAM_ROWS = 10_000
 _CHECKED_ROWS = 100_000  # the largest pool over which a solution's convexity is looked at
@@ -52,9 +54,12 @@ def solve(
 
     **Returns:** a ``Solution``; ``solution.choices`` tells what was chosen.
     """
+    began = time.perf_counter()
     check(problem, samples)
     solver, choices = _configure(solver, steps, options)
-    key = jax.random.key(key) if isinstance(key, int | np.integer) else key
+    key = as_key(key)
+    if resume is not None and not isinstance(resume, Solution):
+        raise TypeError(f"resume must be a Solution (cb.load reads one from a file), got {type(resume).__name__}.")
     for_stream, for_basis, for_solver = jax.random.split(key, 3)
     if isinstance(solver, Newton) and any(isinstance(level, Stream) for level in levels(samples)):
         if "solver" not in choices:
@@ -75,22 +80,25 @@ def solve(
     arguments = (solver, for_solver, limit, progress)
     if basis is None and resume is not None:
         basis = resume.basis.basis
-    if basis is not None:
-        return _solve_with(problem, samples, basis, choices, arguments, resume)
+    if basis is None:
+        solution = _solve_choosing(problem, samples, choices, arguments, for_basis)
+    else:
+        solution = _solve_with(problem, samples, basis, choices, arguments, resume)
+    return replace(solution, stats={**solution.stats, "total_seconds": time.perf_counter() - began})
 
-    basis, reason = choose_basis(problem, samples, problem.x0, for_basis)
+
+def _solve_choosing(problem, samples, choices, arguments, key) -> Solution:
+    """Solves with a basis chosen at ``x0``, and again from there if another one is chosen at the solution."""
+    basis, reason = choose_basis(problem, samples, problem.x0, key)
     solution = _solve_with(problem, samples, basis, choices | {"basis": reason}, arguments, None)
-    again, reason_there = choose_basis(problem, samples, solution.x, for_basis)
-    if repr(again) != repr(basis) and np.all([np.isfinite(leaf).all() for leaf in jax.tree.leaves(solution.x)]):
-        choices["basis"] = f"{reason_there} (Chosen again at the solution with {basis!r}, which was chosen at x0.)"
-        moved = replace_start(problem, solution.x)
-        return _solve_with(moved, samples, again, choices, arguments, None)
-    return solution
-
-
-def replace_start(problem: Problem, x: Any) -> Problem:
-    """The same problem, started elsewhere."""
-    return eqx.tree_at(lambda p: p.x0, problem, x)
+    again, reason_there = choose_basis(problem, samples, solution.x, key)
+    if repr(again) == repr(basis):
+        return solution
+    choices = choices | {
+        "basis": f"{reason_there} (Chosen again at the solution with {basis!r}, which was chosen at x0.)"
+    }
+    moved = eqx.tree_at(lambda p: p.x0, problem, solution.x)
+    return _solve_with(moved, samples, again, choices, arguments, None)
 
 
 def _configure(solver: Solver | None, steps: int | None, options: dict[str, Any]) -> tuple[Solver, dict[str, str]]:

@@ -30,6 +30,7 @@ class Result(enum.IntEnum):
     NOT_CONVEX = 5
     LOWER_FAILED = 6
     KINK = 7
+    UPPER_FAILED = 8
 
     @property
     def good(self) -> bool:
@@ -47,13 +48,17 @@ _WORDS = {
     "below the tolerance. Look at history['gradient'], and loosen the tolerance if it is small enough for you.",
     Result.KINK: "Converged at a kink of the reduced objective: its gradient jumps there, and the gradients on the two "
     "sides combine to less than the tolerance.",
-    Result.BUDGET: "Budget spent: the allowed steps ran out before convergence. Give more steps, or resume.",
+    Result.BUDGET: "Budget spent: all allowed steps were taken. Newton says when it has converged, so give it more "
+    "steps, or resume. A stochastic solver cannot tell: look at history, or judge the solution with evaluate.",
     Result.DIVERGED: "Diverged: an iterate became infinite or NaN; the last finite one is returned, and is not an "
     "answer. Make the step sizes smaller.",
     Result.NOT_CONVEX: "The lower level is not strongly convex in y at the point returned, so its minimiser, and with "
-    "it the upper objective, is not defined there. Add a regulariser to lower, or bound x away from such points.",
-    Result.LOWER_FAILED: "The lower level could not be minimised at the starting point: it may be unbounded below, or "
-    "y0 may be far away. Check lower, or give another y0.",
+    "it the upper objective, is not defined there. Add a regulariser to lower, smooth its kinks (it must be twice "
+    "differentiable: softplus for max), or bound x away from such points.",
+    Result.UPPER_FAILED: "The upper objective, or its gradient, is infinite or NaN at the starting point. Check upper, "
+    "or give another x0 (and x_bounds that keep out of such regions).",
+    Result.LOWER_FAILED: "The lower level could not be minimised at the starting point: it may be unbounded below, "
+    "have kinks (it must be twice differentiable in y: softplus for max, a smooth root for abs), or y0 may be far away.",
 }
 
 Schedule = Any  # a number, or a function of the step

@@ -2,7 +2,7 @@
 
 import json
 import os
-import tempfile
+import secrets
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,15 @@ _DOCUMENT = "__document__"
 def is_key(leaf: Any) -> bool:
     """Whether a leaf is a typed random key, which has no plain bytes of its own."""
     return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def as_key(key: Any) -> jax.Array:
+    """A random key from an integer seed, or the key itself."""
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return jax.random.key(int(key))
+    if not is_key(key):
+        raise TypeError(f"key must be an integer or a jax.random.key, got {key!r}.")
+    return key
 
 
 def fingerprint(tree: Any) -> str:
@@ -43,15 +52,15 @@ def write(path: str | Path, document: dict[str, Any], arrays: dict[str, np.ndarr
     """Writes an archive beside its final place, then moves it there, so that no reader ever sees half of it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with draft.open("xb") as file:
             np.savez(file, **{_DOCUMENT: np.asarray(json.dumps(document))}, **arrays)  # pyright: ignore
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
     except BaseException:
-        Path(draft).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
     return path
 

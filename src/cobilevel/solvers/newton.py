@@ -32,7 +32,16 @@ class Point(eqx.Module):
     @property
     def sound(self) -> Bool[Array, ""]:
         """Whether the value and the gradient mean anything."""
-        return self.solved & self.definite & jnp.isfinite(self.value)
+        return self.solved & self.definite & self.finite
+
+    @property
+    def finite(self) -> Bool[Array, ""]:
+        return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
+
+    def trouble(self) -> Int[Array, ""]:
+        """The result to report where the point is not sound."""
+        upper = jnp.where(self.definite, Result.UPPER_FAILED, Result.NOT_CONVEX)
+        return jnp.where(self.solved, upper, Result.LOWER_FAILED).astype(jnp.int32)
 
 
 def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, ledger: Ledger) -> tuple[Point, Ledger]:
@@ -64,13 +73,13 @@ def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, l
         ledger = ledger.add("hessian_vector", batch, found.products)
     linear = Direct(found.hessian) if dense else ConjugateGradient()
     # a last Newton correction with the Hessian at hand: it brings the residual to rounding, and with it the noise in F
-    last = positive_solve(found.hessian, found.gradient)[0] if dense else jnp.zeros_like(start)
-    found_W, key = unflatten(found.point - jnp.where(jnp.isfinite(last), last, 0)), jax.random.key(0)
-    value, gradient, adjoint, ledger = hypergradient(
+    last, definite = positive_solve(found.hessian, found.gradient) if dense else (jnp.zeros_like(start), True)
+    found_W, key = unflatten(found.point - jnp.where(definite, last, 0)), jax.random.key(0)
+    value, gradient, _, ledger = hypergradient(
         reduced, tree, found_W, reduced.upper_pool, batch, linear, lambda _: batch, key, ledger
     )
     flat = ravel_pytree(gradient)[0]
-    definite = jnp.all(jnp.isfinite(oracles.flatten(adjoint)[0])) & jnp.all(jnp.isfinite(flat))
+    definite = jnp.asarray(definite)
     point = Point(x, found_W, value, flat, jnp.linalg.norm(found.gradient), found.converged, definite)
     return point, ledger
 
@@ -78,7 +87,10 @@ def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, l
 def projected(reduced: Reduced, x: Float[Array, " dx"], gradient: Float[Array, " dx"]) -> Float[Array, " dx"]:
     """The projected gradient ``x - P(x - gradient)``: zero exactly at first-order points of the bounded problem."""
     lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
-    return x - jnp.clip(x - gradient, lo, hi)
+    below, above = x - gradient < lo, x - gradient > hi
+    return jnp.where(
+        below, x - lo, jnp.where(above, x - hi, gradient)
+    )  # not x - clip(...), which rounds small ones off
 
 
 def kink_size(reduced: Reduced, x: Array, gradient: Array, other: Point) -> Float[Array, ""]:
@@ -103,7 +115,8 @@ class NewtonState(State):
     lower_gradient: Float[Array, ""]
     lower_target: Float[Array, ""]
     scale: Float[Array, ""]
-    goal: Float[Array, ""]
+    span: Float[Array, ""]
+    done: Bool[Array, ""]
     kink: Bool[Array, ""]
     steps: Float[Array, "m dx"]
     changes: Float[Array, "m dx"]
@@ -158,8 +171,9 @@ class Newton(Solver):
 
     **Arguments:**
 
-    - `tolerance`: stop when the projected gradient is at most this share of the larger of its first value and
-      ``|F(x0)| / (1 + |x0|)``; by default the precision to the power 2/3.
+    - `tolerance`: stop when the projected gradient is at most this share of its first value, by default the precision
+      to the power 2/3, *and* the next quasi-Newton step would move ``x`` by less than the square root of the precision
+      (so that a start far away, with a huge gradient, does not pass for convergence).
     - `memory`: pairs of steps the quasi-Newton method keeps.
     """
 
@@ -171,6 +185,9 @@ class Newton(Solver):
 
     def prepare(self, reduced):
         return reduced.whitened()
+
+    def _tolerance(self, eps: Any) -> Any:
+        return eps ** (2 / 3) if self.tolerance is None else self.tolerance
 
     def init(self, reduced, key, steps):
         start = fresh(reduced, steps)
@@ -185,7 +202,8 @@ class Newton(Solver):
             lower_gradient=zero,
             lower_target=jnp.finfo(x.dtype).eps ** 0.9 * jnp.linalg.norm(oracles.flatten(slope)[0]),
             scale=zero,
-            goal=zero,
+            span=jnp.linalg.norm(x),
+            done=jnp.asarray(False),
             kink=jnp.asarray(False),
             steps=empty,
             changes=empty,
@@ -203,7 +221,8 @@ class Newton(Solver):
         free = ~(((x <= lo + near) & (g > 0)) | ((x >= hi - near) & (g < 0)))
         direction = quasi_newton(g, free, state.steps, state.changes)
         use_memory = (state.pairs > 0) & (direction @ g < 0)
-        steepest = -g * (0.1 * (1 + jnp.linalg.norm(x)) / jnp.maximum(jnp.linalg.norm(g), jnp.finfo(x.dtype).tiny))
+        length = jnp.linalg.norm(g)
+        steepest = -g * jnp.where(length > 0, 0.1 * (1 + jnp.linalg.norm(x)) / jnp.where(length > 0, length, 1), 0)
         direction = jnp.where(use_memory, jnp.where(free, direction, -g), steepest)
 
         def enough(point):
@@ -240,16 +259,24 @@ class Newton(Solver):
         learned = moved & state.begun
         remember = lambda table, row: jnp.where(learned, roll(table, row), jnp.zeros_like(table))
         size = jnp.linalg.norm(projected(reduced, point.x, point.gradient))
-        tolerance = eps ** (2 / 3) if self.tolerance is None else self.tolerance
-        scale = jnp.where(state.begun, state.scale, jnp.maximum(size, jnp.abs(point.value) / (1 + jnp.linalg.norm(x))))
+        scale = jnp.where(state.begun, state.scale, size)
         kink = state.begun & (across <= eps**0.5 * scale) & (across < state.size / 2)
-        unsound = jnp.where(point.solved, Result.NOT_CONVEX, Result.LOWER_FAILED)
+        span = jnp.maximum(state.span, jnp.linalg.norm(point.x))
+        extent = jnp.maximum(jnp.linalg.norm(point.x), eps**0.25 * span)
+        near_enough = eps**0.5 * jnp.where(extent > 0, extent, 1)
+        pairs = jnp.where(learned, jnp.minimum(state.pairs + 1, self.memory), 0)
+        steps, changes = remember(state.steps, point.x - x), remember(state.changes, point.gradient - g)
+        ahead = jnp.linalg.norm(quasi_newton(point.gradient, free, steps, changes))
+        # a refused step shows the curvature too: how far off is the point where the gradient would vanish?
+        rise, run = jnp.linalg.norm(refused.gradient - g), jnp.linalg.norm(refused.x - x)
+        settled = state.begun & ~moved & refused.sound & (state.size * run <= near_enough * rise)
+        small = (size <= self._tolerance(eps) * scale) & ((ahead <= near_enough) & (pairs > 0) | (size == 0))
         return NewtonState(
             x=pick(unravel(point.x), state.x),
             W=pick(point.W, state.W),
             step=state.step,
             limit=state.limit,
-            result=jnp.where(state.begun | moved, state.result, unsound).astype(jnp.int32),
+            result=jnp.where(state.begun | moved, state.result, point.trouble()),
             ledger=ledger,
             begun=jnp.asarray(True),
             gradient=pick(point.gradient, g),
@@ -257,18 +284,19 @@ class Newton(Solver):
             lower_gradient=pick(point.lower_gradient, state.lower_gradient),
             lower_target=state.lower_target,
             scale=scale,
-            goal=tolerance * scale,
+            span=span,
+            done=moved & small | settled & ~use_memory,
             kink=kink,
-            steps=remember(state.steps, point.x - x),
-            changes=remember(state.changes, point.gradient - g),
-            pairs=jnp.where(learned, jnp.minimum(state.pairs + 1, self.memory), 0),
+            steps=steps,
+            changes=changes,
+            pairs=pairs,
             # a failure with an empty memory is a failure of the steepest descent: nothing is left to try
             failures=jnp.where(moved | ~state.begun, 0, jnp.where(use_memory, 1, 2)).astype(jnp.int32),
             size=jnp.where(kink, across, pick(size, state.size)),
         )
 
     def terminate(self, reduced, state):
-        done = jnp.where(state.begun & (state.size <= state.goal), Result.CONVERGED, state.result)
+        done = jnp.where(state.done, Result.CONVERGED, state.result)
         done = jnp.where(state.kink & (done == Result.RUNNING), Result.KINK, done)
         done = jnp.where((state.failures >= 2) & (done == Result.RUNNING), Result.STALLED, done)
         return jnp.where(state.result == Result.RUNNING, done, state.result)
