@@ -11,11 +11,12 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_quick_start_runs_and_is_right(tmp_path):
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
+    code, further = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    check = "\nprint(float(solution.x), *map(float, solution.policy(jnp.array([0.1, 0.5, 0.9]))))\n"
     script = tmp_path / "quick_start.py"
-    script.write_text(code + "\nprint(float(solution.x), *map(float, solution.policy(jnp.array([0.1, 0.5, 0.9]))))\n")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    script.write_text(code + further + check)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "converged=True" in done.stdout
     price, *stock = map(float, done.stdout.splitlines()[-1].split())
     mean_demand = 5 + 3 * np.sin(4 * np.array([0.1, 0.5, 0.9]))

@@ -19,7 +19,7 @@ _TIERS = ((1, 2, 3, 4, 5, 6, 8), (10, 12, 16, 20, 24), (32, 40, 48, 64))  # func
 _ROWS = 8000  # samples looked at
 _CONTEXTS = 200  # contexts looked at, where each meets all the data
 _COEFFICIENTS = 1000  # the largest N d_y tried
-_NOISY_EACH, _EXACT_EACH = 8, 3  # distinct contexts asked for each function, with and without noise between them
+_SAMPLES_EACH, _CONTEXTS_EACH = 8, 2  # asked for each function: samples where there is noise, and distinct contexts
 _GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth more functions
 
 
@@ -40,6 +40,11 @@ def _rows(level: Level, key: Array) -> Samples:
 
 def _recipe(dimension: int, n: int) -> Chebyshev:
     return Chebyshev(n, index=Tensor() if dimension == 1 else TotalDegree())
+
+
+def functions(basis: Basis) -> int:
+    """How large a chosen basis is, to compare two choices."""
+    return basis.basis.n if isinstance(basis, Orthonormal) and isinstance(basis.basis, Chebyshev) else 0
 
 
 def _count(dimension: int, n: int) -> int:
@@ -84,7 +89,8 @@ def choose_basis(problem: Problem, samples: Data, x: PyTree, key: Array) -> tupl
     cut = max(1, len(rows) * 4 // 5)
     train, held = rows.rows(slice(0, cut)), rows.rows(slice(cut, None))
     distinct = min(seen, len(np.unique(np.asarray(train.xi), axis=0)))
-    most = max(1, min(distinct // (_NOISY_EACH if noisy else _EXACT_EACH), _COEFFICIENTS // size))
+    supported = min(distinct // _CONTEXTS_EACH, len(train) // _SAMPLES_EACH if noisy else distinct)
+    most = max(1, min(supported, _COEFFICIENTS // size))
     failed = False
     rungs, values, pick, best = [], [], 0, 0
     for tier in _TIERS:
@@ -131,7 +137,7 @@ def _climb(problem: Problem, samples: Levels, x: PyTree, held: Samples, rungs: l
     turn = lambda batch: eqx.tree_at(lambda b: b.features, batch, batch.features @ jnp.asarray(forth))
     weight = held.mean_one_weights().astype(pool.weight.dtype)
     train_pool, held_pool = turn(pool), turn(Batch(reduced.basis(held.xi), held.xi, held.eta, weight))
-    z = jnp.zeros_like(oracles.flatten(reduced.W0)[0])
+    z = oracles.flatten(jax.tree.map(lambda w: jnp.tensordot(jnp.asarray(triangle), w, axes=1), reduced.W0))[0]
     x = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), x, reduced.x0)
     values = []
     for n in rungs:

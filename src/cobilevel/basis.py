@@ -85,6 +85,11 @@ class Basis(eqx.Module):
         return FeatureMap(self, domain, None, jnp.asarray(constant, dtype))
 
 
+def _plain(n: Any) -> Any:
+    """NumPy integers as Python ones."""
+    return int(n) if isinstance(n, np.integer) else n
+
+
 def _check_count(name: str, n: Any) -> None:
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
         raise ValueError(f"{name}: n must be a whole number of at least 1, got {n!r}: the functions per dimension.")
@@ -93,7 +98,7 @@ def _check_count(name: str, n: Any) -> None:
 class ProductBasis(Basis):
     """Products of one-dimensional functions over an index set; ``n`` functions per dimension."""
 
-    n: int = eqx.field(static=True)
+    n: int = eqx.field(static=True, converter=_plain)
     index: IndexSet = eqx.field(static=True, default=Tensor())
 
     def __check_init__(self):
@@ -253,11 +258,11 @@ class Categorical(Basis):
             raise TypeError(f"Categorical needs a Finite domain, got {domain!r}. For an interval take Chebyshev(n).")
         return super().fit(domain, xi, weights)
 
-    def evaluate(self, domain, xi):
+    def evaluate(self, domain: Any, xi):
         dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
         return jax.nn.one_hot(domain.index(xi), len(domain.values), dtype=dtype)
 
-    def constant(self, domain):
+    def constant(self, domain: Any):
         return np.ones(len(domain.values))
 
 
@@ -265,7 +270,7 @@ class Features(Basis):
     """A user's own functions: ``function(xi)`` returns an array of shape ``(n,)`` for ONE context."""
 
     function: Callable[[Array], Array]
-    n: int = eqx.field(static=True)
+    n: int = eqx.field(static=True, converter=_plain)
 
     def __check_init__(self):
         _check_count("Features", self.n)
@@ -314,12 +319,14 @@ def whiten(
     table = np.asarray(phi, dtype=float)
     mass = np.full(len(table), 1.0) if weights is None else np.asarray(weights, dtype=float)
     scaled = table * np.sqrt(mass / mass.sum())[:, None]
-    _, values, rows = np.linalg.svd(scaled, full_matrices=False)
+    _, spectrum, _ = np.linalg.svd(scaled, full_matrices=False)
+    norms = np.linalg.norm(scaled, axis=0)
+    norms = np.where(norms > 0, norms, 1)  # the rank must not depend on the units of single functions
+    _, values, rows = np.linalg.svd(scaled / norms, full_matrices=False)
     rank = max(1, int(np.sum(values > tolerance * values[0])))
     kept, basis = values[:rank], rows[:rank]
-    return Whitening(
-        jnp.asarray(basis.T / kept, dtype), jnp.asarray(kept[:, None] * basis, dtype), jnp.asarray(values, dtype)
-    )
+    forth, back = basis.T / kept / norms[:, None], kept[:, None] * basis * norms
+    return Whitening(jnp.asarray(forth, dtype), jnp.asarray(back, dtype), jnp.asarray(spectrum, dtype))
 
 
 class Orthonormal(Basis):

@@ -103,17 +103,19 @@ def minimise(objective: Curvature, start: Float[Array, " n"], target: Any, steps
     """
     eps = jnp.finfo(start.dtype).eps
 
-    def small(z, gradient, slack):
-        floor = 32 * eps * unit * jnp.linalg.norm(z)
-        return jnp.linalg.norm(gradient) <= slack * jnp.maximum(target, floor)
+    def small(z, value, gradient, unit, slack):
+        """Below the target and close by (the target says little where the start was far away); or mere rounding."""
+        size, length = jnp.linalg.norm(gradient), jnp.linalg.norm(z)
+        floor = 32 * eps * unit * jnp.maximum(length, jnp.sqrt(jnp.abs(value) / unit))
+        return (size <= slack * target) & (size <= eps**0.5 * unit * (1 + length)) | (size <= slack * floor)
 
     def unfinished(carry):
-        z, _, gradient, _, damping, exhausted, count, _ = carry
+        z, value, gradient, _, unit, damping, exhausted, count, _ = carry
         going = ~exhausted & (damping <= _LAST_DAMPING * unit) & (count <= steps)
-        return going & ~small(z, gradient, 1) & jnp.all(jnp.isfinite(gradient))
+        return going & ~small(z, value, gradient, unit, 1) & jnp.all(jnp.isfinite(gradient))
 
     def advance(carry):
-        z, value, gradient, hessian, damping, _, count, spent = carry
+        z, value, gradient, hessian, unit, damping, _, count, spent = carry
         effort = jnp.clip(target / jnp.linalg.norm(gradient), 1e-2 * eps**0.5, 1e-1)
         p, usable, products = objective.solve(hessian, -gradient, damping, effort)
         new_value, new_gradient, new_hessian = objective.local(z + p)
@@ -134,16 +136,20 @@ def minimise(objective: Curvature, start: Float[Array, " n"], target: Any, steps
         )
         keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(better, a, b), new, old)
         z, value, gradient, hessian = keep((z + p, new_value, new_gradient, new_hessian), (z, value, gradient, hessian))
-        return z, value, gradient, hessian, damping, exhausted, count + 1, spent + products
+        unit, looked = magnitude(z, gradient, hessian)
+        return z, value, gradient, hessian, unit, damping, exhausted, count + 1, spent + products + looked
+
+    def magnitude(z, gradient, hessian):
+        unit, products = objective.size(hessian, gradient)
+        fallback = jnp.linalg.norm(gradient) / (1 + jnp.linalg.norm(z))
+        return jnp.where(unit > 0, unit, jnp.maximum(fallback, jnp.finfo(start.dtype).tiny)), products
 
     value, gradient, hessian = objective.local(start)
-    unit, spent = objective.size(hessian, gradient)
-    fallback = jnp.linalg.norm(gradient) / (1 + jnp.linalg.norm(start))
-    unit = jnp.where(unit > 0, unit, jnp.maximum(fallback, jnp.finfo(start.dtype).tiny))
+    unit, spent = magnitude(start, gradient, hessian)
     zero = jnp.zeros((), start.dtype)
-    carry = (start, value, gradient, hessian, zero, jnp.asarray(False), jnp.int32(1), jnp.int32(spent))
-    z, value, gradient, hessian, _, exhausted, count, spent = jax.lax.while_loop(unfinished, advance, carry)
-    converged = small(z, gradient, 1) | exhausted & small(z, gradient, 1e3)
+    carry = (start, value, gradient, hessian, unit, zero, jnp.asarray(False), jnp.int32(1), jnp.int32(spent))
+    z, value, gradient, hessian, unit, _, exhausted, count, spent = jax.lax.while_loop(unfinished, advance, carry)
+    converged = small(z, value, gradient, unit, 1) | exhausted & small(z, value, gradient, unit, 1e3)
     return Minimum(z, value, gradient, hessian, converged, count, spent)
 
 

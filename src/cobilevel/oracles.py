@@ -128,7 +128,9 @@ def lower_model(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Le
     block = lambda column: jnp.einsum("nk,n,nl->kl", phi, column, phi, optimize="optimal")
     blocks = jax.vmap(block)(weighted.reshape(len(batch), -1).T)
     hessian = blocks.reshape(size, size, phi.shape[1], phi.shape[1]).transpose(2, 0, 3, 1).reshape(count, count)
-    return (share @ value, gradient, (hessian + hessian.T) / 2), ledger.add("hessian", batch)
+    dtype = batch.weight.dtype
+    model = (share @ value, gradient, (hessian + hessian.T) / 2)
+    return tuple(part.astype(dtype) for part in model), ledger.add("hessian", batch)
 
 
 def flatten(W: PyTree) -> tuple[Float[Array, " N*d"], Callable[[Array], PyTree]]:

@@ -171,7 +171,7 @@ def example(level: Level, rows: int = 1) -> Samples:
     if isinstance(level, Product):
         context = level.context_rule()
         index = jnp.arange(rows)
-        return level.pairs(context, index % len(context), index % level.eta_rows)
+        return Samples(context.xi[index % len(context)], jax.tree.map(lambda a: a[index % level.eta_rows], level.eta))
     return level.rows(jnp.arange(rows) % len(level))
 
 
@@ -212,6 +212,13 @@ def _check_contexts(domain: Domain, level: Level, where: str) -> None:
             f"{where} has dtype {xi.dtype}, but contexts of {domain!r} are floats: convert with .astype(float), or use "
             "cb.Finite(values) if they are categories."
         )
+    if isinstance(domain, Finite):
+        order = np.asarray(domain.index(jnp.asarray(domain.values)))
+        if not np.array_equal(order, np.arange(len(order))):
+            raise ValueError(
+                "domain: some values of Finite are too close to be told apart in this precision. Number them 0, 1, 2, "
+                "or set jax.config.update('jax_enable_x64', True)."
+            )
     inside = np.asarray(domain.contains(xi))
     if not inside.all():
         first = int(np.argmin(inside))

@@ -147,7 +147,7 @@ class Reduced:
     def _mean(self, function: Any, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
         y = combine(batch.features, W)
         values = jax.vmap(function, in_axes=(None, 0, 0, 0))(x, y, batch.xi, batch.eta)
-        return jnp.mean(batch.weight * values)
+        return jnp.mean(batch.weight * values).astype(batch.weight.dtype)
 
     def upper(self, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
         """The batch mean of ``f(x, W Phi(xi), xi, eta)``."""

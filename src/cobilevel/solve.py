@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import oracles
-from .adapt import choose_basis
+from .adapt import choose_basis, functions
 from .basis import Basis
 from .data import Data, Levels, Product, Stream, levels
 from .lower import DENSE_LIMIT
@@ -90,9 +90,16 @@ def solve(
 def _solve_choosing(problem, samples, choices, arguments, key) -> Solution:
     """Solves with a basis chosen at ``x0``, and again from there if another one is chosen at the solution."""
     basis, reason = choose_basis(problem, samples, problem.x0, key)
+    # at x0 the policy may happen not to vary with the context (x0 = 0 often does that): look beside it too
+    for side in jax.random.split(jax.random.fold_in(key, 1), 2):
+        nudge = lambda a, side=side: a + (1 + jnp.abs(a)) * jax.random.normal(side, a.shape, a.dtype)
+        beside = jax.tree.map(jnp.clip, jax.tree.map(nudge, problem.x0), *problem.x_bounds)
+        other, other_reason = choose_basis(problem, samples, beside, key)
+        if functions(other) > functions(basis):
+            basis, reason = other, f"{other_reason} (At a point beside x0; at x0 itself fewer would do.)"
     solution = _solve_with(problem, samples, basis, choices | {"basis": reason}, arguments, None)
     again, reason_there = choose_basis(problem, samples, solution.x, key)
-    if repr(again) == repr(basis):
+    if functions(again) <= functions(basis):
         return solution
     choices = choices | {
         "basis": f"{reason_there} (Chosen again at the solution with {basis!r}, which was chosen at x0.)"
@@ -163,9 +170,10 @@ def _check_convexity(reduced: Reduced, samples: Data, solution: Solution) -> Sol
     if len(pool) > _CHECKED_ROWS or len(pool) * size > DENSE_LIMIT * 1000:
         return solution
     least = np.asarray(oracles.lower_curvatures(reduced, solution.x, solution.W, pool))
-    bent = least < -1e-6
-    if not bent.any():
+    bent, flat = least < -1e-6, np.abs(least) < 1e-10
+    if not bent.any() and flat.mean() < 0.5:
         return solution
-    words = f"{Result.NOT_CONVEX.words()} (Negative curvature at {bent.sum()} of {len(bent)} observed contexts.)"
+    kind, count = ("Negative", bent.sum()) if bent.any() else ("No", flat.sum())
+    words = f"{Result.NOT_CONVEX.words()} ({kind} curvature in some direction at {count} of {len(least)} contexts.)"
     warnings.warn(words, stacklevel=3)
     return replace(solution, converged=False, result=words)

@@ -1,6 +1,7 @@
 """The solver protocol, the one loop that runs every solver, and how a run ends, in words."""
 
 import enum
+import hashlib
 import time
 from abc import abstractmethod
 from collections.abc import Callable
@@ -58,7 +59,7 @@ _WORDS = {
     Result.UPPER_FAILED: "The upper objective, or its gradient, is infinite or NaN at the starting point. Check upper, "
     "or give another x0 (and x_bounds that keep out of such regions).",
     Result.LOWER_FAILED: "The lower level could not be minimised at the starting point: it may be unbounded below, "
-    "have kinks (it must be twice differentiable in y: softplus for max, a smooth root for abs), or y0 may be far away.",
+    "have kinks (it must be twice differentiable in y: softplus for max, say), or y0 may be far away.",
 }
 
 Schedule = Any  # a number, or a function of the step
@@ -158,13 +159,22 @@ def _start(solver: Solver, reduced: Reduced, key: Array, steps: Any) -> State:
     return eqx.tree_at(lambda s: s.result, state, jnp.asarray(solver.terminate(reduced, state), jnp.int32))
 
 
+def identity(solver: Solver, reduced: Reduced, state: Any) -> str:
+    """What a state belongs to: its own structure, the solver, the basis, and a digest of data and bounds."""
+    digest = hashlib.sha256()
+    parts = (reduced.upper_source, reduced.lower_source, reduced.problem.x_bounds, reduced.coordinates)
+    for leaf in jax.tree.leaves(eqx.filter(parts, eqx.is_array)):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return f"{store.fingerprint(state)} {type(solver).__name__} {reduced.basis.basis!r} {digest.hexdigest()}"
+
+
 def resume_state(solver: Solver, reduced: Reduced, key: Array, steps: int, saved: Snapshot) -> State:
     """The state a snapshot holds, with a new limit; raises where it belongs to another solver or problem."""
     like = eqx.filter_eval_shape(_start, solver, reduced, key, jnp.int32(steps))
-    if store.fingerprint(like) != saved.structure:
+    if identity(solver, reduced, like) != saved.structure:
         raise ValueError(
-            "resume: the saved state belongs to another solver, basis, problem or precision. Pass the same ones as for "
-            "the run that is to go on."
+            "resume: the saved state belongs to another solver, basis, data, bounds or precision. Pass the same ones "
+            "as for the run that is to go on."
         )
     state = store.from_plain(saved.leaves, like)
     stopped = jnp.where(state.result == Result.BUDGET, Result.RUNNING, state.result).astype(jnp.int32)
@@ -226,5 +236,5 @@ def run(
         result=result.words(),
         history={name: np.concatenate([part[name] for part in records]) for name in names},
         stats=stats,
-        state=Snapshot(store.to_plain(state), store.fingerprint(state)),
+        state=Snapshot(store.to_plain(state), identity(solver, prepared, state)),
     )

@@ -22,7 +22,7 @@ def as_key(key: Any) -> jax.Array:
     """A random key from an integer seed, or the key itself."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         return jax.random.key(int(key))
-    if not is_key(key):
+    if not isinstance(key, jax.Array) or not is_key(key):
         raise TypeError(f"key must be an integer or a jax.random.key, got {key!r}.")
     return key
 

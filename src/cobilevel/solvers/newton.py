@@ -94,18 +94,16 @@ def projected(reduced: Reduced, x: Float[Array, " dx"], gradient: Float[Array, "
 
 
 def kink_size(reduced: Reduced, x: Array, gradient: Array, other: Point) -> Float[Array, ""]:
-    """The shortest projected combination of the gradients at ``x`` and at a refused point hard by; infinite elsewhere.
+    """The shortest projected combination of the gradients at ``x`` and at a refused point.
 
     Where ``g`` has kinks in its second derivative (penalties such as ``max(y, 0)^2`` do), the gradient of the reduced
     objective jumps as a sample crosses one, and a minimum can lie right there: the gradients on its two sides do not
     vanish, but a combination of them does, which is what stationary means for such functions.
     """
-    eps = jnp.finfo(x.dtype).eps
-    close = jnp.linalg.norm(other.x - x) <= eps**0.55 * (1 + jnp.linalg.norm(x))
     jump = other.gradient - gradient
     share = jnp.clip(-(gradient @ jump) / jnp.maximum(jump @ jump, jnp.finfo(x.dtype).tiny), 0, 1)
     size = jnp.linalg.norm(projected(reduced, x, gradient + share * jump))
-    return jnp.where(close & other.sound & jnp.any(other.x != x), size, jnp.inf)
+    return jnp.where(other.sound & jnp.any(other.x != x), size, jnp.inf)
 
 
 class NewtonState(State):
@@ -116,6 +114,7 @@ class NewtonState(State):
     lower_target: Float[Array, ""]
     scale: Float[Array, ""]
     span: Float[Array, ""]
+    hits: Int[Array, ""]
     done: Bool[Array, ""]
     kink: Bool[Array, ""]
     steps: Float[Array, "m dx"]
@@ -157,6 +156,13 @@ def quasi_newton(
 
     r, _ = jax.lax.scan(forward, scale * q, (steps, changes, rho, a), reverse=True)
     return -r
+
+
+def least_bend(steps: Float[Array, "m dx"], changes: Float[Array, "m dx"]) -> Float[Array, ""]:
+    """The least curvature among the pairs in memory; infinite where there are none."""
+    lengths = jnp.linalg.norm(steps, axis=1)
+    bends = jnp.linalg.norm(changes, axis=1) / jnp.where(lengths > 0, lengths, 1)
+    return jnp.min(jnp.where(lengths > 0, bends, jnp.inf))
 
 
 class Newton(Solver):
@@ -203,6 +209,7 @@ class Newton(Solver):
             lower_target=jnp.finfo(x.dtype).eps ** 0.9 * jnp.linalg.norm(oracles.flatten(slope)[0]),
             scale=zero,
             span=jnp.linalg.norm(x),
+            hits=jnp.int32(0),
             done=jnp.asarray(False),
             kink=jnp.asarray(False),
             steps=empty,
@@ -260,17 +267,22 @@ class Newton(Solver):
         remember = lambda table, row: jnp.where(learned, roll(table, row), jnp.zeros_like(table))
         size = jnp.linalg.norm(projected(reduced, point.x, point.gradient))
         scale = jnp.where(state.begun, state.scale, size)
-        kink = state.begun & (across <= eps**0.5 * scale) & (across < state.size / 2)
         span = jnp.maximum(state.span, jnp.linalg.norm(point.x))
-        extent = jnp.maximum(jnp.linalg.norm(point.x), eps**0.25 * span)
+        extent = jnp.maximum(jnp.linalg.norm(point.x), eps**0.35 * span)
         near_enough = eps**0.5 * jnp.where(extent > 0, extent, 1)
+        # a refused step hard by shows the curvature: a jump of the gradient, or a bracket around where it vanishes
+        ahead_of, rise = refused.x - x, jnp.linalg.norm(refused.gradient - g)
+        run = jnp.linalg.norm(ahead_of)
+        jumps = (run <= eps**0.55 * extent) & (rise > 30 * run * least_bend(state.steps, state.changes))
+        kink = state.begun & jumps & (across <= eps**0.5 * scale) & (across < state.size / 2)
         pairs = jnp.where(learned, jnp.minimum(state.pairs + 1, self.memory), 0)
         steps, changes = remember(state.steps, point.x - x), remember(state.changes, point.gradient - g)
         ahead = jnp.linalg.norm(quasi_newton(point.gradient, free, steps, changes))
-        # a refused step shows the curvature too: how far off is the point where the gradient would vanish?
-        rise, run = jnp.linalg.norm(refused.gradient - g), jnp.linalg.norm(refused.x - x)
-        settled = state.begun & ~moved & refused.sound & (state.size * run <= near_enough * rise)
-        small = (size <= self._tolerance(eps) * scale) & ((ahead <= near_enough) & (pairs > 0) | (size == 0))
+        bracketed = (g @ ahead_of < 0) & (refused.gradient @ ahead_of > 0) & (run <= near_enough)
+        settled = state.begun & ~moved & refused.sound & bracketed
+        small = moved & (size <= self._tolerance(eps) * scale) & (ahead <= near_enough) & (pairs > 0)
+        hits = jnp.where(small, state.hits + 1, 0)  # twice in a row, so that curvature from before does not mislead
+        rounded = moved & ((ahead <= 64 * eps * extent) & (pairs > 0) | (size == 0))
         return NewtonState(
             x=pick(unravel(point.x), state.x),
             W=pick(point.W, state.W),
@@ -285,7 +297,8 @@ class Newton(Solver):
             lower_target=state.lower_target,
             scale=scale,
             span=span,
-            done=moved & small | settled & ~use_memory,
+            hits=hits,
+            done=(hits >= 2) | ~moved & (state.hits >= 1) | settled | rounded,
             kink=kink,
             steps=steps,
             changes=changes,
