@@ -11,7 +11,7 @@ demo: $(STAMP)
 	$(BIN)/cobilevel demo --out demo
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(STAMP)
 	$(BIN)/ruff check .

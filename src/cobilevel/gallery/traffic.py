@@ -101,6 +101,11 @@ class TrafficTruth:
         return jnp.mean(jax.vmap(lambda y, eta: flow_distance(x, y, eta, eta))(flows, samples.eta))
 
 
+@jax.jit
+def _exact(truth: TrafficTruth, xi: Array) -> Array:
+    return truth.y(truth.x, xi)
+
+
 def _nonnegative(mean: np.ndarray, std: float, rng: np.random.Generator) -> np.ndarray:
     """Normal draws conditioned on being nonnegative: the law of redrawing until they are, without the waiting.
 
@@ -124,7 +129,7 @@ def two_edge_traffic(seed: int, noise: float = 0.05, train: int = 1000, test: in
 
     def observe(count):
         xi = rng.uniform(0, 1, count)
-        exact = np.asarray(truth.y(truth.x, jnp.asarray(xi)), dtype=float)
+        exact = np.asarray(_exact(truth, jnp.asarray(xi)), dtype=float)
         return Samples(xi, exact if noise == 0 else _nonnegative(exact, noise, rng))
 
     problem = Problem(
