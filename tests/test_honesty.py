@@ -7,6 +7,7 @@ import pytest
 import scipy.optimize
 
 import cobilevel as cb
+from cobilevel.lower import DENSE_LIMIT
 
 LINE = cb.Interval(0.0, 1.0)
 RNG = np.random.default_rng(0)
@@ -195,3 +196,34 @@ def test_finite_values_too_close_for_the_precision():
     domain = cb.Finite([1.0, 1.0 + 1e-15, 1e6])
     with pytest.raises(ValueError, match="told apart"):
         cb.solve(cb.Problem(aim, fit, 0.0, 0.0, domain), cb.Samples(np.array([1.0, 1e6] * 5), np.zeros(10)))
+
+
+def test_upper_contexts_the_lower_level_never_saw_are_told():
+    rng = np.random.default_rng(0)
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - eta) ** 2 + 0.1 * x**2,
+        lambda x, y, xi, eta: (y - x * xi - eta) ** 2,
+        x0=0.5,
+        y0=0.0,
+        domain=cb.Interval(0.0, 1.0),
+    )
+    left, right = rng.uniform(0, 0.45, 200), rng.uniform(0.55, 1, 100)
+    data = cb.Levels(upper=cb.Samples(right, 0 * right), lower=cb.Samples(left, 0 * left))
+    with pytest.warns(UserWarning, match="100 of 100 upper-level contexts"):
+        solution = cb.solve(problem, data, basis=cb.Partition(10))
+    assert "unseen" in solution.choices
+
+
+def test_a_large_lower_level_with_negative_curvature_is_not_passed_off():
+    """Beyond the size at which the Hessian is formed, conjugate gradients must notice too."""
+    size = DENSE_LIMIT // 2 + 1
+    bend = jnp.where(jnp.arange(size) == 3, -1.0, 1.0)
+    problem = cb.Problem(
+        lambda x, y, xi, eta: jnp.sum((y - xi) ** 2) + x**2,
+        lambda x, y, xi, eta: jnp.sum(bend * (y - x * xi) ** 2),
+        x0=0.5,
+        y0=jnp.zeros(size),
+        domain=cb.Interval(0.0, 1.0),
+    )
+    solution = cb.solve(problem, cb.Samples(np.linspace(0, 1, 20)), basis=cb.Chebyshev(2), steps=20)
+    assert not solution.converged, solution.result

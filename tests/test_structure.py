@@ -10,7 +10,8 @@ import cobilevel
 
 ROOT = Path(cobilevel.__file__).parent
 ORDER = (
-    "domain", "data", "problem", "indices", "basis", "store", "solution", "reduction", "oracles", "hypergradient",
+    "checks", "domain", "data", "problem", "indices", "basis", "store", "solution", "reduction", "oracles",
+    "hypergradient",
     "lower", "progress", "solver", "solvers", "adapt", "solve", "evaluate", "gallery", "report", "demo", "cli",
     "__init__",
 )  # fmt: skip

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
+from .checks import whole
 from .domain import Domain, Finite
 from .indices import IndexSet, Tensor
 
@@ -91,8 +92,7 @@ def _plain(n: Any) -> Any:
 
 
 def _check_count(name: str, n: Any) -> None:
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-        raise ValueError(f"{name}: n must be a whole number of at least 1, got {n!r}: the functions per dimension.")
+    whole(f"{name}: n", n, what="the functions per dimension")
 
 
 class ProductBasis(Basis):
@@ -228,8 +228,7 @@ class BSpline(ProductBasis):
 
     def __check_init__(self):
         _tensor_only(self)
-        if self.degree < 0:
-            raise ValueError(f"BSpline: degree must be at least 0, got {self.degree}.")
+        whole("BSpline: degree", self.degree, 0)
 
     def univariate(self, u):
         degree = min(self.degree, self.n - 1)

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree, Shaped
 
+from .checks import whole
 from .domain import Distribution
 
 
@@ -139,8 +140,7 @@ class Product(eqx.Module):
         if not isinstance(self.contexts, Distribution):
             _require_rows(self.contexts, "Product: contexts", None)
         _require_rows(self.eta, "Product: eta", None)
-        if self.nodes < 1:
-            raise ValueError(f"Product: nodes must be at least 1, got {self.nodes}.")
+        whole("Product: nodes", self.nodes)
 
     @property
     def eta_rows(self) -> int:

@@ -260,6 +260,12 @@ class TruncatedNormal(Distribution):
 
     def __check_init__(self):
         _box_only(self.domain, "TruncatedNormal")
+        for name in ("mean", "std"):
+            if getattr(self, name).size not in (1, self.domain.dimension):
+                raise ValueError(
+                    f"TruncatedNormal: {name} needs one value, or one for each of the domain's "
+                    f"{self.domain.dimension} dimensions, got {getattr(self, name).size}."
+                )
         if not np.all(self.std > 0):
             raise ValueError(f"TruncatedNormal: std must be positive, got {self.std}.")
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from . import oracles
+from .checks import whole
 from .oracles import Ledger
 from .reduction import Batch, Reduced
 
@@ -49,7 +50,10 @@ class Direct(LinearSolve):
 
 
 class ConjugateGradient(LinearSolve):
-    """Conjugate gradients on Hessian-vector products; ends at `tolerance` (relative residual) or after `steps`."""
+    """Conjugate gradients on Hessian-vector products; ends at `tolerance` (relative residual) or after `steps`.
+
+    ``v`` is NaN where a direction of nonpositive curvature turned up.
+    """
 
     tolerance: float = 1e-12
     steps: int = eqx.field(static=True, default=500)
@@ -62,8 +66,8 @@ class ConjugateGradient(LinearSolve):
             out, _ = oracles.hessian_vector(reduced, x, W, unflatten(vector), batch, ledger)
             return oracles.flatten(out)[0]
 
-        v, steps, _ = conjugate_gradient(product, right, self.tolerance, self.steps)
-        return unflatten(v), ledger.add("hessian_vector", batch, steps)
+        v, steps, curvature = conjugate_gradient(product, right, self.tolerance, self.steps)
+        return unflatten(jnp.where(curvature > 0, v, jnp.nan)), ledger.add("hessian_vector", batch, steps)
 
 
 class Neumann(LinearSolve):
@@ -80,8 +84,7 @@ class Neumann(LinearSolve):
     kind: Literal["sum", "product"] = eqx.field(static=True, default="sum")
 
     def __check_init__(self):
-        if self.terms < 0:
-            raise ValueError(f"Neumann: terms must be at least 0, got {self.terms}.")
+        whole("Neumann: terms", self.terms, 0)
         if self.kind not in ("sum", "product"):
             raise ValueError(f'Neumann: kind must be "sum" or "product", got {self.kind!r}.')
 

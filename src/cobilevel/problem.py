@@ -25,6 +25,10 @@ def _float_leaf(leaf: Any, name: str) -> Array:
             f"{name} must be a float array, got dtype {array.dtype}. Derivatives are taken with respect to it: write "
             "1.0 for 1, or convert with .astype(float)."
         )
+    if array.dtype.itemsize < 4:
+        raise TypeError(f"{name} has dtype {array.dtype}, too coarse to solve in: use float32 or float64.")
+    if array.size == 0:
+        raise ValueError(f"{name} is empty, shape {array.shape}: give a starting point with at least one number.")
     if concrete(array) and not bool(jnp.all(jnp.isfinite(array))):
         raise ValueError(f"{name} holds NaN or infinity; give a finite starting point.")
     return jnp.asarray(array, array.dtype)  # drops weak types, so that loops keep their dtype
@@ -201,7 +205,7 @@ def _check_contexts(domain: Domain, level: Level, where: str) -> None:
     if isinstance(level, Product):
         xi, where = level.context_rule().xi, f"{where}.contexts"
     elif isinstance(level, Stream):
-        xi, where = example(level, 8).xi, f"{where}.draw(...).xi"
+        xi, where = example(level, 1024).xi, f"{where}.draw(...).xi"
     else:
         xi, where = level.xi, f"{where}.xi"
     if xi.shape[1:] != domain.shape:

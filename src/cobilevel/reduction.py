@@ -50,6 +50,10 @@ class Source(eqx.Module):
     def pool(self) -> Batch:
         """All there is, as one batch."""
 
+    def contexts_pool(self) -> Batch:
+        """The contexts there are, each once for joint samples; its features are what matters."""
+        return self.pool()
+
     @abstractmethod
     def draw(self, key: Array, size: int) -> Batch:
         """A fresh random batch (with replacement from a finite pool)."""
@@ -74,6 +78,9 @@ class Pairs(Source):
     contexts: Batch
     product: Product
     basis: FeatureMap
+
+    def contexts_pool(self):
+        return self.contexts
 
     def _pair(self, i, j):
         context = jax.tree.map(lambda a: a[i], self.contexts)

@@ -96,6 +96,8 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
         raise ValueError(
             f"{path} was solved on another domain ({document['domain']}) than the problem's ({problem.domain!r})."
         )
+    if basis is not None and basis_to_json(basis) != document["basis"]:
+        raise ValueError(f"{path} was solved in the basis {document['basis']}, not in {basis!r}: pass that one.")
     recipe = basis_from_json(document["basis"]) if basis is None else basis
     transform = arrays.get("basis/transform")
     fitted = FeatureMap(

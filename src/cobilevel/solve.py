@@ -14,10 +14,11 @@ import numpy as np
 from . import oracles
 from .adapt import choose_basis, functions
 from .basis import Basis
+from .checks import whole
 from .data import Data, Levels, Product, Stream, levels
 from .lower import DENSE_LIMIT
 from .problem import Problem, check, lower_depends_on_noise, working_dtype
-from .reduction import Reduced, build
+from .reduction import Endless, Reduced, build
 from .solution import Solution
 from .solver import Result, Solver, run
 from .solvers import Newton
@@ -127,8 +128,8 @@ def _configure(solver: Solver | None, steps: int | None, options: dict[str, Any]
         close = difflib.get_close_matches(option, _OPTIONS, 1)
         hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(_OPTIONS)}."
         raise TypeError(f"solve() does not know the keyword {option!r}.{hint}")
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1):
-        raise ValueError(f"steps must be a whole number of at least 1, got {steps!r}.")
+    if steps is not None:
+        whole("steps", steps)
     return replace(solver, **options) if options else solver, choices
 
 
@@ -149,11 +150,31 @@ def _solve_with(problem, samples, basis, choices, arguments, resume) -> Solution
             "rank": f"the observed contexts tell apart {rank} of the {reduced.basis.size} functions; the other "
             "directions keep their start (where a cell holds no context, the policy is y0)."
         }
+        choices = choices | _unseen(reduced)
     if resume is not None and resume.state is None:
         raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
     found = run(solver, reduced, key, limit, progress, None if resume is None else resume.state)
     found = replace(found, choices=choices)
     return _check_convexity(reduced, samples, found)
+
+
+def _unseen(reduced: Reduced) -> dict[str, str]:
+    """Warns where the upper level needs the policy at contexts of which the lower level has no sample."""
+    if reduced.upper_source is reduced.lower_source or isinstance(reduced.upper_source, Endless):
+        return {}
+    assert reduced.whitening is not None
+    phi = reduced.upper_source.contexts_pool().features
+    seen = (phi @ reduced.whitening.transform) @ reduced.whitening.inverse
+    size = jnp.linalg.norm(phi, axis=1)
+    lost = int(jnp.sum(jnp.linalg.norm(phi - seen, axis=1) > 1e-3 * size))
+    if not lost:
+        return {}
+    words = (
+        f"{lost} of {len(phi)} upper-level contexts lie where the lower level has no samples to tell the policy, which "
+        "keeps y0 there in part. Give the lower level contexts there, or take a smaller basis."
+    )
+    warnings.warn(words, stacklevel=4)
+    return {"unseen": words}
 
 
 def _check_convexity(reduced: Reduced, samples: Data, solution: Solution) -> Solution:

@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import oracles
+from ..checks import positive, whole
 from ..hypergradient import ConjugateGradient, Direct, hypergradient, positive_solve
 from ..lower import DENSE_LIMIT, Curvature, Dense, MatrixFree, minimise
 from ..oracles import Ledger
@@ -75,11 +76,12 @@ def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, l
     # a last Newton correction with the Hessian at hand: it brings the residual to rounding, and with it the noise in F
     last, definite = positive_solve(found.hessian, found.gradient) if dense else (jnp.zeros_like(start), True)
     found_W, key = unflatten(found.point - jnp.where(definite, last, 0)), jax.random.key(0)
-    value, gradient, _, ledger = hypergradient(
+    value, gradient, v, ledger = hypergradient(
         reduced, tree, found_W, reduced.upper_pool, batch, linear, lambda _: batch, key, ledger
     )
     flat = ravel_pytree(gradient)[0]
-    definite = jnp.asarray(definite)
+    if not dense:  # conjugate gradients answer NaN where they meet nonpositive curvature
+        definite = jnp.all(jnp.isfinite(oracles.flatten(v)[0])) | ~jnp.isfinite(value)
     point = Point(x, found_W, value, flat, jnp.linalg.norm(found.gradient), found.converged, definite)
     return point, ledger
 
@@ -188,6 +190,11 @@ class Newton(Solver):
 
     tolerance: float | None = None
     memory: int = eqx.field(static=True, default=20)
+
+    def __check_init__(self):
+        whole("Newton: memory", self.memory)
+        if isinstance(self.tolerance, str | int | float):
+            positive("Newton: tolerance", self.tolerance)
 
     def prepare(self, reduced):
         return reduced.whitened()

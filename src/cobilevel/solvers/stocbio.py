@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from .. import oracles
+from ..checks import whole
 from ..hypergradient import Neumann, hypergradient
 from ..solver import Solver, State, at, fresh, traced
 
@@ -55,8 +56,7 @@ class StocBiO(Solver):
 
     def __check_init__(self):
         for name, least in (("inner_steps", 1), ("terms", 0), ("batch", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"StocBiO: {name} must be at least {least}, got {getattr(self, name)}.")
+            whole(f"StocBiO: {name}", getattr(self, name), least)
 
     def init(self, reduced, key, steps):
         start = fresh(reduced, steps)
