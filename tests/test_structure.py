@@ -10,10 +10,9 @@ import cobilevel
 
 ROOT = Path(cobilevel.__file__).parent
 ORDER = (
-    "checks", "domain", "data", "problem", "indices", "basis", "store", "solution", "reduction", "oracles",
-    "hypergradient",
-    "lower", "progress", "solver", "solvers", "adapt", "solve", "evaluate", "gallery", "report", "demo", "cli",
-    "__init__",
+    "checks", "trees", "schedules", "samplers", "domain", "data", "problem", "indices", "basis", "store", "solution",
+    "reduction", "oracles", "hypergradient", "estimators", "lower", "implicit", "scales", "progress", "solver",
+    "stochastic", "solvers", "adapt", "solve", "evaluate", "gallery", "report", "demo", "cli", "__init__",
 )  # fmt: skip
 
 

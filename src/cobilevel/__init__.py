@@ -27,9 +27,25 @@ from .indices import Tensor as Tensor
 from .indices import TotalDegree as TotalDegree
 from .problem import Problem as Problem
 from .reduction import reduce as reduce
+from .schedules import Cosine as Cosine
+from .schedules import Polynomial as Polynomial
 from .solution import Solution as Solution
 from .solution import load as load
 from .solve import solve as solve
+from .solvers import BSA as BSA
+from .solvers import F2SA as F2SA
+from .solvers import HOAG as HOAG
+from .solvers import MRBO as MRBO
+from .solvers import RSVRB as RSVRB
+from .solvers import SABA as SABA
+from .solvers import SOBA as SOBA
+from .solvers import SPABA as SPABA
+from .solvers import STABLE as STABLE
+from .solvers import SUSTAIN as SUSTAIN
+from .solvers import TTSA as TTSA
+from .solvers import VRBO as VRBO
+from .solvers import AmIGO as AmIGO
+from .solvers import FdeHBO as FdeHBO
 from .solvers import Newton as Newton
 from .solvers import StocBiO as StocBiO
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+_MOST_BYTES = 8 * 2**30
 _LARGEST = 2**31 - 1  # steps and sizes are counted in 32 bits
 
 
@@ -25,3 +26,12 @@ def positive(name: str, value: Any) -> float:
     if not 0 < number < np.inf:
         raise ValueError(f"{name} must be positive and finite, got {value!r}.")
     return number
+
+
+def fits(name: str, what: str, size: int, instead: str) -> None:
+    """Raises where something a solver must keep would take more memory than is sensible."""
+    if size > _MOST_BYTES:
+        raise ValueError(
+            f"{name}: {what} would take {size / 2**30:.1f} GiB, more than {_MOST_BYTES / 2**30:.0f}. Use a smaller "
+            f"basis or fewer samples, or a solver without them: {instead}."
+        )

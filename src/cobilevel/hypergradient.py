@@ -1,4 +1,4 @@
-r"""The hypergradient of the reduced problem, and the three ways to solve its linear system.
+r"""The hypergradient of the reduced problem, and the ways to solve its linear system: at once, or step by step.
 
 $$\nabla F_\Phi = \partial_1 f_\Phi - \partial_{12} g_\Phi v, \qquad \partial_{22} g_\Phi v = \partial_2 f_\Phi .$$
 
@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from . import oracles
+from . import oracles, trees
 from .checks import whole
 from .oracles import Ledger
 from .reduction import Batch, Reduced
 
-Draw = Callable[[Array], Batch]
+Draw = Callable[[Any], Batch]  # from the number of a batch to the batch; for full-batch use it ignores the number
 
 
 class LinearSolve(eqx.Module):
@@ -28,9 +28,9 @@ class LinearSolve(eqx.Module):
 
     @abstractmethod
     def __call__(
-        self, reduced: Reduced, x: PyTree, W: PyTree, b: PyTree, draw: Draw, key: Array, ledger: Ledger
+        self, reduced: Reduced, x: PyTree, W: PyTree, b: PyTree, draw: Draw, ledger: Ledger
     ) -> tuple[PyTree, Ledger]:
-        """`draw(key)` gives a lower batch; for full-batch use it ignores the key."""
+        """`draw(number)` gives lower batches, from number 0 on."""
 
 
 class Direct(LinearSolve):
@@ -41,10 +41,10 @@ class Direct(LinearSolve):
 
     hessian: Float[Array, "n n"] | None = None
 
-    def __call__(self, reduced, x, W, b, draw, key, ledger):
+    def __call__(self, reduced, x, W, b, draw, ledger):
         hessian = self.hessian
         if hessian is None:
-            (_, _, hessian), ledger = oracles.lower_model(reduced, x, W, draw(key), ledger)
+            (_, _, hessian), ledger = oracles.lower_model(reduced, x, W, draw(0), ledger)
         right, unflatten = oracles.flatten(b)
         return unflatten(positive_solve(hessian, right)[0]), ledger
 
@@ -52,22 +52,24 @@ class Direct(LinearSolve):
 class ConjugateGradient(LinearSolve):
     """Conjugate gradients on Hessian-vector products; ends at `tolerance` (relative residual) or after `steps`.
 
-    ``v`` is NaN where a direction of nonpositive curvature turned up.
+    ``v`` is NaN where a direction of nonpositive curvature turned up. `start` is a first guess.
     """
 
-    tolerance: float = 1e-12
+    tolerance: Any = 1e-12
     steps: int = eqx.field(static=True, default=500)
+    start: PyTree[Array] | None = None
 
-    def __call__(self, reduced, x, W, b, draw, key, ledger):
-        batch = draw(key)
+    def __call__(self, reduced, x, W, b, draw, ledger):
+        batch = draw(0)
         right, unflatten = oracles.flatten(b)
 
         def product(vector):
             out, _ = oracles.hessian_vector(reduced, x, W, unflatten(vector), batch, ledger)
             return oracles.flatten(out)[0]
 
-        v, steps, curvature = conjugate_gradient(product, right, self.tolerance, self.steps)
-        return unflatten(jnp.where(curvature > 0, v, jnp.nan)), ledger.add("hessian_vector", batch, steps)
+        start = None if self.start is None else oracles.flatten(self.start)[0]
+        v, spent, curvature = conjugate_gradient(product, right, self.tolerance, self.steps, start)
+        return unflatten(jnp.where(curvature > 0, v, jnp.nan)), ledger.add("hessian_vector", batch, spent)
 
 
 class Neumann(LinearSolve):
@@ -75,36 +77,35 @@ class Neumann(LinearSolve):
 
     `kind="sum"` is stocBiO's estimate $s \sum_{q=0}^{K} \prod_{k=1}^{q} (I - s H_k) b$. At curvature $\lambda$ it
     recovers the share $1 - (1 - s\lambda)^{K+1}$ of the inverse, so its bias fades only when $s \lambda K$ is large for
-    every $\lambda$. `kind="product"` is the bare product $s \prod_{k=1}^{K} (I - s H_k) b$ that the paper prints; it
-    does not estimate an inverse and is kept for comparison.
+    every $\lambda$. `kind="random"` has the same mean for one term less, at half the cost and with more noise (BSA,
+    TTSA, SUSTAIN): $K s \prod_{k=1}^{p} (I - s H_k) b$ with `chosen` $p$ uniform on $0..K-1$. `kind="product"` is the
+    bare product $s \prod_{k=1}^{K} (I - s H_k) b$ that the paper prints; it does not estimate an inverse and is kept
+    for comparison.
     """
 
-    terms: int = eqx.field(static=True)
+    terms: Any
     step: Any
-    kind: Literal["sum", "product"] = eqx.field(static=True, default="sum")
+    kind: Literal["sum", "product", "random"] = eqx.field(static=True, default="sum")
+    chosen: Any = None
 
     def __check_init__(self):
-        whole("Neumann: terms", self.terms, 0)
-        if self.kind not in ("sum", "product"):
-            raise ValueError(f'Neumann: kind must be "sum" or "product", got {self.kind!r}.')
+        if not eqx.is_array(self.terms):
+            whole("Neumann: terms", self.terms, 0)
+        if self.kind not in ("sum", "product", "random"):
+            raise ValueError(f'Neumann: kind must be "sum", "product" or "random", got {self.kind!r}.')
 
-    def __call__(self, reduced, x, W, b, draw, key, ledger):
-        step = lambda leaf: jnp.asarray(self.step, leaf.dtype)
-
-        def factor(carry, key):
+    def __call__(self, reduced, x, W, b, draw, ledger):
+        def factor(number, carry):
             power, total, ledger = carry
-            product, ledger = oracles.hessian_vector(reduced, x, W, power, draw(key), ledger)
-            power = jax.tree.map(lambda p, h: p - step(p) * h, power, product)
-            return (power, jax.tree.map(jnp.add, total, power), ledger), None
+            product, ledger = oracles.hessian_vector(reduced, x, W, power, draw(number), ledger)
+            power = trees.step(power, self.step, product)
+            return power, trees.add(total, power) if self.kind == "sum" else total, ledger
 
-        (power, total, ledger), _ = jax.lax.scan(factor, (b, b, ledger), jax.random.split(key, self.terms))
-        estimate = total if self.kind == "sum" else power
-        return jax.tree.map(lambda leaf: step(leaf) * leaf, estimate), ledger
-
-
-def assemble(d1: PyTree, cross: PyTree) -> PyTree:
-    """``d1 f - d12 g v``."""
-    return jax.tree.map(jnp.subtract, d1, cross)
+        factors = self.chosen if self.kind == "random" else self.terms
+        power, total, ledger = jax.lax.fori_loop(0, factors, factor, (b, b, ledger))
+        if self.kind == "sum":
+            return trees.scale(self.step, total), ledger
+        return trees.scale(self.step * (self.terms if self.kind == "random" else 1), power), ledger
 
 
 def hypergradient(
@@ -115,7 +116,6 @@ def hypergradient(
     lower_batch: Batch,
     linear: LinearSolve,
     draw: Draw,
-    key: Array,
     ledger: Ledger,
 ) -> tuple[Float[Array, ""], PyTree, PyTree, Ledger]:
     """The upper value, the hypergradient estimate, the adjoint ``v`` and the ledger.
@@ -123,9 +123,30 @@ def hypergradient(
     `upper_batch` serves the gradients of ``f``, `lower_batch` the cross product, `draw` the linear system.
     """
     (value, d1, d2), ledger = oracles.upper_gradients(reduced, x, W, upper_batch, ledger)
-    v, ledger = linear(reduced, x, W, d2, draw, key, ledger)
+    v, ledger = linear(reduced, x, W, d2, draw, ledger)
     cross, ledger = oracles.cross_product(reduced, x, W, v, lower_batch, ledger)
-    return value, assemble(d1, cross), v, ledger
+    return value, trees.sub(d1, cross), v, ledger
+
+
+class Directions(eqx.Module):
+    r"""The three directions of a single-loop method, which all vanish exactly at a stationary point:
+
+    `lower` $\partial_2 g_\Phi$, `linear` $\partial_{22} g_\Phi v - \partial_2 f_\Phi$, `outer`
+    $\partial_1 f_\Phi - \partial_{12} g_\Phi v$.
+    """
+
+    lower: PyTree[Array]
+    linear: PyTree[Array]
+    outer: PyTree[Array]
+
+
+def directions(
+    reduced: Reduced, x: PyTree, W: PyTree, v: PyTree, upper_batch: Batch, lower_batch: Batch, ledger: Ledger
+) -> tuple[Float[Array, ""], Directions, Ledger]:
+    """The upper value and the three directions at ``(x, W, v)``, from one batch of each level."""
+    (value, d1, d2), ledger = oracles.upper_gradients(reduced, x, W, upper_batch, ledger)
+    (slope, bend, cross), ledger = oracles.lower_products(reduced, x, W, v, lower_batch, ledger)
+    return value, Directions(slope, trees.sub(bend, d2), trees.sub(d1, cross)), ledger
 
 
 def positive_solve(
@@ -137,7 +158,7 @@ def positive_solve(
     return solution, jnp.all(jnp.isfinite(solution))
 
 
-def conjugate_gradient(product: Callable, right: Float[Array, " n"], tolerance: Any, steps: int):
+def conjugate_gradient(product: Callable, right: Float[Array, " n"], tolerance: Any, steps: int, guess: Any = None):
     """Solves ``A v = right`` for positive definite ``A``: ``(v, products spent, least curvature met)``.
 
     Where a direction of nonpositive curvature turns up it stops with what it has, so that ``v`` stays a direction
@@ -159,6 +180,8 @@ def conjugate_gradient(product: Callable, right: Float[Array, " n"], tolerance: 
         fresh = residual @ residual
         return v, residual, residual + fresh / rho * direction, fresh, spent + 1, curvature
 
-    start = (jnp.zeros_like(right), right, right, right @ right, jnp.int32(0), jnp.asarray(jnp.inf, right.dtype))
+    first = jnp.zeros_like(right) if guess is None else guess
+    residual, spent = (right, 0) if guess is None else (right - product(guess), 1)
+    start = (first, residual, residual, residual @ residual, jnp.int32(spent), jnp.asarray(jnp.inf, right.dtype))
     v, _, _, _, spent, curvature = jax.lax.while_loop(unfinished, advance, start)
     return v, spent, curvature

@@ -46,6 +46,7 @@ class Ledger(eqx.Module):
     hessian_vector: Count
     cross_product: Count
     hessian: Count
+    cross_matrix: Count
 
     @staticmethod
     def empty() -> "Ledger":
@@ -54,7 +55,8 @@ class Ledger(eqx.Module):
     def add(self, kind: str, batch: Batch, times: Any = 1) -> "Ledger":
         """One more call (or `times` more) of a kind, on a batch."""
         count, times = getattr(self, kind), jnp.asarray(times, jnp.uint32)
-        grown = Count(_carry_add(count.calls, times), _carry_add(count.samples, times * jnp.uint32(len(batch))))
+        rows = jnp.asarray(len(batch) if batch.count is None else batch.count, jnp.uint32)
+        grown = Count(_carry_add(count.calls, times), _carry_add(count.samples, times * rows))
         return replace(self, **{kind: grown})
 
     def totals(self) -> dict[str, dict[str, int]]:
@@ -99,6 +101,20 @@ def hessian_vector(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Bat
     return jax.jvp(slope, (W,), (V,))[1], ledger.add("hessian_vector", batch)
 
 
+def lower_gradients(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    """Both partial gradients of ``g_Phi``: ``(d1 g, d2 g)``, for methods that use first derivatives alone."""
+    return jax.grad(reduced.lower, argnums=(0, 1))(x, W, batch), ledger.add("lower_gradient", batch)
+
+
+def lower_products(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
+    """``(d2 g_Phi, d22 g_Phi V, d12 g_Phi V)`` in one sweep: the gradient, and its derivative along ``V``."""
+    slopes = lambda weights: jax.grad(reduced.lower, argnums=(0, 1))(x, weights, batch)
+    (_, d2), (cross, product) = jax.jvp(slopes, (W,), (V,))
+    for kind in ("lower_gradient", "hessian_vector", "cross_product"):
+        ledger = ledger.add(kind, batch)
+    return (d2, product, cross), ledger
+
+
 def cross_product(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
     """``d12 g_Phi V``, shaped like ``x``: the gradient in ``x`` of ``<d2 g_Phi, V>``."""
     tangent = lambda point: jax.jvp(lambda weights: reduced.lower(point, weights, batch), (W,), (V,))[1]
@@ -131,6 +147,49 @@ def lower_model(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Le
     dtype = batch.weight.dtype
     model = (share @ value, gradient, (hessian + hessian.T) / 2)
     return tuple(part.astype(dtype) for part in model), ledger.add("hessian", batch)
+
+
+def cross_matrix(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    """``d12 g_Phi`` as a matrix, rows after the flattened ``x``, columns after ``flatten(W)``."""
+    flat, unravel = ravel_pytree(x)
+
+    def slope(point):
+        return flatten(jax.grad(reduced.lower, argnums=1)(unravel(point), W, batch))[0]
+
+    return jax.jacfwd(slope)(flat).T, ledger.add("cross_matrix", batch)
+
+
+def upper_rows(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    """Sample by sample: ``(f, d1 f, d2 f)``, the last in ``y`` (``spread`` takes it to the coefficients)."""
+    y = combine(batch.features, W)
+    rows = jax.vmap(jax.value_and_grad(reduced.problem.upper, argnums=(0, 1)), in_axes=(None, 0, 0, 0))
+    values, (d1, d2) = rows(x, y, batch.xi, batch.eta)
+    return (values, d1, d2), ledger.add("upper_gradient", batch)
+
+
+def lower_rows(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
+    """Sample by sample: ``(d2 g, d22 g (V Phi), d12 g (V Phi))``, the first two in ``y``."""
+    y, along = combine(batch.features, W), combine(batch.features, V)
+
+    def local(point, tangent, xi, eta):
+        slopes = lambda z: jax.grad(reduced.problem.lower, argnums=(0, 1))(x, z, xi, eta)
+        (_, d2), (cross, product) = jax.jvp(slopes, (point,), (tangent,))
+        return d2, product, cross
+
+    for kind in ("lower_gradient", "hessian_vector", "cross_product"):
+        ledger = ledger.add(kind, batch)
+    return jax.vmap(local)(y, along, batch.xi, batch.eta), ledger
+
+
+def spread(batch: Batch, rows: PyTree) -> PyTree:
+    """The batch mean of ``row Phi^T``, shaped like ``W``: from gradients in ``y`` to gradients in the coefficients."""
+    phi = batch.features * (batch.weight / len(batch))[:, None]
+    return jax.tree.map(lambda leaf: jnp.tensordot(phi, leaf, axes=(0, 0)), rows)
+
+
+def mean(batch: Batch, rows: PyTree) -> PyTree:
+    """The batch mean of rows that are shaped like ``x``."""
+    return jax.tree.map(lambda leaf: jnp.tensordot(batch.weight / len(batch), leaf, axes=(0, 0)), rows)
 
 
 def flatten(W: PyTree) -> tuple[Float[Array, " N*d"], Callable[[Array], PyTree]]:

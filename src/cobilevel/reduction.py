@@ -13,8 +13,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree, Shaped
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
+from . import samplers
 from .basis import Basis, Categorical, FeatureMap, Whitening, combine, whiten
 from .data import Data, Level, Product, Samples, Stream, levels
 from .domain import Distribution
@@ -27,15 +28,24 @@ _POOL_BYTES = 8 * 2**30
 
 
 class Batch(eqx.Module):
-    """Samples with their features: what one oracle call averages over. Index it as ``tree.map(a[idx])``."""
+    """Samples with their features: what one oracle call averages over. Index it as ``tree.map(a[idx])``.
+
+    `count` is the number of real rows where a batch is filled up with rows of weight 0, else ``None``.
+    """
 
     features: Float[Array, "b N"]
     xi: Shaped[Array, "b ..."]
     eta: PyTree[Shaped[Array, "b ..."]]
     weight: Float[Array, " b"]
+    count: Int[Array, ""] | None = None
 
     def __len__(self) -> int:
         return len(self.weight)
+
+    def take(self, rows: samplers.Rows) -> "Batch":
+        """The given rows of a pool, weighted so that the mean over the batch is the mean over the real ones."""
+        part = jax.tree.map(lambda a: a[rows.index], self)
+        return replace(part, weight=part.weight * rows.share, count=rows.count)
 
 
 def _batch(basis: FeatureMap, samples: Samples) -> Batch:
@@ -55,21 +65,33 @@ class Source(eqx.Module):
         return self.pool()
 
     @abstractmethod
+    def batch(self, key: Array, number: Int[Array, ""], size: int, shuffle: bool) -> Batch:
+        """Batch `number` of those the key stands for: with replacement, or (`shuffle`) each row once an epoch."""
+
     def draw(self, key: Array, size: int) -> Batch:
         """A fresh random batch (with replacement from a finite pool)."""
+        return self.batch(key, jnp.uint32(0), size, False)
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows of the pool; ``None`` where there is no end of them."""
+        return None
 
 
-class Rows(Source):
+class Table(Source):
     """A finite pool of joint samples."""
 
-    rows: Batch
+    table: Batch
 
     def pool(self):
-        return self.rows
+        return self.table
 
-    def draw(self, key, size):
-        index = jax.random.randint(key, (size,), 0, len(self.rows))
-        return jax.tree.map(lambda a: a[index], self.rows)
+    @property
+    def rows(self):
+        return len(self.table)
+
+    def batch(self, key, number, size, shuffle):
+        return self.table.take(samplers.rows_of(key, number, size, len(self.table), shuffle, self.table.weight.dtype))
 
 
 class Pairs(Source):
@@ -98,13 +120,22 @@ class Pairs(Source):
             )
         return self._pair(jnp.repeat(jnp.arange(m), n), jnp.tile(jnp.arange(n), m))
 
-    def draw(self, key, size):
+    @property
+    def rows(self):
+        return len(self.contexts) * self.product.eta_rows
+
+    def batch(self, key, number, size, shuffle):
+        """Fresh contexts, whatever happens to the data: they are an expectation to sample, not a pool to go through."""
         for_context, for_data = jax.random.split(key)
-        j = jax.random.randint(for_data, (size,), 0, self.product.eta_rows)
+        dtype = self.basis.constant.dtype
+        data = samplers.rows_of(for_data, number, size, self.product.eta_rows, shuffle, dtype)
         if isinstance(self.product.contexts, Distribution):
-            xi = self.product.contexts.sample(for_context, size).astype(self.basis.constant.dtype)
-            return _batch(self.basis, Samples(xi, jax.tree.map(lambda a: a[j], self.product.eta)))
-        return self._pair(jax.random.randint(for_context, (size,), 0, len(self.contexts)), j)
+            xi = self.product.contexts.sample(jax.random.fold_in(for_context, number), size).astype(dtype)
+            batch = _batch(self.basis, Samples(xi, jax.tree.map(lambda a: a[data.index], self.product.eta)))
+        else:
+            i = samplers.rows_of(for_context, number, size, len(self.contexts), False, dtype).index
+            batch = self._pair(i, data.index)
+        return replace(batch, weight=batch.weight * data.share, count=data.count)
 
 
 class Endless(Source):
@@ -119,8 +150,8 @@ class Endless(Source):
             "samples = stream.draw(key, 10_000)."
         )
 
-    def draw(self, key, size):
-        return _batch(self.basis, self.stream.draw(key, size))
+    def batch(self, key, number, size, shuffle):
+        return _batch(self.basis, self.stream.draw(jax.random.fold_in(key, number), size))
 
 
 class Coordinates(eqx.Module):
@@ -211,7 +242,7 @@ class Reduced:
 
         def rotate(source):
             pool = source.pool()
-            return Rows(eqx.tree_at(lambda b: b.features, pool, pool.features @ forth))
+            return Table(eqx.tree_at(lambda b: b.features, pool, pool.features @ forth))
 
         lower = rotate(self.lower_source)
         upper = lower if self.upper_source is self.lower_source else rotate(self.upper_source)
@@ -267,7 +298,7 @@ def _source(level: Level, basis: FeatureMap) -> Source:
         return Endless(level, basis)
     if isinstance(level, Product):
         return Pairs(_batch(basis, level.context_rule()), level, basis)
-    return Rows(_batch(basis, level))
+    return Table(_batch(basis, level))
 
 
 def _check_size(basis: Basis, fitted: FeatureMap, contexts: np.ndarray, where: str) -> None:

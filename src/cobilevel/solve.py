@@ -154,7 +154,7 @@ def _solve_with(problem, samples, basis, choices, arguments, resume) -> Solution
     if resume is not None and resume.state is None:
         raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
     found = run(solver, reduced, key, limit, progress, None if resume is None else resume.state)
-    found = replace(found, choices=choices)
+    found = replace(found, choices=choices | dict(found.choices))
     return _check_convexity(reduced, samples, found)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from . import store
+from . import store, trees
 from .oracles import Ledger
 from .progress import ProgressBar
 from .reduction import Reduced
@@ -32,6 +32,12 @@ class Result(enum.IntEnum):
     LOWER_FAILED = 6
     KINK = 7
     UPPER_FAILED = 8
+    NOISE = 9
+
+    @property
+    def resumable(self) -> bool:
+        """Whether more steps could have been taken."""
+        return self in (Result.BUDGET, Result.NOISE)
 
     @property
     def good(self) -> bool:
@@ -49,8 +55,10 @@ _WORDS = {
     "below the tolerance. Look at history['gradient'], and loosen the tolerance if it is small enough for you.",
     Result.KINK: "Converged at a kink of the reduced objective: its gradient jumps there, and the gradients on the two "
     "sides combine to less than the tolerance.",
-    Result.BUDGET: "Budget spent: all allowed steps were taken. Newton says when it has converged, so give it more "
-    "steps, or resume. A stochastic solver cannot tell: look at history, or judge the solution with evaluate.",
+    Result.BUDGET: "Budget spent: all allowed steps were taken, and the gradient of the upper objective is not yet "
+    "zero. Give it more steps, or resume.",
+    Result.NOISE: "Budget spent, at the noise floor: the last hypergradients, averaged, can no longer be told from "
+    "their own noise. Smaller steps or larger batches would go on; judge the solution with evaluate.",
     Result.DIVERGED: "Diverged: an iterate became infinite or NaN; the last finite one is returned, and is not an "
     "answer. Make the step sizes smaller.",
     Result.NOT_CONVEX: "The lower level is not strongly convex in y at the point returned, so its minimiser, and with "
@@ -61,18 +69,6 @@ _WORDS = {
     Result.LOWER_FAILED: "The lower level could not be minimised at the starting point: it may be unbounded below, "
     "have kinks (it must be twice differentiable in y: softplus for max, say), or y0 may be far away.",
 }
-
-Schedule = Any  # a number, or a function of the step
-
-
-def at(schedule: Schedule, step: Int[Array, ""], dtype: Any) -> Array:
-    """The value of a schedule at a step: a number as it is, a function called."""
-    return jnp.asarray(schedule(step) if callable(schedule) else schedule, dtype)
-
-
-def traced(value: Schedule) -> Schedule:
-    """Numbers become arrays, so that they are traced (and can be vmapped); functions stay as they are."""
-    return value if callable(value) else np.asarray(value, dtype=float)
 
 
 class State(eqx.Module):
@@ -105,13 +101,17 @@ class Solver(eqx.Module):
     default_steps: ClassVar[int] = 1000
     chunk: ClassVar[int] = 100  # steps between two looks at the clock
 
+    def measure(self, reduced: Reduced, key: Array) -> Any:
+        """What ``init`` needs to know of the problem; ``None`` where that is nothing."""
+        return None
+
     def prepare(self, reduced: Reduced) -> Reduced:
         """The form of the problem this solver works on."""
         return reduced
 
     @abstractmethod
-    def init(self, reduced: Reduced, key: Array, steps: Any) -> State:
-        """The state before the first step, for a run of at most `steps`."""
+    def init(self, reduced: Reduced, key: Array, steps: Any, measured: Any = None) -> State:
+        """The state before the first step, for a run of at most `steps`; `measured` is what ``measure`` returned."""
 
     @abstractmethod
     def step(self, reduced: Reduced, state: Any) -> State:
@@ -121,6 +121,14 @@ class Solver(eqx.Module):
         """The result so far, ``Result.RUNNING`` to go on."""
         return state.result
 
+    def spent(self, state: Any) -> Int[Array, ""]:
+        """The result to report where the run has used up its steps."""
+        return jnp.int32(Result.BUDGET)
+
+    def told(self, state: Any) -> dict[str, str]:
+        """What was chosen on the way, for ``solution.choices``."""
+        return {}
+
     def answer(self, state: Any) -> tuple[PyTree, PyTree]:
         """The ``(x, W)`` to return."""
         return state.x, state.W
@@ -128,10 +136,6 @@ class Solver(eqx.Module):
     @abstractmethod
     def record(self, state: Any) -> dict[str, Array]:
         """Scalars to keep in the history."""
-
-
-def _finite(tree: PyTree) -> Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 @eqx.filter_jit
@@ -143,7 +147,7 @@ def advance(solver: Solver, reduced: Reduced, state: State, count: int) -> tuple
         ended = solver.terminate(reduced, after)
         after = eqx.tree_at(lambda s: (s.step, s.result), after, (before.step + 1, jnp.asarray(ended, jnp.int32)))
         failed = eqx.tree_at(lambda s: s.result, before, jnp.int32(Result.DIVERGED))
-        return jax.lax.cond(_finite((after.x, after.W)), lambda: after, lambda: failed)
+        return jax.lax.cond(trees.finite((after.x, after.W)), lambda: after, lambda: failed)
 
     def maybe(state: State, _: None):
         active = (state.result == Result.RUNNING) & (state.step < state.limit)
@@ -154,8 +158,8 @@ def advance(solver: Solver, reduced: Reduced, state: State, count: int) -> tuple
 
 
 @eqx.filter_jit
-def _start(solver: Solver, reduced: Reduced, key: Array, steps: Any) -> State:
-    state = solver.init(reduced, key, steps)
+def _start(solver: Solver, reduced: Reduced, key: Array, steps: Any, measured: Any) -> State:
+    state = solver.init(reduced, key, steps, measured)
     return eqx.tree_at(lambda s: s.result, state, jnp.asarray(solver.terminate(reduced, state), jnp.int32))
 
 
@@ -170,15 +174,15 @@ def identity(solver: Solver, reduced: Reduced, state: Any) -> str:
 
 def resume_state(solver: Solver, reduced: Reduced, key: Array, steps: int, saved: Snapshot) -> State:
     """The state a snapshot holds, with a new limit; raises where it belongs to another solver or problem."""
-    like = eqx.filter_eval_shape(_start, solver, reduced, key, jnp.int32(steps))
+    like = eqx.filter_eval_shape(_start, solver, reduced, key, jnp.int32(steps), None)
     if identity(solver, reduced, like) != saved.structure:
         raise ValueError(
             "resume: the saved state belongs to another solver, basis, data, bounds or precision. Pass the same ones "
             "as for the run that is to go on."
         )
     state = store.from_plain(saved.leaves, like)
-    stopped = jnp.where(state.result == Result.BUDGET, Result.RUNNING, state.result).astype(jnp.int32)
-    return eqx.tree_at(lambda s: (s.limit, s.result), state, (jnp.asarray(steps, jnp.int32), stopped))
+    result = Result.RUNNING if Result(int(state.result)).resumable else int(state.result)
+    return eqx.tree_at(lambda s: (s.limit, s.result), state, (jnp.asarray(steps, jnp.int32), jnp.int32(result)))
 
 
 def run(
@@ -194,7 +198,8 @@ def run(
     clock = time.perf_counter()
     prepared = solver.prepare(reduced)
     if resume is None:
-        state = _start(solver, prepared, key, jnp.int32(steps))
+        for_measure, for_run = jax.random.split(key)
+        state = _start(solver, prepared, for_run, jnp.int32(steps), solver.measure(prepared, for_measure))
     else:
         state = resume_state(solver, prepared, key, steps, resume)
     idle = eqx.tree_at(lambda s: s.limit, state, jnp.int32(0))
@@ -210,10 +215,11 @@ def run(
                 observe(state)
             bar.update(int(state.step), " ".join(f"{k} {v[-1]:.3g}" for k, v in records[-1].items() if len(v)))
     if int(state.result) == Result.RUNNING:
-        state = eqx.tree_at(lambda s: s.result, state, jnp.int32(Result.BUDGET))
+        state = eqx.tree_at(lambda s: s.result, state, jnp.asarray(solver.spent(state), jnp.int32))
     finished = time.perf_counter()
     names = records[0] if records else {}
     result = Result(int(state.result))
+    words = result.words() + (f" It happened at step {int(state.step) + 1}." if result == Result.DIVERGED else "")
     x, W = solver.answer(state)
     held = sum(leaf.size for leaf in jax.tree.leaves((reduced.x0, reduced.W0)))
     item = jax.tree.leaves(reduced.W0)[0].dtype.itemsize
@@ -233,8 +239,9 @@ def run(
         x,
         W,
         converged=result.good,
-        result=result.words(),
+        result=words,
         history={name: np.concatenate([part[name] for part in records]) for name in names},
         stats=stats,
+        choices=solver.told(state),
         state=Snapshot(store.to_plain(state), identity(solver, prepared, state)),
     )

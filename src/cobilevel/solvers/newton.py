@@ -6,93 +6,21 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from .. import oracles
 from ..checks import positive, whole
-from ..hypergradient import ConjugateGradient, Direct, hypergradient, positive_solve
-from ..lower import DENSE_LIMIT, Curvature, Dense, MatrixFree, minimise
-from ..oracles import Ledger
+from ..implicit import Point, projected, solve_at
 from ..reduction import Reduced
 from ..solver import Result, Solver, State, fresh
 
 _TRIALS = 30
 
 
-class Point(eqx.Module):
-    """The reduced problem at one ``x``, with its lower level solved."""
-
-    x: Float[Array, " dx"]
-    W: PyTree[Array]
-    value: Float[Array, ""]
-    gradient: Float[Array, " dx"]
-    lower_gradient: Float[Array, ""]
-    solved: Bool[Array, ""]
-    definite: Bool[Array, ""]
-
-    @property
-    def sound(self) -> Bool[Array, ""]:
-        """Whether the value and the gradient mean anything."""
-        return self.solved & self.definite & self.finite
-
-    @property
-    def finite(self) -> Bool[Array, ""]:
-        return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
-
-    def trouble(self) -> Int[Array, ""]:
-        """The result to report where the point is not sound."""
-        upper = jnp.where(self.definite, Result.UPPER_FAILED, Result.NOT_CONVEX)
-        return jnp.where(self.solved, upper, Result.LOWER_FAILED).astype(jnp.int32)
-
-
-def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, ledger: Ledger) -> tuple[Point, Ledger]:
-    """Solves the reduced lower level at ``x`` from ``W`` and takes the implicit hypergradient there."""
-    _, unravel = ravel_pytree(reduced.x0)
-    start, unflatten = oracles.flatten(W)
-    batch, tree = reduced.lower_pool, unravel(x)
-    dense = len(start) <= DENSE_LIMIT
-    if dense:
-        objective: Curvature = Dense(lambda z: oracles.lower_model(reduced, tree, unflatten(z), batch, ledger)[0])
-    else:
-
-        def slope(z):
-            value, _ = oracles.lower_value(reduced, tree, unflatten(z), batch, ledger)
-            gradient, _ = oracles.lower_gradient(reduced, tree, unflatten(z), batch, ledger)
-            return value, oracles.flatten(gradient)[0]
-
-        def product(z, v):
-            out, _ = oracles.hessian_vector(reduced, tree, unflatten(z), unflatten(v), batch, ledger)
-            return oracles.flatten(out)[0]
-
-        objective = MatrixFree(slope, product)
-    found = minimise(objective, start, target)
-    if dense:
-        ledger = ledger.add("hessian", batch, found.evaluations)
-    else:
-        ledger = ledger.add("lower_value", batch, found.evaluations)
-        ledger = ledger.add("lower_gradient", batch, found.evaluations)
-        ledger = ledger.add("hessian_vector", batch, found.products)
-    linear = Direct(found.hessian) if dense else ConjugateGradient()
-    # a last Newton correction with the Hessian at hand: it brings the residual to rounding, and with it the noise in F
-    last, definite = positive_solve(found.hessian, found.gradient) if dense else (jnp.zeros_like(start), True)
-    found_W, key = unflatten(found.point - jnp.where(definite, last, 0)), jax.random.key(0)
-    value, gradient, v, ledger = hypergradient(
-        reduced, tree, found_W, reduced.upper_pool, batch, linear, lambda _: batch, key, ledger
-    )
-    flat = ravel_pytree(gradient)[0]
-    if not dense:  # conjugate gradients answer NaN where they meet nonpositive curvature
-        definite = jnp.all(jnp.isfinite(oracles.flatten(v)[0])) | ~jnp.isfinite(value)
-    point = Point(x, found_W, value, flat, jnp.linalg.norm(found.gradient), found.converged, definite)
-    return point, ledger
-
-
-def projected(reduced: Reduced, x: Float[Array, " dx"], gradient: Float[Array, " dx"]) -> Float[Array, " dx"]:
-    """The projected gradient ``x - P(x - gradient)``: zero exactly at first-order points of the bounded problem."""
-    lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
-    below, above = x - gradient < lo, x - gradient > hi
-    return jnp.where(
-        below, x - lo, jnp.where(above, x - hi, gradient)
-    )  # not x - clip(...), which rounds small ones off
+def trouble(point: Point) -> Int[Array, ""]:
+    """The result to report where a point is not sound."""
+    upper = jnp.where(point.definite, Result.UPPER_FAILED, Result.NOT_CONVEX)
+    return jnp.where(point.solved, upper, Result.LOWER_FAILED).astype(jnp.int32)
 
 
 def kink_size(reduced: Reduced, x: Array, gradient: Array, other: Point) -> Float[Array, ""]:
@@ -202,7 +130,7 @@ class Newton(Solver):
     def _tolerance(self, eps: Any) -> Any:
         return eps ** (2 / 3) if self.tolerance is None else self.tolerance
 
-    def init(self, reduced, key, steps):
+    def init(self, reduced, key, steps, measured=None):
         start = fresh(reduced, steps)
         x = ravel_pytree(start["x"])[0]
         slope, ledger = oracles.lower_gradient(reduced, start["x"], start["W"], reduced.lower_pool, start["ledger"])
@@ -261,7 +189,7 @@ class Newton(Solver):
             return length, point, *solve_at(reduced, trial, state.W, state.lower_target, ledger), count + 1
 
         no, one = jnp.asarray(False), jnp.ones((), x.dtype)
-        here = Point(x, state.W, state.value, g, state.lower_gradient, no, no)
+        here = Point(x, state.W, state.value, g, state.lower_gradient, no, no, state.W)
         start = (one, here, here, state.ledger, jnp.int32(0))
         _, before, point, ledger, _ = jax.lax.while_loop(unfinished, try_next, start)
         moved = enough(point)
@@ -295,7 +223,7 @@ class Newton(Solver):
             W=pick(point.W, state.W),
             step=state.step,
             limit=state.limit,
-            result=jnp.where(state.begun | moved, state.result, point.trouble()),
+            result=jnp.where(state.begun | moved, state.result, trouble(point)),
             ledger=ledger,
             begun=jnp.asarray(True),
             gradient=pick(point.gradient, g),

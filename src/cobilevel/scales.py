@@ -1,0 +1,195 @@
+r"""The scales of a reduced problem, from which step sizes are set when the user gives none.
+
+Measured once at the start, on the pool or a part of it, and counted in the ledger: the largest and the smallest
+curvature of the lower level (Lanczos on Hessian-vector products), and the curvature of $F_\Phi$ (power iteration on
+differences of exact hypergradients). Measuring solves the lower level at ``x0``, so the run also starts there.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from . import oracles, trees
+from .implicit import solve_at
+from .oracles import Ledger
+from .reduction import Batch, Reduced, Source, Table
+
+_ROWS = 2048  # the most rows a level is measured on
+_LANCZOS = 40
+_LOOKS = 8  # small batches whose curvature is looked at
+_POWER = 5
+
+
+class Scales(eqx.Module):
+    """What the defaults of a stochastic solver need to know.
+
+    - `smooth`: the largest curvature of the lower level on a batch, $L$; `convex`: the smallest on all, $\\mu$.
+    - `bend`: the curvature of the reduced objective in ``x``; `gradient`: the size of its gradient at ``x0``.
+    - `pull`: the size of the upper gradient in ``W``; `steep`: its largest rate of change, by differences.
+    """
+
+    smooth: Float[Array, ""]
+    convex: Float[Array, ""]
+    bend: Float[Array, ""]
+    gradient: Float[Array, ""]
+    pull: Float[Array, ""]
+    steep: Float[Array, ""]
+
+    @property
+    def condition(self) -> Float[Array, ""]:
+        """Of the lower level; also the number of inner steps in which it relaxes."""
+        return self.smooth / self.convex
+
+    @property
+    def inner(self) -> Float[Array, ""]:
+        """The largest step that is safe on every batch."""
+        return 1 / self.smooth
+
+    def outer(self, loops: Any = 1) -> Float[Array, ""]:
+        """Half the stable step of ``x``, slowed down to what `loops` inner steps per outer one can follow."""
+        return jnp.minimum(1, loops / self.condition) / (2 * self.bend)
+
+    def words(self) -> str:
+        return (
+            f"curvature of the lower level {float(self.convex):.3g} to {float(self.smooth):.3g}, of the upper "
+            f"objective {float(self.bend):.3g}, measured at x0"
+        )
+
+
+class Start(eqx.Module):
+    """Where a run begins: the scales, coefficients and adjoint, and the ledger of finding them."""
+
+    scales: Scales
+    W: PyTree[Array]
+    v: PyTree[Array]
+    ledger: Ledger
+
+    @staticmethod
+    def plain(reduced: Reduced) -> "Start":
+        """For solvers whose step sizes are all given: the start is the user's, and nothing is measured."""
+        nothing = jnp.asarray(jnp.nan, jax.tree.leaves(reduced.W0)[0].dtype)
+        return Start(Scales(*[nothing] * 6), reduced.W0, trees.zeros(reduced.W0), Ledger.empty())
+
+
+def lanczos(product: Any, start: Float[Array, " n"], steps: int) -> Float[Array, " m"]:
+    """Ritz values of a symmetric matrix given by its products: their ends approach those of its spectrum.
+
+    Full reorthogonalisation; where the Krylov space is exhausted, the rest repeats the first Rayleigh quotient.
+    """
+    steps = min(steps, len(start))
+    tiny = 1e2 * jnp.finfo(start.dtype).eps
+
+    def advance(carry, k):
+        basis, vector, alive, scale = carry
+        basis = basis.at[k].set(jnp.where(alive, vector, 0))
+        image = product(vector)
+        alpha = vector @ image
+        for _ in range(2):
+            image = image - basis.T @ (basis @ image)
+        beta = jnp.linalg.norm(image)
+        scale = jnp.maximum(scale, jnp.abs(alpha) + beta)
+        goes_on = alive & (beta > tiny * scale)
+        vector = jnp.where(goes_on, image / jnp.where(goes_on, beta, 1), vector)
+        return (basis, vector, goes_on, scale), (jnp.where(alive, alpha, jnp.nan), jnp.where(goes_on, beta, 0))
+
+    unit = start / jnp.linalg.norm(start)
+    empty = (jnp.zeros((steps, len(start)), start.dtype), unit, jnp.asarray(True), jnp.zeros((), start.dtype))
+    _, (alpha, beta) = jax.lax.scan(advance, empty, jnp.arange(steps))
+    alpha = jnp.where(jnp.isnan(alpha), alpha[0], alpha)
+    return jnp.linalg.eigvalsh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
+
+
+def _curvatures(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, key: Array, steps: int, ledger: Ledger):
+    flat, unflatten = oracles.flatten(W)
+
+    def product(vector):
+        out, _ = oracles.hessian_vector(reduced, x, W, unflatten(vector), batch, ledger)
+        return oracles.flatten(out)[0]
+
+    ritz = lanczos(product, jax.random.normal(key, flat.shape, flat.dtype), steps)
+    return ritz, ledger.add("hessian_vector", batch, min(steps, len(flat)))
+
+
+def _part(source: Source, key: Array) -> Source:
+    """The pool where it is small, else a large batch of it."""
+    if source.rows is not None and source.rows <= _ROWS:
+        return Table(source.pool())
+    return Table(replace(source.draw(key, _ROWS), count=None))
+
+
+@eqx.filter_jit
+def measure(reduced: Reduced, key: Array, batch: int) -> Start:
+    """The scales of a problem for batches of a size, and a start."""
+    keys = jax.random.split(key, 5)
+    below, above = _part(reduced.lower_source, keys[0]), _part(reduced.upper_source, keys[1])
+    part = replace(reduced, lower_source=below, upper_source=above)
+    x0, unravel = ravel_pytree(reduced.project(reduced.x0))
+    lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
+    eps, tiny = jnp.finfo(x0.dtype).eps, jnp.finfo(x0.dtype).tiny
+    pool = part.lower_pool
+    slope, ledger = oracles.lower_gradient(part, unravel(x0), reduced.W0, pool, Ledger.empty())
+    target = eps**0.75 * trees.norm(slope)
+    unit = lambda vector: vector / jnp.maximum(jnp.linalg.norm(vector), tiny)
+
+    def explore(carry, _):
+        """At one point: the hypergradient, and its largest rate of change; then a step along it."""
+        x, W, ledger = carry
+        here, ledger = solve_at(part, x, W, target, ledger)
+
+        def power(carry, _):
+            direction, largest, ledger = carry
+            reach = eps ** (1 / 3) * (1 + jnp.linalg.norm(x))
+            ahead = jnp.clip(x + reach * direction, lo, hi)
+            ahead = jnp.where(jnp.linalg.norm(ahead - x) > reach / 2, ahead, jnp.clip(x - reach * direction, lo, hi))
+            there, ledger = solve_at(part, ahead, here.W, target, ledger)
+            change = (there.gradient - here.gradient) / jnp.maximum(jnp.linalg.norm(ahead - x), tiny)
+            sound = there.sound & here.sound
+            size = jnp.where(sound, jnp.linalg.norm(change), 0)
+            return (jnp.where(size > 0, unit(change), direction), jnp.maximum(largest, size), ledger), None
+
+        jiggle = 0.1 * unit(jax.random.normal(keys[2], x.shape, x.dtype))
+        first = (unit(unit(here.gradient) + jiggle), jnp.zeros((), x.dtype), ledger)
+        (_, bend, ledger), _ = jax.lax.scan(power, first, None, length=_POWER)
+        size = jnp.linalg.norm(here.gradient)
+        bend = jnp.maximum(bend, size / (10 * (1 + jnp.linalg.norm(x))))  # a first step of ten times x is enough
+        bend = jnp.where(bend > 0, bend, 1)
+        onward = jnp.where(here.sound, jnp.clip(x - here.gradient / bend, lo, hi), x)
+        return (onward, here.W, ledger), (here, bend)
+
+    (_, _, ledger), (points, bends) = jax.lax.scan(explore, (x0, reduced.W0, ledger), None, length=2)
+    here = jax.tree.map(lambda a: a[0], points)
+    W = trees.where(here.solved, here.W, reduced.W0)
+    v = trees.where(here.sound, here.adjoint, trees.zeros(reduced.W0))
+    x = unravel(x0)
+    ritz, ledger = _curvatures(part, x, W, pool, keys[3], _LANCZOS, ledger)
+    before, ledger = _curvatures(part, x, reduced.W0, pool, keys[3], _LANCZOS, ledger)
+
+    def look(ledger, number):
+        small = reduced.lower_source.batch(keys[4], number, batch, False)
+        values, ledger = _curvatures(reduced, x, W, small, keys[3], _LOOKS, ledger)
+        return ledger, values[-1]
+
+    ledger, small = jax.lax.scan(look, ledger, jnp.arange(_LOOKS, dtype=jnp.uint32))
+    smooth = jnp.maximum(jnp.maximum(ritz[-1], before[-1]), jnp.max(small))
+    smooth = jnp.where(smooth > 0, smooth, 1)
+    convex = jnp.maximum(ritz[0], 1e2 * eps * smooth)
+    size = jnp.linalg.norm(here.gradient)
+    flat, unflatten = oracles.flatten(W)
+    (_, _, pull), ledger = oracles.upper_gradients(part, x, W, part.upper_pool, ledger)
+
+    def stiffen(carry, _):
+        along, largest, ledger = carry
+        reach = eps ** (1 / 3) * (1 + trees.norm(W)) / jnp.maximum(trees.norm(along), tiny)
+        (_, _, there), ledger = oracles.upper_gradients(part, x, trees.step(W, -reach, along), part.upper_pool, ledger)
+        change = trees.scale(1 / reach, trees.sub(there, pull))
+        return (change, jnp.maximum(largest, trees.norm(change) / jnp.maximum(trees.norm(along), tiny)), ledger), None
+
+    jiggle = unflatten(jax.random.normal(keys[2], flat.shape, flat.dtype) * trees.norm(pull) / len(flat) ** 0.5)
+    towards = (trees.add(pull, jiggle), jnp.zeros((), x0.dtype), ledger)
+    (_, steep, ledger), _ = jax.lax.scan(stiffen, towards, None, length=_POWER)
+    return Start(Scales(smooth, convex, jnp.max(bends), size, trees.norm(pull), steep), W, v, ledger)

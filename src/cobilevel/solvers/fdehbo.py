@@ -1,0 +1,74 @@
+"""``FdeHBO``: recursive momentum without Hessians or Jacobians (Yang, Xiao, Ji 2023)."""
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from .. import oracles, trees
+from ..estimators import storm
+from ..hypergradient import Directions
+from ..schedules import Polynomial, Schedule, traced
+from ..stochastic import Stochastic
+
+
+class FdeHBO(Stochastic):
+    r"""The three directions of ``SOBA`` with both products by central differences of first derivatives,
+
+    $$\partial_{22} g_\Phi v \approx
+    \frac{\partial_2 g_\Phi(x, W + \delta v) - \partial_2 g_\Phi(x, W - \delta v)}{2\delta},
+    \qquad \partial_{12} g_\Phi v \approx \frac{\partial_1 g_\Phi(x, W + \delta v) - \partial_1 g_\Phi(x, W - \delta
+    v)}{2\delta},$$
+    recursive momentum on all three, and ``v`` projected onto a ball.
+
+    **Arguments**, besides those of every stochastic solver: `linear`, the step of the linear system; `momentum`, by
+    default $\propto k^{-2/3}$; `difference`, $\delta |v|$ relative to $1 + |W|$, by default the cube root of the
+    precision; `radius` of the ball, by default ten times the largest adjoint the measured scales allow.
+
+    Reference: Y. Yang, P. Xiao, K. Ji, Achieving O(eps^-1.5) complexity in Hessian/Jacobian-free stochastic bilevel
+    optimization, NeurIPS 2023.
+    """
+
+    schedules = ("inner", "linear", "outer", "momentum", "radius")
+
+    linear: Schedule = eqx.field(converter=traced, default=None)
+    momentum: Schedule = eqx.field(converter=traced, default=None)
+    radius: Schedule = eqx.field(converter=traced, default=None)
+    difference: Schedule = eqx.field(converter=traced, default=None)
+
+    def defaults(self, scales):
+        calm = 10 * scales.condition
+        inner = Polynomial(scales.inner, 1 / 3, calm)
+        return {
+            "inner": inner,
+            "linear": inner,
+            "outer": Polynomial(scales.outer(), 1 / 3, calm),
+            "momentum": Polynomial(1.0, 2 / 3, scales.condition),
+            "radius": 10 * scales.pull / scales.convex,
+        }
+
+    def begin(self, reduced, start, ledger):
+        nothing = Directions(trees.zeros(start.W), trees.zeros(start.W), trees.zeros(reduced.x0))
+        return (start.v, (reduced.x0, start.W, start.v), nothing), ledger
+
+    def update(self, reduced, s, draw, rate):
+        v, before, estimate = s.memory
+        above, below, eps = draw.upper(), draw.lower(), jnp.finfo(s.value.dtype).eps
+        share = eps ** (1 / 3) if self.difference is None else self.difference
+
+        def toward(x, W, v, ledger):
+            (value, d1, d2), ledger = oracles.upper_gradients(reduced, x, W, above, ledger)
+            slope, ledger = oracles.lower_gradient(reduced, x, W, below, ledger)
+            delta = share * (1 + trees.norm(W)) / jnp.maximum(trees.norm(v), eps)
+            ahead, ledger = oracles.lower_gradients(reduced, x, trees.step(W, -delta, v), below, ledger)
+            behind, ledger = oracles.lower_gradients(reduced, x, trees.step(W, delta, v), below, ledger)
+            cross, product = trees.scale(1 / (2 * delta), trees.sub(ahead, behind))
+            return value, Directions(slope, trees.sub(product, d2), trees.sub(d1, cross)), ledger
+
+        value, new, ledger = toward(s.x, s.W, v, s.ledger)
+        _, old, ledger = toward(*before, ledger)
+        estimate = storm(estimate, new, old, jnp.where(s.step == 0, 1, rate.momentum))
+        W = trees.step(s.W, rate.inner, estimate.lower)
+        z = trees.clip_norm(trees.step(v, rate.linear, estimate.linear), rate.radius)
+        s = replace(s, W=W, memory=(z, (s.x, s.W, v), estimate), value=value, ledger=ledger)
+        return self.move(reduced, s, estimate.outer, rate.outer)

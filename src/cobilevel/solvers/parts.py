@@ -1,0 +1,129 @@
+"""Pieces that several solvers share: inner loops, the Neumann series as a setting, the previous point."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .. import oracles, trees
+from ..estimators import storm
+from ..hypergradient import Draw, Neumann, hypergradient
+from ..oracles import Ledger
+from ..reduction import Reduced, Table
+from ..schedules import Schedule, at, traced
+from ..stochastic import Draws, Stochastic, StochasticState
+
+_LONGEST = 1000
+
+
+def descend(
+    reduced: Reduced, x: PyTree, W: PyTree, draw: Draw, steps: Any, rate: Any, ledger: Ledger
+) -> tuple[PyTree, Ledger]:
+    """So many gradient steps on the lower level, each on its own batch; `rate`: a number or a function of the step."""
+
+    def one(number, carry):
+        W, ledger = carry
+        slope, ledger = oracles.lower_gradient(reduced, x, W, draw(number), ledger)
+        return trees.step(W, rate(number) if callable(rate) else rate, slope), ledger
+
+    return jax.lax.fori_loop(0, steps, one, (W, ledger))
+
+
+class Series(Stochastic):
+    """A solver whose linear system is solved by a Neumann series of its own in every step.
+
+    - `neumann`: the scale $s$ of the series, by default the first inner step.
+    - `terms`: its length $K$, by default twice the measured condition number, and at most 1000.
+    """
+
+    neumann: Schedule = eqx.field(converter=traced, default=None)
+    terms: int | None = eqx.field(static=True, default=None)
+
+    def needed(self):
+        return (*self.schedules, "terms")
+
+    def series(self, s: StochasticState, draw: Draws, kind: Any) -> tuple[Neumann, Draw]:
+        """The series of this step, and its batches."""
+        dtype = s.value.dtype
+        first = self.defaults(s.scales)["inner"] if self.inner is None else self.inner
+        step = at(first, jnp.int32(0), dtype) if self.neumann is None else at(self.neumann, s.step, dtype)
+        terms = self.terms
+        if terms is None:
+            terms = jnp.clip(jnp.ceil(2 * s.scales.condition), 1, _LONGEST).astype(jnp.int32)
+        if kind != "random":
+            return Neumann(terms, step, kind), draw.lowers(terms)
+        chosen = jax.random.randint(draw.key(), (), 0, terms)
+        return Neumann(terms, step, "random", chosen), draw.lowers(chosen)
+
+
+class Before(eqx.Module):
+    """The last point and the estimates there: what recursive variance reduction looks back at."""
+
+    x: PyTree[Array]
+    W: PyTree[Array]
+    estimates: Any
+
+
+class Recursive(Series):
+    """Recursive momentum on the lower gradient and on a Neumann hypergradient: ``SUSTAIN`` and ``MRBO``."""
+
+    schedules = ("inner", "outer", "momentum")
+    counts = (("terms", 1),)
+    kind: ClassVar[str]
+
+    momentum: Schedule = eqx.field(converter=traced, default=None)
+
+    def begin(self, reduced, start, ledger):
+        return Before(reduced.x0, start.W, (trees.zeros(start.W), trees.zeros(reduced.x0))), ledger
+
+    def update(self, reduced, s, draw, rate):
+        below, above, across, (linear, batches) = (
+            draw.lower(),
+            draw.upper(),
+            draw.lower(),
+            self.series(s, draw, self.kind),
+        )
+
+        def both(x, W, ledger):
+            slope, ledger = oracles.lower_gradient(reduced, x, W, below, ledger)
+            value, gradient, _, ledger = hypergradient(reduced, x, W, above, across, linear, batches, ledger)
+            return value, (slope, gradient), ledger
+
+        value, here, ledger = both(s.x, s.W, s.ledger)
+        _, there, ledger = both(s.memory.x, s.memory.W, ledger)
+        weight = jnp.where(s.step == 0, 1, rate.momentum)
+        slope, gradient = storm(s.memory.estimates, here, there, weight)
+        s = replace(
+            s,
+            W=trees.step(s.W, rate.inner, slope),
+            memory=Before(s.x, s.W, (slope, gradient)),
+            value=value,
+            ledger=ledger,
+        )
+        return self.move(reduced, s, gradient, rate.outer)
+
+
+def tabulated(reduced: Reduced, name: str) -> Reduced:
+    """The same problem with both pools laid out as tables; an error where there is no finite pool."""
+    if reduced.upper_source.rows is None or reduced.lower_source.rows is None:
+        raise ValueError(
+            f"{name} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or draw "
+            "a sample yourself: samples = stream.draw(key, 10_000)."
+        )
+    return replace(reduced, upper_source=Table(reduced.upper_pool), lower_source=Table(reduced.lower_pool))
+
+
+def matrix_bytes(W: PyTree, numbers: int) -> int:
+    """What so many numbers take in the precision of ``W``."""
+    return numbers * jax.tree.leaves(W)[0].dtype.itemsize
+
+
+def floor_spectrum(matrix: Array, least: Any) -> tuple[Array, Callable[[Array], Array]]:
+    """The nearest symmetric matrix with no eigenvalue below `least`, and the solve with it."""
+    values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
+    values = jnp.maximum(values, least)
+    return (vectors * values) @ vectors.T, lambda right: vectors @ ((vectors.T @ right) / values)

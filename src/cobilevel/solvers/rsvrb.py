@@ -1,0 +1,78 @@
+"""``RSVRB``: variance reduction on gradient, Hessian and hypergradient, for one block (Guo et al. 2021)."""
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from .. import oracles, trees
+from ..checks import fits
+from ..estimators import storm
+from ..schedules import Polynomial, Schedule, traced
+from ..stochastic import Stochastic
+from .parts import floor_spectrum, matrix_bytes
+
+
+class RSVRB(Stochastic):
+    r"""Recursive momentum on the lower gradient $p$, the lower Hessian $H$ (a matrix, kept above $\mu$) and $q$:
+
+    $$H_k = P_{\succeq \mu}\big[\partial_{22} g_\Phi(z_k) + (1-a)(H_{k-1} - \partial_{22} g_\Phi(z_{k-1}))\big], \qquad
+    q_k = G(z_k, H_k) + (1-a)(q_{k-1} - G(z_{k-1}, H_{k-1})),$$
+    $$G(z, H) = \partial_1 f_\Phi - \partial_{12} g_\Phi H^{-1} \partial_2 f_\Phi, \qquad
+    W_{k+1} = W_k - \beta p_k, \qquad x_{k+1} = P[x_k - \alpha q_k].$$
+
+    The solver of the paper's complexity theorem; published for many lower-level blocks of which one is drawn in each
+    step, here for the one block of the reduced problem. It stores matrices of size ``(N d_y)^2``; refused where they
+    would not fit.
+
+    **Arguments**, besides those of every stochastic solver: `momentum` $a$, by default $\propto k^{-2/3}$; `convex`
+    $\mu$, by default half the measured one.
+
+    Reference: Z. Guo, Q. Hu, L. Zhang, T. Yang, Randomized stochastic variance-reduced methods for multi-task
+    stochastic bilevel optimization, arXiv:2105.02266, 2021."""
+
+    schedules = ("inner", "outer", "momentum", "convex")
+
+    momentum: Schedule = eqx.field(converter=traced, default=None)
+    convex: Schedule = eqx.field(converter=traced, default=None)
+
+    def defaults(self, scales):
+        calm = 10 * scales.condition
+        return {
+            "inner": Polynomial(scales.inner, 1 / 3, calm),
+            "outer": Polynomial(scales.outer(), 1 / 3, calm),
+            "momentum": Polynomial(1.0, 2 / 3, scales.condition),
+            "convex": scales.convex / 2,
+        }
+
+    def begin(self, reduced, start, ledger):
+        flat, _ = oracles.flatten(start.W)
+        fits("RSVRB", "its matrices", matrix_bytes(start.W, 5 * flat.size**2), "SUSTAIN or SPABA")
+        identity = jnp.eye(flat.size, dtype=flat.dtype)
+        nothing = (trees.zeros(flat), identity, trees.zeros(ravel_pytree(reduced.x0)[0]))
+        return (reduced.x0, start.W, nothing), ledger
+
+    def update(self, reduced, s, draw, rate):
+        x_old, W_old, (slope_old, hessian_old, gradient_old) = s.memory
+        below, above = draw.lower(), draw.upper()
+        weight = jnp.where(s.step == 0, 1, rate.momentum)
+        (_, slope, hessian), ledger = oracles.lower_model(reduced, s.x, s.W, below, s.ledger)
+        (_, slope_then, hessian_then), ledger = oracles.lower_model(reduced, x_old, W_old, below, ledger)
+        slope, hessian = storm((slope_old, hessian_old), (slope, hessian), (slope_then, hessian_then), weight)
+        hessian, solve = floor_spectrum(hessian, rate.convex)
+        _, solve_old = floor_spectrum(hessian_old, rate.convex)
+        _, unflatten = oracles.flatten(s.W)
+
+        def estimate(x, W, solve, ledger):
+            (value, d1, d2), ledger = oracles.upper_gradients(reduced, x, W, above, ledger)
+            v = unflatten(solve(oracles.flatten(d2)[0]))
+            cross, ledger = oracles.cross_product(reduced, x, W, v, below, ledger)
+            return value, ravel_pytree(trees.sub(d1, cross))[0], ledger
+
+        value, here, ledger = estimate(s.x, s.W, solve, ledger)
+        _, there, ledger = estimate(x_old, W_old, solve_old, ledger)
+        gradient = storm(gradient_old, here, there, weight)
+        W = trees.step(s.W, rate.inner, unflatten(slope))
+        s = replace(s, W=W, memory=(s.x, s.W, (slope, hessian, gradient)), value=value, ledger=ledger)
+        return self.move(reduced, s, ravel_pytree(s.x)[1](gradient), rate.outer)

@@ -1,0 +1,39 @@
+"""``TTSA``: two-timescale stochastic approximation (Hong, Wai, Wang, Yang 2020)."""
+
+from dataclasses import replace
+
+from .. import oracles, trees
+from ..hypergradient import hypergradient
+from ..schedules import Polynomial
+from .parts import Series
+
+
+class TTSA(Series):
+    r"""One step of each level at a time, the outer one on the slower scale.
+
+    $$W_{k+1} = W_k - \beta_k\, \partial_2 g_\Phi(x_k, W_k), \qquad
+    x_{k+1} = P[x_k - \alpha_k (\partial_1 f_\Phi - \partial_{12} g_\Phi v)(x_k, W_{k+1})], \qquad
+    \beta_k \propto k^{-2/5}, \quad \alpha_k \propto k^{-3/5},$$
+    with ``v`` the randomly cut product of ``BSA``.
+
+    **Arguments**, besides those of every stochastic solver: `neumann`, the scale of the series, by default the first
+    inner step; `terms`, its length $K$, by default twice the measured condition number, and at most 1000.
+
+    Reference: M. Hong, H.-T. Wai, Z. Wang, Z. Yang, A two-timescale stochastic algorithm framework for bilevel
+    optimization: complexity analysis and application to actor-critic, SIAM Journal on Optimization 33(1), 2023.
+    """
+
+    default_steps = 4000
+    counts = (("terms", 1),)
+
+    def defaults(self, scales):
+        calm = 10 * scales.condition
+        return {"inner": Polynomial(scales.inner, 0.4, calm), "outer": Polynomial(scales.outer(), 0.6, calm)}
+
+    def update(self, reduced, s, draw, rate):
+        slope, ledger = oracles.lower_gradient(reduced, s.x, s.W, draw.lower(), s.ledger)
+        W = trees.step(s.W, rate.inner, slope)
+        value, gradient, _, ledger = hypergradient(
+            reduced, s.x, W, draw.upper(), draw.lower(), *self.series(s, draw, "random"), ledger
+        )
+        return self.move(reduced, replace(s, W=W, value=value, ledger=ledger), gradient, rate.outer)

@@ -1,0 +1,256 @@
+"""What all stochastic solvers share: batches, step sizes and their defaults, the outer step, averages, how a run ends.
+
+A solver of this family is its ``update``: from a state to the next, built from oracles, estimators and ``move``.
+"""
+
+from abc import abstractmethod
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree, UInt32
+
+from . import trees
+from .checks import whole
+from .hypergradient import Draw
+from .reduction import Batch, Reduced, Source
+from .samplers import Rows, rows_of
+from .scales import Scales, Start, measure
+from .schedules import Schedule, at, traced
+from .solver import Result, Solver, State, fresh
+
+_MEMORY = 0.99  # of the moving averages by which a run is judged: about the last hundred steps
+
+
+def is_optax(value: Any) -> bool:
+    """Whether something is an Optax transformation rather than a schedule."""
+    return hasattr(value, "init") and hasattr(value, "update")
+
+
+def _outer(value: Any) -> Any:
+    return value if is_optax(value) else traced(value)
+
+
+class StochasticState(State):
+    """`memory` is what the algorithm itself remembers; the rest is shared."""
+
+    key: Array
+    drawn: tuple[UInt32[Array, ""], UInt32[Array, ""]]
+    memory: PyTree[Array]
+    optimizer: PyTree[Array]
+    scales: Scales
+    value: Float[Array, ""]
+    direction: PyTree[Array]
+    trend: PyTree[Array]
+    power: Float[Array, ""]
+    first: Float[Array, ""]
+    x_mean: PyTree[Array]
+    W_mean: PyTree[Array]
+    averaged: Int[Array, ""]
+
+
+class Draws:
+    """The batches of one step, in order; lives while the step is traced, and its position goes back into the state."""
+
+    def __init__(self, solver: "Stochastic", reduced: Reduced, state: StochasticState):
+        self._solver, self._reduced = solver, reduced
+        self._keys = jax.random.split(state.key, 3)
+        self._step = state.step
+        self.position = list(state.drawn)
+
+    def _take(self, level: int, count: Any) -> Draw:
+        source = (self._reduced.upper_source, self._reduced.lower_source)[level]
+        begin, size = self.position[level], self._solver.batch
+        self.position[level] = begin + jnp.asarray(count, jnp.uint32)
+        return lambda number: source.batch(
+            self._keys[level], begin + jnp.asarray(number, jnp.uint32), size, self._solver.shuffle
+        )
+
+    def upper(self) -> Batch:
+        return self._take(0, 1)(0)
+
+    def lower(self) -> Batch:
+        return self._take(1, 1)(0)
+
+    def lowers(self, count: Any) -> Draw:
+        """The next `count` lower batches, by number."""
+        return self._take(1, count)
+
+    def uppers(self, count: Any) -> Draw:
+        return self._take(0, count)
+
+    def rows(self) -> tuple[Rows, Rows]:
+        """Which rows of the two pools come next, for solvers that keep something for each."""
+        taken = []
+        for level, source in enumerate((self._reduced.upper_source, self._reduced.lower_source)):
+            number, self.position[level] = self.position[level], self.position[level] + 1
+            dtype = self._reduced.basis.constant.dtype
+            assert source.rows is not None
+            taken.append(rows_of(self._keys[level], number, self._solver.batch, source.rows, True, dtype))
+        return tuple(taken)
+
+    def key(self) -> Array:
+        """For other random choices in this step."""
+        return jax.random.fold_in(self._keys[2], self._step)
+
+    def large(self, size: int | None) -> tuple[Batch, Batch]:
+        """Of each level all there is, or `size` fresh rows where that is asked for, or there is no end of them."""
+        key = jax.random.fold_in(self._keys[2], self._step)
+
+        def part(source: Source, key: Array) -> Batch:
+            if source.rows is not None and (size is None or size >= source.rows):
+                return source.pool()
+            return source.draw(key, 16 * self._solver.batch if size is None else size)
+
+        above, below = jax.random.split(jax.random.fold_in(key, 1))
+        return part(self._reduced.upper_source, above), part(self._reduced.lower_source, below)
+
+
+class Stochastic(Solver):
+    """A solver that works on small batches.
+
+    **Arguments** common to all; step sizes are numbers or functions of the step (``Polynomial``, ``Cosine``, Optax's
+    schedules). Those left out are set from the scales of the problem, measured at the start and told in
+    ``solution.choices``.
+
+    - `inner`: the step size of the lower level.
+    - `outer`: the step size of ``x``; or an Optax transformation such as ``optax.adam(1e-2)``, given the hypergradient.
+    - `batch`: samples in each batch.
+    - `shuffle`: batches without replacement, every row once an epoch; else independent draws.
+    - `average`: the share of the run, at its end, whose iterates are averaged.
+    - `tolerance`: end when the hypergradient, averaged over about the last hundred steps, is at most this share of its
+      first size.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ("batch",)
+    schedules: ClassVar[tuple[str, ...]] = ("inner", "outer")
+    counts: ClassVar[tuple[tuple[str, int], ...]] = ()  # whole numbers and the least they may be
+    default_steps: ClassVar[int] = 20_000
+    chunk: ClassVar[int] = 200
+
+    inner: Schedule = eqx.field(converter=traced, default=None)
+    outer: Schedule = eqx.field(converter=_outer, default=None)
+    batch: int = eqx.field(static=True, default=64, kw_only=True)
+    shuffle: bool = eqx.field(static=True, default=True, kw_only=True)
+    average: Any = eqx.field(converter=traced, default=0.1, kw_only=True)
+    tolerance: Any = eqx.field(converter=traced, default=None, kw_only=True)
+
+    def __check_init__(self):
+        for name, least in (("batch", 1), *self.counts):
+            if getattr(self, name) is not None:
+                whole(f"{type(self).__name__}: {name}", getattr(self, name), least)
+
+    @abstractmethod
+    def defaults(self, scales: Scales) -> dict[str, Schedule]:
+        """The schedules to use where none is given."""
+
+    def begin(self, reduced: Reduced, start: Start, ledger: Any) -> tuple[PyTree, Any]:
+        """What the algorithm remembers before its first step; and the ledger."""
+        return (), ledger
+
+    @abstractmethod
+    def update(self, reduced: Reduced, s: Any, draw: Draws, rate: Any) -> Any:
+        """The next state: ``W``, ``memory``, ``value``, ``ledger``, and ``x`` by ``move``."""
+
+    # -- the rest is the same for all
+
+    def measure(self, reduced, key):
+        if all(getattr(self, name) is not None for name in self.needed()):
+            return None
+        return measure(reduced, key, self.batch)
+
+    def needed(self) -> tuple[str, ...]:
+        """The settings that must be given, or else are measured."""
+        return self.schedules
+
+    def rates(self, s: StochasticState) -> SimpleNamespace:
+        """All step sizes at this step."""
+        given = {name: getattr(self, name) for name in self.schedules}
+        missing = [name for name, value in given.items() if value is None]
+        if missing:
+            given |= {name: value for name, value in self.defaults(s.scales).items() if name in missing}
+        dtype = s.value.dtype
+        return SimpleNamespace(**{k: v if is_optax(v) else at(v, s.step, dtype) for k, v in given.items()})
+
+    def init(self, reduced, key, steps, measured=None):
+        start = Start.plain(reduced) if measured is None else measured
+        common = fresh(reduced, steps)
+        zero = jnp.zeros((), jax.tree.leaves(start.W)[0].dtype)
+        memory, ledger = self.begin(reduced, start, start.ledger)
+        x = common["x"]
+        return StochasticState(
+            **(common | {"W": start.W, "ledger": ledger}),
+            key=key,
+            drawn=(jnp.uint32(0), jnp.uint32(0)),
+            memory=memory,
+            optimizer=self.outer.init(x) if is_optax(self.outer) else (),
+            scales=start.scales,
+            value=zero,
+            direction=trees.zeros(x),
+            trend=trees.zeros(x),
+            power=zero,
+            first=zero,
+            x_mean=x,
+            W_mean=start.W,
+            averaged=jnp.int32(0),
+        )
+
+    def move(self, reduced: Reduced, s: StochasticState, direction: PyTree, rate: Any) -> StochasticState:
+        """The outer step along minus the direction, projected to the bounds."""
+        if is_optax(rate):
+            updates, optimizer = rate.update(direction, s.optimizer, s.x)
+            x = reduced.project(jax.tree.map(lambda a, u: a + u.astype(a.dtype), s.x, updates))
+            return replace(s, x=x, optimizer=optimizer, direction=direction)
+        x = reduced.project(trees.step(s.x, rate, direction))
+        return replace(s, x=x, direction=trees.scale(1 / rate, trees.sub(s.x, x)))
+
+    def step(self, reduced, state):
+        draw = Draws(self, reduced, state)
+        s = self.update(reduced, state, draw, self.rates(state))
+        dtype = s.value.dtype
+        # the average starts over with each step until the last part begins
+        begun = s.step + 1 > (1 - self.average) * s.limit
+        count = jnp.where(begun, s.averaged + 1, 1)
+        mean = lambda old, new: old + (new - old) / jnp.asarray(count, dtype)
+        size = trees.norm(s.direction)
+        keep = jnp.minimum(jnp.asarray(_MEMORY, dtype), s.step / (s.step + 1).astype(dtype))  # a plain mean at first
+        blend = lambda old, new: keep * old + (1 - keep) * new
+        return replace(
+            s,
+            drawn=tuple(draw.position),
+            trend=jax.tree.map(blend, s.trend, s.direction),
+            power=blend(s.power, size**2),
+            first=jnp.where(s.step == 0, size, s.first),
+            x_mean=jax.tree.map(mean, s.x_mean, s.x),
+            W_mean=jax.tree.map(mean, s.W_mean, s.W),
+            averaged=jnp.where(begun, count, 0).astype(jnp.int32),
+        )
+
+    def terminate(self, reduced, state):
+        if self.tolerance is None:
+            return state.result
+        small = (trees.norm(state.trend) <= self.tolerance * state.first) & (state.step >= 1 / (1 - _MEMORY))
+        return jnp.where(small & (state.result == Result.RUNNING), Result.CONVERGED, state.result)
+
+    def spent(self, state):
+        """At the noise floor if the mean of the last hypergradients is no larger than chance would have it."""
+        drift = trees.norm(state.trend) ** 2
+        chance = (1 - _MEMORY) / (1 + _MEMORY) * (state.power - drift)
+        return jnp.where(drift <= 4 * chance, Result.NOISE, Result.BUDGET)
+
+    def told(self, state):
+        missing = [name for name in self.schedules if getattr(self, name) is None]
+        if not missing:
+            return {}
+        rate = self.rates(replace(state, step=jnp.int32(0)))
+        sizes = ", ".join(f"{name} {float(getattr(rate, name)):.3g}" for name in missing)
+        return {"step sizes": f"{sizes} (at first), from scales: {state.scales.words()}."}
+
+    def answer(self, state):
+        return state.x_mean, state.W_mean
+
+    def record(self, state):
+        return {"upper": state.value, "gradient": trees.norm(state.direction)}

@@ -1,0 +1,49 @@
+"""Linear algebra on pytrees: what solvers do with ``x``, ``W`` and directions of their shapes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+
+def add(a: PyTree, b: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, a, b)
+
+
+def sub(a: PyTree, b: PyTree) -> PyTree:
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(factor: Any, a: PyTree) -> PyTree:
+    """``factor * a``, in the dtype of ``a``."""
+    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, a)
+
+
+def step(point: PyTree, length: Any, direction: PyTree) -> PyTree:
+    """``point - length * direction``: one descent step."""
+    return jax.tree.map(lambda p, d: p - jnp.asarray(length, p.dtype) * d, point, direction)
+
+
+def zeros(a: PyTree) -> PyTree:
+    return jax.tree.map(jnp.zeros_like, a)
+
+
+def norm(a: PyTree) -> Float[Array, ""]:
+    """The Euclidean norm of all leaves together."""
+    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(a)))
+
+
+def finite(a: PyTree) -> Array:
+    """Whether no leaf holds NaN or infinity."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(a)]))
+
+
+def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
+    return jax.tree.map(lambda one, other: jnp.where(condition, one, other), a, b)
+
+
+def clip_norm(a: PyTree, radius: Any) -> PyTree:
+    """The nearest point in the ball of that radius."""
+    size = norm(a)
+    return scale(jnp.minimum(1, radius / jnp.maximum(size, jnp.finfo(size.dtype).tiny)), a)
