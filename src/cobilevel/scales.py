@@ -51,8 +51,8 @@ class Scales(eqx.Module):
         return 1 / self.smooth
 
     def outer(self, loops: Any = 1) -> Float[Array, ""]:
-        """Half the stable step of ``x``, slowed down to what `loops` inner steps per outer one can follow."""
-        return jnp.minimum(1, loops / self.condition) / (2 * self.bend)
+        """Half the stable step of ``x``, or less: what `loops` inner steps per outer one can follow."""
+        return jnp.minimum(1 / 2, loops / self.condition) / self.bend
 
     def words(self) -> str:
         return (

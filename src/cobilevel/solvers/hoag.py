@@ -74,6 +74,9 @@ class HOAG(Stochastic):
         s = replace(s, W=W, memory=(v, first, stretch), value=value, ledger=ledger)
         return self.move(reduced, s, gradient, rate.outer * stretch)
 
+    def spent(self, state):
+        return jnp.int32(Result.BUDGET)
+
     def terminate(self, reduced, state):
         """No noise here: the last gradient itself is judged."""
         small = (trees.norm(state.direction) <= self.tolerance * state.first) & (state.first > 0)

@@ -26,6 +26,6 @@ class MRBO(Recursive):
         calm = 10 * scales.condition
         return {
             "inner": Polynomial(scales.inner, 1 / 3, calm),
-            "outer": Polynomial(scales.outer(), 1 / 3, calm),
+            "outer": Polynomial(scales.outer(4), 1 / 3, calm),
             "momentum": Polynomial(1.0, 2 / 3, scales.condition),
         }

@@ -81,12 +81,8 @@ class Recursive(Series):
         return Before(reduced.x0, start.W, (trees.zeros(start.W), trees.zeros(reduced.x0))), ledger
 
     def update(self, reduced, s, draw, rate):
-        below, above, across, (linear, batches) = (
-            draw.lower(),
-            draw.upper(),
-            draw.lower(),
-            self.series(s, draw, self.kind),
-        )
+        below, above, across = draw.lower(), draw.upper(), draw.lower()
+        linear, batches = self.series(s, draw, self.kind)
 
         def both(x, W, ledger):
             slope, ledger = oracles.lower_gradient(reduced, x, W, below, ledger)
@@ -97,13 +93,8 @@ class Recursive(Series):
         _, there, ledger = both(s.memory.x, s.memory.W, ledger)
         weight = jnp.where(s.step == 0, 1, rate.momentum)
         slope, gradient = storm(s.memory.estimates, here, there, weight)
-        s = replace(
-            s,
-            W=trees.step(s.W, rate.inner, slope),
-            memory=Before(s.x, s.W, (slope, gradient)),
-            value=value,
-            ledger=ledger,
-        )
+        memory, W = Before(s.x, s.W, (slope, gradient)), trees.step(s.W, rate.inner, slope)
+        s = replace(s, W=W, memory=memory, value=value, ledger=ledger)
         return self.move(reduced, s, gradient, rate.outer)
 
 
@@ -111,8 +102,8 @@ def tabulated(reduced: Reduced, name: str) -> Reduced:
     """The same problem with both pools laid out as tables; an error where there is no finite pool."""
     if reduced.upper_source.rows is None or reduced.lower_source.rows is None:
         raise ValueError(
-            f"{name} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or draw "
-            "a sample yourself: samples = stream.draw(key, 10_000)."
+            f"{name} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
+            "draw a sample yourself: samples = stream.draw(key, 10_000)."
         )
     return replace(reduced, upper_source=Table(reduced.upper_pool), lower_source=Table(reduced.lower_pool))
 

@@ -17,8 +17,9 @@ from .parts import Before, floor_spectrum, matrix_bytes
 class STABLE(Stochastic):
     r"""Estimates of both second derivatives are tracked by recursive momentum, and projected:
 
-    $$H_k = P_{\succeq \mu}\big[\partial_{22} g_\Phi(z_k; S) + (1-\tau)(H_{k-1} - \partial_{22} g_\Phi(z_{k-1}; S))\big],
-    \qquad J_k = \partial_{12} g_\Phi(z_k; S) + (1-\tau)(J_{k-1} - \partial_{12} g_\Phi(z_{k-1}; S)),$$
+    $$H_k = P_{\succeq \mu}\big[\partial_{22} g_\Phi(z_k; S) +
+    (1-\tau)(H_{k-1} - \partial_{22} g_\Phi(z_{k-1}; S))\big], \qquad
+    J_k = \partial_{12} g_\Phi(z_k; S) + (1-\tau)(J_{k-1} - \partial_{12} g_\Phi(z_{k-1}; S)),$$
     $$x_{k+1} = P\big[x_k - \alpha (\partial_1 f_\Phi - J_k H_k^{-1} \partial_2 f_\Phi)\big], \qquad
     W_{k+1} = W_k - \beta\, \partial_2 g_\Phi - H_k^{-1} J_k^T (x_{k+1} - x_k) .$$
 

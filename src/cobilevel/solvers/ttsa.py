@@ -28,7 +28,7 @@ class TTSA(Series):
 
     def defaults(self, scales):
         calm = 10 * scales.condition
-        return {"inner": Polynomial(scales.inner, 0.4, calm), "outer": Polynomial(scales.outer(), 0.6, calm)}
+        return {"inner": Polynomial(scales.inner, 0.4, calm), "outer": Polynomial(scales.outer(3), 0.6, calm)}
 
     def update(self, reduced, s, draw, rate):
         slope, ledger = oracles.lower_gradient(reduced, s.x, s.W, draw.lower(), s.ledger)

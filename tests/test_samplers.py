@@ -1,0 +1,89 @@
+"""Batches: nothing repeated, nothing mis-weighted, and any of them drawn again at will."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import cobilevel as cb
+from cobilevel.samplers import permute, rows_of
+from cobilevel.schedules import at
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 64, 65, 1000])
+def test_permutations_are_permutations(rows):
+    seen = set()
+    for seed in range(6):
+        order = np.asarray(permute(jax.random.key(seed), jnp.arange(rows), rows))
+        np.testing.assert_array_equal(np.sort(order), np.arange(rows))
+        seen.add(tuple(order))
+    assert rows < 4 or len(seen) == 6
+
+
+def test_permutations_look_random():
+    """Where a row lands is uniform: a chi-square test over many keys, at odds of one in a thousand."""
+    rows, keys = 12, 6000
+    places = jax.vmap(lambda key: permute(key, jnp.arange(rows), rows))(jax.random.split(jax.random.key(0), keys))
+    counts = np.stack([np.bincount(np.asarray(places)[:, j], minlength=rows) for j in range(rows)])
+    expected = keys / rows
+    statistic = np.sum((counts - expected) ** 2 / expected)
+    freedom = (rows - 1) ** 2
+    assert abs(statistic - freedom) < 3.3 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(20, 5), (20, 7), (3, 8)])
+def test_an_epoch_holds_every_row_once(rows, size):
+    batches = -(-rows // size)
+    for epoch in range(2):
+        drawn, shares = [], []
+        for slot in range(batches):
+            batch = rows_of(jax.random.key(0), jnp.uint32(epoch * batches + slot), size, rows, True, float)
+            real = np.asarray(batch.share) > 0
+            assert int(batch.count) == real.sum()
+            drawn += list(np.asarray(batch.index)[real])
+            shares.append(np.mean(np.asarray(batch.share)))
+        assert sorted(drawn) == list(range(rows))
+        np.testing.assert_allclose(shares, 1)  # so that the mean over a batch is the mean over its real rows
+
+
+def test_the_ragged_batch_is_the_mean_of_its_rows():
+    rng = np.random.default_rng(0)
+    samples = cb.Samples(rng.uniform(0, 1, 10), rng.normal(size=10), rng.uniform(0.5, 2, 10))
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - eta) ** 2, lambda x, y, xi, eta: (y - x - eta) ** 2, 0.0, 0.0, cb.Interval(0.0, 1.0)
+    )
+    reduced = cb.reduce(problem, cb.Chebyshev(2), samples)
+    total = 0.0
+    for number in range(3):
+        batch = reduced.upper_source.batch(jax.random.key(0), jnp.uint32(number), 4, True)
+        real = np.asarray(batch.weight) > 0
+        values = np.asarray(batch.eta)[real] ** 2 * np.asarray(batch.weight)[real] * real.sum() / 4
+        np.testing.assert_allclose(reduced.upper(0.0, reduced.W0, batch), values.mean(), rtol=1e-12)
+        total += values.sum()
+    np.testing.assert_allclose(total / 10, reduced.upper(0.0, reduced.W0, reduced.upper_pool), rtol=1e-12)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_any_batch_can_be_drawn_again_and_batches_differ(shuffle):
+    draw = lambda number: np.asarray(rows_of(jax.random.key(1), jnp.uint32(number), 8, 100, shuffle, float).index)
+    np.testing.assert_array_equal(draw(5), draw(5))
+    assert np.any(draw(5) != draw(6))
+
+
+def test_products_meet_fresh_contexts_and_pooled_data():
+    domain = cb.Interval(0.0, 1.0)
+    problem = cb.Problem(lambda x, y, xi, eta: y**2, lambda x, y, xi, eta: (y - x - eta) ** 2, 0.0, 0.0, domain)
+    reduced = cb.reduce(problem, cb.Chebyshev(2), cb.Product(cb.Uniform(domain), np.arange(6.0)))
+    batches = [reduced.lower_source.batch(jax.random.key(0), jnp.uint32(n), 3, True) for n in range(2)]
+    assert sorted(np.concatenate([b.eta for b in batches])) == list(range(6))
+    assert len(np.unique(np.concatenate([b.xi for b in batches]))) == 6
+
+
+def test_schedules():
+    step = jnp.int32(30)
+    assert at(0.5, step, float) == 0.5
+    np.testing.assert_allclose(at(cb.Polynomial(2.0, 0.5, 10.0), step, float), 2.0 / 2)
+    np.testing.assert_allclose(at(cb.Cosine(1.0, 60.0), step, float), 0.5)
+    np.testing.assert_allclose(at(cb.Cosine(1.0, 20.0, 0.1), step, float), 0.1)
+    np.testing.assert_allclose(at(optax.exponential_decay(1.0, 10, 0.5), step, float), 0.125)
