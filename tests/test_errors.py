@@ -34,6 +34,7 @@ def solve(basis=None, problem_change=None, data=None, **options):
     return cb.solve(problem(**(problem_change or {})), data, basis=basis or cb.Chebyshev(3), **options)
 
 
+WIDE = lambda x, y, xi, eta: jnp.sum((y - x * xi) ** 2)
 NAN = np.where(np.arange(40) == 7, np.nan, 0.0)
 CASES = {
     # what the user does: (the call, the error, words it must contain)
@@ -117,6 +118,19 @@ CASES = {
         ValueError,
         ["draw", "outside", "Widen"],
     ),
+    "a Hessian that does not fit": (
+        lambda: solve(cb.Chebyshev(2), {"y0": np.zeros(20_000), "upper": WIDE, "lower": WIDE}, solver=cb.STABLE()), ValueError, ["STABLE", "GiB", "SOBA"]
+    ),
+    "another that does not fit": (
+        lambda: solve(cb.Chebyshev(2), {"y0": np.zeros(20_000), "upper": WIDE, "lower": WIDE}, solver=cb.RSVRB()), ValueError, ["RSVRB", "GiB"]
+    ),
+    "a table that does not fit": (
+        lambda: solve(cb.Chebyshev(2), {"y0": np.zeros(10_000_000), "upper": WIDE, "lower": WIDE}, solver=cb.SABA()), ValueError, ["SABA", "table", "GiB"]
+    ),
+    "a table over a stream": (
+        lambda: solve(data=cb.Stream(lambda k, n: cb.Samples(jax.random.uniform(k, (n,)), jnp.zeros(n))), solver=cb.SABA()), ValueError, ["SABA", "Stream", "draw"]
+    ),
+    "terms of none": (lambda: cb.MRBO(terms=0), ValueError, ["MRBO", "terms", "at least 1"]),
     "Newton on a stream": (
         lambda: solve(data=cb.Stream(lambda k, n: cb.Samples(jax.random.uniform(k, (n,)), jnp.zeros(n))), solver=cb.Newton()),
         ValueError,

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import cobilevel as cb
@@ -171,44 +172,87 @@ def test_float32_pytrees_bounds_ledger_and_one_compilation(kind, monkeypatch):
 
 
 @ALL
-def test_seeds_and_step_sizes_vmapped_are_the_loop_over_them(kind, quadratic, measured):
-    reduced = kind().prepare(quadratic[1])
-    solver = explicit(kind, measured.scales)
-    keys, factors = jax.random.split(jax.random.key(3), 3), np.array([0.3, 0.6, 1.0])
+def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_told(kind, quadratic, measured, tmp_path):
+    """Three laws in one test, since they share their compiled program."""
+    instance, reduced, _ = quadratic
+    solver, prepared = explicit(kind, measured.scales), kind().prepare(reduced)
+    keys, factors = jax.random.split(jax.random.key(3), 3), jnp.array([0.3, 0.6, 1.0])
 
     def one(key, factor):
         chosen = replace(solver, outer=solver.outer * factor)
-        return advance(chosen, reduced, chosen.init(reduced, key, 12, measured), solver.chunk)[0]
+        return advance(chosen, prepared, chosen.init(prepared, key, 12), solver.chunk)[0]
 
-    together = jax.vmap(one)(keys, jnp.asarray(factors))
+    together = jax.vmap(one)(keys, factors)
     for i, (key, factor) in enumerate(zip(keys, factors, strict=True)):
-        alone = one(key, jnp.asarray(factor))
+        alone = one(key, factor)
         for name in ("x", "W"):
             np.testing.assert_allclose(getattr(together, name)[i], getattr(alone, name), rtol=1e-12, atol=1e-12)
     assert len({float(value) for value in together.x[:, 0]}) == 3
 
-
-@ALL
-def test_resumed_is_uninterrupted_bit_for_bit(kind, quadratic, measured, tmp_path):
-    instance, reduced, _ = quadratic
-    solver = explicit(kind, measured.scales)
     whole = run(solver, reduced, jax.random.key(5), 14)
     half = run(solver, reduced, jax.random.key(5), 7)
     loaded = cb.load(half.save(tmp_path / "half.npz"), instance.problem)
     resumed = run(solver, reduced, jax.random.key(5), 14, resume=loaded.state)
-    for one, other in zip(whole.state.leaves, resumed.state.leaves, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for before, after in zip(whole.state.leaves, resumed.state.leaves, strict=True):
+        np.testing.assert_array_equal(before, after)
     assert np.any(half.x != whole.x)
 
-
-@ALL
-def test_divergence_is_reported(kind, quadratic, measured):
-    solver = explicit(kind, measured.scales)
     wild = 1e200 if kind is cb.HOAG else 1e6  # HOAG halves its steps, so it takes more to throw it off
-    solver = replace(solver, outer=solver.outer * wild)
-    solution = run(solver, quadratic[1], jax.random.key(0), 200)
+    solution = run(replace(solver, outer=solver.outer * wild), reduced, jax.random.key(0), 200)
     assert not solution.converged
     assert solution.result.startswith("Diverged")
     assert f"at step {solution.stats['steps'] + 1}" in solution.result
     assert np.all(np.isfinite(solution.x))
     assert np.all(np.isfinite(solution.W))
+
+
+@pytest.mark.parametrize("kind", [cb.SABA, cb.SPABA], ids=lambda kind: kind.__name__)
+def test_finite_sums_are_solved_to_the_end(kind, quadratic):
+    instance, _, gap = quadratic
+    solution = cb.solve(instance.problem, instance.train, basis=BASIS, solver=kind(), steps=40_000)
+    assert solution.converged, solution.result
+    assert abs(gap(solution.x)) < 1e-10
+
+
+def test_outer_steps_by_optax(quadratic):
+    """Adam and momentum on the hypergradient, within bounds."""
+    instance, reduced, gap = quadratic
+    for transformation in (optax.adam(3e-3), optax.sgd(2e-3, momentum=0.9)):
+        solution = cb.solve(
+            instance.problem, instance.train, basis=BASIS, solver=cb.SOBA(outer=transformation), steps=4000
+        )
+        assert gap(solution.x) < 0.01
+    bounded = cb.Problem(
+        instance.problem.upper,
+        instance.problem.lower,
+        reduced.x0,
+        jnp.zeros(2),
+        instance.problem.domain,
+        x_bounds=(-0.01, 0.01),
+    )
+    solution = cb.solve(bounded, instance.train, basis=BASIS, solver=cb.SOBA(outer=optax.adam(3e-3)), steps=200)
+    assert bool(jnp.all(jnp.abs(solution.x) <= 0.01))
+    assert float(jnp.max(jnp.abs(solution.x))) == 0.01
+
+
+def test_scales_are_those_of_the_problem(quadratic, measured):
+    """Against the matrices themselves; and the cost of measuring is in the ledger."""
+    instance, reduced, _ = quadratic
+    (_, _, hessian), _ = oracles.lower_model(reduced, reduced.x0, reduced.W0, reduced.lower_pool, Ledger.empty())
+    eigenvalues = np.linalg.eigvalsh(hessian)
+    np.testing.assert_allclose(measured.scales.convex, eigenvalues[0], rtol=1e-6)
+    assert eigenvalues[-1] <= measured.scales.smooth * (1 + 1e-9) <= 2 * eigenvalues[-1]
+    bend = np.linalg.eigvalsh(instance.truth._hessian)[-1]
+    np.testing.assert_allclose(measured.scales.bend, bend, rtol=0.1)
+    assert measured.ledger.totals()["hessian_vector"]["samples"] > 1024
+
+
+def test_a_tolerance_ends_the_run_and_noise_is_told(quadratic):
+    instance, _, _ = quadratic
+    solve = lambda **options: cb.solve(
+        instance.problem, instance.train, basis=BASIS, solver=cb.AmIGO(**options), steps=1000
+    )
+    early = solve(tolerance=0.05)
+    assert early.converged
+    assert early.stats["steps"] < 1000
+    assert "noise floor" in solve(outer=0.05).result

@@ -8,9 +8,9 @@ import pytest
 import scipy.optimize
 
 import cobilevel as cb
-from cobilevel import lower
+from cobilevel import implicit, lower
+from cobilevel.oracles import Ledger
 from cobilevel.solver import advance, run
-from cobilevel.solvers import newton
 from problems import as_pytrees, curved_problem
 
 
@@ -83,7 +83,7 @@ def test_the_answer_depends_on_the_span_alone(traffic):
     """Monomials, and a half-period Fourier basis far beyond its numerical rank, do not spoil the answer."""
     solve = lambda basis: cb.solve(traffic.problem, traffic.train, basis=basis)
     reference = solve(cb.Chebyshev(10))
-    for basis in (cb.Legendre(10), cb.Monomial(10), cb.Orthonormal(cb.Monomial(10))):
+    for basis in (cb.Monomial(10), cb.Orthonormal(cb.Monomial(10))):
         other = solve(basis)
         np.testing.assert_allclose(other.x, reference.x, rtol=1e-8)
         np.testing.assert_allclose(other.policy(traffic.test.xi), reference.policy(traffic.test.xi), atol=1e-7)
@@ -103,8 +103,8 @@ def test_partition_is_separate_cells(traffic):
     samples = traffic.train.rows(np.flatnonzero(keep))
     reduced = cb.reduce(problem, cb.Partition(10), samples)
     whitened = reduced.whitened()
-    at = eqx.filter_jit(newton.solve_at)
-    point, _ = at(whitened, problem.x0, whitened.W0, jnp.array(0.0), newton.Ledger.empty())
+    at = eqx.filter_jit(implicit.solve_at)
+    point, _ = at(whitened, problem.x0, whitened.W0, jnp.array(0.0), Ledger.empty())
     W = whitened.lift(problem.x0, point.W).W
 
     @jax.jit
@@ -139,7 +139,7 @@ def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic):
     assert solution.converged, solution.result
     assert bool(jnp.all((solution.x >= lo) & (solution.x <= hi)))
     reduced = cb.reduce(bounded, cb.Chebyshev(6), quadratic.train).whitened()
-    point = eqx.filter_jit(lambda x: newton.solve_at(reduced, x, reduced.W0, 1e-12, newton.Ledger.empty())[0])
+    point = eqx.filter_jit(lambda x: implicit.solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0])
     value = lambda x: tuple(np.asarray(v) for v in (point(jnp.asarray(x)).value, point(jnp.asarray(x)).gradient))
     peer = scipy.optimize.minimize(
         value,
@@ -157,7 +157,7 @@ def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic):
 
 def test_matrix_free_agrees_with_dense(monkeypatch, quadratic):
     dense = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(5))
-    monkeypatch.setattr(newton, "DENSE_LIMIT", 0)
+    monkeypatch.setattr(implicit, "DENSE_LIMIT", 0)
     samples = quadratic.train.rows(slice(0, 3999))  # another shape, so that nothing compiled before is used
     free = cb.solve(quadratic.problem, samples, basis=cb.Chebyshev(5))
     assert free.converged, free.result
@@ -185,9 +185,9 @@ def test_float32_stays_float32():
     assert relative(solution.x, x) < 1e-3
 
 
-@pytest.mark.parametrize("solver", [cb.Newton(), cb.StocBiO(0.02, 0.05, batch=16)], ids=["newton", "stocbio"])
-def test_resumed_is_uninterrupted_bit_for_bit(solver, tmp_path):
+def test_resumed_is_uninterrupted_bit_for_bit(tmp_path):
     problem, samples = curved_problem()
+    solver = cb.Newton()
     whole = cb.solve(problem, samples, basis=cb.Chebyshev(4), solver=solver, steps=12)
     reduced = cb.reduce(problem, cb.Chebyshev(4), samples)
     prepared = solver.prepare(reduced)
@@ -201,13 +201,12 @@ def test_resumed_is_uninterrupted_bit_for_bit(solver, tmp_path):
         np.testing.assert_array_equal(a, b)
     # through the front door: stopped, saved, loaded, gone on
     part = cb.solve(problem, samples, basis=cb.Chebyshev(4), solver=cb.Newton(), steps=4)
-    full = cb.solve(problem, samples, basis=cb.Chebyshev(4), solver=cb.Newton(), steps=12)
     part.save(tmp_path / "part.npz")
     loaded = cb.load(tmp_path / "part.npz", problem)
     on = cb.solve(problem, samples, solver=cb.Newton(), steps=12, resume=loaded)
-    for a, b in zip(jax.tree.leaves((full.x, full.W)), jax.tree.leaves((on.x, on.W)), strict=True):
+    for a, b in zip(jax.tree.leaves((whole.x, whole.W)), jax.tree.leaves((on.x, on.W)), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert on.stats["oracles"] == full.stats["oracles"]
+    assert on.stats["oracles"] == whole.stats["oracles"]
 
 
 def test_compiles_once_for_many_instances():

@@ -1,11 +1,14 @@
 """What the README shows runs as it stands, and the command line does what it says."""
 
+import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+
+import cobilevel as cb
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,3 +34,24 @@ def test_demo(tmp_path):
     assert (tmp_path / "out" / "policy.png").stat().st_size > 20_000
     assert (tmp_path / "out" / "solution.npz").exists()
     assert done.stderr == ""
+
+
+def test_the_page_on_solvers_runs_as_it_stands():
+    settings, tutorial = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "solvers.md").read_text(), re.S)
+    names: dict = {}
+    exec(settings + tutorial, names)
+    instance = cb.gallery.quadratic(2, dx=2, dy=2, train=500, condition=3.0)
+    basis = cb.Orthonormal(cb.Chebyshev(3))
+    found = cb.solve(instance.problem, instance.train, basis=basis, solver=names["MASOBA"](), steps=3000)
+    best = cb.solve(instance.problem, instance.train, basis=basis)
+    np.testing.assert_allclose(found.x, best.x, atol=0.02 * np.linalg.norm(best.x))
+
+
+def test_a_solver_from_outside_solves_the_reduced_problem():
+    spec = importlib.util.spec_from_file_location("outside_solver", ROOT / "docs" / "outside_solver.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    solution, best = module.main()
+    np.testing.assert_allclose(solution.x, best.x, atol=0.02 * np.linalg.norm(best.x))
+    xi = np.linspace(-1, 1, 9)
+    np.testing.assert_allclose(solution.policy(xi), best.policy(xi), atol=0.1)

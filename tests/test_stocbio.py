@@ -1,14 +1,11 @@
 """StocBiO: towards the closed form as its steps shrink, towards another point where its Neumann sum is too short."""
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import cobilevel as cb
-from cobilevel.solver import advance
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +110,13 @@ def test_only_the_share_of_the_inverse_that_errata_predict():
 
 def test_averages_the_last_tenth(instance):
     solve = lambda average: cb.solve(
-        instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, 0.1, average=average), steps=50
+        instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, 0.1, terms=4, average=average), steps=50
     )
     last, tenth, everything = solve(0.0), solve(0.1), solve(1.0)
     ends = [
-        cb.solve(instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, 0.1, average=0.0), steps=k).x
+        cb.solve(
+            instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, 0.1, terms=4, average=0.0), steps=k
+        ).x
         for k in range(46, 51)
     ]
     np.testing.assert_allclose(tenth.x, np.mean(ends, axis=0), rtol=1e-12)
@@ -125,48 +124,12 @@ def test_averages_the_last_tenth(instance):
     assert not np.allclose(everything.x, tenth.x)
 
 
-def test_schedules_and_bounds(instance):
-    bounded = cb.Problem(
-        instance.problem.upper,
-        instance.problem.lower,
-        jnp.zeros(2),
-        jnp.zeros(2),
-        instance.problem.domain,
-        (-0.05, 0.1),
-    )
-    solver = cb.StocBiO(
-        inner=optax.constant_schedule(0.1), outer=optax.polynomial_schedule(0.3, 0.01, 1, 200), neumann=0.1
-    )
-    inside = cb.solve(bounded, instance.train, basis=BASIS, solver=solver, steps=300, batch=16)
-    assert bool(jnp.all((inside.x >= -0.05) & (inside.x <= 0.1)))
+def test_schedules(instance):
     solve = lambda outer: cb.solve(
-        instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, outer, 0.1), steps=30
+        instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, outer, 0.1, terms=4), steps=30
     )
     np.testing.assert_array_equal(solve(optax.constant_schedule(0.3)).x, solve(0.3).x)
     assert not np.allclose(solve(optax.polynomial_schedule(0.3, 0.01, 1, 20)).x, solve(0.3).x)
-
-
-def test_divergence_is_reported(instance):
-    solution = cb.solve(instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(50.0, 10.0), steps=500)
-    assert not solution.converged
-    assert solution.result.startswith("Diverged")
-    assert np.all(np.isfinite(solution.x))
-    assert solution.stats["steps"] < 500
-
-
-def test_seeds_and_step_sizes_can_be_vmapped(instance):
-    reduced = cb.reduce(instance.problem, BASIS, instance.train)
-
-    def run(key, outer):
-        solver = cb.StocBiO(0.1, 0.1, batch=16)
-        solver = eqx.tree_at(lambda s: s.outer, solver, outer)
-        return advance(solver, reduced, solver.init(reduced, key, 20), 20)[0].x
-
-    keys, outers = jax.random.split(jax.random.key(0), 4), jnp.array([0.01, 0.03, 0.1, 0.3])
-    together = jax.vmap(run)(keys, outers)
-    alone = jnp.stack([run(k, o) for k, o in zip(keys, outers, strict=True)])
-    np.testing.assert_allclose(together, alone, rtol=1e-12, atol=1e-12)
-    assert len({tuple(row) for row in np.asarray(together)}) == 4
 
 
 @pytest.mark.parametrize("kind", ["stream", "product"])

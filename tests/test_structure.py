@@ -1,12 +1,14 @@
 """The house: a module imports only from those before it, and only the oracle layer differentiates for solvers."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import cobilevel
+from cobilevel.solvers import STOCHASTIC
 
 ROOT = Path(cobilevel.__file__).parent
 ORDER = (
@@ -38,9 +40,18 @@ def test_imports_go_one_way():
                 assert ORDER.index(name) < ORDER.index(here), f"{here} imports {name}"
 
 
-def test_solvers_do_not_differentiate():
-    for path in (ROOT / "solvers").glob("*.py"):
-        assert not re.search(r"jax\.(grad|value_and_grad|jvp|vjp|hessian|jac\w+)\b", path.read_text()), path.name
+def test_only_the_oracle_layer_differentiates():
+    """Besides it: exact solves of single contexts (``lower``), and the check that ``g`` is free of noise."""
+    for path in ROOT.rglob("*.py"):
+        if path.stem not in ("oracles", "lower", "problem") and path.parent.name != "gallery":
+            assert not re.search(r"jax\.(grad|value_and_grad|jvp|vjp|hessian|jac\w+)\b", path.read_text()), path.name
+
+
+def test_a_step_is_about_a_screen():
+    for kind in STOCHASTIC:
+        lines = inspect.getsource(kind.update).splitlines()
+        assert len(lines) <= 60, kind.__name__
+        assert "Reference:" in kind.__doc__
 
 
 def test_files_are_of_a_size_to_be_read():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import oracles, trees
+from ..checks import fits
 from ..estimators import storm
 from ..hypergradient import Draw, Neumann, hypergradient
 from ..oracles import Ledger
@@ -108,9 +109,12 @@ def tabulated(reduced: Reduced, name: str) -> Reduced:
     return replace(reduced, upper_source=Table(reduced.upper_pool), lower_source=Table(reduced.lower_pool))
 
 
-def matrix_bytes(W: PyTree, numbers: int) -> int:
-    """What so many numbers take in the precision of ``W``."""
-    return numbers * jax.tree.leaves(W)[0].dtype.itemsize
+def with_matrices(reduced: Reduced, name: str, count: int) -> Reduced:
+    """The same problem; an error where so many matrices in the coefficients would not fit."""
+    leaves = jax.tree.leaves(reduced.W0)
+    size = sum(leaf.size for leaf in leaves)
+    fits(name, f"matrices of {size} x {size} coefficients", count * size**2 * leaves[0].dtype.itemsize, "SOBA or SPABA")
+    return reduced
 
 
 def floor_spectrum(matrix: Array, least: Any) -> tuple[Array, Callable[[Array], Array]]:

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from .. import oracles, trees
-from ..checks import fits
 from ..estimators import storm
 from ..schedules import Polynomial, Schedule, traced
 from ..stochastic import Stochastic
-from .parts import floor_spectrum, matrix_bytes
+from .parts import floor_spectrum, with_matrices
 
 
 class RSVRB(Stochastic):
@@ -46,9 +45,11 @@ class RSVRB(Stochastic):
             "convex": scales.convex / 2,
         }
 
+    def prepare(self, reduced):
+        return with_matrices(reduced, "RSVRB", 5)
+
     def begin(self, reduced, start, ledger):
         flat, _ = oracles.flatten(start.W)
-        fits("RSVRB", "its matrices", matrix_bytes(start.W, 5 * flat.size**2), "SUSTAIN or SPABA")
         identity = jnp.eye(flat.size, dtype=flat.dtype)
         nothing = (trees.zeros(flat), identity, trees.zeros(ravel_pytree(reduced.x0)[0]))
         return (reduced.x0, start.W, nothing), ledger

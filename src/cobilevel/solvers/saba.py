@@ -62,6 +62,10 @@ class SABA(Stochastic):
     tolerance: float = eqx.field(converter=traced, default=1e-8, kw_only=True)
 
     def prepare(self, reduced: Reduced) -> Reduced:
+        size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+        dx, dy, item = size(reduced.x0), size(reduced.problem.y0), jax.tree.leaves(reduced.W0)[0].dtype.itemsize
+        below, above = reduced.lower_source.rows or 0, reduced.upper_source.rows or 0
+        fits("SABA", "its table", ((2 * dy + dx) * below + (dy + dx) * above) * item, "SPABA, SOBA or SUSTAIN")
         return tabulated(reduced, "SABA")
 
     def defaults(self, scales):
@@ -69,9 +73,6 @@ class SABA(Stochastic):
 
     def begin(self, reduced, start, ledger):
         above, below, x = reduced.upper_pool, reduced.lower_pool, reduced.x0
-        size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
-        dx, dy, item = size(x), size(reduced.problem.y0), jax.tree.leaves(start.W)[0].dtype.itemsize
-        fits("SABA", "its table", ((2 * dy + dx) * len(below) + (dy + dx) * len(above)) * item, "SOBA or SUSTAIN")
         (d2, product, cross), ledger = oracles.lower_rows(reduced, x, start.W, start.v, below, ledger)
         (_, d1, pull), ledger = oracles.upper_rows(reduced, x, start.W, above, ledger)
         lower, upper = ((d2, product), cross), (pull, d1)

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from .. import oracles, trees
-from ..checks import fits
 from ..estimators import storm
 from ..schedules import Schedule, traced
 from ..stochastic import Stochastic
-from .parts import Before, floor_spectrum, matrix_bytes
+from .parts import Before, floor_spectrum, with_matrices
 
 
 class STABLE(Stochastic):
@@ -47,9 +46,11 @@ class STABLE(Stochastic):
             "convex": scales.convex / 2,
         }
 
+    def prepare(self, reduced):
+        return with_matrices(reduced, "STABLE", 3)
+
     def begin(self, reduced, start, ledger):
         count, dx = oracles.flatten(start.W)[0].size, ravel_pytree(reduced.x0)[0].size
-        fits("STABLE", "its matrices", matrix_bytes(start.W, count * (3 * count + 2 * dx)), "SOBA or SUSTAIN")
         dtype = ravel_pytree(reduced.x0)[0].dtype
         return Before(reduced.x0, start.W, (jnp.zeros((count, count), dtype), jnp.zeros((dx, count), dtype))), ledger
 

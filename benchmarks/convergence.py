@@ -1,0 +1,115 @@
+"""Gap against samples for every solver at its defaults, on a finite sum of 1024 samples (condition number 94).
+
+Prints where each ends, and for those with constant outer steps the noise floor that theory predicts: for a quadratic,
+``E gap = alpha tr(C) / 4`` with ``C`` the covariance of the hypergradient estimates. Writes docs/convergence.png.
+Run: python benchmarks/convergence.py [solver ...]
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+import cobilevel as cb
+from cobilevel.solver import Result, advance
+from cobilevel.solvers import STOCHASTIC
+
+BASIS = cb.Orthonormal(cb.Chebyshev(3))
+MOST_SAMPLES = 1.5e8
+GROUPS = {
+    "finite sums, to the exact point": ("SABA", "SPABA", "HOAG"),
+    "plain": ("SOBA", "AmIGO", "StocBiO", "BSA", "TTSA", "STABLE", "F2SA"),
+    "variance reduced": ("SUSTAIN", "MRBO", "VRBO", "RSVRB", "FdeHBO"),
+}
+
+
+def problem():
+    instance = cb.gallery.quadratic(0, dx=2, dy=2, train=1024, test=10, condition=60.0)
+    reduced = cb.reduce(instance.problem, BASIS, instance.train)
+    best, _ = instance.truth.sample_optimum(reduced.basis, instance.train, instance.train)
+    # the reduced objective is quadratic in x: three of its optima for shifted centres show its Hessian
+    centre = np.asarray(instance.truth.upper.centre)
+    gradient = lambda x: np.asarray(exact_gradient(reduced, x))
+    hessian = np.stack([gradient(best + unit) - gradient(best) for unit in np.eye(len(centre))])
+    return reduced, best, (hessian + hessian.T) / 2
+
+
+@jax.jit
+def exact_gradient(reduced, x):
+    from cobilevel.implicit import solve_at
+    from cobilevel.oracles import Ledger
+
+    return solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0].gradient
+
+
+def run(kind, reduced, gap):
+    solver = kind()
+    reduced = solver.prepare(reduced)
+    start = solver.measure(reduced, jax.random.key(0))
+    steps = 4 * solver.default_steps
+    state = solver.init(reduced, jax.random.key(1), steps, start)
+    curve = []
+    while int(state.result) == Result.RUNNING and int(state.step) < steps:
+        state, _ = advance(solver, reduced, state, 50 if int(state.step) < 2000 else 200)
+        spent = sum(count["samples"] for count in state.ledger.totals().values())
+        curve.append((spent, gap(np.asarray(state.x))))
+        if spent > MOST_SAMPLES:
+            break
+    outer = solver.defaults(state.scales)["outer"]
+    floor = float("nan")
+    if kind.__name__ in ("StocBiO", "AmIGO", "STABLE", "F2SA"):
+        floor = float(outer * state.power) / 4
+    return np.array(curve), state, floor
+
+
+def main():
+    names = sys.argv[1:] or [kind.__name__ for kind in STOCHASTIC]
+    reduced, best, hessian = problem()
+    energy = lambda x: (x - best) @ hessian @ (x - best) / 2
+    first = energy(np.asarray(reduced.x0))
+    curves = {}
+    print(
+        f"{'solver':8} {'samples':>9} {'last gap':>9} {'floor':>9} {'predicted':>9}  result   (gaps relative to the first)"
+    )
+    for name in names:
+        clock = time.perf_counter()
+        curve, state, predicted = run(getattr(cb, name), reduced, lambda x: energy(x) / first)
+        curves[name] = curve
+        tail = curve[len(curve) // 2 :, 1].mean()
+        told = Result(int(state.result)).name.lower()
+        print(
+            f"{name:8} {curve[-1, 0]:9.2e} {curve[-1, 1]:9.2e} {tail:9.2e} {predicted / first:9.2e}  {told}"
+            f" ({time.perf_counter() - clock:.0f} s)",
+            flush=True,
+        )
+    draw(curves)
+
+
+def draw(curves):
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.2), sharey=True)
+    for axis, (title, group) in zip(axes, GROUPS.items(), strict=True):
+        for name in group:
+            if name in curves:
+                axis.loglog(*np.maximum(curves[name], 1e-17).T, label=name, lw=1.4)
+        axis.axhline(0.01, color="0.6", lw=0.8, ls=":")
+        axis.set(title=title, xlabel="samples, all oracles")
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.25)
+    axes[0].set_ylabel("gap, relative to the first")
+    figure.tight_layout()
+    out = Path(__file__).parents[1] / "docs" / "convergence.png"
+    figure.savefig(out, dpi=130)
+    print("wrote docs/convergence.png")
+
+
+if __name__ == "__main__":
+    main()
