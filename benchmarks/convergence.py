@@ -77,9 +77,7 @@ def main():
     energy = lambda x: (x - best) @ hessian @ (x - best) / 2
     first = energy(np.asarray(reduced.x0))
     curves = {}
-    print(
-        f"{'solver':8} {'samples':>9} {'last gap':>9} {'floor':>9} {'predicted':>9}  result   (gaps relative to the first)"
-    )
+    print(f"{'solver':8} {'samples':>9} {'last gap':>9} {'floor':>9} {'predicted':>9} (relative to the first gap)")
     for name in names:
         clock = time.perf_counter()
         curve, state, predicted = run(getattr(cb, name), reduced, lambda x: energy(x) / first)

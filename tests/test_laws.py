@@ -217,7 +217,7 @@ def test_finite_sums_are_solved_to_the_end(kind, quadratic):
 def test_outer_steps_by_optax(quadratic):
     """Adam and momentum on the hypergradient, within bounds."""
     instance, reduced, gap = quadratic
-    for transformation in (optax.adam(3e-3), optax.sgd(2e-3, momentum=0.9)):
+    for transformation in (optax.adam(1e-3), optax.sgd(5e-4, momentum=0.9)):
         solution = cb.solve(
             instance.problem, instance.train, basis=BASIS, solver=cb.SOBA(outer=transformation), steps=4000
         )
