@@ -13,6 +13,7 @@ import jax
 
 jax.config.update("jax_enable_x64", True)
 
+import equinox as eqx
 import matplotlib
 import numpy as np
 
@@ -20,6 +21,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import cobilevel as cb
+from cobilevel.implicit import solve_at
+from cobilevel.oracles import Ledger
 from cobilevel.solver import Result, advance
 from cobilevel.solvers import STOCHASTIC
 
@@ -36,18 +39,15 @@ def problem():
     instance = cb.gallery.quadratic(0, dx=2, dy=2, train=1024, test=10, condition=60.0)
     reduced = cb.reduce(instance.problem, BASIS, instance.train)
     best, _ = instance.truth.sample_optimum(reduced.basis, instance.train, instance.train)
-    # the reduced objective is quadratic in x: three of its optima for shifted centres show its Hessian
+    # the reduced objective is quadratic in x, so differences of its gradient are its Hessian
     centre = np.asarray(instance.truth.upper.centre)
     gradient = lambda x: np.asarray(exact_gradient(reduced, x))
     hessian = np.stack([gradient(best + unit) - gradient(best) for unit in np.eye(len(centre))])
     return reduced, best, (hessian + hessian.T) / 2
 
 
-@jax.jit
+@eqx.filter_jit
 def exact_gradient(reduced, x):
-    from cobilevel.implicit import solve_at
-    from cobilevel.oracles import Ledger
-
     return solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0].gradient
 
 

@@ -12,6 +12,7 @@ import jax
 
 jax.config.update("jax_enable_x64", True)
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
@@ -34,7 +35,7 @@ def reduced_problem(instance, basis):
     return replace(reduced, problem=bare)
 
 
-@jax.jit
+@eqx.filter_jit
 def value(reduced, x):
     return solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0].value
 

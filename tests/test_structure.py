@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import cobilevel
-from cobilevel.solvers import STOCHASTIC
+from cobilevel.solvers import STOCHASTIC, Newton
 
 ROOT = Path(cobilevel.__file__).parent
 ORDER = (
@@ -49,9 +49,10 @@ def test_only_the_oracle_layer_differentiates():
 
 def test_a_step_is_about_a_screen():
     for kind in STOCHASTIC:
-        lines = inspect.getsource(kind.update).splitlines()
-        assert len(lines) <= 60, kind.__name__
+        assert len(inspect.getsource(kind.update).splitlines()) <= 60, kind.__name__
         assert "Reference:" in kind.__doc__
+    for part in (Newton.search, Newton.step):
+        assert len(inspect.getsource(part).splitlines()) <= 70
 
 
 def test_files_are_of_a_size_to_be_read():

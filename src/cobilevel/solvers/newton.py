@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .. import oracles
 from ..checks import positive, whole
 from ..implicit import Point, projected, solve_at
+from ..oracles import Ledger
 from ..reduction import Reduced
 from ..solver import Result, Solver, State, fresh
 
@@ -52,6 +53,17 @@ class NewtonState(State):
     pairs: Int[Array, ""]
     failures: Int[Array, ""]
     size: Float[Array, ""]
+
+
+class Trial(eqx.Module):
+    """Where a line search ended: the last point tried, the last one refused, and whether the former is taken."""
+
+    point: Point
+    refused: Point
+    moved: Bool[Array, ""]
+    free: Bool[Array, " dx"]
+    use_memory: Bool[Array, ""]
+    ledger: Ledger
 
 
 def quasi_newton(
@@ -154,9 +166,9 @@ class Newton(Solver):
             size=zero,
         )
 
-    def step(self, reduced, state):
-        """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
-        x, unravel = ravel_pytree(state.x)
+    def search(self, reduced: Reduced, state: NewtonState) -> Trial:
+        """Along the quasi-Newton direction, the full step first, then shorter ones until the objective falls."""
+        x, _ = ravel_pytree(state.x)
         lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
         g, eps = state.gradient, jnp.finfo(x.dtype).eps
         near = jnp.minimum(state.size, eps**0.5 * (1 + jnp.abs(x)))
@@ -194,6 +206,14 @@ class Newton(Solver):
         _, before, point, ledger, _ = jax.lax.while_loop(unfinished, try_next, start)
         moved = enough(point)
         refused = jax.tree.map(lambda a, b: jnp.where(moved, a, b), before, point)
+        return Trial(point, refused, moved, free, use_memory, ledger)
+
+    def step(self, reduced, state):
+        """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
+        x, unravel = ravel_pytree(state.x)
+        g, eps = state.gradient, jnp.finfo(x.dtype).eps
+        trial = self.search(reduced, state)
+        point, refused, moved = trial.point, trial.refused, trial.moved
         across = kink_size(reduced, x, g, refused)
 
         roll = lambda table, row: jnp.concatenate([row[None], table[:-1]])
@@ -212,7 +232,7 @@ class Newton(Solver):
         kink = state.begun & jumps & (across <= eps**0.5 * scale) & (across < state.size / 2)
         pairs = jnp.where(learned, jnp.minimum(state.pairs + 1, self.memory), 0)
         steps, changes = remember(state.steps, point.x - x), remember(state.changes, point.gradient - g)
-        ahead = jnp.linalg.norm(quasi_newton(point.gradient, free, steps, changes))
+        ahead = jnp.linalg.norm(quasi_newton(point.gradient, trial.free, steps, changes))
         bracketed = (g @ ahead_of < 0) & (refused.gradient @ ahead_of > 0) & (run <= near_enough)
         settled = state.begun & ~moved & refused.sound & bracketed
         small = moved & (size <= self._tolerance(eps) * scale) & (ahead <= near_enough) & (pairs > 0)
@@ -224,7 +244,7 @@ class Newton(Solver):
             step=state.step,
             limit=state.limit,
             result=jnp.where(state.begun | moved, state.result, trouble(point)),
-            ledger=ledger,
+            ledger=trial.ledger,
             begun=jnp.asarray(True),
             gradient=pick(point.gradient, g),
             value=pick(point.value, state.value),
@@ -239,7 +259,7 @@ class Newton(Solver):
             changes=changes,
             pairs=pairs,
             # a failure with an empty memory is a failure of the steepest descent: nothing is left to try
-            failures=jnp.where(moved | ~state.begun, 0, jnp.where(use_memory, 1, 2)).astype(jnp.int32),
+            failures=jnp.where(moved | ~state.begun, 0, jnp.where(trial.use_memory, 1, 2)).astype(jnp.int32),
             size=jnp.where(kink, across, pick(size, state.size)),
         )
 
