@@ -228,3 +228,15 @@ def test_a_large_lower_level_with_negative_curvature_is_not_passed_off():
     solution = cb.solve(problem, cb.Samples(np.linspace(0, 1, 20)), basis=cb.Chebyshev(2), steps=20)
     assert not solution.converged
     assert "not strongly convex" in solution.result
+
+
+@pytest.mark.parametrize("kind", [cb.SOBA, cb.F2SA])
+def test_a_stochastic_solver_notices_a_lower_level_without_minimum(kind):
+    """While it measures the scales at x0, with noise, where single samples could not show it."""
+    upper = lambda x, y, xi, eta: (y - eta) ** 2 + x**2
+    unbounded = solve(upper, lambda x, y, xi, eta: -((y - x - eta) ** 2), 0.5, solver=kind(), steps=300)
+    flat = solve(upper, lambda x, y, xi, eta: (x - eta) * y, 0.5, solver=kind(), steps=300)
+    assert not unbounded.converged
+    assert "could not be minimised" in unbounded.result
+    assert not flat.converged
+    assert "could not be minimised" in flat.result or "not strongly convex" in flat.result

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from . import oracles, trees
 from .implicit import solve_at
@@ -23,6 +23,7 @@ _ROWS = 2048  # the most rows a level is measured on
 _LANCZOS = 40
 _LOOKS = 8  # small batches whose curvature is looked at
 _POWER = 5
+_LOOKOUTS = 4  # points along the path of steepest descent at which the curvature of F is measured
 
 
 class Scales(eqx.Module):
@@ -31,6 +32,7 @@ class Scales(eqx.Module):
     - `smooth`: the largest curvature of the lower level on a batch, $L$; `convex`: the smallest on all, $\\mu$.
     - `bend`: the curvature of the reduced objective in ``x``; `gradient`: the size of its gradient at ``x0``.
     - `pull`: the size of the upper gradient in ``W``; `steep`: its largest rate of change, by differences.
+    - `epoch`: the batches of the larger pool, 1 for a stream.
     """
 
     smooth: Float[Array, ""]
@@ -39,6 +41,7 @@ class Scales(eqx.Module):
     gradient: Float[Array, ""]
     pull: Float[Array, ""]
     steep: Float[Array, ""]
+    epoch: Float[Array, ""]
 
     @property
     def condition(self) -> Float[Array, ""]:
@@ -62,18 +65,24 @@ class Scales(eqx.Module):
 
 
 class Start(eqx.Module):
-    """Where a run begins: the scales, coefficients and adjoint, and the ledger of finding them."""
+    """Where a run begins: the scales, coefficients and adjoint, and the ledger of finding them.
+
+    `solved`, `definite`: whether the lower level could be minimised at ``x0``, and is strongly convex there.
+    """
 
     scales: Scales
     W: PyTree[Array]
     v: PyTree[Array]
     ledger: Ledger
+    solved: Bool[Array, ""]
+    definite: Bool[Array, ""]
 
     @staticmethod
     def plain(reduced: Reduced) -> "Start":
         """For solvers whose step sizes are all given: the start is the user's, and nothing is measured."""
         nothing = jnp.asarray(jnp.nan, jax.tree.leaves(reduced.W0)[0].dtype)
-        return Start(Scales(*[nothing] * 6), reduced.W0, trees.zeros(reduced.W0), Ledger.empty())
+        yes = jnp.asarray(True)
+        return Start(Scales(*[nothing] * 7), reduced.W0, trees.zeros(reduced.W0), Ledger.empty(), yes, yes)
 
 
 def lanczos(product: Any, start: Float[Array, " n"], steps: int) -> Float[Array, " m"]:
@@ -128,6 +137,7 @@ def measure(reduced: Reduced, key: Array, batch: int) -> Start:
     keys = jax.random.split(key, 5)
     below, above = _part(reduced.lower_source, keys[0]), _part(reduced.upper_source, keys[1])
     part = replace(reduced, lower_source=below, upper_source=above)
+    epoch = max((source.rows or batch) / batch for source in (reduced.lower_source, reduced.upper_source))
     x0, unravel = ravel_pytree(reduced.project(reduced.x0))
     lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
     eps, tiny = jnp.finfo(x0.dtype).eps, jnp.finfo(x0.dtype).tiny
@@ -138,7 +148,7 @@ def measure(reduced: Reduced, key: Array, batch: int) -> Start:
 
     def explore(carry, _):
         """At one point: the hypergradient, and its largest rate of change; then a step along it."""
-        x, W, ledger = carry
+        x, W, before, ledger = carry
         here, ledger = solve_at(part, x, W, target, ledger)
 
         def power(carry, _):
@@ -157,11 +167,12 @@ def measure(reduced: Reduced, key: Array, batch: int) -> Start:
         (_, bend, ledger), _ = jax.lax.scan(power, first, None, length=_POWER)
         size = jnp.linalg.norm(here.gradient)
         bend = jnp.maximum(bend, size / (10 * (1 + jnp.linalg.norm(x))))  # a first step of ten times x is enough
-        bend = jnp.where(bend > 0, bend, 1)
+        bend = jnp.maximum(jnp.where(bend > 0, bend, 1), before)
         onward = jnp.where(here.sound, jnp.clip(x - here.gradient / bend, lo, hi), x)
-        return (onward, here.W, ledger), (here, bend)
+        return (onward, here.W, bend, ledger), here
 
-    (_, _, ledger), (points, bends) = jax.lax.scan(explore, (x0, reduced.W0, ledger), None, length=2)
+    start = (x0, reduced.W0, jnp.zeros((), x0.dtype), ledger)
+    (_, _, bend, ledger), points = jax.lax.scan(explore, start, None, length=_LOOKOUTS)
     here = jax.tree.map(lambda a: a[0], points)
     W = trees.where(here.solved, here.W, reduced.W0)
     v = trees.where(here.sound, here.adjoint, trees.zeros(reduced.W0))
@@ -192,4 +203,5 @@ def measure(reduced: Reduced, key: Array, batch: int) -> Start:
     jiggle = unflatten(jax.random.normal(keys[2], flat.shape, flat.dtype) * trees.norm(pull) / len(flat) ** 0.5)
     towards = (trees.add(pull, jiggle), jnp.zeros((), x0.dtype), ledger)
     (_, steep, ledger), _ = jax.lax.scan(stiffen, towards, None, length=_POWER)
-    return Start(Scales(smooth, convex, jnp.max(bends), size, trees.norm(pull), steep), W, v, ledger)
+    scales = Scales(smooth, convex, bend, size, trees.norm(pull), steep, jnp.asarray(epoch, x0.dtype))
+    return Start(scales, W, v, ledger, here.solved, here.definite)

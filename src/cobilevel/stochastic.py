@@ -181,8 +181,10 @@ class Stochastic(Solver):
         zero = jnp.zeros((), jax.tree.leaves(start.W)[0].dtype)
         memory, ledger = self.begin(reduced, start, start.ledger)
         x = common["x"]
+        bent = jnp.where(start.definite, Result.RUNNING, Result.NOT_CONVEX)
+        result = jnp.where(start.solved, bent, Result.LOWER_FAILED).astype(jnp.int32)
         return StochasticState(
-            **(common | {"W": start.W, "ledger": ledger}),
+            **(common | {"W": start.W, "ledger": ledger, "result": result}),
             key=key,
             drawn=(jnp.uint32(0), jnp.uint32(0)),
             memory=memory,
@@ -205,7 +207,8 @@ class Stochastic(Solver):
             x = reduced.project(jax.tree.map(lambda a, u: a + u.astype(a.dtype), s.x, updates))
             return replace(s, x=x, optimizer=optimizer, direction=direction)
         x = reduced.project(trees.step(s.x, rate, direction))
-        return replace(s, x=x, direction=trees.scale(1 / rate, trees.sub(s.x, x)))
+        shown = trees.scale(1 / jnp.where(rate > 0, rate, 1), trees.sub(s.x, x))  # the projected gradient
+        return replace(s, x=x, direction=trees.where(rate > 0, shown, direction))
 
     def step(self, reduced, state):
         draw = Draws(self, reduced, state)

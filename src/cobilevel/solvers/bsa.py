@@ -36,7 +36,7 @@ class BSA(Series):
     def defaults(self, scales):
         return {
             "inner": Polynomial(scales.inner, 1, 2 * scales.condition),
-            "outer": Polynomial(scales.outer(10), 0.5, 10 * scales.condition),
+            "outer": Polynomial(scales.outer(2) / 2, 0.5, 10 * scales.condition),
         }
 
     def update(self, reduced, s, draw, rate):

@@ -42,7 +42,7 @@ class FdeHBO(Stochastic):
         return {
             "inner": inner,
             "linear": inner,
-            "outer": Polynomial(scales.outer(), 1 / 3, calm),
+            "outer": Polynomial(scales.outer(0.5), 1 / 3, calm),
             "momentum": Polynomial(1.0, 2 / 3, scales.condition),
             "radius": 10 * scales.pull / scales.convex,
         }

@@ -47,18 +47,23 @@ class Series(Stochastic):
     def needed(self):
         return (*self.schedules, "terms")
 
-    def series(self, s: StochasticState, draw: Draws, kind: Any) -> tuple[Neumann, Draw]:
-        """The series of this step, and its batches."""
+    def sum_of(self, s: StochasticState, kind: Any = "sum", chosen: Any = None) -> Neumann:
+        """The series of this step."""
         dtype = s.value.dtype
         first = self.defaults(s.scales)["inner"] if self.inner is None else self.inner
         step = at(first, jnp.int32(0), dtype) if self.neumann is None else at(self.neumann, s.step, dtype)
         terms = self.terms
         if terms is None:
             terms = jnp.clip(jnp.ceil(2 * s.scales.condition), 1, _LONGEST).astype(jnp.int32)
+        return Neumann(terms, step, kind, chosen)
+
+    def series(self, s: StochasticState, draw: Draws, kind: Any) -> tuple[Neumann, Draw]:
+        """The series of this step, and its batches."""
+        linear = self.sum_of(s, kind)
         if kind != "random":
-            return Neumann(terms, step, kind), draw.lowers(terms)
-        chosen = jax.random.randint(draw.key(), (), 0, terms)
-        return Neumann(terms, step, "random", chosen), draw.lowers(chosen)
+            return linear, draw.lowers(linear.terms)
+        chosen = jax.random.randint(draw.key(), (), 0, linear.terms)
+        return self.sum_of(s, kind, chosen), draw.lowers(chosen)
 
 
 class Before(eqx.Module):

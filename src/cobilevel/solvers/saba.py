@@ -55,6 +55,7 @@ class SABA(Stochastic):
     and global variance reduction algorithms, NeurIPS 2022.
     """
 
+    default_steps = 50_000
     schedules = ("inner", "linear", "outer")
 
     linear: Schedule = eqx.field(converter=traced, default=None)
@@ -69,7 +70,8 @@ class SABA(Stochastic):
         return tabulated(reduced, "SABA")
 
     def defaults(self, scales):
-        return {"inner": scales.inner / 2, "linear": scales.inner / 2, "outer": scales.outer() / 2}
+        loops = jnp.minimum(1, scales.condition / scales.epoch)  # what is remembered is up to an epoch old
+        return {"inner": scales.inner / 2, "linear": scales.inner / 2, "outer": scales.outer(loops) / 4}
 
     def begin(self, reduced, start, ledger):
         above, below, x = reduced.upper_pool, reduced.lower_pool, reduced.x0

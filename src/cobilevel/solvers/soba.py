@@ -29,7 +29,7 @@ class SOBA(Stochastic):
     def defaults(self, scales):
         calm = 10 * scales.condition
         inner = Polynomial(scales.inner, 0.5, calm)
-        return {"inner": inner, "linear": inner, "outer": Polynomial(scales.outer(), 0.5, calm)}
+        return {"inner": inner, "linear": inner, "outer": Polynomial(scales.outer(0.5), 0.5, calm)}
 
     def begin(self, reduced, start, ledger):
         return start.v, ledger

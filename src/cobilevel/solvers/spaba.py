@@ -27,6 +27,7 @@ class SPABA(Stochastic):
     achieving optimal sample complexity, ICML 2024.
     """
 
+    default_steps = 50_000
     schedules = ("inner", "linear", "outer")
     counts = (("large", 1),)
 
@@ -37,7 +38,8 @@ class SPABA(Stochastic):
     tolerance: float = eqx.field(converter=traced, default=1e-8, kw_only=True)
 
     def defaults(self, scales):
-        return {"inner": scales.inner / 2, "linear": scales.inner / 2, "outer": scales.outer() / 2}
+        loops = jnp.minimum(1, scales.condition / scales.epoch)  # what is remembered is up to an epoch old
+        return {"inner": scales.inner / 2, "linear": scales.inner / 2, "outer": scales.outer(loops) / 4}
 
     def begin(self, reduced, start, ledger):
         nothing = Directions(trees.zeros(start.W), trees.zeros(start.W), trees.zeros(reduced.x0))

@@ -46,7 +46,7 @@ class VRBO(Series):
             value, gradient, _, ledger = hypergradient(reduced, x, W, above, across, linear, batches, ledger)
             return value, (slope, gradient), ledger
 
-        linear, _ = self.series(s, draw, "sum")
+        linear = self.sum_of(s)
         above, below = draw.large(self.large)
         anew = lambda ledger: both(s.x, s.W, below, above, below, linear, lambda _: below, ledger)
         kept = lambda ledger: (s.value, s.memory, ledger)
