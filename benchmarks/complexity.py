@@ -9,6 +9,8 @@
 Run: python benchmarks/complexity.py
 """
 
+import itertools
+
 import jax
 
 jax.config.update("jax_enable_x64", True)
@@ -21,7 +23,7 @@ from cobilevel.implicit import solve_at
 from cobilevel.oracles import Ledger
 from cobilevel.solver import Result, advance
 
-SEEDS, STEPS, BATCH = 8, 2**20, 2
+SEEDS, BATCH, EVERY, FIRST = 8, 2, 16, 128
 
 
 def instance_and_stream(bumps):
@@ -54,48 +56,50 @@ def instance_and_stream(bumps):
     return problem, cb.Stream(draw), cb.Samples(nodes, means, weights)
 
 
-def slopes(kind, bumps, power, momentum):
+def gradient_norms(exact, xs, bumps):
+    """The norm of the population gradient at many points: affine in x, but for the bumps."""
+    plain = cb.reduce(instance_and_stream(0.0)[0], exact.basis.basis, instance_and_stream(0.0)[2])
+    gradient = jax.jit(lambda x: solve_at(plain, x, plain.W0, 1e-12, Ledger.empty())[0].gradient)
+    constant = np.asarray(gradient(jnp.zeros(2)))
+    matrix = np.stack([np.asarray(gradient(unit)) - constant for unit in jnp.eye(2)])
+    return np.linalg.norm(xs @ matrix + constant - 3 * bumps * np.sin(3 * xs), axis=-1)
+
+
+def slopes(kind, bumps, power, momentum, steps):
     problem, stream, twin = instance_and_stream(bumps)
-    basis = cb.Chebyshev(3)
+    basis = cb.Orthonormal(cb.Chebyshev(3))
     reduced, exact = cb.reduce(problem, basis, stream), cb.reduce(problem, basis, twin)
     fade = lambda value: cb.Polynomial(value, power, 30.0)
-    settings = {"inner": fade(0.3), "linear": fade(0.3), "outer": fade(0.1), "batch": BATCH}
+    scales = kind(batch=BATCH).measure(reduced, jax.random.key(1)).scales
+    inner, outer = float(scales.inner), float(scales.outer(0.5))
+    settings = {"inner": fade(inner), "linear": fade(inner), "outer": fade(outer), "batch": BATCH}
     solver = kind(**settings, **({"momentum": momentum, "radius": 100.0} if momentum is not None else {}))
-    states = jax.vmap(lambda key: solver.init(reduced, key, STEPS))(jax.random.split(jax.random.key(0), SEEDS))
-    norms = jax.jit(
-        jax.vmap(lambda x: jnp.linalg.norm(solve_at(exact, x, exact.W0, 1e-12, Ledger.empty())[0].gradient))
-    )
-    # a window of iterates around each of a series of growing times
-    onward = jax.jit(jax.vmap(lambda s: advance(solver, reduced, s, 64)[0]))
-    many = jax.jit(jax.vmap(lambda s: jax.lax.fori_loop(0, 64, lambda _, t: advance(solver, reduced, t, 64)[0], s)))
-    times, sizes = [], []
-    step, next_look = 0, 64
-    while step < STEPS:
-        if next_look - step >= 4096:
-            states, step = many(states), step + 4096
-        else:
-            states, step = onward(states), step + 64
-        if step >= next_look:
-            window = []
-            for _ in range(16):  # the norm at one time is noisy: 16 looks, spread over the next tenth
-                window.append(np.asarray(norms(states.x)))
-                states, step = onward(states), step + 64
-            times.append(step)
-            sizes.append(np.sqrt(np.mean(np.square(window), axis=0)))
-            next_look = int(step * 1.6)
-    first = jax.tree.map(lambda a: a[0], states.ledger)
-    per_step = sum(count["samples"] for count in first.totals().values()) / step
-    samples, sizes = np.array(times) * per_step, np.array(sizes)
 
-    def fit(columns):
-        norm = np.sqrt(np.mean(sizes[:, columns] ** 2, axis=1))
-        late = np.arange(len(norm)) >= 2  # past the transient
-        return np.polyfit(np.log(norm[late]), np.log(samples[late]), 1)[0], norm[late]
+    def one(key):
+        def onward(state, _):
+            state, _ = advance(solver, reduced, state, EVERY)
+            return state, state.x
+
+        state, xs = jax.lax.scan(onward, solver.init(reduced, key, steps), None, length=steps // EVERY)
+        return xs, state.ledger
+
+    xs, ledgers = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(0), SEEDS))
+    ledger = jax.tree.map(lambda a: a[0], ledgers)
+    per_step = sum(count["samples"] for count in ledger.totals().values()) / steps
+    sizes = gradient_norms(exact, np.asarray(xs), bumps)
+    edges = np.unique(np.geomspace(FIRST, steps, 24).astype(int) // EVERY)  # the norm is averaged between these times
+    windows = list(itertools.pairwise(edges))
+    samples = np.array([per_step * EVERY * (left + right) / 2 for left, right in windows])
+    power_of = np.array([[np.mean(row[left:right] ** 2) for left, right in windows] for row in sizes])
+
+    def fit(seeds):
+        norm = np.sqrt(np.mean(power_of[seeds], axis=0))
+        return np.polyfit(np.log(norm), np.log(samples), 1)[0], norm
 
     rng = np.random.default_rng(0)
     slope, norm = fit(np.arange(SEEDS))
     spread = np.quantile([fit(rng.integers(0, SEEDS, SEEDS))[0] for _ in range(500)], [0.025, 0.975])
-    return slope, spread, norm.max(), norm.min(), samples[2], samples[-1]
+    return slope, spread, norm[0], norm[-1], samples[0], samples[-1]
 
 
 def conditioning():
@@ -143,11 +147,11 @@ def main():
     print(f"stream, batches of {BATCH}, {SEEDS} seeds: samples ~ norm^slope")
     print(f"{'F':10} {'solver':8} {'slope':>7} {'95% interval':>18} {'theory':>7} {'norms':>20} {'samples':>20}")
     for label, bumps in (("convex", 0.0), ("nonconvex", 0.4)):
-        for kind, power, momentum, theory in (
-            (cb.SOBA, 1 / 2, None, -4),
-            (cb.FdeHBO, 1 / 3, cb.Polynomial(1.0, 2 / 3, 30.0), -3),
+        for kind, power, momentum, theory, steps in (
+            (cb.SOBA, 1 / 2, None, -4, 2**19),
+            (cb.FdeHBO, 1 / 3, cb.Polynomial(1.0, 2 / 3, 30.0), -3, 2**17),
         ):
-            slope, spread, top, bottom, few, many = slopes(kind, bumps, power, momentum)
+            slope, spread, top, bottom, few, many = slopes(kind, bumps, power, momentum, steps)
             print(
                 f"{label:10} {kind.__name__:8} {slope:7.2f} {f'[{spread[0]:.2f}, {spread[1]:.2f}]':>18} {theory:7}"
                 f" {f'{top:.2g} to {bottom:.2g}':>20} {f'{few:.1e} to {many:.1e}':>20}",
