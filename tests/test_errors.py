@@ -5,6 +5,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import cobilevel as cb
@@ -131,6 +132,20 @@ CASES = {
         lambda: solve(data=cb.Stream(lambda k, n: cb.Samples(jax.random.uniform(k, (n,)), jnp.zeros(n))), solver=cb.SABA()), ValueError, ["SABA", "Stream", "draw"]
     ),
     "terms of none": (lambda: cb.MRBO(terms=0), ValueError, ["MRBO", "terms", "at least 1"]),
+    "a negative step": (lambda: cb.SOBA(inner=-0.1), ValueError, ["SOBA: inner", "positive"]),
+    "a step in words": (lambda: cb.SOBA(outer="a"), TypeError, ["step size", "number"]),
+    "several steps": (lambda: cb.SOBA(linear=[0.1, 0.2]), ValueError, ["SOBA: linear", "one number"]),
+    "an Optax transformation not called": (lambda: cb.SOBA(outer=optax.adam), TypeError, ["SOBA: outer", "schedule", "one finite number"]),
+    "an Optax transformation inside": (lambda: cb.SOBA(inner=optax.adam(0.1)), TypeError, ["step size", "number"]),
+    "a schedule of vectors": (lambda: cb.SOBA(outer=lambda k: np.ones(3)), TypeError, ["SOBA: outer", "one finite number"]),
+    "an average of more than all": (lambda: cb.SOBA(average=1.5), ValueError, ["average", "between 0 and 1"]),
+    "a negative tolerance": (lambda: cb.SOBA(tolerance=-1.0), ValueError, ["tolerance", "between 0"]),
+    "shuffling in words": (lambda: cb.SOBA(shuffle="no"), TypeError, ["shuffle", "True or False"]),
+    "a table with repeated rows": (lambda: cb.SABA(shuffle=False), ValueError, ["SABA", "shuffle"]),
+    "a probability of two": (lambda: cb.SPABA(probability=2.0), ValueError, ["probability", "between 0 and 1"]),
+    "a momentum of three": (lambda: cb.SUSTAIN(momentum=3.0), ValueError, ["momentum", "between 0 and 1"]),
+    "growth without end": (lambda: cb.BSA(growth=40.0), ValueError, ["growth"]),
+    "a solver's setting given to solve": (lambda: solve(solver=cb.SOBA(), shuffle=False), TypeError, ["shuffle", "cb.SOBA(shuffle=...)"]),
     "Newton on a stream": (
         lambda: solve(data=cb.Stream(lambda k, n: cb.Samples(jax.random.uniform(k, (n,)), jnp.zeros(n))), solver=cb.Newton()),
         ValueError,

@@ -240,3 +240,84 @@ def test_a_stochastic_solver_notices_a_lower_level_without_minimum(kind):
     assert "could not be minimised" in unbounded.result
     assert not flat.converged
     assert "could not be minimised" in flat.result or "not strongly convex" in flat.result
+
+
+ONE = cb.Chebyshev(1)
+FLAT_START = (lambda x, y, xi, eta: (x - 1) ** 2 + 3 * y**2, lambda x, y, xi, eta: (y - x * (1 + xi)) ** 2)
+
+
+@pytest.mark.parametrize("kind", [cb.F2SA, cb.FdeHBO])
+def test_defaults_where_the_upper_gradient_vanishes_at_the_start(kind):
+    """Its size there sets neither the penalty nor the ball: both would be zero."""
+    best = solve(*FLAT_START, 0.0)
+    found = solve(*FLAT_START, 0.0, solver=kind(), steps=4000)
+    np.testing.assert_allclose(found.x, best.x, atol=0.01)
+
+
+def test_bouncing_between_the_bounds_is_not_convergence():
+    problem = cb.Problem(*FLAT_START, 0.5, 0.0, LINE, x_bounds=(-2.0, 3.0))
+    samples = cb.Samples(XI, NOISE)
+    for tolerance in (0.02, None):
+        solver = cb.SOBA(0.1, 5.0, 0.1, tolerance=tolerance)
+        found = cb.solve(problem, samples, basis=BASIS, solver=solver, steps=600)
+        assert not found.converged
+        assert "bouncing" in found.result
+
+
+def test_steps_too_small_to_move_x_are_not_convergence():
+    for solver in (cb.SABA(0.1, 1e-18, 0.1), cb.SOBA(0.1, 1e-18, 0.1, tolerance=1e-3)):
+        found = solve(*FLAT_START, 3.0, solver=solver, steps=300)
+        assert not found.converged, found.result
+
+
+def test_a_stale_adjoint_is_not_convergence():
+    """HOAG settles on a frozen linear system while its accuracy is still coarse."""
+    found = solve(
+        lambda x, y, xi, eta: 50 * (x - 3) ** 2 + 0.1 * (y - 1000) ** 2,
+        lambda x, y, xi, eta: (y - x) ** 2,
+        0.0,
+        basis=ONE,
+        solver=cb.HOAG(),
+    )
+    assert found.converged
+    np.testing.assert_allclose(found.x, (100 * 3 + 0.2 * 1000) / (100 + 0.2), rtol=1e-6)
+
+
+def test_growing_without_end_is_divergence_also_while_finite():
+    found = solve(*FLAT_START, 0.5, solver=cb.SOBA(0.1, 30.0, 0.1), steps=30)
+    assert found.result.startswith("Diverged")
+
+
+def test_a_category_never_seen_does_not_stop_a_stochastic_solver():
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - 1) ** 2 + 0.1 * x**2,
+        lambda x, y, xi, eta: (y - x - eta) ** 2,
+        x0=0.0,
+        y0=0.0,
+        domain=cb.Finite(np.arange(4.0)),
+    )
+    samples = cb.Samples(np.arange(300) % 3 * 1.0, 0.1 * NOISE[:300])
+    best = cb.solve(problem, samples, basis=cb.Categorical())
+    found = cb.solve(problem, samples, basis=cb.Categorical(), solver=cb.SOBA(), steps=2000)
+    np.testing.assert_allclose(found.x, best.x, atol=0.01)
+
+
+def test_a_fixed_coordinate_does_not_set_the_pace():
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - 1) ** 2 + 1e6 * x[1],
+        lambda x, y, xi, eta: (y - x[0]) ** 2,
+        x0=jnp.zeros(2),
+        y0=0.0,
+        domain=LINE,
+        x_bounds=(jnp.array([-5.0, 0.0]), jnp.array([5.0, 1.0])),
+    )
+    found = cb.solve(problem, cb.Samples(XI), basis=ONE, solver=cb.SOBA(), steps=2000)
+    np.testing.assert_allclose(found.x, [1.0, 0.0], atol=1e-3)
+
+
+def test_a_run_is_resumed_with_its_own_settings_only():
+    start = solve(*FLAT_START, 0.5, solver=cb.SOBA(0.1, 0.01, 0.1), steps=20)
+    for other in (cb.SOBA(0.1, 0.01, 0.1, batch=32), cb.SOBA(0.1, 0.01, 0.1, shuffle=False), cb.SOBA()):
+        with pytest.raises(ValueError, match="other settings"):
+            solve(*FLAT_START, 0.5, solver=other, steps=40, resume=start)
+    assert solve(*FLAT_START, 0.5, solver=cb.SOBA(0.1, 0.01, 0.1), steps=40, resume=start).stats["steps"] == 40

@@ -21,15 +21,15 @@ from cobilevel.solvers import STOCHASTIC
 
 # steps within which each reaches 1% of the first gap with nothing set, and the samples that takes (in millions)
 BUDGET = {
-    "StocBiO": (250, 5.0),
+    "StocBiO": (250, 8.0),
     "BSA": (2000, 25.0),
-    "TTSA": (1000, 10.0),
+    "TTSA": (4000, 50.0),
     "STABLE": (250, 0.2),
     "HOAG": (60, 4.0),
     "AmIGO": (250, 0.5),
     "SOBA": (4000, 1.3),
     "SABA": (6000, 1.8),
-    "SUSTAIN": (1000, 20.0),
+    "SUSTAIN": (4000, 90.0),
     "MRBO": (1000, 40.0),
     "VRBO": (250, 70.0),
     "RSVRB": (2000, 0.9),

@@ -174,3 +174,5 @@ def test_counts_do_not_overflow():
     for _ in range(5):
         ledger = ledger.add("hessian", Big())
     assert ledger.totals() == {"hessian": {"calls": 5, "samples": 5 * 2**31}}
+    many = ledger.add("hessian_vector", Big(), 70_001).totals()["hessian_vector"]
+    assert many == {"calls": 70_001, "samples": 70_001 * 2**31}

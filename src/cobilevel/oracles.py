@@ -36,6 +36,15 @@ def _carry_add(halves: UInt32[Array, " 2"], amount: UInt32[Array, ""]) -> UInt32
     return jnp.stack([high + (total < low).astype(jnp.uint32), total])
 
 
+def _product(a: UInt32[Array, ""], b: UInt32[Array, ""]) -> UInt32[Array, " 2"]:
+    """``a * b`` in two halves, by 16-bit parts."""
+    low = jnp.uint32(0xFFFF)
+    first = (a & low) * (b & low)
+    middle = (a & low) * (b >> 16) + (first >> 16)
+    carry = (a >> 16) * (b & low) + (middle & low)
+    return jnp.stack([(a >> 16) * (b >> 16) + (middle >> 16) + (carry >> 16), (carry << 16) | (first & low)])
+
+
 class Ledger(eqx.Module):
     """What was spent: one count for each kind of oracle."""
 
@@ -56,7 +65,9 @@ class Ledger(eqx.Module):
         """One more call (or `times` more) of a kind, on a batch."""
         count, times = getattr(self, kind), jnp.asarray(times, jnp.uint32)
         rows = jnp.asarray(len(batch) if batch.count is None else batch.count, jnp.uint32)
-        grown = Count(_carry_add(count.calls, times), _carry_add(count.samples, times * rows))
+        high, low = _product(times, rows)
+        samples = _carry_add(count.samples, low).at[0].add(high)
+        grown = Count(_carry_add(count.calls, times), samples)
         return replace(self, **{kind: grown})
 
     def totals(self) -> dict[str, dict[str, int]]:

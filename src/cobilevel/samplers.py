@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 _ROUNDS = 6
+_SMALL = 256
 
 
 class Rows(eqx.Module):
@@ -34,9 +35,11 @@ def _mix(value: UInt32[Array, "..."], key: UInt32[Array, ""]) -> UInt32[Array, "
 def permute(key: Array, position: Int[Array, " b"], rows: int) -> Int[Array, " b"]:
     """Where a pseudo-random permutation of ``range(rows)`` sends each position.
 
-    A Feistel network permutes the next larger power of four; positions that leave the range walk on along their cycle
-    until they come back into it.
+    A small pool is sorted. Else a Feistel network permutes the next larger power of four; positions that leave the
+    range walk on along their cycle until they come back into it.
     """
+    if rows <= _SMALL:
+        return jax.random.permutation(key, rows)[position].astype(jnp.int32)
     half = max(1, ((rows - 1).bit_length() + 1) // 2)
     low = jnp.uint32((1 << half) - 1)
     keys = jax.random.bits(key, (_ROUNDS,), jnp.uint32)

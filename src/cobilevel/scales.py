@@ -21,7 +21,7 @@ from .reduction import Batch, Reduced, Source, Table
 
 _ROWS = 2048  # the most rows a level is measured on
 _LANCZOS = 40
-_LOOKS = 8  # small batches whose curvature is looked at
+_LOOKS = 32  # small batches whose curvature is looked at
 _POWER = 5
 _LOOKOUTS = 4  # points along the path of steepest descent at which the curvature of F is measured
 
@@ -31,7 +31,8 @@ class Scales(eqx.Module):
 
     - `smooth`: the largest curvature of the lower level on a batch, $L$; `convex`: the smallest on all, $\\mu$.
     - `bend`: the curvature of the reduced objective in ``x``; `gradient`: the size of its gradient at ``x0``.
-    - `pull`: the size of the upper gradient in ``W``; `steep`: its largest rate of change, by differences.
+    - `pull`: the size of the upper gradient in ``W``; `steep`: its largest rate of change, by differences (at least
+      what would turn it over a length of ``1 + |W|``).
     - `epoch`: the batches of the larger pool, 1 for a stream.
     """
 
@@ -120,8 +121,9 @@ def _curvatures(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, key: Array
         out, _ = oracles.hessian_vector(reduced, x, W, unflatten(vector), batch, ledger)
         return oracles.flatten(out)[0]
 
-    ritz = lanczos(product, jax.random.normal(key, flat.shape, flat.dtype), steps)
-    return ritz, ledger.add("hessian_vector", batch, min(steps, len(flat)))
+    begin = product(jax.random.normal(key, flat.shape, flat.dtype))  # in the range: what no context sees is left out
+    ritz = lanczos(product, jnp.where(jnp.linalg.norm(begin) > 0, begin, 1), steps)
+    return ritz, ledger.add("hessian_vector", batch, min(steps, len(flat)) + 1)
 
 
 def _part(source: Source, key: Array) -> Source:
@@ -137,6 +139,9 @@ def measure(reduced: Reduced, key: Array, batch: int) -> Start:
     keys = jax.random.split(key, 5)
     below, above = _part(reduced.lower_source, keys[0]), _part(reduced.upper_source, keys[1])
     part = replace(reduced, lower_source=below, upper_source=above)
+    # where some coefficients are never seen (an empty cell), the exact solves need coordinates without them
+    blind = reduced.whitening is not None and reduced.whitening.rank < reduced.basis.size
+    probe = part.whitened() if blind else part
     epoch = max((source.rows or batch) / batch for source in (reduced.lower_source, reduced.upper_source))
     x0, unravel = ravel_pytree(reduced.project(reduced.x0))
     lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
@@ -144,52 +149,58 @@ def measure(reduced: Reduced, key: Array, batch: int) -> Start:
     pool = part.lower_pool
     slope, ledger = oracles.lower_gradient(part, unravel(x0), reduced.W0, pool, Ledger.empty())
     target = eps**0.75 * trees.norm(slope)
+    free = lambda x, slope: slope * ~((x <= lo) & (slope > 0) | (x >= hi) & (slope < 0) | (lo == hi))
     unit = lambda vector: vector / jnp.maximum(jnp.linalg.norm(vector), tiny)
 
     def explore(carry, _):
         """At one point: the hypergradient, and its largest rate of change; then a step along it."""
         x, W, before, ledger = carry
-        here, ledger = solve_at(part, x, W, target, ledger)
+        here, ledger = solve_at(probe, x, W, target, ledger)
+        downhill = free(x, here.gradient)
 
         def power(carry, _):
             direction, largest, ledger = carry
             reach = eps ** (1 / 3) * (1 + jnp.linalg.norm(x))
             ahead = jnp.clip(x + reach * direction, lo, hi)
             ahead = jnp.where(jnp.linalg.norm(ahead - x) > reach / 2, ahead, jnp.clip(x - reach * direction, lo, hi))
-            there, ledger = solve_at(part, ahead, here.W, target, ledger)
-            change = (there.gradient - here.gradient) / jnp.maximum(jnp.linalg.norm(ahead - x), tiny)
+            there, ledger = solve_at(probe, ahead, here.W, target, ledger)
+            change = (lo < hi) * (there.gradient - here.gradient) / jnp.maximum(jnp.linalg.norm(ahead - x), tiny)
             sound = there.sound & here.sound
             size = jnp.where(sound, jnp.linalg.norm(change), 0)
             return (jnp.where(size > 0, unit(change), direction), jnp.maximum(largest, size), ledger), None
 
         jiggle = 0.1 * unit(jax.random.normal(keys[2], x.shape, x.dtype))
-        first = (unit(unit(here.gradient) + jiggle), jnp.zeros((), x.dtype), ledger)
+        first = (unit((lo < hi) * (unit(downhill) + jiggle)), jnp.zeros((), x.dtype), ledger)
         (_, bend, ledger), _ = jax.lax.scan(power, first, None, length=_POWER)
-        size = jnp.linalg.norm(here.gradient)
+        size = jnp.linalg.norm(downhill)
         bend = jnp.maximum(bend, size / (10 * (1 + jnp.linalg.norm(x))))  # a first step of ten times x is enough
         bend = jnp.maximum(jnp.where(bend > 0, bend, 1), before)
-        onward = jnp.where(here.sound, jnp.clip(x - here.gradient / bend, lo, hi), x)
+        onward = jnp.where(here.sound, jnp.clip(x - downhill / bend, lo, hi), x)
         return (onward, here.W, bend, ledger), here
 
-    start = (x0, reduced.W0, jnp.zeros((), x0.dtype), ledger)
+    start = (x0, probe.W0, jnp.zeros((), x0.dtype), ledger)
     (_, _, bend, ledger), points = jax.lax.scan(explore, start, None, length=_LOOKOUTS)
     here = jax.tree.map(lambda a: a[0], points)
-    W = trees.where(here.solved, here.W, reduced.W0)
-    v = trees.where(here.sound, here.adjoint, trees.zeros(reduced.W0))
+    found, adjoint = here.W, here.adjoint
+    if blind:
+        forth = lambda tree: jax.tree.map(lambda z: jnp.tensordot(probe.coordinates.transform, z, axes=1), tree)
+        found, adjoint = trees.add(forth(found), probe.coordinates.rest), forth(adjoint)
+    W = trees.where(here.solved, found, reduced.W0)
+    v = trees.where(here.sound, adjoint, trees.zeros(reduced.W0))
     x = unravel(x0)
     ritz, ledger = _curvatures(part, x, W, pool, keys[3], _LANCZOS, ledger)
     before, ledger = _curvatures(part, x, reduced.W0, pool, keys[3], _LANCZOS, ledger)
 
     def look(ledger, number):
         small = reduced.lower_source.batch(keys[4], number, batch, False)
-        values, ledger = _curvatures(reduced, x, W, small, keys[3], _LOOKS, ledger)
+        values, ledger = _curvatures(reduced, x, W, small, keys[3], 8, ledger)
         return ledger, values[-1]
 
     ledger, small = jax.lax.scan(look, ledger, jnp.arange(_LOOKS, dtype=jnp.uint32))
     smooth = jnp.maximum(jnp.maximum(ritz[-1], before[-1]), jnp.max(small))
     smooth = jnp.where(smooth > 0, smooth, 1)
     convex = jnp.maximum(ritz[0], 1e2 * eps * smooth)
-    size = jnp.linalg.norm(here.gradient)
+    size = jnp.linalg.norm(free(x0, here.gradient))
     flat, unflatten = oracles.flatten(W)
     (_, _, pull), ledger = oracles.upper_gradients(part, x, W, part.upper_pool, ledger)
 
@@ -200,8 +211,11 @@ def measure(reduced: Reduced, key: Array, batch: int) -> Start:
         change = trees.scale(1 / reach, trees.sub(there, pull))
         return (change, jnp.maximum(largest, trees.norm(change) / jnp.maximum(trees.norm(along), tiny)), ledger), None
 
-    jiggle = unflatten(jax.random.normal(keys[2], flat.shape, flat.dtype) * trees.norm(pull) / len(flat) ** 0.5)
+    noise = jax.random.normal(keys[2], flat.shape, flat.dtype) / len(flat) ** 0.5
+    jiggle = unflatten(noise * jnp.where(trees.norm(pull) > 0, trees.norm(pull), 1))
     towards = (trees.add(pull, jiggle), jnp.zeros((), x0.dtype), ledger)
     (_, steep, ledger), _ = jax.lax.scan(stiffen, towards, None, length=_POWER)
+    steep = jnp.maximum(steep, trees.norm(pull) / (1 + trees.norm(W)))
+    steep = jnp.where(steep > 0, steep, 1)
     scales = Scales(smooth, convex, bend, size, trees.norm(pull), steep, jnp.asarray(epoch, x0.dtype))
     return Start(scales, W, v, ledger, here.solved, here.definite)

@@ -20,7 +20,36 @@ def traced(value: Schedule) -> Schedule:
     """Numbers become arrays, so that they are traced (and can be vmapped); functions and ``None`` stay as they are."""
     if callable(value) or value is None or isinstance(value, jax.Array):
         return value
-    return np.asarray(value, dtype=float)
+    try:
+        return np.asarray(value, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"a step size must be a number, or a function of the step such as cb.Polynomial or an Optax schedule, got "
+            f"{value!r}."
+        ) from error
+
+
+def check_schedule(name: str, value: Schedule, fractions: tuple[str, ...] = ()) -> None:
+    """Raises where a number is not positive, or a function does not give one number for a step."""
+    if value is None or hasattr(value, "update"):
+        return
+    if callable(value):
+        try:
+            value = value(0)
+            fine = np.shape(value) == () and np.isfinite(float(value))
+        except jax.errors.JAXTypeError:  # traced settings inside
+            return
+        except Exception:
+            fine = False
+        if not fine:
+            raise TypeError(f"{name}: a schedule must give one finite number for a step, got {value!r} at step 0.")
+        return
+    if not isinstance(value, np.ndarray):
+        return
+    most = 1 if name.split(": ")[-1] in fractions else np.inf
+    if value.shape or not 0 < value <= most or not np.isfinite(value):
+        least = "between 0 and 1" if most == 1 else "positive and finite"
+        raise ValueError(f"{name} must be one number, {least}, or a schedule; got {value}.")
 
 
 class Polynomial(eqx.Module):

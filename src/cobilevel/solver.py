@@ -5,6 +5,7 @@ import hashlib
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -33,16 +34,18 @@ class Result(enum.IntEnum):
     KINK = 7
     UPPER_FAILED = 8
     NOISE = 9
+    BOUNCING = 10
+    SETTLED = 11
 
     @property
     def resumable(self) -> bool:
         """Whether more steps could have been taken."""
-        return self in (Result.BUDGET, Result.NOISE)
+        return self in (Result.BUDGET, Result.NOISE, Result.BOUNCING, Result.SETTLED)
 
     @property
     def good(self) -> bool:
         """Whether what was found is a stationary point of the reduced problem."""
-        return self in (Result.CONVERGED, Result.KINK)
+        return self in (Result.CONVERGED, Result.KINK, Result.SETTLED)
 
     def words(self) -> str:
         return _WORDS[self]
@@ -59,6 +62,10 @@ _WORDS = {
     "zero. Give it more steps, or resume.",
     Result.NOISE: "Budget spent, at the noise floor: the last hypergradients, averaged, can no longer be told from "
     "their own noise. Smaller steps or larger batches would go on; judge the solution with evaluate.",
+    Result.BOUNCING: "Budget spent, bouncing: successive hypergradients undo each other, so the outer steps are too "
+    "long, and this is not an answer. Make outer smaller.",
+    Result.SETTLED: "Converged: the hypergradient as this solver estimates it, averaged over about the last hundred "
+    "steps, is below the tolerance. A bias of the estimate itself would not show; judge the solution with evaluate.",
     Result.DIVERGED: "Diverged: an iterate became infinite or NaN; the last finite one is returned, and is not an "
     "answer. Make the step sizes smaller.",
     Result.NOT_CONVEX: "The lower level is not strongly convex in y at the point returned, so its minimiser, and with "
@@ -147,7 +154,8 @@ def advance(solver: Solver, reduced: Reduced, state: State, count: int) -> tuple
         ended = solver.terminate(reduced, after)
         after = eqx.tree_at(lambda s: (s.step, s.result), after, (before.step + 1, jnp.asarray(ended, jnp.int32)))
         failed = eqx.tree_at(lambda s: s.result, before, jnp.int32(Result.DIVERGED))
-        return jax.lax.cond(trees.finite((after.x, after.W)), lambda: after, lambda: failed)
+        fine = trees.finite((after.x, after.W)) & (after.result != Result.DIVERGED)
+        return jax.lax.cond(fine, lambda: after, lambda: failed)
 
     def maybe(state: State, _: None):
         active = (state.result == Result.RUNNING) & (state.step < state.limit)
@@ -169,7 +177,10 @@ def identity(solver: Solver, reduced: Reduced, state: Any) -> str:
     parts = (reduced.upper_source, reduced.lower_source, reduced.problem.x_bounds, reduced.coordinates)
     for leaf in jax.tree.leaves(eqx.filter(parts, eqx.is_array)):
         digest.update(np.ascontiguousarray(leaf).tobytes())
-    return f"{store.fingerprint(state)} {type(solver).__name__} {reduced.basis.basis!r} {digest.hexdigest()}"
+    bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
+    settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
+    words = f"{store.fingerprint(state)} {settings} {reduced.basis.basis!r}"
+    return f"{words} {digest.hexdigest()}"
 
 
 def resume_state(solver: Solver, reduced: Reduced, key: Array, steps: int, saved: Snapshot) -> State:
@@ -177,8 +188,8 @@ def resume_state(solver: Solver, reduced: Reduced, key: Array, steps: int, saved
     like = eqx.filter_eval_shape(_start, solver, reduced, key, jnp.int32(steps), None)
     if identity(solver, reduced, like) != saved.structure:
         raise ValueError(
-            "resume: the saved state belongs to another solver, basis, data, bounds or precision. Pass the same ones "
-            "as for the run that is to go on."
+            "resume: the saved state belongs to another solver or other settings of it, another basis, data, bounds or "
+            "precision. Pass the same ones as for the run that is to go on."
         )
     state = store.from_plain(saved.leaves, like)
     result = Result.RUNNING if Result(int(state.result)).resumable else int(state.result)
@@ -232,6 +243,7 @@ def run(
         "functions": reduced.basis.size,
         "numbers_held": held,
         "bytes": held * item,
+        "state_bytes": sum(leaf.nbytes for leaf in store.to_plain(state)),
     }
     if reduced.whitening is not None:
         stats["rank"] = reduced.whitening.rank

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from . import trees
@@ -19,10 +20,10 @@ from .hypergradient import Draw
 from .reduction import Batch, Reduced, Source
 from .samplers import Rows, rows_of
 from .scales import Scales, Start, measure
-from .schedules import Schedule, at, traced
+from .schedules import Schedule, at, check_schedule, traced
 from .solver import Result, Solver, State, fresh
 
-_MEMORY = 0.99  # of the moving averages by which a run is judged: about the last hundred steps
+_MEMORY, _SPAN = 0.99, 100  # of the moving averages by which a run is judged: about the last hundred steps
 
 
 def is_optax(value: Any) -> bool:
@@ -32,6 +33,18 @@ def is_optax(value: Any) -> bool:
 
 def _outer(value: Any) -> Any:
     return value if is_optax(value) else traced(value)
+
+
+def _projected(reduced: Reduced, x: PyTree, direction: PyTree, rate: Any) -> PyTree:
+    """The part of a direction that the bounds leave: ``(x - P(x - rate * direction)) / rate``, without its rounding."""
+
+    def leaf(x, d, lo, hi):
+        length = jnp.asarray(rate, x.dtype)
+        safe = jnp.where(length > 0, length, 1)
+        ahead = x - length * d
+        return jnp.where(ahead < lo, (x - lo) / safe, jnp.where(ahead > hi, (x - hi) / safe, d))
+
+    return jax.tree.map(leaf, x, direction, *reduced.problem.x_bounds)
 
 
 class StochasticState(State):
@@ -46,10 +59,16 @@ class StochasticState(State):
     direction: PyTree[Array]
     trend: PyTree[Array]
     power: Float[Array, ""]
+    echo: Float[Array, ""]
     first: Float[Array, ""]
     x_mean: PyTree[Array]
     W_mean: PyTree[Array]
     averaged: Int[Array, ""]
+
+
+def _bounces(s: StochasticState) -> Array:
+    """Whether successive hypergradients mostly undo each other: the outer steps are too long."""
+    return s.echo < -s.power / 2
 
 
 class Draws:
@@ -79,6 +98,11 @@ class Draws:
         """The next `count` lower batches, by number."""
         return self._take(1, count)
 
+    def independent(self) -> Draw:
+        """Lower batches by number, always with replacement: products of Hessians need them independent."""
+        key, source = jax.random.fold_in(self.key(), 2), self._reduced.lower_source
+        return lambda number: source.batch(key, jnp.asarray(number, jnp.uint32), self._solver.batch, False)
+
     def uppers(self, count: Any) -> Draw:
         return self._take(0, count)
 
@@ -98,14 +122,14 @@ class Draws:
 
     def large(self, size: int | None) -> tuple[Batch, Batch]:
         """Of each level all there is, or `size` fresh rows where that is asked for, or there is no end of them."""
-        key = jax.random.fold_in(self._keys[2], self._step)
+        key = jax.random.fold_in(self.key(), 1)
 
         def part(source: Source, key: Array) -> Batch:
             if source.rows is not None and (size is None or size >= source.rows):
                 return source.pool()
             return source.draw(key, 16 * self._solver.batch if size is None else size)
 
-        above, below = jax.random.split(jax.random.fold_in(key, 1))
+        above, below = jax.random.split(key)
         return part(self._reduced.upper_source, above), part(self._reduced.lower_source, below)
 
 
@@ -122,12 +146,14 @@ class Stochastic(Solver):
     - `shuffle`: batches without replacement, every row once an epoch; else independent draws.
     - `average`: the share of the run, at its end, whose iterates are averaged.
     - `tolerance`: end when the hypergradient, averaged over about the last hundred steps, is at most this share of its
-      first size.
+      size at ``x0``.
     """
 
     options: ClassVar[tuple[str, ...]] = ("batch",)
     schedules: ClassVar[tuple[str, ...]] = ("inner", "outer")
+    fractions: ClassVar[tuple[str, ...]] = ("momentum", "probability")  # settings that may not exceed 1
     counts: ClassVar[tuple[tuple[str, int], ...]] = ()  # whole numbers and the least they may be
+    exact: ClassVar[bool] = False  # whether the estimates lose all noise and bias at the solution
     default_steps: ClassVar[int] = 20_000
     chunk: ClassVar[int] = 200
 
@@ -139,6 +165,15 @@ class Stochastic(Solver):
     tolerance: Any = eqx.field(converter=traced, default=None, kw_only=True)
 
     def __check_init__(self):
+        name = type(self).__name__
+        for setting in (*self.schedules, "neumann", "difference"):
+            check_schedule(f"{name}: {setting}", getattr(self, setting, None), self.fractions)
+        for setting, least, most in (("average", 0, 1), ("tolerance", 0, np.inf)):
+            value = getattr(self, setting)
+            if isinstance(value, np.ndarray) and not least <= value <= most:
+                raise ValueError(f"{name}: {setting} must lie between {least} and {most}, got {value}.")
+        if not isinstance(self.shuffle, bool):
+            raise TypeError(f"{name}: shuffle must be True or False, got {self.shuffle!r}.")
         for name, least in (("batch", 1), *self.counts):
             if getattr(self, name) is not None:
                 whole(f"{type(self).__name__}: {name}", getattr(self, name), least)
@@ -194,7 +229,8 @@ class Stochastic(Solver):
             direction=trees.zeros(x),
             trend=trees.zeros(x),
             power=zero,
-            first=zero,
+            echo=zero,
+            first=jnp.where(start.scales.gradient >= 0, start.scales.gradient, 0),
             x_mean=x,
             W_mean=start.W,
             averaged=jnp.int32(0),
@@ -205,10 +241,9 @@ class Stochastic(Solver):
         if is_optax(rate):
             updates, optimizer = rate.update(direction, s.optimizer, s.x)
             x = reduced.project(jax.tree.map(lambda a, u: a + u.astype(a.dtype), s.x, updates))
-            return replace(s, x=x, optimizer=optimizer, direction=direction)
+            return replace(s, x=x, optimizer=optimizer, direction=_projected(reduced, s.x, direction, 1))
         x = reduced.project(trees.step(s.x, rate, direction))
-        shown = trees.scale(1 / jnp.where(rate > 0, rate, 1), trees.sub(s.x, x))  # the projected gradient
-        return replace(s, x=x, direction=trees.where(rate > 0, shown, direction))
+        return replace(s, x=x, direction=_projected(reduced, s.x, direction, rate))
 
     def step(self, reduced, state):
         draw = Draws(self, reduced, state)
@@ -226,23 +261,35 @@ class Stochastic(Solver):
             drawn=tuple(draw.position),
             trend=jax.tree.map(blend, s.trend, s.direction),
             power=blend(s.power, size**2),
-            first=jnp.where(s.step == 0, size, s.first),
+            echo=blend(s.echo, trees.dot(state.direction, s.direction)),
+            first=jnp.where((s.step < _SPAN) & ~(s.scales.gradient >= 0), jnp.maximum(s.first, size), s.first),
             x_mean=jax.tree.map(mean, s.x_mean, s.x),
             W_mean=jax.tree.map(mean, s.W_mean, s.W),
             averaged=jnp.where(begun, count, 0).astype(jnp.int32),
         )
 
     def terminate(self, reduced, state):
+        far = 1e8 * (1 + trees.norm((reduced.x0, reduced.W0)))
+        lost = (trees.norm((state.x, state.W)) > far) & (state.result == Result.RUNNING)
+        result = jnp.where(lost, Result.DIVERGED, state.result)
         if self.tolerance is None:
-            return state.result
-        small = (trees.norm(state.trend) <= self.tolerance * state.first) & (state.step >= 1 / (1 - _MEMORY))
-        return jnp.where(small & (state.result == Result.RUNNING), Result.CONVERGED, state.result)
+            return result
+        eps, size = jnp.finfo(state.value.dtype).eps, jnp.sqrt(state.power)
+        goal = jnp.maximum(self.tolerance, 30 * eps) * state.first
+        small = size <= goal
+        if not is_optax(self.outer):  # steps that no longer move x
+            small = small | (self.rates(state).outer * size <= 8 * eps * (1 + trees.norm(state.x)))
+        if not self.exact:  # or a mean that is small among mere noise: neither bouncing nor drifting to and fro
+            small = small | (trees.norm(state.trend) <= goal) & (jnp.abs(state.echo) <= state.power / 2)
+        good = Result.CONVERGED if self.exact else Result.SETTLED
+        return jnp.where(small & (state.step >= _SPAN) & (result == Result.RUNNING), good, result)
 
     def spent(self, state):
         """At the noise floor if the mean of the last hypergradients is no larger than chance would have it."""
         drift = trees.norm(state.trend) ** 2
         chance = (1 - _MEMORY) / (1 + _MEMORY) * (state.power - drift)
-        return jnp.where(drift <= 4 * chance, Result.NOISE, Result.BUDGET)
+        plain = jnp.where(drift <= 4 * chance, Result.NOISE, Result.BUDGET)
+        return jnp.where(_bounces(state), Result.BOUNCING, plain)
 
     def told(self, state):
         missing = [name for name in self.schedules if getattr(self, name) is None]

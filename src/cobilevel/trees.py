@@ -34,6 +34,10 @@ def norm(a: PyTree) -> Float[Array, ""]:
     return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(a)))
 
 
+def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
+    return sum(jnp.sum(x * y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
 def finite(a: PyTree) -> Array:
     """Whether no leaf holds NaN or infinity."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(a)]))

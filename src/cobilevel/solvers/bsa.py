@@ -19,7 +19,8 @@ class BSA(Series):
     **Arguments**, besides those of every stochastic solver (`inner` $\beta_t$, a function of the *inner* step $t$;
     `outer` $\alpha_k$, by default $\propto k^{-1/2}$):
 
-    - `neumann`: $s$, by default $\beta_0$; `terms`: $K$, by default twice the measured condition number, at most 1000.
+    - `neumann`: $s$, by default the measured $1/L$; `terms`: $K$, by default twice the measured condition number, at
+      most 1000.
     - `growth`: the exponent of $t_k$.
 
     The default inner steps are $1/(L + \mu t/2)$: the tail of the published $2/(\mu(t+2))$, without its first steps,
@@ -32,6 +33,10 @@ class BSA(Series):
     counts = (("terms", 1),)
 
     growth: float = 0.5
+
+    def __check_init__(self):
+        if not isinstance(self.growth, int | float) or not 0 <= self.growth <= 2:
+            raise ValueError(f"BSA: growth must be a number between 0 and 2, got {self.growth!r}.")
 
     def defaults(self, scales):
         return {

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from .. import oracles, trees
-from ..schedules import Polynomial, Schedule, traced
+from ..schedules import Polynomial, Schedule, at, traced
 from ..stochastic import Stochastic
 
 
@@ -18,7 +19,8 @@ class F2SA(Stochastic):
     y \leftarrow y - \beta\, (\partial_2 f_\Phi/\lambda + \partial_2 g_\Phi)(x, y)
     \qquad (T \text{ times, same batches}),$$
     $$x_{k+1} = P\big[x_k - \alpha \big(\partial_1 f_\Phi(x, y) + \lambda_k (\partial_1 g_\Phi(x, y) -
-    \partial_1 g_\Phi(x, z))\big)\big], \qquad \lambda_k \propto k^{1/7} .$$
+    \partial_1 g_\Phi(x, z))\big)\big], \qquad
+    \lambda_k \propto k^{1/7}, \; \alpha_k \propto k^{-5/7}, \; \beta_k \propto k^{-4/7} .$$
 
     The bias is of order $1/\lambda$: of all the solvers here the cheapest per step and the least accurate. Using the
     same batches for ``y`` and ``z`` keeps the factor $\lambda$ from multiplying their noise.
@@ -39,10 +41,12 @@ class F2SA(Stochastic):
 
     def defaults(self, scales):
         calm = 10 * scales.condition
+        penalty = 10 * scales.steep / scales.convex
+        first = penalty if self.penalty is None else at(self.penalty, jnp.int32(0), penalty.dtype)
         return {
-            "inner": scales.inner / 2,
-            "outer": scales.outer(self.inner_steps),
-            "penalty": Polynomial(10 * scales.steep / scales.convex, -1 / 7, calm),
+            "inner": Polynomial(0.5 / (scales.smooth + scales.steep / first), 4 / 7, calm),
+            "outer": Polynomial(scales.outer(self.inner_steps), 5 / 7, calm),
+            "penalty": Polynomial(penalty, -1 / 7, calm),
         }
 
     def begin(self, reduced, start, ledger):

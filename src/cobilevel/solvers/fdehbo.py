@@ -44,7 +44,7 @@ class FdeHBO(Stochastic):
             "linear": inner,
             "outer": Polynomial(scales.outer(0.5), 1 / 3, calm),
             "momentum": Polynomial(1.0, 2 / 3, scales.condition),
-            "radius": 10 * scales.pull / scales.convex,
+            "radius": 10 * jnp.maximum(scales.pull, scales.steep) / scales.convex,
         }
 
     def begin(self, reduced, start, ledger):

@@ -14,7 +14,7 @@ from ..lower import minimise
 from ..reduction import Reduced
 from ..schedules import Schedule, traced
 from ..solver import Result
-from ..stochastic import Stochastic
+from ..stochastic import Stochastic, is_optax
 from .parts import tabulated
 
 
@@ -24,8 +24,9 @@ class HOAG(Stochastic):
     $$x_{k+1} = P[x_k - \alpha_k (\partial_1 f_\Phi - \partial_{12} g_\Phi v)],
     \qquad \textstyle\sum_k \varepsilon_k < \infty .$$
 
-    Every step looks at all samples; the ledger shows the price. The step size adapts as published: 5% longer after a
-    step that lowered the objective, half as long after one that raised it.
+    Every step looks at all samples; the ledger shows the price. The step size adapts in the published way: 5% longer
+    after a step that lowered the objective by a fair share of what the gradient promised, half as long after one that
+    raised it beyond the accuracy, else unchanged (and at most ten times the first). Not with an Optax transformation.
 
     **Arguments**, besides those of every stochastic solver (`batch`, `shuffle` and `inner` play no part): `accuracy`
     $\varepsilon_k$, by default $0.1 \cdot 0.9^k$; `outer`, the first step size. Ends by itself where `tolerance` is
@@ -34,6 +35,7 @@ class HOAG(Stochastic):
     Reference: F. Pedregosa, Hyperparameter optimization with approximate gradient, ICML 2016.
     """
 
+    exact = True
     default_steps = 1000
     chunk = 10
     schedules = ("outer", "accuracy")
@@ -55,10 +57,10 @@ class HOAG(Stochastic):
         pool, x = reduced.lower_pool, reduced.x0
         slope, ledger = oracles.lower_gradient(reduced, x, reduced.W0, pool, ledger)
         one = jnp.ones((), jax.tree.leaves(start.W)[0].dtype)
-        return (start.v, trees.norm(slope), one), ledger
+        return (start.v, trees.norm(slope), one, 0 * one, one), ledger
 
     def update(self, reduced, s, draw, rate):
-        v, first, stretch = s.memory
+        v, first, stretch, promised, _ = s.memory
         pool, eps = reduced.lower_pool, jnp.finfo(first.dtype).eps
         accuracy = jnp.maximum(rate.accuracy, eps**0.75)
         objective = lower_objective(reduced, s.x, s.W, pool, s.ledger, dense=False)
@@ -69,15 +71,25 @@ class HOAG(Stochastic):
         value, gradient, v, ledger = hypergradient(
             reduced, s.x, W, reduced.upper_pool, pool, linear, lambda _: pool, ledger
         )
-        worse = (s.step > 0) & (value > s.value + accuracy * jnp.abs(s.value))
-        stretch = jnp.where(s.step == 0, stretch, jnp.where(worse, stretch / 2, 1.05 * stretch))
-        s = replace(s, W=W, memory=(v, first, stretch), value=value, ledger=ledger)
-        return self.move(reduced, s, gradient, rate.outer * stretch)
+        begun = s.step > 0
+        worse = begun & (value > s.value + accuracy * jnp.abs(s.value))
+        better = begun & (value <= s.value - promised / 4)
+        stretch = jnp.where(worse, stretch / 2, jnp.where(better, jnp.minimum(1.05 * stretch, 10), stretch))
+        length = rate.outer if is_optax(rate.outer) else rate.outer * stretch
+        s = self.move(reduced, replace(s, W=W, value=value, ledger=ledger), gradient, length)
+        promised = 0 * stretch if is_optax(length) else length * trees.dot(s.direction, s.direction)
+        return replace(s, memory=(v, first, stretch, promised, accuracy))
 
     def spent(self, state):
         return jnp.int32(Result.BUDGET)
 
     def terminate(self, reduced, state):
-        """No noise here: the last gradient itself is judged."""
-        small = (trees.norm(state.direction) <= self.tolerance * state.first) & (state.first > 0)
-        return jnp.where(small & (state.result == Result.RUNNING), Result.CONVERGED, state.result)
+        """No noise here: the last gradient is judged, once it is computed accurately enough to be."""
+        if self.tolerance is None:
+            return state.result
+        eps, size = jnp.finfo(state.value.dtype).eps, trees.norm(state.direction)
+        goal = jnp.maximum(self.tolerance, 30 * eps)
+        still = size <= 8 * eps * (1 + trees.norm(state.x)) * state.scales.bend
+        accurate = (state.memory[-1] <= jnp.maximum(goal, eps**0.75)) & (state.step > 0)
+        done = accurate & ((size <= goal * state.first) | still) & (state.result == Result.RUNNING)
+        return jnp.where(done, Result.CONVERGED, state.result)

@@ -13,7 +13,7 @@ class MRBO(Recursive):
     \eta_k \propto k^{-1/3}, \quad a_k \propto \eta_k^2 .$$
 
     **Arguments**, besides those of every stochastic solver (`inner` $\lambda\eta_k$, `outer` $\gamma\eta_k$):
-    `momentum` $a_k$; `neumann` and `terms`, scale and length of the sum, by default the first inner step and twice the
+    `momentum` $a_k$; `neumann` and `terms`, scale and length of the sum, by default the measured $1/L$ and twice the
     measured condition number, at most 1000.
 
     Reference: J. Yang, K. Ji, Y. Liang, Provably faster algorithms for bilevel optimization, NeurIPS 2021.

@@ -37,7 +37,8 @@ def descend(
 class Series(Stochastic):
     """A solver whose linear system is solved by a Neumann series of its own in every step.
 
-    - `neumann`: the scale $s$ of the series, by default the first inner step.
+    - `neumann`: the scale $s$ of the series, by default the measured $1/L$ (the first inner step where nothing is
+      measured).
     - `terms`: its length $K$, by default twice the measured condition number, and at most 1000.
     """
 
@@ -49,9 +50,11 @@ class Series(Stochastic):
 
     def sum_of(self, s: StochasticState, kind: Any = "sum", chosen: Any = None) -> Neumann:
         """The series of this step."""
-        dtype = s.value.dtype
-        first = self.defaults(s.scales)["inner"] if self.inner is None else self.inner
-        step = at(first, jnp.int32(0), dtype) if self.neumann is None else at(self.neumann, s.step, dtype)
+        dtype, safe = s.value.dtype, s.scales.inner
+        if self.neumann is not None:
+            step = at(self.neumann, s.step, dtype)
+        else:  # the measured 1 / L; where nothing was measured, the first inner step
+            step = safe if self.inner is None else jnp.where(safe > 0, safe, at(self.inner, jnp.int32(0), dtype))
         terms = self.terms
         if terms is None:
             terms = jnp.clip(jnp.ceil(2 * s.scales.condition), 1, _LONGEST).astype(jnp.int32)
@@ -61,9 +64,20 @@ class Series(Stochastic):
         """The series of this step, and its batches."""
         linear = self.sum_of(s, kind)
         if kind != "random":
-            return linear, draw.lowers(linear.terms)
+            return linear, draw.independent()
         chosen = jax.random.randint(draw.key(), (), 0, linear.terms)
-        return self.sum_of(s, kind, chosen), draw.lowers(chosen)
+        return self.sum_of(s, kind, chosen), draw.independent()
+
+    def told(self, state):
+        words = super().told(state)
+        if self.terms is None:
+            linear = self.sum_of(state)
+            left = jnp.maximum(1 - linear.step * state.scales.convex, 0) ** (linear.terms + 1)
+            words["series"] = (
+                f"{int(linear.terms)} terms of scale {float(linear.step):.3g}, which leave out up to "
+                f"{100 * float(left):.2g}% of the inverse Hessian; terms and neumann set it."
+            )
+        return words
 
 
 class Before(eqx.Module):

@@ -56,7 +56,7 @@ class RSVRB(Stochastic):
 
     def update(self, reduced, s, draw, rate):
         x_old, W_old, (slope_old, hessian_old, gradient_old) = s.memory
-        below, above = draw.lower(), draw.upper()
+        below, across, above = draw.lower(), draw.lower(), draw.upper()  # one batch for both would bias the product
         weight = jnp.where(s.step == 0, 1, rate.momentum)
         (_, slope, hessian), ledger = oracles.lower_model(reduced, s.x, s.W, below, s.ledger)
         (_, slope_then, hessian_then), ledger = oracles.lower_model(reduced, x_old, W_old, below, ledger)
@@ -68,7 +68,7 @@ class RSVRB(Stochastic):
         def estimate(x, W, solve, ledger):
             (value, d1, d2), ledger = oracles.upper_gradients(reduced, x, W, above, ledger)
             v = unflatten(solve(oracles.flatten(d2)[0]))
-            cross, ledger = oracles.cross_product(reduced, x, W, v, below, ledger)
+            cross, ledger = oracles.cross_product(reduced, x, W, v, across, ledger)
             return value, ravel_pytree(trees.sub(d1, cross))[0], ledger
 
         value, here, ledger = estimate(s.x, s.W, solve, ledger)

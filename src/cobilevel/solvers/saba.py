@@ -55,12 +55,17 @@ class SABA(Stochastic):
     and global variance reduction algorithms, NeurIPS 2022.
     """
 
+    exact = True
     default_steps = 50_000
     schedules = ("inner", "linear", "outer")
 
     linear: Schedule = eqx.field(converter=traced, default=None)
     average: float = eqx.field(converter=traced, default=0.0, kw_only=True)
     tolerance: float = eqx.field(converter=traced, default=1e-8, kw_only=True)
+
+    def __check_init__(self):
+        if not self.shuffle:
+            raise ValueError("SABA: its table needs batches without repeated rows; leave shuffle at True.")
 
     def prepare(self, reduced: Reduced) -> Reduced:
         size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))

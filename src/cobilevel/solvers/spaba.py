@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .. import trees
 from ..estimators import storm
 from ..hypergradient import Directions, directions
-from ..schedules import Schedule, traced
+from ..schedules import Schedule, check_schedule, traced
 from ..stochastic import Stochastic
 
 
@@ -27,6 +27,7 @@ class SPABA(Stochastic):
     achieving optimal sample complexity, ICML 2024.
     """
 
+    exact = True
     default_steps = 50_000
     schedules = ("inner", "linear", "outer")
     counts = (("large", 1),)
@@ -36,6 +37,9 @@ class SPABA(Stochastic):
     large: int | None = eqx.field(static=True, default=None)
     average: float = eqx.field(converter=traced, default=0.0, kw_only=True)
     tolerance: float = eqx.field(converter=traced, default=1e-8, kw_only=True)
+
+    def __check_init__(self):
+        check_schedule("SPABA: probability", self.probability, ("probability",))
 
     def defaults(self, scales):
         loops = jnp.minimum(1, scales.condition / scales.epoch)  # what is remembered is up to an epoch old
@@ -48,18 +52,18 @@ class SPABA(Stochastic):
     def update(self, reduced, s, draw, rate):
         v, before, estimate = s.memory
         here = (s.x, s.W, v)
-        above, below = draw.large(self.large)
         small = (draw.upper(), draw.lower())
 
         def anew(ledger):
-            return directions(reduced, *here, above, below, ledger)
+            return directions(reduced, *here, *draw.large(self.large), ledger)
 
         def onward(ledger):
             value, new, ledger = directions(reduced, *here, *small, ledger)
             _, old, ledger = directions(reduced, *before, *small, ledger)
             return value, storm(estimate, new, old, 0), ledger
 
-        chance = self.batch / (self.batch + len(below)) if self.probability is None else self.probability
+        rows = jax.eval_shape(lambda: draw.large(self.large))[1].weight.shape[0]
+        chance = self.batch / (self.batch + rows) if self.probability is None else self.probability
         full = (s.step == 0) | (jax.random.uniform(draw.key(), ()) < jnp.asarray(chance))
         value, toward, ledger = jax.lax.cond(full, anew, onward, s.ledger)
         W, z = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)

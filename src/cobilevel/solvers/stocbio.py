@@ -18,7 +18,7 @@ class StocBiO(Series):
 
     **Arguments**, besides those of every stochastic solver (`inner` $\beta$, `outer` $\alpha$):
 
-    - `neumann`: $s$, by default the first inner step; `terms`: $K$, by default twice the measured condition number, and
+    - `neumann`: $s$, by default the measured $1/L$; `terms`: $K$, by default twice the measured condition number, and
       at most 1000; `kind`: see ``hypergradient.Neumann``.
     - `inner_steps`: $T$.
 

@@ -14,7 +14,7 @@ class SUSTAIN(Recursive):
     $a_k \propto k^{-2/3}$.
 
     **Arguments**, besides those of every stochastic solver: `momentum` $a_k$; `neumann`, the scale of the series, by
-    default the first inner step; `terms`, its length, by default twice the measured condition number, at most 1000.
+    default the measured $1/L$; `terms`, its length, by default twice the measured condition number, at most 1000.
 
     Reference: P. Khanduri, S. Zeng, M. Hong, H.-T. Wai, Z. Wang, Z. Yang, A near-optimal algorithm for stochastic
     bilevel optimization via double-momentum, NeurIPS 2021."""
@@ -26,6 +26,6 @@ class SUSTAIN(Recursive):
         calm = 10 * scales.condition
         return {
             "inner": Polynomial(scales.inner, 1 / 3, calm),
-            "outer": Polynomial(scales.outer(4), 1 / 3, calm),
+            "outer": Polynomial(scales.outer() / 2, 1 / 3, calm),
             "momentum": Polynomial(1.0, 2 / 3, scales.condition),
         }

@@ -16,8 +16,8 @@ class TTSA(Series):
     \beta_k \propto k^{-2/5}, \quad \alpha_k \propto k^{-3/5},$$
     with ``v`` the randomly cut product of ``BSA``.
 
-    **Arguments**, besides those of every stochastic solver: `neumann`, the scale of the series, by default the first
-    inner step; `terms`, its length $K$, by default twice the measured condition number, and at most 1000.
+    **Arguments**, besides those of every stochastic solver: `neumann`, the scale of the series, by default the measured
+    $1/L$; `terms`, its length $K$, by default twice the measured condition number, and at most 1000.
 
     Reference: M. Hong, H.-T. Wai, Z. Wang, Z. Yang, A two-timescale stochastic algorithm framework for bilevel
     optimization: complexity analysis and application to actor-critic, SIAM Journal on Optimization 33(1), 2023.
@@ -28,7 +28,7 @@ class TTSA(Series):
 
     def defaults(self, scales):
         calm = 10 * scales.condition
-        return {"inner": Polynomial(scales.inner, 0.4, calm), "outer": Polynomial(scales.outer(3), 0.6, calm)}
+        return {"inner": Polynomial(scales.inner, 0.4, calm), "outer": Polynomial(scales.outer() / 2, 0.6, calm)}
 
     def update(self, reduced, s, draw, rate):
         slope, ledger = oracles.lower_gradient(reduced, s.x, s.W, draw.lower(), s.ledger)

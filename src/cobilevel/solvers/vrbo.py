@@ -22,7 +22,7 @@ class VRBO(Series):
 
     **Arguments**, besides those of every stochastic solver: `period` $q$; `inner_steps` $T$; `large`, the rows of the
     large batch (all, by default; of a stream, 16 batches); `neumann` and `terms`, scale and length of the sum, by
-    default the inner step and twice the measured condition number, at most 1000.
+    default the measured $1/L$ and twice the measured condition number, at most 1000.
 
     Reference: J. Yang, K. Ji, Y. Liang, Provably faster algorithms for bilevel optimization, NeurIPS 2021.
     """
@@ -47,18 +47,20 @@ class VRBO(Series):
             return value, (slope, gradient), ledger
 
         linear = self.sum_of(s)
-        above, below = draw.large(self.large)
-        anew = lambda ledger: both(s.x, s.W, below, above, below, linear, lambda _: below, ledger)
+
+        def anew(ledger):
+            above, below = draw.large(self.large)
+            return both(s.x, s.W, below, above, below, linear, lambda _: below, ledger)
+
         kept = lambda ledger: (s.value, s.memory, ledger)
         value, (slope, gradient), ledger = jax.lax.cond(s.step % self.period == 0, anew, kept, s.ledger)
         after = self.move(reduced, s, gradient, rate.outer)
-        rounds, stride = self.inner_steps + 1, linear.terms + 2
-        lowers, uppers = draw.lowers(rounds * stride), draw.uppers(rounds)
+        rounds = self.inner_steps + 1
+        lowers, uppers, free = draw.lowers(2 * rounds), draw.uppers(rounds), draw.independent()
 
         def correct(t, carry):
             (x_old, W_old), W, estimates, ledger = carry
-            batch = lambda j: lowers(t * stride + j)
-            parts = (batch(0), uppers(t), batch(1), linear, lambda j: batch(2 + j))
+            parts = (lowers(2 * t), uppers(t), lowers(2 * t + 1), linear, lambda j: free(t * linear.terms + j))
             _, here, ledger = both(after.x, W, *parts, ledger)
             _, there, ledger = both(x_old, W_old, *parts, ledger)
             estimates = storm(estimates, here, there, 0)
