@@ -3,8 +3,8 @@
 1. Samples against the norm of the true gradient, for a plain solver (SOBA) and a variance-reduced one (FdeHBO), on a
    convex and on a nonconvex F: the slope in a log-log plot over a decade or more, with a bootstrap interval over seeds.
    Theory, worst case: -4 and -3.
-2. Samples until 1% of the gap at default steps (those for measuring the steps apart), for the same span of functions given as Monomial, Chebyshev and
-   Orthonormal, against 1/m_Phi, the smallest eigenvalue of their Gram matrix.
+2. Samples until 1% of the gap at default steps (those for measuring the steps apart), for the same span of functions
+   given as Monomial, Chebyshev and Orthonormal, against 1/m_Phi, the smallest eigenvalue of their Gram matrix.
 
 Run: python benchmarks/complexity.py
 """

@@ -3,7 +3,7 @@
 import difflib
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import equinox as eqx
@@ -125,7 +125,7 @@ def _configure(solver: Solver | None, steps: int | None, options: dict[str, Any]
         if option in _OPTIONS:
             takes = ", ".join(("steps", *solver.options))
             raise TypeError(f"{name} does not take the option {option!r}; it takes {takes}. Leave it out.")
-        if hasattr(solver, option):
+        if option in {part.name for part in fields(solver)}:
             raise TypeError(f"solve() does not take {option!r}: give it to the solver, cb.{name}({option}=...).")
         close = difflib.get_close_matches(option, _OPTIONS, 1)
         hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(_OPTIONS)}."

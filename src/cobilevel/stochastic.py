@@ -276,9 +276,8 @@ class Stochastic(Solver):
             return result
         eps, size = jnp.finfo(state.value.dtype).eps, jnp.sqrt(state.power)
         goal = jnp.maximum(self.tolerance, 30 * eps) * state.first
-        small = size <= goal
-        if not is_optax(self.outer):  # steps that no longer move x
-            small = small | (self.rates(state).outer * size <= 8 * eps * (1 + trees.norm(state.x)))
+        # small, or what rounding x makes of it (where its curvature is known)
+        small = (size <= goal) | (size <= 8 * eps * (1 + trees.norm(state.x)) * state.scales.bend)
         if not self.exact:  # or a mean that is small among mere noise: neither bouncing nor drifting to and fro
             small = small | (trees.norm(state.trend) <= goal) & (jnp.abs(state.echo) <= state.power / 2)
         good = Result.CONVERGED if self.exact else Result.SETTLED
