@@ -151,7 +151,7 @@ def main():
     for label, bumps in (("convex", 0.0), ("nonconvex", 0.4)):
         for kind, power, momentum, theory, steps in (
             (cb.SOBA, 1 / 2, None, -4, 2**19),
-            (cb.FdeHBO, 1 / 3, cb.Polynomial(1.0, 2 / 3, 30.0), -3, 2**17),
+            (cb.FdeHBO, 1 / 3, cb.Polynomial(1.0, 2 / 3, 1.0), -3, 2**17),
         ):
             slope, spread, top, bottom, few, many = slopes(kind, bumps, power, momentum, steps)
             print(
