@@ -81,7 +81,7 @@ def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, l
     flat = ravel_pytree(gradient)[0]
     if not dense:  # conjugate gradients answer NaN where they meet nonpositive curvature
         definite = jnp.all(jnp.isfinite(oracles.flatten(v)[0])) | ~jnp.isfinite(value)
-    point = Point(x, found_W, value, flat, jnp.linalg.norm(found.gradient), found.converged, definite, v)
+    point = Point(x, found_W, value, flat, jnp.linalg.norm(found.gradient), found.converged, jnp.asarray(definite), v)
     return point, ledger
 
 

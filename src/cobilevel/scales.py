@@ -183,8 +183,10 @@ def measure(reduced: Reduced, key: Array, batch: int) -> Start:
     here = jax.tree.map(lambda a: a[0], points)
     found, adjoint = here.W, here.adjoint
     if blind:
-        forth = lambda tree: jax.tree.map(lambda z: jnp.tensordot(probe.coordinates.transform, z, axes=1), tree)
-        found, adjoint = trees.add(forth(found), probe.coordinates.rest), forth(adjoint)
+        turn = probe.coordinates
+        assert turn is not None
+        forth = lambda tree, turn=turn: jax.tree.map(lambda z: jnp.tensordot(turn.transform, z, axes=1), tree)
+        found, adjoint = trees.add(forth(found), turn.rest), forth(adjoint)
     W = trees.where(here.solved, found, reduced.W0)
     v = trees.where(here.sound, adjoint, trees.zeros(reduced.W0))
     x = unravel(x0)

@@ -35,7 +35,8 @@ def norm(a: PyTree) -> Float[Array, ""]:
 
 
 def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
-    return sum(jnp.sum(x * y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return jnp.sum(jnp.stack([jnp.sum(x * y) for x, y in pairs]))
 
 
 def finite(a: PyTree) -> Array:

@@ -21,4 +21,7 @@ STOCHASTIC = (
     StocBiO, BSA, TTSA, STABLE, HOAG, AmIGO, SOBA, SABA, SUSTAIN, MRBO, VRBO, RSVRB, SPABA, F2SA, FdeHBO,
 )  # fmt: skip
 
-__all__ = ["STOCHASTIC", "Newton", *(kind.__name__ for kind in STOCHASTIC)]
+__all__ = [
+    "BSA", "F2SA", "HOAG", "MRBO", "RSVRB", "SABA", "SOBA", "SPABA", "STABLE", "STOCHASTIC", "SUSTAIN", "TTSA", "VRBO",
+    "AmIGO", "FdeHBO", "Newton", "StocBiO",
+]  # fmt: skip

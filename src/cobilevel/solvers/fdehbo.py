@@ -66,7 +66,8 @@ class FdeHBO(Stochastic):
             return value, Directions(slope, trees.sub(product, d2), trees.sub(d1, cross)), ledger
 
         value, new, ledger = toward(s.x, s.W, v, s.ledger)
-        _, old, ledger = toward(*before, ledger)
+        x_old, W_old, v_old = before
+        _, old, ledger = toward(x_old, W_old, v_old, ledger)
         estimate = storm(estimate, new, old, jnp.where(s.step == 0, 1, rate.momentum))
         W = trees.step(s.W, rate.inner, estimate.lower)
         z = trees.clip_norm(trees.step(v, rate.linear, estimate.linear), rate.radius)

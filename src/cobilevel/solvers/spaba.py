@@ -50,16 +50,15 @@ class SPABA(Stochastic):
         return (start.v, (reduced.x0, start.W, start.v), nothing), ledger
 
     def update(self, reduced, s, draw, rate):
-        v, before, estimate = s.memory
-        here = (s.x, s.W, v)
+        v, (x_old, W_old, v_old), estimate = s.memory
         small = (draw.upper(), draw.lower())
 
         def anew(ledger):
-            return directions(reduced, *here, *draw.large(self.large), ledger)
+            return directions(reduced, s.x, s.W, v, *draw.large(self.large), ledger)
 
         def onward(ledger):
-            value, new, ledger = directions(reduced, *here, *small, ledger)
-            _, old, ledger = directions(reduced, *before, *small, ledger)
+            value, new, ledger = directions(reduced, s.x, s.W, v, *small, ledger)
+            _, old, ledger = directions(reduced, x_old, W_old, v_old, *small, ledger)
             return value, storm(estimate, new, old, 0), ledger
 
         rows = jax.eval_shape(lambda: draw.large(self.large))[1].weight.shape[0]
@@ -67,5 +66,5 @@ class SPABA(Stochastic):
         full = (s.step == 0) | (jax.random.uniform(draw.key(), ()) < jnp.asarray(chance))
         value, toward, ledger = jax.lax.cond(full, anew, onward, s.ledger)
         W, z = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)
-        s = replace(s, W=W, memory=(z, here, toward), value=value, ledger=ledger)
+        s = replace(s, W=W, memory=(z, (s.x, s.W, v), toward), value=value, ledger=ledger)
         return self.move(reduced, s, toward.outer, rate.outer)
