@@ -230,12 +230,11 @@ def test_a_large_lower_level_with_negative_curvature_is_not_passed_off():
     assert "not strongly convex" in solution.result
 
 
-@pytest.mark.parametrize("kind", [cb.SOBA, cb.F2SA])
-def test_a_stochastic_solver_notices_a_lower_level_without_minimum(kind):
+def test_a_stochastic_solver_notices_a_lower_level_without_minimum():
     """While it measures the scales at x0, with noise, where single samples could not show it."""
     upper = lambda x, y, xi, eta: (y - eta) ** 2 + x**2
-    unbounded = solve(upper, lambda x, y, xi, eta: -((y - x - eta) ** 2), 0.5, solver=kind(), steps=300)
-    flat = solve(upper, lambda x, y, xi, eta: (x - eta) * y, 0.5, solver=kind(), steps=300)
+    unbounded = solve(upper, lambda x, y, xi, eta: -((y - x - eta) ** 2), 0.5, solver=cb.SOBA(), steps=300)
+    flat = solve(upper, lambda x, y, xi, eta: (x - eta) * y, 0.5, solver=cb.SOBA(), steps=300)
     assert not unbounded.converged
     assert "could not be minimised" in unbounded.result
     assert not flat.converged
@@ -246,12 +245,15 @@ ONE = cb.Chebyshev(1)
 FLAT_START = (lambda x, y, xi, eta: (x - 1) ** 2 + 3 * y**2, lambda x, y, xi, eta: (y - x * (1 + xi)) ** 2)
 
 
-@pytest.mark.parametrize("kind", [cb.F2SA, cb.FdeHBO])
-def test_defaults_where_the_upper_gradient_vanishes_at_the_start(kind):
+def test_defaults_where_the_upper_gradient_vanishes_at_the_start():
     """Its size there sets neither the penalty nor the ball: both would be zero."""
     best = solve(*FLAT_START, 0.0)
-    found = solve(*FLAT_START, 0.0, solver=kind(), steps=4000)
+    found = solve(*FLAT_START, 0.0, solver=cb.FdeHBO(), steps=4000)
     np.testing.assert_allclose(found.x, best.x, atol=0.01)
+    reduced = cb.reduce(cb.Problem(*FLAT_START, 0.0, 0.0, LINE), BASIS, cb.Samples(XI, 0.1 * NOISE))
+    scales = cb.F2SA().measure(reduced, jax.random.key(0)).scales
+    assert float(scales.pull) < 1e-10
+    assert float(cb.F2SA().defaults(scales)["penalty"].value) > 1
 
 
 def test_bouncing_between_the_bounds_is_not_convergence():

@@ -22,17 +22,17 @@ from cobilevel.solvers import STOCHASTIC
 # steps within which each reaches 1% of the first gap with nothing set, and the samples that takes (in millions)
 BUDGET = {
     "StocBiO": (250, 8.0),
-    "BSA": (2000, 25.0),
-    "TTSA": (4000, 50.0),
-    "STABLE": (250, 0.2),
+    "BSA": (2000, 30.0),
+    "TTSA": (2000, 30.0),
+    "STABLE": (250, 0.3),
     "HOAG": (60, 4.0),
     "AmIGO": (250, 0.5),
     "SOBA": (4000, 1.3),
     "SABA": (6000, 1.8),
-    "SUSTAIN": (4000, 90.0),
-    "MRBO": (1000, 40.0),
-    "VRBO": (250, 70.0),
-    "RSVRB": (2000, 0.9),
+    "SUSTAIN": (2000, 60.0),
+    "MRBO": (600, 35.0),
+    "VRBO": (200, 70.0),
+    "RSVRB": (2000, 1.1),
     "SPABA": (6000, 4.8),
     "F2SA": (500, 1.2),
     "FdeHBO": (4000, 2.4),
@@ -60,6 +60,7 @@ def measured(quadratic):
 def short(kind, **options):
     """A solver with few terms and small batches."""
     few = {"terms": 4} if hasattr(kind, "terms") else {}
+    few |= {"difference": 1e-2} if kind is cb.FdeHBO else {}  # so that differences do not magnify rounding
     return kind(batch=16, **few, **options)
 
 
@@ -216,20 +217,14 @@ def test_finite_sums_are_solved_to_the_end(kind, quadratic):
 
 def test_outer_steps_by_optax(quadratic):
     """Adam and momentum on the hypergradient, within bounds."""
-    instance, reduced, gap = quadratic
+    instance, _, gap = quadratic
     for transformation in (optax.adam(1e-3), optax.sgd(5e-4, momentum=0.9)):
         solution = cb.solve(
             instance.problem, instance.train, basis=BASIS, solver=cb.SOBA(outer=transformation), steps=4000
         )
         assert gap(solution.x) < 0.01
-    bounded = cb.Problem(
-        instance.problem.upper,
-        instance.problem.lower,
-        reduced.x0,
-        jnp.zeros(2),
-        instance.problem.domain,
-        x_bounds=(-0.01, 0.01),
-    )
+    near = (jnp.full(2, -0.01), jnp.full(2, 0.01))
+    bounded = eqx.tree_at(lambda p: p.x_bounds, instance.problem, near)
     solution = cb.solve(bounded, instance.train, basis=BASIS, solver=cb.SOBA(outer=optax.adam(3e-3)), steps=200)
     assert bool(jnp.all(jnp.abs(solution.x) <= 0.01))
     assert float(jnp.max(jnp.abs(solution.x))) == 0.01

@@ -42,7 +42,7 @@ def test_the_page_on_solvers_runs_as_it_stands():
     exec(settings + tutorial, names)
     instance = cb.gallery.quadratic(2, dx=2, dy=2, train=500, condition=3.0)
     basis = cb.Orthonormal(cb.Chebyshev(3))
-    found = cb.solve(instance.problem, instance.train, basis=basis, solver=names["MASOBA"](), steps=3000)
+    found = cb.solve(instance.problem, instance.train, basis=basis, solver=names["MASOBA"](0.2, 0.05, 0.2), steps=3000)
     best = cb.solve(instance.problem, instance.train, basis=basis)
     np.testing.assert_allclose(found.x, best.x, atol=0.02 * np.linalg.norm(best.x))
 

@@ -38,7 +38,6 @@ def instances():
         (cb.Chebyshev(5), 1.005),
         (cb.Chebyshev(10), 1.001),
         (cb.Fourier(10), 1.001),
-        (cb.Orthonormal(cb.Monomial(10)), 1.001),
         (cb.Partition(50), 1.001),
     ],
     ids=repr,

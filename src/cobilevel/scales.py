@@ -15,12 +15,12 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
 from . import oracles, trees
-from .implicit import solve_at
+from .implicit import Point, solve_at
 from .oracles import Ledger
 from .reduction import Batch, Reduced, Source, Table
 
 _ROWS = 2048  # the most rows a level is measured on
-_LANCZOS = 40
+_LANCZOS, _FEW = 40, 8  # steps on the pool, and on a small batch
 _LOOKS = 32  # small batches whose curvature is looked at
 _POWER = 5
 _LOOKOUTS = 4  # points along the path of steepest descent at which the curvature of F is measured
@@ -133,91 +133,118 @@ def _part(source: Source, key: Array) -> Source:
     return Table(replace(source.draw(key, _ROWS), count=None))
 
 
-@eqx.filter_jit
-def measure(reduced: Reduced, key: Array, batch: int) -> Start:
-    """The scales of a problem for batches of a size, and a start."""
-    keys = jax.random.split(key, 5)
-    below, above = _part(reduced.lower_source, keys[0]), _part(reduced.upper_source, keys[1])
-    part = replace(reduced, lower_source=below, upper_source=above)
-    # where some coefficients are never seen (an empty cell), the exact solves need coordinates without them
-    blind = reduced.whitening is not None and reduced.whitening.rank < reduced.basis.size
-    probe = part.whitened() if blind else part
-    epoch = max((source.rows or batch) / batch for source in (reduced.lower_source, reduced.upper_source))
-    x0, unravel = ravel_pytree(reduced.project(reduced.x0))
+def _unit(vector: Float[Array, " n"]) -> Float[Array, " n"]:
+    return vector / jnp.maximum(jnp.linalg.norm(vector), jnp.finfo(vector.dtype).tiny)
+
+
+def _free(reduced: Reduced, x: Float[Array, " dx"], slope: Float[Array, " dx"]) -> Float[Array, " dx"]:
+    """A gradient without what the bounds block: a huge slope against one says nothing of the steps to take."""
+    lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
+    return slope * ~((x <= lo) & (slope > 0) | (x >= hi) & (slope < 0) | (lo == hi))
+
+
+def _bend(reduced: Reduced, target: Any, key: Array, ledger: Ledger) -> tuple[Point, Float[Array, ""], Ledger]:
+    """The problem at ``x0``, solved, and the largest curvature of ``F`` at a few points from there downhill."""
+    x0 = ravel_pytree(reduced.project(reduced.x0))[0]
     lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
     eps, tiny = jnp.finfo(x0.dtype).eps, jnp.finfo(x0.dtype).tiny
-    pool = part.lower_pool
-    slope, ledger = oracles.lower_gradient(part, unravel(x0), reduced.W0, pool, Ledger.empty())
-    target = eps**0.75 * trees.norm(slope)
-    free = lambda x, slope: slope * ~((x <= lo) & (slope > 0) | (x >= hi) & (slope < 0) | (lo == hi))
-    unit = lambda vector: vector / jnp.maximum(jnp.linalg.norm(vector), tiny)
 
     def explore(carry, _):
-        """At one point: the hypergradient, and its largest rate of change; then a step along it."""
+        """At one point: the hypergradient, and its largest rate of change by power iteration; then a step along it."""
         x, W, before, ledger = carry
-        here, ledger = solve_at(probe, x, W, target, ledger)
-        downhill = free(x, here.gradient)
+        here, ledger = solve_at(reduced, x, W, target, ledger)
+        downhill = _free(reduced, x, here.gradient)
 
         def power(carry, _):
             direction, largest, ledger = carry
             reach = eps ** (1 / 3) * (1 + jnp.linalg.norm(x))
             ahead = jnp.clip(x + reach * direction, lo, hi)
             ahead = jnp.where(jnp.linalg.norm(ahead - x) > reach / 2, ahead, jnp.clip(x - reach * direction, lo, hi))
-            there, ledger = solve_at(probe, ahead, here.W, target, ledger)
+            there, ledger = solve_at(reduced, ahead, here.W, target, ledger)
             change = (lo < hi) * (there.gradient - here.gradient) / jnp.maximum(jnp.linalg.norm(ahead - x), tiny)
-            sound = there.sound & here.sound
-            size = jnp.where(sound, jnp.linalg.norm(change), 0)
-            return (jnp.where(size > 0, unit(change), direction), jnp.maximum(largest, size), ledger), None
+            size = jnp.where(there.sound & here.sound, jnp.linalg.norm(change), 0)
+            return (jnp.where(size > 0, _unit(change), direction), jnp.maximum(largest, size), ledger), None
 
-        jiggle = 0.1 * unit(jax.random.normal(keys[2], x.shape, x.dtype))
-        first = (unit((lo < hi) * (unit(downhill) + jiggle)), jnp.zeros((), x.dtype), ledger)
+        jiggle = 0.1 * _unit(jax.random.normal(key, x.shape, x.dtype))
+        first = (_unit((lo < hi) * (_unit(downhill) + jiggle)), jnp.zeros((), x.dtype), ledger)
         (_, bend, ledger), _ = jax.lax.scan(power, first, None, length=_POWER)
-        size = jnp.linalg.norm(downhill)
-        bend = jnp.maximum(bend, size / (10 * (1 + jnp.linalg.norm(x))))  # a first step of ten times x is enough
+        # a first step of ten times x is enough
+        bend = jnp.maximum(bend, jnp.linalg.norm(downhill) / (10 * (1 + jnp.linalg.norm(x))))
         bend = jnp.maximum(jnp.where(bend > 0, bend, 1), before)
         onward = jnp.where(here.sound, jnp.clip(x - downhill / bend, lo, hi), x)
         return (onward, here.W, bend, ledger), here
 
-    start = (x0, probe.W0, jnp.zeros((), x0.dtype), ledger)
+    start = (x0, reduced.W0, jnp.zeros((), x0.dtype), ledger)
     (_, _, bend, ledger), points = jax.lax.scan(explore, start, None, length=_LOOKOUTS)
-    here = jax.tree.map(lambda a: a[0], points)
+    return jax.tree.map(lambda a: a[0], points), bend, ledger
+
+
+def _steepness(reduced: Reduced, x: PyTree, W: PyTree, key: Array, ledger: Ledger):
+    """The size of the upper gradient in ``W``, and its largest rate of change by power iteration on differences."""
+    flat, unflatten = oracles.flatten(W)
+    eps, tiny = jnp.finfo(flat.dtype).eps, jnp.finfo(flat.dtype).tiny
+    (_, _, pull), ledger = oracles.upper_gradients(reduced, x, W, reduced.upper_pool, ledger)
+
+    def stiffen(carry, _):
+        along, largest, ledger = carry
+        reach = eps ** (1 / 3) * (1 + trees.norm(W)) / jnp.maximum(trees.norm(along), tiny)
+        beside = trees.step(W, -reach, along)
+        (_, _, there), ledger = oracles.upper_gradients(reduced, x, beside, reduced.upper_pool, ledger)
+        change = trees.scale(1 / reach, trees.sub(there, pull))
+        return (change, jnp.maximum(largest, trees.norm(change) / jnp.maximum(trees.norm(along), tiny)), ledger), None
+
+    size = trees.norm(pull)
+    noise = jax.random.normal(key, flat.shape, flat.dtype) / len(flat) ** 0.5
+    towards = trees.add(pull, unflatten(noise * jnp.where(size > 0, size, 1)))
+    carry = (towards, jnp.zeros((), flat.dtype), ledger)
+    (_, steep, ledger), _ = jax.lax.scan(stiffen, carry, None, length=_POWER)
+    steep = jnp.maximum(steep, size / (1 + trees.norm(W)))
+    return size, jnp.where(steep > 0, steep, 1), ledger
+
+
+@eqx.filter_jit
+def measure(reduced: Reduced, key: Array, batch: int) -> Start:
+    """The scales of a problem for batches of a size, and a start."""
+    keys = jax.random.split(key, 5)
+    below, above = _part(reduced.lower_source, keys[0]), _part(reduced.upper_source, keys[1])
+    part = replace(reduced, lower_source=below, upper_source=above)
+    x, pool = reduced.project(reduced.x0), part.lower_pool
+    slope, ledger = oracles.lower_gradient(part, x, reduced.W0, pool, Ledger.empty())
+    eps = jnp.finfo(jax.tree.leaves(slope)[0].dtype).eps
+    # where some coefficients are never seen (an empty cell), the exact solves need coordinates without them
+    blind = reduced.whitening is not None and reduced.whitening.rank < reduced.basis.size
+    probe = part.whitened() if blind else part
+    here, bend, ledger = _bend(probe, eps**0.75 * trees.norm(slope), keys[2], ledger)
     found, adjoint = here.W, here.adjoint
-    if blind:
-        turn = probe.coordinates
-        assert turn is not None
-        forth = lambda tree, turn=turn: jax.tree.map(lambda z: jnp.tensordot(turn.transform, z, axes=1), tree)
-        found, adjoint = trees.add(forth(found), turn.rest), forth(adjoint)
+    if probe.coordinates is not None:
+        forth = lambda tree, turn=probe.coordinates.transform: jax.tree.map(
+            lambda z: jnp.tensordot(turn, z, axes=1), tree
+        )
+        found, adjoint = trees.add(forth(found), probe.coordinates.rest), forth(adjoint)
     W = trees.where(here.solved, found, reduced.W0)
     v = trees.where(here.sound, adjoint, trees.zeros(reduced.W0))
-    x = unravel(x0)
+
     ritz, ledger = _curvatures(part, x, W, pool, keys[3], _LANCZOS, ledger)
     before, ledger = _curvatures(part, x, reduced.W0, pool, keys[3], _LANCZOS, ledger)
 
     def look(ledger, number):
         small = reduced.lower_source.batch(keys[4], number, batch, False)
-        values, ledger = _curvatures(reduced, x, W, small, keys[3], 8, ledger)
+        values, ledger = _curvatures(reduced, x, W, small, keys[3], _FEW, ledger)
         return ledger, values[-1]
 
     ledger, small = jax.lax.scan(look, ledger, jnp.arange(_LOOKS, dtype=jnp.uint32))
     smooth = jnp.maximum(jnp.maximum(ritz[-1], before[-1]), jnp.max(small))
     smooth = jnp.where(smooth > 0, smooth, 1)
-    convex = jnp.maximum(ritz[0], 1e2 * eps * smooth)
-    size = jnp.linalg.norm(free(x0, here.gradient))
-    flat, unflatten = oracles.flatten(W)
-    (_, _, pull), ledger = oracles.upper_gradients(part, x, W, part.upper_pool, ledger)
-
-    def stiffen(carry, _):
-        along, largest, ledger = carry
-        reach = eps ** (1 / 3) * (1 + trees.norm(W)) / jnp.maximum(trees.norm(along), tiny)
-        (_, _, there), ledger = oracles.upper_gradients(part, x, trees.step(W, -reach, along), part.upper_pool, ledger)
-        change = trees.scale(1 / reach, trees.sub(there, pull))
-        return (change, jnp.maximum(largest, trees.norm(change) / jnp.maximum(trees.norm(along), tiny)), ledger), None
-
-    noise = jax.random.normal(keys[2], flat.shape, flat.dtype) / len(flat) ** 0.5
-    jiggle = unflatten(noise * jnp.where(trees.norm(pull) > 0, trees.norm(pull), 1))
-    towards = (trees.add(pull, jiggle), jnp.zeros((), x0.dtype), ledger)
-    (_, steep, ledger), _ = jax.lax.scan(stiffen, towards, None, length=_POWER)
-    steep = jnp.maximum(steep, trees.norm(pull) / (1 + trees.norm(W)))
-    steep = jnp.where(steep > 0, steep, 1)
-    scales = Scales(smooth, convex, bend, size, trees.norm(pull), steep, jnp.asarray(epoch, x0.dtype))
+    pull, steep, ledger = _steepness(part, x, W, keys[2], ledger)
+    scales = Scales(
+        smooth=smooth,
+        convex=jnp.maximum(ritz[0], 1e2 * eps * smooth),
+        bend=bend,
+        gradient=jnp.linalg.norm(_free(reduced, here.x, here.gradient)),
+        pull=pull,
+        steep=steep,
+        epoch=jnp.asarray(
+            max((source.rows or batch) / batch for source in (reduced.lower_source, reduced.upper_source)), bend.dtype
+        ),
+    )
     return Start(scales, W, v, ledger, here.solved, here.definite)

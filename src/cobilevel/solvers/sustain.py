@@ -19,13 +19,13 @@ class SUSTAIN(Recursive):
     Reference: P. Khanduri, S. Zeng, M. Hong, H.-T. Wai, Z. Wang, Z. Yang, A near-optimal algorithm for stochastic
     bilevel optimization via double-momentum, NeurIPS 2021."""
 
-    default_steps = 4000
+    default_steps = 10_000
     kind = "random"
 
     def defaults(self, scales):
         calm = 10 * scales.condition
         return {
             "inner": Polynomial(scales.inner, 1 / 3, calm),
-            "outer": Polynomial(scales.outer() / 2, 1 / 3, calm),
+            "outer": Polynomial(scales.outer(), 1 / 3, calm),
             "momentum": Polynomial(1.0, 2 / 3, scales.condition),
         }

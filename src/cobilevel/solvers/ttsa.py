@@ -23,12 +23,12 @@ class TTSA(Series):
     optimization: complexity analysis and application to actor-critic, SIAM Journal on Optimization 33(1), 2023.
     """
 
-    default_steps = 4000
+    default_steps = 10_000
     counts = (("terms", 1),)
 
     def defaults(self, scales):
         calm = 10 * scales.condition
-        return {"inner": Polynomial(scales.inner, 0.4, calm), "outer": Polynomial(scales.outer() / 2, 0.6, calm)}
+        return {"inner": Polynomial(scales.inner, 0.4, calm), "outer": Polynomial(scales.outer(), 0.6, calm)}
 
     def update(self, reduced, s, draw, rate):
         slope, ledger = oracles.lower_gradient(reduced, s.x, s.W, draw.lower(), s.ledger)
