@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test check bench constraints clean
+.PHONY: demo test test-all check types bench constraints clean
 
 demo: $(STAMP)
 	$(BIN)/cobilevel demo --out demo
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: check
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ""
 
 check: $(STAMP)
 	$(BIN)/ruff check .

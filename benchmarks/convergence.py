@@ -27,7 +27,7 @@ from cobilevel.solver import Result, advance
 from cobilevel.solvers import STOCHASTIC
 
 BASIS = cb.Orthonormal(cb.Chebyshev(3))
-MOST_SAMPLES = 1.5e8
+MOST_SAMPLES = 4e7
 GROUPS = {
     "finite sums, to the exact point": ("SABA", "SPABA", "HOAG"),
     "plain": ("SOBA", "AmIGO", "StocBiO", "BSA", "TTSA", "STABLE", "F2SA"),

@@ -38,7 +38,10 @@ BUDGET = {
     "FdeHBO": (4000, 2.4),
 }
 BASIS = cb.Orthonormal(cb.Chebyshev(3))
-ALL = pytest.mark.parametrize("kind", STOCHASTIC, ids=lambda kind: kind.__name__)
+# the solvers with a Neumann series of their own take longest: `make test-all` runs them too
+SERIES = ("BSA", "TTSA", "SUSTAIN", "MRBO", "VRBO", "StocBiO")
+marks = lambda kind: [pytest.mark.thorough] if kind.__name__ in SERIES else []
+ALL = pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.__name__, marks=marks(kind)) for kind in STOCHASTIC])
 
 
 @pytest.fixture(scope="module")
