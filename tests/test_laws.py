@@ -40,8 +40,15 @@ BUDGET = {
 BASIS = cb.Orthonormal(cb.Chebyshev(3))
 # the solvers with a Neumann series of their own take longest: `make test-all` runs them too
 SERIES = ("BSA", "TTSA", "SUSTAIN", "MRBO", "VRBO", "StocBiO")
-marks = lambda kind: [pytest.mark.thorough] if kind.__name__ in SERIES else []
-ALL = pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.__name__, marks=marks(kind)) for kind in STOCHASTIC])
+
+
+def over_all(later):
+    """A law over all solvers, with those named left to `make test-all`."""
+    marks = lambda kind: [pytest.mark.thorough] if kind.__name__ in later else []
+    return pytest.mark.parametrize("kind", [pytest.param(k, id=k.__name__, marks=marks(k)) for k in STOCHASTIC])
+
+
+ALL = over_all(SERIES)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +88,7 @@ def test_the_condition_number_is_as_stated(quadratic):
     assert 90 < eigenvalues[-1] / eigenvalues[0] < 110
 
 
-@ALL
+@over_all((*SERIES, "RSVRB", "F2SA", "FdeHBO", "SPABA"))
 def test_one_percent_with_default_steps(kind, quadratic):
     instance, _, gap = quadratic
     steps, millions = BUDGET[kind.__name__]
