@@ -66,7 +66,7 @@ def run(kind, reduced, gap):
             break
     outer = solver.defaults(state.scales)["outer"]
     floor = float("nan")
-    if kind.__name__ in ("StocBiO", "AmIGO", "STABLE", "F2SA"):
+    if kind.__name__ in ("StocBiO", "AmIGO", "STABLE"):
         floor = float(outer * state.power) / 4
     return np.array(curve), state, floor
 
