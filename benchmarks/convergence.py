@@ -40,9 +40,8 @@ def problem():
     reduced = cb.reduce(instance.problem, BASIS, instance.train)
     best, _ = instance.truth.sample_optimum(reduced.basis, instance.train, instance.train)
     # the reduced objective is quadratic in x, so differences of its gradient are its Hessian
-    centre = np.asarray(instance.truth.upper.centre)
     gradient = lambda x: np.asarray(exact_gradient(reduced, x))
-    hessian = np.stack([gradient(best + unit) - gradient(best) for unit in np.eye(len(centre))])
+    hessian = np.stack([gradient(best + unit) - gradient(best) for unit in np.eye(len(best))])
     return reduced, best, (hessian + hessian.T) / 2
 
 

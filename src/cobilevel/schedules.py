@@ -29,20 +29,26 @@ def traced(value: Schedule) -> Schedule:
         ) from error
 
 
+def is_optax(value: Any) -> bool:
+    """Whether something is an Optax transformation rather than a schedule."""
+    return hasattr(value, "init") and hasattr(value, "update")
+
+
 def check_schedule(name: str, value: Schedule, fractions: tuple[str, ...] = ()) -> None:
-    """Raises where a number is not positive, or a function does not give one number for a step."""
-    if value is None or hasattr(value, "update"):
+    """Raises where a number is not positive, or a function does not give one number for a step, traced by JAX."""
+    if value is None or is_optax(value):
         return
     if callable(value):
         try:
-            value = value(0)
-            fine = np.shape(value) == () and np.isfinite(float(value))
-        except jax.errors.JAXTypeError:  # traced settings inside
-            return
-        except Exception:
-            fine = False
-        if not fine:
-            raise TypeError(f"{name}: a schedule must give one finite number for a step, got {value!r} at step 0.")
+            shape = jax.eval_shape(value, jnp.int32(0)).shape
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise TypeError(
+                f"{name}: a schedule must give one number for a step, traceable by JAX (jnp.where instead of if), "
+                f"but it fails with {reason}"
+            ) from error
+        if shape:
+            raise TypeError(f"{name}: a schedule must give one number for a step, got an array of shape {shape}.")
         return
     if not isinstance(value, np.ndarray):
         return

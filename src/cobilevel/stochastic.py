@@ -20,15 +20,10 @@ from .hypergradient import Draw
 from .reduction import Batch, Reduced, Source
 from .samplers import Rows, rows_of
 from .scales import Scales, Start, measure
-from .schedules import Schedule, at, check_schedule, traced
+from .schedules import Schedule, at, check_schedule, is_optax, traced
 from .solver import Result, Solver, State, fresh
 
 _MEMORY, _SPAN = 0.99, 100  # of the moving averages by which a run is judged: about the last hundred steps
-
-
-def is_optax(value: Any) -> bool:
-    """Whether something is an Optax transformation rather than a schedule."""
-    return hasattr(value, "init") and hasattr(value, "update")
 
 
 def _outer(value: Any) -> Any:

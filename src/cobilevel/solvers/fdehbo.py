@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from .. import oracles, trees
 from ..estimators import storm
 from ..hypergradient import Directions
-from ..schedules import Polynomial, Schedule, traced
+from ..schedules import Schedule, traced
 from ..stochastic import Stochastic
+from .parts import recursive_schedules
 
 
 class FdeHBO(Stochastic):
@@ -37,15 +38,9 @@ class FdeHBO(Stochastic):
     difference: Schedule = eqx.field(converter=traced, default=None)
 
     def defaults(self, scales):
-        calm = 10 * scales.condition
-        inner = Polynomial(scales.inner, 1 / 3, calm)
-        return {
-            "inner": inner,
-            "linear": inner,
-            "outer": Polynomial(scales.outer(0.5), 1 / 3, calm),
-            "momentum": Polynomial(1.0, 2 / 3, scales.condition),
-            "radius": 10 * jnp.maximum(scales.pull, scales.steep) / scales.convex,
-        }
+        rates = recursive_schedules(scales, 0.5)
+        radius = 10 * jnp.maximum(scales.pull, scales.steep) / scales.convex
+        return {**rates, "linear": rates["inner"], "radius": radius}
 
     def begin(self, reduced, start, ledger):
         nothing = Directions(trees.zeros(start.W), trees.zeros(start.W), trees.zeros(reduced.x0))

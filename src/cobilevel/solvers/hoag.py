@@ -12,9 +12,9 @@ from ..hypergradient import ConjugateGradient, hypergradient
 from ..implicit import charge, lower_objective
 from ..lower import minimise
 from ..reduction import Reduced
-from ..schedules import Schedule, traced
+from ..schedules import Schedule, is_optax, traced
 from ..solver import Result
-from ..stochastic import Stochastic, is_optax
+from ..stochastic import Stochastic
 from .parts import tabulated
 
 

@@ -1,6 +1,5 @@
 """``MRBO``: momentum-based recursive bilevel optimizer (Yang, Ji, Liang 2021)."""
 
-from ..schedules import Polynomial
 from .parts import Recursive
 
 
@@ -21,11 +20,4 @@ class MRBO(Recursive):
 
     default_steps = 4000
     kind = "sum"
-
-    def defaults(self, scales):
-        calm = 10 * scales.condition
-        return {
-            "inner": Polynomial(scales.inner, 1 / 3, calm),
-            "outer": Polynomial(scales.outer(4), 1 / 3, calm),
-            "momentum": Polynomial(1.0, 2 / 3, scales.condition),
-        }
+    loops = 4

@@ -15,7 +15,8 @@ from ..estimators import storm
 from ..hypergradient import Draw, Neumann, hypergradient
 from ..oracles import Ledger
 from ..reduction import Reduced, Table
-from ..schedules import Schedule, at, traced
+from ..scales import Scales
+from ..schedules import Polynomial, Schedule, at, traced
 from ..stochastic import Draws, Stochastic, StochasticState
 
 _LONGEST = 1000
@@ -80,6 +81,16 @@ class Series(Stochastic):
         return words
 
 
+def recursive_schedules(scales: Scales, loops: Any = 1) -> dict[str, Schedule]:
+    r"""Those all methods of recursive momentum were published with: steps $\propto k^{-1/3}$, weights $k^{-2/3}$."""
+    calm = 10 * scales.condition
+    return {
+        "inner": Polynomial(scales.inner, 1 / 3, calm),
+        "outer": Polynomial(scales.outer(loops), 1 / 3, calm),
+        "momentum": Polynomial(1.0, 2 / 3, scales.condition),
+    }
+
+
 class Before(eqx.Module):
     """The last point and the estimates there: what recursive variance reduction looks back at."""
 
@@ -94,8 +105,12 @@ class Recursive(Series):
     schedules = ("inner", "outer", "momentum")
     counts = (("terms", 1),)
     kind: ClassVar[str]
+    loops: ClassVar[float] = 1  # how fast x may move against the lower level
 
     momentum: Schedule = eqx.field(converter=traced, default=None)
+
+    def defaults(self, scales):
+        return recursive_schedules(scales, self.loops)
 
     def begin(self, reduced, start, ledger):
         return Before(reduced.x0, start.W, (trees.zeros(start.W), trees.zeros(reduced.x0))), ledger

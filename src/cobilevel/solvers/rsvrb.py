@@ -8,9 +8,9 @@ from jax.flatten_util import ravel_pytree
 
 from .. import oracles, trees
 from ..estimators import storm
-from ..schedules import Polynomial, Schedule, traced
+from ..schedules import Schedule, traced
 from ..stochastic import Stochastic
-from .parts import floor_spectrum, with_matrices
+from .parts import floor_spectrum, recursive_schedules, with_matrices
 
 
 class RSVRB(Stochastic):
@@ -29,7 +29,8 @@ class RSVRB(Stochastic):
     $\mu$, by default half the measured one.
 
     Reference: Z. Guo, Q. Hu, L. Zhang, T. Yang, Randomized stochastic variance-reduced methods for multi-task
-    stochastic bilevel optimization, arXiv:2105.02266, 2021."""
+    stochastic bilevel optimization, arXiv:2105.02266, 2021.
+    """
 
     schedules = ("inner", "outer", "momentum", "convex")
 
@@ -37,13 +38,7 @@ class RSVRB(Stochastic):
     convex: Schedule = eqx.field(converter=traced, default=None)
 
     def defaults(self, scales):
-        calm = 10 * scales.condition
-        return {
-            "inner": Polynomial(scales.inner, 1 / 3, calm),
-            "outer": Polynomial(scales.outer(), 1 / 3, calm),
-            "momentum": Polynomial(1.0, 2 / 3, scales.condition),
-            "convex": scales.convex / 2,
-        }
+        return {**recursive_schedules(scales), "convex": scales.convex / 2}
 
     def prepare(self, reduced):
         return with_matrices(reduced, "RSVRB", 5)

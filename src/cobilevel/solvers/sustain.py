@@ -1,6 +1,5 @@
 """``SUSTAIN``: recursive momentum on both levels, in one loop (Khanduri et al. 2021)."""
 
-from ..schedules import Polynomial
 from .parts import Recursive
 
 
@@ -17,15 +16,8 @@ class SUSTAIN(Recursive):
     default the measured $1/L$; `terms`, its length, by default twice the measured condition number, at most 1000.
 
     Reference: P. Khanduri, S. Zeng, M. Hong, H.-T. Wai, Z. Wang, Z. Yang, A near-optimal algorithm for stochastic
-    bilevel optimization via double-momentum, NeurIPS 2021."""
+    bilevel optimization via double-momentum, NeurIPS 2021.
+    """
 
     default_steps = 10_000
     kind = "random"
-
-    def defaults(self, scales):
-        calm = 10 * scales.condition
-        return {
-            "inner": Polynomial(scales.inner, 1 / 3, calm),
-            "outer": Polynomial(scales.outer(), 1 / 3, calm),
-            "momentum": Polynomial(1.0, 2 / 3, scales.condition),
-        }
