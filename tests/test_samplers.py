@@ -34,7 +34,7 @@ def test_permutations_look_random():
 
 @pytest.mark.parametrize(("rows", "size"), [(20, 5), (20, 7), (3, 8)])
 def test_an_epoch_holds_every_row_once(rows, size):
-    batches = -(-rows // size)
+    batches, orders = -(-rows // size), set()
     for epoch in range(2):
         drawn, shares = [], []
         for slot in range(batches):
@@ -45,6 +45,8 @@ def test_an_epoch_holds_every_row_once(rows, size):
             shares.append(np.mean(np.asarray(batch.share)))
         assert sorted(drawn) == list(range(rows))
         np.testing.assert_allclose(shares, 1)  # so that the mean over a batch is the mean over its real rows
+        orders.add(tuple(drawn))
+    assert rows < 20 or len(orders) == 2  # and every epoch in an order of its own
 
 
 def test_the_ragged_batch_is_the_mean_of_its_rows():

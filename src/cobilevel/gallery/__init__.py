@@ -1,5 +1,7 @@
 """Ready problems with known answers."""
 
+from . import images as images
+from .cleaning import cleaning as cleaning
 from .instance import Instance as Instance
 from .quadratic import quadratic as quadratic
 from .traffic import two_edge_traffic as two_edge_traffic

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.optimize
 import scipy.special
 from jaxtyping import Array, Float
 
@@ -19,6 +20,8 @@ from ..data import Samples
 from ..domain import Interval
 from ..problem import Problem
 from .instance import Instance
+
+BOUNDS = (0.05, 3.0)  # of the capacities
 
 
 @jax.tree_util.register_dataclass
@@ -100,6 +103,23 @@ class TrafficTruth:
         flows = self.y(x, samples.xi)
         return jnp.mean(jax.vmap(lambda y, eta: flow_distance(x, y, eta, eta))(flows, samples.eta))
 
+    def sample_optimum(self, samples: Samples) -> Float[np.ndarray, " e"]:
+        """The best capacities for a finite sample with exact flows at every demand, no reduction involved.
+
+        By L-BFGS-B on the closed-form flows, from the usual start and from the truth: a sample's loss has kinks, at
+        which one start alone may get stuck.
+        """
+        value = lambda x: tuple(np.asarray(v, dtype=float) for v in _loss_and_slope(self, jnp.asarray(x), samples))
+        starts = (np.full(len(self.x), 0.5), np.asarray(self.x))
+        bounds = [BOUNDS] * len(self.x)
+        found = [scipy.optimize.minimize(value, x, jac=True, bounds=bounds, options={"gtol": 1e-9}) for x in starts]
+        return min(found, key=lambda run: run.fun).x
+
+
+@jax.jit
+def _loss_and_slope(truth: TrafficTruth, x: Array, samples: Samples) -> tuple[Array, Array]:
+    return jax.value_and_grad(truth.loss)(x, samples)
+
 
 @jax.jit
 def _exact(truth: TrafficTruth, xi: Array) -> Array:
@@ -138,6 +158,6 @@ def two_edge_traffic(seed: int, noise: float = 0.05, train: int = 1000, test: in
         x0=jnp.full(2, 0.5),
         y0=jnp.zeros(2),
         domain=Interval(0.0, 1.0),
-        x_bounds=(0.05, 3.0),
+        x_bounds=BOUNDS,
     )
     return Instance(problem, observe(train), observe(test), truth)

@@ -1,0 +1,199 @@
+r"""Hyper-cleaning with temperatures: weights for training images of which some carry a wrong label.
+
+A linear classifier $y$ without bias is trained at every temperature $\xi$ on weighted images and judged on clean ones:
+$$\min_x \; E_\xi \frac1v \sum_{j \le v} CE(X'_j\, y^\star(x, \xi) / \xi, Y'_j), \qquad
+y^\star(x, \xi) = \arg\min_y \frac1n \sum_{i \le n} \sigma(x_i)\, CE(X_i\, y / \xi, Y_i) + \lambda |y|^2 ,$$
+with $\sigma$ the sigmoid. Contexts do not depend on the data, and each level has data of its own.
+"""
+
+import os
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from ..checks import positive, whole
+from ..data import Levels, Product, concrete
+from ..domain import Interval, Uniform
+from ..problem import Problem
+from . import softmax
+from .images import Images, digits, load
+from .instance import Instance
+
+SIZES = {"digits": (1_000, 300), "mnist": (19_000, 1_000)}
+
+
+def cross_entropy(x: Array, y: Float[Array, "pixels classes"], xi: Array, eta: dict[str, Array]) -> Float[Array, ""]:
+    r"""$CE(X y / \xi, Y)$ of one image: the upper objective, which does not look at ``x``."""
+    return -jax.nn.log_softmax(eta["image"] @ y / xi)[eta["label"]]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class WeightedEntropy:
+    r"""$\sigma(x_i)\, CE(X_i y / \xi, Y_i) + \lambda |y|^2$ of the training image ``i = eta["index"]``: ``g``."""
+
+    regulariser: float = 1e-3
+
+    def __call__(self, x: Array, y: Array, xi: Array, eta: dict[str, Array]) -> Float[Array, ""]:
+        return jax.nn.sigmoid(x[eta["index"]]) * cross_entropy(x, y, xi, eta) + self.regulariser * jnp.sum(y**2)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class CleaningTruth:
+    """What was done to the training labels, and the exact classifiers for any weights.
+
+    - `clean_labels`: the labels before; `labels`: those of the training data.
+    - `redrawn`: whether a label was replaced; `corrupted`: whether it is wrong now, which a label redrawn as it was is
+      not.
+    """
+
+    images: Float[Array, "n pixels"]
+    labels: Int[Array, " n"]
+    clean_labels: Int[np.ndarray, " n"]
+    redrawn: Bool[np.ndarray, " n"]
+    corrupted: Bool[np.ndarray, " n"]
+    lower: WeightedEntropy
+    classes: int = field(metadata={"static": True})
+
+    def fit(
+        self,
+        x: Float[Array, " n"],
+        xi: Float[Array, " m"],
+        start: Float[Array, "m pixels classes"] | None = None,
+        tolerance: float = 1e-6,
+    ) -> softmax.Fit:
+        """The exact classifiers with how exact they are; see ``softmax.fit``."""
+        weights = jax.nn.sigmoid(jnp.asarray(x))
+        return softmax.fit(
+            self.images, self.labels, weights, jnp.asarray(xi), self.lower.regulariser, self.classes, start, tolerance
+        )
+
+    def y(self, x: Float[Array, " n"], xi: Float[Array, " m"]) -> Float[Array, "m pixels classes"]:
+        """Exact classifiers."""
+        return self.fit(x, xi).y
+
+
+def exact_classifiers(
+    instance: Instance,
+    x: Float[Array, " n"],
+    temperatures: Float[Array, " m"],
+    start: Float[Array, "m pixels classes"] | None = None,
+    tolerance: float = 1e-6,
+) -> Float[Array, "m pixels classes"]:
+    r"""$y^\star(x, \xi)$ over all training images, for each of the given temperatures.
+
+    The gradient of each is at most `tolerance` of its size at ``y = 0``, in the precision of the images; a warning
+    says so where that was not reached. Can be jitted, and mapped over ``x``; under either, ``instance.truth.fit`` tells
+    what was reached. `start` is a first guess, such as the classifiers at an ``x`` nearby.
+    """
+    count, (pixels, classes) = len(instance.problem.x0), instance.problem.y0.shape
+    x, temperatures = jnp.asarray(x), jnp.asarray(temperatures)
+    if x.shape != (count,):
+        raise ValueError(f"x must have shape ({count},), one number a training image, got {x.shape}.")
+    if temperatures.ndim != 1 or len(temperatures) == 0:
+        raise ValueError(f"temperatures must be a list of at least one, shape (m,), got {temperatures.shape}.")
+    if concrete(temperatures) and not bool(jnp.all((temperatures > 0) & jnp.isfinite(temperatures))):
+        raise ValueError("temperatures must be positive and finite: logits are divided by them.")
+    if start is not None and jnp.shape(start) != (len(temperatures), pixels, classes):
+        raise ValueError(f"start must have shape {(len(temperatures), pixels, classes)}, got {jnp.shape(start)}.")
+    found = instance.truth.fit(x, temperatures, start, tolerance)
+    if concrete(found.gradient) and not bool(jnp.all(found.gradient <= tolerance)):
+        worst = int(jnp.argmax(jnp.nan_to_num(found.gradient, nan=jnp.inf)))
+        warnings.warn(
+            f"exact_classifiers: the gradient at temperature {float(temperatures[worst]):.3g} is "
+            f"{float(found.gradient[worst]):.2g} of its size at zero, not {tolerance:.2g}. Ask for less, or make the "
+            "instance with dtype='float64'.",
+            stacklevel=2,
+        )
+    return found.y
+
+
+def _dtype(dtype: Any) -> Any:
+    kind = np.dtype(np.float32 if dtype is None else dtype)
+    if kind not in (np.float32, np.float64):
+        raise TypeError(f"dtype must be float32 or float64, got {kind}.")
+    if jax.dtypes.canonicalize_dtype(kind) != kind:
+        raise ValueError("dtype float64 needs jax.config.update('jax_enable_x64', True) at the start of the program.")
+    return kind
+
+
+def _sizes(images: Images, train: int | None, validation: int | None) -> tuple[int, int]:
+    usual = SIZES.get(images.name)
+    if usual is None and (train is None or validation is None):
+        raise ValueError(
+            f"train and validation must be given for {images.name!r}; defaults are for {', '.join(SIZES)}."
+        )
+    first, second = usual or (0, 0)
+    train = first if train is None else whole("train", train)
+    validation = second if validation is None else whole("validation", validation)
+    if train + validation > len(images.labels):
+        raise ValueError(
+            f"train={train} and validation={validation} together ask for more than the {len(images.labels)} images of "
+            f"{images.name}. No image serves both: ask for fewer."
+        )
+    return train, validation
+
+
+def cleaning(
+    seed: int,
+    images: Images | str | os.PathLike | None = None,
+    train: int | None = None,
+    validation: int | None = None,
+    corruption: float = 0.3,
+    temperatures: tuple[float, float] = (0.1, 10.0),
+    regulariser: float = 1e-3,
+    dtype: Any = None,
+) -> Instance:
+    r"""Data hyper-cleaning, with temperatures uniform on an interval.
+
+    ``x`` holds one number for each training image (zeros at first, weight 1/2), ``y`` is ``(pixels, classes)``. Each
+    training label is replaced by a uniformly random class with probability `corruption`, so ``1 / classes`` of those
+    replaced stay right. Equal seeds draw equal images, whatever the corruption.
+
+    **Arguments:**
+
+    - `images`: ``"digits"`` (the default), ``"mnist"``, a folder that holds MNIST, or ``Images``.
+    - `train`, `validation`: how many images each level sees, none of them twice: 1,000 and 300 of the digits, 19,000
+      and 1,000 of MNIST.
+    - `temperatures`: the ends of the interval; `regulariser`: $\lambda$.
+    - `dtype`: of images, ``x`` and ``y``, float32 by default.
+
+    ``instance.train`` gives each level its data. ``instance.test`` holds the images neither saw, for the upper level:
+    ``cb.evaluate(problem, solution, cb.Levels(instance.test, instance.train.lower))``.
+    """
+    images = digits() if images is None else images if isinstance(images, Images) else load(images)
+    train, validation = _sizes(images, train, validation)
+    if not 0 <= corruption <= 1:
+        raise ValueError(f"corruption is a probability between 0 and 1, got {corruption!r}.")
+    coldest, hottest = (positive("temperatures", end) for end in temperatures)
+    regulariser, kind = positive("regulariser", regulariser), _dtype(dtype)
+
+    rng = np.random.default_rng(seed)
+    chosen = rng.permutation(len(images.labels))[: train + validation]
+    redrawn = rng.uniform(size=train) < corruption
+    clean = images.labels[chosen[:train]]
+    labels = np.where(redrawn, rng.integers(images.classes, size=train), clean).astype(np.int32)
+
+    domain = Interval(coldest, hottest)
+    data = lambda pixels, labels: {"image": pixels.astype(kind), "label": labels.astype(np.int32)}
+    below = data(images.images[chosen[:train]], labels) | {"index": np.arange(train, dtype=np.int32)}
+    above = data(images.images[chosen[train:]], images.labels[chosen[train:]])
+    seen = Levels(upper=Product(Uniform(domain), above), lower=Product(Uniform(domain), below))
+    lower = WeightedEntropy(regulariser)
+    problem = Problem(
+        upper=cross_entropy,
+        lower=lower,
+        x0=jnp.zeros(train, kind),
+        y0=jnp.zeros((images.images.shape[1], images.classes), kind),
+        domain=domain,
+    )
+    kept = seen.lower.eta  # pyright: ignore[reportAttributeAccessIssue]
+    truth = CleaningTruth(kept["image"], kept["label"], clean, redrawn, labels != clean, lower, images.classes)
+    test = Product(Uniform(domain), data(images.test_images, images.test_labels))
+    return Instance(problem, seen, test, truth)  # pyright: ignore[reportArgumentType]

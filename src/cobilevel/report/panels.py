@@ -1,0 +1,205 @@
+"""The panels of a reproduced experiment on paper: one PNG and one PDF for each figure.
+
+How a series looks is settled here once, for these files and for the page: the basis family has a colour and a marker,
+the solver a dash pattern. Matplotlib is imported where it is used: it takes seconds to load.
+"""
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FAMILIES = {
+    "Chebyshev": ("#1b6ca8", "o"),
+    "Fourier": ("#d9730d", "s"),
+    "Monomial": ("#a8327a", "^"),
+    "Partition": ("#5b6670", "D"),
+}
+SOLVERS: dict[str, tuple[float, ...]] = {"StocBiO": (), "Newton": (5.0, 2.5)}
+
+_OTHER_FAMILIES = (("#3a7d44", "o"), ("#d1495b", "s"), ("#00798c", "^"), ("#6a4c93", "D"), ("#b08900", "o"))
+_OTHER_SOLVERS = (1.5, 2.0)
+_MARKED = 30  # a longer curve is drawn without markers
+_PALEST = 0.55  # share of white in the last of several labels of one family
+
+
+def family(label: str) -> str:
+    """The basis family a label speaks of: ``Chebyshev`` for ``Chebyshev(5)``."""
+    return label.split("(")[0].strip()
+
+
+def by_figure(summary: Mapping[str, Any]) -> dict[str, list[dict]]:
+    """The panels that share a figure, in the order in which the figures first appear."""
+    figures: dict[str, list[dict]] = {}
+    for panel in summary.get("panels") or ():
+        figures.setdefault(panel["figure"], []).append(panel)
+    return figures
+
+
+def label_styles(summary: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Colour and marker of every label: those of its family, the later labels of one family paler."""
+    labels = dict.fromkeys(s["label"] for panel in summary.get("panels") or () for s in panel["series"])
+    members: dict[str, list[str]] = {}
+    for label in labels:
+        members.setdefault(family(label), []).append(label)
+    strangers = [name for name in members if name not in FAMILIES]
+    styles = {}
+    for name, group in members.items():
+        known = FAMILIES.get(name)
+        colour, marker = known or _OTHER_FAMILIES[strangers.index(name) % len(_OTHER_FAMILIES)]
+        for k, label in enumerate(group):
+            white = _PALEST * k / max(len(group) - 1, 1)
+            styles[label] = {"colour": _paler(colour, white), "marker": marker}
+    return styles
+
+
+def dashes(solver: str) -> tuple[float, ...]:
+    """On and off lengths of a solver's lines; empty for a solid line."""
+    return SOLVERS.get(solver, _OTHER_SOLVERS) if solver else ()
+
+
+def series_name(series: Mapping[str, Any]) -> str:
+    """What the legend calls a series."""
+    return ", ".join(part for part in (series["label"], series.get("solver")) if part)
+
+
+def panel_figures(summary: Mapping[str, Any], folder: str | Path) -> list[Path]:
+    """Writes every figure of the summary as PNG and PDF into `folder`; returns the paths, PNG before PDF.
+
+    Panels of one figure stand side by side under one legend. Missing values are gaps, and so is what a logarithmic
+    axis cannot show.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    styles = label_styles(summary)
+    paths: list[Path] = []
+    for name, panels in by_figure(summary).items():
+        columns = len(panels) if len(panels) <= 3 else 2 if len(panels) == 4 else 3
+        rows = -(-len(panels) // columns)
+        size = (max(4.6 * columns, 6.4), 3.7 * rows + 0.6)
+        figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+        keys: dict[str, Any] = {}
+        for axis, panel in zip(axes.flat, panels, strict=False):
+            _draw(axis, panel, styles, keys)
+        for axis in axes.flat[len(panels) :]:
+            axis.set_visible(False)
+        _legend(figure, keys)
+        stem = _stem(name, {path.stem for path in paths})
+        for suffix in ("png", "pdf"):
+            paths.append(folder / f"{stem}.{suffix}")
+            figure.savefig(paths[-1], dpi=150, metadata={"CreationDate": None} if suffix == "pdf" else None)
+        plt.close(figure)
+    return paths
+
+
+def _legend(figure: Any, keys: Mapping[str, Any]) -> None:
+    """One legend under all panels, filled by columns: two rows where the width allows, so that solvers pair up."""
+    if keys:
+        names = [_literal(textwrap.fill(key, 40)) for key in keys]
+        inches = 0.6 + 0.065 * max(len(line) for name in names for line in name.splitlines())
+        ncols = max(1, min(-(-len(keys) // 2), int(figure.get_figwidth() / inches)))
+        look = {"ncols": ncols, "frameon": False, "fontsize": 8, "handlelength": 3.6}
+        figure.legend(list(keys.values()), names, loc="outside lower center", **look)
+
+
+def _draw(axis: Any, panel: Mapping[str, Any], styles: Mapping[str, Mapping[str, str]], keys: dict[str, Any]) -> None:
+    """One panel; `keys` gathers one handle for each entry of the legend."""
+    log_x, log_y = panel.get("xscale") == "log", panel.get("yscale") == "log"
+    foot = _frame(axis, panel, log_x, log_y)
+    for series in panel["series"]:
+        x, y = _column(series["x"], log_x), _column(series["y"], log_y)
+        colour, marker = styles[series["label"]]["colour"], styles[series["label"]]["marker"]
+        dash = dashes(series.get("solver") or "")
+        (line,) = axis.plot(
+            x,
+            y,
+            color=colour,
+            lw=1.4,
+            ls=(0, dash) if dash else "-",
+            marker=marker if len(x) <= _MARKED else None,
+            ms=4.5,
+            mfc="white" if dash else colour,
+        )
+        if series.get("low") is not None and series.get("high") is not None:
+            low, high = (_column(series[end], False) for end in ("low", "high"))
+            if log_y:  # an interval that reaches zero reaches the foot of the axis
+                low, high = np.where(low <= 0, foot, low), np.where(high > 0, high, np.nan)
+            axis.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
+        keys.setdefault(series_name(series), line)
+    for line in panel.get("lines") or ():
+        (height,) = _column([line["y"]], log_y)
+        drawn = axis.axhline(height, color="black", lw=1.0, ls=(0, (3, 3)), zorder=1)
+        keys.setdefault(line["label"], drawn)
+
+
+def _frame(axis: Any, panel: Mapping[str, Any], log_x: bool, log_y: bool) -> float:
+    """Scales, limits, ticks, labels and grid; returns the lower end of the vertical axis."""
+    axis.set_xscale("log" if log_x else "linear")
+    axis.set_yscale("log" if log_y else "linear")
+    heights = [_column(s[k], log_y) for s in panel["series"] for k in ("y", "low", "high") if s.get(k) is not None]
+    heights.append(_column([line["y"] for line in panel.get("lines") or ()], log_y))
+    seen = np.concatenate(heights)
+    seen = seen[np.isfinite(seen)]
+    if len(seen) and seen.min() < seen.max():
+        ends = np.array([seen.min(), seen.max()])
+        ends = np.log(ends) if log_y else ends
+        ends = ends + 0.05 * (ends[1] - ends[0]) * np.array([-1, 1])
+        axis.set_ylim(*(np.exp(ends) if log_y else ends))
+    if log_y:
+        _log_ticks(axis.yaxis, *axis.get_ylim())
+    widths = sorted({float(x) for s in panel["series"] for x in _column(s["x"], log_x) if np.isfinite(x)})
+    if log_x and 0 < len(widths) <= 8 and all(width.is_integer() for width in widths):
+        axis.set_xticks(widths, [f"{width:g}" for width in widths])
+        axis.set_xticks([], minor=True)
+    elif log_x and widths:
+        _log_ticks(axis.xaxis, widths[0], widths[-1])
+    axis.set_xlabel(_literal(panel["xlabel"]))
+    axis.set_ylabel(_literal(panel["ylabel"]))
+    axis.set_title(_literal(textwrap.fill(panel["title"], 48)), fontsize=10)
+    axis.grid(color="#e6e6e6", lw=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    return axis.get_ylim()[0]
+
+
+def _log_ticks(axis: Any, low: float, high: float) -> None:
+    """Plain numbers on a logarithmic axis of less than two decades; longer ones keep their powers of ten."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
+
+    if high / low < 100:
+        axis.set_major_locator(
+            MaxNLocator(6, steps=(1, 2, 5, 10)) if high / low < 5 else LogLocator(subs=(1.0, 2.0, 5.0))
+        )
+        axis.set_major_formatter(FormatStrFormatter("%g"))
+        axis.set_minor_locator(NullLocator())
+
+
+def _column(values: Sequence[float | None], positive: bool) -> np.ndarray:
+    """The values as floats; NaN for what is missing, infinite, or not positive where it must be."""
+    column = np.array([np.nan if value is None else value for value in values], dtype=float)
+    return np.where(np.isfinite(column) & ((column > 0) | (not positive)), column, np.nan)
+
+
+def _literal(text: str) -> str:
+    """Text in which a dollar sign starts no formula."""
+    return text.replace("$", r"\$")
+
+
+def _stem(name: str, taken: set[str]) -> str:
+    """A file name for a figure: letters, digits and dashes, different from those taken."""
+    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "figure"
+    return next(s for s in (stem, *(f"{stem}-{k}" for k in range(2, len(taken) + 3))) if s not in taken)
+
+
+def _paler(colour: str, white: float) -> str:
+    """A hexadecimal colour mixed with a share of white."""
+    parts = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)

@@ -1,0 +1,126 @@
+"""Runs on disk: one row and one folder each, so that finished work is never done twice and none of it is lost.
+
+``runs.sqlite`` (in write-ahead mode) says which runs are finished and what came out; ``runs/NAME/`` holds the
+specification with the versions it was run with, the result and the curves. A folder is complete before its row is
+written, and the rows of runs that were computed together appear together, so a sweep can be stopped at any moment.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+_PACKAGES = ("cobilevel", "jax", "jaxlib", "equinox", "numpy")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: `spec` says what it was, `result` what came out, `curves` how it went, `cost` what it took.
+
+    The first three are the same whenever it is run; the last is not.
+    """
+
+    spec: Mapping[str, Any]
+    result: Mapping[str, Any]
+    curves: Mapping[str, np.ndarray] = field(default_factory=dict)
+    cost: Mapping[str, float] = field(default_factory=dict)
+
+
+def name_of(spec: Mapping[str, Any]) -> str:
+    """The name of a run: a digest of its specification, whatever the order of its entries."""
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def versions() -> dict[str, str]:
+    """What a run was computed with."""
+    found = {name: version(name) for name in _PACKAGES}
+    return found | {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
+
+
+class Runs:
+    """The runs of one folder. Several processes may read and write it at the same time."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        (self.folder / "runs").mkdir(parents=True, exist_ok=True)
+        with closing(self._connect()) as base, base:
+            base.execute("pragma journal_mode=wal")
+            base.execute("create table if not exists runs (name text primary key, spec text, result text, cost text)")
+            base.execute("create table if not exists notes (topic text primary key, words text)")
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.folder / "runs.sqlite", timeout=60)
+
+    def missing(self, specs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Those of the specifications that have not been run to their end."""
+        with closing(self._connect()) as base:
+            known = {name for (name,) in base.execute("select name from runs")}
+        return [spec for spec in specs if name_of(spec) not in known]
+
+    def add(self, runs: Sequence[Run]) -> None:
+        """Keeps finished runs: all of them, or (when stopped on the way) none."""
+        told, rows = versions(), []
+        for run in runs:
+            name = name_of(run.spec)
+            self._write(name, run, told)
+            rows.append((name, *(json.dumps(dict(part), sort_keys=True) for part in (run.spec, run.result, run.cost))))
+        with closing(self._connect()) as base, base:
+            base.executemany("insert or replace into runs values (?, ?, ?, ?)", rows)
+
+    def _write(self, name: str, run: Run, told: dict[str, str]) -> None:
+        draft = self.folder / "runs" / f".{name}-{os.getpid()}-{secrets.token_hex(4)}"
+        draft.mkdir()
+        try:
+            spec = {"specification": dict(run.spec), "versions": told}
+            (draft / "specification.json").write_text(json.dumps(spec, indent=1, sort_keys=True))
+            (draft / "result.json").write_text(json.dumps(dict(run.result), indent=1, sort_keys=True))
+            np.savez_compressed(draft / "curves.npz", **{k: np.asarray(v) for k, v in run.curves.items()})  # pyright: ignore
+            final = self.folder / "runs" / name
+            if final.exists():  # written by a sweep that was stopped before its row was
+                shutil.rmtree(final)
+            draft.rename(final)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def find(self, **where: Any) -> list[Run]:
+        """The finished runs whose specification has these entries, without their curves; in a fixed order."""
+        with closing(self._connect()) as base:
+            rows = base.execute("select spec, result, cost from runs order by name").fetchall()
+        found = [Run(*(json.loads(part) for part in row[:2]), {}, json.loads(row[2])) for row in rows]
+        return [run for run in found if all(run.spec.get(key) == value for key, value in where.items())]
+
+    def get(self, spec: Mapping[str, Any]) -> Run:
+        """The finished run with this specification, without its curves."""
+        with closing(self._connect()) as base:
+            row = base.execute("select spec, result, cost from runs where name = ?", (name_of(spec),)).fetchone()
+        if row is None:
+            raise KeyError(f"no finished run has the specification {dict(spec)}.")
+        return Run(json.loads(row[0]), json.loads(row[1]), {}, json.loads(row[2]))
+
+    def curves(self, spec: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The curves of a finished run."""
+        with np.load(self.folder / "runs" / name_of(spec) / "curves.npz", allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+
+    def note(self, topic: str, words: Any) -> None:
+        """Keeps something that was found out on the way, for the next start to know."""
+        with closing(self._connect()) as base, base:
+            base.execute("insert or replace into notes values (?, ?)", (topic, json.dumps(words)))
+
+    def noted(self, topic: str) -> Any:
+        """What was noted under a topic, or ``None``."""
+        with closing(self._connect()) as base:
+            row = base.execute("select words from notes where topic = ?", (topic,)).fetchone()
+        return None if row is None else json.loads(row[0])
