@@ -30,6 +30,54 @@ def demo(
 
 
 @app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="inverse or cleaning.")],
+    out: Annotated[Path | None, typer.Option(help="Where runs, claims, figures and the page are kept.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="About a minute, for a first look.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="The paper's protocol; resumable, best on a GPU.")] = False,
+    data: Annotated[str, typer.Option(help="For cleaning: digits, mnist, or a folder that holds MNIST.")] = "digits",
+    minutes: Annotated[float | None, typer.Option(help="Begin nothing new after so many; start again to go on.")] = None,
+) -> None:
+    """Run an experiment of the paper: every run is kept, and a second start goes on where the first was stopped."""
+    import jax
+    from rich.console import Console
+
+    from .paper.reproduce import reproduce as work
+    from .paper.reproduce import tell
+
+    if quick and full:
+        raise typer.BadParameter("give --quick or --full, not both.")
+    jax.config.update("jax_enable_x64", experiment != "cleaning")  # images are large, and single precision serves them
+    budget = "quick" if quick else "full" if full else "default"
+    folder = Path(f"{experiment}-{budget}") if out is None else out
+    console = Console()
+    try:
+        finished = work(experiment, budget, folder, data, limit=None if minutes is None else 60 * minutes)
+    except (ValueError, OSError) as error:
+        console.print(f"[red]{error}[/red]", highlight=False)
+        raise typer.Exit(2) from error
+    if finished:
+        tell(folder, console)
+    else:
+        console.print(f"Time is up; what is finished is kept in {folder}. The same command goes on from there.")
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="What cobilevel reproduce wrote.")]) -> None:
+    """Write claims, figures and the page of a folder again."""
+    from rich.console import Console
+
+    from .paper.reproduce import write_report
+
+    try:
+        path = write_report(folder)
+    except (ValueError, OSError) as error:
+        Console().print(f"[red]{error}[/red]", highlight=False)
+        raise typer.Exit(2) from error
+    typer.echo(path)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from . import __version__

@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,14 @@ def name_of(spec: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """What a run was computed with."""
-    found = {name: version(name) for name in _PACKAGES}
+
+    def of(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:  # run from a checkout that is not installed
+            return "unknown"
+
+    found = {name: of(name) for name in _PACKAGES}
     return found | {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
 
 

@@ -19,7 +19,6 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from .progress import ProgressBar
-from .reduction import Reduced
 from .runs import Run, Runs
 from .solver import Result, Solver, State, advance
 
@@ -170,18 +169,27 @@ class Task:
     work: Callable[[Callable[[float], None]], Sequence[Run]]
 
 
-def sweep(tasks: Iterable[Task], runs: Runs, total: int, label: str, progress: bool | None = None) -> int:
-    """Works off the tasks that are not finished yet; returns how many were. Stop it when you like, and start again.
+def sweep(
+    tasks: Iterable[Task],
+    runs: Runs,
+    total: int,
+    label: str,
+    progress: bool | None = None,
+    limit: float | None = None,
+) -> bool:
+    """Works off the tasks that are not finished yet. Stop it when you like, and start again.
 
-    `tasks` may be a generator that looks at earlier results; `total` is how many it will yield.
+    `tasks` may be a generator, whose later tasks look at what earlier ones found; `total` is how many it will yield.
+    After `limit` seconds no further task is begun. Returns whether all are finished.
     """
-    done = 0
+    clock = time.monotonic()
     with ProgressBar(1000 * total, label, progress) as bar:
         for number, task in enumerate(tasks):
             if not runs.missing(task.specs):
                 continue
+            if limit is not None and time.monotonic() - clock > limit:
+                return False
             tell = lambda share, n=number, t=task: bar.update(int(1000 * (n + share)), t.label)
             tell(0.0)
             runs.add(task.work(tell))
-            done += 1
-    return done
+    return True

@@ -6,7 +6,6 @@ temperatures uniform on (0.1, 10), a linear classifier with ridge 1e-3, batches 
 1/2 and classifiers 0, moving averages over a tenth of a run.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -35,11 +34,11 @@ _CPU, _GPU = (How(1, 1, 1),), (How(4, 4, 1), How(20, 20, 1))
 BUDGETS = {
     "quick": Budget(
         instances=3,
-        steps=200,
-        chunk=20,
-        rungs=(Rung(1, 1, 100),),
+        steps=120,
+        chunk=12,
+        rungs=(Rung(1, 1, 60),),
         grid=Grid((0.1,), (1e2, 1e3), (10,)),
-        polynomials=(5,),
+        polynomials=(5, 10),
         partitions=(5, 20),
         measured=False,
         candidates=_CPU,
@@ -181,7 +180,8 @@ class Cleaning(Lab):
         """The pool of a method; only the last one is kept, since it holds the images of every trial."""
         key = (method, tuple(seeds))
         if key not in self._pools:
-            table = [self.instance(seed) for seed in seeds]
+            most = max(rung.instances for rung in self.budget.rungs)  # filled up, so that rounds share programs
+            table = [self.instance(seeds[k % len(seeds)]) for k in range(max(len(seeds), most))]
             reduced = [_shared(reduce(one.problem, method.basis, one.train), method) for one in table]
             self._pools = {key: Pool.of(reduced)}
         return self._pools[key]

@@ -55,7 +55,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Budget:
-    """The sizes of an experiment; the code is the same for all."""
+    """The sizes of an experiment; the code is the same for all. `steps` and `chunk` are for ten inner steps."""
 
     instances: int
     steps: int
@@ -158,9 +158,17 @@ class Lab(ABC):
         )  # fmt: skip
         trials = Trials(which, keys, rates)
         how, look = self.how(solver, pool, trials), self.observe(method, seeds) if final else None
-        bundle = solve_all(solver, pool, trials, steps, self.budget.chunk, how, look, tell)
+        chunk = self.chunk(inner_steps)
+        bundle = solve_all(solver, pool, trials, steps // self.budget.chunk * chunk, chunk, how, look, tell)
         judged = self.judge(method, seeds, which, bundle, final)
         return bundle, judged, bundle.diverged | ~np.isfinite(judged.score)
+
+    def chunk(self, inner_steps: int) -> int:
+        """Outer steps between two looks, so that all settings make about the same number of oracle calls.
+
+        A step with ``T`` inner ones costs ``T + K + 2`` calls; budgets are stated for ``T = 10`` and ``K = 10``.
+        """
+        return max(1, round(self.budget.chunk * 22 / (inner_steps + 12)))
 
     def tune(self, method: Method, tell: Tell) -> Run:
         """The search for the step sizes of one method."""

@@ -18,7 +18,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Rung:
-    """One round of the search: `keep` settings go on after runs of `steps` steps on `instances` tuning instances."""
+    """One round of the search: `keep` settings go on after runs of `steps` steps on `instances` tuning instances.
+
+    `steps` is for ten inner steps; with more or fewer of them, as many as make the same number of oracle calls.
+    """
 
     keep: int
     instances: int
