@@ -60,9 +60,14 @@ class How:
     """How many runs make one program (`block`), how many of these are vmapped (`together`, the others are mapped, one
     after the other), and how many programs run at a time (`workers`)."""
 
-    block: int = 16
+    block: int = max(4, 32 // (os.cpu_count() or 1))
     together: int = 1
     workers: int = os.cpu_count() or 1
+
+    def fitting(self, count: int) -> "How":
+        """The same, in quarter blocks where there are only so few runs."""
+        quarter = max(1, self.block // 4)
+        return replace(self, block=quarter, together=min(self.together, quarter)) if count <= quarter else self
 
 
 def _each(function: Callable, items: PyTree, together: int) -> PyTree:
@@ -125,7 +130,7 @@ def solve_all(
     - `how`: how many runs to a program, and how many of these are vmapped.
     - `tell`: told the share done, after each look.
     """
-    how = How() if how is None else how
+    how = (How() if how is None else how).fitting(len(trials))
     clock = time.perf_counter()
     blocks = [trials.take(np.arange(k, k + how.block) % len(trials)) for k in range(0, len(trials), how.block)]
     idle = _begin(solver, pool, blocks[0], jnp.int32(0), how.together)

@@ -51,9 +51,9 @@ BUDGETS = {
     ),
     "full": Budget(
         instances=50,
-        steps=6000,
+        steps=5000,
         chunk=50,
-        rungs=(Rung(40, 4, 150), Rung(10, 8, 600), Rung(1, 16, 2000)),
+        rungs=(Rung(40, 4, 150), Rung(8, 8, 500), Rung(1, 16, 1500)),
         grid=Grid(),
         polynomials=(2, 3, 5, 7, 10, 20, 50, 100),
         partitions=(2, 3, 5, 7, 10, 20, 50, 100),
@@ -121,6 +121,7 @@ class Inverse(Lab):
 
     name = "inverse"
     scale = 1e-3
+    shuffle = True
 
     def plan(self):
         table = self.budget.table()

@@ -66,7 +66,7 @@ class Budget:
     partitions: tuple[int, ...]
     ablation: int = 0
     measured: bool = True  # whether it pays to measure how runs share the machine
-    candidates: tuple[How, ...] = (How(16, 1), How(16, 16))
+    candidates: tuple[How, ...] = (How(), How(together=How.block))
 
     @property
     def width(self) -> int:
@@ -93,6 +93,7 @@ class Lab(ABC):
 
     name: str
     scale: float  # s of the Neumann series
+    shuffle: bool  # batches without replacement
 
     def __init__(self, budget: Budget, runs: Runs):
         self.budget, self.runs = budget, runs
@@ -154,7 +155,7 @@ class Lab(ABC):
         rates = {name: spread(name).astype(dtype) for name in ("inner", "outer")}
         solver = StocBiO(
             1.0, 1.0, neumann=self.scale, terms=method.terms, inner_steps=inner_steps,
-            kind=method.series, batch=method.batch,  # pyright: ignore
+            kind=method.series, batch=method.batch, shuffle=self.shuffle,  # pyright: ignore
         )  # fmt: skip
         trials = Trials(which, keys, rates)
         how, look = self.how(solver, pool, trials), self.observe(method, seeds) if final else None
