@@ -14,7 +14,8 @@ ROOT = Path(cobilevel.__file__).parent
 ORDER = (
     "checks", "trees", "schedules", "samplers", "domain", "data", "problem", "indices", "basis", "store", "solution",
     "reduction", "oracles", "hypergradient", "estimators", "lower", "implicit", "scales", "progress", "solver",
-    "stochastic", "solvers", "adapt", "solve", "evaluate", "gallery", "report", "demo", "cli", "__init__",
+    "stochastic", "solvers", "adapt", "solve", "evaluate", "gallery", "runs", "sweep", "report", "paper", "demo", "cli",
+    "__init__",
 )  # fmt: skip
 
 

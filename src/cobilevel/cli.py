@@ -36,7 +36,9 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="About a minute, for a first look.")] = False,
     full: Annotated[bool, typer.Option("--full", help="The paper's protocol; resumable, best on a GPU.")] = False,
     data: Annotated[str, typer.Option(help="For cleaning: digits, mnist, or a folder that holds MNIST.")] = "digits",
-    minutes: Annotated[float | None, typer.Option(help="Begin nothing new after so many; start again to go on.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Begin nothing new after so many; start again to go on.")
+    ] = None,
 ) -> None:
     """Run an experiment of the paper: every run is kept, and a second start goes on where the first was stopped."""
     import jax

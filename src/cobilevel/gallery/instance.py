@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..data import Samples
+from ..data import Data
 from ..problem import Problem
 
 
@@ -12,6 +12,6 @@ class Instance:
     """A ready problem: what to solve, data to solve it from, data to judge it by, and what is known of the truth."""
 
     problem: Problem
-    train: Samples
-    test: Samples
+    train: Data
+    test: Data
     truth: Any

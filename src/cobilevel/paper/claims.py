@@ -1,4 +1,4 @@
-"""The claims of the paper, and what a verdict on one looks like. Verdicts are computed from runs, never written down."""
+"""The claims of the paper, and what a verdict on one looks like: computed from runs, never written down."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,9 +8,9 @@ CLAIMS = {
     "I2": "By N = 5 all three bases are within 3% of F_ref; stocBiO[N] needs N = 50.",
     "I3": "Beyond N = 5 the monomial lower-level error stops falling, while Chebyshev and Fourier go on and beat "
     "stocBiO[N] at every N.",
-    "I4": "Chebyshev and Fourier reach the smallest loss from N = 10 on; stocBiO[N] needs N = 100 and still has a larger "
-    "lower-level error.",
-    "I5": "The same accuracy with an order of magnitude less memory, or an order of magnitude smaller gap with the same.",
+    "I4": "Chebyshev and Fourier reach the smallest loss from N = 10 on; stocBiO[N] needs N = 100 and still has a "
+    "larger lower-level error.",
+    "I5": "The same accuracy with an order of magnitude less memory, or a gap smaller by one with as much.",
     "H1": "A larger N gives stocBiO[N] a lower final validation loss, but slower convergence.",
     "H2": "For small N the training loss of stocBiO[N] is high and rising, since the weights rise on average.",
     "H3": "Chebyshev with N = 5 converges fastest and ends lowest on both losses; more functions add little.",

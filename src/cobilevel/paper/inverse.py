@@ -198,5 +198,3 @@ class Inverse(Lab):
             found.append(Run(self.reference_spec(noise, seed), result))
             tell((seed + 1) / count)
         return found
-
-

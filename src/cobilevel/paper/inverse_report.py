@@ -140,7 +140,7 @@ def tables(findings: Findings) -> list[dict[str, Any]]:
          "note": "Means over instances with 95% intervals; Delta_y and Delta_x are geometric means. Runs that diverged "
          "count as they stood last. The paper: 16 MB and 10 to 90 minutes a run."},
         {"id": "steps", "title": "Step sizes chosen on tuning instances", "columns": chosen, "rows": steps,
-         "note": "The grid of the paper, searched by successive halving; tuning instances are not among those reported."},
+         "note": "The grid of the paper, by successive halving; tuning instances are not among those reported."},
     ]  # fmt: skip
     if ablation:
         note = "One thing changed at a time; step sizes searched anew for each."
@@ -216,14 +216,14 @@ def _beside(failed: str, newton: bool) -> str:
         return ""
     if newton:
         return (
-            "With Newton on the same reduced problems it holds, so the reduction is not the reason but the solver: with "
-            "K = 10 and s = 1e-3 its Neumann sum recovers 1 - (1 - s lam)^(K+1) of the inverse Hessian, 1% at curvature "
-            "1, and its steps are limited by the stiffest direction."
+            "With Newton on the same reduced problems it holds, so the reason is the solver, not the reduction: with "
+            "K = 10 and s = 1e-3 its Neumann sum recovers 1 - (1 - s lam)^(K+1) of the inverse Hessian, 1% at "
+            "curvature 1, and its steps are limited by the stiffest direction."
         )
     return (
-        "With Newton on the same reduced problems it fails too: it is a matter of the bases. The policy has kinks where "
-        "an edge starts to carry flow, so errors fall algebraically in N, and noise redrawn until flows are nonnegative "
-        "biases F_ref."
+        "With Newton on the same reduced problems it fails too: it is a matter of the bases. The policy has kinks "
+        "where an edge starts to carry flow, so errors fall algebraically in N, and noise redrawn until flows are "
+        "nonnegative biases F_ref."
     )
 
 
@@ -270,8 +270,8 @@ def _go_on(findings: Findings) -> dict[str, Any]:
     )  # fmt: skip
     how = "Geometric means over instances of ratios, paired."
     why = "" if holds else (
-        "Newton's answer depends on the span alone, in which monomials and Chebyshev polynomials are the same: there all "
-        "three fall alike. What stops is the solver in ill-conditioned coordinates."
+        "Newton's answer depends on the span alone, which monomials and Chebyshev polynomials share: there all three "
+        "fall alike. What stops is the solver in ill-conditioned coordinates."
     )  # fmt: skip
     return verdict("I3", holds, measured, threshold, how, why)
 
@@ -279,8 +279,8 @@ def _go_on(findings: Findings) -> dict[str, Any]:
 def _smallest(findings: Findings) -> dict[str, Any]:
     largest = max(findings.sizes("Partition"))
     threshold = (
-        "mean F/F_ref of Chebyshev and Fourier within 0.005 of the best method's at every N >= 10; Partition's not below "
-        "N = 100; and Delta_y of the largest Partition above Chebyshev(10)'s (lower end of the ratio)"
+        "mean F/F_ref of Chebyshev and Fourier within 0.005 of the best method's at every N >= 10; Partition's not "
+        "below N = 100; and Delta_y of the largest Partition above Chebyshev(10)'s (lower end of the ratio)"
     )
     if largest < 100:
         return verdict("I4", None, "", threshold, "N = 100 is not among the sizes of this budget.")
@@ -312,14 +312,15 @@ def _smallest(findings: Findings) -> dict[str, Any]:
 
 
 def _memory(findings: Findings) -> dict[str, Any]:
-    threshold = "Partition needs 10 times the functions for the Delta_y of Chebyshev(5) or (10), or at equal N its is 10 times"
+    threshold = "Partition needs 10 times the functions for Chebyshev's Delta_y at N = 5 or 10, or has 10 times as much"
 
     def judged(solver: str):
         error = lambda family, N: findings.of(solver, family, N, "policy_error")
         middle = lambda values: ratio(values, np.ones_like(values)).mean
         factors, gaps = {}, {}
+        cells = {M: middle(error("Partition", M)) for M in findings.sizes("Partition")}
         for N in (5, 10):
-            enough = [M for M in findings.sizes("Partition") if middle(error("Partition", M)) <= middle(error("Chebyshev", N))]
+            enough = [M for M, reached in cells.items() if reached <= middle(error("Chebyshev", N))]
             factors[N] = enough[0] / N if enough else np.inf
             if N in findings.sizes("Partition"):
                 gaps[N] = ratio(error("Partition", N), error("Chebyshev", N))
@@ -335,7 +336,7 @@ def _memory(findings: Findings) -> dict[str, Any]:
 
     _, exact_factors, exact_gaps = exact = judged("Newton")
     measured = f"StocBiO: {words(factors, gaps)}. Newton: {words(exact_factors, exact_gaps)}"
-    how = "Functions of Partition needed for the geometric mean of Delta_y, over those of Chebyshev; and ratios at equal N."
+    how = "Functions Partition needs for Chebyshev's Delta_y (geometric means), over N; and ratios at equal N."
     return verdict("I5", holds, measured, threshold, how, _beside("" if holds else "x", exact[0]))
 
 
@@ -344,9 +345,9 @@ def summary(runs: Runs, lab: Inverse) -> tuple[dict[str, Any], list[dict[str, An
     findings = Findings(lab)
     budget = lab.budget
     lead = (
-        f"Road capacities inferred from noisy flows in {budget.instances} random two-edge networks. Every basis is solved "
-        "with StocBiO as the paper ran it, and with Newton, which shows what the reduction gives once the solver's own "
-        "error is out of the way. Losses are on test samples with exact flows."
+        f"Road capacities inferred from noisy flows in {budget.instances} random two-edge networks. Every basis is "
+        "solved with StocBiO as the paper ran it, and with Newton, which shows what the reduction gives once the "
+        "solver's own error is out of the way. Losses are on test samples with exact flows."
     )
     about = [
         ["instances", f"{budget.instances}, seeds 0 to {budget.instances - 1}; tuning instances from seed 10000"],

@@ -31,7 +31,12 @@ def _lab(order: dict[str, Any], runs: Runs) -> Lab:
 
 
 def reproduce(
-    experiment: str, budget: str, out: Path, data: str = "digits", progress: bool | None = None, limit: float | None = None
+    experiment: str,
+    budget: str,
+    out: Path,
+    data: str = "digits",
+    progress: bool | None = None,
+    limit: float | None = None,
 ) -> bool:
     """Runs what is not finished yet, and writes ``claims.json``, ``summary.json``, figures and ``report.html``.
 

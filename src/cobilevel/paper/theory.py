@@ -3,6 +3,7 @@
 Contexts are the nodes of a Gauss rule, so expectations are exact and NumPy solves the reduced problem directly.
 """
 
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -68,11 +69,11 @@ def stationarity() -> dict[str, Any]:
         f"N = {n}: {s:.1e}" for n, s in zip(sizes, shares, strict=True)
     )
     how = (
-        "A random quadratic, the reduced problem solved in closed form. The printed bound by the policy error alone does "
-        f"not hold: with basis 1, xi and g = (y - x xi^2 - 1 - xi)^2 / 2, f = e^xi y at x = 0 the policy is exact and "
-        f"the hypergradient off by {gap:.4f}; the distances of adjoint and sensitivity to the span bound it instead."
+        "A random quadratic, the reduced problem solved in closed form. The printed bound by the policy error alone "
+        f"does not hold: with basis 1, xi and g = (y - x xi^2 - 1 - xi)^2 / 2, f = e^xi y at x = 0 the policy is exact "
+        f"and the hypergradient off by {gap:.4f}; the distances of adjoint and sensitivity to the span bound it instead."
     )
-    falls = shares[-1] < 1e-6 and all(b < a for a, b in zip(shares, shares[1:], strict=False))
+    falls = shares[-1] < 1e-6 and all(b < a for a, b in itertools.pairwise(shares))
     return verdict("T1", falls, measured, "falls with N, below 1e-6 at N = 10", how)
 
 
@@ -101,7 +102,7 @@ def expressiveness() -> dict[str, Any]:
     words = "; ".join(f"d = {d}: error ~ {np.exp(s):.2g}^n, R^2 {r:.3f}" for d, (s, r) in fits.items())
     measured = f"{words}; N m_Phi from {min(least):.2g} to {max(least):.2g} for N = 2 to 100"
     holds = all(s < -0.5 and r > 0.97 for s, r in fits.values()) and min(least) > 0.067
-    how = "n functions a dimension, N = n^d: a straight line of log error over n means N ~ ln^d(1/eps). Uniform contexts."
+    how = "n functions a dimension, N = n^d: log error straight in n means N ~ ln^d(1/eps). Uniform contexts."
     return verdict("T3", holds, measured, "R^2 above 0.97 and falling; N m_Phi above the lemma's 0.067", how)
 
 
