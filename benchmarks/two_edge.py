@@ -14,7 +14,6 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)
 
 import equinox as eqx
-import scipy.optimize
 
 import cobilevel as cb
 
@@ -42,15 +41,6 @@ def exact_flows(x, truth, xi):
     return truth.y(x, xi)
 
 
-def exact_optimum(instance: cb.gallery.Instance) -> np.ndarray:
-    """The best capacities for the training sample, with exact flows at every context."""
-    value = lambda x: tuple(np.asarray(v, dtype=float) for v in exact_loss(x, instance.truth, instance.train))
-    starts = (np.full(2, 0.5), np.asarray(instance.truth.x))  # the sample's loss has kinks: one start may get stuck
-    options = {"gtol": 1e-9}
-    runs = [scipy.optimize.minimize(value, x, jac=True, bounds=[(0.05, 3.0)] * 2, options=options) for x in starts]
-    return min(runs, key=lambda run: run.fun).x
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=50)
@@ -59,7 +49,7 @@ def main() -> None:
     arguments = parser.parse_args()
     seeds, noise = arguments.seeds, arguments.noise
     instances = [cb.gallery.two_edge_traffic(seed, noise) for seed in range(seeds)]
-    best = [exact_optimum(instance) for instance in instances]
+    best = [instance.truth.sample_optimum(instance.train) for instance in instances]
     print(f"{seeds} instances, noise {noise}; ratios are means +- two standard errors")
     print(
         f"{'basis':28s} {'loss / exact optimum':>22s} {'loss / F_ref':>20s} {'policy error':>12s} "

@@ -17,6 +17,7 @@ import numpy as np
 import scipy.stats
 
 from ..basis import FeatureMap, Features
+from ..data import Levels, Product
 from ..domain import Interval
 from ..gallery import Instance, cleaning
 from ..gallery.images import Images
@@ -27,7 +28,7 @@ from .lab import FAMILIES, Budget, Judged, Lab, Method
 from .tuning import Grid, Rung
 
 _TEMPERATURES = (0.1, 10.0)
-_NODES = 8  # temperatures at which losses are watched on the way, by Gauss quadrature
+_NODES = 8  # temperatures at which losses are watched and policies judged, by Gauss quadrature
 
 _CPU, _GPU = (How(1, 1, 1),), (How(20, 4, 1), How(20, 20, 1))
 
@@ -45,10 +46,10 @@ BUDGETS = {
     ),
     "default": Budget(
         instances=3,
-        steps=300,
-        chunk=15,
-        rungs=(Rung(1, 1, 90),),
-        grid=Grid((0.1,), (1e4, 1e5), (10,)),
+        steps=240,
+        chunk=12,
+        rungs=(Rung(1, 1, 60),),
+        grid=Grid((1.0, 10.0), (1e4, 1e5), (10,)),  # around what the whole grid gives
         polynomials=(5, 10),
         partitions=(5, 20),
         measured=False,
@@ -73,6 +74,17 @@ def _every_family(N: int) -> Features:
     some = jnp.linspace(*_TEMPERATURES, 2 * N + 2)
     fitted = [kind(N).fit(Interval(*_TEMPERATURES), some, None) for kind in FAMILIES.values()]
     return Features(lambda xi: jnp.concatenate([each(xi) for each in fitted], axis=-1), N * len(fitted))
+
+
+def _rule(one: Instance) -> tuple[Any, Any]:
+    """The temperatures at which runs are looked at, and their shares."""
+    return one.train.upper.contexts.quadrature(_NODES)  # pyright: ignore
+
+
+def _reduced(one: Instance, method: Method) -> Reduced:
+    """The reduced problem, with a rule of temperatures fine enough for the basis (batches draw them afresh anyway)."""
+    levels = (Product(level.contexts, level.eta, 4 * method.N) for level in (one.train.upper, one.train.lower))  # pyright: ignore
+    return reduce(one.problem, method.basis, Levels(*levels))
 
 
 def _shared(reduced: Reduced, method: Method) -> Reduced:
@@ -159,9 +171,9 @@ class Cleaning(Lab):
     scale = 1e-2
     shuffle = False  # independent draws: contexts are drawn afresh in any case, and permutations are slow on a GPU
 
-    def __init__(self, budget: Budget, runs: Runs, images: Images, exact: int = 8):
+    def __init__(self, budget: Budget, runs: Runs, images: Images):
         super().__init__(budget, runs)
-        self.images, self.exact = images, exact
+        self.images = images
         self._instances: dict[int, Instance] = {}
         self._pools: dict[Any, Pool] = {}
 
@@ -183,7 +195,7 @@ class Cleaning(Lab):
         if key not in self._pools:
             most = max(rung.instances for rung in self.budget.rungs)  # filled up, so that rounds share programs
             table = [self.instance(seeds[k % len(seeds)]) for k in range(max(len(seeds), most))]
-            reduced = [_shared(reduce(one.problem, method.basis, one.train), method) for one in table]
+            reduced = [_shared(_reduced(one, method), method) for one in table]
             self._pools = {key: Pool.of(reduced)}
         return self._pools[key]
 
@@ -193,8 +205,8 @@ class Cleaning(Lab):
 
     def observe(self, method, seeds):
         one = self.instance(seeds[0])
-        nodes, shares = one.train.upper.contexts.quadrature(_NODES)  # pyright: ignore
-        fitted = reduce(one.problem, method.basis, one.train).basis
+        nodes, shares = _rule(one)
+        fitted = _reduced(one, method).basis
         dtype = fitted.constant.dtype
         cast = lambda a: jnp.asarray(a, dtype)
         return Watch(self.pool(method, seeds), cast(fitted(nodes)), cast(nodes), cast(shares))
@@ -213,13 +225,13 @@ class Cleaning(Lab):
 
     def temperatures(self) -> np.ndarray:
         """Where policies are held against exact classifiers: Gauss nodes, which crowd where policies change most."""
-        return np.asarray(self.instance(0).train.upper.contexts.quadrature(self.exact)[0])  # pyright: ignore
+        return np.asarray(_rule(self.instance(0))[0])
 
     def _closely(self, method: Method, seed: int, x: Any, W: Any) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """One answer against exact classifiers: the true ``F``, ``Delta_y``, who was found out, accuracy."""
         one = self.instance(seed)
-        nodes, shares = one.train.upper.contexts.quadrature(self.exact)  # pyright: ignore
-        fitted, dtype = reduce(one.problem, method.basis, one.train).basis, W.dtype
+        nodes, shares = _rule(one)
+        fitted, dtype = _reduced(one, method).basis, W.dtype
         xi, shares = jnp.asarray(nodes, dtype), np.asarray(shares, dtype=float)
         y = jnp.einsum("mk,kpc->mpc", fitted(xi).astype(dtype), W)
         found = one.truth.fit(x, xi, start=y, tolerance=1e-4)

@@ -55,9 +55,8 @@ BUDGETS = {
         chunk=50,
         rungs=(Rung(40, 4, 150), Rung(8, 8, 500), Rung(1, 16, 1500)),
         grid=Grid(),
-        polynomials=(2, 3, 5, 7, 10, 20, 50, 100),
-        partitions=(2, 3, 5, 7, 10, 20, 50, 100),
-        ablation=50,
+        polynomials=(3, 5, 10, 20),
+        partitions=(3, 5, 10, 20, 50, 100),
     ),
 }
 

@@ -71,7 +71,7 @@ def stationarity() -> dict[str, Any]:
     how = (
         "A random quadratic, the reduced problem solved in closed form. The printed bound by the policy error alone "
         f"does not hold: with basis 1, xi and g = (y - x xi^2 - 1 - xi)^2 / 2, f = e^xi y at x = 0 the policy is exact "
-        f"and the hypergradient off by {gap:.4f}; the distances of adjoint and sensitivity to the span bound it instead."
+        f"and the hypergradient off by {gap:.4f}; the distances of adjoint and sensitivity to the span bound it."
     )
     falls = shares[-1] < 1e-6 and all(b < a for a, b in itertools.pairwise(shares))
     return verdict("T1", falls, measured, "falls with N, below 1e-6 at N = 10", how)

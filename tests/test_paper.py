@@ -1,0 +1,131 @@
+"""The paper's experiments: the search for steps, statistics, verdicts computed from data, and both commands."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cobilevel.cli import app
+from cobilevel.paper import theory
+from cobilevel.paper.claims import CLAIMS, complete, verdict
+from cobilevel.paper.cleaning import auc
+from cobilevel.paper.lab import TUNING
+from cobilevel.paper.statistics import Interval95, difference, ratio
+from cobilevel.paper.tuning import Grid, Rung, race
+
+
+def test_the_grid_is_the_papers():
+    settings = Grid().settings()
+    assert len(settings) == 5 * 11 * 3 == len(set(settings))
+    assert {s.inner for s in settings} == {1e-3, 1e-2, 1e-1, 1.0, 10.0}
+    assert min(s.outer for s in settings) == 1e-5
+    assert max(s.outer for s in settings) == 1e5
+    assert TUNING > 50, "tuning instances must not be among those reported"
+
+
+def test_a_race_keeps_the_best_and_drops_what_diverges():
+    settings = Grid((1.0, 2.0), (1.0, 2.0, 3.0), (1,)).settings()
+    seen = []
+
+    def score(chosen, rung):
+        seen.append((len(chosen), rung.instances))
+        return np.array([np.nan if s.outer == 3.0 else (s.inner - 2) ** 2 + (s.outer - 2) ** 2 for s in chosen])
+
+    best, table = race(settings, (Rung(3, 1, 10), Rung(1, 4, 20)), score)
+    assert (best.inner, best.outer) == (2.0, 2.0)
+    assert seen == [(6, 1), (3, 4)]
+    assert table.shape == (6, 2)
+    assert np.isinf(table[2, 0])
+    assert np.isnan(table[2, 1])
+
+
+def test_intervals_cover_and_pairing_helps():
+    rng = np.random.default_rng(0)
+    covered = [
+        interval.low <= 1 <= interval.high for interval in (Interval95.of(rng.normal(1, 2, 10)) for _ in range(2000))
+    ]
+    assert 0.935 < np.mean(covered) < 0.965
+    level = rng.normal(0, 10, 20)
+    gain = difference(level + 1 + 0.1 * rng.normal(size=20), level)
+    assert 0.9 < gain.low < gain.high < 1.1
+    times = ratio(np.exp(level) * 3, np.exp(level))
+    np.testing.assert_allclose([times.mean, times.low, times.high], 3.0)
+    assert Interval95.of(np.array([1.0])).high == np.inf
+
+
+def test_auc():
+    assert auc(np.array([3.0, 2.0, 1.0, 0.0]), np.array([True, True, False, False])) == 1.0
+    assert auc(np.array([1.0, 1.0, 1.0]), np.array([True, False, False])) == 0.5
+    rng = np.random.default_rng(0)
+    score, positive = rng.normal(size=300), rng.uniform(size=300) < 0.3
+    pairs = np.mean(score[positive][:, None] > score[~positive][None])
+    np.testing.assert_allclose(auc(score, positive), pairs)
+
+
+def test_every_claim_is_listed_once():
+    found = complete([verdict("I2", False, "1.1", "1.03", "so", "because")], "elsewhere")
+    assert [entry["id"] for entry in found] == list(CLAIMS)
+    assert {entry["verdict"] for entry in found} == {"fails", "not tested"}
+    assert found[1]["why"] == "because"
+    assert all({"id", "claim", "verdict", "measured", "threshold", "how"} <= set(entry) for entry in found)
+
+
+def test_theory_is_measured():
+    """The counterexample's gap is known, and the conditioning of the uniform Chebyshev basis."""
+    found = {entry["id"]: entry for entry in theory.theory()}
+    assert {name: entry["verdict"] for name, entry in found.items()} == {"P2": "holds", "T1": "holds", "T3": "holds"}
+    assert "0.0477" in found["T1"]["how"]
+    assert "0.67 to 0.93" in found["T3"]["measured"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("arguments", [["inverse"], ["cleaning", "--data", "digits"]], ids=lambda a: a[0])
+def test_reproduced_quickly(arguments, tmp_path):
+    """The command as a user types it; then again, when nothing is left to do; then the page from what is there."""
+    out = tmp_path / "out"
+    command = ["reproduce", *arguments, "--quick", "--out", str(out)]
+    before = jax.config.jax_enable_x64
+    try:
+        first = CliRunner().invoke(app, command)
+        assert first.exit_code == 0, first.output
+        claims = json.loads((out / "claims.json").read_text())
+        assert [entry["id"] for entry in claims] == list(CLAIMS)
+        mine = "I" if arguments[0] == "inverse" else "H"
+        judged = [entry for entry in claims if entry["verdict"] != "not tested"]
+        assert sum(entry["id"].startswith(mine) for entry in judged) >= 3
+        assert all(entry["measured"] and entry["threshold"] and entry["how"] for entry in judged)
+        assert (out / "report.html").stat().st_size > 20_000
+        assert len(list((out / "figures").glob("*.png"))) == len(list((out / "figures").glob("*.pdf"))) >= 2
+        folders = sorted(path.name for path in (out / "runs").iterdir())
+        (out / "report.html").unlink()
+        again = CliRunner().invoke(app, ["report", str(out)])
+        assert again.exit_code == 0, again.output
+        assert json.loads((out / "claims.json").read_text()) == claims
+        assert sorted(path.name for path in (out / "runs").iterdir()) == folders
+        assert (out / "report.html").exists()
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+def test_commands_say_what_is_wrong(tmp_path):
+    def invoke(*arguments):
+        done = CliRunner().invoke(app, [str(a) for a in arguments])
+        return done.exit_code, " ".join(done.output.split())
+
+    nothing = invoke("report", tmp_path)
+    assert nothing[0] == 2
+    assert "holds no experiment" in nothing[1]
+    both = invoke("reproduce", "inverse", "--quick", "--full", "--out", tmp_path)
+    assert both[0] == 2
+    unknown = invoke("reproduce", "traffic", "--quick", "--out", tmp_path / "a")
+    assert unknown[0] == 2
+    assert "inverse, cleaning" in unknown[1]
+    (tmp_path / "experiment.json").write_text(json.dumps({"experiment": "inverse", "budget": "full"}))
+    other = invoke("reproduce", "inverse", "--quick", "--out", tmp_path)
+    assert other[0] == 2
+    assert "another experiment" in other[1]
+    unfinished = invoke("report", tmp_path)
+    assert unfinished[0] == 2
+    assert "not finished" in unfinished[1]
