@@ -7,7 +7,7 @@ polynomials on [-1, 1]; an ablation varies what matters.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -20,8 +20,10 @@ from ..basis import Chebyshev, FeatureMap
 from ..gallery import Instance, two_edge_traffic
 from ..reduction import Reduced, reduce
 from ..runs import Run
-from ..solvers import Newton
+from ..schedules import Polynomial
+from ..solvers import FdeHBO, Newton
 from ..sweep import Pool, Task, Trials, solve_all
+from . import complexity
 from .lab import Budget, Judged, Lab, Method, Tell
 from .tuning import Grid, Rung
 
@@ -48,6 +50,7 @@ BUDGETS = {
         polynomials=(3, 5, 10, 20),
         partitions=(3, 5, 10, 20, 50, 100),
         ablation=20,
+        complexity=2**15,
     ),
     "full": Budget(
         instances=50,
@@ -57,6 +60,7 @@ BUDGETS = {
         grid=Grid(),
         polynomials=(3, 5, 10, 20),
         partitions=(3, 5, 10, 20, 50, 100),
+        complexity=2**17,
     ),
 }
 
@@ -184,6 +188,25 @@ class Inverse(Lab):
             count = max(count for method, count in plan if method.noise == noise)
             specs = [self.reference_spec(noise, seed) for seed in range(count)]
             yield Task(f"optima, noise {noise}", specs, lambda tell, n=noise, c=count: self._references(n, c, tell))
+
+    def last(self) -> Iterator[Task]:
+        """The sample complexity of claim T2, on problems of its own."""
+        if self.budget.complexity:
+            yield Task("sample complexity", [self.complexity_spec()], self._complexity)
+
+    def complexity_spec(self) -> dict[str, Any]:
+        return self.identity() | {"kind": "complexity", "steps": self.budget.complexity}
+
+    def _complexity(self, tell: Tell) -> list[Run]:
+        slopes = {}
+        for label, bumps in (("convex", 0.0), ("nonconvex", 0.4)):
+            momentum = Polynomial(1.0, 2 / 3, 1.0)
+            slopes[label] = asdict(complexity.slope(FdeHBO, bumps, 1 / 3, momentum, self.budget.complexity))
+            tell(0.3 * len(slopes))
+        rows = complexity.conditioning()
+        reached = all(row["samples"] is not None for row in rows)
+        result = {"slopes": slopes, "growth": complexity.growth(rows), "reached": reached, "rows": rows}
+        return [Run(self.complexity_spec(), result)]
 
     def reference_spec(self, noise: float, seed: int) -> dict[str, Any]:
         return self.identity() | {"kind": "optimum", "noise": noise, "instance": seed}

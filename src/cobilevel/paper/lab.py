@@ -66,6 +66,7 @@ class Budget:
     partitions: tuple[int, ...]
     ablation: int = 0
     measured: bool = True  # whether it pays to measure how runs share the machine
+    complexity: int = 0  # steps for the sample complexity of claim T2, if it is to be measured
     candidates: tuple[How, ...] = (How(), How(together=How.block))
 
     @property
@@ -116,6 +117,10 @@ class Lab(ABC):
 
     def extra(self) -> Iterator[Task]:
         """Tasks before all others."""
+        return iter(())
+
+    def last(self) -> Iterator[Task]:
+        """Tasks after all others."""
         return iter(())
 
     def observe(self, method: Method, seeds: Sequence[int]) -> Any:
@@ -234,3 +239,4 @@ class Lab(ABC):
                 yield Task(f"tuning {method.label}", [self.tuning_spec(method)], work)
             specs = [self.spec(method, seed) for seed in range(count)]
             yield Task(f"{method.solver} {method.label}", specs, lambda tell, m=method, c=count: self.solve(m, c, tell))
+        yield from self.last()
