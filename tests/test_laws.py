@@ -38,12 +38,12 @@ BUDGET = {
     "FdeHBO": (4000, 2.4),
 }
 BASIS = cb.Orthonormal(cb.Chebyshev(3))
-# the solvers with a Neumann series of their own take longest: `make test-all` runs them too
+# the solvers with a Neumann series of their own take longest: `make thorough` runs them
 SERIES = ("BSA", "TTSA", "SUSTAIN", "MRBO", "VRBO", "StocBiO")
 
 
 def over_all(later):
-    """A law over all solvers, with those named left to `make test-all`."""
+    """A law over all solvers, with those named left to `make thorough`."""
     marks = lambda kind: [pytest.mark.thorough] if kind.__name__ in later else []
     return pytest.mark.parametrize("kind", [pytest.param(k, id=k.__name__, marks=marks(k)) for k in STOCHASTIC])
 

@@ -56,6 +56,11 @@ def versions() -> dict[str, str]:
     return found | {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
 
 
+def _read(row: tuple[str, str, str]) -> Run:
+    spec, result, cost = (json.loads(part) for part in row)
+    return Run(spec, result, {}, cost)
+
+
 class Runs:
     """The runs of one folder. Several processes may read and write it at the same time."""
 
@@ -105,7 +110,7 @@ class Runs:
         """The finished runs whose specification has these entries, without their curves; in a fixed order."""
         with closing(self._connect()) as base:
             rows = base.execute("select spec, result, cost from runs order by name").fetchall()
-        found = [Run(*(json.loads(part) for part in row[:2]), {}, json.loads(row[2])) for row in rows]
+        found = [_read(row) for row in rows]
         return [run for run in found if all(run.spec.get(key) == value for key, value in where.items())]
 
     def get(self, spec: Mapping[str, Any]) -> Run:
@@ -114,7 +119,7 @@ class Runs:
             row = base.execute("select spec, result, cost from runs where name = ?", (name_of(spec),)).fetchone()
         if row is None:
             raise KeyError(f"no finished run has the specification {dict(spec)}.")
-        return Run(json.loads(row[0]), json.loads(row[1]), {}, json.loads(row[2]))
+        return _read(row)
 
     def curves(self, spec: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The curves of a finished run."""

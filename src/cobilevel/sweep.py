@@ -101,7 +101,7 @@ def _onward(solver: Solver, pool: Pool, trials: Trials, states: State, count: in
 class Bundle:
     """What a bundle of runs came to: their last states, what was seen on the way (run by look), and seconds a run."""
 
-    states: State
+    states: Any
     curves: dict[str, np.ndarray]
     seconds: float
     compile_seconds: float

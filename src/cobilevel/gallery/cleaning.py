@@ -196,4 +196,4 @@ def cleaning(
     kept = seen.lower.eta  # pyright: ignore[reportAttributeAccessIssue]
     truth = CleaningTruth(kept["image"], kept["label"], clean, redrawn, labels != clean, lower, images.classes)
     test = Product(Uniform(domain), data(images.test_images, images.test_labels))
-    return Instance(problem, seen, test, truth)  # pyright: ignore[reportArgumentType]
+    return Instance(problem, seen, test, truth)

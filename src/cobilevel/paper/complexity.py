@@ -121,6 +121,7 @@ def _until(reduced: Reduced, best: Any, share: float = 0.01, most: int = 400_000
     value = jax.jit(lambda x: solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0].value)
     first, lowest = value(reduced.x0), value(best)
     start = solver.measure(reduced, jax.random.key(0))
+    assert start is not None
     state = solver.init(reduced, jax.random.key(1), most, start)
     while int(state.result) == Result.RUNNING and int(state.step) < most:
         state, _ = advance(solver, reduced, state, 20)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..basis import Chebyshev, FeatureMap
-from ..gallery import Instance, two_edge_traffic
+from ..gallery import two_edge_traffic
 from ..reduction import Reduced, reduce
 from ..runs import Run
 from ..schedules import Polynomial
@@ -66,7 +66,8 @@ BUDGETS = {
 
 
 @cache
-def instance(seed: int, noise: float) -> Instance:
+def instance(seed: int, noise: float) -> Any:
+    """An instance of the gallery, made once."""
     return two_edge_traffic(seed, noise)
 
 
@@ -137,8 +138,9 @@ class Inverse(Lab):
             return []
         exact = [Method("Newton", "Chebyshev", 5, noise=noise) for noise in (0.01, 0.02, 0.1)]
         exact += [Method("Newton", "Fourier", N, period=1.0) for N in (5, 10)]
-        changes = ({"batch": 16}, {"batch": 256}, {"terms": 200}, {"series": "product"})
-        return exact + [Method("StocBiO", "Chebyshev", 5, **change) for change in changes]
+        usual = Method("StocBiO", "Chebyshev", 5)
+        changes: tuple[dict[str, Any], ...] = ({"batch": 16}, {"batch": 256}, {"terms": 200}, {"series": "product"})
+        return exact + [replace(usual, **change) for change in changes]
 
     def pool(self, method, seeds):
         return Pool.of([_bare(method, seeds[k % len(seeds)]) for k in range(self.budget.width)])

@@ -19,7 +19,7 @@ from ..solvers import StocBiO
 from ..sweep import Bundle, How, Pool, Task, Trials, measure, solve_all
 from .tuning import Grid, Rung, Setting, race
 
-FAMILIES: Mapping[str, type[Basis]] = {
+FAMILIES: Mapping[str, Any] = {
     "Chebyshev": Chebyshev,
     "Fourier": Fourier,
     "Monomial": Monomial,
@@ -49,8 +49,9 @@ class Method:
 
     @property
     def basis(self) -> Basis:
-        options = {"period": self.period} if self.family == "Fourier" else {}
-        return FAMILIES[self.family](self.N, **options)
+        if self.family == "Fourier":
+            return Fourier(self.N, period=self.period)
+        return FAMILIES[self.family](self.N)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def race(settings: Sequence[Setting], rungs: Sequence[Rung], score: Score) -> tu
     table = np.full((len(settings), len(rungs)), np.nan)
     alive = np.arange(len(settings))
     for column, rung in enumerate(rungs):
-        scores = np.asarray(score([settings[k] for k in alive], rung), dtype=float)
+        scores = np.asarray(score([settings[int(k)] for k in alive], rung), dtype=float)
         scores = np.where(np.isfinite(scores), scores, np.inf)
         table[alive, column] = scores
         alive = alive[np.argsort(scores, kind="stable")[: rung.keep]]

@@ -134,8 +134,9 @@ def _strip(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
+    """The claims that were tested first."""
     head = "".join(f'<th scope="col">{title}</th>' for title in ("", "Claim", "Verdict", "Measured", "Threshold"))
-    rows = "".join(_claim(claim) for claim in claims)
+    rows = "".join(_claim(claim) for claim in sorted(claims, key=lambda claim: claim["verdict"] == "not tested"))
     return f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>' if claims else ""
 
 
@@ -146,12 +147,12 @@ def _claim(claim: Mapping[str, Any]) -> str:
     if details:
         title = "Why, and how it was measured" if why else "How it was measured"
         details = f"<details{' open' if why else ''}><summary>{title}</summary>{details}</details>"
+    cell = lambda name, words: f'<td data-name="{name}"><div>{words}</div></td>' if words else "<td></td>"
     return (
         f'<tr id="claim-{escape(claim["id"])}" class="{kind}"><th scope="row">{escape(claim["id"])}</th>'
         f'<td class="what"><p>{escape(claim["claim"])}</p>{details}</td>'
         f'<td class="verdict"><span aria-hidden="true">{VERDICTS[claim["verdict"]]}</span> {claim["verdict"]}</td>'
-        f'<td data-name="Measured"><div>{_measured(claim.get("measured"))}</div></td>'
-        f'<td data-name="Threshold"><div>{_words(claim.get("threshold"))}</div></td></tr>'
+        f"{cell('Measured', _measured(claim.get('measured')))}{cell('Threshold', _words(claim.get('threshold')))}</tr>"
     )
 
 
