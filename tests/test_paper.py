@@ -1,6 +1,8 @@
 """The paper's experiments: the search for steps, statistics, verdicts computed from data, and both commands."""
 
 import json
+import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -129,3 +131,15 @@ def test_commands_say_what_is_wrong(tmp_path):
     unfinished = invoke("report", tmp_path)
     assert unfinished[0] == 2
     assert "not finished" in unfinished[1]
+
+
+def test_the_page_on_the_paper_says_what_was_computed():
+    """The verdicts in docs/paper.md are those of docs/results."""
+    docs = Path(__file__).parents[1] / "docs"
+    computed = {}
+    for experiment in ("inverse", "cleaning"):
+        for entry in json.loads((docs / "results" / experiment / "claims.json").read_text()):
+            if entry["verdict"] != "not tested":
+                computed[entry["id"]] = entry["verdict"]
+    rows = re.findall(r"^\| ([A-Z]\d) \| (holds|fails|not tested) \|", (docs / "paper.md").read_text(), re.MULTILINE)
+    assert dict(rows) == {name: computed.get(name, "not tested") for name in CLAIMS}

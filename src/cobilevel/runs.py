@@ -12,6 +12,7 @@ import platform
 import secrets
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -125,6 +126,11 @@ class Runs:
         """The curves of a finished run."""
         with np.load(self.folder / "runs" / name_of(spec) / "curves.npz", allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
+
+    def origins(self) -> Counter[str]:
+        """With what the runs were computed, and how many with each."""
+        told = (json.loads(path.read_text())["versions"] for path in self.folder.glob("runs/*/specification.json"))
+        return Counter(f"{v['device']}, jax {v['jax']}, Python {v['python']}" for v in told)
 
     def note(self, topic: str, words: Any) -> None:
         """Keeps something that was found out on the way, for the next start to know."""

@@ -73,7 +73,8 @@ def panels(findings: Findings) -> list[dict[str, Any]]:
     """The figure of the paper in its layout, and errors by context."""
     base = {"figure": "inverse", "xlabel": "N", "xscale": "log", "lines": []}
     note = "Means over instances with 95% intervals"
-    loss = {"id": "loss", "title": "Loss", "ylabel": "F(x) / F_ref", "yscale": "linear", "note": f"{note}."}
+    loss = {"id": "loss", "title": "Loss", "ylabel": "F(x) / F_ref", "yscale": "linear"}
+    loss["note"] = f"{note}; a wide band is a run or two that diverged, or nearly so."
     policy = {"id": "policy", "title": "Lower-level error", "ylabel": "Delta_y", "yscale": "log"}
     capacity = {"id": "capacity", "title": "Upper-level error", "ylabel": "Delta_x", "yscale": "log"}
     words = {"note": f"{note}, both of logarithms."}
@@ -196,6 +197,10 @@ def _means(findings: Findings, N: int, name: str = "ratio") -> str:
     return "; ".join(words)
 
 
+def _from(N: int | None) -> str:
+    return "at no N" if N is None else f"from N = {N} on"
+
+
 def _few_functions(findings: Findings) -> dict[str, Any]:
     threshold = "F/F_ref at N = 3 at most 1.1 for each basis (upper end), and smaller than Partition(3)'s, paired"
     how = "Mean over instances of F(x)/F_ref, exact lower level, test samples."
@@ -246,7 +251,7 @@ def _three_percent(findings: Findings) -> dict[str, Any]:
         f"Partition needs fewer functions than claimed, its steps being searched as widely: {first}." if early else ""
     )
     measured = (
-        f"{_means(findings, 5)}. Partition is within 3% from N = {first} with StocBiO, from {judged('Newton')[1]} with "
+        f"{_means(findings, 5)}. Partition is within 3% {_from(first)} with StocBiO, {_from(judged('Newton')[1])} with "
         "Newton"
     )
     how = "Mean over instances of F(x)/F_ref, exact lower level, test samples."
@@ -318,8 +323,8 @@ def _smallest(findings: Findings) -> dict[str, Any]:
     measured = (
         f"StocBiO: best {best[0]}({best[1]}); behind it "
         + ", ".join(f"{f}({N}) {behind[f, N].words(2)}" for f in BASES[:2] for N in findings.sizes(f) if N >= 10)
-        + f"; Partition within 0.005 from N = {needs[0] if needs else 'none'}; Delta_y Partition(100)/Chebyshev(10) "
-        + f"{above.words(2)}; with Newton Partition from N = {exact[3][0] if exact[3] else 'none'}, {exact[4].words(2)}"
+        + f"; Partition within 0.005 {_from(needs[0] if needs else None)}; Delta_y Partition(100)/Chebyshev(10) "
+        + f"{above.words(2)}; with Newton {_from(exact[3][0] if exact[3] else None)}, {exact[4].words(2)}"
     )
     how = "Paired differences of F/F_ref to the method with the smallest mean; geometric mean of Delta_y ratios."
     return verdict("I4", reach and not early and above.low > 1, measured, threshold, how, why.strip())

@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from rich.console import Console
 from ..gallery import images
 from ..report.page import page
 from ..report.panels import panel_figures
-from ..runs import Runs, versions
+from ..runs import Runs
 from ..sweep import sweep
 from . import cleaning, cleaning_report, inverse, inverse_report
 from .claims import complete
@@ -114,12 +113,11 @@ def _summarise(out: Path, order: dict[str, Any]) -> tuple[dict[str, Any], list[d
         assert isinstance(lab, cleaning.Cleaning)
         told, found = cleaning_report.summary(runs, lab)
         elsewhere = "is measured by `cobilevel reproduce inverse`."
-    seconds, known = runs.noted("seconds") or 0.0, versions()
+    seconds = runs.noted("seconds") or 0.0
     about = [
         *told["about"],
-        ["wall time", f"{seconds / 60:.1f} minutes"],
-        ["machine", f"{known['device']}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"],
-        ["versions", ", ".join(f"{name} {known[name]}" for name in ("cobilevel", "jax", "numpy", "python"))],
+        ["wall time", f"{seconds / 60:.1f} minutes, all starts together"],
+        ["computed on", "; ".join(f"{words}: {count} runs" for words, count in runs.origins().most_common())],
     ]
     claims = complete([*found, *(theory() if isinstance(lab, inverse.Inverse) else [])], f"This claim {elsewhere}")
     return told | {"budget": order["budget"], "about": about}, claims
