@@ -226,6 +226,8 @@ def _fastest(findings: Findings) -> dict[str, Any]:
         mine = Interval95.of(findings.values(ours, "weight")).mean
         told_of = ", ".join(f"{m.label} (mean weight {weight:.2g})" for m, weight in lost.items())
         why = f"Not below on both losses: {told_of}. The training loss is weighted, and our mean weight is {mine:.2g}."
+    slow = [m.label for m, r in speeds.items() if r.low > 1]
+    why += f" Slower than {', '.join(slow)}." if slow else ""
     how = "Chebyshev(5) against every partition and monomial basis, paired over trials."
     return verdict("H3", below and fast and small, "; ".join(told), threshold, how, why)
 
