@@ -67,7 +67,7 @@ def test_auc():
 
 
 def test_every_claim_is_listed_once():
-    found = complete([verdict("I2", False, "1.1", "1.03", "so", "because")], "elsewhere")
+    found = complete([verdict("I2", False, "1.1", "1.03", "so", "because")])
     assert [entry["id"] for entry in found] == list(CLAIMS)
     assert {entry["verdict"] for entry in found} == {"fails", "not tested"}
     assert found[1]["why"] == "because"

@@ -1,11 +1,25 @@
 """The command line: arguments only."""
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Contextual bilevel optimization in JAX.")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What a user can mend is told in a sentence; anything else is a fault, and shows where it is."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError, sqlite3.Error) as error:
+        words = f"The store of runs is damaged: {error}." if isinstance(error, sqlite3.Error) else str(error)
+        typer.secho(words, fg="red", err=True)
+        raise typer.Exit(2) from error
 
 
 @app.callback()
@@ -37,7 +51,7 @@ def reproduce(
     full: Annotated[bool, typer.Option("--full", help="The paper's protocol; resumable, best on a GPU.")] = False,
     data: Annotated[str, typer.Option(help="For cleaning: digits, mnist, or a folder that holds MNIST.")] = "digits",
     minutes: Annotated[
-        float | None, typer.Option(help="Begin nothing new after so many; start again to go on.")
+        float | None, typer.Option(min=0, help="Begin nothing new after so many; start again to go on.")
     ] = None,
 ) -> None:
     """Run an experiment of the paper: every run is kept, and a second start goes on where the first was stopped."""
@@ -53,11 +67,8 @@ def reproduce(
     budget = "quick" if quick else "full" if full else "default"
     folder = Path(f"{experiment}-{budget}") if out is None else out
     console = Console()
-    try:
+    with _told():
         finished = work(experiment, budget, folder, data, limit=None if minutes is None else 60 * minutes)
-    except (ValueError, OSError) as error:
-        console.print(f"[red]{error}[/red]", highlight=False)
-        raise typer.Exit(2) from error
     if finished:
         tell(folder, console)
     else:
@@ -67,16 +78,10 @@ def reproduce(
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="What cobilevel reproduce wrote.")]) -> None:
     """Write claims, figures and the page of a folder again."""
-    from rich.console import Console
-
     from .paper.reproduce import write_report
 
-    try:
-        path = write_report(folder)
-    except (ValueError, OSError) as error:
-        Console().print(f"[red]{error}[/red]", highlight=False)
-        raise typer.Exit(2) from error
-    typer.echo(path)
+    with _told():
+        typer.echo(write_report(folder))
 
 
 @app.command()

@@ -12,9 +12,10 @@ import platform
 import secrets
 import shutil
 import sqlite3
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -80,7 +81,8 @@ class Runs:
         """Those of the specifications that have not been run to their end."""
         with closing(self._connect()) as base:
             known = {name for (name,) in base.execute("select name from runs")}
-        return [spec for spec in specs if name_of(spec) not in known]
+        whole = lambda name: name in known and (self.folder / "runs" / name / "curves.npz").is_file()
+        return [spec for spec in specs if not whole(name_of(spec))]
 
     def add(self, runs: Sequence[Run]) -> None:
         """Keeps finished runs: all of them, or (when stopped on the way) none."""
@@ -100,12 +102,18 @@ class Runs:
             (draft / "specification.json").write_text(json.dumps(spec, indent=1, sort_keys=True))
             (draft / "result.json").write_text(json.dumps(dict(run.result), indent=1, sort_keys=True))
             np.savez_compressed(draft / "curves.npz", **{k: np.asarray(v) for k, v in run.curves.items()})  # pyright: ignore
-            final = self.folder / "runs" / name
-            if final.exists():  # written by a sweep that was stopped before its row was
-                shutil.rmtree(final)
-            draft.rename(final)
+            self._place(draft, self.folder / "runs" / name)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+    def _place(self, draft: Path, final: Path) -> None:
+        """Moves a folder to its place. What another process puts there meanwhile is as good: runs are repeatable."""
+        try:
+            draft.rename(final)
+        except OSError:  # there is one: whole, or left behind by a sweep that was stopped
+            shutil.rmtree(final, ignore_errors=True)
+            with suppress(OSError):
+                draft.rename(final)
 
     def find(self, **where: Any) -> list[Run]:
         """The finished runs whose specification has these entries, without their curves; in a fixed order."""
@@ -124,13 +132,24 @@ class Runs:
 
     def curves(self, spec: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The curves of a finished run."""
-        with np.load(self.folder / "runs" / name_of(spec) / "curves.npz", allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        path = self.folder / "runs" / name_of(spec) / "curves.npz"
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} is missing or damaged: {error}. Delete its folder, and run again.") from error
 
     def origins(self) -> Counter[str]:
         """With what the runs were computed, and how many with each."""
-        told = (json.loads(path.read_text())["versions"] for path in self.folder.glob("runs/*/specification.json"))
+        whole = (path for path in self.folder.glob("runs/*/specification.json") if path.parent.name[0] != ".")
+        told = (json.loads(path.read_text())["versions"] for path in whole)
         return Counter(f"{v['device']}, jax {v['jax']}, Python {v['python']}" for v in told)
+
+    def spend(self, seconds: float) -> None:
+        """Adds to the time that was spent on these runs, by all processes together."""
+        add = "insert into notes values ('seconds', ?) on conflict(topic) do update set words = words + excluded.words"
+        with closing(self._connect()) as base, base:
+            base.execute(add, (seconds,))
 
     def note(self, topic: str, words: Any) -> None:
         """Keeps something that was found out on the way, for the next start to know."""

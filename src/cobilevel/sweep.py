@@ -196,5 +196,7 @@ def sweep(
                 return False
             tell = lambda share, n=number, t=task: bar.update(int(1000 * (n + share)), t.label)
             tell(0.0)
+            began = time.monotonic()
             runs.add(task.work(tell))
+            runs.spend(time.monotonic() - began)
     return True

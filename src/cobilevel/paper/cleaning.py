@@ -178,7 +178,7 @@ class Cleaning(Lab):
         self._pools: dict[Any, Pool] = {}
 
     def identity(self):
-        return {"experiment": self.name, "data": self.images.name}
+        return super().identity() | {"data": self.images.name}
 
     def instance(self, seed: int) -> Instance:
         if seed not in self._instances:

@@ -129,8 +129,9 @@ class Lab(ABC):
         return None
 
     def identity(self) -> dict[str, Any]:
-        """What else, besides method and instance, a run depends on."""
-        return {"experiment": self.name}
+        """What else, besides method and instance, a run depends on; `protocol` counts changes of the code."""
+        common = {"scale": self.scale, "shuffle": self.shuffle, "chunk": self.budget.chunk, "protocol": 1}
+        return {"experiment": self.name} | common
 
     # -- the rest is the same for both
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,17 @@ BUDGETS = ("quick", "default", "full")
 _ORDER = "experiment.json"  # what was asked for, so that the page can be made again
 
 
-def _lab(order: dict[str, Any], runs: Runs) -> Lab:
+def _lab(order: dict[str, Any], runs: Runs, known: images.Images | None = None) -> Lab:
     if order["experiment"] == "inverse":
         return inverse.Inverse(inverse.BUDGETS[order["budget"]], runs)
-    return cleaning.Cleaning(cleaning.BUDGETS[order["budget"]], runs, images.load(order["data"]))
+    return cleaning.Cleaning(cleaning.BUDGETS[order["budget"]], runs, known or images.load(order["data"]))
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. Delete it, and run cobilevel reproduce again.") from error
 
 
 def reproduce(
@@ -47,14 +53,14 @@ def reproduce(
         raise ValueError(f"budget must be one of {', '.join(BUDGETS)}, got {budget!r}.")
     out = Path(out)
     order = {"experiment": experiment, "budget": budget} | ({"data": str(data)} if experiment == "cleaning" else {})
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: give a folder with --out.")
+    known = images.load(data) if experiment == "cleaning" else None  # before anything is written
     _remember(out, order)
     runs = Runs(out)
-    lab = _lab(order, runs)
-    clock = time.monotonic()
+    lab = _lab(order, runs, known)
     total = sum(1 for _ in lab.tasks())
-    done = sweep(lab.tasks(), runs, total, f"{experiment}, {budget}", progress, limit)
-    runs.note("seconds", (runs.noted("seconds") or 0.0) + time.monotonic() - clock)
-    if not done:
+    if not sweep(lab.tasks(), runs, total, f"{experiment}, {budget}", progress, limit):
         return False
     write_report(out)
     return True
@@ -65,7 +71,7 @@ def _remember(out: Path, order: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / _ORDER
     if path.exists():
-        before = json.loads(path.read_text())
+        before = _read(path)
         if before != order:
             raise ValueError(
                 f"{out} holds another experiment ({', '.join(f'{k} {v}' for k, v in before.items())}). Give another "
@@ -75,7 +81,7 @@ def _remember(out: Path, order: dict[str, Any]) -> None:
 
 
 def _write(path: Path, content: Any) -> None:
-    draft = path.with_name(f"{path.name}.part")
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     draft.write_text(json.dumps(content, indent=1))
     os.replace(draft, path)
 
@@ -88,9 +94,9 @@ def write_report(out: Path) -> Path:
             raise FileNotFoundError(
                 f"{out} holds no experiment: neither {_ORDER} nor summary.json. Make one with cobilevel reproduce."
             )
-        summary, claims = (json.loads((out / name).read_text()) for name in ("summary.json", "claims.json"))
+        summary, claims = (_read(out / name) for name in ("summary.json", "claims.json"))
     else:
-        summary, claims = _summarise(out, json.loads((out / _ORDER).read_text()))
+        summary, claims = _summarise(out, _read(out / _ORDER))
         _write(out / "summary.json", summary)
         _write(out / "claims.json", claims)
     panel_figures(summary, out / "figures")
@@ -108,19 +114,17 @@ def _summarise(out: Path, order: dict[str, Any]) -> tuple[dict[str, Any], list[d
         )
     if isinstance(lab, inverse.Inverse):
         told, found = inverse_report.summary(runs, lab)
-        elsewhere = "is measured by `cobilevel reproduce cleaning`."
+        found += theory()
     else:
         assert isinstance(lab, cleaning.Cleaning)
         told, found = cleaning_report.summary(runs, lab)
-        elsewhere = "is measured by `cobilevel reproduce inverse`."
     seconds = runs.noted("seconds") or 0.0
     about = [
         *told["about"],
         ["wall time", f"{seconds / 60:.1f} minutes, all starts together"],
         ["computed on", "; ".join(f"{words}: {count} runs" for words, count in runs.origins().most_common())],
     ]
-    claims = complete([*found, *(theory() if isinstance(lab, inverse.Inverse) else [])], f"This claim {elsewhere}")
-    return told | {"budget": order["budget"], "about": about}, claims
+    return told | {"budget": order["budget"], "about": about}, complete(found)
 
 
 def tell(out: Path, console: Console) -> None:
@@ -129,7 +133,8 @@ def tell(out: Path, console: Console) -> None:
     colours = {"holds": "green", "fails": "red", "not tested": "dim"}
     for entry in claims:
         word = entry["verdict"]
-        console.print(f"[bold]{entry['id']}[/bold] [{colours[word]}]{word}[/]  {entry['claim']}", highlight=False)
+        console.print(f"{entry['id']} {word}", style=colours[word], highlight=False)
+        console.print(f"   {entry['claim']}", markup=False, highlight=False)
         if word != "not tested":
-            console.print(f"   {entry['measured']}", style="dim", highlight=False)
+            console.print(f"   {entry['measured']}", style="dim", markup=False, highlight=False)
     console.print(f"\nThe page: {Path(out) / 'report.html'}")

@@ -6,6 +6,7 @@ Contexts are the nodes of a Gauss rule, so expectations are exact and NumPy solv
 import itertools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,7 +21,7 @@ def _quiet(seed: int, condition: float, dimension: int | None = None, nodes: int
     """A quadratic instance, and its contexts as a Gauss rule with the conditional means in place of noise."""
     one = quadratic(seed, dx=2, dy=2, dimension=dimension, train=4, test=4, condition=condition, noise=(0.0, 0.0))
     xi, weights = one.truth.contexts.quadrature(nodes)
-    rows = lambda waves: jnp.stack([waves(c) for c in jnp.asarray(xi)])
+    rows = lambda waves: jax.vmap(waves)(jnp.asarray(xi))
     return one, Samples(xi, {"upper": rows(one.truth.target), "lower": rows(one.truth.offset)}, weights)
 
 
@@ -49,7 +50,7 @@ def quasi_optimality(count: int = 20) -> dict[str, Any]:
     rows = []
     for seed, condition in enumerate(np.geomspace(1, 1e3, count)):
         one, data = _quiet(seed, condition)
-        spectra = np.stack([np.linalg.eigvalsh(one.truth.lower.metric(c)) for c in jnp.asarray(data.xi)])
+        spectra = np.linalg.eigvalsh(jax.vmap(one.truth.lower.metric)(data.xi))
         bound = spectra.max() / spectra.min()
         rows += [(found["error"] / found["best"], bound) for n in (2, 3, 4) for found in (_solve(one, data, n),)]
     ratio, bound = np.array(rows).T
@@ -60,21 +61,22 @@ def quasi_optimality(count: int = 20) -> dict[str, Any]:
 
 def stationarity() -> dict[str, Any]:
     """T1: the true gradient where the reduced problem is stationary, as the basis grows; and the counterexample."""
-    one, data = _quiet(3, 10.0)
-    sizes = (2, 4, 6, 8, 10)
-    first = float(np.linalg.norm(one.truth.gradient(jnp.zeros(2))))
-    shares = [_solve(one, data, n)["gradient"] / first for n in sizes]
-    gap = _counterexample()
-    measured = "true gradient over that at x0: " + ", ".join(
+    sizes, table = (2, 4, 6, 8, 10), []
+    for seed in range(8):
+        one, data = _quiet(seed, 10.0)
+        first = float(np.linalg.norm(one.truth.gradient(jnp.zeros(2))))
+        table.append([_solve(one, data, n)["gradient"] / first for n in sizes])
+    shares, gap = np.max(table, axis=0), _counterexample()
+    measured = "true gradient over that at x0, the largest of 8: " + ", ".join(
         f"N = {n}: {s:.1e}" for n, s in zip(sizes, shares, strict=True)
     )
     how = (
-        "A random quadratic, the reduced problem solved in closed form. The printed bound by the policy error alone "
-        f"does not hold: with basis 1, xi and g = (y - x xi^2 - 1 - xi)^2 / 2, f = e^xi y at x = 0 the policy is exact "
-        f"and the hypergradient off by {gap:.4f}; the distances of adjoint and sensitivity to the span bound it."
+        "Eight random quadratics, the reduced problem solved in closed form. The printed bound by the policy error "
+        f"alone does not hold: with basis 1, xi and g = (y - x xi^2 - 1 - xi)^2 / 2, f = e^xi y at x = 0 the policy is exact and "
+        f"the hypergradient off by {gap:.4f}; the distances of adjoint and sensitivity to the span bound it."
     )
-    falls = shares[-1] < 1e-6 and all(b < a for a, b in itertools.pairwise(shares))
-    return verdict("T1", falls, measured, "falls with N, below 1e-6 at N = 10", how)
+    falls = shares[-1] < 1e-6 and all(b < a or b < 1e-12 for a, b in itertools.pairwise(shares))
+    return verdict("T1", bool(falls), measured, "falls with N, below 1e-6 at N = 10", how)
 
 
 def _counterexample(nodes: int = 2000) -> float:
@@ -90,10 +92,13 @@ def expressiveness() -> dict[str, Any]:
     """T3: the error of analytic policies against N, in one and two dimensions; and the conditioning of the basis."""
     fits = {}
     for dimension, sizes in ((None, range(2, 11)), (2, range(2, 8))):
-        one, data = _quiet(5, 3.0, dimension, 48 if dimension is None else 16)
-        errors = np.array([np.sqrt(_solve(one, data, n, dimension)["error"]) for n in sizes])
-        slope, _ = np.polyfit(list(sizes), np.log(errors), 1)
-        fits[dimension or 1] = (slope, np.corrcoef(list(sizes), np.log(errors))[0, 1] ** 2)
+        found = []
+        for seed in range(4):
+            one, data = _quiet(seed, 3.0, dimension, 48 if dimension is None else 16)
+            errors = np.array([np.sqrt(_solve(one, data, n, dimension)["error"]) for n in sizes])
+            slope, _ = np.polyfit(list(sizes), np.log(errors), 1)
+            found.append((slope, np.corrcoef(list(sizes), np.log(errors))[0, 1] ** 2))
+        fits[dimension or 1] = (max(s for s, _ in found), min(r for _, r in found))
     nodes, weights = np.polynomial.legendre.leggauss(256)
     least = []
     for n in range(2, 101):
@@ -102,7 +107,7 @@ def expressiveness() -> dict[str, Any]:
     words = "; ".join(f"d = {d}: error ~ {np.exp(s):.2g}^n, R^2 {r:.3f}" for d, (s, r) in fits.items())
     measured = f"{words}; N m_Phi from {min(least):.2g} to {max(least):.2g} for N = 2 to 100"
     holds = all(s < -0.5 and r > 0.97 for s, r in fits.values()) and min(least) > 0.067
-    how = "n functions a dimension, N = n^d: log error straight in n means N ~ ln^d(1/eps). Uniform contexts."
+    how = "The worst of four random quadratics. N = n^d functions: log error straight in n means N ~ ln^d(1/eps)."
     return verdict("T3", holds, measured, "R^2 above 0.97 and falling; N m_Phi above the lemma's 0.067", how)
 
 

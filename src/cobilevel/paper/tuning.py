@@ -1,8 +1,9 @@
 """Step sizes by the paper's grid, searched by successive halving on instances that are reported nowhere."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,3 +57,20 @@ def race(settings: Sequence[Setting], rungs: Sequence[Rung], score: Score) -> tu
         table[alive, column] = scores
         alive = alive[np.argsort(scores, kind="stable")[: rung.keep]]
     return settings[int(alive[0])], table
+
+
+def edges(tuned: Mapping[str, Any], grid: Grid) -> tuple[str, str]:
+    """The step sizes that were chosen, in words; those at an end of their grid say so."""
+    words = []
+    for name in ("inner", "outer"):
+        ends = (min(getattr(grid, name)), max(getattr(grid, name)))
+        words.append(f"{tuned[name]:g}" + (" (end of the grid)" if tuned[name] in ends and ends[0] < ends[1] else ""))
+    return words[0], words[1]
+
+
+def searched(grid: Grid) -> str:
+    """How the step sizes were found, for a table's note."""
+    which = "The grid of the paper" if grid == Grid() else f"{len(grid.settings())} settings of the paper's grid"
+    return (
+        f"{which}, by successive halving; tuning instances are not among those reported. Verdicts depend on the grid."
+    )
