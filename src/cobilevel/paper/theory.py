@@ -72,8 +72,9 @@ def stationarity() -> dict[str, Any]:
     )
     how = (
         "Eight random quadratics, the reduced problem solved in closed form. The printed bound by the policy error "
-        "alone does not hold: with the basis 1, xi and g = (y - x xi^2 - 1 - xi)^2 / 2, f = e^xi y at x = 0 the policy "
-        f"is exact and the hypergradient off by {gap:.4f}: the distances of adjoint and sensitivity to the span bound it."
+        "alone does not hold: with the basis 1, xi and g = (y - x xi^2 - 1 - xi)^2 / 2, f = e^xi y at x = 0 the "
+        f"policy is exact and the hypergradient off by {gap:.4f}; what bounds it are the distances of adjoint and "
+        "sensitivity to the span."
     )
     falls = shares[-1] < 1e-6 and all(b < a or b < 1e-12 for a, b in itertools.pairwise(shares))
     return verdict("T1", bool(falls), measured, "falls with N, below 1e-6 at N = 10", how)
