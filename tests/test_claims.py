@@ -165,7 +165,14 @@ def test_cleaning_as_claimed_and_otherwise():
 
 def test_complexity_is_judged_by_both_fits():
     def judged(low, late, power):
-        one = {"value": -2.5, "low": low, "high": -2.0, "late": late, "norms": (1.0, 0.05), "samples": (1e3, 1e6)}
+        one = {
+            "value": -2.5,
+            "low": low,
+            "high": -2.0,
+            "late": (late, late - 0.1, late + 0.1),
+            "norms": (1.0, 0.05),
+            "samples": (1e3, 1e6),
+        }
         return complexity.judge({"slopes": {"convex": one}, "growth": (power, 0.1), "reached": True})["verdict"]
 
     assert judged(-2.7, -2.8, 0.8) == "holds"

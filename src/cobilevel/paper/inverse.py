@@ -197,7 +197,7 @@ class Inverse(Lab):
             yield Task("sample complexity", [self.complexity_spec()], self._complexity)
 
     def complexity_spec(self) -> dict[str, Any]:
-        return self.identity() | {"kind": "complexity", "steps": self.budget.complexity, "fits": 2}
+        return self.identity() | {"kind": "complexity", "steps": self.budget.complexity, "fits": 3}
 
     def _complexity(self, tell: Tell) -> list[Run]:
         slopes = {}
