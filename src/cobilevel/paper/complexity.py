@@ -176,7 +176,7 @@ def judge(measured: dict[str, Any]) -> dict[str, Any]:
         "1% of the gap, against 1/m_Phi."
     )
     threshold = (
-        "no slope steeper than -3: over all times by its lower end, over the later half by its upper end; samples a power "
-        "of 1/m_Phi, below 4"
+        "no slope steeper than -3: over all times by its lower end, over the later half by its upper end; samples a "
+        "power of 1/m_Phi, below 4"
     )
     return verdict("T2", holds, f"{words}; samples grow as (1/m_Phi)^{power:.2f} +- {error:.2f}", threshold, how)
