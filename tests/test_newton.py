@@ -71,7 +71,7 @@ def test_levels_of_products(quadratic):
     agree_with_closed_form(quadratic, solution, pairs(above), pairs(below))
 
 
-@pytest.mark.parametrize("contexts", ["normal", "mixture"])
+@pytest.mark.parametrize("contexts", [pytest.param("normal", marks=pytest.mark.thorough), "mixture"])
 def test_several_dimensions_and_other_laws(contexts):
     instance = cb.gallery.quadratic(3, dx=4, dy=2, dimension=2, contexts=contexts, train=2000)
     basis = cb.Chebyshev(4, index=cb.TotalDegree())

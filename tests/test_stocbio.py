@@ -132,7 +132,8 @@ def test_schedules(instance):
     assert not np.allclose(solve(optax.polynomial_schedule(0.3, 0.01, 1, 20)).x, solve(0.3).x)
 
 
-@pytest.mark.parametrize("kind", ["stream", pytest.param("product", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kind", ["stream", "product"])
+@pytest.mark.thorough
 def test_streams_and_products_are_drawn_fresh(instance, kind):
     law = cb.Uniform(instance.problem.domain)
     if kind == "stream":

@@ -37,8 +37,8 @@ def instances():
     [
         (cb.Chebyshev(5), 1.005),
         (cb.Chebyshev(10), 1.001),
-        (cb.Fourier(10), 1.001),
-        (cb.Partition(50), 1.001),
+        pytest.param(cb.Fourier(10), 1.001, marks=pytest.mark.thorough),
+        pytest.param(cb.Partition(50), 1.001, marks=pytest.mark.thorough),
     ],
     ids=repr,
 )
