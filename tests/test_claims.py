@@ -182,7 +182,7 @@ def test_complexity_is_judged_by_both_fits():
 
 
 def test_ends_of_the_grid_are_told():
-    grid = Grid()
-    assert edges({"inner": 1e-3, "outer": 1.0}, grid) == ("0.001 (end of the grid)", "1")
-    assert searched(grid).startswith("The grid of the paper")
+    assert edges({"inner": 1e-3, "outer": 1.0}) == ("0.001 (end of the grid)", "1")
+    assert edges({"inner": 0.1, "outer": 1e5}) == ("0.1", "100000 (end of the grid)")
+    assert searched(Grid()).startswith("The grid of the paper")
     assert searched(Grid((1.0,), (1.0,), (1,))).startswith("1 settings")

@@ -119,7 +119,7 @@ def tables(findings: Findings) -> list[dict[str, Any]]:
         seconds = f"{np.mean([run.cost['seconds'] for run in findings.runs(method)]):.2g}"
         rows.append([method.label, *spread, diverged, findings.lab.held(method), seconds])
         tuned = findings.lab.runs.get(findings.lab.tuning_spec(method)).result
-        told = (*edges(tuned, findings.budget.grid), tuned["inner_steps"], f"{tuned['score']:.4g}")
+        told = (*edges(tuned), tuned["inner_steps"], f"{tuned['score']:.4g}")
         steps.append([method.label, *told])
     return [
         {"id": "methods", "title": "Every method", "columns": columns, "rows": rows,

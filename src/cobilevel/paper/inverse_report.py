@@ -146,7 +146,7 @@ def tables(findings: Findings) -> list[dict[str, Any]]:
         if method.solver == "StocBiO":
             tuned = findings.lab.runs.get(findings.lab.tuning_spec(method)).result
             name = method.label if plain else f"{method.label}, {_change(method)}"
-            told = (*edges(tuned, findings.budget.grid), tuned["inner_steps"], f"{tuned['score']:.4g}")
+            told = (*edges(tuned), tuned["inner_steps"], f"{tuned['score']:.4g}")
             steps.append([name, *told])
     found = [
         {"id": "methods", "title": "Every method", "columns": columns, "rows": rows,

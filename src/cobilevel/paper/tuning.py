@@ -59,12 +59,12 @@ def race(settings: Sequence[Setting], rungs: Sequence[Rung], score: Score) -> tu
     return settings[int(alive[0])], table
 
 
-def edges(tuned: Mapping[str, Any], grid: Grid) -> tuple[str, str]:
-    """The step sizes that were chosen, in words; those at an end of their grid say so."""
+def edges(tuned: Mapping[str, Any]) -> tuple[str, str]:
+    """The step sizes that were chosen, in words; those at an end of the paper's grid say so."""
     words = []
     for name in ("inner", "outer"):
-        ends = (min(getattr(grid, name)), max(getattr(grid, name)))
-        words.append(f"{tuned[name]:g}" + (" (end of the grid)" if tuned[name] in ends and ends[0] < ends[1] else ""))
+        values = getattr(Grid(), name)
+        words.append(f"{tuned[name]:g}" + (" (end of the grid)" if tuned[name] in (values[0], values[-1]) else ""))
     return words[0], words[1]
 
 
