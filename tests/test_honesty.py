@@ -107,6 +107,7 @@ def test_the_default_basis_starts_at_y0():
     np.testing.assert_allclose(found.x, rich.x, rtol=1e-2)
 
 
+@pytest.mark.thorough
 def test_the_default_basis_for_product_data_varies():
     rng, truth = np.random.default_rng(2), np.array([2.0, -1, 0, 0])
     A, V = rng.normal(size=(30, 4)), rng.normal(size=(50, 4))

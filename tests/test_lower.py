@@ -28,6 +28,7 @@ def test_closed_form_flows_are_stationary_and_differentiable(traffic):
     np.testing.assert_allclose(jax.grad(one)(x), numeric, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_plain_newton_fails_where_ours_does_not(traffic):
     lower, x, xi = traffic.problem.lower, jnp.array([0.5, 0.5]), jnp.array(0.6)
     objective = lambda y: lower(x, y, xi, y)

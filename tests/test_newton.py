@@ -155,6 +155,7 @@ def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic):
     assert active.sum() >= 2
 
 
+@pytest.mark.thorough
 def test_matrix_free_agrees_with_dense(monkeypatch, quadratic):
     dense = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(5))
     monkeypatch.setattr(implicit, "DENSE_LIMIT", 0)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import cobilevel as cb
 
@@ -26,6 +27,7 @@ def test_quick_start_runs_and_is_right(tmp_path):
     np.testing.assert_allclose(stock, mean_demand - 0.8 * price, atol=0.3)
 
 
+@pytest.mark.thorough
 def test_demo(tmp_path):
     command = [str(Path(sys.executable).parent / "cobilevel"), "demo", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

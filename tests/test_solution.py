@@ -122,6 +122,7 @@ def test_evaluate_agrees_with_closed_forms(quadratic):
     assert judged.trouble == ""
 
 
+@pytest.mark.thorough
 def test_evaluate_over_product_data(quadratic):
     eta = jax.tree.map(lambda a: a[:50], quadratic.train.eta)
     product = cb.Product(jnp.linspace(-1.0, 1.0, 30), eta)

@@ -56,6 +56,7 @@ def test_the_reference_is_the_closed_form(instance):
     )
 
 
+@pytest.mark.thorough
 def test_converges_to_the_closed_form_as_steps_shrink(instance):
     features = cb.reduce(instance.problem, BASIS, instance.train).basis
     exact, exact_W = instance.truth.sample_optimum(features, instance.train, instance.train)

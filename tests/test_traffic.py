@@ -81,6 +81,7 @@ def test_instances_are_reproducible_and_differ():
     assert np.all((one.truth.x >= 0.2) & (one.truth.x <= 0.8))
 
 
+@pytest.mark.thorough
 def test_zero_noise():
     instance = cb.gallery.two_edge_traffic(0, noise=0.0, train=300, test=100)
     solution = cb.solve(instance.problem, instance.train, basis=cb.Chebyshev(20))
