@@ -85,7 +85,7 @@ def test_theory_is_measured():
 @pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [["inverse"], ["cleaning", "--data", "digits"]], ids=lambda a: a[0])
 def test_reproduced_quickly(arguments, tmp_path):
-    """The command as a user types it; then again, when nothing is left to do; then the page from what is there."""
+    """The command as a user types it; then the page again, from what is there."""
     out = tmp_path / "out"
     command = ["reproduce", *arguments, "--quick", "--out", str(out)]
     before = jax.config.jax_enable_x64

@@ -80,6 +80,26 @@ def test_runs_are_kept_and_found_again(tmp_path):
     assert Runs(tmp_path).noted("how") == {"block": 4}
 
 
+def test_a_store_heals(tmp_path):
+    """A folder that is gone is run again, a damaged one is named, and two that write the same run agree."""
+    runs, run_once = Runs(tmp_path), Run({"k": 1}, {}, {"curve": np.arange(3.0)})
+    runs.add([run_once])
+    runs.add([run_once])
+    place = tmp_path / "runs" / name_of({"k": 1})
+    (place / "curves.npz").write_bytes(b"half")
+    with pytest.raises(ValueError, match="damaged"):
+        runs.curves({"k": 1})
+    (place / "curves.npz").unlink()
+    assert runs.missing([{"k": 1}]) == [{"k": 1}]
+    runs.add([run_once])
+    assert runs.missing([{"k": 1}]) == []
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [place.name]
+    assert sum(runs.origins().values()) == 1
+    runs.spend(1.5)
+    runs.spend(2.0)
+    assert runs.noted("seconds") == 3.5
+
+
 def test_a_limit_begins_nothing_new(tmp_path):
     task = Task("one", [{"k": 1}], lambda tell: [Run({"k": 1}, {})])
     assert not sweep([task], Runs(tmp_path), 1, "test", False, limit=0.0)

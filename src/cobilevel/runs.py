@@ -15,7 +15,7 @@ import sqlite3
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -112,8 +112,11 @@ class Runs:
             draft.rename(final)
         except OSError:  # there is one: whole, or left behind by a sweep that was stopped
             shutil.rmtree(final, ignore_errors=True)
-            with suppress(OSError):
+            try:
                 draft.rename(final)
+            except OSError:
+                if not (final / "curves.npz").is_file():  # nobody else's either: a real fault
+                    raise
 
     def find(self, **where: Any) -> list[Run]:
         """The finished runs whose specification has these entries, without their curves; in a fixed order."""

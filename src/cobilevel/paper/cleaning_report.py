@@ -79,7 +79,10 @@ def panels(findings: Findings) -> list[dict[str, Any]]:
     axes = {
         "epochs": ("epochs of the training images", lambda m: findings.steps(m) * batch / train),
         "samples": ("samples used, all oracles", findings.samples),
-        "seconds": ("seconds", lambda m: findings.steps(m) * seconds[m] / findings.steps(m)[-1]),
+        "seconds": (
+            "seconds a run, trials sharing the machine",
+            lambda m: findings.steps(m) * seconds[m] / findings.steps(m)[-1],
+        ),
     }
     note = f"Moving averages over {100 * _WINDOW:.0f}% of a run; means over trials with 95% intervals."
 

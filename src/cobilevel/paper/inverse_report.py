@@ -115,7 +115,7 @@ def _by_context(findings: Findings) -> dict[str, Any]:
     return {
         "id": "by-context", "figure": "by-context", "title": "Error of the flows by demand", "xlabel": "demand",
         "ylabel": "error of the flows", "xscale": "linear", "yscale": "log", "lines": [], "series": lines,
-        "note": "Geometric means over instances. Peaks: where an edge starts to carry flow, the policy has a kink.",
+        "note": "Geometric means over instances. Cells err most at their ends.",
     }  # fmt: skip
 
 
