@@ -12,10 +12,10 @@ from cobilevel.solvers import STOCHASTIC, Newton
 
 ROOT = Path(cobilevel.__file__).parent
 ORDER = (
-    "checks", "trees", "schedules", "samplers", "domain", "data", "problem", "indices", "basis", "store", "solution",
-    "reduction", "oracles", "hypergradient", "estimators", "lower", "implicit", "scales", "progress", "solver",
-    "stochastic", "solvers", "adapt", "solve", "evaluate", "gallery", "runs", "sweep", "report", "paper", "demo", "cli",
-    "__init__",
+    "checks", "trees", "schedules", "samplers", "domain", "data", "problem", "indices", "basis", "families", "store",
+    "solution", "reduction", "oracles", "hypergradient", "estimators", "lower", "implicit", "scales", "progress",
+    "solver", "stochastic", "solvers", "adapt", "solve", "evaluate", "gallery", "runs", "sweep", "report", "paper",
+    "demo", "cli", "__init__",
 )  # fmt: skip
 
 

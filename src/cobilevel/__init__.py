@@ -1,15 +1,10 @@
 """Contextual bilevel optimization in JAX."""
 
 from . import gallery as gallery
-from .basis import BSpline as BSpline
 from .basis import Categorical as Categorical
-from .basis import Chebyshev as Chebyshev
 from .basis import Features as Features
-from .basis import Fourier as Fourier
-from .basis import Legendre as Legendre
-from .basis import Monomial as Monomial
 from .basis import Orthonormal as Orthonormal
-from .basis import Partition as Partition
+from .basis import Union as Union
 from .data import Levels as Levels
 from .data import Product as Product
 from .data import Samples as Samples
@@ -22,7 +17,14 @@ from .domain import TruncatedNormal as TruncatedNormal
 from .domain import Uniform as Uniform
 from .evaluate import Evaluation as Evaluation
 from .evaluate import evaluate as evaluate
+from .families import BSpline as BSpline
+from .families import Chebyshev as Chebyshev
+from .families import Fourier as Fourier
+from .families import Legendre as Legendre
+from .families import Monomial as Monomial
+from .families import Partition as Partition
 from .indices import HyperbolicCross as HyperbolicCross
+from .indices import Listed as Listed
 from .indices import Tensor as Tensor
 from .indices import TotalDegree as TotalDegree
 from .problem import Problem as Problem

@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from . import oracles
-from .basis import Basis, Categorical, Chebyshev, Orthonormal, combine
+from .basis import Basis, Categorical, Orthonormal, combine
 from .data import Data, Level, Levels, Product, Samples, Stream, levels
 from .domain import Distribution, Finite
+from .families import Chebyshev
 from .indices import Tensor, TotalDegree
 from .lower import Dense, minimise
 from .problem import Problem, lower_depends_on_noise

@@ -1,8 +1,7 @@
 r"""Bases: families of functions of the context, and the feature map $\Phi(\xi) \in R^N$ they give on a domain.
 
 A basis is what a user names, ``Chebyshev(5)``; fitted to a domain and to the contexts observed there it becomes a
-``FeatureMap``, which can be called. All families are written on the reference interval ``[-1, 1]``; in several
-dimensions they are multiplied over an index set.
+``FeatureMap``, which can be called. The families of polynomials, waves and splines are in ``families``.
 """
 
 from abc import abstractmethod
@@ -18,7 +17,6 @@ from jaxtyping import Array, Float, Shaped
 
 from .checks import whole
 from .domain import Domain, Finite
-from .indices import IndexSet, Tensor
 
 
 @jax.tree_util.register_dataclass
@@ -85,168 +83,18 @@ class Basis(eqx.Module):
             constant = np.linalg.lstsq(phi, np.ones(len(phi)), rcond=None)[0]
         return FeatureMap(self, domain, None, jnp.asarray(constant, dtype))
 
+    def learn(self, problem: Any, samples: Any) -> "Basis":
+        """The recipe with whatever it has to learn from the problem learned, at ``problem.x0``; most have nothing to."""
+        return self
 
-def _plain(n: Any) -> Any:
+
+def plain_integer(n: Any) -> Any:
     """NumPy integers as Python ones."""
     return int(n) if isinstance(n, np.integer) else n
 
 
-def _check_count(name: str, n: Any) -> None:
+def check_count(name: str, n: Any) -> None:
     whole(f"{name}: n", n, what="the functions per dimension")
-
-
-class ProductBasis(Basis):
-    """Products of one-dimensional functions over an index set; ``n`` functions per dimension."""
-
-    n: int = eqx.field(static=True, converter=_plain)
-    index: IndexSet = eqx.field(static=True, default=Tensor())
-
-    def __check_init__(self):
-        _check_count(type(self).__name__, self.n)
-        if not isinstance(self.index, IndexSet):
-            raise TypeError(
-                f"{type(self).__name__}: index must be Tensor(), TotalDegree() or HyperbolicCross(), got "
-                f"{self.index!r}."
-            )
-
-    @abstractmethod
-    def univariate(self, u: Float[Array, "..."]) -> Float[Array, "... n"]:
-        """The one-dimensional functions on ``[-1, 1]``."""
-
-    def evaluate(self, domain, xi):
-        values = self.univariate(domain.reference(xi))
-        table = self.index.table(self.n, domain.dimension)
-        phi = values[..., 0, table[:, 0]]
-        for j in range(1, domain.dimension):
-            phi = phi * values[..., j, table[:, j]]
-        return phi
-
-    def constant(self, domain):
-        table = self.index.table(self.n, domain.dimension)
-        return (table.sum(axis=1) == 0).astype(float)
-
-    def __repr__(self):
-        index = "" if isinstance(self.index, Tensor) else f", index={type(self.index).__name__}()"
-        return f"{type(self).__name__}({self.n}{index})"
-
-
-class Polynomial(ProductBasis):
-    r"""A polynomial family is its recurrence: $P_0 = 1$, $P_{k+1} = a_k u P_k - c_k P_{k-1}$."""
-
-    @abstractmethod
-    def recurrence(self) -> tuple[np.ndarray, np.ndarray]:
-        """``a_k`` and ``c_k`` for ``k = 0 .. n-2``."""
-
-    def univariate(self, u):
-        def advance(carry, coefficients):
-            before, now = carry
-            a, c = coefficients
-            after = (a * u) * now - c * before
-            return (now, after), after
-
-        one = jnp.ones_like(u)
-        a, c = (jnp.asarray(v, u.dtype) for v in self.recurrence())
-        _, higher = jax.lax.scan(advance, (jnp.zeros_like(u), one), (a, c))
-        return jnp.moveaxis(jnp.concatenate([one[None], higher]), 0, -1)
-
-
-class Chebyshev(Polynomial):
-    """Chebyshev polynomials of the first kind: the default, near-best for analytic policies."""
-
-    def recurrence(self):
-        k = np.arange(self.n - 1)
-        return np.where(k == 0, 1.0, 2.0), np.ones(self.n - 1)
-
-
-class Legendre(Polynomial):
-    """Legendre polynomials: orthogonal for contexts uniform on the box."""
-
-    def recurrence(self):
-        k = np.arange(self.n - 1)
-        return (2 * k + 1) / (k + 1), k / (k + 1)
-
-
-class Monomial(Polynomial):
-    """Powers ``1, u, u^2, ...`` on the reference interval; badly conditioned from about ``n = 10``."""
-
-    def recurrence(self):
-        return np.ones(self.n - 1), np.zeros(self.n - 1)
-
-
-class Fourier(ProductBasis):
-    """``1, sin, cos, sin, cos, ...`` with `period` in units of the domain's length.
-
-    With the default of 2 the domain is half a period, so that policies that do not repeat do not ring; the price is
-    near-dependence (smallest singular value 3e-7 at ``n = 20``). For truly periodic contexts take ``period=1.0``.
-    """
-
-    period: float = eqx.field(static=True, default=2.0, kw_only=True)
-
-    def __check_init__(self):
-        if not self.period > 0:
-            raise ValueError(
-                f"Fourier: period must be positive, got {self.period}: 2.0 makes the domain half a period."
-            )
-
-    def univariate(self, u):
-        waves = np.arange(1, self.n // 2 + 1)
-        angle = u[..., None] * jnp.asarray(np.pi / self.period * waves, u.dtype)
-        pairs = jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1)
-        pairs = pairs.reshape(*u.shape, 2 * len(waves))
-        return jnp.concatenate([jnp.ones_like(u)[..., None], pairs], axis=-1)[..., : self.n]
-
-
-def _tensor_only(basis: ProductBasis) -> None:
-    if not isinstance(basis.index, Tensor):
-        raise ValueError(
-            f"{type(basis).__name__} is local: its functions have no degree to truncate by, so only index=Tensor() is "
-            "possible. For sparse index sets take Chebyshev, Legendre or Fourier."
-        )
-
-
-class Partition(ProductBasis):
-    """One-hot of ``n`` equal cells per dimension: an independent ``y`` in each cell.
-
-    The paper's stocBiO[N] is this basis and nothing else. A cell that holds no observed context keeps ``y0``.
-    """
-
-    def __check_init__(self):
-        _tensor_only(self)
-
-    def univariate(self, u):
-        cell = jnp.clip(jnp.floor((u + 1) / 2 * self.n), 0, self.n - 1)
-        return jax.nn.one_hot(cell.astype(int), self.n, dtype=u.dtype)
-
-    def constant(self, domain):
-        return np.ones(self.n**domain.dimension)
-
-
-class BSpline(ProductBasis):
-    """``n`` B-splines on equal, clamped knots per dimension: local and smooth, for policies with kinks."""
-
-    degree: int = eqx.field(static=True, default=3, kw_only=True)
-
-    def __check_init__(self):
-        _tensor_only(self)
-        whole("BSpline: degree", self.degree, 0)
-
-    def univariate(self, u):
-        degree = min(self.degree, self.n - 1)
-        spans = self.n - degree
-        knots = np.concatenate([-np.ones(degree), np.linspace(-1, 1, spans + 1), np.ones(degree)])
-        span = jnp.clip(jnp.floor((u + 1) / 2 * spans), 0, spans - 1).astype(int) + degree
-        values = jax.nn.one_hot(span, len(knots) - 1, dtype=u.dtype)
-        for p in range(1, degree + 1):  # Cox-de Boor; a quotient 0/0 counts as 0
-            count = len(knots) - 1 - p
-            width = np.maximum(knots[p : p + count + 1] - knots[: count + 1], 1e-300)
-            weight = np.where(width > 1e-300, 1 / width, 0).astype(u.dtype)
-            rise = (u[..., None] - knots[:count].astype(u.dtype)) * weight[:count]
-            fall = (knots[p + 1 : p + 1 + count].astype(u.dtype) - u[..., None]) * weight[1:]
-            values = rise * values[..., :-1] + fall * values[..., 1:]
-        return values
-
-    def constant(self, domain):
-        return np.ones(self.n**domain.dimension)
 
 
 class Categorical(Basis):
@@ -269,10 +117,10 @@ class Features(Basis):
     """A user's own functions: ``function(xi)`` returns an array of shape ``(n,)`` for ONE context."""
 
     function: Callable[[Array], Array]
-    n: int = eqx.field(static=True, converter=_plain)
+    n: int = eqx.field(static=True, converter=plain_integer)
 
     def __check_init__(self):
-        _check_count("Features", self.n)
+        check_count("Features", self.n)
         if not callable(self.function):
             raise TypeError(f"Features: function must map one context to an array of shape ({self.n},).")
 
@@ -286,6 +134,28 @@ class Features(Basis):
 
     def constant(self, domain):
         return None
+
+
+class Union(Basis):
+    """The functions of several bases together; whiten it (``Orthonormal``) where they overlap."""
+
+    parts: tuple[Basis, ...] = eqx.field(converter=tuple)
+
+    def __check_init__(self):
+        if not self.parts or not all(isinstance(part, Basis) for part in self.parts):
+            raise TypeError(f"Union takes bases, such as Union([Chebyshev(5), Partition(4)]), got {self.parts!r}.")
+
+    def evaluate(self, domain, xi):
+        return jnp.concatenate([part.evaluate(domain, xi) for part in self.parts], axis=-1)
+
+    def constant(self, domain):
+        return None
+
+    def learn(self, problem, samples):
+        return Union([part.learn(problem, samples) for part in self.parts])
+
+    def __repr__(self):
+        return f"Union([{', '.join(map(repr, self.parts))}])"
 
 
 @jax.tree_util.register_dataclass
@@ -343,6 +213,9 @@ class Orthonormal(Basis):
 
     def constant(self, domain):
         return self.basis.constant(domain)
+
+    def learn(self, problem, samples):
+        return Orthonormal(self.basis.learn(problem, samples), self.tolerance)
 
     def fit(self, domain, xi, weights=None):
         plain = self.basis.fit(domain, xi, weights)

@@ -8,8 +8,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .basis import Basis, Chebyshev, Fourier, Partition
+from .basis import Basis
 from .evaluate import evaluate
+from .families import Chebyshev, Fourier, Partition
 from .gallery import two_edge_traffic
 from .progress import ProgressBar
 from .report.figures import policy_figure

@@ -13,6 +13,9 @@ import numpy as np
 class IndexSet(eqx.Module):
     """A rule that keeps some of the multi-indices of the full grid."""
 
+    def __repr__(self):
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def admits(self, k: np.ndarray, n: int) -> bool:
         """Whether the multi-index ``k`` (each entry already below ``n``) belongs to the set."""
@@ -39,6 +42,33 @@ class TotalDegree(IndexSet):
 
     def admits(self, k, n):
         return bool(k.sum() <= n - 1)
+
+
+class Listed(IndexSet):
+    """Exactly the multi-indices listed, whatever ``n``: for sets found by adaptation."""
+
+    members: tuple[tuple[int, ...], ...] = eqx.field(
+        static=True, converter=lambda rows: tuple(tuple(int(j) for j in row) for row in rows)
+    )
+
+    def __check_init__(self):
+        if not self.members or len({len(row) for row in self.members}) != 1 or min(map(min, self.members)) < 0:
+            raise ValueError(f"Listed takes multi-indices of one length, such as [(0, 0), (1, 0)], got {self.members}.")
+
+    def __repr__(self):
+        return f"Listed({len(self.members)} of them)"
+
+    def admits(self, k, n):
+        return tuple(k) in {row[: len(k)] for row in self.members}
+
+    def table(self, n, dimension):
+        kept = np.array(self.members, dtype=int)
+        if kept.shape[1] != dimension or kept.max() >= n:
+            raise ValueError(
+                f"Listed: multi-indices of length {kept.shape[1]} up to {kept.max()} do not fit {dimension} dimensions "
+                f"with n = {n} functions each."
+            )
+        return kept
 
 
 class HyperbolicCross(IndexSet):

@@ -270,6 +270,7 @@ def build(problem: Problem, basis: Basis, samples: Data) -> Reduced:
         raise TypeError(f"basis must be a basis such as cb.Chebyshev(5), got {basis!r}{hint}.")
     dtype = working_dtype(problem, samples)
     problem = problem.astype(dtype)
+    basis = basis.learn(problem, samples)
     upper, lower = levels(samples)
     observed = contexts_of(lower)
     xi = problem.domain.snap(observed.xi, dtype)

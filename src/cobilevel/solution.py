@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree, Shaped
 
-from . import basis as bases
 from . import indices, store
 from .basis import Basis, FeatureMap, combine
 from .domain import Domain
@@ -20,7 +19,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Saved:
     """Everything a solver needs to go on: the leaves of its state, and their structure in words."""
 
     leaves: list[np.ndarray]
@@ -46,7 +45,7 @@ class Solution:
     history: Mapping[str, np.ndarray] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
-    state: Snapshot | None = None
+    state: Saved | None = None
 
     def policy(self, xi: Shaped[Array, "..."]) -> PyTree[Array]:
         """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain."""
@@ -125,7 +124,7 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
 
     x = rebuild("x", problem.x0)
     W = rebuild("W", jax.tree.map(lambda y: np.empty((fitted.size, *y.shape)), problem.y0))
-    state = None if document["state"] is None else Snapshot(group("state"), document["state"])
+    state = None if document["state"] is None else Saved(group("state"), document["state"])
     history = {name.removeprefix("history/"): arrays[name] for name in arrays if name.startswith("history/")}
     return Solution(
         x, W, fitted, document["converged"], document["result"], history, document["stats"], document["choices"], state
@@ -141,29 +140,36 @@ def basis_to_json(basis: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": type(basis).__name__}
     for part in fields(basis):
         value = getattr(basis, part.name)
-        if isinstance(value, Basis | indices.IndexSet):
-            value = basis_to_json(value)
-        if callable(value):
-            continue
-        entry[part.name] = value
+        if not callable(value):
+            entry[part.name] = _to_json(value)
     return entry
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Basis | indices.IndexSet):
+        return basis_to_json(value)
+    if isinstance(value, jax.Array | np.ndarray):  # a learned one keeps what it learned
+        return {"array": np.asarray(value).tolist(), "dtype": str(value.dtype)}
+    return [_to_json(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return jnp.asarray(value["array"], value["dtype"]) if "array" in value else basis_from_json(value)
+    return [_from_json(item) for item in value] if isinstance(value, list) else value
+
+
+def _kinds(kind: type) -> dict[str, type]:
+    """A class and all that derive from it, by name."""
+    return {kind.__name__: kind} | {name: part for sub in kind.__subclasses__() for name, part in _kinds(sub).items()}
 
 
 def basis_from_json(entry: dict[str, Any]) -> Any:
     """The inverse of ``basis_to_json``, for the bases and index sets of this library alone."""
-    known = {
-        kind.__name__: kind
-        for module in (bases, indices)
-        for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, Basis | indices.IndexSet)
-    }
+    known = _kinds(Basis) | _kinds(indices.IndexSet)
     if entry["name"] == "Features":
         raise ValueError("this solution uses Features, whose function is not stored: pass load(..., basis=...).")
     if entry["name"] not in known:
         raise ValueError(f"the saved basis {entry['name']!r} is not one of this library; pass load(..., basis=...).")
-    arguments = {
-        name: basis_from_json(value) if isinstance(value, dict) else value
-        for name, value in entry.items()
-        if name != "name"
-    }
+    arguments = {name: _from_json(value) for name, value in entry.items() if name != "name"}
     return known[entry["name"]](**arguments)

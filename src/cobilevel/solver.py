@@ -18,7 +18,7 @@ from . import store, trees
 from .oracles import Ledger
 from .progress import ProgressBar
 from .reduction import Reduced
-from .solution import Snapshot, Solution
+from .solution import Saved, Solution
 
 
 class Result(enum.IntEnum):
@@ -183,7 +183,7 @@ def identity(solver: Solver, reduced: Reduced, state: Any) -> str:
     return f"{words} {digest.hexdigest()}"
 
 
-def resume_state(solver: Solver, reduced: Reduced, key: Array, steps: int, saved: Snapshot) -> State:
+def resume_state(solver: Solver, reduced: Reduced, key: Array, steps: int, saved: Saved) -> State:
     """The state a snapshot holds, with a new limit; raises where it belongs to another solver or problem."""
     like = eqx.filter_eval_shape(_start, solver, reduced, key, jnp.int32(steps), None)
     if identity(solver, reduced, like) != saved.structure:
@@ -202,7 +202,7 @@ def run(
     key: Array,
     steps: int,
     progress: bool | None = None,
-    resume: Snapshot | None = None,
+    resume: Saved | None = None,
     observe: Callable[[State], None] | None = None,
 ) -> Solution:
     """Runs a solver to its end and lifts what it found."""
@@ -255,5 +255,5 @@ def run(
         history={name: np.concatenate([part[name] for part in records]) for name in names},
         stats=stats,
         choices=solver.told(state),
-        state=Snapshot(store.to_plain(state), identity(solver, prepared, state)),
+        state=Saved(store.to_plain(state), identity(solver, prepared, state)),
     )

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..basis import Chebyshev, Monomial, Orthonormal
+from ..basis import Orthonormal
 from ..data import Samples, Stream
+from ..families import Chebyshev, Monomial
 from ..gallery import quadratic
 from ..implicit import solve_at
 from ..oracles import Ledger

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..basis import Chebyshev, FeatureMap
+from ..basis import FeatureMap
+from ..families import Chebyshev
 from ..gallery import two_edge_traffic
 from ..reduction import Reduced, reduce
 from ..runs import Run

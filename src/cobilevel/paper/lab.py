@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..basis import Basis, Chebyshev, Fourier, Monomial, Partition
+from ..basis import Basis
+from ..families import Chebyshev, Fourier, Monomial, Partition
 from ..runs import Run, Runs
 from ..solver import Result
 from ..solvers import StocBiO

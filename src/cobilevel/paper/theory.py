@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..basis import Chebyshev
 from ..data import Samples
 from ..domain import Box, Domain, Interval
+from ..families import Chebyshev
 from ..gallery import Instance, quadratic
 from .claims import verdict
 
