@@ -84,7 +84,7 @@ class Basis(eqx.Module):
         return FeatureMap(self, domain, None, jnp.asarray(constant, dtype))
 
     def learn(self, problem: Any, samples: Any) -> "Basis":
-        """The recipe with whatever it has to learn from the problem learned, at ``problem.x0``; most have nothing to."""
+        """The recipe with all it has to learn from the problem learned, at ``problem.x0``; most have nothing to."""
         return self
 
 
