@@ -5,6 +5,9 @@ from .basis import Categorical as Categorical
 from .basis import Features as Features
 from .basis import Orthonormal as Orthonormal
 from .basis import Union as Union
+from .certify import Certificate as Certificate
+from .certify import Constants as Constants
+from .certify import certify as certify
 from .data import Levels as Levels
 from .data import Product as Product
 from .data import Samples as Samples

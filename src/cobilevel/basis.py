@@ -87,6 +87,11 @@ class Basis(eqx.Module):
         """The recipe with all it has to learn from the problem learned, at ``problem.x0``; most have nothing to."""
         return self
 
+    @property
+    def learned(self) -> bool:
+        """Whether ``learn`` has nothing left to learn."""
+        return True
+
 
 def plain_integer(n: Any) -> Any:
     """NumPy integers as Python ones."""
@@ -154,6 +159,10 @@ class Union(Basis):
     def learn(self, problem, samples):
         return Union([part.learn(problem, samples) for part in self.parts])
 
+    @property
+    def learned(self):
+        return all(part.learned for part in self.parts)
+
     def __repr__(self):
         return f"Union([{', '.join(map(repr, self.parts))}])"
 
@@ -216,6 +225,10 @@ class Orthonormal(Basis):
 
     def learn(self, problem, samples):
         return Orthonormal(self.basis.learn(problem, samples), self.tolerance)
+
+    @property
+    def learned(self):
+        return self.basis.learned
 
     def fit(self, domain, xi, weights=None):
         plain = self.basis.fit(domain, xi, weights)

@@ -1,5 +1,6 @@
 """``evaluate``: how good a solution is, judged with exact lower-level solutions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from .data import Data, Product, Samples, Stream, levels
+from .data import Data, Product, Stream, levels
+from .intervals import mean_estimate
 from .lower import exact_lower, worst
 from .problem import Problem, check
 from .solution import Solution
@@ -50,11 +52,11 @@ def _square_distance(a: PyTree, b: PyTree) -> Array:
 
 
 @eqx.filter_jit
-def _losses(problem: Problem, x: PyTree, y: PyTree, xi: Array, eta: PyTree, crossed: bool) -> Array:
-    """``f`` at each context: with its own noise, or (crossed) averaged over all of it."""
+def losses(objective: Callable, x: PyTree, y: PyTree, xi: Array, eta: PyTree, crossed: bool) -> Array:
+    """``f`` or ``g`` at each context: with its own noise, or (crossed) averaged over all of it."""
     if not crossed:
-        return jax.vmap(problem.upper, in_axes=(None, 0, 0, 0))(x, y, xi, eta)
-    over_data = lambda pair: jnp.mean(jax.vmap(lambda e: problem.upper(x, pair[0], pair[1], e))(eta))
+        return jax.vmap(objective, in_axes=(None, 0, 0, 0))(x, y, xi, eta)
+    over_data = lambda pair: jnp.mean(jax.vmap(lambda e: objective(x, pair[0], pair[1], e))(eta))
     return jax.lax.map(over_data, (y, xi))
 
 
@@ -81,21 +83,15 @@ def evaluate(
     rows = above.context_rule() if isinstance(above, Product) else above
     exact = exact_lower(problem, solution.x, rows.xi, below, draws, base)
     eta = above.eta
-    losses = _losses(problem, solution.x, exact.y, rows.xi, eta, isinstance(above, Product))
+    values = losses(problem.upper, solution.x, exact.y, rows.xi, eta, isinstance(above, Product))
     gaps = jax.vmap(_square_distance)(exact.y, solution.policy(rows.xi))
-    loss, policy_error = (_mean(values, rows) for values in (losses, gaps))
+    shares = np.asarray(rows.mean_one_weights(), dtype=float) / len(rows)
+    loss, policy_error = (mean_estimate(table, shares) for table in (values, gaps))
     x_error = None
     if truth is not None:
         true_x = getattr(truth, "x", truth)
         if jax.tree.map(jnp.shape, true_x) != jax.tree.map(jnp.shape, solution.x):
             raise ValueError(f"truth has the shapes {jax.tree.map(jnp.shape, true_x)}, unlike solution.x.")
         x_error = float(_square_distance(solution.x, true_x))
-    return Evaluation(*loss, *policy_error, x_error, worst(exact))
-
-
-def _mean(values: Array, rows: Samples) -> tuple[float, float]:
-    """Weighted mean and its standard error."""
-    weights = np.asarray(rows.mean_one_weights(), dtype=float) / len(rows)
-    table = np.asarray(values, dtype=float)
-    mean = float(weights @ table)
-    return mean, float(np.sqrt(np.sum(weights**2 * (table - mean) ** 2)))
+    figures = (float(loss), loss.error, float(policy_error), policy_error.error)
+    return Evaluation(*figures, x_error, worst(exact))

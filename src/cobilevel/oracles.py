@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree, UInt32
 
 from .basis import combine
+from .problem import Problem
 from .reduction import Batch, Reduced
 
 
@@ -172,10 +173,15 @@ def cross_matrix(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: L
 
 def upper_rows(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """Sample by sample: ``(f, d1 f, d2 f)``, the last in ``y`` (``spread`` takes it to the coefficients)."""
-    y = combine(batch.features, W)
-    rows = jax.vmap(jax.value_and_grad(reduced.problem.upper, argnums=(0, 1)), in_axes=(None, 0, 0, 0))
-    values, (d1, d2) = rows(x, y, batch.xi, batch.eta)
-    return (values, d1, d2), ledger.add("upper_gradient", batch)
+    rows = upper_at(reduced.problem, x, combine(batch.features, W), batch.xi, batch.eta)
+    return rows, ledger.add("upper_gradient", batch)
+
+
+def upper_at(problem: Problem, x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> tuple[Array, PyTree, PyTree]:
+    """``(f, d1 f, d2 f)`` sample by sample, at a ``y`` for each."""
+    rows = jax.vmap(jax.value_and_grad(problem.upper, argnums=(0, 1)), in_axes=(None, 0, 0, 0))
+    values, (d1, d2) = rows(x, y, xi, eta)
+    return values, d1, d2
 
 
 def lower_rows(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
@@ -222,3 +228,11 @@ def lower_curvatures(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch) -> Fl
         return eigenvalues[0] / jnp.maximum(jnp.max(jnp.abs(eigenvalues)), jnp.finfo(vector.dtype).tiny)
 
     return jax.vmap(local)(y, batch.xi, batch.eta)
+
+
+def feature_gradient(
+    reduced: Reduced, features: Callable, parameters: PyTree, inputs: Array, x: PyTree, W: PyTree, batch: Batch
+) -> PyTree:
+    """The gradient of ``g_Phi`` in the parameters of its features, ``features(parameters, inputs)``."""
+    value = lambda theta: reduced.lower(x, W, replace(batch, features=features(theta, inputs)))
+    return jax.grad(value)(parameters)

@@ -289,6 +289,11 @@ def lower_depends_on_noise(problem: Problem, data: Data) -> bool:
     return traced
 
 
+def upper_depends_on_noise(problem: Problem, level: Level) -> bool:
+    """Whether ``f`` can depend on ``eta``, by tracing."""
+    return _uses_last_argument(problem.upper, problem.x0, problem.y0, *one(example(level)))
+
+
 def _check_noise_free(problem: Problem, level: Level) -> None:
     """Compares the gradient of ``g`` in ``y`` under swapped noise; raises when it moves."""
     rows = example(level, 64)

@@ -271,14 +271,22 @@ def build(problem: Problem, basis: Basis, samples: Data) -> Reduced:
     dtype = working_dtype(problem, samples)
     problem = problem.astype(dtype)
     basis = basis.learn(problem, samples)
-    upper, lower = levels(samples)
+    lower = levels(samples)[1]
     observed = contexts_of(lower)
-    xi = problem.domain.snap(observed.xi, dtype)
-    fitted = basis.fit(problem.domain, xi, observed.weights)
-    whitening = None
+    fitted = basis.fit(problem.domain, problem.domain.snap(observed.xi, dtype), observed.weights)
     if not isinstance(lower, Stream):
         _check_size(basis, fitted, np.asarray(observed.xi), "samples")
-        whitening = whiten(fitted(xi), observed.weights)
+    return assemble(problem, fitted, samples)
+
+
+def assemble(problem: Problem, fitted: FeatureMap, samples: Data) -> Reduced:
+    """The reduced problem for a basis that is fitted already, perhaps to other samples."""
+    dtype = working_dtype(problem, samples)
+    problem = problem.astype(dtype)
+    upper, lower = levels(samples)
+    observed, whitening = contexts_of(lower), None
+    if not isinstance(lower, Stream):
+        whitening = whiten(fitted(problem.domain.snap(observed.xi, dtype)), observed.weights)
     source = _source(lower, fitted)
     W0 = jax.tree.map(lambda y: jnp.tensordot(fitted.constant.astype(dtype), y, axes=0), problem.y0)
     return Reduced(problem, fitted, source if upper is lower else _source(upper, fitted), source, W0, whitening)

@@ -3,6 +3,7 @@
 import difflib
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import oracles
-from .adapt import choose_basis, functions
+from . import oracles, trees
+from .adapt import basis_of, choose_basis, first_members, goal_at, grow_basis
 from .basis import Basis
-from .checks import whole
+from .checks import positive, whole
 from .data import Data, Levels, Product, Stream, levels
+from .domain import Finite
 from .lower import DENSE_LIMIT
+from .oracles import Ledger
 from .problem import Problem, check, lower_depends_on_noise, working_dtype
 from .reduction import Endless, Reduced, build
 from .solution import Solution
@@ -26,7 +29,9 @@ from .store import as_key
 
 _STREAM_ROWS = 10_000
 _CHECKED_ROWS = 100_000  # the largest pool over which a solution's convexity is looked at
-_OPTIONS = ("basis", "solver", "steps", "batch", "key", "progress", "resume")
+_SCOUT, _GROWTHS = 8, 4  # steps of the first run with few functions, and bases grown from there
+_LEARNINGS, _STAYS = 6, 1e-3  # rounds of a basis that learns, and the relative move of x that calls for no other
+_OPTIONS = ("basis", "solver", "steps", "tolerance", "batch", "key", "progress", "resume")
 
 
 def solve(
@@ -38,6 +43,7 @@ def solve(
     key: Any = 0,
     progress: bool | None = None,
     resume: Solution | None = None,
+    tolerance: float | None = None,
     **options: Any,
 ) -> Solution:
     """Solves a contextual bilevel problem from samples.
@@ -51,13 +57,16 @@ def solve(
     - `key`: seed of everything random, an integer or a JAX key.
     - `progress`: show a progress bar; by default on a terminal, after two seconds.
     - `resume`: an earlier solution of the same problem with the same basis and solver, to go on from.
+    - `tolerance`: with no basis given, how much of the upper objective the basis may give away, as a share of it (0.01
+      is one percent): as few functions are taken as that asks for. Left out, the policy is resolved as far as the data
+      show it.
     - further options the solver knows, such as ``batch`` for ``StocBiO``.
 
     **Returns:** a ``Solution``; ``solution.choices`` tells what was chosen.
     """
     began = time.perf_counter()
     check(problem, samples)
-    solver, choices = _configure(solver, steps, options)
+    solver, choices = _configure(solver, steps, tolerance, basis is not None or resume is not None, options)
     key = as_key(key)
     if resume is not None and not isinstance(resume, Solution):
         raise TypeError(f"resume must be a Solution (cb.load reads one from a file), got {type(resume).__name__}.")
@@ -79,10 +88,16 @@ def solve(
         )
     limit = solver.default_steps if steps is None else steps
     arguments = (solver, for_solver, limit, progress)
-    if basis is None and resume is not None:
-        basis = resume.basis.basis
+    learns = isinstance(basis, Basis) and not basis.learned
+    if resume is not None and (basis is None or (learns and repr(basis) == repr(resume.basis.basis))):
+        basis = resume.basis.basis  # what it has learned is not learned again
     if basis is None:
-        solution = _solve_choosing(problem, samples, choices, arguments, for_basis)
+        if tolerance is None:
+            solution = _solve_choosing(problem, samples, choices, arguments, for_basis)
+        else:
+            solution = _solve_growing(problem, samples, choices, arguments, for_basis, tolerance)
+    elif learns and resume is None:
+        solution = _solve_learning(problem, samples, basis, choices, arguments)
     else:
         solution = _solve_with(problem, samples, basis, choices, arguments, resume)
     return replace(solution, stats={**solution.stats, "total_seconds": time.perf_counter() - began})
@@ -90,26 +105,99 @@ def solve(
 
 def _solve_choosing(problem, samples, choices, arguments, key) -> Solution:
     """Solves with a basis chosen at ``x0``, and again from there if another one is chosen at the solution."""
-    basis, reason = choose_basis(problem, samples, problem.x0, key)
+    choice = choose_basis(problem, samples, problem.x0, key)
+    words = choice.words
     # at x0 the policy may happen not to vary with the context (x0 = 0 often does that): look beside it too
     for side in jax.random.split(jax.random.fold_in(key, 1), 2):
         nudge = lambda a, side=side: a + (1 + jnp.abs(a)) * jax.random.normal(side, a.shape, a.dtype)
         beside = jax.tree.map(jnp.clip, jax.tree.map(nudge, problem.x0), *problem.x_bounds)
-        other, other_reason = choose_basis(problem, samples, beside, key)
-        if functions(other) > functions(basis):
-            basis, reason = other, f"{other_reason} (At a point beside x0; at x0 itself fewer would do.)"
-    solution = _solve_with(problem, samples, basis, choices | {"basis": reason}, arguments, None)
-    again, reason_there = choose_basis(problem, samples, solution.x, key)
-    if functions(again) <= functions(basis):
-        return solution
-    choices = choices | {
-        "basis": f"{reason_there} (Chosen again at the solution with {basis!r}, which was chosen at x0.)"
+        other = choose_basis(problem, samples, beside, key, ledger=choice.ledger)
+        if other.functions > choice.functions:
+            choice, words = other, f"{other.words} (At a point beside x0; at x0 itself fewer would do.)"
+        choice = replace(choice, ledger=other.ledger)
+    solution = _solve_with(problem, samples, choice.basis, choices | {"basis": words}, arguments, None)
+    again = choose_basis(problem, samples, solution.x, key, ledger=choice.ledger)
+    if again.functions > choice.functions:
+        words = f"{again.words} (Chosen again at the solution with {choice.basis!r}, which was chosen at x0.)"
+        solution = _solve_on(problem, samples, again.basis, choices | {"basis": words}, arguments, solution)
+    return _add_costs(solution, again.ledger.totals())
+
+
+def _solve_growing(problem, samples, choices, arguments, key, tolerance) -> Solution:
+    """Grows the basis until the upper objective is within a share `tolerance` of what a richer one would reach.
+
+    A first, short run with few functions finds about where the solution lies, and how the objective curves there. From
+    the gradients that larger bases see at that point follows how much each gives away; the smallest that gives away
+    little enough is solved with, and looked at again where that led.
+    """
+    newton = arguments if isinstance(arguments[0], Newton) else (Newton(), arguments[1], Newton.default_steps, False)
+    if isinstance(problem.domain, Finite):
+        return _solve_choosing(problem, samples, choices, arguments, key)
+    members = first_members(problem.domain.dimension)
+    short = (*newton[:2], min(_SCOUT, newton[2]), False)
+    solution = _solve_with(problem, samples, basis_of(members), choices, short, None)
+    story, ledger = [], Ledger.empty()
+    for attempt in range(_GROWTHS):
+        excess = tolerance * abs(float(solution.history["upper"][-1]))
+        goal, ledger = goal_at(problem, samples, solution.x, members, excess, key, ledger)
+        start, most = members if attempt else members[:1], 2 * len(members)
+        choice = goal and grow_basis(problem, samples, solution.x, start, most, goal, key, ledger)
+        if not choice:
+            return _solve_choosing(problem, samples, choices, arguments, key)
+        story.append(choice.words)
+        ledger, grown = choice.ledger, choice.rungs[choice.pick].members
+        if attempt and len(grown) <= len(members):
+            break
+        members = grown
+        solution = _solve_on(problem, samples, basis_of(members), choices, newton, solution)
+    told = {
+        "basis": f"grown for a tolerance of {tolerance:g}. Where a short run led, "
+        + "; at its solution, ".join(story)
+        + "."
     }
-    moved = eqx.tree_at(lambda p: p.x0, problem, solution.x)
-    return _solve_with(moved, samples, again, choices, arguments, None)
+    solution = replace(solution, choices={**solution.choices, **told})
+    if not isinstance(arguments[0], Newton):
+        basis, spent = solution.basis.basis, solution.stats["oracles"]
+        solution = _add_costs(_solve_with(problem, samples, basis, choices | told, arguments, None), spent)
+    return _add_costs(solution, ledger.totals())
 
 
-def _configure(solver: Solver | None, steps: int | None, options: dict[str, Any]) -> tuple[Solver, dict[str, str]]:
+def _solve_on(problem, samples, basis, choices, arguments, before: Solution) -> Solution:
+    """Solves with another basis from where an earlier solution ended; what that one cost is added."""
+    moved = eqx.tree_at(lambda p: p.x0, problem, before.x)
+    found = _solve_with(moved, samples, basis, choices, arguments, None)
+    return _add_costs(found, before.stats["oracles"])
+
+
+def _add_costs(solution: Solution, more: Mapping[str, Mapping[str, int]]) -> Solution:
+    """The solution with oracle calls made before it, or to choose its basis, counted too."""
+    spent = {kind: dict(count) for kind, count in solution.stats["oracles"].items()}
+    for kind, count in more.items():
+        have = spent.setdefault(kind, {"calls": 0, "samples": 0})
+        spent[kind] = {unit: have[unit] + count[unit] for unit in have}
+    samples = sum(count["samples"] for count in spent.values())
+    return replace(solution, stats={**solution.stats, "oracles": spent, "samples": samples})
+
+
+def _solve_learning(problem, samples, basis, choices, arguments) -> Solution:
+    """Solves with a basis learned at ``x0``, then learned anew where that led, until ``x`` stays where it is."""
+    share = lambda before, after: float(trees.norm(trees.sub(after, before)) / trees.norm(after))
+    solution = _solve_with(problem, samples, basis, choices, arguments, None)
+    moves = [share(problem.x0, solution.x)]
+    while moves[-1] > _STAYS and len(moves) < _LEARNINGS:
+        before, solution = solution.x, _solve_on(problem, samples, basis, choices, arguments, solution)
+        moves.append(share(before, solution.x))
+    told = (
+        f"{basis!r}: learned at x0, and {len(moves) - 1} times anew where the solver had arrived; the last time x moved "
+        f"by {moves[-1]:.1g} of its size"
+    )
+    told += ", so it has not settled: take more functions." if moves[-1] > _STAYS else "."
+    return replace(solution, choices={**solution.choices, "basis": f"{told} The history is that of the last round."})
+
+
+def _configure(
+    solver: Solver | None, steps: int | None, tolerance: Any, given: bool, options: dict[str, Any]
+) -> tuple[Solver, dict[str, str]]:
     """The solver with its options set, and what had to be chosen; raises on options it does not know."""
     choices: dict[str, str] = {}
     if solver is None:
@@ -132,6 +220,13 @@ def _configure(solver: Solver | None, steps: int | None, options: dict[str, Any]
         raise TypeError(f"solve() does not know the keyword {option!r}.{hint}")
     if steps is not None:
         whole("steps", steps)
+    if tolerance is not None:
+        positive("tolerance", tolerance)
+        if given:
+            raise TypeError(
+                "tolerance says how far the basis is grown, and a basis was given. Leave one of them out; for a tighter "
+                "or looser end of the solver itself, cb.Newton(tolerance=...)."
+            )
     return replace(solver, **options) if options else solver, choices
 
 

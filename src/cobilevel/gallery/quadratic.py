@@ -70,6 +70,23 @@ class QuadraticUpper:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
+class QuadraticNoise:
+    """``eta`` given a context: normal around ``tau(xi)`` and ``c(xi)``."""
+
+    offset: Waves
+    target: Waves
+    upper_std: Float[Array, ""]
+    lower_std: Float[Array, ""]
+
+    def __call__(self, key: Array, xi: Array, size: int) -> PyTree:
+        above, below = jax.random.split(key)
+        around = lambda mean, std, k: mean + std.astype(xi.dtype) * jax.random.normal(k, (size, len(mean)), xi.dtype)
+        upper = around(self.target(xi), self.upper_std, above)
+        return {"upper": upper, "lower": around(self.offset(xi), self.lower_std, below)}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
 class QuadraticTruth:
     """Closed forms: the policy, the objective, its gradient and minimiser, and the optimum of a finite sample."""
 
@@ -189,10 +206,7 @@ def quadratic(
     offset, target = waves(dy), waves(dy)
     truth = _truth(lower, upper, offset, target, law, noise, rates)
 
-    def conditional(key: Array, xi: Array, size: int) -> PyTree:
-        above, below = jax.random.split(key)
-        normal = lambda k: jax.random.normal(k, (size, dy), xi.dtype)
-        return {"upper": target(xi) + noise[0] * normal(above), "lower": offset(xi) + noise[1] * normal(below)}
+    conditional = QuadraticNoise(offset, target, *(jnp.asarray(std) for std in noise))
 
     def observe(key, count):
         for_contexts, for_noise = jax.random.split(key)

@@ -1,0 +1,63 @@
+"""Two-edge traffic, whose policy has kinks: how many functions a learned basis saves.
+
+For each basis the policy error on test samples and the loss over that at the exact-lower-level optimum of the training
+sample, medians over instances; then how many Chebyshev functions reach the policy error of each learned basis.
+"""
+
+import argparse
+import time
+
+import jax
+import numpy as np
+
+jax.config.update("jax_enable_x64", True)
+
+import cobilevel as cb
+from cobilevel.learned import Neural, Snapshot
+
+LADDER = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SNAPSHOTS = (2, 3, 4, 6, 8)
+NETWORKS = (4, 8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--neural-seeds", type=int, default=2, help="networks take longer to learn")
+    arguments = parser.parse_args()
+    instances = [cb.gallery.two_edge_traffic(seed) for seed in range(arguments.seeds)]
+    best = [truth.loss(truth.sample_optimum(train), test) for _, train, test, truth in map(parts, instances)]
+    print(f"{arguments.seeds} instances; medians, and the worst policy error")
+    print(f"{'basis':16s} {'seeds':>5s} {'policy error':>12s} {'worst':>9s} {'loss / optimum':>14s} {'worst':>9s} "
+          f"{'settled':>7s} {'ms a solve':>10s}")  # fmt: skip
+    figures = {}
+    bases = [cb.Chebyshev(n) for n in LADDER] + [Snapshot(n) for n in SNAPSHOTS] + [Neural(n) for n in NETWORKS]
+    for basis in bases:
+        count = arguments.neural_seeds if isinstance(basis, Neural) else arguments.seeds
+        errors, ratios, settled, seconds = [], [], 0, []
+        for instance, optimum in zip(instances[:count], best, strict=False):
+            began = time.perf_counter()
+            solution = cb.solve(instance.problem, instance.train, basis=basis)
+            seconds.append(time.perf_counter() - began)
+            judged = cb.evaluate(instance.problem, solution, instance.test)
+            errors.append(judged.policy_error)
+            ratios.append(judged.loss / float(optimum))
+            settled += "has not settled" not in solution.choices.get("basis", "")
+        figures[basis] = float(np.median(errors))
+        print(
+            f"{basis!r:16s} {count:5d} {np.median(errors):12.2e} {max(errors):9.1e} {np.median(ratios):14.5f} "
+            f"{max(ratios):9.5f} {settled:7d} {1e3 * np.median(seconds):10.0f}",
+            flush=True,
+        )
+    print("\nChebyshev functions for the same median policy error")
+    for basis in bases[len(LADDER) :]:
+        enough = [n for n in LADDER if figures[cb.Chebyshev(n)] <= figures[basis]]
+        print(f"{basis!r:16s} {enough[0] if enough else f'more than {LADDER[-1]}'}")
+
+
+def parts(instance):
+    return instance.problem, instance.train, instance.test, instance.truth
+
+
+if __name__ == "__main__":
+    main()
