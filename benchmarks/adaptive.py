@@ -1,9 +1,9 @@
 """How well ``solve(problem, samples, tolerance=...)`` chooses the number of functions, and what choosing costs.
 
-The best N is the smallest whose solution, with the population in place of the samples, gives away no more of ``F`` than
-the tolerance; N chosen from samples is compared with it, and the oracle samples of the whole run with those of one solve
-at the best N. Two-edge traffic (population: 5000 other samples, exact flows), and one-dimensional policies that are
-analytic, kinked, or seen through noise (population: quadrature).
+The best N is the smallest whose solution, with the population in place of the samples, gives away no more of ``F``
+than the tolerance; N chosen from samples is compared with it, and the oracle samples of the whole run with those of one
+solve at the best N. Two-edge traffic (population: 5000 other samples, exact flows), and one-dimensional policies that
+are analytic, kinked, or seen through noise (population: quadrature).
 """
 
 import argparse
@@ -49,7 +49,8 @@ def upper(x, y, xi, eta):
 
 def shapes(rng, kind):
     """A random problem of a kind, its samples, and the best N for a tolerance."""
-    policy = Policy(rng.uniform(0.4, 1.5), rng.uniform(-0.6, 0.6), 0.0 if kind != "kinked" else rng.uniform(1.0, 2.0))
+    share = rng.uniform(1.0, 2.0) if kind == "kinked" else 0.0
+    policy = Policy(*(jnp.asarray(v) for v in (rng.uniform(0.2, 0.6), rng.uniform(-0.6, 0.6), share)))
     problem = cb.Problem(upper, Lower(policy), x0=1.0, y0=0.0, domain=cb.Interval(-1.0, 1.0))
     noise = 0.3 if kind == "noisy" else 0.0
     samples = cb.Samples(rng.uniform(-1, 1, 2000), noise * rng.normal(size=2000))
@@ -104,8 +105,8 @@ def main() -> None:
             ratio = size / best
             print(
                 f"{kind:9s} tolerance {tolerance:5.3f}: N within a factor 1.5 of the best in "
-                f"{100 * np.mean((ratio <= 1.5) & (ratio >= 1 / 1.5)):3.0f}% (median best {np.median(best):.0f}, chosen "
-                f"{np.median(size):.0f}, ratio {ratio.min():.2f} to {ratio.max():.2f}); N chosen meets it in "
+                f"{100 * np.mean((ratio <= 1.5) & (ratio >= 1 / 1.5)):3.0f}% (median best {np.median(best):.0f}, "
+                f"chosen {np.median(size):.0f}, ratio {ratio.min():.2f} to {ratio.max():.2f}); N chosen meets it in "
                 f"{100 * met.mean():.0f}%; cost at most 3 solves in {100 * np.mean(cost <= 3):.0f}% (median "
                 f"{np.median(cost):.1f}, most {cost.max():.1f})",
                 flush=True,

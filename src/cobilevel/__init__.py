@@ -5,6 +5,8 @@ from .basis import Categorical as Categorical
 from .basis import Features as Features
 from .basis import Orthonormal as Orthonormal
 from .basis import Union as Union
+from .bootstrap import Bootstrap as Bootstrap
+from .bootstrap import bootstrap as bootstrap
 from .certify import Certificate as Certificate
 from .certify import Constants as Constants
 from .certify import certify as certify

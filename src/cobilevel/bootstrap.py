@@ -44,7 +44,12 @@ class Bootstrap:
 
 
 def bootstrap(
-    problem: Problem, solution: Solution, samples: Data, replicates: int = 100, key: Any = 0, progress: bool | None = None
+    problem: Problem,
+    solution: Solution,
+    samples: Data,
+    replicates: int = 100,
+    key: Any = 0,
+    progress: bool | None = None,
 ) -> Bootstrap:
     """Solves again, from the solution, on samples drawn with replacement from those it was found from.
 

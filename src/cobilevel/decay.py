@@ -128,7 +128,7 @@ def chop(envelope: Float[np.ndarray, " n"], tolerance: float) -> int:
     the length so far that hardly falls, the less strictly so the closer it is to the tolerance. All are kept where
     there is none.
     """
-    n = len(envelope)
+    n, j, ahead = len(envelope), 2, 0
     for j in range(2, n + 1):
         ahead = round(1.25 * j + 5)
         if ahead > n:
@@ -208,8 +208,9 @@ def from_values(
     More points are taken until the coefficients reach a plateau, as Chebfun does. Where they never do, the law decides
     whether more points would have helped or the function has a kink.
     """
-    u = points(grids[0])
+    u, length = points(grids[0]), 0
     values = evaluate(u)
+    sizes = envelope = np.zeros(1)
     for n in grids:
         if n > len(u):
             stride = (n - 1) // (len(u) - 1)

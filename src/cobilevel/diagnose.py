@@ -128,6 +128,7 @@ class Diagnosis:
         if path is not None:
             matplotlib.use("Agg")
         import matplotlib.pyplot as plt
+        from matplotlib.ticker import MaxNLocator
 
         decay = self.decay
         figure, axis = plt.subplots(figsize=(7, 4.4), layout="constrained")
@@ -145,7 +146,7 @@ class Diagnosis:
             axis.axvline(self.functions - 0.5, color="#3a7d44", lw=1, label=f"the basis, N = {self.functions}")
         words = "degree" if decay.dimension == 1 else "total degree"
         axis.set(xlabel=words, ylabel="size", title=f"Coefficients by {words}", xlim=(-0.5, max(last, self.functions)))
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.legend(frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
         if path is None:
@@ -335,7 +336,7 @@ def _advise(found: Diagnosis, domain: Domain, u: np.ndarray, spectrum: np.ndarra
 
 
 def _about_decay(found: Diagnosis, decay: Decay, domain: Domain, supported: int, noisy: bool) -> list[Advice]:
-    """What the coefficients say about the basis: too small, too large, the wrong kind, or blind to no coordinate."""
+    """What the coefficients say about the basis: too small, too large, the wrong kind, or in too many coordinates."""
     basis, d = found.basis, domain.dimension
     inner = basis.basis if isinstance(basis, Orthonormal) else basis
     needed, beyond = comb(decay.length - 1 + d, d), decay.tail(found.functions) / max(decay.size, 1e-300)
@@ -358,21 +359,15 @@ def _about_decay(found: Diagnosis, decay: Decay, domain: Domain, supported: int,
     if (not isinstance(inner, Polynomial) and not poor) or decay.kind == "unresolved":
         return said
     wanted = min(supported, decay.predict(_GOOD) if poor else needed)
-    short = poor or (noisy and found.misfit is None and decay.resolved and found.functions < needed)
-    if short and wanted > found.functions:
+    fit, level = found.misfit is None, "rounding" if found.misfit is not None else "noise"
+    if (poor or (noisy and fit and decay.resolved)) and wanted > found.functions:
         more = Orthonormal(_smaller(Chebyshev(1, index=Tensor() if d == 1 else TotalDegree()), domain, wanted))
-        what = (
-            f"{found.functions} functions leave {found.misfit:.1%} of the policy"
-            if poor
-            else (f"{needed} coefficients stand out of the noise, and the basis has {found.functions}")
-        )
+        what = f"{needed} coefficients stand out of the noise, and the basis has {found.functions}"
+        what = f"{found.functions} functions leave {found.misfit:.1%} of the policy" if poor else what
         said.append(Advice(what, f"use {more!r}", basis=more))
-    elif (
-        isinstance(inner, Polynomial) and decay.resolved and needed < supported and found.functions > 1.25 * needed + 2
-    ):
-        less = _smaller(basis, domain, needed)
-        what = (
-            f"coefficients beyond {needed} are {'noise' if noisy else 'rounding'}, and the basis has {found.functions}"
-        )
+    large = found.functions > 1.25 * needed + 2
+    if large and isinstance(inner, Polynomial) and decay.resolved and needed < supported:
+        less = _smaller(basis, domain, needed) if d == 1 else Chebyshev(decay.length, index=TotalDegree())
+        what = f"coefficients beyond {needed} are {level}, and the basis has {found.functions}"
         said.append(Advice(what, f"{less!r} will do", basis=less))
     return said

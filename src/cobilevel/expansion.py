@@ -160,8 +160,11 @@ def _table(y: PyTree) -> Float[np.ndarray, "n d"]:
 
 
 def expand(problem: Problem, x: PyTree, lower: Samples | Product, look: Look) -> Expansion:
-    """The policy at ``x`` by degree: from exact lower-level solutions at Chebyshev points where they can be had (an
-    ``Interval``, and no noise in ``g``, ``Product`` data or a conditional sampler), else from a fit to the samples."""
+    """The policy at ``x`` by degree.
+
+    From exact lower-level solutions at Chebyshev points where they can be had: on an ``Interval``, without noise in
+    ``g``, with ``Product`` data or with a conditional sampler. From a fit to the samples elsewhere.
+    """
     if isinstance(problem.domain, Finite):
         return Expansion(None, "contexts are finite: there is no degree to go by")
     noisy = lower_depends_on_noise(problem, lower)
@@ -171,7 +174,7 @@ def expand(problem: Problem, x: PyTree, lower: Samples | Product, look: Look) ->
 
 
 class _Shared(eqx.Module):
-    """A conditional sampler that draws from one key, whichever it is given."""
+    """A conditional sampler that draws from one key, whichever it is given: noise as smooth in the context as it."""
 
     draw: Callable
     key: Array
@@ -191,13 +194,12 @@ def _exact(problem: Problem, x: PyTree, lower: Samples | Product, noisy: bool) -
             source = f"exact lower-level solutions for {most} of {lower.eta_rows} rows of data"
             lower = Product(lower.contexts, jax.tree.map(lambda a: a[kept], lower.eta), lower.nodes)
         rows = lower.eta_rows
-    elif noisy:  # the same draws at every context, so that the noise is as smooth as the sampler
+    elif noisy and problem.conditional is not None:
         rows, draw, key = _DRAWS, problem.conditional, jax.random.key(2)
         source = f"lower-level solutions over {rows} draws of noise, the same at each context"
         problem = eqx.tree_at(lambda p: p.conditional, problem, _Shared(draw, key), is_leaf=lambda v: v is draw)
     dtype = jax.tree.leaves(problem.y0)[0].dtype
-    eps, failed = float(jnp.finfo(dtype).eps), []
-    many = GRIDS[0]
+    eps, many, failed = float(jnp.finfo(dtype).eps), GRIDS[0], []
 
     def evaluate(u):
         """In pieces of one size, so that one compiled program serves all."""
@@ -263,9 +265,8 @@ def _from_fit(problem: Problem, x: PyTree, look: Look) -> Expansion:
     hessian, slopes = (part for part in model(turned, x, oracles.flatten(turned.W0)[1](z), batch))
     hessian, rows = np.asarray(hessian, dtype=float), _table(slopes)
     phi, weight = (np.asarray(part, dtype=float) for part in (batch.features, batch.weight))
-    scores = (
-        (weight[:, None, None] * phi[:, :, None] * rows[:, None, :]).reshape(groups, look.together, -1).mean(axis=1)
-    )
+    scores = weight[:, None, None] * phi[:, :, None] * rows[:, None, :]
+    scores = scores.reshape(groups, look.together, -1).mean(axis=1)
     sway = np.linalg.lstsq(hessian, scores.T, rcond=None)[0].T / np.sqrt(groups * max(groups - len(table), 1))
     a, errors = np.asarray(z, dtype=float).reshape(-1, size), np.sqrt(np.sum(sway**2, axis=0)).reshape(-1, size)
     values = phi @ a
@@ -282,9 +283,17 @@ def _from_fit(problem: Problem, x: PyTree, look: Look) -> Expansion:
     decay = from_coefficients(by_degree(a), by_degree(errors), rms, kinks, d, size * np.bincount(degree))
     if d == 1:
         return Expansion(_placed(decay, kinks, problem), source)
-    low = degree < max(decay.length, 2)  # the rest is noise; Chebyshev coefficients of these tell coordinates apart
+    low = degree < decay.length  # the rest is noise; Chebyshev coefficients of these tell coordinates apart
     back = np.linalg.pinv(r[np.ix_(low, low)])
     sway = np.einsum("kl,nla->nka", back, sway.reshape(groups, -1, size)[:, low])
-    raw, raw_errors = back @ a[low], np.sqrt(np.sum(sway**2, axis=0))
-    share = lambda part, j: float(np.sqrt(np.sum(part[table[low, j] > 0] ** 2) / 2)) / (rms if rms > 0 else 1)
-    return Expansion(decay, source, tuple((share(raw, j), share(raw_errors, j)) for j in range(d)))
+    return Expansion(decay, source, tuple(_share(back @ a[low], sway, table[low, j] > 0, rms) for j in range(d)))
+
+
+def _share(raw: np.ndarray, sway: np.ndarray, along: np.ndarray, rms: float) -> tuple[float, float]:
+    """How much the functions picked contribute, and an error such that the ratio is that of signal to noise."""
+    part, moves = raw[along].ravel(), sway[:, along].reshape(len(sway), -1)
+    if not len(part) or not rms > 0:
+        return 0.0, 0.0
+    ratio = np.sqrt(part @ np.linalg.lstsq(moves.T @ moves, part, rcond=None)[0] / len(part))
+    size = float(np.sqrt(part @ part / 2)) / rms
+    return size, size / max(float(ratio), 1e-300)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import oracles, trees
-from .adapt import basis_of, choose_basis, first_members, goal_at, grow_basis
+from .adapt import basis_of, choose_basis, first_members, goal_at, grow_basis, lost_at, thinned
 from .basis import Basis
 from .checks import positive, whole
 from .data import Data, Levels, Product, Stream, levels
@@ -126,35 +126,32 @@ def _solve_choosing(problem, samples, choices, arguments, key) -> Solution:
 def _solve_growing(problem, samples, choices, arguments, key, tolerance) -> Solution:
     """Grows the basis until the upper objective is within a share `tolerance` of what a richer one would reach.
 
-    A first, short run with few functions finds about where the solution lies, and how the objective curves there. From
-    the gradients that larger bases see at that point follows how much each gives away; the smallest that gives away
-    little enough is solved with, and looked at again where that led.
+    A short run with few functions on a part of the samples finds about where the solution lies, and how the objective
+    curves there. From the gradients that larger bases see at that point follows how much each gives away; the smallest
+    that gives away little enough is solved with, and judged again where that led.
     """
     newton = arguments if isinstance(arguments[0], Newton) else (Newton(), arguments[1], Newton.default_steps, False)
     if isinstance(problem.domain, Finite):
         return _solve_choosing(problem, samples, choices, arguments, key)
-    members = first_members(problem.domain.dimension)
+    part, members = thinned(samples, key), first_members(problem.domain.dimension)
     short = (*newton[:2], min(_SCOUT, newton[2]), False)
-    solution = _solve_with(problem, samples, basis_of(members), choices, short, None)
-    story, ledger = [], Ledger.empty()
-    for attempt in range(_GROWTHS):
+    solution = _solve_with(problem, part, basis_of(members), choices, short, None)
+    story, ledger, start, goal = [], Ledger.empty(), members[:1], None
+    for _ in range(_GROWTHS):
         excess = tolerance * abs(float(solution.history["upper"][-1]))
-        goal, ledger = goal_at(problem, samples, solution.x, members, excess, key, ledger)
-        start, most = members if attempt else members[:1], 2 * len(members)
-        choice = goal and grow_basis(problem, samples, solution.x, start, most, goal, key, ledger)
+        if goal is None:
+            goal, ledger = goal_at(problem, part, solution.x, members, excess, key, ledger)
+        goal = goal and replace(goal, excess=excess)
+        choice = goal and grow_basis(problem, part, solution.x, start, 2 * len(members), goal, key, ledger)
         if not choice:
             return _solve_choosing(problem, samples, choices, arguments, key)
-        story.append(choice.words)
-        ledger, grown = choice.ledger, choice.rungs[choice.pick].members
-        if attempt and len(grown) <= len(members):
-            break
-        members = grown
+        members = start = choice.rungs[choice.pick].members
         solution = _solve_on(problem, samples, basis_of(members), choices, newton, solution)
-    told = {
-        "basis": f"grown for a tolerance of {tolerance:g}. Where a short run led, "
-        + "; at its solution, ".join(story)
-        + "."
-    }
+        lost, judge, ledger = lost_at(problem, part, solution.x, members, goal, key, choice.ledger)
+        story.append(f"{choice.words}; where that led it gives away {lost:.2g}, judged by N = {judge}")
+        if lost <= excess:
+            break
+    told = {"basis": f"grown for a tolerance of {tolerance:g}: " + ". So: ".join(story) + "."}
     solution = replace(solution, choices={**solution.choices, **told})
     if not isinstance(arguments[0], Newton):
         basis, spent = solution.basis.basis, solution.stats["oracles"]
@@ -224,8 +221,8 @@ def _configure(
         positive("tolerance", tolerance)
         if given:
             raise TypeError(
-                "tolerance says how far the basis is grown, and a basis was given. Leave one of them out; for a tighter "
-                "or looser end of the solver itself, cb.Newton(tolerance=...)."
+                "tolerance says how far the basis is grown, and a basis was given. Leave one of them out; for the "
+                "solver's own tolerance, cb.Newton(tolerance=...)."
             )
     return replace(solver, **options) if options else solver, choices
 

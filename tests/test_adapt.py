@@ -1,0 +1,144 @@
+"""Bases grown from the data: as few functions as a tolerance asks for, in the directions that matter."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+from cobilevel.adapt import basis_of, choose_basis
+from cobilevel.enrich import enrich, neighbours
+
+
+def bump(width=0.4):
+    """``y* = x phi(xi)`` with poles at ``+- i width``: the share of ``F`` that N functions give away, by quadrature."""
+    phi = lambda xi: 1 / (1 + (xi / width) ** 2)
+    problem = cb.Problem(
+        upper=lambda x, y, xi, eta: (y - 1 - jnp.sin(2 * xi)) ** 2 / 2 + 0.05 * (x - 2) ** 2,
+        lower=lambda x, y, xi, eta: (y - x * phi(xi) - eta) ** 2 / 2,
+        x0=1.0,
+        y0=0.0,
+        domain=cb.Interval(-1.0, 1.0),
+    )
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    weights, target = weights / 2, 1 + np.sin(2 * nodes)
+    solve = lambda seen: (weights @ (seen * target) + 0.2) / (weights @ seen**2 + 0.1)
+    loss = lambda x: weights @ (x * phi(nodes) - target) ** 2 / 2 + 0.05 * (x - 2) ** 2
+
+    def lost(n):
+        table = np.polynomial.legendre.legvander(nodes, n - 1) * np.sqrt(2 * np.arange(n) + 1)
+        return loss(solve(table @ (table.T @ (weights * phi(nodes))))) / loss(solve(phi(nodes))) - 1
+
+    return problem, lost
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_a_tolerance_takes_as_many_functions_as_it_asks_for(noise):
+    problem, lost = bump()
+    rng = np.random.default_rng(0)
+    samples = cb.Samples(rng.uniform(-1, 1, 2000), noise * rng.normal(size=2000))
+    best = next(n for n in range(1, 40) if lost(n) <= 1e-3)
+    found = cb.solve(problem, samples, tolerance=1e-3)
+    size = found.stats["functions"]
+    assert found.converged
+    assert best / 1.5 <= size <= 1.5 * best
+    assert "tolerance of 0.001" in found.choices["basis"]
+    single = cb.solve(problem, samples, basis=cb.Orthonormal(cb.Chebyshev(best)))
+    assert single.stats["samples"] < found.stats["samples"] <= 3 * single.stats["samples"]
+
+
+def test_a_tolerance_needs_no_basis():
+    problem, _ = bump()
+    samples = cb.Samples(np.linspace(-1, 1, 50), np.zeros(50))
+    with pytest.raises(TypeError, match="Leave one of them out"):
+        cb.solve(problem, samples, basis=cb.Chebyshev(3), tolerance=0.1)
+    with pytest.raises(ValueError, match="positive"):
+        cb.solve(problem, samples, tolerance=-1)
+
+
+def one_direction(dimension):
+    policy = lambda x, c: x / (1.3 - c[0]) + 0.2 * jnp.sin(c[1]) * (1 + 0.3 * c[0]) + 0.1 * c[-1] ** 2
+    return cb.Problem(
+        upper=lambda x, y, xi, eta: (y - 1 - xi[0]) ** 2 + 0.1 * x**2,
+        lower=lambda x, y, xi, eta: (y - policy(x, xi)) ** 2 / 2,
+        x0=1.0,
+        y0=0.0,
+        domain=cb.Box(-np.ones(dimension), np.ones(dimension)),
+    ), lambda xi: np.asarray(jax.vmap(lambda c: policy(1.0, c))(jnp.asarray(xi)))
+
+
+@pytest.mark.parametrize("dimension", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_index_sets_grow_where_it_matters(dimension):
+    """At equal error at most half the functions of total degree, for every size from six functions on."""
+    problem, policy = one_direction(dimension)
+    rng = np.random.default_rng(0)
+    xi, test = (rng.uniform(-1, 1, (2000, dimension)) for _ in range(2))
+    choice = choose_basis(problem, cb.Samples(xi), problem.x0, jax.random.key(0))
+
+    def error(members):
+        features = lambda c: np.prod(
+            [np.polynomial.chebyshev.chebvander(c[:, j], 20)[:, members[:, j]] for j in range(dimension)], axis=0
+        )
+        W = np.linalg.lstsq(features(xi), policy(xi), rcond=None)[0]
+        return np.sqrt(np.mean((features(test) @ W - policy(test)) ** 2))
+
+    totals = [cb.TotalDegree().table(n, dimension) for n in range(1, 13 if dimension == 2 else 11)]
+    errors = np.array([error(table) for table in totals])
+    compared = 0
+    for rung in choice.rungs:
+        reached = error(rung.members)
+        if len(rung.members) < 6 or reached < errors[-1]:
+            continue
+        compared += 1
+        assert 2 * len(rung.members) <= len(totals[int(np.argmax(errors <= reached))])
+    assert compared >= 4
+    first, *others = choice.rungs[choice.pick].members.max(axis=0)
+    assert first > 2 * max(others)
+
+
+def test_neighbours_and_richer_bases():
+    corner = np.array([[0, 0], [1, 0], [0, 1]])
+    assert {tuple(k) for k in neighbours(corner)} == {(2, 0), (1, 1), (0, 2)}
+    assert {tuple(k) for k in neighbours(np.array([[0, 0], [1, 0]]))} == {(2, 0), (0, 1)}
+    interval = cb.Interval(0.0, 1.0)
+    assert repr(enrich(cb.Chebyshev(5), interval, 5, 100)) == "Chebyshev(10)"
+    assert repr(enrich(cb.Orthonormal(cb.Partition(5)), interval, 5, 100)) == "Orthonormal(Partition(10))"
+    assert enrich(cb.Partition(5), interval, 5, 9) is None  # only halved cells hold the span
+    assert repr(enrich(cb.Chebyshev(5), interval, 5, 7)) == "Chebyshev(7)"
+    own = cb.Features(lambda xi: jnp.stack([jnp.ones(()), xi]), 2)
+    assert enrich(own, interval, 2, 10).basis.parts[0] is own
+    assert enrich(cb.Categorical(), cb.Finite([0.0, 1.0]), 2, 10) is None
+
+
+@pytest.mark.parametrize(
+    "basis", [cb.Chebyshev(4), cb.Fourier(4), cb.Partition(4), cb.BSpline(6), cb.BSpline(5, degree=1)]
+)
+def test_richer_spans_hold_the_poorer(basis):
+    domain = cb.Interval(0.0, 2.0)
+    xi = np.linspace(0, 2, 300)
+    poor = np.asarray(basis.fit(domain, xi)(xi))
+    rich = np.asarray(enrich(basis, domain, poor.shape[1], 100).fit(domain, xi)(xi))
+    inside = rich @ np.linalg.lstsq(rich, poor, rcond=None)[0]
+    assert rich.shape[1] > poor.shape[1]
+    assert np.abs(inside - poor).max() < 1e-10
+
+
+def test_functions_listed():
+    members = np.array([[0, 0], [1, 0], [3, 1]])
+    xi = np.random.default_rng(0).uniform(-1, 1, (50, 2))
+    fitted = basis_of(members).basis.fit(cb.Box([-1, -1], [1, 1]), xi)
+    wanted = np.stack([np.ones(50), xi[:, 0], np.cos(3 * np.arccos(xi[:, 0])) * xi[:, 1]], axis=1)
+    assert np.asarray(fitted(xi)) == pytest.approx(wanted)
+    with pytest.raises(ValueError, match="one length"):
+        cb.Listed([(0, 0), (1,)])
+    with pytest.raises(ValueError, match="do not fit"):
+        cb.Chebyshev(2, index=cb.Listed([(0, 3)])).fit(cb.Box([-1, -1], [1, 1]), xi)
+
+
+def test_unions():
+    domain, xi = cb.Interval(0.0, 1.0), np.linspace(0, 1, 40)
+    both = cb.Union([cb.Chebyshev(3), cb.Partition(2)]).fit(domain, xi)
+    assert both(xi).shape == (40, 5)
+    assert np.asarray(both(xi) @ both.constant) == pytest.approx(np.ones(40))
+    with pytest.raises(TypeError, match="Union takes bases"):
+        cb.Union([3])
