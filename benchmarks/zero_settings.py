@@ -1,8 +1,8 @@
 """``cb.solve(problem, samples)`` with no settings: does it end where it should, and does its certificate cover?
 
-Two-edge traffic: the loss on 100 000 fresh samples with exact flows, over that at the optimum of the same training sample
-with exact lower level. Quadratics: ``F`` in closed form over its minimum. A success is within 1%; the certificate, from
-fresh samples, covers where its 95% interval holds the true gradient norm.
+Two-edge traffic: the loss on 100 000 fresh samples with exact flows, over that at the optimum of the same training
+sample with exact lower level. Quadratics: ``F`` in closed form over its minimum. A success is within 1%; the
+certificate, from fresh samples, covers where its 95% interval holds the true gradient norm.
 """
 
 import argparse
@@ -58,15 +58,14 @@ def main() -> None:
             low, high = cb.certify(problem, solution, fresh).gradient_norm.interval
             rows.append((excess, low <= norm <= high, solution.converged, solution.stats["functions"], seconds))
             if excess > 0.01 or not rows[-1][1] or not solution.converged:
-                print(
-                    f"  {kind} {seed}: excess {excess:.1e}, norm {norm:.2e} in [{low:.1e}, {high:.1e}], {solution.result}"
-                )
+                told = f"excess {excess:.1e}, norm {norm:.2e} in [{low:.1e}, {high:.1e}], {solution.result}"
+                print(f"  {kind} {seed}: {told}", flush=True)
         excess, covers, converged, size, seconds = np.array(rows, float).T
         print(
             f"{kind}: within 1% and covered {100 * np.mean((excess <= 0.01) & (covers > 0)):.0f}%; within 1% "
-            f"{100 * np.mean(excess <= 0.01):.0f}% (median excess {np.median(excess):.1e}, most {excess.max():.1e}); covered "
-            f"{100 * covers.mean():.0f}%; converged {100 * converged.mean():.0f}%; N {size.min():.0f} to {size.max():.0f}; "
-            f"median {np.median(seconds):.1f} s",
+            f"{100 * np.mean(excess <= 0.01):.0f}% (median excess {np.median(excess):.1e}, most {excess.max():.1e}); "
+            f"covered {100 * covers.mean():.0f}%; converged {100 * converged.mean():.0f}%; N {size.min():.0f} to "
+            f"{size.max():.0f}; median {np.median(seconds):.1f} s",
             flush=True,
         )
 

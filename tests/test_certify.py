@@ -215,14 +215,13 @@ def test_bootstrap_against_fresh_samples():
     basis = cb.Chebyshev(4)
     solution = cb.solve(one.problem, one.train, basis=basis)
     spread = cb.bootstrap(one.problem, solution, one.train, 60)
+    draw = lambda k, c: jax.tree.map(lambda v: v[0], one.problem.conditional(k, c, 1))
     fresh = []
     for seed in range(60):
-        other = cb.gallery.quadratic(0, dx=2, dy=2, train=500)
         a, b = jax.random.split(jax.random.key(1000 + seed))
-        xi = other.truth.contexts.sample(a, 500)
-        draw = lambda k, c: jax.tree.map(lambda v: v[0], other.problem.conditional(k, c, 1))
+        xi = one.truth.contexts.sample(a, 500)
         data = cb.Samples(xi, jax.vmap(draw)(jax.random.split(b, 500), xi))
-        fresh.append(other.truth.sample_optimum(basis.fit(one.problem.domain, xi), data, data)[0])
+        fresh.append(one.truth.sample_optimum(basis.fit(one.problem.domain, xi), data, data)[0])
     assert spread.failed == 0
     assert spread.error == pytest.approx(np.std(fresh, axis=0), rel=0.5)
     low, high = spread.interval

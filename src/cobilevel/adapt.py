@@ -57,8 +57,8 @@ def basis_of(members: np.ndarray) -> Basis:
 
 
 def first_members(dimension: int) -> np.ndarray:
-    """A few functions to begin with: polynomials of degree 2."""
-    return TotalDegree().table(3, dimension)
+    """A few functions to begin with: polynomials of degree 3 on an interval, of degree 2 elsewhere."""
+    return TotalDegree().table(4 if dimension == 1 else 3, dimension)
 
 
 @dataclass(frozen=True)

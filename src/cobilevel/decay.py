@@ -12,7 +12,7 @@ from math import comb
 import numpy as np
 from jaxtyping import Float
 
-GRIDS = (129, 1025)  # Chebyshev points tried in turn: each grid holds the one before
+GRIDS, FEW = (129, 1025), (33,)  # Chebyshev points tried in turn, each grid holds the one before; where they are dear
 POWERS = (0, 1, 2, 3)  # the function jumps, or its first, second, third derivative
 _SMOOTH = 48  # polynomials that kinks are looked for beside, where there is no noise
 _BINS = 1000  # noisy samples are averaged into that many before they are searched
@@ -252,7 +252,10 @@ def _read(sizes: np.ndarray, envelope: np.ndarray, length: int, size: float, eps
     law = _fit(shown, errors, max(1, length // 4), order=length > 8)
     geometric, algebraic = law.rate * length, max(law.order, 0) * np.log(max(length, 2))
     if geometric <= algebraic:
-        return replace(_lawful(decay, _fit(shown, errors, max(1, length // 4), rate=False)), kind="algebraic")
+        power = _fit(shown, errors, max(1, length // 4), rate=False)
+        if resolved or length > 100 or power.order < POWERS[-1] + 1.5:
+            return replace(_lawful(decay, power), kind="algebraic")
+        law = _fit(shown, errors, max(1, length // 4), order=False)  # too smooth for a kink, and too few to tell
     if law.order < _ENTIRE:
         law = _fit(shown, errors, max(1, length // 2), order=False)
         return replace(_lawful(decay, law), kind="geometric", entire=True)

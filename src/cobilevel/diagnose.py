@@ -141,12 +141,18 @@ class Diagnosis:
             label = f"{decay.rho:.3g}$^{{-k}}$" if decay.kind == "geometric" else f"$k^{{-{decay.order:.2g}}}$"
             seen = decay.law(k) > tiny
             axis.semilogy(k[seen], decay.law(k)[seen], color="#d1495b", lw=1.3, label=f"the law they follow, {label}")
-        axis.axhline(decay.plateau, color="#a0a0a0", lw=1, ls="--", label="noise or rounding")
+        if decay.resolved:
+            axis.semilogy(
+                degrees[:last], decay.errors[:last], color="#a0a0a0", lw=1, ls="--", label="noise or rounding"
+            )
+        words, right = "total degree", last
         if decay.dimension == 1:
+            words, right = "degree", max(last, self.functions)
             axis.axvline(self.functions - 0.5, color="#3a7d44", lw=1, label=f"the basis, N = {self.functions}")
-        words = "degree" if decay.dimension == 1 else "total degree"
-        axis.set(xlabel=words, ylabel="size", title=f"Coefficients by {words}", xlim=(-0.5, max(last, self.functions)))
+        axis.set(xlabel=words, ylabel="size", title=f"Coefficients by {words}", xlim=(-0.5, right))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if decay.kind == "algebraic":
+            axis.set(xscale="log", xlim=(0.9, right))
         axis.legend(frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
         if path is None:
@@ -188,11 +194,11 @@ def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = N
 
     spectrum = np.asarray(reduced.whitening.singular_values, dtype=float)  # pyright: ignore[reportOptionalMemberAccess]
     spectrum = np.pad(spectrum, (0, functions - len(spectrum)))
-    look = look_at(lower, functions)
+    look = look_at(lower, functions, sum(leaf.size for leaf in jax.tree.leaves(problem.y0)))
     white = replace(reduced, lower_source=Table(batch_of(reduced, look.samples))).whitened()
     W = restore(white, fitted(white, x))
     mu, L = curvatures(reduced, x, W, look.samples)
-    policy = expand(problem, x, lower, look)
+    policy = expand(problem, x, look)
     diagnosis = Diagnosis(
         basis=basis,
         M_Phi=max(1.0, _supremum(reduced, xi)),
@@ -258,7 +264,7 @@ def _conditions(domain: Domain, u: Float[np.ndarray, "n d"], decay: Decay | None
         "too few contexts." if cells < 4 else f"the emptiest of {cells} cells holds {thin / even:.0%} of an even share."
     )
     covered = _covered_share(u)
-    full = bool(np.all(1 - covered <= max(0.1, 10 / count)))
+    full = None if count < 20 else bool(np.all(1 - covered <= max(0.1, 10 / count)))
     kinds = {"geometric": True, "finite": True, "algebraic": False}
     analytic = {True: "nothing speaks against it.", False: "the policy has a kink.", None: "too little to go by."}
     smooth = None if decay is None else kinds.get(decay.kind)
@@ -315,12 +321,12 @@ def _advise(found: Diagnosis, domain: Domain, u: np.ndarray, spectrum: np.ndarra
     if found.mu < 0:
         what = f"the lower level is not convex at the fitted policy (least curvature {found.mu:.2g})"
         said.append(Advice(what, "add a multiple of |y|^2 to it, or look at another x"))
-    if "coverage" in found.conditions and not found.conditions["coverage"].holds:
+    if "coverage" in found.conditions and found.conditions["coverage"].holds is False:
         box, share = _filled(domain, u), ", ".join(f"{part:.0%}" for part in _covered_share(u))
         remedy = f"give the problem the domain {box!r}, or else use {whitened!r}"
         said.append(Advice(f"contexts fill only {share} of the domain", remedy, basis=whitened, domain=box))
     if found.per_function < each:
-        less = None if isinstance(inner, Categorical) else _smaller(basis, domain, supported)
+        less = None if isinstance(inner, Categorical) or functions == 1 else _smaller(basis, domain, supported)
         fewer = f"use at most N = {_size(less, domain)}, {less!r}, or " if less is not None else "take "
         what = f"{found.per_function:.2g} {unit} for each function"
         remedy = f"expect overfitting; {fewer}{each * functions} {unit}"

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 from . import oracles
 from .basis import combine
 from .data import Product, Samples
-from .decay import GRIDS, Decay, find_kinks, find_noisy_kinks, from_coefficients, from_values
+from .decay import FEW, GRIDS, Decay, find_kinks, find_noisy_kinks, from_coefficients, from_values
 from .domain import Box, Finite, Interval
 from .families import Chebyshev
 from .implicit import lower_objective
@@ -27,7 +27,8 @@ from .scales import lanczos
 SAMPLES_EACH, CONTEXTS_EACH = 8, 2  # asked for each function: samples where g has noise, and distinct contexts
 ROWS = 8192  # the most samples that are looked at
 _MOST_FUNCTIONS, _MOST_COEFFICIENTS = 64, 600  # of a fit
-_WORK = 5e9  # multiplications that exact solves may take, about
+_NUMBERS = 1_500_000  # in y at all samples together
+_WORK = 2e10  # multiplications that exact solves may take, about
 _MOST_NUMBERS = 40_000_000  # in the second derivatives of g at all samples together
 _STEPS = 60  # of Lanczos' method, where the Hessian is too large to be formed
 _DRAWS = 1024  # of noise at each context, where there is a sampler
@@ -35,21 +36,26 @@ _DRAWS = 1024  # of noise at each context, where there is a sampler
 
 @dataclass(frozen=True)
 class Look:
-    """Joint samples, few enough to look at closely, each context with `together` rows of noise in a row."""
+    """Data few enough to look at closely: a level, and its joint samples, `together` of them at each context."""
 
+    level: Samples | Product
     samples: Samples
-    together: int
+    together: int = 1
 
 
-def look_at(lower: Samples | Product, functions: int) -> Look:
+def look_at(lower: Samples | Product, functions: int, size: int) -> Look:
+    """At most ``ROWS`` samples of a level, fewer where ``y`` is large; `size` is that of ``y``."""
+    most, keys = min(ROWS, max(1024, _NUMBERS // size)), jax.random.split(jax.random.key(1))
     if isinstance(lower, Samples):
-        if len(lower) <= ROWS:
-            return Look(lower, 1)
-        return Look(lower.rows(jax.random.permutation(jax.random.key(1), len(lower))[:ROWS]), 1)
-    context, keys = lower.context_rule(), jax.random.split(jax.random.key(1))
-    first = jax.random.permutation(keys[0], len(context))[: max(256, 4 * functions)]
-    rows = jax.random.permutation(keys[1], lower.eta_rows)[: max(1, ROWS // len(first))]
-    return Look(lower.pairs(context, jnp.repeat(first, len(rows)), jnp.tile(rows, len(first))), len(rows))
+        lower = lower if len(lower) <= most else lower.rows(jax.random.permutation(keys[0], len(lower))[:most])
+        return Look(lower, lower)
+    context = lower.context_rule()
+    first = jax.random.permutation(keys[0], len(context))[: max(64, 4 * functions)]
+    kept = jax.random.permutation(keys[1], lower.eta_rows)[: max(1, most // len(first))]
+    level = Product(lower.contexts, jax.tree.map(lambda a: a[kept], lower.eta), lower.nodes)
+    rows = len(kept)
+    pairs = level.pairs(context, jnp.repeat(first, rows), jnp.tile(jnp.arange(rows), len(first)))
+    return Look(level, pairs, rows)
 
 
 def batch_of(reduced: Reduced, samples: Samples) -> Batch:
@@ -65,7 +71,7 @@ def fitted(reduced: Reduced, x: PyTree) -> Array:
     dense = len(start) <= DENSE_LIMIT
     objective = lower_objective(reduced, x, reduced.W0, reduced.lower_pool, Ledger.empty(), dense)
     slope, _ = oracles.lower_gradient(reduced, x, reduced.W0, reduced.lower_pool, Ledger.empty())
-    target = jnp.finfo(start.dtype).eps ** 0.75 * jnp.linalg.norm(oracles.flatten(slope)[0])
+    target = jnp.finfo(start.dtype).eps ** (0.75 if dense else 0.5) * jnp.linalg.norm(oracles.flatten(slope)[0])
     return minimise(objective, start, target).point
 
 
@@ -159,7 +165,7 @@ def _table(y: PyTree) -> Float[np.ndarray, "n d"]:
     return np.asarray(jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(y), dtype=float)
 
 
-def expand(problem: Problem, x: PyTree, lower: Samples | Product, look: Look) -> Expansion:
+def expand(problem: Problem, x: PyTree, look: Look) -> Expansion:
     """The policy at ``x`` by degree.
 
     From exact lower-level solutions at Chebyshev points where they can be had: on an ``Interval``, without noise in
@@ -167,9 +173,9 @@ def expand(problem: Problem, x: PyTree, lower: Samples | Product, look: Look) ->
     """
     if isinstance(problem.domain, Finite):
         return Expansion(None, "contexts are finite: there is no degree to go by")
-    noisy = lower_depends_on_noise(problem, lower)
-    known = not noisy or isinstance(lower, Product) or problem.conditional is not None
-    exact = _exact(problem, x, lower, noisy) if known and isinstance(problem.domain, Interval) else None
+    noisy = lower_depends_on_noise(problem, look.level)
+    known = not noisy or isinstance(look.level, Product) or problem.conditional is not None
+    exact = _exact(problem, x, look.level, noisy) if known and isinstance(problem.domain, Interval) else None
     return _from_fit(problem, x, look) if exact is None else exact
 
 
@@ -185,21 +191,18 @@ class _Shared(eqx.Module):
 
 def _exact(problem: Problem, x: PyTree, lower: Samples | Product, noisy: bool) -> Expansion | None:
     size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
-    each = 100 * size * min(size, 64)  # multiplications for one row of the data at one context
     source, rows = "exact lower-level solutions", 1
     if noisy and isinstance(lower, Product):
-        most = max(64, int(_WORK / (GRIDS[0] * each)))
-        if lower.eta_rows > most:
-            kept = jax.random.permutation(jax.random.key(2), lower.eta_rows)[:most]
-            source = f"exact lower-level solutions for {most} of {lower.eta_rows} rows of data"
-            lower = Product(lower.contexts, jax.tree.map(lambda a: a[kept], lower.eta), lower.nodes)
         rows = lower.eta_rows
+        source += f" over {rows} rows of data"
     elif noisy and problem.conditional is not None:
         rows, draw, key = _DRAWS, problem.conditional, jax.random.key(2)
         source = f"lower-level solutions over {rows} draws of noise, the same at each context"
         problem = eqx.tree_at(lambda p: p.conditional, problem, _Shared(draw, key), is_leaf=lambda v: v is draw)
+    work = 100 * rows * size * min(size, 64)  # multiplications at one context, about
+    grids = tuple(n for n in GRIDS if n * work <= _WORK) or FEW
     dtype = jax.tree.leaves(problem.y0)[0].dtype
-    eps, many, failed = float(jnp.finfo(dtype).eps), GRIDS[0], []
+    eps, many, failed = float(jnp.finfo(dtype).eps), grids[0], []
 
     def evaluate(u):
         """In pieces of one size, so that one compiled program serves all."""
@@ -212,8 +215,7 @@ def _exact(problem: Problem, x: PyTree, lower: Samples | Product, noisy: bool) -
             parts.append(_table(found.y)[: len(u) - begin])
         return np.concatenate(parts)
 
-    affordable = tuple(n for n in GRIDS if n * rows * each <= 4 * _WORK) or GRIDS[:1]
-    decay, u, values = from_values(evaluate, eps, affordable)
+    decay, u, values = from_values(evaluate, eps, grids)
     if any(failed) or not np.isfinite(values).all():
         return None
     if decay.kind == "algebraic":

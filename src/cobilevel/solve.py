@@ -145,9 +145,13 @@ def _solve_growing(problem, samples, choices, arguments, key, tolerance) -> Solu
         choice = goal and grow_basis(problem, part, solution.x, start, 2 * len(members), goal, key, ledger)
         if not choice:
             return _solve_choosing(problem, samples, choices, arguments, key)
-        members = start = choice.rungs[choice.pick].members
+        ledger, grown = choice.ledger, choice.rungs[choice.pick].members
+        if story and len(grown) <= len(members):
+            story.append(f"there, after all, {choice.words}")
+            break
+        members = start = grown
         solution = _solve_on(problem, samples, basis_of(members), choices, newton, solution)
-        lost, judge, ledger = lost_at(problem, part, solution.x, members, goal, key, choice.ledger)
+        lost, judge, ledger = lost_at(problem, part, solution.x, members, goal, key, ledger)
         story.append(f"{choice.words}; where that led it gives away {lost:.2g}, judged by N = {judge}")
         if lost <= excess:
             break
@@ -160,9 +164,19 @@ def _solve_growing(problem, samples, choices, arguments, key, tolerance) -> Solu
 
 
 def _solve_on(problem, samples, basis, choices, arguments, before: Solution) -> Solution:
-    """Solves with another basis from where an earlier solution ended; what that one cost is added."""
+    """Solves with another basis from where an earlier solution ended; what that one cost is added.
+
+    Where that was the solution already, no step can make the first gradient smaller by much: what counts as small is
+    taken from the earlier run's first gradient then.
+    """
     moved = eqx.tree_at(lambda p: p.x0, problem, before.x)
     found = _solve_with(moved, samples, basis, choices, arguments, None)
+    sizes = [run.history.get("gradient", np.zeros(0)) for run in (before, found)]
+    if found.result == Result.STALLED.words() and all(map(len, sizes)):
+        eps = float(jnp.finfo(working_dtype(problem, samples)).eps)
+        share = getattr(arguments[0], "tolerance", None) or eps ** (2 / 3)
+        if sizes[1][-1] <= share * sizes[0][0]:
+            found = replace(found, converged=True, result=Result.CONVERGED.words())
     return _add_costs(found, before.stats["oracles"])
 
 
@@ -185,8 +199,8 @@ def _solve_learning(problem, samples, basis, choices, arguments) -> Solution:
         before, solution = solution.x, _solve_on(problem, samples, basis, choices, arguments, solution)
         moves.append(share(before, solution.x))
     told = (
-        f"{basis!r}: learned at x0, and {len(moves) - 1} times anew where the solver had arrived; the last time x moved "
-        f"by {moves[-1]:.1g} of its size"
+        f"{basis!r}: learned at x0, and {len(moves) - 1} times anew where the solver had arrived; the last time x "
+        f"moved by {moves[-1]:.1g} of its size"
     )
     told += ", so it has not settled: take more functions." if moves[-1] > _STAYS else "."
     return replace(solution, choices={**solution.choices, "basis": f"{told} The history is that of the last round."})
