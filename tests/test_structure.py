@@ -14,8 +14,9 @@ ROOT = Path(cobilevel.__file__).parent
 ORDER = (
     "checks", "trees", "schedules", "samplers", "domain", "data", "problem", "indices", "basis", "families", "store",
     "solution", "reduction", "oracles", "hypergradient", "estimators", "lower", "implicit", "scales", "progress",
-    "solver", "stochastic", "solvers", "learned", "intervals", "evaluate", "decay", "diagnose", "enrich", "gap",
-    "enriched", "certify", "adapt", "solve", "gallery", "runs", "sweep", "report", "paper", "demo", "cli", "__init__",
+    "solver", "stochastic", "solvers", "learned", "intervals", "evaluate", "decay", "expansion", "diagnose", "enrich",
+    "gap", "enriched", "certify", "bootstrap", "climb", "adapt", "solve", "gallery", "runs", "sweep", "report", "paper",
+    "demo", "cli", "__init__",
 )  # fmt: skip
 
 

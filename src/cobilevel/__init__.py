@@ -14,6 +14,8 @@ from .data import Levels as Levels
 from .data import Product as Product
 from .data import Samples as Samples
 from .data import Stream as Stream
+from .diagnose import Diagnosis as Diagnosis
+from .diagnose import diagnose as diagnose
 from .domain import Box as Box
 from .domain import Finite as Finite
 from .domain import Interval as Interval
@@ -32,6 +34,8 @@ from .indices import HyperbolicCross as HyperbolicCross
 from .indices import Listed as Listed
 from .indices import Tensor as Tensor
 from .indices import TotalDegree as TotalDegree
+from .learned import Neural as Neural
+from .learned import Snapshot as Snapshot
 from .problem import Problem as Problem
 from .reduction import reduce as reduce
 from .schedules import Cosine as Cosine

@@ -166,7 +166,7 @@ def certify(
     if mode == "exact":
         found = exact_gap(problem, solution, above, below, draws, base, richer)
         compared = "exact lower-level solutions at each context"
-    elif mode == "enriched":
+    elif mode == "enriched" and isinstance(above, Samples) and isinstance(below, Samples) and richer is not None:
         found = enriched_gap(problem, solution, above, below, richer)
         compared = f"{richer!r}"
     else:
@@ -217,8 +217,8 @@ def _certificate(problem, solution, above, below, found: Gap, mode, compared, co
     norm = lambda pair: norm_estimate(pair[0][free], pair[1][np.ix_(free, free)], found.freedom)
     gap = None if found.difference is None else norm_estimate(*found.difference, GROUPS - 1, cautious=True)
     bound = None
-    if constants is not None and gap is not None:
-        spread = float(np.sqrt(float(found.adjoint_error) * float(found.sensitivity_error)))
+    if constants is not None and found.adjoint_error is not None and found.sensitivity_error is not None:
+        spread = float(np.sqrt(found.adjoint_error * found.sensitivity_error))
         bound = float(np.linalg.norm(found.reduced[0][free])) + constants.policy * found.distance + spread
     rows = below.context_rule() if isinstance(below, Product) else below
     values = losses(problem.lower, solution.x, solution.policy(rows.xi), rows.xi, below.eta, isinstance(below, Product))

@@ -132,7 +132,7 @@ class Bench:
         width = next(w for w in _WIDTHS if w >= len(members))
         phi = [_chebyshev(u, members) for u in self.places]
         weight = np.asarray(self.rows.train.mean_one_weights(), float)
-        triangle = np.linalg.qr(np.sqrt(weight / len(weight))[:, None] * phi[0], mode="r")
+        triangle = np.asarray(np.linalg.qr(np.sqrt(weight / len(weight))[:, None] * phi[0], mode="r"))
         pivots = np.abs(np.diag(triangle))
         self.usable = int(np.argmin(np.append(pivots > 1e-7 * pivots[0], False)))  # those the contexts tell apart
         forth = np.zeros((len(members), width))
@@ -158,7 +158,8 @@ class Bench:
         mask = (jnp.arange(width) < count).astype(self.dtype)
         x = jax.tree.map(lambda a: jnp.asarray(a, self.dtype), x)
         z = jnp.asarray(self.z, self.dtype) * jnp.repeat(mask, self.size)
-        found = _fit(self.bare, x, z, mask, *self.batches, self.ledger)
+        train, held, above = self.batches
+        found = _fit(self.bare, x, z, mask, train, held, above, self.ledger)
         self.ledger = found.ledger
         if not bool(found.sound):
             return None

@@ -352,7 +352,8 @@ def _about_decay(found: Diagnosis, decay: Decay, domain: Domain, supported: int,
         local = BSpline(n, degree=3 if kink.power else 1)
         name = "a kink" if kink.power else "a jump"
         remedy = f"polynomials converge slowly; use {local!r}, or more cells there"
-        return [Advice(f"the policy has {name} near xi = {kink.location:.3g}", remedy, basis=local)]
+        has = "seems to have" if found.misfit is None else "has"  # in noise, a sharp bend looks the same
+        return [Advice(f"the policy {has} {name} near xi = {kink.location:.3g}", remedy, basis=local)]
     said = []
     idle = [j for j, (share, error) in enumerate(found.spread) if share <= max(1.5 * error, 1e-3)]
     if 0 < len(idle) < d and isinstance(inner, ProductBasis):

@@ -114,7 +114,7 @@ class Rows(eqx.Module):
         return np.asarray(self.shares @ self.by_context, dtype=float)
 
     def __sub__(self, other: "Rows") -> "Rows":
-        by_data = None if self.by_data is None else self.by_data - other.by_data
+        by_data = None if self.by_data is None or other.by_data is None else self.by_data - other.by_data
         return Rows(self.by_context - other.by_context, by_data, self.d2, self.shares, self.drawn)
 
     def covariance(self) -> np.ndarray:
@@ -229,7 +229,7 @@ def exact_gap(
 
     reduced = reduced_at(problem, solution.basis, Levels(upper=above, lower=_known(problem, below, law)), solution.W)
     found = galerkin(reduced, x)
-    if law.keys is not None:
+    if law.keys is not None and isinstance(below, Samples):
         found = _with_law(
             problem, solution.x, reduced, found, table, below, law if above is below else None, draws, key
         )
@@ -320,12 +320,14 @@ def _with_law(problem, x, reduced: Reduced, found: Galerkin, table: Above, below
     """
     law = law_at(problem, below.xi, below, draws, jax.random.fold_in(as_key(key), 1)) if law is None else law
     phi, shares = features(reduced, below.xi), below.mean_one_weights() / len(below)
+    moved, s, local = np.inf, found.sensitivity, None
     for _ in range(4):
+        if local is not None and moved <= 1e-8 * (1 + float(jnp.linalg.norm(found.W))):
+            break
         local = local_lower(problem, x, policy_at(reduced, found, below.xi), law)
         W, s = _one_step(found.W, phi, shares, local.hessian, local.cross, local.slope)
         moved, found = float(jnp.linalg.norm(W - found.W)), replace(found, W=W)
-        if moved <= 1e-8 * (1 + float(jnp.linalg.norm(W))):
-            break
+    assert local is not None
     here = features(reduced, table.xi)
     y, s_phi = policy_at(reduced, found, table.xi), jnp.einsum("pk,kaj->paj", here, s)
     rows = table.gradients(problem, x, y, s_phi)

@@ -27,8 +27,8 @@ class Estimate(float):
             return f"{float(self):.3g}"
         return f"{float(self):.3g} [{self.interval[0]:.3g}, {self.interval[1]:.3g}]"
 
-    def __getnewargs__(self):
-        return float(self), self.error, self.interval
+    def __reduce__(self):
+        return Estimate, (float(self), self.error, self.interval)
 
 
 def mean_estimate(values: Any, shares: Any) -> Estimate:
@@ -83,7 +83,7 @@ def norm_estimate(
         if shorter(0.0) <= probability:
             return 0.0
         far = length + 10 * sigma * max(1.0, float(law.ppf(1 - tail)))
-        return float(optimize.brentq(lambda r: shorter(r) - probability, 0.0, far))
+        return float(optimize.brentq(lambda r: shorter(r) - probability, 0.0, far))  # pyright: ignore
 
     low, high = end(1 - tail), end(tail)
     value = length if cautious and low == 0 else float(np.sqrt(max(length**2 - across, 0.0)))

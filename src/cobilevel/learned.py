@@ -258,7 +258,8 @@ class Neural(Basis):
 
     At a few decisions the policy is a linear map of the features; network and maps together minimise the lower
     objective over the samples. Then the maps are dropped and the features kept, orthonormal over what was looked at.
-    For contexts of several dimensions, where products of one-dimensional functions become many.
+    Meant for contexts of several dimensions, where products of one-dimensional functions become many; on an interval
+    it takes about as many functions as polynomials do.
 
     **Arguments:**
 

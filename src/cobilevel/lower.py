@@ -251,8 +251,8 @@ def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = 
     """The minimiser at each context of a law, from ``y0`` or from `start`, one row a context."""
     first_y, unravel = ravel_pytree(problem.y0)
     x = jax.tree.map(jnp.asarray, x)
-    tolerance = max(1e-10, 100 * float(jnp.finfo(first_y.dtype).eps)) if tolerance is None else tolerance
-    tolerance = jnp.asarray(tolerance, first_y.dtype) / 2  # half, so that a rounded check still passes
+    share = max(1e-10, 100 * float(jnp.finfo(first_y.dtype).eps)) if tolerance is None else tolerance
+    share = jnp.asarray(share, first_y.dtype) / 2  # half, so that a rounded check still passes
 
     def one(context, weight, key, begin):
         mean = _objective(problem, unravel, law, context, weight, key)
@@ -264,7 +264,7 @@ def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = 
             product = lambda z, v: jax.jvp(gradient, (z,), (v,))[1]
             curvature = MatrixFree(jax.value_and_grad(objective), product)
         first = jnp.linalg.norm(gradient(first_y))
-        found = minimise(curvature, first_y if begin is None else ravel_pytree(begin)[0], tolerance * first)
+        found = minimise(curvature, first_y if begin is None else ravel_pytree(begin)[0], share * first)
         if isinstance(curvature, Dense):
             eigenvalues = jnp.linalg.eigvalsh(found.hessian)
             convex = eigenvalues[0] >= -1e-8 * jnp.max(jnp.abs(eigenvalues))

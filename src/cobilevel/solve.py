@@ -141,9 +141,11 @@ def _solve_growing(problem, samples, choices, arguments, key, tolerance) -> Solu
         excess = tolerance * abs(float(solution.history["upper"][-1]))
         if goal is None:
             goal, ledger = goal_at(problem, part, solution.x, members, excess, key, ledger)
-        goal = goal and replace(goal, excess=excess)
-        choice = goal and grow_basis(problem, part, solution.x, start, 2 * len(members), goal, key, ledger)
-        if not choice:
+        if goal is None:
+            return _solve_choosing(problem, samples, choices, arguments, key)
+        goal = replace(goal, excess=excess)
+        choice = grow_basis(problem, part, solution.x, start, 2 * len(members), goal, key, ledger)
+        if choice is None:
             return _solve_choosing(problem, samples, choices, arguments, key)
         ledger, grown = choice.ledger, choice.rungs[choice.pick].members
         if story and len(grown) <= len(members):

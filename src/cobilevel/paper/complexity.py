@@ -117,7 +117,7 @@ def slope(kind: Any, bumps: float, power: float, momentum: Any, steps: int) -> S
 
     _, norm = fit(np.arange(SEEDS))
     ends = lambda table: (float(table[0]), float(table[-1]))
-    return Slope(*bounded(0), bounded(len(samples) // 2), ends(norm), ends(samples))
+    return Slope(*bounded(0), bounded(len(samples) // 2), ends(norm), ends(samples))  # pyright: ignore[reportCallIssue]
 
 
 def _samples(ledger: Ledger) -> int:
