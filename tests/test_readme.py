@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_quick_start_runs_and_is_right(tmp_path):
-    code, further = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    code, further, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     check = "\nprint(float(solution.x), *map(float, solution.policy(jnp.array([0.1, 0.5, 0.9]))))\n"
     script = tmp_path / "quick_start.py"
@@ -25,6 +25,16 @@ def test_quick_start_runs_and_is_right(tmp_path):
     price, *stock = map(float, done.stdout.splitlines()[-1].split())
     mean_demand = 5 + 3 * np.sin(4 * np.array([0.1, 0.5, 0.9]))
     np.testing.assert_allclose(stock, mean_demand - 0.8 * price, atol=0.3)
+
+
+@pytest.mark.thorough
+def test_judging_runs_and_is_right(tmp_path):
+    code, _, judging = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    script = tmp_path / "judging.py"
+    script.write_text(code + judging)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)
+    for words in ("Diagnosis of Chebyshev(8)", "enriched mode", "gradient of F ", "standard error of x"):
+        assert words in done.stdout
 
 
 @pytest.mark.thorough

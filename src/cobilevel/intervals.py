@@ -52,8 +52,9 @@ def norm_estimate(
     Noise makes vectors longer: along the vector by nothing on the average, across it by its own square. With $\sigma^2$
     the variance along, and the noise across as $a \chi^2_\nu$ with the same mean and variance, the estimate's length
     squared is $(r + \sigma z)^2 + a \chi^2_\nu$. The interval holds every $r$ for which the observed length is neither
-    among the 2.5% shortest nor the 2.5% longest; it reaches down to 0 where noise alone could have made the vector.
-    There the length as observed is given where the answer should be `cautious`, else what is left of it without noise.
+    among the 2.5% shortest (as a share of what noise alone makes shorter, so that no interval is empty) nor the 2.5%
+    longest; it reaches down to 0 where noise alone could have made the vector. There the length as observed is given
+    where the answer should be `cautious`, else what is left of it without noise.
     """
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length) or not np.all(np.isfinite(covariance)):
@@ -85,7 +86,7 @@ def norm_estimate(
         far = length + 10 * sigma * max(1.0, float(law.ppf(1 - tail)))
         return float(optimize.brentq(lambda r: shorter(r) - probability, 0.0, far))  # pyright: ignore
 
-    low, high = end(1 - tail), end(tail)
+    low, high = end(1 - tail), end(tail * shorter(0.0))
     value = length if cautious and low == 0 else float(np.sqrt(max(length**2 - across, 0.0)))
     high = max(high, value) if cautious else high
     return Estimate(min(max(value, low), high), sigma, (low, high))
