@@ -25,7 +25,7 @@ def blind_spot(count=2000):
     return problem, solution, samples
 
 
-@pytest.mark.parametrize("mode", ["exact", "enriched"])
+@pytest.mark.parametrize("mode", ["exact", pytest.param("enriched", marks=pytest.mark.thorough)])
 def test_exact_policy_does_not_make_the_gradient_right(mode):
     problem, solution, samples = blind_spot()
     found = cb.certify(problem, solution, samples, mode=mode)
@@ -121,6 +121,7 @@ def test_held_out_mode_and_what_is_impossible(judged):
         cb.certify(joint, lost, few)
 
 
+@pytest.mark.thorough
 def test_blocked_coordinates_are_left_out():
     problem = cb.Problem(
         upper=lambda x, y, xi, eta: jnp.sum(x) + (y - 1) ** 2,

@@ -239,6 +239,7 @@ def test_metrics_against_numpy(easy):
     assert repr(found).endswith("nothing stands out.")
 
 
+@pytest.mark.thorough
 def test_curvature_far_below_rounding(easy):
     """m = 3e-21 on half the box: the Gram matrix cannot show it, the features can."""
     found = diagnose(easy.problem, cb.Monomial(15), on_half(easy))
@@ -250,6 +251,7 @@ def test_curvature_far_below_rounding(easy):
     assert found.rank == 12
 
 
+@pytest.mark.thorough
 def test_advice_on_dependent_features_is_worth_following(easy):
     samples, problem = on_half(easy), easy.problem
     found = diagnose(problem, cb.Monomial(15), samples)
@@ -315,6 +317,7 @@ def test_advice_on_half_a_domain_is_worth_following(easy):
     assert relaxed(better, advice.domain) < 0.05
 
 
+@pytest.mark.thorough
 def test_two_dimensions_and_an_idle_coordinate():
     rng = np.random.default_rng(0)
     samples = cb.Samples(rng.uniform(-1, 1, (3000, 2)), 0.1 * rng.normal(size=(3000, 1)))
@@ -332,6 +335,7 @@ def test_two_dimensions_and_an_idle_coordinate():
     np.testing.assert_allclose(told.advice[0].domain.hi, [1, 0.505], atol=0.01)
 
 
+@pytest.mark.thorough
 def test_product_and_finite_contexts(tmp_path):
     rng = np.random.default_rng(0)
     eta = rng.normal(size=50)

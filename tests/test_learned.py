@@ -46,7 +46,8 @@ def test_every_law_of_a_basis(basis, traffic, tmp_path):
         np.testing.assert_array_equal(again.policy(xi), y)
 
 
-@pytest.mark.parametrize("basis", [Snapshot(4), pytest.param(SMALL, marks=pytest.mark.thorough)], ids=repr)
+@pytest.mark.parametrize("basis", [Snapshot(4), SMALL], ids=repr)
+@pytest.mark.thorough
 def test_a_run_cut_in_two_is_the_same_run(basis, quadratic):
     problem, few = quadratic.problem, quadratic.train.rows(slice(0, 300))
     learned = basis.learn(problem, few)
@@ -160,6 +161,7 @@ def replace_domain(problem, domain):
     return cb.Problem(problem.upper, problem.lower, problem.x0, problem.y0, domain)
 
 
+@pytest.mark.thorough
 def test_a_network_learns_the_policy_and_is_orthonormal(traffic):
     problem, xi = traffic.problem, traffic.train.xi
     y = np.asarray(traffic.truth.y(problem.x0, xi))
