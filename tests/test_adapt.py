@@ -47,6 +47,23 @@ def test_a_tolerance_takes_as_many_functions_as_it_asks_for(noise):
     assert single.stats["samples"] < found.stats["samples"] <= 3 * single.stats["samples"]
 
 
+def test_a_basis_is_not_judged_by_itself():
+    """The policy is constant where the solution lies, so that held-out samples ask for no second function; but the
+    sensitivity is even, and one function gives away 3% of the objective."""
+    rng = np.random.default_rng(2)
+    xi, eta = rng.uniform(-1, 1, 2000), rng.normal(size=2000)
+    centre = 1 + np.mean(np.exp(3 * xi) * xi**2) / 2
+    problem = cb.Problem(
+        upper=lambda x, y, xi, eta: jnp.exp(3 * xi) * y + (x - centre) ** 2,
+        lower=lambda x, y, xi, eta: (y - (x - 1) * xi**2 - 1 - eta) ** 2 / 2,
+        x0=0.0,
+        y0=0.0,
+        domain=cb.Interval(-1.0, 1.0),
+    )
+    found = cb.solve(problem, cb.Samples(xi, eta), tolerance=0.005)
+    assert float(found.x) == pytest.approx(1.0, abs=0.05)
+
+
 def test_a_tolerance_needs_no_basis():
     problem, _ = bump()
     samples = cb.Samples(np.linspace(-1, 1, 50), np.zeros(50))

@@ -51,7 +51,9 @@ def test_bound_of_the_corrected_theorem():
     constants = cb.Constants(f0=np.e, f1=0.0, g1=1.0, g2=0.0, mu=1.0)
     found = cb.certify(problem, solution, samples, constants=constants)
     assert constants.policy == 0  # f is linear in y and the Hessian of g constant: the printed bound would be zero
-    assert found.gradient_norm <= found.bound < 0.392 + 0.0485 + 1e-3
+    most = np.sqrt(found.adjoint_error.interval[1] * found.sensitivity_error.interval[1])
+    assert found.bound == pytest.approx(float(found.reduced_gradient_norm) + most)
+    assert found.gradient_norm <= found.bound < 0.47
     with pytest.raises(ValueError, match="mu"):
         cb.Constants(1, 1, 1, 1, 0.0)
 
@@ -152,6 +154,38 @@ def test_lengths_of_noisy_vectors_are_covered():
             found = norm_estimate(truth + np.linalg.cholesky(spread) @ rng.normal(size=size), spread)
             hits += found.interval[0] - 1e-12 <= np.linalg.norm(truth) <= found.interval[1]
         assert hits / 300 > 0.95 - 3 * np.sqrt(0.95 * 0.05 / 300), (size, length)
+
+
+def test_short_vectors_and_single_samples_are_not_certain():
+    for size in (1, 2, 30):
+        for length in (0.0, 1e-12):
+            vector = np.zeros(size)
+            vector[0] = length
+            assert norm_estimate(vector, np.eye(size)).interval[1] > 1
+    assert norm_estimate(np.ones(2), np.full((2, 2), np.nan)).interval == (0, np.inf)
+    problem, solution, samples = blind_spot()
+    found = cb.certify(problem, solution, samples.rows(slice(0, 1)))
+    assert not found.stationary
+    assert "could not be measured" in found.trouble
+
+
+def test_rows_of_no_weight_are_not_samples(judged):
+    one, solution, _, _, _ = judged
+    weights = np.zeros(1500)
+    weights[:300] = 1
+    idle = cb.Samples(one.test.xi, one.test.eta, weights)
+    few, same = (
+        cb.certify(one.problem, solution, data, mode="held-out") for data in (idle, one.test.rows(slice(0, 300)))
+    )
+    assert few.samples == 300
+    assert few.gradient_norm.interval == pytest.approx(same.gradient_norm.interval)
+
+
+def test_a_solution_of_another_problem_is_refused(judged, traffic):
+    one, solution, _, _, _ = judged
+    for call in (cb.certify, cb.bootstrap):
+        with pytest.raises(ValueError, match="another's"):
+            call(traffic.problem, solution, traffic.test)
 
 
 def test_estimates_are_numbers():

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .basis import Basis, Categorical, Orthonormal
 from .climb import TIERS, Bench, Rows, Rung, frontier, ladder, rows_of
-from .data import Data, Level, Levels, Product, Stream, levels
+from .data import Data, Level, Levels, Product, Stream, levels, without_idle
 from .domain import Finite
 from .enrich import neighbours
 from .families import Chebyshev
@@ -29,6 +29,7 @@ from .reduction import contexts_of
 _COEFFICIENTS = 1000  # the largest N d_y tried
 _SAMPLES_EACH, _CONTEXTS_EACH = 8, 2  # asked for each function: samples where there is noise, and distinct contexts
 _GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth more functions
+_JUDGE = 5  # the fewest functions to judge by
 _LOOK = 400  # samples to look around with: a quarter of them, or so many
 _DIRECTIONS, _REACH = 16, 3e-3  # of x along which the curvature of F is measured, and how far
 
@@ -87,7 +88,7 @@ class Hunt(eqx.Module):
 
     @staticmethod
     def on(problem: Problem, samples: Data, key: Array) -> "Hunt":
-        upper, lower = levels(samples)
+        upper, lower = levels(without_idle(samples))
         rows = rows_of(lower, key)
         noisy = lower_depends_on_noise(problem, samples) and not isinstance(lower, Product)
         size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
@@ -156,13 +157,14 @@ def grow_basis(
 ) -> Choice | None:
     """The smallest basis, from `members` up to `most` functions, that gives away no more of the objective than asked.
 
-    Judged by a larger one: the last of two steps up that changed the gradient by little, or the best on held-out
-    samples where that comes first, as more functions would fit noise. ``None`` where the lower level cannot be fitted.
+    Judged by a larger one: the last of two steps up that changed the gradient by little, or where held-out samples
+    find that more functions fit noise. ``None`` where the lower level cannot be fitted.
     """
     hunt = Hunt.on(problem, samples, key)
+    least = max(_JUDGE, len(members) + 2)
 
     def enough(rungs):
-        if len(rungs) < 3:
+        if len(rungs) < 3 or len(rungs[-1].members) < least:
             return False
         little = max(_given_away(rungs, goal)[-3:-1]) <= goal.excess / 20
         return little or hunt.pick(rungs)[0] < len(rungs) - 2
@@ -170,8 +172,8 @@ def grow_basis(
     rungs, _, ledger = hunt.climb(problem, x, members, ledger, enough)
     if not rungs:
         return None
-    last = hunt.pick(rungs)[0] if len(rungs) > 1 else 0
-    lost = _given_away(rungs[: last + 1], goal)
+    last = len(rungs) - 1
+    lost = _given_away(rungs, goal)
     pick = next((k for k in range(last + 1) if max(lost[k:]) <= goal.excess), last)
     while pick and len(rungs[pick].members) > most:
         pick -= 1
@@ -184,8 +186,8 @@ def grow_basis(
 
 def doubled(members: np.ndarray) -> np.ndarray:
     """About twice the functions, the given ones first."""
-    if members.shape[1] == 1:
-        return np.arange(2 * len(members))[:, None]
+    if members.shape[1] == 1:  # and never less than shows an odd and an even function more
+        return np.arange(max(2 * len(members), len(members) + 3))[:, None]
     ahead = np.concatenate([members, neighbours(members)])
     return np.concatenate([ahead, neighbours(ahead)])
 
@@ -217,7 +219,7 @@ def thinned(samples: Data, key: Array) -> Data:
             return Product(level.contexts, jax.tree.map(lambda a: a[order], level.eta), level.nodes)
         return level.rows(order)
 
-    upper, lower = levels(samples)
+    upper, lower = levels(without_idle(samples))
     below = part(lower, key)
     return below if upper is lower else Levels(upper=part(upper, jax.random.fold_in(key, 1)), lower=below)
 
@@ -244,7 +246,7 @@ def goal_at(problem: Problem, samples: Data, x: PyTree, members: np.ndarray, exc
     """
     point, unravel = ravel_pytree(x)
     lo, hi = (np.asarray(ravel_pytree(side)[0]) for side in problem.x_bounds)
-    upper, lower = levels(samples)
+    upper, lower = levels(without_idle(samples))
     rows = rows_of(lower, key)
     bench = Bench(problem, Rows(rows, rows.rows(slice(0, 1)), rows if upper is lower else rows_of(upper, key)), ledger)
     bench.lay(members)

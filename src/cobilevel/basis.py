@@ -5,7 +5,7 @@ A basis is what a user names, ``Chebyshev(5)``; fitted to a domain and to the co
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,7 +144,9 @@ class Features(Basis):
 class Union(Basis):
     """The functions of several bases together; whiten it (``Orthonormal``) where they overlap."""
 
-    parts: tuple[Basis, ...] = eqx.field(converter=tuple)
+    parts: tuple[Basis, ...] = eqx.field(
+        converter=lambda parts: tuple(parts) if isinstance(parts, Iterable) else (None,)
+    )
 
     def __check_init__(self):
         if not self.parts or not all(isinstance(part, Basis) for part in self.parts):

@@ -10,13 +10,14 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from .checks import whole
-from .data import Data, Levels, Product, Stream, levels
+from .data import Data, Levels, Product, Stream, levels, without_idle
+from .domain import Distribution
 from .gap import reduced_at
 from .intervals import LEVEL
 from .problem import Problem, check
 from .progress import ProgressBar
 from .reduction import Reduced, Table
-from .solution import Solution
+from .solution import Solution, check_solution
 from .solver import run
 from .solvers import Newton
 from .store import as_key
@@ -61,10 +62,14 @@ def bootstrap(
     The basis stays as it is: what is resampled is the data, not the choice of functions.
     """
     check(problem, samples)
+    check_solution(problem, solution)
+    samples = without_idle(samples)
     whole("bootstrap: replicates", replicates, 2)
     above, below = levels(samples)
-    if any(isinstance(level, Stream) for level in (above, below)):
+    if isinstance(above, Stream) or isinstance(below, Stream):
         raise TypeError("bootstrap: a Stream has no samples to draw again from; pass those it was solved on.")
+    if min(level.eta_rows if isinstance(level, Product) else len(level) for level in (above, below)) < _FEWEST:
+        raise ValueError(f"bootstrap: with fewer than {_FEWEST} samples resampling says nothing about others.")
     rng = np.random.default_rng(np.asarray(jax.random.key_data(as_key(key))))
     moved = eqx.tree_at(lambda p: p.x0, problem, solution.x)
     reduced = reduced_at(moved, solution.basis, Levels(upper=above, lower=below), solution.W)
@@ -86,14 +91,19 @@ def bootstrap(
     return Bootstrap(table, error, (ends[0], ends[1]), failed)
 
 
+_FEWEST = 10
 _TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
 
 def _counts(level: Any, rng: np.random.Generator) -> np.ndarray:
-    """How often each row is drawn; for crossed data, each row of the data, at all contexts alike."""
+    """How often each row is drawn; of crossed data the rows of the data, and the contexts where they are a sample."""
     rows = level.eta_rows if isinstance(level, Product) else len(level)
-    drawn = rng.multinomial(rows, np.full(rows, 1 / rows)).astype(float)
-    return np.tile(drawn, len(level.context_rule())) if isinstance(level, Product) else drawn
+    draw = lambda count: rng.multinomial(count, np.full(count, 1 / count)).astype(float)
+    if not isinstance(level, Product):
+        return draw(rows)
+    contexts = len(level.context_rule())
+    often = np.ones(contexts) if isinstance(level.contexts, Distribution) else draw(contexts)
+    return np.outer(often, draw(rows)).ravel()
 
 
 def _weighted(reduced: Reduced, pools: tuple, counts: list[np.ndarray]) -> Reduced:

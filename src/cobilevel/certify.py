@@ -11,17 +11,17 @@ from jaxtyping import PyTree
 
 from .basis import Orthonormal
 from .checks import positive
-from .data import Data, Product, Samples, Stream, levels
+from .data import Data, Product, Samples, Stream, levels, without_idle
 from .domain import Finite
 from .enrich import enrich
 from .enriched import enriched_gap, reduced_gap
 from .evaluate import losses
 from .gap import GROUPS, Gap, exact_gap
-from .intervals import Estimate, mean_estimate, norm_estimate
+from .intervals import Estimate, freedom_of, mean_estimate, norm_estimate
 from .lower import DENSE_LIMIT, MISSING
 from .problem import Problem, check, lower_depends_on_noise
 from .reduction import contexts_of
-from .solution import Solution
+from .solution import Solution, check_solution
 from .store import as_key
 
 _STREAM_ROWS = 4000
@@ -89,8 +89,8 @@ class Certificate:
 
     @property
     def stationary(self) -> bool:
-        """Whether the gradient cannot be told from zero on these samples."""
-        return self.gradient_norm.interval[0] == 0
+        """Whether the gradient cannot be told from zero on these samples; not where it could not be measured."""
+        return self.gradient_norm.interval[0] == 0 and bool(np.isfinite(self.gradient_norm.error))
 
     @property
     def blame(self) -> str:
@@ -98,9 +98,11 @@ class Certificate:
         if not self.parts:
             return "not measured"
         sizes = {name: float(np.linalg.norm(ravel_pytree(part)[0])) for name, part in self.parts.items()}
-        total = sum(sizes.values())
-        if not total:
-            return "none"
+        total, scale = sum(sizes.values()), float(np.linalg.norm(ravel_pytree(self.gradient)[0]))
+        if not np.isfinite(total):
+            return "unknown"
+        if total <= 1e-12 * (1 + scale):
+            return "rounding"
         return ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in sizes.items())
 
     def __repr__(self):
@@ -147,6 +149,8 @@ def certify(
     - `draws`, `key`: draws of noise at a context where ``problem.conditional`` is used, and their seed.
     """
     check(problem, samples)
+    check_solution(problem, solution)
+    samples = without_idle(samples)
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, or None to have it chosen; got {mode!r}.")
     if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((solution.x, solution.W))):
@@ -181,7 +185,8 @@ def _richer(problem, solution, above, below):
     distinct = len(np.unique(np.asarray(contexts.xi), axis=0))
     noisy = lower_depends_on_noise(problem, below) and isinstance(below, Samples)
     size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
-    most = min(distinct // 2, len(contexts) // _SAMPLES_EACH if noisy else distinct, DENSE_LIMIT // size)
+    borne = int(1 + freedom_of(np.asarray(contexts.mean_one_weights()) / len(contexts)))
+    most = min(distinct // 2, borne // _SAMPLES_EACH if noisy else distinct, DENSE_LIMIT // size)
     richer = enrich(solution.basis.basis, problem.domain, solution.basis.size, most)
     return richer if richer is None or isinstance(richer, Orthonormal) else Orthonormal(richer)
 
@@ -214,12 +219,16 @@ def _certificate(problem, solution, above, below, found: Gap, mode, compared, co
     lo, hi = (np.asarray(ravel_pytree(side)[0]) for side in problem.x_bounds)
     gradient, x = found.gradient[0], np.asarray(x)
     free = ~(((x <= lo) & (gradient > 0)) | ((x >= hi) & (gradient < 0)) | (lo == hi))
-    norm = lambda pair: norm_estimate(pair[0][free], pair[1][np.ix_(free, free)], found.freedom)
+    rounding = (np.finfo(x.dtype).eps ** (2 / 3) * found.scale) ** 2 / max(len(x), 1) * np.eye(len(x))
+    norm = lambda pair: norm_estimate(pair[0][free], (pair[1] + rounding)[np.ix_(free, free)], found.freedom)
     gap = None if found.difference is None else norm_estimate(*found.difference, GROUPS - 1, cautious=True)
     bound = None
     if constants is not None and found.adjoint_error is not None and found.sensitivity_error is not None:
-        spread = float(np.sqrt(found.adjoint_error * found.sensitivity_error))
+        spread = float(np.sqrt(found.adjoint_error.interval[1] * found.sensitivity_error.interval[1]))
         bound = float(np.linalg.norm(found.reduced[0][free])) + constants.policy * found.distance + spread
+    unsure = (
+        "the gradient, or its noise, could not be measured: too few samples, or NaN in upper or lower at the policy"
+    )
     rows = below.context_rule() if isinstance(below, Product) else below
     values = losses(problem.lower, solution.x, solution.policy(rows.xi), rows.xi, below.eta, isinstance(below, Product))
     return Certificate(
@@ -237,5 +246,5 @@ def _certificate(problem, solution, above, below, found: Gap, mode, compared, co
         bound=bound,
         samples=above.eta_rows if isinstance(above, Product) else len(above),
         blocked=int(np.sum(~free)),
-        trouble=found.trouble,
+        trouble=found.trouble or ("" if np.all(np.isfinite(found.gradient[1])) else unsure),
     )

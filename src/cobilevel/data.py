@@ -200,6 +200,17 @@ class Levels(eqx.Module):
 Data = Samples | Product | Stream | Levels
 
 
+def without_idle(data: Data) -> Data:
+    """The data without rows of weight zero, which say nothing and must not be counted."""
+
+    def busy(level: Level) -> Level:
+        if not isinstance(level, Samples) or level.weights is None or bool(jnp.all(level.weights > 0)):
+            return level
+        return level.rows(np.flatnonzero(np.asarray(level.weights) > 0))
+
+    return Levels(busy(data.upper), busy(data.lower)) if isinstance(data, Levels) else busy(data)
+
+
 def levels(data: Data) -> tuple[Level, Level]:
     """What the upper and what the lower level sees."""
     if isinstance(data, Levels):

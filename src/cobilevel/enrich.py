@@ -40,7 +40,7 @@ def enrich(basis: Basis, domain: Domain, size: int, most: int) -> Basis | None:
         for _ in range(2):
             members = np.concatenate([members, neighbours(members)])
         members = members[: max(most, 0)]
-        if len(members) <= size:
+        if len(members) <= max(size, len(basis.index.members)):
             return None
         return replace(basis, n=max(basis.n, int(members.max()) + 1), index=Listed(members.tolist()))
     if isinstance(basis, ProductBasis):

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
+from scipy import stats
 
 from . import oracles
 from .basis import Basis
 from .data import Levels, Product, Samples
 from .gap import GROUPS, Galerkin, Gap, galerkin, jackknife, policy_at, reduced_at, rows_of
-from .intervals import Estimate, mean_estimate
+from .intervals import LEVEL, Estimate
 from .oracles import Ledger
 from .problem import Problem
 from .reduction import Reduced, Table, build
@@ -27,7 +28,8 @@ def enriched_gap(problem: Problem, solution: Any, above: Samples, below: Samples
     poor = reduced_at(problem, solution.basis, data, solution.W)
     rich = build(problem, richer, data).whitened()
     low, high = galerkin(poor, x), galerkin(rich, x)
-    left_out = np.stack([_left_out(part, x, above is below) for part in (poor, rich)])
+    groups = [_without(part, x, above is below) for part in (poor, rich)]
+    left_out = np.stack([np.asarray(found.gradient, float) for found in groups])
     reduced, gradient = (np.asarray(found.gradient, float) for found in (low, high))
 
     # everything in the coordinates of the richer basis, whose span holds the other
@@ -35,22 +37,26 @@ def enriched_gap(problem: Problem, solution: Any, above: Samples, below: Samples
     embed = np.linalg.lstsq(phi_rich, phi, rcond=None)[0]
     inside = lambda coefficients: np.tensordot(embed, np.asarray(coefficients, float), axes=1)
     H = np.asarray(high.hessian, float)
-    lost_v = (np.asarray(high.adjoint, float) - inside(low.adjoint)).reshape(-1)
-    lost_s = (np.asarray(high.sensitivity, float) - inside(low.sensitivity)).reshape(len(H), -1)
+    pick = lambda found, k: jax.tree.map(lambda a: a[k], found)
+
+    def lost(low, high):
+        v = (np.asarray(high.adjoint, float) - inside(low.adjoint)).reshape(-1)
+        return v, (np.asarray(high.sensitivity, float) - inside(low.sensitivity)).reshape(len(H), -1)
+
+    lost_v, lost_s = lost(low, high)
     product = lost_s.T @ H @ lost_v
+    again = [lost(pick(groups[0], k), pick(groups[1], k)) for k in range(GROUPS)]
     shares = np.asarray(below.mean_one_weights(), float) / len(below)
-    rho, noise = _scores(rich, high, solution.x)
-    y = rows_of(policy_at(rich, high, below.xi))
-    apart = np.sum((y - rows_of(solution.policy(below.xi))) ** 2, axis=1)
+    rho, noise = _scores(rich, high, solution.x, above is below)
+    given = rows_of(solution.policy(below.xi))
+    apart = lambda found: shares @ np.sum((rows_of(policy_at(rich, found, below.xi)) - given) ** 2, axis=1)
     # the richer policy's own noise, |H^-1 rho|^2 where features are orthonormal, is no error of this one
     own = float(np.sum(shares**2 * np.sum(np.linalg.solve(H, rho.T) ** 2, axis=0)))
-    policy = mean_estimate(apart, shares)
-    policy = Estimate(
-        max(float(policy) - own, 0.0), policy.error, (max(policy.interval[0] - own, 0), policy.interval[1])
-    )
     adjoint_noise = float(np.sum(shares**2 * np.einsum("nk,nk->n", noise, np.linalg.solve(H, noise.T).T)))
-    adjoint = float(lost_v @ H @ lost_v)
     adjoint_noise *= 1 - phi.shape[1] / phi_rich.shape[1]
+    policy = _judged(apart(high) - own, [apart(pick(groups[1], k)) for k in range(GROUPS)])
+    adjoint = _judged(lost_v @ H @ lost_v - adjoint_noise, [v @ H @ v for v, _ in again])
+    sensitivity = _judged(np.sum(lost_s * (H @ lost_s)), [np.sum(s * (H @ s)) for _, s in again])
     difference = gradient - reduced
     return Gap(
         gradient=(gradient, jackknife(left_out[1])),
@@ -58,8 +64,8 @@ def enriched_gap(problem: Problem, solution: Any, above: Samples, below: Samples
         difference=(difference, jackknife(left_out[1] - left_out[0])),
         parts={"policy": difference - product, "adjoint and sensitivity": product},
         policy_error=policy,
-        adjoint_error=Estimate(max(adjoint - adjoint_noise, 0.0), adjoint_noise, (0.0, adjoint + 2 * adjoint_noise)),
-        sensitivity_error=Estimate(float(np.sum(lost_s * (H @ lost_s)))),
+        adjoint_error=adjoint,
+        sensitivity_error=sensitivity,
         distance=float(np.sqrt(policy)),
         freedom=float(len(left_out[0]) - 1),
         trouble="" if bool(low.sound & high.sound) else "a reduced problem could not be solved at x",
@@ -72,23 +78,30 @@ def reduced_gap(problem: Problem, solution: Any, above: Samples | Product, below
     x = ravel_pytree(solution.x)[0]
     found = galerkin(reduced, x, False)
     gradient = np.asarray(found.gradient, float)
-    spread = jackknife(_left_out(reduced, x, above is below))
+    spread = jackknife(np.asarray(_without(reduced, x, above is below, False).gradient, float))
     trouble = "" if bool(found.sound) else "the reduced problem could not be solved at x"
     return Gap((gradient, spread), (gradient, spread), GROUPS - 1.0, trouble)
 
 
-def _left_out(reduced: Reduced, x: Array, same: bool) -> np.ndarray:
-    """Gradients with one group of samples left out at a time."""
+def _judged(value: float, left_out: list) -> Estimate:
+    """A nonnegative figure with its error, from its values with a group of samples left out."""
+    error = float(np.sqrt(jackknife(np.array(left_out, float)[:, None])[0, 0]))
+    reach = float(stats.t.ppf((1 + LEVEL) / 2, len(left_out) - 1)) * error
+    value = max(float(value), 0.0)
+    return Estimate(value, error, (max(value - reach, 0.0), value + reach))
+
+
+def _without(reduced: Reduced, x: Array, same: bool, matrices: bool = True) -> Galerkin:
+    """The reduced problem solved with one group of samples left out at a time; a leading axis over groups."""
     rng = np.random.default_rng(0)
     pools = (reduced.lower_pool, reduced.upper_pool)
     groups = [rng.permutation(len(pool)) % GROUPS for pool in pools]
-    if same:
-        groups[1] = groups[0]
-    return np.asarray(_gradients_without(reduced, x, *(jnp.asarray(g) for g in groups)), float)
+    below, above = (jnp.asarray(group) for group in ((groups[0], groups[0]) if same else groups))
+    return _each_without(reduced, x, below, above, matrices)
 
 
 @eqx.filter_jit
-def _gradients_without(reduced: Reduced, x: Array, below: Array, above: Array) -> Array:
+def _each_without(reduced: Reduced, x: Array, below: Array, above: Array, matrices: bool) -> Galerkin:
     def thin(source, group, k):
         pool = source.pool()
         weight = pool.weight * (group != k)
@@ -100,7 +113,8 @@ def _gradients_without(reduced: Reduced, x: Array, below: Array, above: Array) -
             lower_source=thin(reduced.lower_source, below, k),
             upper_source=thin(reduced.upper_source, above, k),
         )
-        return galerkin(part, x, False).gradient
+        found = galerkin(part, x, matrices)
+        return replace(found, hessian=jnp.zeros((0, 0), x.dtype))
 
     return jax.lax.map(one, jnp.arange(GROUPS))
 
@@ -112,7 +126,7 @@ def _scores_jit(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree):
     return d2, product
 
 
-def _scores(reduced: Reduced, found: Galerkin, x: PyTree) -> tuple[np.ndarray, np.ndarray]:
+def _scores(reduced: Reduced, found: Galerkin, x: PyTree, same: bool) -> tuple[np.ndarray, np.ndarray]:
     """Row by row, ``d2 g`` and ``d2 f - d22 g v`` times the features: their means vanish, their spread is noise."""
     _, unflatten = oracles.flatten(reduced.W0)
     W, V = unflatten(found.W.reshape(-1)), unflatten(found.adjoint.reshape(-1))
@@ -120,7 +134,7 @@ def _scores(reduced: Reduced, found: Galerkin, x: PyTree) -> tuple[np.ndarray, n
     phi = np.asarray(reduced.lower_pool.features, float)
     pool = reduced.upper_pool
     spread = lambda rows: np.einsum("nk,na->nka", phi, rows).reshape(len(phi), -1)
-    if len(pool) != len(phi):
+    if not same:
         return spread(d2), spread(product)
     above, _ = oracles.upper_rows(reduced, x, W, pool, Ledger.empty())
     return spread(d2), spread(rows_of(above[2]) - product)

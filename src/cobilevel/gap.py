@@ -24,7 +24,7 @@ from .basis import Basis, FeatureMap, combine
 from .data import Level, Levels, Product, Samples
 from .domain import Distribution, Finite
 from .implicit import solve_at
-from .intervals import Estimate, mean_estimate
+from .intervals import Estimate, freedom_of, mean_estimate
 from .lower import Law, Local, law_at, local_lower, solve_each, worst
 from .oracles import Ledger
 from .problem import Problem, upper_depends_on_noise
@@ -49,6 +49,7 @@ class Gap:
     adjoint_error: Estimate | None = None
     sensitivity_error: Estimate | None = None
     distance: float = np.nan
+    scale: float = 0.0
 
 
 def rows_of(tree: PyTree) -> np.ndarray:
@@ -59,7 +60,8 @@ def rows_of(tree: PyTree) -> np.ndarray:
 def covariance(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Of the weighted mean of independent rows."""
     apart = (rows - shares @ rows) * shares[:, None]
-    return apart.T @ apart
+    freedom = freedom_of(shares)
+    return apart.T @ apart * (1 + 1 / freedom if freedom > 0.5 else np.nan)
 
 
 def jackknife(left_out: Float[np.ndarray, "k d"]) -> np.ndarray:
@@ -155,7 +157,7 @@ def _crossed_rows(problem, x, y, s, shares, xi, eta):
         again = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), (here, context, slope))
         _, d1, d2 = oracles.upper_at(problem, x, again[0], again[1], eta)
         rows, flat = _contract(d1, d2, again[2])
-        return total + share * rows, (jnp.mean(rows, axis=0), jnp.mean(flat, axis=0))
+        return total + (share * rows).astype(total.dtype), (jnp.mean(rows, axis=0), jnp.mean(flat, axis=0))
 
     empty = jnp.zeros((count, s.shape[2]), s.dtype)
     by_data, (by_context, d2) = jax.lax.scan(one, empty, (y, s, shares, xi))
@@ -223,7 +225,7 @@ def exact_gap(
     exact = solve_each(problem, solution.x, law)
     s = sensitivities(problem, solution.x, exact.y, law)[0]
     rows = table.gradients(problem, solution.x, exact.y, s)
-    spread, freedom = rows.covariance(), np.inf
+    spread, freedom = rows.covariance(), np.inf if table.crossed else freedom_of(np.asarray(table.shares))
     if law.rows > 1 and law.keys is None:  # the law is itself known from data only
         spread, freedom = _lower_noise(problem, solution.x, table, law, exact.y, rows, above is below)
 
@@ -271,6 +273,7 @@ def exact_gap(
         sensitivity_error=mean_estimate(np.einsum("naj,nab,nbj->n", lost, A, lost), shares),
         distance=float(shares @ np.sqrt(distance)),
         freedom=freedom,
+        scale=float(np.sqrt(shares @ np.sum(np.asarray(rows.by_context, float) ** 2, axis=1))),
         trouble=worst(exact) if bool(found.sound) else "the reduced problem could not be solved at x",
     )
 
@@ -381,6 +384,8 @@ def _without_diagonal(rho: np.ndarray, H: np.ndarray, shares: np.ndarray) -> Est
     kept = spread > 1e-12 * spread[-1]
     white = rho @ (vectors[:, kept] / np.sqrt(spread[kept]))
     total = shares @ white
+    if freedom_of(shares) < 0.5:
+        return Estimate(np.nan, np.nan, (0.0, np.inf))
     square = (total @ total - np.sum(shares**2 * np.sum(white**2, axis=1))) / (1 - np.sum(shares**2))
     error = 2 * np.sqrt(np.sum(shares**2 * (white @ total - total @ total) ** 2))
     noise = np.sqrt(2 * np.sum((white.T * shares**2 @ white) ** 2))

@@ -5,6 +5,7 @@ growing total degree, so that a smaller ``n`` gives a prefix-closed part of a la
 """
 
 from abc import abstractmethod
+from typing import Any
 
 import equinox as eqx
 import numpy as np
@@ -44,16 +45,23 @@ class TotalDegree(IndexSet):
         return bool(k.sum() <= n - 1)
 
 
+def _members(rows: Any) -> tuple[tuple[int, ...], ...]:
+    try:
+        table = np.asarray(rows)
+    except ValueError:  # rows of different lengths
+        table = np.zeros(0)
+    if table.ndim != 2 or table.size == 0 or table.dtype.kind not in "iu" or table.min() < 0:
+        raise ValueError(f"Listed takes multi-indices of one length, such as [(0, 0), (1, 0)], got {rows!r}.")
+    if len(np.unique(table, axis=0)) < len(table):
+        raise ValueError("Listed: a multi-index is listed twice; drop it.")
+    members: Any = table.tolist()
+    return tuple(map(tuple, members))
+
+
 class Listed(IndexSet):
     """Exactly the multi-indices listed, whatever ``n``: for sets found by adaptation."""
 
-    members: tuple[tuple[int, ...], ...] = eqx.field(
-        static=True, converter=lambda rows: tuple(tuple(int(j) for j in row) for row in rows)
-    )
-
-    def __check_init__(self):
-        if not self.members or len({len(row) for row in self.members}) != 1 or min(map(min, self.members)) < 0:
-            raise ValueError(f"Listed takes multi-indices of one length, such as [(0, 0), (1, 0)], got {self.members}.")
+    members: tuple[tuple[int, ...], ...] = eqx.field(static=True, converter=lambda rows: _members(rows))
 
     def __repr__(self):
         return f"Listed({len(self.members)} of them)"

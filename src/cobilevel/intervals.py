@@ -31,12 +31,20 @@ class Estimate(float):
         return Estimate, (float(self), self.error, self.interval)
 
 
+def freedom_of(shares: np.ndarray) -> float:
+    """How many independent rows beyond the first weights that sum to 1 stand for."""
+    return 1 / float(np.sum(np.asarray(shares, float) ** 2)) - 1
+
+
 def mean_estimate(values: Any, shares: Any) -> Estimate:
     """A weighted mean of independent values, the weights summing to 1; never below zero where no value is."""
     table = np.asarray(values, dtype=float)
     mean = float(shares @ table)
-    error = float(np.sqrt(np.sum(shares**2 * (table - mean) ** 2)))
-    reach = float(stats.norm.ppf((1 + LEVEL) / 2)) * error
+    freedom = freedom_of(shares)
+    if freedom < 0.5:
+        return Estimate(mean, np.nan, (0.0 if np.all(table >= 0) else -np.inf, np.inf))
+    error = float(np.sqrt(np.sum(shares**2 * (table - mean) ** 2) * (1 + 1 / freedom)))
+    reach = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * error
     low = max(mean - reach, 0.0) if np.all(table >= 0) else mean - reach
     return Estimate(mean, error, (low, mean + reach))
 
@@ -57,12 +65,12 @@ def norm_estimate(
     where the answer should be `cautious`, else what is left of it without noise.
     """
     length = float(np.linalg.norm(vector))
-    if not np.isfinite(length) or not np.all(np.isfinite(covariance)):
-        return Estimate(np.nan, np.nan, (0.0, np.inf))
+    if not np.isfinite(length) or not np.all(np.isfinite(covariance)) or not freedom > 0:
+        return Estimate(length, np.nan, (0.0, np.inf))
     total = float(np.trace(covariance))
     if total <= (1e-14 * length) ** 2:
         return Estimate(length)
-    unit = vector / length if length > 0 else np.zeros_like(vector)
+    unit = vector / length if length > 0 else np.linalg.eigh(covariance)[1][:, -1]
     turned = covariance @ unit
     along = max(float(unit @ turned), 1e-12 * total)
     across = max(total - along, 0.0)
@@ -73,17 +81,18 @@ def norm_estimate(
     if across > 1e-9 * along and squares > 0:
         scale, count = squares / across, across**2 / squares
         lengths = scale * stats.chi2.ppf((np.arange(_SHARES) + 0.5) / _SHARES, count)
-    room = np.sqrt(np.maximum(length**2 - lengths, 0))
+    seen = max(length, float(np.sqrt(np.quantile(lengths, 0.05) + along / 100)))  # shorter ones tell no more
+    room = np.sqrt(np.maximum(seen**2 - lengths, 0))
     law: Any = stats.norm if np.isinf(freedom) else stats.t(freedom)
 
     def shorter(r):
         """The probability that an estimate of a vector of length ``r`` is shorter than the one observed."""
-        return float(np.mean((lengths < length**2) * (law.cdf((room - r) / sigma) - law.cdf((-room - r) / sigma))))
+        return float(np.mean((lengths < seen**2) * (law.cdf((room - r) / sigma) - law.cdf((-room - r) / sigma))))
 
     def end(probability):
         if shorter(0.0) <= probability:
             return 0.0
-        far = length + 10 * sigma * max(1.0, float(law.ppf(1 - tail)))
+        far = seen + 10 * sigma * max(1.0, float(law.ppf(1 - tail)))
         return float(optimize.brentq(lambda r: shorter(r) - probability, 0.0, far))  # pyright: ignore
 
     low, high = end(1 - tail), end(tail * shorter(0.0))

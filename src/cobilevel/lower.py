@@ -186,7 +186,11 @@ class Law(eqx.Module):
     def without(self, left_out: Bool[Array, " rows"]) -> "Law":
         """The same law with some rows of the data left out."""
         kept = (~left_out).astype(self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float)
-        return replace(self, weights=kept if self.weights is None else self.weights * kept)
+        if self.weights is None:
+            return replace(self, weights=kept)
+        weights = self.weights * kept
+        some = jnp.sum(weights, axis=-1, keepdims=True) > 0  # a context that would have none left keeps its rows
+        return replace(self, weights=jnp.where(some, weights, self.weights))
 
 
 def law_at(problem: Problem, xi: Shaped[Array, "n ..."], lower: Level, draws: int = 1024, key: Any = 0) -> Law:
@@ -198,8 +202,14 @@ def law_at(problem: Problem, xi: Shaped[Array, "n ..."], lower: Level, draws: in
     if isinstance(lower, Product):
         return Law(xi, lower.eta, None, None, lower.eta_rows)
     if isinstance(domain, Finite) and isinstance(lower, Samples):
-        member = domain.index(lower.xi)[None, :] == domain.index(xi)[:, None]
-        return Law(xi, lower.eta, member * lower.mean_one_weights(), None, len(lower))
+        weights = (domain.index(lower.xi)[None, :] == domain.index(xi)[:, None]) * lower.mean_one_weights()
+        unseen = np.asarray(jnp.sum(weights, axis=1) == 0)
+        if unseen.any():
+            raise ValueError(
+                f"the lower level has no samples at {int(unseen.sum())} of {len(unseen)} contexts, first at "
+                f"{np.asarray(xi)[unseen][0]}, so its solution there is unknown. Leave them out, or add samples."
+            )
+        return Law(xi, lower.eta, weights, None, len(lower))
     if problem.conditional is not None:
         return Law(xi, None, None, jax.random.split(as_key(key), len(xi)), draws)
     raise ValueError(MISSING)

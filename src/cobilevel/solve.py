@@ -57,9 +57,9 @@ def solve(
     - `key`: seed of everything random, an integer or a JAX key.
     - `progress`: show a progress bar; by default on a terminal, after two seconds.
     - `resume`: an earlier solution of the same problem with the same basis and solver, to go on from.
-    - `tolerance`: with no basis given, how much of the upper objective the basis may give away, as a share of it (0.01
-      is one percent): as few functions are taken as that asks for. Left out, the policy is resolved as far as the data
-      show it.
+    - `tolerance`: with no basis given, how much of the upper objective the basis may give away, as a share of its size
+      (0.01 is one percent; mind constants in it, and objectives near zero): as few functions are taken as that asks
+      for, by an estimate told in `choices`. Left out, the policy is resolved as far as the data show it.
     - further options the solver knows, such as ``batch`` for ``StocBiO``.
 
     **Returns:** a ``Solution``; ``solution.choices`` tells what was chosen.
@@ -131,8 +131,11 @@ def _solve_growing(problem, samples, choices, arguments, key, tolerance) -> Solu
     that gives away little enough is solved with, and judged again where that led.
     """
     newton = arguments if isinstance(arguments[0], Newton) else (Newton(), arguments[1], Newton.default_steps, False)
+    otherwise = lambda why: _solve_choosing(
+        problem, samples, choices | {"tolerance": f"not used, held-out samples chose the basis: {why}."}, arguments, key
+    )
     if isinstance(problem.domain, Finite):
-        return _solve_choosing(problem, samples, choices, arguments, key)
+        return otherwise("the contexts are finite in number")
     part, members = thinned(samples, key), first_members(problem.domain.dimension)
     short = (*newton[:2], min(_SCOUT, newton[2]), False)
     solution = _solve_with(problem, part, basis_of(members), choices, short, None)
@@ -142,11 +145,11 @@ def _solve_growing(problem, samples, choices, arguments, key, tolerance) -> Solu
         if goal is None:
             goal, ledger = goal_at(problem, part, solution.x, members, excess, key, ledger)
         if goal is None:
-            return _solve_choosing(problem, samples, choices, arguments, key)
+            return otherwise("the objective shows no curvature in x, or could not be evaluated")
         goal = replace(goal, excess=excess)
         choice = grow_basis(problem, part, solution.x, start, 2 * len(members), goal, key, ledger)
         if choice is None:
-            return _solve_choosing(problem, samples, choices, arguments, key)
+            return otherwise("the lower level could not be fitted")
         ledger, grown = choice.ledger, choice.rungs[choice.pick].members
         if story and len(grown) <= len(members):
             story.append(f"there, after all, {choice.words}")
@@ -174,11 +177,13 @@ def _solve_on(problem, samples, basis, choices, arguments, before: Solution) -> 
     moved = eqx.tree_at(lambda p: p.x0, problem, before.x)
     found = _solve_with(moved, samples, basis, choices, arguments, None)
     sizes = [run.history.get("gradient", np.zeros(0)) for run in (before, found)]
-    if found.result == Result.STALLED.words() and all(map(len, sizes)):
+    if all(map(len, sizes)):
+        first = float(before.stats.get("first_gradient", sizes[0][0]))
         eps = float(jnp.finfo(working_dtype(problem, samples)).eps)
         share = getattr(arguments[0], "tolerance", None) or eps ** (2 / 3)
-        if sizes[1][-1] <= share * sizes[0][0]:
+        if found.result == Result.STALLED.words() and sizes[1][-1] <= share * first:
             found = replace(found, converged=True, result=Result.CONVERGED.words())
+        found = replace(found, stats={**found.stats, "first_gradient": max(first, float(sizes[1][0]))})
     return _add_costs(found, before.stats["oracles"])
 
 
@@ -194,12 +199,14 @@ def _add_costs(solution: Solution, more: Mapping[str, Mapping[str, int]]) -> Sol
 
 def _solve_learning(problem, samples, basis, choices, arguments) -> Solution:
     """Solves with a basis learned at ``x0``, then learned anew where that led, until ``x`` stays where it is."""
-    share = lambda before, after: float(trees.norm(trees.sub(after, before)) / trees.norm(after))
+    far = lambda before, after: float(trees.norm(trees.sub(after, before)))
     solution = _solve_with(problem, samples, basis, choices, arguments, None)
-    moves = [share(problem.x0, solution.x)]
+    first = far(problem.x0, solution.x)
+    size = max(float(trees.norm(solution.x)), first) or 1.0  # of x, or of the way it has come where that is to zero
+    moves = [first / size]
     while moves[-1] > _STAYS and len(moves) < _LEARNINGS:
         before, solution = solution.x, _solve_on(problem, samples, basis, choices, arguments, solution)
-        moves.append(share(before, solution.x))
+        moves.append(far(before, solution.x) / size)
     told = (
         f"{basis!r}: learned at x0, and {len(moves) - 1} times anew where the solver had arrived; the last time x "
         f"moved by {moves[-1]:.1g} of its size"
@@ -237,8 +244,8 @@ def _configure(
         positive("tolerance", tolerance)
         if given:
             raise TypeError(
-                "tolerance says how far the basis is grown, and a basis was given. Leave one of them out; for the "
-                "solver's own tolerance, cb.Newton(tolerance=...)."
+                "tolerance says how far the basis is grown, and a basis (or a solution to resume, which has one) was "
+                "given. Leave one of them out; for the solver's own tolerance, cb.Newton(tolerance=...)."
             )
     return replace(solver, **options) if options else solver, choices
 
