@@ -182,7 +182,7 @@ def test_rows_of_no_weight_are_not_samples(judged):
 
 
 def test_a_solution_of_another_problem_is_refused(judged, traffic):
-    one, solution, _, _, _ = judged
+    solution = judged[1]
     for call in (cb.certify, cb.bootstrap):
         with pytest.raises(ValueError, match="another's"):
             call(traffic.problem, solution, traffic.test)
