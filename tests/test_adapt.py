@@ -32,7 +32,8 @@ def bump(width=0.4):
     return problem, lost
 
 
-@pytest.mark.parametrize("noise", [0.0, pytest.param(0.2, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_a_tolerance_takes_as_many_functions_as_it_asks_for(noise):
     problem, lost = bump()
     rng = np.random.default_rng(0)

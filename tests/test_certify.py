@@ -74,6 +74,7 @@ def judged():
 
 
 @pytest.mark.parametrize("mode", ["exact", "enriched"])
+@pytest.mark.thorough
 def test_gradient_and_gap_against_closed_form(judged, mode):
     _, _, gradient, gap, found = judged
     one = found[mode]
@@ -84,6 +85,7 @@ def test_gradient_and_gap_against_closed_form(judged, mode):
     assert one.hypergradient_gap == pytest.approx(np.linalg.norm(gap), rel=0.15)
 
 
+@pytest.mark.thorough
 def test_the_gap_is_the_sum_of_its_parts_and_bounded(judged):
     found = judged[-1]["exact"]
     product = np.linalg.norm(found.parts["adjoint and sensitivity"])
@@ -92,6 +94,7 @@ def test_the_gap_is_the_sum_of_its_parts_and_bounded(judged):
     assert np.linalg.norm(total) == pytest.approx(found.hypergradient_gap, rel=0.02)  # it has its noise taken out
 
 
+@pytest.mark.thorough
 def test_policy_error_is_that_of_the_policy_given(judged):
     one, solution, _, _, found = judged
     exact = one.truth.y(solution.x, one.test.xi) - solution.policy(one.test.xi)
@@ -100,6 +103,7 @@ def test_policy_error_is_that_of_the_policy_given(judged):
     assert found["enriched"].policy_error == pytest.approx(truth, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_held_out_mode_and_what_is_impossible(judged):
     one, solution, gradient, gap, _ = judged
     found = cb.certify(one.problem, solution, one.test, mode="held-out")
@@ -169,6 +173,7 @@ def test_short_vectors_and_single_samples_are_not_certain():
     assert "could not be measured" in found.trouble
 
 
+@pytest.mark.thorough
 def test_rows_of_no_weight_are_not_samples(judged):
     one, solution, _, _, _ = judged
     weights = np.zeros(1500)
@@ -181,6 +186,7 @@ def test_rows_of_no_weight_are_not_samples(judged):
     assert few.gradient_norm.interval == pytest.approx(same.gradient_norm.interval)
 
 
+@pytest.mark.thorough
 def test_a_solution_of_another_problem_is_refused(judged, traffic):
     solution = judged[1]
     for call in (cb.certify, cb.bootstrap):

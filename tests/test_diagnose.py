@@ -164,6 +164,7 @@ def uniform(count, noise=0.0, seed=0):
     return cb.Samples(rng.uniform(2, 5, count), noise * rng.normal(size=count))
 
 
+@pytest.mark.thorough
 def test_exact_policies_on_another_interval():
     samples = uniform(500)
     for name, rho in (("pole", bernstein(1.3)), ("Runge", bernstein(0.2j)), ("root", bernstein(1.1))):
@@ -184,6 +185,7 @@ def test_exact_policies_on_another_interval():
         assert f"kink near xi = {found.decay.kinks[0].location:.3g}" in repr(found).splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_joint_samples_show_rate_kink_and_noise(tmp_path):
     samples = uniform(4000, 0.1)
     found = diagnose(noisy, cb.Chebyshev(40), samples, x=jnp.array(SHAPES["pole"], float))

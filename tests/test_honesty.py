@@ -246,6 +246,7 @@ ONE = cb.Chebyshev(1)
 FLAT_START = (lambda x, y, xi, eta: (x - 1) ** 2 + 3 * y**2, lambda x, y, xi, eta: (y - x * (1 + xi)) ** 2)
 
 
+@pytest.mark.thorough
 def test_defaults_where_the_upper_gradient_vanishes_at_the_start():
     """Its size there sets neither the penalty nor the ball: both would be zero."""
     best = solve(*FLAT_START, 0.0)
@@ -305,6 +306,7 @@ def test_a_category_never_seen_does_not_stop_a_stochastic_solver():
     np.testing.assert_allclose(found.x, best.x, atol=0.01)
 
 
+@pytest.mark.thorough
 def test_a_fixed_coordinate_does_not_set_the_pace():
     problem = cb.Problem(
         lambda x, y, xi, eta: (y - 1) ** 2 + 1e6 * x[1],

@@ -182,7 +182,7 @@ def test_float32_pytrees_bounds_ledger_and_one_compilation(kind, monkeypatch):
     assert float(jnp.max(jnp.abs(state.x["b"]))) > 0
 
 
-@ALL
+@over_all((*SERIES, "F2SA", "FdeHBO"))
 def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_told(kind, quadratic, measured, tmp_path):
     """Three laws in one test, since they share their compiled program."""
     instance, reduced, _ = quadratic

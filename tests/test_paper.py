@@ -74,6 +74,7 @@ def test_every_claim_is_listed_once():
     assert all({"id", "claim", "verdict", "measured", "threshold", "how"} <= set(entry) for entry in found)
 
 
+@pytest.mark.thorough
 def test_theory_is_measured():
     """The counterexample's gap is known, and the conditioning of the uniform Chebyshev basis."""
     found = {entry["id"]: entry for entry in theory.theory()}
