@@ -181,6 +181,8 @@ def grow_basis(
     words = (
         f"{basis!r} gives away {lost[pick]:.2g} of the objective (asked {goal.excess:.2g}), judged by N = {sizes[last]}"
     )
+    if pick == last:
+        words = f"{basis!r} is the largest that the samples bear, with none to judge it by"
     return Choice(basis, words, tuple(rungs), pick, ledger)
 
 

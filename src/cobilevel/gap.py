@@ -210,6 +210,7 @@ def features(reduced: Reduced, xi: Array) -> Array:
 
 
 def policy_at(reduced: Reduced, found: Galerkin, xi: Array) -> PyTree:
+    """The policy of the reduced problem's solution, at contexts."""
     _, unflatten = oracles.flatten(reduced.W0)
     W = reduced.lift(reduced.x0, unflatten(found.W.reshape(-1))).W
     return combine(reduced.basis(xi), W)
