@@ -271,6 +271,7 @@ def test_advice_on_dependent_features_is_worth_following(easy):
     assert distance(advice.basis) < 1e-3 * distance(cb.Monomial(15))
 
 
+@pytest.mark.thorough
 def test_advice_on_too_few_samples_is_worth_following(quadratic):
     samples = quadratic.train.rows(slice(0, 40))
     found = diagnose(quadratic.problem, cb.Chebyshev(15), samples)

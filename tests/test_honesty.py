@@ -55,6 +55,7 @@ def test_starting_at_the_optimum(usual):
     np.testing.assert_allclose(found.x, usual, rtol=1e-7)
 
 
+@pytest.mark.thorough
 def test_a_huge_first_gradient_is_not_a_yardstick():
     steep = solve(lambda x, y, xi, eta: aim(x, y, xi, eta) + jnp.exp(x) - 2 * x, fit, 15.0)
     gentle = solve(lambda x, y, xi, eta: aim(x, y, xi, eta) + jnp.exp(x) - 2 * x, fit, 0.0)
@@ -231,6 +232,7 @@ def test_a_large_lower_level_with_negative_curvature_is_not_passed_off():
     assert "not strongly convex" in solution.result
 
 
+@pytest.mark.thorough
 def test_a_stochastic_solver_notices_a_lower_level_without_minimum():
     """While it measures the scales at x0, with noise, where single samples could not show it."""
     upper = lambda x, y, xi, eta: (y - eta) ** 2 + x**2
@@ -274,6 +276,7 @@ def test_steps_too_small_to_move_x_are_not_convergence():
         assert not found.converged, found.result
 
 
+@pytest.mark.thorough
 def test_a_stale_adjoint_is_not_convergence():
     """HOAG settles on a frozen linear system while its accuracy is still coarse."""
     found = solve(
@@ -292,6 +295,7 @@ def test_growing_without_end_is_divergence_also_while_finite():
     assert found.result.startswith("Diverged")
 
 
+@pytest.mark.thorough
 def test_a_category_never_seen_does_not_stop_a_stochastic_solver():
     problem = cb.Problem(
         lambda x, y, xi, eta: (y - 1) ** 2 + 0.1 * x**2,

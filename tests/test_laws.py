@@ -225,6 +225,7 @@ def test_finite_sums_are_solved_to_the_end(kind, quadratic):
     assert abs(gap(solution.x)) < 1e-10
 
 
+@pytest.mark.thorough
 def test_outer_steps_by_optax(quadratic):
     """Adam and momentum on the hypergradient, within bounds."""
     instance, _, gap = quadratic

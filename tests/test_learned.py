@@ -14,8 +14,8 @@ from cobilevel.learned import Neural, Snapshot, choose_background
 from problems import as_pytrees, curved_problem
 
 SMALL = Neural(3, width=8, depth=1, steps=20, decisions=2)
-EVERY = [Snapshot(3), cb.Orthonormal(cb.Union([Snapshot(2, cb.BSpline(12)), cb.Chebyshev(1)]))]
-EVERY += [pytest.param(SMALL, marks=pytest.mark.thorough)]
+BOTH = cb.Orthonormal(cb.Union([Snapshot(2, cb.BSpline(12)), cb.Chebyshev(1)]))
+EVERY = [Snapshot(3), *(pytest.param(basis, marks=pytest.mark.thorough) for basis in (BOTH, SMALL))]
 
 
 def misfit(phi, y):

@@ -62,6 +62,7 @@ def test_product(quadratic, kind):
     agree_with_closed_form(quadratic, solution, pairs(product), pairs(product))
 
 
+@pytest.mark.thorough
 def test_levels_of_products(quadratic):
     contexts = cb.Uniform(quadratic.problem.domain)
     above, below = (

@@ -104,6 +104,7 @@ def test_hypergradients(setting, linear, tolerance):
 
 
 @pytest.mark.parametrize("terms", [0, 1, 10])
+@pytest.mark.thorough
 def test_neumann_recovers_the_share_it_should(setting, terms):
     reduced, x, W, _, pool = setting
     (_, _, hessian), _ = oracles.lower_model(reduced, x, W, pool, Ledger.empty())

@@ -84,6 +84,7 @@ def test_converges_to_the_closed_form_as_steps_shrink(instance):
 
 
 @pytest.mark.parametrize(("terms", "step"), [(10, 1e-3), (10, 3e-2)])
+@pytest.mark.thorough
 def test_a_short_neumann_sum_moves_the_fixed_point_as_predicted(instance, terms, step):
     """With K = 10 and s = 1e-3 hardly 1% of the inverse is recovered at curvature 1: the fixed point is elsewhere."""
     features = cb.reduce(instance.problem, BASIS, instance.train).basis

@@ -151,6 +151,7 @@ def test_killed_at_random_moments_gives_the_same_store(tmp_path):
     assert sorted(whole[0]) == whole[1]
 
 
+@pytest.mark.thorough
 def test_a_solve_is_what_the_sweep_does(bundle):
     """``run`` on one problem, and the same trial in a bundle."""
     reduced, pool, _, solver = bundle
