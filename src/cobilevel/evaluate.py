@@ -46,7 +46,8 @@ class Evaluation:
         )
 
 
-def _square_distance(a: PyTree, b: PyTree) -> Array:
+def square_distance(a: PyTree, b: PyTree) -> Array:
+    """``|a - b|^2`` over all leaves."""
     gaps = jax.tree.map(lambda p, q: jnp.sum((jnp.asarray(p) - jnp.asarray(q)) ** 2), a, b)
     return sum(jax.tree.leaves(gaps))  # pyright: ignore[reportReturnType]
 
@@ -84,7 +85,7 @@ def evaluate(
     exact = exact_lower(problem, solution.x, rows.xi, below, draws, base)
     eta = above.eta
     values = losses(problem.upper, solution.x, exact.y, rows.xi, eta, isinstance(above, Product))
-    gaps = jax.vmap(_square_distance)(exact.y, solution.policy(rows.xi))
+    gaps = jax.vmap(square_distance)(exact.y, solution.policy(rows.xi))
     shares = np.asarray(rows.mean_one_weights(), dtype=float) / len(rows)
     loss, policy_error = (mean_estimate(table, shares) for table in (values, gaps))
     x_error = None
@@ -92,6 +93,6 @@ def evaluate(
         true_x = getattr(truth, "x", truth)
         if jax.tree.map(jnp.shape, true_x) != jax.tree.map(jnp.shape, solution.x):
             raise ValueError(f"truth has the shapes {jax.tree.map(jnp.shape, true_x)}, unlike solution.x.")
-        x_error = float(_square_distance(solution.x, true_x))
+        x_error = float(square_distance(solution.x, true_x))
     figures = (float(loss), loss.error, float(policy_error), policy_error.error)
     return Evaluation(*figures, x_error, worst(exact))

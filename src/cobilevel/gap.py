@@ -23,6 +23,7 @@ from . import oracles
 from .basis import Basis, FeatureMap, combine
 from .data import Level, Levels, Product, Samples
 from .domain import Distribution, Finite
+from .evaluate import square_distance
 from .implicit import solve_at
 from .intervals import Estimate, freedom_of, mean_estimate
 from .lower import Law, Local, law_at, local_lower, solve_each, worst
@@ -249,7 +250,7 @@ def exact_gap(
         np.asarray(phi @ found.adjoint, float)[place],
     )
     lost = np.asarray(s_bar - s_phi, float)[place]
-    squares = lambda a, b: rows_of(jax.vmap(_square_distance)(a, b))[:, 0]
+    squares = lambda a, b: rows_of(jax.vmap(square_distance)(a, b))[:, 0]
     distance = squares(exact.y, y)[place]
     of_policy = squares(exact.y, solution.policy(table.xi))[place]
     if table.crossed or not upper_depends_on_noise(problem, above):
@@ -311,10 +312,6 @@ def _one_step(W, phi, shares, A, D, slope):
     cross = jnp.einsum("n,nk,naj->kaj", shares, phi, D, optimize="optimal").reshape(W.size, -1)
     step = jnp.linalg.solve(H, jnp.einsum("n,nk,na->ka", shares, phi, slope).reshape(-1))
     return W - step.reshape(W.shape), -jnp.linalg.solve(H, cross).reshape(*W.shape, -1)
-
-
-def _square_distance(a: PyTree, b: PyTree) -> Array:
-    return jnp.sum((ravel_pytree(a)[0] - ravel_pytree(b)[0]) ** 2)
 
 
 def _with_law(problem, x, reduced: Reduced, found: Galerkin, table: Above, below: Samples, law, draws, key) -> Galerkin:
