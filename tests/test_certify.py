@@ -268,3 +268,17 @@ def test_bootstrap_against_fresh_samples():
     low, high = spread.interval
     assert np.all(low < np.asarray(solution.x))
     assert np.all(np.asarray(solution.x) < high)
+
+
+@pytest.mark.thorough
+def test_the_noise_of_the_richer_fit_is_no_error_of_the_policy():
+    """A policy as good as its samples let it be: what the noise of the judge itself adds is as large as its error."""
+    one = cb.gallery.quadratic(3, dx=3, dy=2, train=2000, test=2000)
+    solution = cb.solve(one.problem, one.train, basis=cb.Chebyshev(4))
+    found = cb.certify(one.problem, solution, one.test, mode="enriched").policy_error
+    apart = one.truth.y(solution.x, one.test.xi) - solution.policy(one.test.xi)
+    truth = float(np.mean(np.sum(np.asarray(apart) ** 2, axis=1)))
+    noise = 8 * 2 * 0.3**2 / 2000  # of eight functions for two components
+    assert truth < noise
+    assert abs(found - truth) < 0.6 * noise
+    assert found.interval[0] <= truth <= found.interval[1]

@@ -199,3 +199,20 @@ def test_bad_arguments_are_told(traffic):
             basis.fit(traffic.problem.domain, traffic.train.xi)
     with pytest.raises(ValueError, match="NaN or infinity in training"):
         replace(SMALL, rate=1e200).learn(traffic.problem, traffic.train)
+
+
+@pytest.mark.thorough
+def test_a_solution_at_zero_settles():
+    """``x`` comes to rest at 0, where no move is small against its size."""
+    problem = cb.Problem(
+        upper=lambda x, y, xi, eta: (y - jnp.exp(xi)) ** 2 + x**2,
+        lower=lambda x, y, xi, eta: (y - x * xi - jnp.exp(xi)) ** 2 / 2,
+        x0=0.3,
+        y0=0.0,
+        domain=cb.Interval(-1.0, 1.0),
+    )
+    samples = cb.Samples(np.random.default_rng(0).uniform(-1, 1, 300))
+    found = cb.solve(problem, samples, basis=Snapshot(3))
+    assert found.converged
+    assert abs(float(found.x)) < 1e-8
+    assert "not settled" not in found.choices["basis"]
