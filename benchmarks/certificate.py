@@ -15,7 +15,7 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)
 
 import cobilevel as cb
-from cobilevel.gap import galerkin
+from cobilevel.judge.gap import galerkin
 
 
 def gradient_of_reduced(problem, basis, data, x):

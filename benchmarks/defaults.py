@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import cobilevel as cb
-from cobilevel.implicit import solve_at
-from cobilevel.oracles import Ledger
-from cobilevel.solver import Result, advance
+from cobilevel.derivatives.ledger import Ledger
+from cobilevel.iteration.loop import advance
+from cobilevel.lower.reduced_at_x import solve_at
+from cobilevel.reduction.result import Result
 from cobilevel.solvers import STOCHASTIC
 
 BASIS = cb.Orthonormal(cb.Chebyshev(3))

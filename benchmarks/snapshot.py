@@ -13,7 +13,7 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)
 
 import cobilevel as cb
-from cobilevel.learned import Neural, Snapshot
+from cobilevel.adaptive.learned import Neural, Snapshot
 
 LADDER = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 SNAPSHOTS = (2, 3, 4, 6, 8)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.adapt import basis_of, choose_basis
-from cobilevel.enrich import enrich, neighbours
+from cobilevel.adaptive.choose import basis_of, choose_basis
+from cobilevel.basis.richer import enrich, neighbours
 
 
 def bump(width=0.4):

@@ -6,7 +6,8 @@ import scipy.interpolate
 from numpy.polynomial import chebyshev, legendre, polynomial
 
 import cobilevel as cb
-from cobilevel.basis import combine, whiten
+from cobilevel.basis.base import combine
+from cobilevel.basis.whitening import whiten
 
 UNIT = cb.Interval(-1.0, 1.0)
 EVERY = [

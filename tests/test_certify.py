@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.gap import galerkin
-from cobilevel.intervals import Estimate, mean_estimate, norm_estimate
+from cobilevel.judge.estimates import Estimate, mean_estimate, norm_estimate
+from cobilevel.judge.gap import galerkin
 
 
 def blind_spot(count=2000):

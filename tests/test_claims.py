@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
-from cobilevel.paper import cleaning_claims, complexity, inverse_claims
-from cobilevel.paper.inverse import Inverse
-from cobilevel.paper.inverse_report import Findings
+from cobilevel.paper.cleaning import verdicts as cleaning_claims
+from cobilevel.paper.inverse import complexity
+from cobilevel.paper.inverse import verdicts as inverse_claims
+from cobilevel.paper.inverse.experiment import Inverse
+from cobilevel.paper.inverse.findings import Findings
 from cobilevel.paper.lab import Budget, Method
 from cobilevel.paper.statistics import ratio
 from cobilevel.paper.tuning import Grid, Rung, edges, searched
-from cobilevel.runs import Run, Runs
+from cobilevel.sweep.store import Run, Runs
 
 COUNT = 6
 SIZES, CELLS = (3, 5, 10, 20), (3, 5, 10, 20, 50, 100)

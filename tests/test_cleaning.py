@@ -18,7 +18,7 @@ import cobilevel as cb
 from cobilevel.gallery import images as loader
 from cobilevel.gallery import softmax
 from cobilevel.gallery.cleaning import exact_classifiers
-from cobilevel.lower import exact_lower
+from cobilevel.lower.per_context import exact_lower
 
 TEMPERATURES = np.array([0.1, 0.7, 3.0, 10.0])
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.decay import find_kinks, find_noisy_kinks, from_coefficients, from_values, points, transform
-from cobilevel.diagnose import diagnose
+from cobilevel.diagnosis.decay import from_coefficients, from_values, transform
+from cobilevel.diagnosis.diagnose import diagnose
+from cobilevel.diagnosis.kinks import find_kinks, find_noisy_kinks, points
 
 EPS = np.finfo(float).eps
 

@@ -184,7 +184,7 @@ def test_near_the_number_of_contexts_there_is_a_warning():
 
 
 def test_lower_noise_is_found_by_tracing():
-    from cobilevel.problem import lower_depends_on_noise
+    from cobilevel.problem.study import lower_depends_on_noise
 
     assert lower_depends_on_noise(problem(), samples())
     assert not lower_depends_on_noise(problem(lower=lambda x, y, xi, eta: (y - x) ** 2), samples())

@@ -7,7 +7,7 @@ import pytest
 import scipy.optimize
 
 import cobilevel as cb
-from cobilevel.lower import DENSE_LIMIT
+from cobilevel.lower.damped_newton import DENSE_LIMIT
 
 LINE = cb.Interval(0.0, 1.0)
 RNG = np.random.default_rng(0)

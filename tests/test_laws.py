@@ -11,12 +11,13 @@ import optax
 import pytest
 
 import cobilevel as cb
-from cobilevel import oracles
-from cobilevel.implicit import solve_at
-from cobilevel.oracles import Ledger
-from cobilevel.scales import Scales
-from cobilevel.schedules import at
-from cobilevel.solver import Result, advance, run
+from cobilevel.derivatives import oracles
+from cobilevel.derivatives.ledger import Ledger
+from cobilevel.iteration.curvature_scales import Scales
+from cobilevel.iteration.loop import advance, run
+from cobilevel.iteration.schedules import at
+from cobilevel.lower.reduced_at_x import solve_at
+from cobilevel.reduction.result import Result
 from cobilevel.solvers import STOCHASTIC
 
 # steps within which each reaches 1% of the first gap with nothing set, and the samples that takes (in millions)

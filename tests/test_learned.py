@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.basis import whiten
-from cobilevel.learned import Neural, Snapshot, choose_background
+from cobilevel.adaptive.learned import Neural, Snapshot, choose_background
+from cobilevel.basis.whitening import whiten
 from problems import as_pytrees, curved_problem
 
 SMALL = Neural(3, width=8, depth=1, steps=20, decisions=2)

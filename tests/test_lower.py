@@ -5,7 +5,8 @@ import pytest
 import scipy.optimize
 
 import cobilevel as cb
-from cobilevel.lower import Dense, MatrixFree, exact_lower, minimise, worst
+from cobilevel.lower.damped_newton import Dense, MatrixFree, minimise
+from cobilevel.lower.per_context import exact_lower, worst
 
 
 def test_traffic_flows_match_the_closed_form(traffic):

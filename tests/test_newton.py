@@ -8,9 +8,10 @@ import pytest
 import scipy.optimize
 
 import cobilevel as cb
-from cobilevel import implicit, lower
-from cobilevel.oracles import Ledger
-from cobilevel.solver import advance, run
+from cobilevel.derivatives.ledger import Ledger
+from cobilevel.iteration.loop import advance, run
+from cobilevel.lower import per_context as lower
+from cobilevel.lower import reduced_at_x as implicit
 from problems import as_pytrees, curved_problem
 
 

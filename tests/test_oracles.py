@@ -10,11 +10,12 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import cobilevel as cb
-from cobilevel import oracles
-from cobilevel.hypergradient import ConjugateGradient, Direct, Neumann, hypergradient
-from cobilevel.lower import Dense, minimise
-from cobilevel.oracles import Ledger
-from cobilevel.solver import run
+from cobilevel.derivatives import oracles
+from cobilevel.derivatives.hypergradient import hypergradient
+from cobilevel.derivatives.ledger import Ledger
+from cobilevel.derivatives.linear_systems import ConjugateGradient, Direct, Neumann
+from cobilevel.iteration.loop import run
+from cobilevel.lower.damped_newton import Dense, minimise
 from problems import curved_problem
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cobilevel.cli import app
 from cobilevel.paper import theory
 from cobilevel.paper.claims import CLAIMS, complete, verdict
-from cobilevel.paper.cleaning import auc
+from cobilevel.paper.cleaning.experiment import auc
 from cobilevel.paper.lab import TUNING
 from cobilevel.paper.statistics import Interval95, difference, ratio
 from cobilevel.paper.tuning import Grid, Rung, race

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import cobilevel as cb
-from cobilevel.samplers import permute, rows_of
-from cobilevel.schedules import at
+from cobilevel.iteration.schedules import at
+from cobilevel.reduction.row_order import permute, rows_of
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 64, 65, 1000])

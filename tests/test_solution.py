@@ -97,7 +97,7 @@ def test_loading_runs_no_code(quadratic, tmp_path):
         cb.load(tmp_path / "trap.npz", quadratic.problem)
     assert not (tmp_path / "sprung").exists()
     forged = {"name": "os.system", "n": 3}
-    from cobilevel.solution import basis_from_json
+    from cobilevel.basis.recipes import basis_from_json
 
     with pytest.raises(ValueError, match="not one of this library"):
         basis_from_json(forged)

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.runs import Run, Runs, name_of
-from cobilevel.solver import Result, advance, run
-from cobilevel.sweep import How, Pool, Task, Trials, measure, solve_all, sweep
+from cobilevel.iteration.loop import advance, run
+from cobilevel.reduction.result import Result
+from cobilevel.sweep.bundles import How, Pool, Trials, measure, solve_all
+from cobilevel.sweep.store import Run, Runs, name_of
+from cobilevel.sweep.tasks import Task, sweep
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +112,8 @@ def test_a_limit_begins_nothing_new(tmp_path):
 
 SWEEP = """
 import sys, time, numpy as np
-from cobilevel.runs import Run, Runs
-from cobilevel.sweep import Task, sweep
+from cobilevel.sweep.store import Run, Runs
+from cobilevel.sweep.tasks import Task, sweep
 def work(k):
     def run(tell):
         time.sleep(0.03)

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 
 _MOST_BYTES = 8 * 2**30
+
+
 _LARGEST = 2**31 - 1  # steps and sizes are counted in 32 bits
 
 

@@ -8,13 +8,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .basis import Basis
-from .evaluate import evaluate
-from .families import Chebyshev, Fourier, Partition
+from .basis.base import Basis
+from .basis.families import Chebyshev, Fourier, Partition
 from .gallery import two_edge_traffic
+from .judge.evaluate import evaluate
 from .progress import ProgressBar
+from .reduction.solution import Solution
 from .report.figures import policy_figure
-from .solution import Solution
 from .solve import solve
 
 _BASES: tuple[Basis | None, ...] = (

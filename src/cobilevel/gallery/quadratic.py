@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..data import Samples
-from ..domain import Box, Distribution, Domain, Interval, Mixture, TruncatedNormal, Uniform
-from ..problem import Problem
+from ..problem.data import Samples
+from ..problem.distributions import Distribution, Mixture, TruncatedNormal, Uniform
+from ..problem.domain import Box, Domain, Interval
+from ..problem.problem import Problem
 from .instance import Instance
 
 

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 _ROUNDS, _PRODUCTS, _HALVINGS = 60, 500, 30
+
+
 _EFFORT = 0.1  # how exactly, at least, each Newton step is solved for
 
 

@@ -16,9 +16,9 @@ import scipy.optimize
 import scipy.special
 from jaxtyping import Array, Float
 
-from ..data import Samples
-from ..domain import Interval
-from ..problem import Problem
+from ..problem.data import Samples
+from ..problem.domain import Interval
+from ..problem.problem import Problem
 from .instance import Instance
 
 BOUNDS = (0.05, 3.0)  # of the capacities

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..basis import Basis
-from ..families import Chebyshev, Fourier, Monomial, Partition
-from ..runs import Run, Runs
-from ..solver import Result
+from ..basis.base import Basis
+from ..basis.families import Chebyshev, Fourier, Monomial, Partition
+from ..reduction.result import Result
 from ..solvers import StocBiO
-from ..sweep import Bundle, How, Pool, Task, Trials, measure, solve_all
+from ..sweep.bundles import Bundle, How, Pool, Trials, measure, solve_all
+from ..sweep.store import Run, Runs
+from ..sweep.tasks import Task
 from .tuning import Grid, Rung, Setting, race
 
 FAMILIES: Mapping[str, Any] = {
@@ -26,7 +27,10 @@ FAMILIES: Mapping[str, Any] = {
     "Monomial": Monomial,
     "Partition": Partition,
 }
+
+
 TUNING = 10_000  # tuning instances have seeds from here on, reported ones from 0
+
 
 Tell = Callable[[float], None]
 

@@ -10,15 +10,22 @@ from rich.console import Console
 from ..gallery import images
 from ..report.page import page
 from ..report.panels import panel_figures
-from ..runs import Runs
-from ..sweep import sweep
-from . import cleaning, cleaning_report, inverse, inverse_report
+from ..sweep.store import Runs
+from ..sweep.tasks import sweep
 from .claims import complete
+from .cleaning import experiment as cleaning
+from .cleaning import findings as cleaning_report
+from .inverse import experiment as inverse
+from .inverse import findings as inverse_report
 from .lab import Lab
 from .theory import theory
 
 EXPERIMENTS = ("inverse", "cleaning")
+
+
 BUDGETS = ("quick", "default", "full")
+
+
 _ORDER = "experiment.json"  # what was asked for, so that the page can be made again
 
 

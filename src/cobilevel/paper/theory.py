@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..data import Samples
-from ..domain import Box, Domain, Interval
-from ..families import Chebyshev
+from ..basis.families import Chebyshev
 from ..gallery import Instance, quadratic
+from ..problem.data import Samples
+from ..problem.domain import Box, Domain, Interval
 from .claims import verdict
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data import Samples
+from ..problem.data import Samples
 
 _COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#edae49", "#a0a0a0", "#5c5c5c", "#6a4c93", "#00798c")
 

@@ -18,6 +18,7 @@ from .panels import by_figure, dashes, label_styles
 
 VERDICTS = {"holds": "✓", "fails": "✗", "not tested": "○"}
 
+
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

@@ -18,11 +18,20 @@ FAMILIES = {
     "Monomial": ("#a8327a", "^"),
     "Partition": ("#5b6670", "D"),
 }
+
+
 SOLVERS: dict[str, tuple[float, ...]] = {"StocBiO": (), "Newton": (5.0, 2.5)}
 
+
 _OTHER_FAMILIES = (("#3a7d44", "o"), ("#d1495b", "s"), ("#00798c", "^"), ("#6a4c93", "D"), ("#b08900", "o"))
+
+
 _OTHER_SOLVERS = (1.5, 2.0)
+
+
 _MARKED = 30  # a longer curve is drawn without markers
+
+
 _PALEST = 0.55  # share of white in the last of several labels of one family
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 import equinox as eqx
 import jax
 
-from .. import oracles, trees
-from ..schedules import Schedule, traced
-from ..stochastic import Stochastic
+from .. import trees
+from ..derivatives import oracles
+from ..iteration.schedules import Schedule, traced
+from ..iteration.stochastic import Stochastic
 from .parts import descend
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from ..hypergradient import hypergradient
-from ..schedules import Polynomial, at
+from ..derivatives.hypergradient import hypergradient
+from ..iteration.schedules import Polynomial, at
 from .parts import Series, descend
 
 

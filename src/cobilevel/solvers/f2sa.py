@@ -6,9 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .. import oracles, trees
-from ..schedules import Polynomial, Schedule, at, traced
-from ..stochastic import Stochastic
+from .. import trees
+from ..derivatives import oracles
+from ..iteration.schedules import Polynomial, Schedule, at, traced
+from ..iteration.stochastic import Stochastic
 
 
 class F2SA(Stochastic):

@@ -5,11 +5,12 @@ from dataclasses import replace
 import equinox as eqx
 import jax.numpy as jnp
 
-from .. import oracles, trees
-from ..estimators import storm
-from ..hypergradient import Directions
-from ..schedules import Schedule, traced
-from ..stochastic import Stochastic
+from .. import trees
+from ..derivatives import oracles
+from ..derivatives.hypergradient import Directions
+from ..iteration.estimators import storm
+from ..iteration.schedules import Schedule, traced
+from ..iteration.stochastic import Stochastic
 from .parts import recursive_schedules
 
 

@@ -7,14 +7,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .. import oracles, trees
-from ..hypergradient import ConjugateGradient, hypergradient
-from ..implicit import charge, lower_objective
-from ..lower import minimise
-from ..reduction import Reduced
-from ..schedules import Schedule, is_optax, traced
-from ..solver import Result
-from ..stochastic import Stochastic
+from .. import trees
+from ..derivatives import oracles
+from ..derivatives.hypergradient import hypergradient
+from ..derivatives.linear_systems import ConjugateGradient
+from ..iteration.schedules import Schedule, is_optax, traced
+from ..iteration.stochastic import Stochastic
+from ..lower.damped_newton import minimise
+from ..lower.reduced_at_x import charge, lower_objective
+from ..reduction.reduced import Reduced
+from ..reduction.result import Result
 from .parts import tabulated
 
 

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from .. import oracles
 from ..checks import positive, whole
-from ..implicit import Point, projected, solve_at
-from ..oracles import Ledger
-from ..reduction import Reduced
-from ..solver import Result, Solver, State, fresh
+from ..derivatives import oracles
+from ..derivatives.ledger import Ledger
+from ..iteration.loop import Solver, State, fresh
+from ..lower.reduced_at_x import Point, projected, solve_at
+from ..reduction.reduced import Reduced
+from ..reduction.result import Result
 
 _TRIALS = 30
 

@@ -9,15 +9,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .. import oracles, trees
+from .. import trees
 from ..checks import fits
-from ..estimators import storm
-from ..hypergradient import Draw, Neumann, hypergradient
-from ..oracles import Ledger
-from ..reduction import Reduced, Table
-from ..scales import Scales
-from ..schedules import Polynomial, Schedule, at, traced
-from ..stochastic import Draws, Stochastic, StochasticState
+from ..derivatives import oracles
+from ..derivatives.hypergradient import hypergradient
+from ..derivatives.ledger import Ledger
+from ..derivatives.linear_systems import Draw, Neumann
+from ..iteration.curvature_scales import Scales
+from ..iteration.draws import Draws
+from ..iteration.estimators import storm
+from ..iteration.schedules import Polynomial, Schedule, at, traced
+from ..iteration.stochastic import Stochastic, StochasticState
+from ..reduction.batches import Table
+from ..reduction.reduced import Reduced
 
 _LONGEST = 1000
 

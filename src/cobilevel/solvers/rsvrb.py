@@ -6,10 +6,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from .. import oracles, trees
-from ..estimators import storm
-from ..schedules import Schedule, traced
-from ..stochastic import Stochastic
+from .. import trees
+from ..derivatives import oracles
+from ..iteration.estimators import storm
+from ..iteration.schedules import Schedule, traced
+from ..iteration.stochastic import Stochastic
 from .parts import floor_spectrum, recursive_schedules, with_matrices
 
 

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .. import oracles, trees
+from .. import trees
 from ..checks import fits
-from ..reduction import Batch, Reduced
-from ..samplers import Rows
-from ..schedules import Schedule, traced
-from ..stochastic import Stochastic
+from ..derivatives import oracles
+from ..iteration.schedules import Schedule, traced
+from ..iteration.stochastic import Stochastic
+from ..reduction.batches import Batch
+from ..reduction.reduced import Reduced
+from ..reduction.row_order import Rows
 from .parts import tabulated
 
 

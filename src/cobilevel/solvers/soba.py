@@ -5,9 +5,9 @@ from dataclasses import replace
 import equinox as eqx
 
 from .. import trees
-from ..hypergradient import directions
-from ..schedules import Polynomial, Schedule, traced
-from ..stochastic import Stochastic
+from ..derivatives.hypergradient import directions
+from ..iteration.schedules import Polynomial, Schedule, traced
+from ..iteration.stochastic import Stochastic
 
 
 class SOBA(Stochastic):

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
-from ..estimators import storm
-from ..hypergradient import Directions, directions
-from ..schedules import Schedule, check_schedule, traced
-from ..stochastic import Stochastic
+from ..derivatives.hypergradient import Directions, directions
+from ..iteration.estimators import storm
+from ..iteration.schedules import Schedule, check_schedule, traced
+from ..iteration.stochastic import Stochastic
 
 
 class SPABA(Stochastic):

@@ -5,7 +5,7 @@ from typing import Literal
 
 import equinox as eqx
 
-from ..hypergradient import hypergradient
+from ..derivatives.hypergradient import hypergradient
 from .parts import Series, descend
 
 

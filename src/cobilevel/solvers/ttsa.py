@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from .. import oracles, trees
-from ..hypergradient import hypergradient
-from ..schedules import Polynomial
+from .. import trees
+from ..derivatives import oracles
+from ..derivatives.hypergradient import hypergradient
+from ..iteration.schedules import Polynomial
 from .parts import Series
 
 

@@ -6,9 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .. import oracles, trees
-from ..estimators import storm
-from ..hypergradient import hypergradient
+from .. import trees
+from ..derivatives import oracles
+from ..derivatives.hypergradient import hypergradient
+from ..iteration.estimators import storm
 from .parts import Series
 
 

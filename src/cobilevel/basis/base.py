@@ -1,0 +1,106 @@
+r"""Bases: families of functions of the context, and the feature map $\Phi(\xi) \in R^N$ they give on a domain.
+
+A basis is what a user names, ``Chebyshev(5)``; fitted to a domain and to the contexts observed there it becomes a
+``FeatureMap``, which can be called. The families of polynomials, waves and splines are in ``families``.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from ..checks import whole
+from ..problem.domain import Domain
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class FeatureMap:
+    """A fitted basis: call it with contexts, batched over leading axes, to get features, NaN outside the domain.
+
+    `transform`, when there is one, mixes the functions of `basis` into `size` new ones; `constant` holds the
+    coefficients of the function 1 (or its best fit).
+    """
+
+    def __repr__(self):
+        return f"FeatureMap({self.basis!r} on {self.domain!r}, size={self.size})"
+
+    basis: "Basis"
+    domain: Domain
+    transform: Float[Array, "raw N"] | None
+    constant: Float[Array, " N"]
+
+    @property
+    def size(self) -> int:
+        """``N``, the number of functions."""
+        return len(self.constant)
+
+    def __call__(self, xi: Shaped[Array, "..."]) -> Float[Array, "... N"]:
+        xi = jnp.asarray(xi)
+        depth = len(self.domain.shape)
+        if xi.shape[xi.ndim - depth :] != self.domain.shape or xi.ndim < depth:
+            raise ValueError(f"contexts of {self.domain!r} end in shape {self.domain.shape}, got {xi.shape}.")
+        return _features(self, xi)
+
+
+@eqx.filter_jit
+def _features(fitted: FeatureMap, xi: Shaped[Array, "..."]) -> Float[Array, "... N"]:
+    dtype = fitted.constant.dtype
+    inside = fitted.domain.contains(xi)  # judged in the precision the contexts came in
+    xi = xi.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else xi
+    phi = fitted.basis.evaluate(fitted.domain, xi).astype(dtype)
+    if fitted.transform is not None:
+        phi = phi @ fitted.transform
+    return jnp.where(inside[..., None], phi, jnp.nan)
+
+
+class Basis(eqx.Module):
+    """A recipe for functions of the context."""
+
+    @abstractmethod
+    def evaluate(self, domain: Domain, xi: Shaped[Array, "..."]) -> Float[Array, "... raw"]:
+        """The functions at the contexts, before any transform."""
+
+    @abstractmethod
+    def constant(self, domain: Domain) -> np.ndarray | None:
+        """Coefficients of the function 1; ``None`` where that is a matter of fitting."""
+
+    def fit(self, domain: Domain, xi: Shaped[Array, "n ..."], weights: Float[Array, " n"] | None = None) -> FeatureMap:
+        """The feature map on a domain, given the observed contexts (and their weights)."""
+        xi = jnp.asarray(xi)
+        dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
+        constant = self.constant(domain)
+        if constant is None:
+            phi = np.asarray(eqx.filter_jit(self.evaluate)(domain, xi))
+            if not np.isfinite(phi).all():
+                raise ValueError(f"basis {self!r} gives NaN or infinity at observed contexts; check its function.")
+            constant = np.linalg.lstsq(phi, np.ones(len(phi)), rcond=None)[0]
+        return FeatureMap(self, domain, None, jnp.asarray(constant, dtype))
+
+    def learn(self, problem: Any, samples: Any) -> "Basis":
+        """The recipe with all it has to learn from the problem learned, at ``problem.x0``; most have nothing to."""
+        return self
+
+    @property
+    def learned(self) -> bool:
+        """Whether ``learn`` has nothing left to learn."""
+        return True
+
+
+def plain_integer(n: Any) -> Any:
+    """NumPy integers as Python ones."""
+    return int(n) if isinstance(n, np.integer) else n
+
+
+def check_count(name: str, n: Any) -> None:
+    whole(f"{name}: n", n, what="the functions per dimension")
+
+
+def combine(phi: Float[Array, "... N"], W: Any) -> Any:
+    """``sum_k phi_k W[k]`` for every leaf of ``W``, batched over the leading axes of ``phi``."""
+    return jax.tree.map(lambda w: jnp.tensordot(phi, w, axes=1), W)

@@ -1,0 +1,85 @@
+"""basis.whitening."""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .base import Basis, FeatureMap
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    r"""New coordinates in which the observed features are orthonormal: $\Psi = \Phi T$, $E[\Psi \Psi^T] = I$.
+
+    From the singular value decomposition of the weighted features themselves (never from their Gram matrix, which
+    squares the condition number). Directions below `tolerance` of the largest singular value are cut: there the data
+    cannot tell coefficients apart.
+    """
+
+    transform: Float[Array, "N r"]
+    inverse: Float[Array, "r N"]
+    singular_values: Float[Array, " N"]
+
+    @property
+    def rank(self) -> int:
+        """How many independent functions the observed contexts can see."""
+        return self.transform.shape[1]
+
+
+def whiten(
+    phi: Float[Array, "n N"], weights: Float[Array, " n"] | None = None, tolerance: float | None = None
+) -> Whitening:
+    """Factorises observed features; `tolerance` defaults to the square root of the machine precision."""
+    dtype = phi.dtype
+    if tolerance is None:
+        tolerance = float(np.sqrt(jnp.finfo(dtype).eps))
+    table = np.asarray(phi, dtype=float)
+    mass = np.full(len(table), 1.0) if weights is None else np.asarray(weights, dtype=float)
+    scaled = table * np.sqrt(mass / mass.sum())[:, None]
+    _, spectrum, _ = np.linalg.svd(scaled, full_matrices=False)
+    norms = np.linalg.norm(scaled, axis=0)
+    norms = np.where(norms > 0, norms, 1)  # the rank must not depend on the units of single functions
+    _, values, rows = np.linalg.svd(scaled / norms, full_matrices=False)
+    rank = max(1, int(np.sum(values > tolerance * values[0])))
+    kept, basis = values[:rank], rows[:rank]
+    forth, back = basis.T / kept / norms[:, None], kept[:, None] * basis * norms
+    return Whitening(jnp.asarray(forth, dtype), jnp.asarray(back, dtype), jnp.asarray(spectrum, dtype))
+
+
+class Orthonormal(Basis):
+    r"""The span of another basis, whitened against the observed contexts, so that $m_\Phi = 1$ by construction."""
+
+    basis: Basis
+    tolerance: float | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        if not isinstance(self.basis, Basis):
+            raise TypeError(f"Orthonormal takes a basis, such as Orthonormal(Chebyshev(5)), got {self.basis!r}.")
+
+    def evaluate(self, domain, xi):
+        return self.basis.evaluate(domain, xi)
+
+    def constant(self, domain):
+        return self.basis.constant(domain)
+
+    def learn(self, problem, samples):
+        return Orthonormal(self.basis.learn(problem, samples), self.tolerance)
+
+    @property
+    def learned(self):
+        return self.basis.learned
+
+    def fit(self, domain, xi, weights=None):
+        plain = self.basis.fit(domain, xi, weights)
+        factors = whiten(plain(xi), weights, self.tolerance)
+        transform = factors.transform if plain.transform is None else plain.transform @ factors.transform
+        constant = factors.inverse @ plain.constant.astype(factors.inverse.dtype)
+        return FeatureMap(self, domain, transform, constant)
+
+    def __repr__(self):
+        return f"Orthonormal({self.basis!r})"

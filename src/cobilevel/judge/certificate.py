@@ -1,0 +1,106 @@
+"""judge.certificate."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+
+from ..checks import positive
+from .estimates import Estimate
+
+
+@dataclass(frozen=True)
+class Constants:
+    r"""What the corrected theorem needs to know: Lipschitz constants of ``f`` (`f0`), of its gradient (`f1`), of the
+    gradient (`g1`) and the Hessian (`g2`) of ``g``, and the strong convexity `mu` of ``g`` in ``y``."""
+
+    f0: float
+    f1: float
+    g1: float
+    g2: float
+    mu: float
+
+    def __post_init__(self):
+        positive("Constants: mu", self.mu)
+        for name in ("f0", "f1", "g1", "g2"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(f"Constants: {name} must be a nonnegative number, got {getattr(self, name)!r}.")
+
+    @property
+    def policy(self) -> float:
+        """``K``: how much the gradient can move for each unit of the policy's error."""
+        f0, f1, g1, g2, mu = self.f0, self.f1, self.g1, self.g2, self.mu
+        return f1 + g2 * f0 / mu + g2 * g1 * f0 / mu**2 + f1 * g1 / mu
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """How good a solution is, measured on samples. Figures are numbers that carry ``.error`` and ``.interval``.
+
+    - `gradient_norm`: of the contextual objective ``F`` at ``x``, without what active bounds block.
+    - `reduced_gradient_norm`: of the reduced objective on the same samples.
+    - `policy_error`: ``E|policy - y*|^2``.
+    - `adjoint_error`, `sensitivity_error`: squared distances of adjoint and sensitivity to the span of the basis, in
+      the norm of ``d22 G``; the square root of their product bounds what they add to the gap.
+    - `hypergradient_gap`: ``|grad F - grad F_Phi|``; `parts`: the vectors it is the sum of.
+    - `lower_loss`: the mean of ``g`` along the policy.
+    - `mode`: "exact", "enriched" or "held-out", and `compared`: with what, in words.
+    - `bound`: the corrected theorem's bound on the gradient norm, where constants were given.
+    - `trouble`: what went wrong, empty where nothing did.
+    """
+
+    gradient_norm: Estimate
+    reduced_gradient_norm: Estimate
+    policy_error: Estimate | None
+    adjoint_error: Estimate | None
+    sensitivity_error: Estimate | None
+    hypergradient_gap: Estimate | None
+    lower_loss: Estimate
+    gradient: PyTree
+    parts: dict[str, PyTree]
+    mode: str
+    compared: str
+    bound: float | None
+    samples: int
+    blocked: int
+    trouble: str
+
+    @property
+    def stationary(self) -> bool:
+        """Whether the gradient cannot be told from zero on these samples; not where it could not be measured."""
+        return self.gradient_norm.interval[0] == 0 and bool(np.isfinite(self.gradient_norm.error))
+
+    @property
+    def blame(self) -> str:
+        """Which part of the gap is the larger, in words."""
+        if not self.parts:
+            return "not measured"
+        sizes = {name: float(np.linalg.norm(ravel_pytree(part)[0])) for name, part in self.parts.items()}
+        total, scale = sum(sizes.values()), float(np.linalg.norm(ravel_pytree(self.gradient)[0]))
+        if not np.isfinite(total):
+            return "unknown"
+        if total <= 1e-12 * (1 + scale):
+            return "rounding"
+        return ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in sizes.items())
+
+    def __repr__(self):
+        lines = [
+            f"Certificate({self.mode} mode, {self.samples} samples: compared with {self.compared})",
+            f"  gradient of F          {self.gradient_norm!r}"
+            + ("  not to be told from 0" if self.stationary else "")
+            + (f"  ({self.blocked} coordinates blocked by bounds left out)" if self.blocked else ""),
+            f"  gradient of F_Phi      {self.reduced_gradient_norm!r}",
+        ]
+        if self.hypergradient_gap is not None:
+            lines.append(f"  their difference       {self.hypergradient_gap!r}  from {self.blame}")
+        for name, value in (
+            ("policy error, squared  ", self.policy_error),
+            ("adjoint error, squared ", self.adjoint_error),
+            ("sensitivity, squared   ", self.sensitivity_error),
+            ("lower objective        ", self.lower_loss),
+        ):
+            lines += [] if value is None else [f"  {name}{value!r}"]
+        lines += [] if self.bound is None else [f"  bound by the constants {self.bound:.3g}"]
+        lines += [] if not self.trouble else [f"  trouble: {self.trouble}"]
+        return "\n".join(lines)

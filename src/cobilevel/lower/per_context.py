@@ -1,0 +1,192 @@
+r"""Lower levels solved to high accuracy: a damped Newton method, and $y^\star(x, \xi)$ for many contexts at once.
+
+``minimise`` serves both the coefficients ``W`` of the reduced lower level and the single ``y`` of one context.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, PyTree, Shaped
+
+from ..keys import as_key
+from ..problem.data import Level, Product, Samples
+from ..problem.domain import Finite
+from ..problem.problem import Problem
+from ..problem.study import example, lower_depends_on_noise
+from .damped_newton import Curvature, Dense, MatrixFree, minimise
+
+
+class LowerSolution(eqx.Module):
+    """Exact lower-level solutions, one a context."""
+
+    y: PyTree[Shaped[Array, "n ..."]]
+    converged: Bool[Array, " n"]
+    gradient: Float[Array, " n"]
+    convex: Bool[Array, " n"]
+
+
+MISSING = (
+    "exact lower-level solutions need the law of eta given each context, and joint samples alone do not show it: the "
+    "lower objective depends on eta and every context was seen about once. Give Problem(conditional=draw), use Product "
+    "data or a Finite domain."
+)
+
+
+class Law(eqx.Module):
+    """The lower level's noise given each of some contexts, so that conditional means are means over `rows`.
+
+    Either rows of data, the same for all contexts, with weights of shape ``(rows,)``, or ``(n, rows)`` where they
+    differ; or a key for each context, from which ``problem.conditional`` draws.
+    """
+
+    xi: Shaped[Array, "n ..."]
+    eta: PyTree
+    weights: Array | None
+    keys: Array | None
+    rows: int = eqx.field(static=True)
+
+    def without(self, left_out: Bool[Array, " rows"]) -> "Law":
+        """The same law with some rows of the data left out."""
+        kept = (~left_out).astype(self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float)
+        if self.weights is None:
+            return replace(self, weights=kept)
+        weights = self.weights * kept
+        some = jnp.sum(weights, axis=-1, keepdims=True) > 0  # a context that would have none left keeps its rows
+        return replace(self, weights=jnp.where(some, weights, self.weights))
+
+
+def law_at(problem: Problem, xi: Shaped[Array, "n ..."], lower: Level, draws: int = 1024, key: Any = 0) -> Law:
+    """The conditional law at the contexts: exact where ``lower`` has no noise; all data for ``Product``; the samples of
+    each value for a ``Finite`` domain; `draws` draws where the problem has a ``conditional`` sampler. Else raises."""
+    xi, domain = jnp.asarray(xi), problem.domain
+    if not lower_depends_on_noise(problem, lower):
+        return Law(xi, jax.tree.map(lambda a: a[:1], example(lower).eta), None, None, 1)
+    if isinstance(lower, Product):
+        return Law(xi, lower.eta, None, None, lower.eta_rows)
+    if isinstance(domain, Finite) and isinstance(lower, Samples):
+        weights = (domain.index(lower.xi)[None, :] == domain.index(xi)[:, None]) * lower.mean_one_weights()
+        unseen = np.asarray(jnp.sum(weights, axis=1) == 0)
+        if unseen.any():
+            raise ValueError(
+                f"the lower level has no samples at {int(unseen.sum())} of {len(unseen)} contexts, first at "
+                f"{np.asarray(xi)[unseen][0]}, so its solution there is unknown. Leave them out, or add samples."
+            )
+        return Law(xi, lower.eta, weights, None, len(lower))
+    if problem.conditional is not None:
+        return Law(xi, None, None, jax.random.split(as_key(key), len(xi)), draws)
+    raise ValueError(MISSING)
+
+
+def exact_lower(
+    problem: Problem,
+    x: PyTree,
+    xi: Shaped[Array, "n ..."],
+    lower: Level,
+    draws: int = 1024,
+    key: Any = 0,
+    tolerance: float | None = None,
+) -> LowerSolution:
+    r"""$y^\star(x, \xi) = \arg\min_y E[g(x, y, \xi, \eta) \mid \xi]$ for each context, from ``y0``.
+
+    With the conditional means of ``law_at``, solved until the gradient is `tolerance` (1e-10, or what the precision
+    allows) of its size at ``y0``.
+    """
+    if isinstance(problem.domain, Finite):  # each value once
+        values, place = np.unique(np.asarray(problem.domain.index(jnp.asarray(xi))), return_inverse=True)
+        law = law_at(problem, jnp.asarray(problem.domain.values)[values], lower, draws, key)
+        return jax.tree.map(lambda a: a[place.ravel()], solve_each(problem, x, law, tolerance))
+    return solve_each(problem, x, law_at(problem, xi, lower, draws, key), tolerance)
+
+
+def _objective(problem: Problem, unravel: Callable, law: Law, context: Array, weight: Any, key: Any):
+    """The conditional mean of ``g`` at one context, as a function of ``x`` and the flattened ``y``."""
+    data = law.eta if key is None else problem.conditional(key, context, law.rows)  # pyright: ignore
+
+    def mean(x, z):
+        values = jax.vmap(lambda e: problem.lower(x, unravel(z), context, e), axis_size=law.rows)(data)
+        return jnp.mean(values) if weight is None else (weight @ values) / jnp.sum(weight)
+
+    return mean
+
+
+def _each(one: Callable, problem: Problem, law: Law, work: int, *more: Any) -> Any:
+    """Maps over the contexts of a law, several at a time."""
+    shared = law.weights is not None and law.weights.ndim == 1
+    table = (law.xi, None if shared else law.weights, law.keys, *more)
+    weight_of = lambda weight: law.weights if shared else weight
+    run = lambda item: one(item[0], weight_of(item[1]), item[2], *item[3:])
+    return jax.lax.map(run, table, batch_size=min(max(1, int(2e6) // max(1, law.rows * work)), len(law.xi)))
+
+
+@eqx.filter_jit
+def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = None, start: Any = None):
+    """The minimiser at each context of a law, from ``y0`` or from `start`, one row a context."""
+    first_y, unravel = ravel_pytree(problem.y0)
+    x = jax.tree.map(jnp.asarray, x)
+    share = max(1e-10, 100 * float(jnp.finfo(first_y.dtype).eps)) if tolerance is None else tolerance
+    share = jnp.asarray(share, first_y.dtype) / 2  # half, so that a rounded check still passes
+
+    def one(context, weight, key, begin):
+        mean = _objective(problem, unravel, law, context, weight, key)
+        objective = lambda z: mean(x, z)
+        gradient = jax.grad(objective)
+        if len(first_y) <= 64:
+            curvature: Curvature = Dense(lambda z: (*jax.value_and_grad(objective)(z), jax.hessian(objective)(z)))
+        else:
+            product = lambda z, v: jax.jvp(gradient, (z,), (v,))[1]
+            curvature = MatrixFree(jax.value_and_grad(objective), product)
+        first = jnp.linalg.norm(gradient(first_y))
+        found = minimise(curvature, first_y if begin is None else ravel_pytree(begin)[0], share * first)
+        if isinstance(curvature, Dense):
+            eigenvalues = jnp.linalg.eigvalsh(found.hessian)
+            convex = eigenvalues[0] >= -1e-8 * jnp.max(jnp.abs(eigenvalues))
+        else:
+            convex = jnp.asarray(True)
+        size = jnp.linalg.norm(found.gradient) / jnp.maximum(first, jnp.finfo(first.dtype).tiny)
+        return unravel(found.point), found.converged, size, convex
+
+    work = len(first_y) * min(len(first_y), 64)
+    return LowerSolution(*_each(one, problem, law, work, start))
+
+
+class Local(eqx.Module):
+    """The conditional lower level at given contexts and decisions, flattened: ``d2 G``, ``d22 G`` and ``d21 G``."""
+
+    slope: Float[Array, "n dy"]
+    hessian: Float[Array, "n dy dy"]
+    cross: Float[Array, "n dy dx"]
+
+
+@eqx.filter_jit
+def local_lower(problem: Problem, x: PyTree, y: PyTree, law: Law) -> Local:
+    """Derivatives of the conditional mean of ``g`` at each context of a law and its ``y``, one row a context."""
+    _, unravel = ravel_pytree(problem.y0)
+    point, unravel_x = ravel_pytree(x)
+
+    def one(context, weight, key, here):
+        mean = _objective(problem, unravel, law, context, weight, key)
+        slope = jax.grad(lambda p, z: mean(unravel_x(p), z), argnums=1)
+        z = ravel_pytree(here)[0]
+        mixed = jax.jacfwd if len(point) <= len(z) else jax.jacrev
+        return slope(point, z), jax.jacfwd(slope, argnums=1)(point, z), mixed(slope, argnums=0)(point, z)
+
+    size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
+    return Local(*_each(one, problem, law, size * (size + len(point)), y))
+
+
+def worst(solution: LowerSolution) -> str:
+    """How the exact solves went, in words; empty where all is well."""
+    failed, bent = int(np.sum(~np.asarray(solution.converged))), int(np.sum(~np.asarray(solution.convex)))
+    count = len(solution.converged)
+    words = []
+    if failed:
+        words.append(f"{failed} of {count} exact lower-level solves did not converge")
+    if bent:
+        words.append(f"the lower level is not convex at {bent} of {count} solutions")
+    return "; ".join(words)

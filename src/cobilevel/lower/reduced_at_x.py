@@ -1,0 +1,96 @@
+"""The reduced problem at one ``x``, exactly: the lower level solved, the hypergradient by implicit differentiation."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, PyTree
+
+from ..derivatives import oracles
+from ..derivatives.hypergradient import hypergradient
+from ..derivatives.ledger import Ledger
+from ..derivatives.linear_systems import ConjugateGradient, Direct, positive_solve
+from ..reduction.batches import Batch
+from ..reduction.reduced import Reduced
+from .damped_newton import DENSE_LIMIT, Curvature, Dense, MatrixFree, Minimum, minimise
+
+
+class Point(eqx.Module):
+    """The reduced problem at one ``x``, with its lower level solved."""
+
+    x: Float[Array, " dx"]
+    W: PyTree[Array]
+    value: Float[Array, ""]
+    gradient: Float[Array, " dx"]
+    lower_gradient: Float[Array, ""]
+    solved: Bool[Array, ""]
+    definite: Bool[Array, ""]
+    adjoint: PyTree[Array]
+
+    @property
+    def sound(self) -> Bool[Array, ""]:
+        """Whether the value and the gradient mean anything."""
+        return self.solved & self.definite & self.finite
+
+    @property
+    def finite(self) -> Bool[Array, ""]:
+        return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
+
+
+def lower_objective(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger, dense: bool) -> Curvature:
+    """The reduced lower level at ``x`` as a function of ``flatten(W)``, for ``minimise``."""
+    _, unflatten = oracles.flatten(W)
+    if dense:
+        return Dense(lambda z: oracles.lower_model(reduced, x, unflatten(z), batch, ledger)[0])
+
+    def slope(z):
+        value, _ = oracles.lower_value(reduced, x, unflatten(z), batch, ledger)
+        gradient, _ = oracles.lower_gradient(reduced, x, unflatten(z), batch, ledger)
+        return value, oracles.flatten(gradient)[0]
+
+    def product(z, v):
+        out, _ = oracles.hessian_vector(reduced, x, unflatten(z), unflatten(v), batch, ledger)
+        return oracles.flatten(out)[0]
+
+    return MatrixFree(slope, product)
+
+
+def charge(ledger: Ledger, found: Minimum, batch: Batch, dense: bool) -> Ledger:
+    """The ledger after ``minimise`` on a ``lower_objective``."""
+    if dense:
+        return ledger.add("hessian", batch, found.evaluations)
+    ledger = ledger.add("lower_value", batch, found.evaluations)
+    ledger = ledger.add("lower_gradient", batch, found.evaluations)
+    return ledger.add("hessian_vector", batch, found.products)
+
+
+def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, ledger: Ledger) -> tuple[Point, Ledger]:
+    """Solves the reduced lower level at ``x`` from ``W`` and takes the implicit hypergradient there."""
+    _, unravel = ravel_pytree(reduced.x0)
+    start, unflatten = oracles.flatten(W)
+    batch, tree = reduced.lower_pool, unravel(x)
+    dense = len(start) <= DENSE_LIMIT
+    found = minimise(lower_objective(reduced, tree, W, batch, ledger, dense), start, target)
+    ledger = charge(ledger, found, batch, dense)
+    linear = Direct(found.hessian) if dense else ConjugateGradient()
+    # a last Newton correction with the Hessian at hand: it brings the residual to rounding, and with it the noise in F
+    last, definite = positive_solve(found.hessian, found.gradient) if dense else (jnp.zeros_like(start), True)
+    found_W = unflatten(found.point - jnp.where(definite, last, 0))
+    value, gradient, v, ledger = hypergradient(
+        reduced, tree, found_W, reduced.upper_pool, batch, linear, lambda _: batch, ledger
+    )
+    flat = ravel_pytree(gradient)[0]
+    if not dense:  # conjugate gradients answer NaN where they meet nonpositive curvature
+        definite = jnp.all(jnp.isfinite(oracles.flatten(v)[0])) | ~jnp.isfinite(value)
+    point = Point(x, found_W, value, flat, jnp.linalg.norm(found.gradient), found.converged, jnp.asarray(definite), v)
+    return point, ledger
+
+
+def projected(reduced: Reduced, x: Float[Array, " dx"], gradient: Float[Array, " dx"]) -> Float[Array, " dx"]:
+    """The projected gradient ``x - P(x - gradient)``: zero exactly at first-order points of the bounded problem."""
+    lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
+    below, above = x - gradient < lo, x - gradient > hi
+    return jnp.where(
+        below, x - lo, jnp.where(above, x - hi, gradient)
+    )  # not x - clip(...), which rounds small ones off

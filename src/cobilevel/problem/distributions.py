@@ -1,0 +1,134 @@
+"""problem.distributions."""
+
+from abc import abstractmethod
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .domain import Box, Domain, Interval, _ends
+
+
+class Distribution(eqx.Module):
+    """A law of contexts on an ``Interval`` or a ``Box``: a mixture of products of one-dimensional densities.
+
+    ``rules(n)`` states it once, as quadrature: a list of ``(weight, nodes, weights)``, one entry a component of the
+    mixture, with nodes and weights of shape ``(dimension, n)``. Everything that is integrated comes from there.
+    """
+
+    domain: eqx.AbstractVar[Domain]
+
+    @abstractmethod
+    def sample(self, key: Array, size: int) -> Float[Array, "size ..."]:
+        """Independent contexts."""
+
+    @abstractmethod
+    def rules(self, n: int) -> list[tuple[float, np.ndarray, np.ndarray]]: ...
+
+    def quadrature(self, n: int) -> tuple[Float[Array, "m ..."], Float[Array, " m"]]:
+        """Nodes and weights (summing to 1) of the tensor Gauss rule with ``n`` nodes per dimension and component."""
+        nodes, weights = [], []
+        for share, points, masses in self.rules(n):
+            nodes.append(np.stack(np.meshgrid(*points, indexing="ij"), axis=-1).reshape(-1, len(points)))
+            mass = np.ones(1)
+            for row in masses:
+                mass = np.outer(mass, row).ravel()
+            weights.append(share * mass)
+        table = np.concatenate(nodes)
+        return jnp.asarray(table if self.domain.shape else table[:, 0]), jnp.asarray(np.concatenate(weights))
+
+
+def _box_only(domain: Domain, name: str) -> None:
+    if not isinstance(domain, Interval | Box):
+        raise TypeError(
+            f"{name} needs an Interval or a Box, got {domain!r}. For finite contexts pass the array itself."
+        )
+
+
+def _gauss(domain: Domain, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Legendre nodes placed in each dimension, shape ``(dimension, n)``, and the weights of the reference."""
+    u, w = np.polynomial.legendre.leggauss(n)
+    lo, hi = (np.asarray(end)[:, None] for end in domain.bounds)
+    return lo + (hi - lo) * (u + 1) / 2, np.broadcast_to(w / 2, (domain.dimension, n))
+
+
+class Uniform(Distribution):
+    """Every context of an ``Interval`` or ``Box`` equally likely."""
+
+    domain: Domain
+
+    def __check_init__(self):
+        _box_only(self.domain, "Uniform")
+
+    def sample(self, key, size):
+        return self.domain.place(2 * jax.random.uniform(key, (size, self.domain.dimension)) - 1)
+
+    def rules(self, n):
+        return [(1.0, *_gauss(self.domain, n))]
+
+
+class TruncatedNormal(Distribution):
+    """Independent normals in each dimension, cut off at the ends of the domain."""
+
+    domain: Domain
+    mean: Any = eqx.field(converter=lambda v: _ends(v, "TruncatedNormal: mean"))
+    std: Any = eqx.field(converter=lambda v: _ends(v, "TruncatedNormal: std"))
+
+    def __check_init__(self):
+        _box_only(self.domain, "TruncatedNormal")
+        for name in ("mean", "std"):
+            if getattr(self, name).size not in (1, self.domain.dimension):
+                raise ValueError(
+                    f"TruncatedNormal: {name} needs one value, or one for each of the domain's "
+                    f"{self.domain.dimension} dimensions, got {getattr(self, name).size}."
+                )
+        if not np.all(self.std > 0):
+            raise ValueError(f"TruncatedNormal: std must be positive, got {self.std}.")
+
+    def sample(self, key, size):
+        lo, hi = ((jnp.asarray(end) - self.mean) / self.std for end in self.domain.bounds)
+        z = jax.random.truncated_normal(key, lo, hi, (size, self.domain.dimension))
+        xi = jnp.clip(self.mean + self.std * z, *(jnp.asarray(end) for end in self.domain.bounds))
+        return xi if self.domain.shape else xi[..., 0]
+
+    def rules(self, n):
+        nodes, weights = _gauss(self.domain, n)
+        mean, std = (np.broadcast_to(v, (self.domain.dimension,))[:, None] for v in (self.mean, self.std))
+        density = weights * np.exp(-(((nodes - mean) / std) ** 2) / 2)
+        return [(1.0, nodes, density / density.sum(axis=1, keepdims=True))]
+
+
+class Mixture(Distribution):
+    """Draws from ``components[k]`` with probability ``weights[k]``; all components share one domain."""
+
+    components: tuple[Distribution, ...] = eqx.field(converter=tuple)
+    weights: Any = eqx.field(converter=lambda v: _ends(v, "Mixture: weights"))
+
+    def __check_init__(self):
+        if len(self.components) != self.weights.size or not len(self.components):
+            raise ValueError(
+                f"Mixture needs one weight a component, got {len(self.components)} components and "
+                f"{self.weights.size} weights."
+            )
+        if np.any(self.weights < 0) or not np.isclose(self.weights.sum(), 1):
+            raise ValueError(f"Mixture: weights must be nonnegative and sum to 1, got {self.weights}.")
+
+    @property
+    def domain(self) -> Domain:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.components[0].domain
+
+    def sample(self, key, size):
+        pick, *keys = jax.random.split(key, len(self.components) + 1)
+        draws = jnp.stack([part.sample(k, size) for part, k in zip(self.components, keys, strict=True)])
+        which = jax.random.choice(pick, len(self.components), (size,), p=jnp.asarray(self.weights))
+        return draws[which, jnp.arange(size)]
+
+    def rules(self, n):
+        return [
+            (float(share) * inner, nodes, weights)
+            for share, part in zip(self.weights, self.components, strict=True)
+            for inner, nodes, weights in part.rules(n)
+        ]

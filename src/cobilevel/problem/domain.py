@@ -1,0 +1,192 @@
+"""Where contexts live: domains, their map to the reference cube, and distributions on them.
+
+Every basis is written once, on the reference cube ``[-1, 1]^d``. A domain knows how to carry a context there, and
+whether a context belongs to it at all.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+
+def _ends(value: Any, argument: str) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{argument} must hold real numbers, got dtype {array.dtype}.")
+    array = array.astype(float)
+    if not np.all(np.isfinite(array)):
+        raise ValueError(
+            f"{argument} must be finite, got {array}. The basis lives on a bounded domain: choose bounds that hold "
+            "every context you will ask for."
+        )
+    return array
+
+
+class Domain(eqx.Module):
+    """The set of contexts. One context is a scalar or a vector, as ``shape`` says."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one context."""
+
+    @property
+    @abstractmethod
+    def bounds(self) -> tuple[Any, Any]:
+        """Lower and upper corner of the smallest box that holds the domain, each of shape ``(dimension,)``."""
+
+    @abstractmethod
+    def contains(self, xi: Shaped[Array, "..."]) -> Bool[Array, "..."]:
+        """Whether each context belongs to the domain (up to rounding at the ends)."""
+
+    @property
+    def dimension(self) -> int:
+        return int(np.prod(self.shape))
+
+    def coordinates(self, xi: Shaped[Array, "..."]) -> Shaped[Array, "... d"]:
+        """Contexts with one trailing axis of length ``dimension``, whatever ``shape`` is."""
+        return xi if self.shape else xi[..., None]
+
+    def reference(self, xi: Shaped[Array, "..."]) -> Float[Array, "... d"]:
+        """Maps contexts to ``[-1, 1]^d``.
+
+        Measured from the nearer end, so that the ends land on -1 and 1 exactly and nothing is rounded close to them,
+        where polynomials of degree k change k^2 times as fast as their argument.
+        """
+        xi = self.coordinates(xi)
+        xi = xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(float)
+        lo, hi = (jnp.asarray(end, xi.dtype) for end in self.bounds)
+        half = jnp.where(hi > lo, (hi - lo) / 2, 1)
+        above, below = (xi - lo) / half, (hi - xi) / half
+        return jnp.where(above > below, 1 - below, above - 1)
+
+    def place(self, u: Float[Array, "... d"]) -> Float[Array, "..."]:
+        """The inverse of ``reference``."""
+        lo, hi = (jnp.asarray(end, u.dtype) for end in self.bounds)
+        xi = lo + (hi - lo) * (u + 1) / 2
+        return xi if self.shape else xi[..., 0]
+
+    def _inside_box(self, xi: Shaped[Array, "..."]) -> Bool[Array, "..."]:
+        u = self.reference(xi)
+        return jnp.all(jnp.abs(u) <= 1 + self._slack(u.dtype), axis=-1)
+
+    @staticmethod
+    def _slack(dtype: Any) -> float:
+        """How far outside (of 1) still counts as rounding."""
+        return 8 * float(jnp.finfo(dtype).eps) ** 0.75
+
+    def snap(self, xi: Shaped[Array, "..."], dtype: Any) -> Shaped[Array, "..."]:
+        """Contexts in a floating dtype, moved back onto the domain where lower precision had moved them off it."""
+        lo, hi = (jnp.asarray(end, dtype) for end in self.bounds)
+        return jnp.clip(self.coordinates(xi).astype(dtype), lo, hi).reshape(xi.shape)
+
+
+class Interval(Domain):
+    """``[lo, hi]``: a context is a scalar."""
+
+    lo: Any = eqx.field(converter=lambda v: _ends(v, "Interval: lo"))
+    hi: Any = eqx.field(converter=lambda v: _ends(v, "Interval: hi"))
+
+    def __check_init__(self):
+        if self.lo.ndim or self.hi.ndim:
+            raise ValueError(
+                f"Interval takes two scalars, got shapes {self.lo.shape} and {self.hi.shape}. For contexts that are "
+                "vectors use Box(lo, hi)."
+            )
+        if not self.lo < self.hi:
+            raise ValueError(f"Interval needs lo < hi, got lo={self.lo} and hi={self.hi}. Swap or widen them.")
+
+    @property
+    def shape(self):
+        return ()
+
+    @property
+    def bounds(self):
+        return self.lo[None], self.hi[None]
+
+    def contains(self, xi):
+        return self._inside_box(xi)
+
+    def __repr__(self):
+        return f"Interval({self.lo}, {self.hi})"
+
+
+class Box(Domain):
+    """``[lo_1, hi_1] x ... x [lo_d, hi_d]``: a context has shape ``(d,)``."""
+
+    lo: Any = eqx.field(converter=lambda v: _ends(v, "Box: lo"))
+    hi: Any = eqx.field(converter=lambda v: _ends(v, "Box: hi"))
+
+    def __check_init__(self):
+        if self.lo.ndim != 1 or self.lo.shape != self.hi.shape or not self.lo.size:
+            raise ValueError(
+                f"Box takes two vectors of one length, got shapes {self.lo.shape} and {self.hi.shape}. For scalar "
+                "contexts use Interval(lo, hi)."
+            )
+        if not np.all(self.lo < self.hi):
+            side = int(np.argmin(self.lo < self.hi))
+            raise ValueError(
+                f"Box needs lo < hi in every dimension; in dimension {side} lo={self.lo[side]}, hi={self.hi[side]}. "
+                "Swap or widen them, or drop a dimension that does not vary."
+            )
+
+    @property
+    def shape(self):
+        return self.lo.shape
+
+    @property
+    def bounds(self):
+        return self.lo, self.hi
+
+    def contains(self, xi):
+        return self._inside_box(xi)
+
+    def __repr__(self):
+        return f"Box({self.lo.tolist()}, {self.hi.tolist()})"
+
+
+class Finite(Domain):
+    """Finitely many contexts: ``values`` has shape ``(m,)`` or ``(m, d)``, one context a row."""
+
+    values: Any = eqx.field(converter=lambda v: np.asarray(v))
+
+    def __check_init__(self):
+        if self.values.ndim not in (1, 2) or not self.values.size:
+            raise ValueError(f"Finite takes values of shape (m,) or (m, d) with m >= 1, got shape {self.values.shape}.")
+        _ends(self.values, "Finite: values")
+        if len(np.unique(self.values, axis=0)) < len(self.values):
+            raise ValueError("Finite: values must be distinct; drop the repeated ones (numpy.unique does it).")
+
+    @property
+    def shape(self):
+        return self.values.shape[1:]
+
+    @property
+    def bounds(self):
+        table = self.values.reshape(len(self.values), -1)
+        return table.min(axis=0), table.max(axis=0)
+
+    def distances(self, xi: Shaped[Array, "..."]) -> Float[Array, "... m"]:
+        """How far each context is from each of the values, on the reference scale."""
+        u = self.reference(xi)
+        table = self.reference(jnp.asarray(self.values))
+        return jnp.max(jnp.abs(u[..., None, :] - table.astype(u.dtype)), axis=-1)
+
+    def index(self, xi: Shaped[Array, "..."]) -> Int[Array, "..."]:
+        """The position of each context among the values."""
+        return jnp.argmin(self.distances(xi), axis=-1)
+
+    def contains(self, xi):
+        distances = self.distances(xi)
+        return jnp.min(distances, axis=-1) <= self._slack(distances.dtype)
+
+    def snap(self, xi, dtype):
+        values = jnp.asarray(self.values)
+        return (values.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else values)[self.index(xi)]
+
+    def __repr__(self):
+        return f"Finite({self.values.tolist()})"

@@ -1,0 +1,148 @@
+"""``Solution``: the upper-level decision, the policy for every context, and how they were come by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree, Shaped
+
+from .. import archive
+from ..basis.base import Basis, FeatureMap, combine
+from ..basis.recipes import basis_from_json, basis_to_json, domain_to_json
+from ..problem.problem import Problem
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Everything a solver needs to go on: the leaves of its state, and their structure in words."""
+
+    leaves: list[np.ndarray]
+    structure: str
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What ``solve`` returns.
+
+    - `x`: the upper-level decision; `W`: the coefficients, one leading axis of length ``N`` before each leaf of ``y``.
+    - `basis`: the fitted basis, callable.
+    - `converged`, `result`: whether it did, and how it ended, in words.
+    - `history`: curves over steps; `stats`: oracle calls, samples, seconds, bytes, rank.
+    - `choices`: what the library chose for the user, in words.
+    """
+
+    x: PyTree[Array]
+    W: PyTree[Array]
+    basis: FeatureMap
+    converged: bool
+    result: str
+    history: Mapping[str, np.ndarray] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
+    state: Saved | None = None
+
+    def policy(self, xi: Shaped[Array, "..."]) -> PyTree[Array]:
+        """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain."""
+        return combine(self.basis(xi), self.W)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the solution to one file, atomically; ``cobilevel.load`` reads it back."""
+        arrays = {"basis/constant": np.asarray(self.basis.constant)}
+        if self.basis.transform is not None:
+            arrays["basis/transform"] = np.asarray(self.basis.transform)
+        state = [] if self.state is None else self.state.leaves
+        for group, leaves in (("x", archive.to_plain(self.x)), ("W", archive.to_plain(self.W)), ("state", state)):
+            arrays.update({f"{group}/{k}": leaf for k, leaf in enumerate(leaves)})
+        arrays.update({f"history/{name}": np.asarray(curve) for name, curve in self.history.items()})
+        document = {
+            "format": FORMAT,
+            "converged": self.converged,
+            "result": self.result,
+            "stats": dict(self.stats),
+            "choices": dict(self.choices),
+            "basis": basis_to_json(self.basis.basis),
+            "domain": domain_to_json(self.basis.domain),
+            "x": archive.fingerprint(self.x),
+            "W": archive.fingerprint(self.W),
+            "state": None if self.state is None else self.state.structure,
+        }
+        return archive.write(path, document, arrays)
+
+    def __repr__(self):
+        x = jax.tree.map(lambda a: np.array2string(np.asarray(a), precision=4, threshold=6), self.x)
+        return (
+            f"Solution(converged={self.converged}, basis={self.basis.basis!r}, x={x}\n  {self.result}"
+            + "".join(f"\n  {topic}: {words}" for topic, words in self.choices.items())
+            + ")"
+        )
+
+
+def check_solution(problem: Problem, solution: Any) -> None:
+    """Raises where a solution does not belong to a problem, as far as shapes and domains show."""
+    if not isinstance(solution, Solution):
+        raise TypeError(f"solution must be a Solution, as cb.solve returns it, got {type(solution).__name__}.")
+    if domain_to_json(solution.basis.domain) != domain_to_json(problem.domain):
+        raise ValueError(
+            f"the solution lives on {solution.basis.domain!r}, and the problem on {problem.domain!r}: it is another's."
+        )
+    wanted = jax.tree.map(lambda y: (solution.basis.size, *y.shape), problem.y0)
+    for name, tree, asked in (("x", solution.x, jax.tree.map(jnp.shape, problem.x0)), ("W", solution.W, wanted)):
+        shapes = jax.tree.map(jnp.shape, tree)
+        if shapes != asked:
+            raise ValueError(
+                f"solution.{name} has the shapes {shapes}, and this problem asks for {asked}: it is another's solution."
+            )
+
+
+def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solution:
+    """Reads a saved solution back, for the problem it belongs to; no code in the file is run.
+
+    `basis` is needed only where the solution was found with ``Features``: a user's function is not stored.
+    """
+    document, arrays = archive.read(path)
+    if document.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {document.get('format')}, this version reads format {FORMAT}.")
+    if document["domain"] != domain_to_json(problem.domain):
+        raise ValueError(
+            f"{path} was solved on another domain ({document['domain']}) than the problem's ({problem.domain!r})."
+        )
+    if basis is not None and basis_to_json(basis) != document["basis"]:
+        raise ValueError(f"{path} was solved in the basis {document['basis']}, not in {basis!r}: pass that one.")
+    recipe = basis_from_json(document["basis"]) if basis is None else basis
+    transform = arrays.get("basis/transform")
+    fitted = FeatureMap(
+        recipe,
+        problem.domain,
+        None if transform is None else jnp.asarray(transform),
+        jnp.asarray(arrays["basis/constant"]),
+    )
+
+    def group(name: str) -> list[np.ndarray]:
+        count = sum(key.startswith(f"{name}/") for key in arrays)
+        return [arrays[f"{name}/{k}"] for k in range(count)]
+
+    def rebuild(name: str, like: PyTree) -> PyTree:
+        saved = group(name)
+        shapes = [leaf.shape for leaf in saved]
+        wanted = [leaf.shape for leaf in jax.tree.leaves(like)]
+        rebuilt = jax.tree.unflatten(jax.tree.structure(like), saved) if len(saved) == len(wanted) else None
+        if shapes != wanted or archive.fingerprint(rebuilt) != document[name]:
+            raise ValueError(
+                f"{path}: {name} does not fit this problem: saved as {document[name]}, wanted shapes {wanted}. Load it "
+                "with the problem it was solved for."
+            )
+        return jax.tree.map(jnp.asarray, rebuilt)
+
+    x = rebuild("x", problem.x0)
+    W = rebuild("W", jax.tree.map(lambda y: np.empty((fitted.size, *y.shape)), problem.y0))
+    state = None if document["state"] is None else Saved(group("state"), document["state"])
+    history = {name.removeprefix("history/"): arrays[name] for name in arrays if name.startswith("history/")}
+    return Solution(
+        x, W, fitted, document["converged"], document["result"], history, document["stats"], document["choices"], state
+    )
