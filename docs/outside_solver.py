@@ -10,19 +10,20 @@ import jax.numpy as jnp
 
 def my_bilevel_solver(upper, lower, upper_pool, lower_pool, x, W, steps=10_000, batch=128, inner=0.05, outer=0.05):
     """Single loop: one stochastic step for the lower level, one for the adjoint ``v``, one for ``x``; all decaying."""
-    rows_above, rows_below = len(jax.tree.leaves(upper_pool)[0]), len(jax.tree.leaves(lower_pool)[0])
+    upper_rows, lower_rows = len(jax.tree.leaves(upper_pool)[0]), len(jax.tree.leaves(lower_pool)[0])
     descend = lambda point, rate, direction: jax.tree.map(lambda p, d: p - rate * d, point, direction)
 
     def step(carry, k):
         x, W, v = carry
-        above, below = jax.random.split(jax.random.fold_in(jax.random.key(0), k))
-        i = jax.random.randint(above, (batch,), 0, rows_above)
-        j = jax.random.randint(below, (batch,), 0, rows_below)
-        up, low = jax.tree.map(lambda a: a[i], upper_pool), jax.tree.map(lambda a: a[j], lower_pool)
-        slope = lambda x, W: jax.grad(lower, argnums=1)(x, W, low)
+        for_upper, for_lower = jax.random.split(jax.random.fold_in(jax.random.key(0), k))
+        i = jax.random.randint(for_upper, (batch,), 0, upper_rows)
+        j = jax.random.randint(for_lower, (batch,), 0, lower_rows)
+        upper_batch = jax.tree.map(lambda a: a[i], upper_pool)
+        lower_batch = jax.tree.map(lambda a: a[j], lower_pool)
+        slope = lambda x, W: jax.grad(lower, argnums=1)(x, W, lower_batch)
         d2g, pull_back = jax.vjp(slope, x, W)  # the Hessian is symmetric, so one pull-back gives both products with v
         cross, hessian_v = pull_back(v)
-        d1f, d2f = jax.grad(upper, argnums=(0, 1))(x, W, up)
+        d1f, d2f = jax.grad(upper, argnums=(0, 1))(x, W, upper_batch)
         fade = (1 + k / 300) ** -0.5
         W_next = descend(W, inner * fade, d2g)
         v_next = descend(v, inner * fade, jax.tree.map(jnp.subtract, hessian_v, d2f))

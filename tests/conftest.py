@@ -1,6 +1,7 @@
-"""Tests run in double precision; warnings are errors (see pyproject.toml).
+"""Tests run in double precision, with strict promotion and with every annotation of the package checked.
 
-Most of their time goes into compiling programs that run for milliseconds, so machine code is optimised less than usual.
+Warnings are errors (see pyproject.toml). Most of the time goes into compiling programs that run for milliseconds, so
+machine code is optimised less than usual.
 """
 
 import os
@@ -8,11 +9,14 @@ import os
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1"
 
 import jax
+import jaxtyping
 import pytest
 
-import cobilevel as cb
-
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jaxtyping.install_import_hook("cobilevel", "beartype.beartype")
+
+import cobilevel as cb
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Contextual b
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What a user can mend is told in a sentence; anything else is a fault, and shows where it is."""
+def _in_a_sentence() -> Iterator[None]:
+    """Errors that a user can mend are reported in a sentence; anything else is a fault, and shows where it is."""
     try:
         yield
     except (ValueError, OSError, ImportError, sqlite3.Error) as error:
@@ -30,21 +30,21 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
 
 
-@app.command()
-def demo(
+@app.command("demo")
+def demo_command(
     out: Annotated[Path, typer.Option(help="Where the figure and the solution are written.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Which random instance.")] = 0,
 ) -> None:
     """Infer road capacities from noisy flows: solve, judge, draw."""
     from rich.console import Console
 
-    from .demo import demo as show
+    from .demo import demo
 
-    show(seed, out, Console())
+    demo(seed, out, Console())
 
 
-@app.command()
-def reproduce(
+@app.command("reproduce")
+def reproduce_command(
     experiment: Annotated[str, typer.Argument(help="inverse or cleaning.")],
     out: Annotated[Path | None, typer.Option(help="Where runs, claims, figures and the page are kept.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="About a minute, for a first look.")] = False,
@@ -58,8 +58,7 @@ def reproduce(
     import jax
     from rich.console import Console
 
-    from .paper.reproduce import reproduce as work
-    from .paper.reproduce import tell
+    from .paper import print_verdicts, reproduce_experiment
 
     if quick and full:
         raise typer.BadParameter("give --quick or --full, not both.")
@@ -67,25 +66,27 @@ def reproduce(
     budget = "quick" if quick else "full" if full else "default"
     folder = Path(f"{experiment}-{budget}") if out is None else out
     console = Console()
-    with _told():
-        finished = work(experiment, budget, folder, data, limit=None if minutes is None else 60 * minutes)
+    with _in_a_sentence():
+        finished = reproduce_experiment(
+            experiment, budget, folder, data, limit=None if minutes is None else 60 * minutes
+        )
     if finished:
-        tell(folder, console)
+        print_verdicts(folder, console)
     else:
         console.print(f"Time is up; what is finished is kept in {folder}. The same command goes on from there.")
 
 
-@app.command()
-def report(folder: Annotated[Path, typer.Argument(help="What cobilevel reproduce wrote.")]) -> None:
+@app.command("report")
+def report_command(folder: Annotated[Path, typer.Argument(help="What cobilevel reproduce wrote.")]) -> None:
     """Write claims, figures and the page of a folder again."""
-    from .paper.reproduce import write_report
+    from .paper import write_report
 
-    with _told():
+    with _in_a_sentence():
         typer.echo(write_report(folder))
 
 
-@app.command()
-def version() -> None:
+@app.command("version")
+def version_command() -> None:
     """Print the version."""
     from . import __version__
 

@@ -8,13 +8,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .basis.base import Basis
-from .basis.families import Chebyshev, Fourier, Partition
+from .basis import Basis, Chebyshev, Fourier, Partition
 from .gallery import two_edge_traffic
-from .judge.evaluate import evaluate
+from .judge import Evaluation, evaluate
 from .progress import ProgressBar
-from .reduction.solution import Solution
-from .report.figures import policy_figure
+from .reduction import Solution
+from .report import policy_figure
 from .solve import solve
 
 _BASES: tuple[Basis | None, ...] = (
@@ -26,10 +25,33 @@ _BASES: tuple[Basis | None, ...] = (
     Partition(50),
     None,
 )
+_DRAWN = "Chebyshev(10)"  # the basis whose policy the figure shows
 
 
-def _calls(solution: Solution) -> int:
-    return sum(kind["calls"] for kind in solution.stats["oracles"].values())
+def _results_table() -> Table:
+    table = Table(
+        title="Newton on the reduced problem, judged with exact flows on the test samples",
+        caption="loss over F_ref; mean |y - y*|^2 over demands; |x - x*|^2; oracle calls, each over all samples",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for heading in ("basis", "loss/ref", "policy", "capacity", "ms", "compile", "calls"):
+        table.add_column(heading, justify="left" if heading == "basis" else "right", no_wrap=True)
+    return table
+
+
+def _add_row(table: Table, name: str, solution: Solution, judged: Evaluation, reference: float) -> None:
+    table.add_row(
+        name,
+        f"{judged.loss / reference:.4f}",
+        f"{judged.policy_error:.1e}",
+        f"{judged.x_error:.1e}",
+        f"{1e3 * solution.stats['seconds']:.0f}",
+        f"{solution.stats['compile_seconds']:.1f} s",
+        str(sum(kind["calls"] for kind in solution.stats["oracles"].values())),
+        style=None if solution.converged and not judged.trouble else "red",
+    )
 
 
 def demo(seed: int, out: Path, console: Console) -> None:
@@ -42,16 +64,7 @@ def demo(seed: int, out: Path, console: Console) -> None:
         f"random demand.\nTrue capacities {np.round(np.asarray(truth.x), 4)}; their loss on {len(instance.test)} test "
         f"samples, with exact flows: F_ref = {reference:.5f}\n"
     )
-    table = Table(
-        title="Newton on the reduced problem, judged with exact flows on the test samples",
-        caption="loss over F_ref; mean |y - y*|^2 over demands; |x - x*|^2; oracle calls, each over all samples",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading in ("basis", "loss/ref", "policy", "capacity", "ms", "compile", "calls"):
-        table.add_column(heading, justify="left" if heading == "basis" else "right", no_wrap=True)
-    contexts = jnp.linspace(0.0, 1.0, 401)
+    table, contexts = _results_table(), jnp.linspace(0.0, 1.0, 401)
     policies, solutions = {}, []
     with ProgressBar(len(_BASES), "demo") as bar:
         for k, basis in enumerate(_BASES):
@@ -59,16 +72,7 @@ def demo(seed: int, out: Path, console: Console) -> None:
             solution = solve(instance.problem, instance.train, basis=basis, progress=False)
             judged = evaluate(instance.problem, solution, instance.test, truth)
             name = repr(solution.basis.basis)
-            table.add_row(
-                name if basis is not None else f"{name}*",
-                f"{judged.loss / reference:.4f}",
-                f"{judged.policy_error:.1e}",
-                f"{judged.x_error:.1e}",
-                f"{1e3 * solution.stats['seconds']:.0f}",
-                f"{solution.stats['compile_seconds']:.1f} s",
-                str(_calls(solution)),
-                style=None if solution.converged and not judged.trouble else "red",
-            )
+            _add_row(table, name if basis is not None else f"{name}*", solution, judged, reference)
             policies[name] = tuple(np.asarray(y) for y in (solution.policy(contexts), truth.y(solution.x, contexts)))
             solutions.append(solution)
             if not solution.converged:
@@ -77,6 +81,6 @@ def demo(seed: int, out: Path, console: Console) -> None:
     console.print("* Nothing was set for this row; the library chose, and says so:")
     for topic, words in solutions[-1].choices.items():
         console.print(f"  [bold]{topic}[/bold]: {words}")
-    figure = policy_figure(out / "policy.png", np.asarray(contexts), policies, instance.train, "Chebyshev(10)")
+    figure = policy_figure(out / "policy.png", np.asarray(contexts), policies, instance.train, _DRAWN)
     saved = solutions[-1].save(out / "solution.npz")
     console.print(f"\nThe policies against exact flows: {figure}\nThe chosen solution, for cobilevel.load: {saved}")

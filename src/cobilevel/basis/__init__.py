@@ -1,1 +1,36 @@
-"""."""
+"""Functions of the context: the families a user can name, fitted to the contexts observed."""
+
+from .base import Basis as Basis
+from .base import FeatureMap as FeatureMap
+from .base import check_basis as check_basis
+from .base import combine as combine
+from .families import BSpline as BSpline
+from .families import Chebyshev as Chebyshev
+from .families import Fourier as Fourier
+from .families import Legendre as Legendre
+from .families import Monomial as Monomial
+from .families import Partition as Partition
+from .families import PolynomialBasis as PolynomialBasis
+from .families import ProductBasis as ProductBasis
+from .given import Categorical as Categorical
+from .given import Features as Features
+from .given import Union as Union
+from .index_sets import HyperbolicCross as HyperbolicCross
+from .index_sets import IndexSet as IndexSet
+from .index_sets import Listed as Listed
+from .index_sets import Tensor as Tensor
+from .index_sets import TotalDegree as TotalDegree
+from .learned import Neural as Neural
+from .learned import Snapshot as Snapshot
+from .learned import network as network
+from .recipes import basis_from_json as basis_from_json
+from .recipes import basis_to_json as basis_to_json
+from .recipes import domain_to_json as domain_to_json
+from .recipes import same_recipe as same_recipe
+from .richer import count_of as count_of
+from .richer import neighbours as neighbours
+from .richer import richer_basis as richer_basis
+from .whitening import Coordinates as Coordinates
+from .whitening import Orthonormal as Orthonormal
+from .whitening import Whitening as Whitening
+from .whitening import whiten as whiten

@@ -1,10 +1,11 @@
 r"""Bases: families of functions of the context, and the feature map $\Phi(\xi) \in R^N$ they give on a domain.
 
 A basis is what a user names, ``Chebyshev(5)``; fitted to a domain and to the contexts observed there it becomes a
-``FeatureMap``, which can be called. The families of polynomials, waves and splines are in ``families``.
+``FeatureMap``, which can be called.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,14 +83,18 @@ class Basis(eqx.Module):
             constant = np.linalg.lstsq(phi, np.ones(len(phi)), rcond=None)[0]
         return FeatureMap(self, domain, None, jnp.asarray(constant, dtype))
 
-    def learn(self, problem: Any, samples: Any) -> "Basis":
-        """The recipe with all it has to learn from the problem learned, at ``problem.x0``; most have nothing to."""
-        return self
-
     @property
     def learned(self) -> bool:
-        """Whether ``learn`` has nothing left to learn."""
+        """Whether the functions are known, rather than to be learned from a problem first."""
         return True
+
+    def with_parts(self, change: "Callable[[Basis], Basis]") -> "Basis":
+        """The same recipe with a change made to each basis it is made of; most are made of none."""
+        return self
+
+    def forgotten(self) -> "Basis":
+        """The recipe as the user wrote it, without anything learned."""
+        return self.with_parts(lambda part: part.forgotten())
 
 
 def plain_integer(n: Any) -> Any:
@@ -104,3 +109,10 @@ def check_count(name: str, n: Any) -> None:
 def combine(phi: Float[Array, "... N"], W: Any) -> Any:
     """``sum_k phi_k W[k]`` for every leaf of ``W``, batched over the leading axes of ``phi``."""
     return jax.tree.map(lambda w: jnp.tensordot(phi, w, axes=1), W)
+
+
+def check_basis(basis: Any) -> None:
+    """Raises where something is no basis."""
+    if not isinstance(basis, Basis):
+        hint = " (a class: write the number of functions too)" if isinstance(basis, type) else ""
+        raise TypeError(f"basis must be a basis such as cb.Chebyshev(5), got {basis!r}{hint}.")

@@ -48,7 +48,7 @@ class ProductBasis(Basis):
         return f"{type(self).__name__}({self.n}{index})"
 
 
-class Polynomial(ProductBasis):
+class PolynomialBasis(ProductBasis):
     r"""A polynomial family is its recurrence: $P_0 = 1$, $P_{k+1} = a_k u P_k - c_k P_{k-1}$."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Polynomial(ProductBasis):
         return jnp.moveaxis(jnp.concatenate([one[None], higher]), 0, -1)
 
 
-class Chebyshev(Polynomial):
+class Chebyshev(PolynomialBasis):
     """Chebyshev polynomials of the first kind: the default, near-best for analytic policies."""
 
     def recurrence(self):
@@ -76,7 +76,7 @@ class Chebyshev(Polynomial):
         return np.where(k == 0, 1.0, 2.0), np.ones(self.n - 1)
 
 
-class Legendre(Polynomial):
+class Legendre(PolynomialBasis):
     """Legendre polynomials: orthogonal for contexts uniform on the box."""
 
     def recurrence(self):
@@ -84,7 +84,7 @@ class Legendre(Polynomial):
         return (2 * k + 1) / (k + 1), k / (k + 1)
 
 
-class Monomial(Polynomial):
+class Monomial(PolynomialBasis):
     """Powers ``1, u, u^2, ...`` on the reference interval; badly conditioned from about ``n = 10``."""
 
     def recurrence(self):

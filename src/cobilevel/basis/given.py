@@ -1,4 +1,4 @@
-"""basis.given."""
+"""Bases given by the user: a free value for each category, functions of one's own, several bases together."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -69,8 +69,8 @@ class Union(Basis):
     def constant(self, domain):
         return None
 
-    def learn(self, problem, samples):
-        return Union([part.learn(problem, samples) for part in self.parts])
+    def with_parts(self, change):
+        return Union([change(part) for part in self.parts])
 
     @property
     def learned(self):

@@ -1,4 +1,4 @@
-"""basis.recipes."""
+"""Recipes of bases and domains as plain JSON, for saved solutions; a user's function is left out."""
 
 from dataclasses import fields
 from typing import Any
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..problem.domain import Domain
-from . import index_sets as indices
 from .base import Basis
+from .index_sets import IndexSet
 
 
 def domain_to_json(domain: Domain) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def basis_to_json(basis: Any) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
-    if isinstance(value, Basis | indices.IndexSet):
+    if isinstance(value, Basis | IndexSet):
         return basis_to_json(value)
     if isinstance(value, jax.Array | np.ndarray):  # a learned one keeps what it learned
         return {"array": np.asarray(value).tolist(), "dtype": str(value.dtype)}
@@ -47,10 +47,15 @@ def _kinds(kind: type) -> dict[str, type]:
 
 def basis_from_json(entry: dict[str, Any]) -> Any:
     """The inverse of ``basis_to_json``, for the bases and index sets of this library alone."""
-    known = _kinds(Basis) | _kinds(indices.IndexSet)
+    known = _kinds(Basis) | _kinds(IndexSet)
     if entry["name"] == "Features":
         raise ValueError("this solution uses Features, whose function is not stored: pass load(..., basis=...).")
     if entry["name"] not in known:
         raise ValueError(f"the saved basis {entry['name']!r} is not one of this library; pass load(..., basis=...).")
     arguments = {name: _from_json(value) for name, value in entry.items() if name != "name"}
     return known[entry["name"]](**arguments)
+
+
+def same_recipe(one: Basis, other: Basis) -> bool:
+    """Whether two bases are the same recipe, whatever either has learned."""
+    return basis_to_json(one.forgotten()) == basis_to_json(other.forgotten())

@@ -30,11 +30,11 @@ def count_of(basis: ProductBasis, dimension: int) -> int:
     return basis.n**dimension if isinstance(basis.index, Tensor) else len(basis.index.table(basis.n, dimension))
 
 
-def enrich(basis: Basis, domain: Domain, size: int, most: int) -> Basis | None:
+def richer_basis(basis: Basis, domain: Domain, size: int, most: int) -> Basis | None:
     """A basis whose span holds the given one's `size` functions and about as many more, at most `most`, if any."""
     if isinstance(basis, Orthonormal):
-        richer = enrich(basis.basis, domain, size, most)
-        return None if richer is None else Orthonormal(richer)
+        found = richer_basis(basis.basis, domain, size, most)
+        return None if found is None else Orthonormal(found)
     if isinstance(basis, Categorical):
         return None  # it holds every policy already
     if isinstance(basis, ProductBasis) and isinstance(basis.index, Listed):

@@ -1,4 +1,4 @@
-"""basis.whitening."""
+"""Whitening: coordinates in which the observed features are orthonormal, there and back."""
 
 from dataclasses import dataclass
 
@@ -6,9 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
-from .base import Basis, FeatureMap
+from .base import Basis, FeatureMap, combine
 
 
 @jax.tree_util.register_dataclass
@@ -51,6 +51,37 @@ def whiten(
     return Whitening(jnp.asarray(forth, dtype), jnp.asarray(back, dtype), jnp.asarray(spectrum, dtype))
 
 
+class Coordinates(eqx.Module):
+    """Coefficients ``W`` in whitened coordinates ``Z``, and the way back: ``W = transform @ Z + rest``.
+
+    ``rest`` is the part of the start that the observed contexts do not see; it stays as it is, so that a cell without
+    contexts keeps ``y0``.
+    """
+
+    transform: Float[Array, "N r"]
+    inverse: Float[Array, "r N"]
+    rest: PyTree[Float[Array, "N ..."]]
+
+    @staticmethod
+    def of(whitening: Whitening, W: PyTree) -> "Coordinates":
+        """Those in which coefficients near ``W`` are written."""
+        bare = Coordinates(whitening.transform, whitening.inverse, W)
+        seen = bare.direction(bare.enter(W))
+        return Coordinates(bare.transform, bare.inverse, jax.tree.map(jnp.subtract, W, seen))
+
+    def enter(self, W: PyTree) -> PyTree:
+        """The whitened coefficients ``Z`` of ``W``."""
+        return combine(self.inverse, W)
+
+    def direction(self, V: PyTree) -> PyTree:
+        """A direction (an adjoint, a step) in the coefficients, from one in whitened coordinates."""
+        return combine(self.transform, V)
+
+    def restore(self, Z: PyTree) -> PyTree:
+        """The coefficients ``W`` of ``Z``."""
+        return jax.tree.map(jnp.add, self.direction(Z), self.rest)
+
+
 class Orthonormal(Basis):
     r"""The span of another basis, whitened against the observed contexts, so that $m_\Phi = 1$ by construction."""
 
@@ -67,8 +98,8 @@ class Orthonormal(Basis):
     def constant(self, domain):
         return self.basis.constant(domain)
 
-    def learn(self, problem, samples):
-        return Orthonormal(self.basis.learn(problem, samples), self.tolerance)
+    def with_parts(self, change):
+        return Orthonormal(change(self.basis), self.tolerance)
 
     @property
     def learned(self):

@@ -1,4 +1,4 @@
-r"""The hypergradient of the reduced problem, and the ways to solve its linear system: at once, or step by step.
+r"""The hypergradient of the reduced problem, and the directions of methods that never solve its linear system.
 
 $$\nabla F_\Phi = \partial_1 f_\Phi - \partial_{12} g_\Phi v, \qquad \partial_{22} g_\Phi v = \partial_2 f_\Phi .$$
 
@@ -10,15 +10,24 @@ import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
 from .. import trees
-from ..reduction.batches import Batch
-from ..reduction.reduced import Reduced
+from ..reduction import Batch, Bilevel
 from . import oracles
 from .ledger import Ledger
 from .linear_systems import Draw, LinearSolve
 
 
+def outer_direction(d1: PyTree, cross: PyTree) -> PyTree:
+    r"""$\partial_1 f_\Phi - \partial_{12} g_\Phi v$, from its two terms."""
+    return trees.sub(d1, cross)
+
+
+def linear_direction(product: PyTree, d2: PyTree) -> PyTree:
+    r"""$\partial_{22} g_\Phi v - \partial_2 f_\Phi$, from its two terms: the residual of the linear system."""
+    return trees.sub(product, d2)
+
+
 def hypergradient(
-    reduced: Reduced,
+    reduced: Bilevel,
     x: PyTree,
     W: PyTree,
     upper_batch: Batch,
@@ -34,7 +43,7 @@ def hypergradient(
     (value, d1, d2), ledger = oracles.upper_gradients(reduced, x, W, upper_batch, ledger)
     v, ledger = linear(reduced, x, W, d2, draw, ledger)
     cross, ledger = oracles.cross_product(reduced, x, W, v, lower_batch, ledger)
-    return value, trees.sub(d1, cross), v, ledger
+    return value, outer_direction(d1, cross), v, ledger
 
 
 class Directions(eqx.Module):
@@ -48,11 +57,17 @@ class Directions(eqx.Module):
     linear: PyTree[Array]
     outer: PyTree[Array]
 
+    @staticmethod
+    def of(upper: tuple[PyTree, PyTree], lower: tuple[PyTree, PyTree, PyTree]) -> "Directions":
+        """From ``(d1 f, d2 f)`` and ``(d2 g, d22 g v, d12 g v)``."""
+        (d1, d2), (slope, product, cross) = upper, lower
+        return Directions(slope, linear_direction(product, d2), outer_direction(d1, cross))
+
 
 def directions(
-    reduced: Reduced, x: PyTree, W: PyTree, v: PyTree, upper_batch: Batch, lower_batch: Batch, ledger: Ledger
+    reduced: Bilevel, x: PyTree, W: PyTree, v: PyTree, upper_batch: Batch, lower_batch: Batch, ledger: Ledger
 ) -> tuple[Float[Array, ""], Directions, Ledger]:
     """The upper value and the three directions at ``(x, W, v)``, from one batch of each level."""
     (value, d1, d2), ledger = oracles.upper_gradients(reduced, x, W, upper_batch, ledger)
-    (slope, bend, cross), ledger = oracles.lower_products(reduced, x, W, v, lower_batch, ledger)
-    return value, Directions(slope, trees.sub(bend, d2), trees.sub(d1, cross)), ledger
+    lower, ledger = oracles.lower_products(reduced, x, W, v, lower_batch, ledger)
+    return value, Directions.of((d1, d2), lower), ledger

@@ -1,4 +1,4 @@
-"""derivatives.ledger."""
+"""The ledger: how often each kind of oracle was called, and on how many samples."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from ..reduction.batches import Batch
+from ..reduction import Batch
 
 
 class Count(eqx.Module):

@@ -1,4 +1,4 @@
-"""derivatives.linear_systems."""
+r"""Ways to solve the linear system of the hypergradient, $\partial_{22} g_\Phi v = b$: at once, or step by step."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -11,8 +11,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from .. import trees
 from ..checks import whole
-from ..reduction.batches import Batch
-from ..reduction.reduced import Reduced
+from ..reduction import Batch, Bilevel
 from . import oracles
 from .ledger import Ledger
 
@@ -24,7 +23,7 @@ class LinearSolve(eqx.Module):
 
     @abstractmethod
     def __call__(
-        self, reduced: Reduced, x: PyTree, W: PyTree, b: PyTree, draw: Draw, ledger: Ledger
+        self, reduced: Bilevel, x: PyTree, W: PyTree, b: PyTree, draw: Draw, ledger: Ledger
     ) -> tuple[PyTree, Ledger]:
         """`draw(number)` gives lower batches, from number 0 on."""
 
@@ -43,6 +42,16 @@ class Direct(LinearSolve):
             (_, _, hessian), ledger = oracles.lower_model(reduced, x, W, draw(0), ledger)
         right, unflatten = oracles.flatten(b)
         return unflatten(positive_solve(hessian, right)[0]), ledger
+
+
+class Factored(LinearSolve):
+    """Solves with an estimate of the Hessian that was factorised before: `solve` maps flattened ``b`` to ``v``."""
+
+    solve: Callable[[Array], Array]
+
+    def __call__(self, reduced, x, W, b, draw, ledger):
+        right, unflatten = oracles.flatten(b)
+        return unflatten(self.solve(right)), ledger
 
 
 class ConjugateGradient(LinearSolve):

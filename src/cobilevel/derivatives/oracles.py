@@ -1,4 +1,4 @@
-r"""The oracle layer: the only place that differentiates, and the ledger that counts what it cost.
+r"""The oracles of the reduced problem: what solvers may ask for, each call entered in the ledger.
 
 All oracles are batch means over the reduced problem; by the chain rule $\partial_2 g_\Phi = \partial_2 g\, \Phi^T$ and
 $\partial_{22} g_\Phi = \partial_{22} g \otimes \Phi\Phi^T$. Each takes the ledger and returns it with its own cost
@@ -14,46 +14,45 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from ..basis.base import combine
-from ..problem.problem import Problem
-from ..reduction.batches import Batch
-from ..reduction.reduced import Reduced
+from ..basis import combine
+from ..reduction import Batch, Bilevel
 from .ledger import Ledger
+from .pointwise import upper_derivatives
 
 
-def upper_value(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+def upper_value(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """``f_Phi``."""
     return reduced.upper(x, W, batch), ledger.add("upper_value", batch)
 
 
-def upper_gradients(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+def upper_gradients(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """``f_Phi`` with its two partial gradients: ``(value, d1 f, d2 f)``."""
     value, (d1, d2) = jax.value_and_grad(reduced.upper, argnums=(0, 1))(x, W, batch)
     return (value, d1, d2), ledger.add("upper_gradient", batch)
 
 
-def lower_value(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+def lower_value(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """``g_Phi``."""
     return reduced.lower(x, W, batch), ledger.add("lower_value", batch)
 
 
-def lower_gradient(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+def lower_gradient(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """``d2 g_Phi``, shaped like ``W``."""
     return jax.grad(reduced.lower, argnums=1)(x, W, batch), ledger.add("lower_gradient", batch)
 
 
-def hessian_vector(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
+def hessian_vector(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
     """``d22 g_Phi V``, shaped like ``W``, without forming the Hessian."""
     slope = lambda weights: jax.grad(reduced.lower, argnums=1)(x, weights, batch)
     return jax.jvp(slope, (W,), (V,))[1], ledger.add("hessian_vector", batch)
 
 
-def lower_gradients(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+def lower_gradients(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """Both partial gradients of ``g_Phi``: ``(d1 g, d2 g)``, for methods that use first derivatives alone."""
     return jax.grad(reduced.lower, argnums=(0, 1))(x, W, batch), ledger.add("lower_gradient", batch)
 
 
-def lower_products(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
+def lower_products(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
     """``(d2 g_Phi, d22 g_Phi V, d12 g_Phi V)`` in one sweep: the gradient, and its derivative along ``V``."""
     slopes = lambda weights: jax.grad(reduced.lower, argnums=(0, 1))(x, weights, batch)
     (_, d2), (cross, product) = jax.jvp(slopes, (W,), (V,))
@@ -62,13 +61,28 @@ def lower_products(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Bat
     return (d2, product, cross), ledger
 
 
-def cross_product(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
+def cross_product(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
     """``d12 g_Phi V``, shaped like ``x``: the gradient in ``x`` of ``<d2 g_Phi, V>``."""
     tangent = lambda point: jax.jvp(lambda weights: reduced.lower(point, weights, batch), (W,), (V,))[1]
     return jax.grad(tangent)(x), ledger.add("cross_product", batch)
 
 
-def lower_model(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+def galerkin_hessian(
+    phi: Float[Array, "n N"], share: Float[Array, " n"], curvature: Float[Array, "n d d"]
+) -> Float[Array, "N*d N*d"]:
+    r"""$\sum_n \mathrm{share}_n\, A_n \otimes \Phi_n \Phi_n^T$, rows and columns as in ``flatten(W)``.
+
+    One ``N x N`` product for each pair of components of ``y``.
+    """
+    size, count = curvature.shape[1], phi.shape[1]
+    weighted = (curvature * share[:, None, None]).reshape(len(phi), -1)
+    block = lambda column: jnp.einsum("nk,n,nl->kl", phi, column, phi, optimize="optimal")
+    blocks = jax.vmap(block)(weighted.T).reshape(size, size, count, count)
+    hessian = blocks.transpose(2, 0, 3, 1).reshape(count * size, count * size)
+    return (hessian + hessian.T) / 2
+
+
+def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     r"""``g_Phi``, its gradient and its Hessian $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$, flattened.
 
     The Hessian of ``g`` in ``y`` is taken sample by sample and contracted with the features, never through the
@@ -84,19 +98,14 @@ def lower_model(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Le
 
     value, slope, curvature = jax.vmap(local)(flat, batch.xi, batch.eta)
     share = batch.weight / len(batch)
-    count, size = phi.shape[1] * flat.shape[1], flat.shape[1]
-    gradient = jnp.einsum("nk,na->ka", phi * share[:, None], slope).reshape(count)
-    weighted = curvature * share[:, None, None]
-    # one N x N product for each pair of components of y
-    block = lambda column: jnp.einsum("nk,n,nl->kl", phi, column, phi, optimize="optimal")
-    blocks = jax.vmap(block)(weighted.reshape(len(batch), -1).T)
-    hessian = blocks.reshape(size, size, phi.shape[1], phi.shape[1]).transpose(2, 0, 3, 1).reshape(count, count)
+    gradient = jnp.einsum("nk,na->ka", phi * share[:, None], slope).reshape(-1)
+    hessian = galerkin_hessian(phi, share, curvature)
     dtype = batch.weight.dtype
-    model = (share @ value, gradient, (hessian + hessian.T) / 2)
+    model = (share @ value, gradient, hessian)
     return tuple(part.astype(dtype) for part in model), ledger.add("hessian", batch)
 
 
-def cross_matrix(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+def cross_matrix(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """``d12 g_Phi`` as a matrix, rows after the flattened ``x``, columns after ``flatten(W)``."""
     flat, unravel = ravel_pytree(x)
 
@@ -106,20 +115,13 @@ def cross_matrix(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: L
     return jax.jacfwd(slope)(flat).T, ledger.add("cross_matrix", batch)
 
 
-def upper_rows(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+def upper_rows(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """Sample by sample: ``(f, d1 f, d2 f)``, the last in ``y`` (``spread`` takes it to the coefficients)."""
-    rows = upper_at(reduced.problem, x, combine(batch.features, W), batch.xi, batch.eta)
+    rows = upper_derivatives(reduced.problem.upper, x, combine(batch.features, W), batch.xi, batch.eta)
     return rows, ledger.add("upper_gradient", batch)
 
 
-def upper_at(problem: Problem, x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> tuple[Array, PyTree, PyTree]:
-    """``(f, d1 f, d2 f)`` sample by sample, at a ``y`` for each."""
-    rows = jax.vmap(jax.value_and_grad(problem.upper, argnums=(0, 1)), in_axes=(None, 0, 0, 0))
-    values, (d1, d2) = rows(x, y, xi, eta)
-    return values, d1, d2
-
-
-def lower_rows(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
+def lower_rows(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
     """Sample by sample: ``(d2 g, d22 g (V Phi), d12 g (V Phi))``, the first two in ``y``."""
     y, along = combine(batch.features, W), combine(batch.features, V)
 
@@ -152,7 +154,7 @@ def flatten(W: PyTree) -> tuple[Float[Array, " N*d"], Callable[[Array], PyTree]]
 
 
 @eqx.filter_jit
-def lower_curvatures(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, " b"]:
+def lower_curvatures(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, " b"]:
     """The least eigenvalue of ``d22 g`` at each sample, relative to the largest absolute one: is ``g`` convex there?"""
     y = combine(batch.features, W)
     _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], y))
@@ -166,7 +168,7 @@ def lower_curvatures(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch) -> Fl
 
 
 def feature_gradient(
-    reduced: Reduced, features: Callable, parameters: PyTree, inputs: Array, x: PyTree, W: PyTree, batch: Batch
+    reduced: Bilevel, features: Callable, parameters: PyTree, inputs: Array, x: PyTree, W: PyTree, batch: Batch
 ) -> PyTree:
     """The gradient of ``g_Phi`` in the parameters of its features, ``features(parameters, inputs)``."""
     value = lambda theta: reduced.lower(x, W, replace(batch, features=features(theta, inputs)))

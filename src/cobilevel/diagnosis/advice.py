@@ -1,29 +1,53 @@
-"""diagnosis.advice."""
+"""What to change about a basis, in words and as objects, from what was found."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import comb
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from ..basis.base import Basis
-from ..basis.families import BSpline, Chebyshev, Partition, Polynomial, ProductBasis
-from ..basis.given import Categorical
-from ..basis.index_sets import Listed, Tensor, TotalDegree
-from ..basis.whitening import Orthonormal
-from ..problem.domain import Box, Domain, Interval
+from ..basis import (
+    Basis,
+    BSpline,
+    Categorical,
+    Chebyshev,
+    Listed,
+    Orthonormal,
+    Partition,
+    PolynomialBasis,
+    ProductBasis,
+    Tensor,
+    TotalDegree,
+)
+from ..problem import Box, Domain, Interval
+from ..problem.data import CONTEXTS_EACH, SAMPLES_EACH
 from .decay import Decay
 from .diagnosis import Advice, Diagnosis
-from .policy_expansion import CONTEXTS_EACH, SAMPLES_EACH
 
 _DEPENDENT = 1e-4  # ratio of the extreme eigenvalues of E[Phi Phi^T] below which features count as nearly dependent
-
-
 _POOR, _GOOD = 1e-2, 1e-3  # a misfit of the policy that is worth more functions, and what these should reach
+_IDLE = 1e-3  # the share of the policy below which a coordinate of the context does not matter
+_FEWEST_SPLINES, _MOST_SPLINES = 4, 48  # advised around a kink
 
 
-def _covered_share(u: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " d"]:
+@dataclass(frozen=True)
+class Seen:
+    """What advice rests on besides the diagnosis.
+
+    `u`: contexts on the reference cube; `spectrum`: singular values of the features; `noisy`: whether samples have to
+    average noise out; `supported`: how many functions they support.
+    """
+
+    domain: Domain
+    u: Float[np.ndarray, "n d"]
+    spectrum: Float[np.ndarray, " N"]
+    noisy: bool
+    supported: int
+
+
+def covered_share(u: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " d"]:
+    """How much of each side of the reference cube contexts fill."""
     return (u.max(axis=0) - u.min(axis=0)) / 2
 
 
@@ -37,88 +61,131 @@ def _filled(domain: Domain, u: Float[np.ndarray, "n d"]) -> Domain:
     return Box(lo, hi) if domain.shape else Interval(lo[0], hi[0])
 
 
-def _smaller(basis: Basis, domain: Domain, most: int) -> Basis:
+def _plain(basis: Basis) -> Basis:
+    """The functions themselves, without the whitening around them."""
+    return basis.basis if isinstance(basis, Orthonormal) else basis
+
+
+def _polynomials(n: int, domain: Domain) -> Chebyshev:
+    return Chebyshev(n, index=Tensor() if domain.dimension == 1 else TotalDegree())
+
+
+def _largest(basis: Basis, domain: Domain, most: int) -> Basis:
     """The largest basis of the same kind with at most that many functions; Chebyshev where there is no such kind."""
-    inner = basis.basis if isinstance(basis, Orthonormal) else basis
-    wrap = Orthonormal if isinstance(basis, Orthonormal) or not isinstance(inner, ProductBasis) else lambda part: part
-    if not isinstance(inner, ProductBasis) or isinstance(inner.index, Listed):
-        inner = Chebyshev(1, index=Tensor() if domain.dimension == 1 else TotalDegree())
+    plain = _plain(basis)
+    bare = isinstance(plain, ProductBasis) and not isinstance(basis, Orthonormal)
+    if not isinstance(plain, ProductBasis) or isinstance(plain.index, Listed):
+        plain = _polynomials(1, domain)
     n = 1
-    while len(inner.index.table(n + 1, domain.dimension)) <= most:
+    while len(plain.index.table(n + 1, domain.dimension)) <= most:
         n += 1
-    return wrap(replace(inner, n=n))
+    return replace(plain, n=n) if bare else Orthonormal(replace(plain, n=n))
 
 
-def _size(basis: Basis, domain: Domain) -> int:
-    """How many functions a basis made by ``_smaller`` has."""
-    inner: Any = basis.basis if isinstance(basis, Orthonormal) else basis
-    return len(inner.index.table(inner.n, domain.dimension))
+def _count(basis: Basis, domain: Domain) -> int:
+    """How many functions a basis made by ``_largest`` has."""
+    plain: Any = _plain(basis)
+    return len(plain.index.table(plain.n, domain.dimension))
 
 
-def _advise(found: Diagnosis, domain: Domain, u: np.ndarray, spectrum: np.ndarray, noisy: bool) -> tuple[Advice, ...]:
-    basis, decay, functions = found.basis, found.decay, found.functions
-    inner = basis.basis if isinstance(basis, Orthonormal) else basis
-    whitened = basis if isinstance(basis, Orthonormal) else Orthonormal(basis)
-    each, unit = (SAMPLES_EACH, "samples") if noisy else (CONTEXTS_EACH, "distinct contexts")
-    supported = max(1, int(min(found.per_function, 1e6) * functions / each))
-    said: list[Advice] = []
-    if found.mu < 0:
-        what = f"the lower level is not convex at the fitted policy (least curvature {found.mu:.2g})"
-        said.append(Advice(what, "add a multiple of |y|^2 to it, or look at another x"))
-    if "coverage" in found.conditions and found.conditions["coverage"].holds is False:
-        box, share = _filled(domain, u), ", ".join(f"{part:.0%}" for part in _covered_share(u))
-        remedy = f"give the problem the domain {box!r}, or else use {whitened!r}"
-        said.append(Advice(f"contexts fill only {share} of the domain", remedy, basis=whitened, domain=box))
-    if found.per_function < each:
-        less = None if isinstance(inner, Categorical) or functions == 1 else _smaller(basis, domain, supported)
-        fewer = f"use at most N = {_size(less, domain)}, {less!r}, or " if less is not None else "take "
-        what = f"{found.per_function:.2g} {unit} for each function"
-        remedy = f"expect overfitting; {fewer}{each * functions} {unit}"
-        said.append(Advice(what, remedy, basis=less, samples=each * functions))
-    dependent = spectrum[-1] ** 2 < _DEPENDENT * spectrum[0] ** 2
-    if dependent and not isinstance(basis, Orthonormal | Categorical):
-        cut = f", {found.rank} of {functions} told apart" if found.rank < functions else ""
-        what = f"the features are nearly dependent (m = {found.m_Phi:.1g}{cut})"
-        said.append(Advice(what, f"use {whitened!r}: the same functions, mixed so that they are not", basis=whitened))
-    if decay is not None:
-        said += _about_decay(found, decay, domain, supported, noisy)
+def advise(found: Diagnosis, seen: Seen) -> tuple[Advice, ...]:
+    """What stands out, the gravest first."""
+    said = _about_convexity(found) + _about_coverage(found, seen) + _about_samples(found, seen)
+    said += _about_dependence(found, seen)
+    if found.decay is not None:
+        said += _about_decay(found, found.decay, seen)
     return tuple(said)
 
 
-def _about_decay(found: Diagnosis, decay: Decay, domain: Domain, supported: int, noisy: bool) -> list[Advice]:
-    """What the coefficients say about the basis: too small, too large, the wrong kind, or in too many coordinates."""
-    basis, d = found.basis, domain.dimension
-    inner = basis.basis if isinstance(basis, Orthonormal) else basis
-    needed, beyond = comb(decay.length - 1 + d, d), decay.tail(found.functions) / max(decay.size, 1e-300)
-    poor = found.misfit is not None and found.misfit > _POOR and (not noisy or (d == 1 and beyond > _POOR / 2))
-    if decay.kinks and (poor or not isinstance(inner, BSpline | Partition)):
-        kink, n = decay.kinks[0], max(4, min(48, supported))
-        local = BSpline(n, degree=3 if kink.power else 1)
-        name = "a kink" if kink.power else "a jump"
-        remedy = f"polynomials converge slowly; use {local!r}, or more cells there"
-        has = "seems to have" if found.misfit is None else "has"  # in noise, a sharp bend looks the same
-        return [Advice(f"the policy {has} {name} near xi = {kink.location:.3g}", remedy, basis=local)]
-    said = []
-    idle = [j for j, (share, error) in enumerate(found.spread) if share <= max(1.5 * error, 1e-3)]
-    if 0 < len(idle) < d and isinstance(inner, ProductBasis):
-        rows = [row for row in inner.index.table(inner.n, d) if not any(row[j] for j in idle)]
-        if len(rows) < found.functions:
-            less = replace(inner, index=Listed(rows))
-            less = Orthonormal(less) if isinstance(basis, Orthonormal) else less
-            what = f"the policy does not vary with coordinate {', '.join(map(str, idle))} of the context"
-            said.append(Advice(what, f"{len(rows)} functions of the others do: {less!r}", basis=less))
-    if (not isinstance(inner, Polynomial) and not poor) or decay.kind == "unresolved":
-        return said
-    wanted = min(supported, decay.predict(_GOOD) if poor else needed)
-    fit, level = found.misfit is None, "rounding" if found.misfit is not None else "noise"
-    if (poor or (noisy and fit and decay.resolved)) and wanted > found.functions:
-        more = Orthonormal(_smaller(Chebyshev(1, index=Tensor() if d == 1 else TotalDegree()), domain, wanted))
+def _about_convexity(found: Diagnosis) -> list[Advice]:
+    if found.mu >= 0:
+        return []
+    what = f"the lower level is not convex at the fitted policy (least curvature {found.mu:.2g})"
+    return [Advice(what, "add a multiple of |y|^2 to it, or look at another x")]
+
+
+def _whitened(basis: Basis) -> Basis:
+    return basis if isinstance(basis, Orthonormal) else Orthonormal(basis)
+
+
+def _about_coverage(found: Diagnosis, seen: Seen) -> list[Advice]:
+    if "coverage" not in found.conditions or found.conditions["coverage"].holds is not False:
+        return []
+    box, share = _filled(seen.domain, seen.u), ", ".join(f"{part:.0%}" for part in covered_share(seen.u))
+    better = _whitened(found.basis)
+    remedy = f"give the problem the domain {box!r}, or else use {better!r}"
+    return [Advice(f"contexts fill only {share} of the domain", remedy, basis=better, domain=box)]
+
+
+def _about_samples(found: Diagnosis, seen: Seen) -> list[Advice]:
+    each, unit = (SAMPLES_EACH, "samples") if seen.noisy else (CONTEXTS_EACH, "distinct contexts")
+    if found.per_function >= each:
+        return []
+    less = None
+    if not isinstance(_plain(found.basis), Categorical) and found.functions > 1:
+        less = _largest(found.basis, seen.domain, seen.supported)
+    fewer = f"use at most N = {_count(less, seen.domain)}, {less!r}, or " if less is not None else "take "
+    wanted = each * found.functions
+    remedy = f"expect overfitting; {fewer}{wanted} {unit}"
+    return [Advice(f"{found.per_function:.2g} {unit} for each function", remedy, basis=less, samples=wanted)]
+
+
+def _about_dependence(found: Diagnosis, seen: Seen) -> list[Advice]:
+    dependent = seen.spectrum[-1] ** 2 < _DEPENDENT * seen.spectrum[0] ** 2
+    if not dependent or isinstance(found.basis, Orthonormal | Categorical):
+        return []
+    cut = f", {found.rank} of {found.functions} distinguished" if found.rank < found.functions else ""
+    what, better = f"the features are nearly dependent (m = {found.m_Phi:.1g}{cut})", _whitened(found.basis)
+    return [Advice(what, f"use {better!r}: the same functions, mixed so that they are not", basis=better)]
+
+
+def _about_decay(found: Diagnosis, decay: Decay, seen: Seen) -> list[Advice]:
+    """What the coefficients say about the basis: the wrong kind, in too many coordinates, too small, or too large."""
+    plain, d = _plain(found.basis), seen.domain.dimension
+    beyond = decay.tail(found.functions) / max(decay.size, 1e-300)
+    poor = found.misfit is not None and found.misfit > _POOR and (not seen.noisy or (d == 1 and beyond > _POOR / 2))
+    if decay.kinks and (poor or not isinstance(plain, BSpline | Partition)):
+        return [_about_kink(found, decay, seen)]
+    said = _about_idle_coordinates(found, plain, d)
+    if (isinstance(plain, PolynomialBasis) or poor) and decay.kind != "unresolved":
+        said += _about_size(found, decay, seen, poor)
+    return said
+
+
+def _about_kink(found: Diagnosis, decay: Decay, seen: Seen) -> Advice:
+    kink, n = decay.kinks[0], max(_FEWEST_SPLINES, min(_MOST_SPLINES, seen.supported))
+    local = BSpline(n, degree=3 if kink.power else 1)
+    name = "a kink" if kink.power else "a jump"
+    remedy = f"polynomials converge slowly; use {local!r}, or more cells there"
+    has = "seems to have" if found.misfit is None else "has"  # in noise, a sharp bend looks the same
+    return Advice(f"the policy {has} {name} near xi = {kink.location:.3g}", remedy, basis=local)
+
+
+def _about_idle_coordinates(found: Diagnosis, plain: Basis, d: int) -> list[Advice]:
+    idle = [j for j, (share, error) in enumerate(found.spread) if share <= max(1.5 * error, _IDLE)]
+    if not 0 < len(idle) < d or not isinstance(plain, ProductBasis):
+        return []
+    rows = [row for row in plain.index.table(plain.n, d) if not any(row[j] for j in idle)]
+    if len(rows) >= found.functions:
+        return []
+    less = replace(plain, index=Listed(rows))
+    less = Orthonormal(less) if isinstance(found.basis, Orthonormal) else less
+    what = f"the policy does not vary with coordinate {', '.join(map(str, idle))} of the context"
+    return [Advice(what, f"{len(rows)} functions of the others do: {less!r}", basis=less)]
+
+
+def _about_size(found: Diagnosis, decay: Decay, seen: Seen, poor: bool) -> list[Advice]:
+    said, d = [], seen.domain.dimension
+    needed, fitted = comb(decay.length - 1 + d, d), found.misfit is None
+    wanted = min(seen.supported, decay.predict(_GOOD) if poor else needed)
+    if (poor or (seen.noisy and fitted and decay.resolved)) and wanted > found.functions:
+        more = Orthonormal(_largest(_polynomials(1, seen.domain), seen.domain, wanted))
         what = f"{needed} coefficients stand out of the noise, and the basis has {found.functions}"
         what = f"{found.functions} functions leave {found.misfit:.1%} of the policy" if poor else what
         said.append(Advice(what, f"use {more!r}", basis=more))
     large = found.functions > 1.25 * needed + 2
-    if large and isinstance(inner, Polynomial) and decay.resolved and needed < supported:
-        less = _smaller(basis, domain, needed) if d == 1 else Chebyshev(decay.length, index=TotalDegree())
-        what = f"coefficients beyond {needed} are {level}, and the basis has {found.functions}"
-        said.append(Advice(what, f"{less!r} will do", basis=less))
+    if large and isinstance(_plain(found.basis), PolynomialBasis) and decay.resolved and needed < seen.supported:
+        less = _largest(found.basis, seen.domain, needed) if d == 1 else _polynomials(decay.length, seen.domain)
+        what = f"coefficients beyond {needed} are {'noise' if fitted else 'rounding'}"
+        said.append(Advice(f"{what}, and the basis has {found.functions}", f"{less!r} will do", basis=less))
     return said

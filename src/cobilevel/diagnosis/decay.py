@@ -1,4 +1,4 @@
-r"""What Chebyshev coefficients and values say about a function: how fast it can be resolved, and where it has a kink.
+r"""What Chebyshev coefficients say about a function: how fast they fall, and how many an accuracy takes.
 
 Pure NumPy. A function analytic within the ellipse of parameter $\rho > 1$ (foci at the ends of the interval, semi-axes
 summing to $\rho$) has coefficients that fall like $\rho^{-k}$; one whose derivative of order ``m`` jumps, like
@@ -11,15 +11,14 @@ from math import comb
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
-from .kinks import POWERS, Kink, points
+from .chebyshev import chop, envelope_of, points, rms, transform
+from .kinks import POWERS, Kink
 
-GRIDS, FEW = (129, 1025), (33,)  # Chebyshev points tried in turn, each grid holds the one before; where they are dear
-
-
+GRIDS = (129, 1025)  # Chebyshev points tried in turn; each grid holds the one before
+FEW = (33,)  # those tried where evaluations are expensive
 _ENTIRE = -3.0  # a power of k in front of the geometric law that no pole explains: the decay is faster than geometric
-
-
 _MOST = 10**6  # the largest number of functions that is predicted
 
 
@@ -52,10 +51,11 @@ class Decay:
     kinks: tuple[Kink, ...] = ()
     dimension: int = 1
 
-    def law(self, k: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
+    def law(self, degree: ArrayLike) -> Float[np.ndarray, "*n"]:
         """The fitted size of the coefficient of degree ``k >= 1``."""
-        k = np.asarray(k, dtype=float)
-        return self.scale * np.exp(-k * np.log(self.rho)) * k**-self.order if self.scale else np.zeros_like(k)
+        k = np.asarray(degree, dtype=float)
+        law = self.scale * np.exp(-k * np.log(self.rho)) * k**-self.order if self.scale else np.zeros_like(k)
+        return np.asarray(law)
 
     def tail(self, degrees: int) -> float:
         """The root mean square of what all degrees from `degrees` on contribute: as measured, and beyond by the law."""
@@ -98,46 +98,8 @@ class Decay:
         return f"coefficients {law}{end}"
 
 
-def transform(values: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    """Chebyshev coefficients of the polynomial through values at ``points(n)``, by FFT."""
-    n = len(values) - 1
-    flipped = values[::-1]
-    coefficients = np.fft.rfft(np.concatenate([flipped, flipped[-2:0:-1]]), axis=0).real / n
-    coefficients[[0, n]] /= 2
-    return coefficients
-
-
-def chop(envelope: Float[np.ndarray, " n"], tolerance: float) -> int:
-    """How many coefficients to keep: where a falling envelope (relative to its start) turns into a plateau.
-
-    The rule of Aurentz and Trefethen, *Chopping a Chebyshev series* (2017): a plateau is a stretch of a quarter of
-    the length so far that hardly falls, the less strictly so the closer it is to the tolerance. All are kept where
-    there is none.
-    """
-    n, j, ahead = len(envelope), 2, 0
-    for j in range(2, n + 1):
-        ahead = round(1.25 * j + 5)
-        if ahead > n:
-            return n
-        here, there = envelope[j - 1], envelope[ahead - 1]
-        if here == 0 or there / here > 3 * (1 - np.log(here) / np.log(tolerance)):
-            break
-    if envelope[j - 2] == 0:
-        return j - 1
-    floor = tolerance ** (7 / 6)
-    above = int(np.sum(envelope >= floor))
-    ahead = min(ahead, above + 1)
-    curve = np.log10(np.maximum(envelope[:ahead], floor)) + np.linspace(0, -np.log10(tolerance) / 3, ahead)
-    return max(int(np.argmin(curve)), 1)
-
-
-def _envelope(sizes: np.ndarray) -> np.ndarray:
-    """The largest coefficient from each degree on: even and odd functions have every second one at zero."""
-    return np.maximum.accumulate(sizes[::-1])[::-1]
-
-
 @dataclass(frozen=True)
-class _Law:
+class _DecayLaw:
     """A fitted law: its parameters, and minus twice its log-likelihood."""
 
     scale: float
@@ -146,11 +108,11 @@ class _Law:
     misfit: float
 
 
-def _fit(sizes: np.ndarray, errors: np.ndarray, first: int, rate: bool = True, order: bool = True) -> _Law:
+def _fit_law(sizes: np.ndarray, errors: np.ndarray, first: int, rate: bool = True, order: bool = True) -> _DecayLaw:
     r"""The law $C \rho^{-k} k^{-p}$ that makes the squares of the coefficients from degree `first` on most likely.
 
     Each coefficient counts as normal with the variance of the law plus that of its error: the law is of their scale,
-    as they change sign and vanish. Those lost in noise then tell that they are small, and no more. By Fisher scoring,
+    as they change sign and vanish. Those lost in noise then say that they are small, and no more. By Fisher scoring,
     from a straight line through the logarithms.
     """
     k = np.arange(first, len(sizes), dtype=float)
@@ -178,10 +140,10 @@ def _fit(sizes: np.ndarray, errors: np.ndarray, first: int, rate: bool = True, o
     theta = score(np.linalg.lstsq(design[rows], np.log(np.maximum(squares, noise)[rows]) / 2, rcond=None)[0])
     full = np.zeros(3)
     full[used] = theta
-    return _Law(float(np.exp(np.clip(full[0], -600, 600))), float(full[1]), float(full[2]), misfit(theta))
+    return _DecayLaw(float(np.exp(np.clip(full[0], -600, 600))), float(full[1]), float(full[2]), misfit(theta))
 
 
-def _lawful(decay: Decay, law: _Law) -> Decay:
+def _with_law(decay: Decay, law: _DecayLaw) -> Decay:
     """The decay with its law: geometric where that part of the law brings about most of the fall, else algebraic."""
     return replace(decay, scale=law.scale, rho=float(np.exp(min(law.rate, 300))), order=law.order)
 
@@ -205,24 +167,18 @@ def from_values(
             grown[~new], grown[new] = values, evaluate(u[new])
             values = grown
         sizes = np.linalg.norm(transform(values), axis=1)
-        envelope = _envelope(sizes)
+        envelope = envelope_of(sizes)
         length = chop(envelope / envelope[0], eps) if envelope[0] > 0 else 1
         if length < n:
             break
-    return _read(sizes, envelope, length, _rms(u, values), eps), u, values
+    return _from_sizes(sizes, envelope, length, rms(u, values), eps), u, values
 
 
-def _rms(u: np.ndarray, values: np.ndarray) -> float:
-    """The root mean square over the interval of what is given at Chebyshev points."""
-    weight = np.sqrt(np.maximum(1 - u**2, 0))
-    return float(np.sqrt(np.sum(weight @ values**2) / np.sum(weight)))
-
-
-def _read(sizes: np.ndarray, envelope: np.ndarray, length: int, size: float, eps: float) -> Decay:
+def _from_sizes(sizes: np.ndarray, envelope: np.ndarray, length: int, size: float, eps: float) -> Decay:
     resolved, top = length < len(sizes), envelope[0]
     if not resolved:
         usable = sizes[: len(sizes) // 3]  # the last ones hold what finer grids would show
-        half = _fit(usable, np.full(len(usable), eps * top), len(usable) // 2, rate=False)
+        half = _fit_law(usable, np.full(len(usable), eps * top), len(usable) // 2, rate=False)
         if half.order < 0.5:  # flat: noise rather than a law
             level = np.sqrt(np.mean(usable[len(usable) // 2 :] ** 2))
             noisy = from_coefficients(usable, np.full(len(usable), level), size)
@@ -235,17 +191,17 @@ def _read(sizes: np.ndarray, envelope: np.ndarray, length: int, size: float, eps
         return decay  # it ends where no law would have ended
     shown = sizes[: length + length // 4 + 5]
     errors = np.full(len(shown), floor)
-    law = _fit(shown, errors, max(1, length // 4), order=length > 8)
+    law = _fit_law(shown, errors, max(1, length // 4), order=length > 8)
     geometric, algebraic = law.rate * length, max(law.order, 0) * np.log(max(length, 2))
     if geometric <= algebraic:
-        power = _fit(shown, errors, max(1, length // 4), rate=False)
+        power = _fit_law(shown, errors, max(1, length // 4), rate=False)
         if resolved or length > 100 or power.order < POWERS[-1] + 1.5:
-            return replace(_lawful(decay, power), kind="algebraic")
-        law = _fit(shown, errors, max(1, length // 4), order=False)  # too smooth for a kink, and too few to tell
+            return replace(_with_law(decay, power), kind="algebraic")
+        law = _fit_law(shown, errors, max(1, length // 4), order=False)  # too smooth for a kink, and too few to decide
     if law.order < _ENTIRE:
-        law = _fit(shown, errors, max(1, length // 2), order=False)
-        return replace(_lawful(decay, law), kind="geometric", entire=True)
-    return replace(_lawful(decay, law), kind="geometric")
+        law = _fit_law(shown, errors, max(1, length // 2), order=False)
+        return replace(_with_law(decay, law), kind="geometric", entire=True)
+    return replace(_with_law(decay, law), kind="geometric")
 
 
 def from_coefficients(
@@ -268,11 +224,11 @@ def from_coefficients(
     decay = Decay(sizes, errors, plateau, length, size, "noise", resolved=length < len(sizes), dimension=dimension)
     if np.sum(sizes[1:length] ** 2) < 9 * np.sum(errors[1:length] ** 2) or length < 2:
         return replace(decay, length=1)
-    geometric, algebraic = _fit(sizes, errors, 1, order=False), _fit(sizes, errors, 1, rate=False)
+    geometric, algebraic = _fit_law(sizes, errors, 1, order=False), _fit_law(sizes, errors, 1, rate=False)
     if kinks or (algebraic.order < 5 and algebraic.misfit < geometric.misfit - 6) or geometric.rate <= 0:
-        return replace(_lawful(decay, algebraic), kind="algebraic", kinks=kinks)
+        return replace(_with_law(decay, algebraic), kind="algebraic", kinks=kinks)
     if length < len(sizes):  # noise shows no faster fall than from the last to stand out of it to the next error
         fastest = max(float(np.log(sizes[length - 1] / errors[length])), 0.05)
         if geometric.rate > fastest:
             geometric = replace(geometric, rate=fastest, scale=sizes[length - 1] * np.exp(fastest * (length - 1)))
-    return replace(_lawful(decay, geometric), kind="geometric")
+    return replace(_with_law(decay, geometric), kind="geometric")

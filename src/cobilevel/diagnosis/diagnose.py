@@ -1,34 +1,33 @@
 """``diagnose``: what stands between a basis, the data and a good policy, and what to do about it.
 
-Everything is measured before anything is solved: how well the observed contexts tell the functions apart, how the
+Everything is measured before anything is solved: how well the observed contexts distinguish the functions, how the
 reduced lower level is curved, and how fast the coefficients of the policy fall, at one ``x``.
 """
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
-from ..basis.base import Basis
-from ..problem.data import Data, Levels, Product, Samples, Stream, levels
-from ..problem.distributions import Distribution
-from ..problem.domain import Domain, Finite
-from ..problem.problem import Problem
-from ..problem.study import check, lower_depends_on_noise, working_dtype
-from ..reduction.batches import Table
-from ..reduction.reduced import Reduced, build
-from .advice import _advise, _covered_share
-from .decay import Decay
-from .diagnosis import Condition, Diagnosis
-from .policy_expansion import ROWS, batch_of, curvatures, expand, fitted, look_at, restore
+from ..basis import Basis
+from ..lower import lower_minimiser
+from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study
+from ..reduction import Reduced, batch_of, reduce_study
+from .advice import Seen, advise
+from .conditions import conditions_of
+from .curvature import curvature_range
+from .diagnosis import Diagnosis
+from .expansion import expand
 
-_SUP_NUMBERS = 4_000_000  # features evaluated in search of their supremum
-
-
-_CELLS, _CELL = 20, 25  # cells that the density of contexts is looked at in, and how many contexts each should hold
+_Y_NUMBERS, _LEAST_ROWS = 1_500_000, 1024  # in y at all samples looked at together, and samples all the same
+_CONTEXTS_EACH = 4  # for each function, looked at where each context meets all the data
+_LEAST_CONTEXTS = 200  # that are looked at then in any case
+_FEATURE_NUMBERS = 4_000_000  # features evaluated in search of their supremum
+_GRID_POINTS = 20_000  # the most of a grid among them
 
 
 def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = None) -> Diagnosis:
@@ -36,41 +35,32 @@ def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = N
 
     **Arguments:**
 
-    - `problem`, `samples`: as for ``cb.solve``; `basis`: the one in question.
+    - `problem`, `samples`: as for ``cb.solve``; `basis`: the one in question. One that learns its functions from the
+      problem must have learned them: pass ``solution.basis.basis`` of a solve.
     - `x`: where to look, ``problem.x0`` by default. Policies at other ``x`` may be smoother or rougher.
     """
-    check(problem, samples)
-    dtype = working_dtype(problem, samples)
-    problem = problem.astype(dtype)
-    x = _point(problem, x)
-    upper, lower = levels(samples)
-    endless = isinstance(lower, Stream)
-    if endless:
-        lower = lower.draw(jax.random.key(0), ROWS)
-        samples = Levels(lower if upper is levels(samples)[1] else upper, lower)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # too few contexts: the advice says so
-        reduced = build(problem, basis, samples)
-    xi = _contexts(lower)
-    u = np.asarray(problem.domain.reference(xi), dtype=float)
-    noisy = lower_depends_on_noise(problem, lower) and not isinstance(lower, Product)
-    functions = reduced.basis.size
-    observed = np.asarray(lower.context_rule().xi if isinstance(lower, Product) else lower.xi)
-    distinct = len(np.unique(observed, axis=0))
-    per_function = (len(lower) if noisy and isinstance(lower, Samples) else distinct) / functions
-
+    study = Study.of(problem, samples)
+    endless = study.lower.endless
+    study = study.finite(jax.random.key(0))
+    x = _point(study, x)
+    reduced = _reduce(study, basis)
+    functions, rank = reduced.basis.size, reduced.rank or 0
+    contexts, xi = study.lower.contexts(), study.lower.draw_contexts(jax.random.key(0), LOOK_ROWS)
+    distinct, u = contexts.distinct(), np.asarray(study.problem.domain.reference(xi), dtype=float)
+    per_function = ((study.lower.count or 0) if study.noisy else distinct) / functions
     spectrum = np.asarray(reduced.whitening.singular_values, dtype=float)  # pyright: ignore[reportOptionalMemberAccess]
     spectrum = np.pad(spectrum, (0, functions - len(spectrum)))
-    look = look_at(lower, functions, sum(leaf.size for leaf in jax.tree.leaves(problem.y0)))
-    white = replace(reduced, lower_source=Table(batch_of(reduced, look.samples))).whitened()
-    W = restore(white, fitted(white, x))
-    mu, L = curvatures(reduced, x, W, look.samples)
-    policy = expand(problem, x, look)
-    diagnosis = Diagnosis(
+
+    look = _look(study, functions)
+    batch = batch_of(reduced.basis, look.samples)
+    W = _fitted(reduced.with_pools(batch, batch), x, study.eps)
+    mu, L = curvature_range(reduced.ordinary(), x, W, batch)
+    policy = expand(study, x, look)
+    found = Diagnosis(
         basis=basis,
         M_Phi=max(1.0, _supremum(reduced, xi)),
         m_Phi=min(1.0, float(spectrum[-1]) ** 2),
-        rank=reduced.whitening.rank,  # pyright: ignore[reportOptionalMemberAccess]
+        rank=rank,
         functions=functions,
         distinct=distinct,
         per_function=float("inf") if endless else per_function,
@@ -80,67 +70,60 @@ def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = N
         source=policy.source,
         spread=policy.spread,
         misfit=policy.misfit(reduced, W, (float(u.min()), float(u.max()))),
-        conditions=_conditions(problem.domain, u, policy.decay),
+        conditions=conditions_of(study.problem.domain, u, policy.decay),
     )
-    return replace(diagnosis, advice=_advise(diagnosis, problem.domain, u, spectrum, noisy))
+    seen = Seen(study.problem.domain, u, spectrum, study.noisy, contexts.supported(study.noisy))
+    return replace(found, advice=advise(found, seen))
 
 
-def _point(problem: Problem, x: PyTree | None) -> PyTree:
+def _point(study: Study, x: PyTree | None) -> PyTree[Array]:
+    """The ``x`` asked for, in the precision of the study."""
+    x0 = study.problem.x0
     if x is None:
-        return problem.x0
-    if jax.tree.map(jnp.shape, x) != jax.tree.map(jnp.shape, problem.x0):
+        return x0
+    if jax.tree.map(jnp.shape, x) != jax.tree.map(jnp.shape, x0):
         raise ValueError(
-            f"x must have the shapes of x0, {jax.tree.map(jnp.shape, problem.x0)}, got {jax.tree.map(jnp.shape, x)}."
+            f"x must have the shapes of x0, {jax.tree.map(jnp.shape, x0)}, got {jax.tree.map(jnp.shape, x)}."
         )
-    return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), x, problem.x0)
+    return jax.tree.map(lambda a: jnp.asarray(a, study.dtype), x)
 
 
-def _contexts(lower: Samples | Product) -> Array:
-    """Contexts as they are drawn, for the shape of their law."""
-    if isinstance(lower, Product) and isinstance(lower.contexts, Distribution):
-        return lower.contexts.sample(jax.random.key(0), ROWS)
-    return lower.context_rule().xi if isinstance(lower, Product) else lower.xi
+def _reduce(study: Study, basis: Any) -> Reduced:
+    """The reduced problem; raises where the basis has yet to learn its functions."""
+    if isinstance(basis, Basis) and not basis.learned:
+        raise ValueError(
+            f"diagnose: {basis!r} has not learned its functions yet. Solve with it first, and pass what it learned: "
+            "diagnose(problem, solution.basis.basis, samples)."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # too few contexts: the advice says so
+        return reduce_study(study, basis)
+
+
+def _look(study: Study, functions: int) -> Look:
+    """Samples of the lower level few enough to look at closely, fewer where ``y`` is large."""
+    rows = min(LOOK_ROWS, max(_LEAST_ROWS, _Y_NUMBERS // study.problem.sizes[1]))
+    return study.lower.look(jax.random.key(1), rows, max(_LEAST_CONTEXTS, _CONTEXTS_EACH * functions))
+
+
+def _fitted(reduced: Reduced, x: PyTree, eps: float) -> PyTree[Array]:
+    """The coefficients that minimise the reduced lower level at ``x``."""
+    white = reduced.whitened()
+    return white.restore(lower_minimiser(white.ordinary(), x, white.W0, eps**0.75))
 
 
 def _supremum(reduced: Reduced, xi: Array) -> float:
     """The largest norm of the features seen: on a grid with its corners, and at observed contexts."""
-    domain, most = reduced.problem.domain, max(64, _SUP_NUMBERS // reduced.basis.size)
+    domain, most = reduced.problem.domain, max(64, _FEATURE_NUMBERS // reduced.basis.size)
     if isinstance(domain, Finite):
         places = [jnp.asarray(domain.values)]
     else:
-        each = max(2, int(min(most, 20_000) ** (1 / domain.dimension)))
-        if each**domain.dimension <= most:
-            u = np.stack(np.meshgrid(*[np.linspace(-1, 1, each)] * domain.dimension, indexing="ij"), axis=-1)
+        d = domain.dimension
+        each = max(2, int(min(most, _GRID_POINTS) ** (1 / d)))
+        if each**d <= most:
+            u = np.stack(np.meshgrid(*[np.linspace(-1, 1, each)] * d, indexing="ij"), axis=-1)
         else:  # many dimensions: corners and points in between, at random
-            u = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], (most, domain.dimension), p=[0.45, 0.1, 0.45])
-        dtype = reduced.basis.constant.dtype
-        places = [domain.place(jnp.asarray(u.reshape(-1, domain.dimension), dtype)), domain.snap(xi[:most], dtype)]
+            u = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], (most, d), p=[0.45, 0.1, 0.45])
+        grid = domain.place(jnp.asarray(u.reshape(-1, d), reduced.dtype))
+        places = [grid, domain.snap(xi[:most], reduced.dtype)]
     return max(float(jnp.max(jnp.linalg.norm(reduced.basis(place), axis=-1))) for place in places)
-
-
-def _conditions(domain: Domain, u: Float[np.ndarray, "n d"], decay: Decay | None) -> dict[str, Condition]:
-    """The conditions of the convergence theorem for Chebyshev bases, as far as contexts and coefficients show them."""
-    if isinstance(domain, Finite):
-        return {"density": Condition(True, "contexts are finite.")}
-    count = len(u)
-    cells = int(np.clip(count // _CELL, 1, _CELLS))
-    held = np.stack([np.histogram(column, cells, (-1, 1))[0] for column in u.T])
-    thin, even = int(held.min()), count / cells
-    dense = None if cells < 4 else bool(thin + 3 * np.sqrt(thin + 1) >= even / 2)
-    words = (
-        "too few contexts." if cells < 4 else f"the emptiest of {cells} cells holds {thin / even:.0%} of an even share."
-    )
-    covered = _covered_share(u)
-    full = None if count < 20 else bool(np.all(1 - covered <= max(0.1, 10 / count)))
-    kinds = {"geometric": True, "finite": True, "algebraic": False}
-    analytic = {True: "nothing speaks against it.", False: "the policy has a kink.", None: "too little to go by."}
-    smooth = None if decay is None else kinds.get(decay.kind)
-    if decay is not None and decay.kinks:
-        analytic[False] = (
-            f"the policy has a kink near {', '.join(f'xi = {kink.location:.3g}' for kink in decay.kinks)}."
-        )
-    return {
-        "density": Condition(dense, words),
-        "coverage": Condition(full, f"contexts fill {', '.join(f'{share:.0%}' for share in covered)} of the domain."),
-        "analytic": Condition(smooth, analytic[smooth]),
-    }

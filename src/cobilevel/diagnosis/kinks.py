@@ -1,16 +1,14 @@
-"""diagnosis.kinks."""
+"""Where a function of one variable, or one of its derivatives, jumps: from exact values, and through noise."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
+from .chebyshev import points
+
 POWERS = (0, 1, 2, 3)  # the function jumps, or its first, second, third derivative
-
-
-_SMOOTH = 48  # polynomials that kinks are looked for beside, where there is no noise
-
-
+_SMOOTH = 48  # polynomials that explain the smooth part, where there is no noise
 _BINS = 1000  # noisy samples are averaged into that many before they are searched
 
 
@@ -23,15 +21,10 @@ class Kink:
     gain: float
 
 
-def points(n: int) -> Float[np.ndarray, " n"]:
-    """Chebyshev points of the second kind, from -1 to 1."""
-    return np.sin(np.pi * np.arange(1 - n, n, 2) / (2 * (n - 1)))
-
-
 _PLACES = points(257)[1:-1]  # where kinks are looked for at first
 
 
-def _column(u: np.ndarray, root: np.ndarray, places: np.ndarray, power: int) -> np.ndarray:
+def _truncated_powers(u: np.ndarray, root: np.ndarray, places: np.ndarray, power: int) -> np.ndarray:
     """Truncated powers ``(u - t)_+^power``, one a place, scaled by the roots of the weights."""
     beyond = u[:, None] - places
     return np.where(beyond > 0, beyond**power, 0) * root[:, None]
@@ -41,7 +34,7 @@ def _strongest(u: np.ndarray, root: np.ndarray, smooth: np.ndarray, rest: np.nda
     """The place and power that explain most of the `rest`: a scan, then closer and closer around its best place."""
 
     def gains(places, power):
-        column = _column(u, root, places, power)
+        column = _truncated_powers(u, root, places, power)
         free = column - smooth @ (smooth.T @ column)
         norm = np.sum(free**2, axis=0)
         usable = norm > 1e-20 * np.sum(column**2, axis=0)
@@ -82,7 +75,7 @@ def find_kinks(
         if kink.gain <= least or (kinks and kink.gain < 0.1 * kinks[0].gain):
             break
         kinks.append(kink)
-        smooth = np.linalg.qr(np.hstack([smooth, _column(u, root, np.array([kink.location]), kink.power)]))[0]
+        smooth = np.linalg.qr(np.hstack([smooth, _truncated_powers(u, root, np.array([kink.location]), kink.power)]))[0]
     return tuple(kinks)
 
 
@@ -91,7 +84,7 @@ def find_noisy_kinks(
 ) -> tuple[Kink, ...]:
     """Kinks that noisy values show: a truncated power that does, in one stroke, the work of many polynomials.
 
-    It counts where fewer than half as many polynomials are wanted beside it as without it, of up to `degrees`, and
+    It counts where fewer than half as many polynomials are wanted with it as without it, of up to `degrees`, and
     the fit is no worse. `values` have noise of variance 1 in every component at weight 1; a function is wanted while
     its coefficient is about twice its error.
     """
@@ -105,16 +98,16 @@ def find_noisy_kinks(
     count = np.arange(1, len(values_in) + 1)
     worth = np.cumsum(np.sum(values_in**2, axis=1)) - 4 * d * count
     alone, best, pick, price = count[np.argmax(worth)], np.max(worth), 0, 4 * (d + 2)
-    for power in POWERS[:3]:  # beside every number of polynomials at once
-        column = _column(u, root, _PLACES, power)
+    for power in POWERS[:3]:  # with every number of polynomials at once
+        column = _truncated_powers(u, root, _PLACES, power)
         inside = smooth.T @ column
         norm = np.sum(column**2, axis=0) - np.cumsum(inside**2, axis=0)
         match = column.T @ data - np.cumsum(inside[:, :, None] * values_in[:, None], axis=0)
         usable = norm > 1e-8 * np.sum(column**2, axis=0)
         gain = np.where(usable, np.sum(match**2, axis=2) / np.where(usable, norm, 1), 0)
         total = worth[:, None] + gain - price
-        beside = count[np.argmax(total, axis=0)]
-        highest = np.where(2 * (beside + 1) <= alone, np.max(total, axis=0), -np.inf)
+        along = count[np.argmax(total, axis=0)]
+        highest = np.where(2 * (along + 1) <= alone, np.max(total, axis=0), -np.inf)
         if highest.max() > best:
-            best, pick = highest.max(), int(beside[np.argmax(highest)])
+            best, pick = highest.max(), int(along[np.argmax(highest)])
     return find_kinks(u, values, pick, mass, least=price + 2 * np.log(len(u)), powers=POWERS[:3]) if pick else ()

@@ -8,19 +8,19 @@ with $\sigma$ the sigmoid. Contexts do not depend on the data, and each level ha
 
 import os
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from ..checks import positive, whole
-from ..problem.data import Levels, Product, concrete
-from ..problem.distributions import Uniform
-from ..problem.domain import Interval
-from ..problem.problem import Problem
+from ..problem import Interval, Levels, Problem, Product, Uniform
 from . import softmax
 from .images import Images, digits, load
 from .instance import Instance
@@ -28,25 +28,30 @@ from .instance import Instance
 SIZES = {"digits": (1_000, 300), "mnist": (19_000, 1_000)}
 
 
-def cross_entropy(x: Array, y: Float[Array, "pixels classes"], xi: Array, eta: dict[str, Array]) -> Float[Array, ""]:
+def cross_entropy(
+    x: ArrayLike, y: Float[Array | np.ndarray, "pixels classes"], xi: ArrayLike, eta: dict[str, Array]
+) -> Float[Array, ""]:
     r"""$CE(X y / \xi, Y)$ of one image: the upper objective, which does not look at ``x``."""
-    return -jax.nn.log_softmax(eta["image"] @ y / xi)[eta["label"]]
+    image, temperature = (jnp.asarray(v, y.dtype) for v in (eta["image"], xi))
+    return -jax.nn.log_softmax(image @ y / temperature)[eta["label"]]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class WeightedEntropy:
+class WeightedEntropy(eqx.Module):
     r"""$\sigma(x_i)\, CE(X_i y / \xi, Y_i) + \lambda |y|^2$ of the training image ``i = eta["index"]``: ``g``."""
 
     regulariser: float = 1e-3
 
-    def __call__(self, x: Array, y: Array, xi: Array, eta: dict[str, Array]) -> Float[Array, ""]:
+    def __call__(
+        self,
+        x: Float[Array | np.ndarray, " n"],
+        y: Float[Array | np.ndarray, "pixels classes"],
+        xi: ArrayLike,
+        eta: dict[str, Array],
+    ) -> Float[Array, ""]:
         return jax.nn.sigmoid(x[eta["index"]]) * cross_entropy(x, y, xi, eta) + self.regulariser * jnp.sum(y**2)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class CleaningTruth:
+class CleaningTruth(eqx.Module):
     """What was done to the training labels, and the exact classifiers for any weights.
 
     - `clean_labels`: the labels before; `labels`: those of the training data.
@@ -60,37 +65,39 @@ class CleaningTruth:
     redrawn: Bool[np.ndarray, " n"]
     corrupted: Bool[np.ndarray, " n"]
     lower: WeightedEntropy
-    classes: int = field(metadata={"static": True})
+    classes: int = eqx.field(static=True)
 
     def fit(
         self,
-        x: Float[Array, " n"],
-        xi: Float[Array, " m"],
+        x: Float[Array | np.ndarray, " n"],
+        xi: Float[Array | np.ndarray, " m"],
         start: Float[Array, "m pixels classes"] | None = None,
         tolerance: float = 1e-6,
-    ) -> softmax.Fit:
+    ) -> softmax.ExactClassifiers:
         """The exact classifiers with how exact they are; see ``softmax.fit``."""
         weights = jax.nn.sigmoid(jnp.asarray(x))
         return softmax.fit(
             self.images, self.labels, weights, jnp.asarray(xi), self.lower.regulariser, self.classes, start, tolerance
         )
 
-    def y(self, x: Float[Array, " n"], xi: Float[Array, " m"]) -> Float[Array, "m pixels classes"]:
+    def y(
+        self, x: Float[Array | np.ndarray, " n"], xi: Float[Array | np.ndarray, " m"]
+    ) -> Float[Array, "m pixels classes"]:
         """Exact classifiers."""
         return self.fit(x, xi).y
 
 
 def exact_classifiers(
     instance: Instance,
-    x: Float[Array, " n"],
-    temperatures: Float[Array, " m"],
-    start: Float[Array, "m pixels classes"] | None = None,
+    x: ArrayLike,
+    temperatures: ArrayLike | Sequence[float],
+    start: ArrayLike | None = None,
     tolerance: float = 1e-6,
 ) -> Float[Array, "m pixels classes"]:
     r"""$y^\star(x, \xi)$ over all training images, for each of the given temperatures.
 
     The gradient of each is at most `tolerance` of its size at ``y = 0``, in the precision of the images; a warning
-    says so where that was not reached. Can be jitted, and mapped over ``x``; under either, ``instance.truth.fit`` tells
+    says so where that was not reached. Can be jitted, and mapped over ``x``; under either, ``instance.truth.fit`` says
     what was reached. `start` is a first guess, such as the classifiers at an ``x`` nearby.
     """
     count, (pixels, classes) = len(instance.problem.x0), instance.problem.y0.shape
@@ -99,12 +106,12 @@ def exact_classifiers(
         raise ValueError(f"x must have shape ({count},), one number a training image, got {x.shape}.")
     if temperatures.ndim != 1 or len(temperatures) == 0:
         raise ValueError(f"temperatures must be a list of at least one, shape (m,), got {temperatures.shape}.")
-    if concrete(temperatures) and not bool(jnp.all((temperatures > 0) & jnp.isfinite(temperatures))):
+    if not isinstance(temperatures, Tracer) and not bool(jnp.all((temperatures > 0) & jnp.isfinite(temperatures))):
         raise ValueError("temperatures must be positive and finite: logits are divided by them.")
     if start is not None and jnp.shape(start) != (len(temperatures), pixels, classes):
         raise ValueError(f"start must have shape {(len(temperatures), pixels, classes)}, got {jnp.shape(start)}.")
     found = instance.truth.fit(x, temperatures, start, tolerance)
-    if concrete(found.gradient) and not bool(jnp.all(found.gradient <= tolerance)):
+    if not isinstance(found.gradient, Tracer) and not bool(jnp.all(found.gradient <= tolerance)):
         worst = int(jnp.argmax(jnp.nan_to_num(found.gradient, nan=jnp.inf)))
         warnings.warn(
             f"exact_classifiers: the gradient at temperature {float(temperatures[worst]):.3g} is "
@@ -182,10 +189,10 @@ def cleaning(
     labels = np.where(redrawn, rng.integers(images.classes, size=train), clean).astype(np.int32)
 
     domain = Interval(coldest, hottest)
-    data = lambda pixels, labels: {"image": pixels.astype(kind), "label": labels.astype(np.int32)}
-    below = data(images.images[chosen[:train]], labels) | {"index": np.arange(train, dtype=np.int32)}
-    above = data(images.images[chosen[train:]], images.labels[chosen[train:]])
-    seen = Levels(upper=Product(Uniform(domain), above), lower=Product(Uniform(domain), below))
+    crossed = lambda data: Product(Uniform(domain), data)
+    pairs = lambda pixels, labels: {"image": pixels.astype(kind), "label": labels.astype(np.int32)}
+    seen = pairs(images.images[chosen[:train]], labels) | {"index": np.arange(train, dtype=np.int32)}
+    levels = Levels(crossed(pairs(images.images[chosen[train:]], images.labels[chosen[train:]])), crossed(seen))
     lower = WeightedEntropy(regulariser)
     problem = Problem(
         upper=cross_entropy,
@@ -194,7 +201,6 @@ def cleaning(
         y0=jnp.zeros((images.images.shape[1], images.classes), kind),
         domain=domain,
     )
-    kept = seen.lower.eta  # pyright: ignore[reportAttributeAccessIssue]
+    kept = levels.lower.eta  # pyright: ignore[reportAttributeAccessIssue]
     truth = CleaningTruth(kept["image"], kept["label"], clean, redrawn, labels != clean, lower, images.classes)
-    test = Product(Uniform(domain), data(images.test_images, images.test_labels))
-    return Instance(problem, seen, test, truth)
+    return Instance(problem, levels, crossed(pairs(images.test_images, images.test_labels)), truth)

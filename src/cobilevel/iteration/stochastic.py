@@ -12,65 +12,33 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree, UInt32
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from .. import trees
 from ..checks import whole
-from ..reduction.reduced import Reduced
-from ..reduction.result import Result
+from ..derivatives import Ledger
+from ..reduction import Bilevel, Result
 from .curvature_scales import Scales, Start, measure
-from .draws import Draws
-from .loop import Solver, State, fresh
+from .draws import DrawPosition, Draws
 from .schedules import Schedule, at, check_schedule, is_optax, traced
+from .solver import Clock, Solver
+from .stochastic_state import SPAN, Average, Outer, StochasticState, Trend
 
-_MEMORY, _SPAN = 0.99, 100  # of the moving averages by which a run is judged: about the last hundred steps
+_MEASURING = 0x5CA1E  # folded into the key of a run for measuring, so that the draws of the run are those of the key
+_FAR = 1e8  # times the size of the start: iterates this large are lost, although they are finite still
+_FINEST = 30  # the least tolerance, in units of the precision: the rounding of a hypergradient is of that order
+_STILL = 8  # roundings of x, times the curvature, below which a gradient cannot be resolved
 
 
 def _outer(value: Any) -> Any:
     return value if is_optax(value) else traced(value)
 
 
-def _projected(reduced: Reduced, x: PyTree, direction: PyTree, rate: Any) -> PyTree:
-    """The part of a direction that the bounds leave: ``(x - P(x - rate * direction)) / rate``, without its rounding."""
-
-    def leaf(x, d, lo, hi):
-        length = jnp.asarray(rate, x.dtype)
-        safe = jnp.where(length > 0, length, 1)
-        ahead = x - length * d
-        return jnp.where(ahead < lo, (x - lo) / safe, jnp.where(ahead > hi, (x - hi) / safe, d))
-
-    return jax.tree.map(leaf, x, direction, *reduced.problem.x_bounds)
-
-
-class StochasticState(State):
-    """`memory` is what the algorithm itself remembers; the rest is shared."""
-
-    key: Array
-    drawn: tuple[UInt32[Array, ""], UInt32[Array, ""]]
-    memory: PyTree[Array]
-    optimizer: PyTree[Array]
-    scales: Scales
-    value: Float[Array, ""]
-    direction: PyTree[Array]
-    trend: PyTree[Array]
-    power: Float[Array, ""]
-    echo: Float[Array, ""]
-    first: Float[Array, ""]
-    x_mean: PyTree[Array]
-    W_mean: PyTree[Array]
-    averaged: Int[Array, ""]
-
-
-def _bounces(s: StochasticState) -> Array:
-    """Whether successive hypergradients mostly undo each other: the outer steps are too long."""
-    return s.echo < -s.power / 2
-
-
 class Stochastic(Solver):
     """A solver that works on small batches.
 
-    **Arguments** common to all; step sizes are numbers or functions of the step (``Polynomial``, ``Cosine``, Optax's
-    schedules). Those left out are set from the scales of the problem, measured at the start and told in
+    **Arguments** common to all; step sizes are numbers or functions of the step (``PolynomialDecay``, ``Cosine``,
+    Optax's schedules). Those left out are set from the scales of the problem, measured at the start and reported in
     ``solution.choices``.
 
     - `inner`: the step size of the lower level.
@@ -82,9 +50,7 @@ class Stochastic(Solver):
       size at ``x0``.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("batch",)
-    schedules: ClassVar[tuple[str, ...]] = ("inner", "outer")
-    fractions: ClassVar[tuple[str, ...]] = ("momentum", "probability")  # settings that may not exceed 1
+    schedules: ClassVar[tuple[str, ...]] = ("inner", "outer")  # settings that are numbers or functions of the step
     counts: ClassVar[tuple[tuple[str, int], ...]] = ()  # whole numbers and the least they may be
     exact: ClassVar[bool] = False  # whether the estimates lose all noise and bias at the solution
     default_steps: ClassVar[int] = 20_000
@@ -99,140 +65,134 @@ class Stochastic(Solver):
 
     def __check_init__(self):
         name = type(self).__name__
-        for setting in (*self.schedules, "neumann", "difference"):
-            check_schedule(f"{name}: {setting}", getattr(self, setting, None), self.fractions)
-        for setting, least, most in (("average", 0, 1), ("tolerance", 0, np.inf)):
+        for setting in self.schedules:
+            most = 1.0 if setting == "momentum" else np.inf  # a weight of averages
+            check_schedule(f"{name}: {setting}", getattr(self, setting), most)
+        for setting, most in (("average", 1), ("tolerance", np.inf)):
             value = getattr(self, setting)
-            if isinstance(value, np.ndarray) and not least <= value <= most:
-                raise ValueError(f"{name}: {setting} must lie between {least} and {most}, got {value}.")
+            if isinstance(value, np.ndarray) and not 0 <= value <= most:
+                raise ValueError(f"{name}: {setting} must lie between 0 and {most}, got {value}.")
         if not isinstance(self.shuffle, bool):
             raise TypeError(f"{name}: shuffle must be True or False, got {self.shuffle!r}.")
-        for name, least in (("batch", 1), *self.counts):
-            if getattr(self, name) is not None:
-                whole(f"{type(self).__name__}: {name}", getattr(self, name), least)
+        for setting, least in (("batch", 1), *self.counts):
+            if getattr(self, setting) is not None:
+                whole(f"{name}: {setting}", getattr(self, setting), least)
 
     @abstractmethod
     def defaults(self, scales: Scales) -> dict[str, Schedule]:
         """The schedules to use where none is given."""
 
-    def begin(self, reduced: Reduced, start: Start, ledger: Any) -> tuple[PyTree, Any]:
+    def needed(self) -> tuple[str, ...]:
+        """The settings for which, where they are left out, the scales are measured."""
+        return self.schedules
+
+    def begin(self, reduced: Bilevel, start: Start, ledger: Ledger) -> tuple[PyTree, Ledger]:
         """What the algorithm remembers before its first step; and the ledger."""
         return (), ledger
 
     @abstractmethod
-    def update(self, reduced: Reduced, s: Any, draw: Draws, rate: Any) -> Any:
-        """The next state: ``W``, ``memory``, ``value``, ``ledger``, and ``x`` by ``move``."""
+    def update(self, reduced: Bilevel, s: StochasticState, draw: Draws, rate: SimpleNamespace) -> StochasticState:
+        """The next state: ``W``, ``memory`` and ``ledger`` by ``replace``, ``x`` and the upper value by ``move``."""
 
     # -- the rest is the same for all
 
-    def measure(self, reduced, key):
-        if all(getattr(self, name) is not None for name in self.needed()):
-            return None
-        return measure(reduced, key, self.batch)
-
-    def needed(self) -> tuple[str, ...]:
-        """The settings that must be given, or else are measured."""
-        return self.schedules
-
-    def rates(self, s: StochasticState) -> SimpleNamespace:
-        """All step sizes at this step."""
+    def rates(self, s: StochasticState, step: Int[Array, ""]) -> SimpleNamespace:
+        """All step sizes at a step."""
         given = {name: getattr(self, name) for name in self.schedules}
-        missing = [name for name, value in given.items() if value is None]
-        if missing:
-            given |= {name: value for name, value in self.defaults(s.scales).items() if name in missing}
-        dtype = s.value.dtype
-        return SimpleNamespace(**{k: v if is_optax(v) else at(v, s.step, dtype) for k, v in given.items()})
+        if any(value is None for value in given.values()):
+            set_from = self.defaults(s.scales)
+            given = {name: set_from[name] if value is None else value for name, value in given.items()}
+        return SimpleNamespace(**{k: v if is_optax(v) else at(v, step, s.dtype) for k, v in given.items()})
 
-    def init(self, reduced, key, steps, measured=None):
-        start = Start.plain(reduced) if measured is None else measured
-        common = fresh(reduced, steps)
-        zero = jnp.zeros((), jax.tree.leaves(start.W)[0].dtype)
-        memory, ledger = self.begin(reduced, start, start.ledger)
-        x = common["x"]
-        bent = jnp.where(start.definite, Result.RUNNING, Result.NOT_CONVEX)
-        result = jnp.where(start.solved, bent, Result.LOWER_FAILED).astype(jnp.int32)
-        return StochasticState(
-            **(common | {"W": start.W, "ledger": ledger, "result": result}),
-            key=key,
-            drawn=(jnp.uint32(0), jnp.uint32(0)),
-            memory=memory,
-            optimizer=self.outer.init(x) if is_optax(self.outer) else (),
-            scales=start.scales,
-            value=zero,
-            direction=trees.zeros(x),
-            trend=trees.zeros(x),
-            power=zero,
-            echo=zero,
-            first=jnp.where(start.scales.gradient >= 0, start.scales.gradient, 0),
-            x_mean=x,
-            W_mean=start.W,
-            averaged=jnp.int32(0),
-        )
+    def init(self, reduced, key, steps):
+        start = Start.plain(reduced)
+        if any(getattr(self, name) is None for name in self.needed()):
+            start = measure(reduced, jax.random.fold_in(key, _MEASURING), self.batch)
+        return _first_state(self, reduced, start, key, jnp.asarray(steps, jnp.int32))
 
-    def move(self, reduced: Reduced, s: StochasticState, direction: PyTree, rate: Any) -> StochasticState:
-        """The outer step along minus the direction, projected to the bounds."""
+    def move(
+        self, reduced: Bilevel, s: StochasticState, value: Float[Array, ""], direction: PyTree, rate: Any
+    ) -> StochasticState:
+        """The outer step along minus the direction, projected to the bounds; `value` is the upper one before it."""
         if is_optax(rate):
-            updates, optimizer = rate.update(direction, s.optimizer, s.x)
+            updates, optimizer = rate.update(direction, s.outer.optimizer, s.x)
             x = reduced.project(jax.tree.map(lambda a, u: a + u.astype(a.dtype), s.x, updates))
-            return replace(s, x=x, optimizer=optimizer, direction=_projected(reduced, s.x, direction, 1))
-        x = reduced.project(trees.step(s.x, rate, direction))
-        return replace(s, x=x, direction=_projected(reduced, s.x, direction, rate))
+            length = 1
+        else:
+            x, optimizer, length = reduced.project(trees.step(s.x, rate, direction)), s.outer.optimizer, rate
+        left = reduced.problem.bounds.projected_gradient(s.x, direction, length)
+        return replace(s, x=x, outer=Outer(value, left, optimizer))
 
     def step(self, reduced, state):
-        draw = Draws(self, reduced, state)
-        s = self.update(reduced, state, draw, self.rates(state))
-        dtype = s.value.dtype
-        # the average starts over with each step until the last part begins
-        begun = s.step + 1 > (1 - self.average) * s.limit
-        count = jnp.where(begun, s.averaged + 1, 1)
-        mean = lambda old, new: old + (new - old) / jnp.asarray(count, dtype)
-        size = trees.norm(s.direction)
-        keep = jnp.minimum(jnp.asarray(_MEMORY, dtype), s.step / (s.step + 1).astype(dtype))  # a plain mean at first
-        blend = lambda old, new: keep * old + (1 - keep) * new
+        draw = Draws(reduced, state.draws, state.step, self.batch, self.shuffle)
+        s = self.update(reduced, state, draw, self.rates(state, state.step))
+        wide = lambda number: jnp.asarray(number, float)
+        begun = wide(s.step + 1) > (1 - wide(self.average)) * wide(s.limit)
         return replace(
             s,
-            drawn=tuple(draw.position),
-            trend=jax.tree.map(blend, s.trend, s.direction),
-            power=blend(s.power, size**2),
-            echo=blend(s.echo, trees.dot(state.direction, s.direction)),
-            first=jnp.where((s.step < _SPAN) & ~(s.scales.gradient >= 0), jnp.maximum(s.first, size), s.first),
-            x_mean=jax.tree.map(mean, s.x_mean, s.x),
-            W_mean=jax.tree.map(mean, s.W_mean, s.W),
-            averaged=jnp.where(begun, count, 0).astype(jnp.int32),
+            draws=draw.position,
+            trend=s.trend.after(s.step, state.outer.direction, s.outer.direction, s.scales.gradient >= 0),
+            average=s.average.after(s.x, s.W, begun),
         )
 
     def terminate(self, reduced, state):
-        far = 1e8 * (1 + trees.norm((reduced.x0, reduced.W0)))
-        lost = (trees.norm((state.x, state.W)) > far) & (state.result == Result.RUNNING)
-        result = jnp.where(lost, Result.DIVERGED, state.result)
+        lost = trees.norm((state.x, state.W)) > _FAR * (1 + trees.norm((reduced.x0, reduced.W0)))
+        found = jnp.where(self._small(state), self._good().code, Result.RUNNING.code)
+        return state.clock.outcome(jnp.where(lost, Result.DIVERGED.code, found), state.trend.spent())
+
+    def _good(self) -> Result:
+        return Result.CONVERGED if self.exact else Result.SETTLED
+
+    def _small(self, state: StochasticState) -> Array:
+        """Whether the last hypergradients are below the tolerance."""
         if self.tolerance is None:
-            return result
-        eps, size = jnp.finfo(state.value.dtype).eps, jnp.sqrt(state.power)
-        goal = jnp.maximum(self.tolerance, 30 * eps) * state.first
-        # small, or what rounding x makes of it (where its curvature is known)
-        small = (size <= goal) | (size <= 8 * eps * (1 + trees.norm(state.x)) * state.scales.bend)
+            return jnp.asarray(False)
+        trend, size = state.trend, state.trend.size()
+        goal = self.goal(state)
+        small = (size <= goal) | self.still(state, size)
         if not self.exact:  # or a mean that is small among mere noise: neither bouncing nor drifting to and fro
-            small = small | (trees.norm(state.trend) <= goal) & (jnp.abs(state.echo) <= state.power / 2)
-        good = Result.CONVERGED if self.exact else Result.SETTLED
-        return jnp.where(small & (state.step >= _SPAN) & (result == Result.RUNNING), good, result)
+            small = small | (trees.norm(trend.mean) <= goal) & trend.scatters()
+        return small & (state.step > SPAN)
 
-    def spent(self, state):
-        """At the noise floor if the mean of the last hypergradients is no larger than chance would have it."""
-        drift = trees.norm(state.trend) ** 2
-        chance = (1 - _MEMORY) / (1 + _MEMORY) * (state.power - drift)
-        plain = jnp.where(drift <= 4 * chance, Result.NOISE, Result.BUDGET)
-        return jnp.where(_bounces(state), Result.BOUNCING, plain)
+    def goal(self, state: StochasticState) -> Float[Array, ""]:
+        """The size of the hypergradient at which the run has converged."""
+        finest = _FINEST * jnp.finfo(state.dtype).eps
+        return jnp.maximum(jnp.asarray(self.tolerance, state.dtype), finest) * state.trend.first
 
-    def told(self, state):
+    def still(self, state: StochasticState, size: Float[Array, ""]) -> Array:
+        """Whether a gradient of that size is what rounding ``x`` makes of zero (where its curvature is known)."""
+        rounding = _STILL * jnp.finfo(state.dtype).eps * (1 + trees.norm(state.x))
+        return size <= rounding * state.scales.bend
+
+    def finish(self, state):
         missing = [name for name in self.schedules if getattr(self, name) is None]
-        if not missing:
-            return {}
-        rate = self.rates(replace(state, step=jnp.int32(0)))
-        sizes = ", ".join(f"{name} {float(getattr(rate, name)):.3g}" for name in missing)
-        return {"step sizes": f"{sizes} (at first), from scales: {state.scales.words()}."}
+        words = {}
+        if missing:
+            rate = self.rates(state, jnp.int32(0))
+            sizes = ", ".join(f"{name} {float(getattr(rate, name)):.3g}" for name in missing)
+            words["step sizes"] = f"{sizes} (at first), from scales: {state.scales.words()}."
+        return state.average.x, state.average.W, words
 
-    def answer(self, state):
-        return state.x_mean, state.W_mean
 
-    def record(self, state):
-        return {"upper": state.value, "gradient": trees.norm(state.direction)}
+@eqx.filter_jit
+def _first_state(
+    solver: Stochastic, reduced: Bilevel, start: Start, key: Key[Array, ""], limit: Int[Array, ""]
+) -> StochasticState:
+    """The state before the first step, from a start that is measured or the user's."""
+    memory, ledger = solver.begin(reduced, start, start.ledger)
+    x = reduced.project(reduced.x0)
+    convex = jnp.where(start.definite, Result.RUNNING.code, Result.NOT_CONVEX.code)
+    result = jnp.where(start.solved, convex, Result.LOWER_FAILED.code)
+    optimizer = solver.outer.init(x) if is_optax(solver.outer) else ()
+    return StochasticState(
+        x=x,
+        W=start.W,
+        clock=Clock.start(limit, result),
+        ledger=ledger,
+        draws=DrawPosition.start(key),
+        memory=memory,
+        scales=start.scales,
+        outer=Outer(jnp.zeros((), reduced.dtype), trees.zeros(x), optimizer),
+        trend=Trend.start(x, start.scales.gradient),
+        average=Average(x, start.W, jnp.int32(0)),
+    )

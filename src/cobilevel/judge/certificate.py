@@ -1,13 +1,16 @@
-"""judge.certificate."""
+"""``Certificate``: the figures by which a solution is judged, and how they read."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from ..checks import positive
 from .estimates import Estimate
+
+_ROUNDING_GAP = 1e-12  # a gap, relative to the gradient, that rounding explains
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class Certificate:
     sensitivity_error: Estimate | None
     hypergradient_gap: Estimate | None
     lower_loss: Estimate
-    gradient: PyTree
-    parts: dict[str, PyTree]
+    gradient: PyTree[Array]
+    parts: Mapping[str, PyTree[Array]]
     mode: str
     compared: str
     bound: float | None
@@ -68,8 +71,12 @@ class Certificate:
 
     @property
     def stationary(self) -> bool:
-        """Whether the gradient cannot be told from zero on these samples; not where it could not be measured."""
-        return self.gradient_norm.interval[0] == 0 and bool(np.isfinite(self.gradient_norm.error))
+        """Whether the gradient is indistinguishable from zero on these samples: its interval reaches down to zero.
+
+        That is no proof that it is zero: fewer samples make more points stationary, and the end of
+        ``gradient_norm.interval`` says how large it may still be. Never true where it could not be measured.
+        """
+        return self.gradient_norm.low == 0 and bool(np.isfinite(self.gradient_norm.error))
 
     @property
     def blame(self) -> str:
@@ -80,7 +87,7 @@ class Certificate:
         total, scale = sum(sizes.values()), float(np.linalg.norm(ravel_pytree(self.gradient)[0]))
         if not np.isfinite(total):
             return "unknown"
-        if total <= 1e-12 * (1 + scale):
+        if total <= _ROUNDING_GAP * (1 + scale):
             return "rounding"
         return ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in sizes.items())
 
@@ -88,7 +95,7 @@ class Certificate:
         lines = [
             f"Certificate({self.mode} mode, {self.samples} samples: compared with {self.compared})",
             f"  gradient of F          {self.gradient_norm!r}"
-            + ("  not to be told from 0" if self.stationary else "")
+            + ("  indistinguishable from zero" if self.stationary else "")
             + (f"  ({self.blocked} coordinates blocked by bounds left out)" if self.blocked else ""),
             f"  gradient of F_Phi      {self.reduced_gradient_norm!r}",
         ]

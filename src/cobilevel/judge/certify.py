@@ -2,40 +2,29 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ..basis.richer import enrich
-from ..basis.whitening import Orthonormal
+from .. import trees
+from ..basis import Basis, Orthonormal, richer_basis
 from ..keys import as_key
-from ..lower.damped_newton import DENSE_LIMIT
-from ..lower.per_context import MISSING
-from ..problem.data import Data, Product, Samples, Stream, levels, without_idle
-from ..problem.domain import Finite
-from ..problem.problem import Problem
-from ..problem.study import check, lower_depends_on_noise
-from ..reduction.batches import contexts_of
-from ..reduction.solution import Solution, check_solution
+from ..lower import DENSE_LIMIT, MISSING, law_is_known
+from ..problem import Data, Problem, Study
+from ..reduction import Solution
+from .against_exact import measure_exactly
+from .against_richer import measure_against_richer
 from .certificate import Certificate, Constants
-from .enriched_gap import enriched_gap, reduced_gap
-from .estimates import freedom_of, mean_estimate, norm_estimate
-from .evaluate import losses
-from .exact_gap import exact_gap
-from .gap import GROUPS, Gap
+from .estimates import norm_estimate
+from .evaluate import in_precision_of, mean_loss
+from .galerkin import measure_reduced
+from .measured import Measured, NoisyVector
+from .spread import GROUPS
 
-_STREAM_ROWS = 4000
-
-
-_NUMBERS = 2e8  # the most numbers held for derivatives by context
-
-
-_WIDEST = 512  # the largest y whose Hessian is taken context by context
-
-
-_SAMPLES_EACH = 8  # for each function of the richer basis
-
+_MOST_DERIVATIVES = 2e8  # numbers held for second derivatives context by context: 1.6 GB
+_WIDEST_Y = 512  # the largest y whose Hessian is taken context by context
+_ROUNDING = 2 / 3  # the power of the precision, relative to single rows, that gradients are trusted to
+_UNSURE = "the gradient, or its noise, could not be measured: too few samples, or NaN in upper or lower at the policy"
 
 MODES = ("exact", "enriched", "held-out")
 
@@ -61,103 +50,87 @@ def certify(
     - `constants`: Lipschitz constants, to evaluate the corrected theorem's bound.
     - `draws`, `key`: draws of noise at a context where ``problem.conditional`` is used, and their seed.
     """
-    check(problem, samples)
-    check_solution(problem, solution)
-    samples = without_idle(samples)
+    study = Study.of(problem, samples)
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, or None to have it chosen; got {mode!r}.")
-    if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((solution.x, solution.W))):
+    solution, base = in_precision_of(study, solution), as_key(key)
+    if not bool(trees.finite((solution.x, solution.W))):
         raise ValueError("solution holds NaN or infinity, so there is nothing to certify; see solution.result.")
-    base = as_key(key)
-    above, below = levels(samples)
-    drawn = [
-        level.draw(jax.random.fold_in(base, k), _STREAM_ROWS) if isinstance(level, Stream) else level
-        for k, level in enumerate((above, above if above is below else below))
-    ]
-    above, below = (drawn[0], drawn[0]) if above is below else drawn
-    richer = _richer(problem, solution, above, below)
-    possible = _possible(problem, solution, above, below, richer)
-    mode = next(name for name in MODES if not possible[name]) if mode is None else mode
-    if possible[mode]:
-        raise ValueError(f'mode="{mode}" is not possible: {possible[mode]}')
+    study = study.finite(base)
+    richer = _richer(study, solution)
+    impossible = _impossible(study, solution, richer)
+    mode = next(name for name in MODES if not impossible[name]) if mode is None else mode
+    if impossible[mode]:
+        raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
     if mode == "exact":
-        found = exact_gap(problem, solution, above, below, draws, base, richer)
+        found = measure_exactly(study, solution, draws, base, richer)
         compared = "exact lower-level solutions at each context"
-    elif mode == "enriched" and isinstance(above, Samples) and isinstance(below, Samples) and richer is not None:
-        found = enriched_gap(problem, solution, above, below, richer)
-        compared = f"{richer!r}"
+    elif mode == "enriched" and richer is not None:
+        found = measure_against_richer(study, solution, richer)
+        compared = repr(richer)
     else:
-        found = reduced_gap(problem, solution, above, below)
+        found = measure_reduced(study, solution)
         compared = "nothing beyond this basis: the gradient is the reduced problem's"
-    return _certificate(problem, solution, above, below, found, mode, compared, constants)
+    return _certificate(study, solution, found, mode, compared, constants)
 
 
-def _richer(problem, solution, above, below):
-    """A richer basis that the samples bear, or None."""
-    contexts = contexts_of(below)
-    distinct = len(np.unique(np.asarray(contexts.xi), axis=0))
-    noisy = lower_depends_on_noise(problem, below) and isinstance(below, Samples)
-    size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
-    borne = int(1 + freedom_of(np.asarray(contexts.mean_one_weights()) / len(contexts)))
-    most = min(distinct // 2, borne // _SAMPLES_EACH if noisy else distinct, DENSE_LIMIT // size)
-    richer = enrich(solution.basis.basis, problem.domain, solution.basis.size, most)
+def _richer(study: Study, solution: Solution) -> Basis | None:
+    """A richer basis that the samples support, if any."""
+    most = min(study.lower.contexts().supported(study.noisy), DENSE_LIMIT // study.problem.sizes[1])
+    richer = richer_basis(solution.basis.basis, study.problem.domain, solution.basis.size, most)
     return richer if richer is None or isinstance(richer, Orthonormal) else Orthonormal(richer)
 
 
-def _possible(problem, solution, above, below, richer) -> dict[str, str]:
+def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[str, str]:
     """For each mode why it is not possible, empty where it is."""
-    size, width = (sum(leaf.size for leaf in jax.tree.leaves(part)) for part in (problem.y0, problem.x0))
-    contexts = len(above.context_rule() if isinstance(above, Product) else above)
-    dense = solution.basis.size * size <= DENSE_LIMIT
-    known = (
-        not lower_depends_on_noise(problem, below)
-        or isinstance(below, Product)
-        or isinstance(problem.domain, Finite)
-        or problem.conditional is not None
-    )
-    large = f"N d_y = {solution.basis.size * size} coefficients are more than {DENSE_LIMIT}."
-    exact = "" if known else f"{MISSING[0].upper()}{MISSING[1:]}"
-    if size > _WIDEST or contexts * size * (size + width) > _NUMBERS:
-        exact = exact or f"second derivatives of {size} x {size + width} at {contexts} contexts do not fit."
-    exact = exact or ("" if dense else large)
-    joint = isinstance(above, Samples) and isinstance(below, Samples)
-    enriched = "" if dense else large
-    enriched = enriched or ("" if joint else "it compares on joint samples, and these are Product data.")
-    enriched = enriched or ("" if richer is not None else "the samples bear no richer basis, or there is none.")
-    return {"exact": exact, "enriched": enriched, "held-out": ""}
+    d_x, d_y = study.problem.sizes
+    contexts, coefficients = len(study.upper.contexts()), solution.basis.size * d_y
+    large = "" if coefficients <= DENSE_LIMIT else f"N d_y = {coefficients} coefficients are more than {DENSE_LIMIT}."
+    unknown = "" if law_is_known(study) else f"{MISSING[0].upper()}{MISSING[1:]}"
+    many = ""
+    if d_y > _WIDEST_Y or contexts * d_y * (d_y + d_x) > _MOST_DERIVATIVES:
+        many = f"second derivatives of {d_y} x {d_y + d_x} at {contexts} contexts do not fit."
+    crossed = "it compares on joint samples, and these are Product data."
+    crossed = crossed if study.upper.crossed or study.lower.crossed else ""
+    alone = "the samples support no richer basis, or there is none." if richer is None else ""
+    return {"exact": unknown or many or large, "enriched": large or crossed or alone, "held-out": ""}
 
 
-def _certificate(problem, solution, above, below, found: Gap, mode, compared, constants) -> Certificate:
+def _certificate(
+    study: Study, solution: Solution, found: Measured, mode: str, compared: str, constants: Constants | None
+) -> Certificate:
+    """The figures of merit, from what was measured."""
     x, unravel = ravel_pytree(solution.x)
-    lo, hi = (np.asarray(ravel_pytree(side)[0]) for side in problem.x_bounds)
-    gradient, x = found.gradient[0], np.asarray(x)
-    free = ~(((x <= lo) & (gradient > 0)) | ((x >= hi) & (gradient < 0)) | (lo == hi))
-    rounding = (np.finfo(x.dtype).eps ** (2 / 3) * found.scale) ** 2 / max(len(x), 1) * np.eye(len(x))
-    norm = lambda pair: norm_estimate(pair[0][free], (pair[1] + rounding)[np.ix_(free, free)], found.freedom)
-    gap = None if found.difference is None else norm_estimate(*found.difference, GROUPS - 1, cautious=True)
+    as_x = lambda vector: unravel(jnp.asarray(vector, x.dtype))
+    gradient, errors = found.gradient.mean, found.errors
+    free = np.asarray(study.problem.bounds.flat().free(x, jnp.asarray(gradient, x.dtype)))
+    rounding = (study.eps**_ROUNDING * found.scale) ** 2 / max(len(x), 1) * np.eye(len(x))
+
+    def norm(vector: NoisyVector):
+        return norm_estimate(vector.mean[free], (vector.covariance + rounding)[np.ix_(free, free)], found.freedom)
+
+    difference = found.difference
     bound = None
-    if constants is not None and found.adjoint_error is not None and found.sensitivity_error is not None:
-        spread = float(np.sqrt(found.adjoint_error.interval[1] * found.sensitivity_error.interval[1]))
-        bound = float(np.linalg.norm(found.reduced[0][free])) + constants.policy * found.distance + spread
-    unsure = (
-        "the gradient, or its noise, could not be measured: too few samples, or NaN in upper or lower at the policy"
-    )
-    rows = below.context_rule() if isinstance(below, Product) else below
-    values = losses(problem.lower, solution.x, solution.policy(rows.xi), rows.xi, below.eta, isinstance(below, Product))
+    if constants is not None and errors is not None:
+        spread = float(np.sqrt(errors.adjoint.high * errors.sensitivity.high))
+        bound = float(np.linalg.norm(found.reduced.mean[free])) + constants.policy * errors.distance + spread
+    policy = solution.policy(study.lower.contexts().xi)
     return Certificate(
         gradient_norm=norm(found.gradient),
         reduced_gradient_norm=norm(found.reduced),
-        policy_error=found.policy_error,
-        adjoint_error=found.adjoint_error,
-        sensitivity_error=found.sensitivity_error,
-        hypergradient_gap=gap,
-        lower_loss=mean_estimate(values, np.asarray(rows.mean_one_weights(), float) / len(rows)),
-        gradient=unravel(jnp.asarray(gradient, x.dtype)),
-        parts={name: unravel(jnp.asarray(part, x.dtype)) for name, part in found.parts.items()},
+        policy_error=None if errors is None else errors.policy,
+        adjoint_error=None if errors is None else errors.adjoint,
+        sensitivity_error=None if errors is None else errors.sensitivity,
+        hypergradient_gap=None
+        if difference is None
+        else norm_estimate(difference.mean, difference.covariance, GROUPS - 1, cautious=True),
+        lower_loss=mean_loss(study.problem.lower, solution.x, policy, study.lower),
+        gradient=as_x(gradient),
+        parts={name: as_x(part) for name, part in found.parts.items()},
         mode=mode,
         compared=compared,
         bound=bound,
-        samples=above.eta_rows if isinstance(above, Product) else len(above),
+        samples=study.upper.count or 0,
         blocked=int(np.sum(~free)),
-        trouble=found.trouble or ("" if np.all(np.isfinite(found.gradient[1])) else unsure),
+        trouble=found.trouble or ("" if np.all(np.isfinite(found.gradient.covariance)) else _UNSURE),
     )

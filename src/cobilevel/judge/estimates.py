@@ -1,4 +1,4 @@
-"""Estimates that carry their uncertainty, and intervals for the length of a vector known only with noise."""
+"""``Estimate``: a number with its standard error and a 95% interval, and the ways to one."""
 
 from typing import Any
 
@@ -6,10 +6,11 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, stats
 
-LEVEL = 0.95
+LEVEL = 0.95  # how often an interval covers the truth
+TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
 
-
-_SHARES = 400  # points at which the length of the noise across is looked at
+_FEWEST_FREE = 0.5  # degrees of freedom below which a spread cannot be measured
+_QUANTILES = 400  # of the noise across a vector, by which its law is represented
 
 
 class Estimate(float):
@@ -24,31 +25,116 @@ class Estimate(float):
         self.interval = (float(value), float(value)) if interval is None else (float(interval[0]), float(interval[1]))
         return self
 
-    def __repr__(self):
+    @staticmethod
+    def of(value: float, error: float, freedom: float = np.inf, least: float = -np.inf) -> "Estimate":
+        """From a value and its standard error, by Student's t (by the normal law at infinite `freedom`).
+
+        The truth is known to be no less than `least`. Where value or error is not a number, nothing else is known.
+        """
+        value = float(np.maximum(value, least))
+        if not np.isfinite(error) or not np.isfinite(value):
+            return Estimate(value, np.nan, (least, np.inf))
+        law: Any = stats.norm if np.isinf(freedom) else stats.t(freedom)
+        reach = float(law.ppf(TAILS[1])) * float(error)
+        return Estimate(value, error, (max(value - reach, least), value + reach))
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.interval[0]
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.interval[1]
+
+    def exp(self) -> "Estimate":
+        """The exponential of a number estimated by its logarithm: ends are carried over, the error to first order."""
+        value = float(np.exp(float(self)))
+        return Estimate(value, value * self.error, (float(np.exp(self.low)), float(np.exp(self.high))))
+
+    def words(self, digits: int = 3) -> str:
+        """The value, and its interval where it has an error."""
         if not self.error:
-            return f"{float(self):.3g}"
-        return f"{float(self):.3g} [{self.interval[0]:.3g}, {self.interval[1]:.3g}]"
+            return f"{float(self):.{digits}g}"
+        return f"{float(self):.{digits}g} [{self.low:.{digits}g}, {self.high:.{digits}g}]"
+
+    def __repr__(self):
+        return self.words()
 
     def __reduce__(self):
         return Estimate, (float(self), self.error, self.interval)
 
 
-def freedom_of(shares: np.ndarray) -> float:
+def freedom_of(shares: Float[np.ndarray, " n"]) -> float:
     """How many independent rows beyond the first weights that sum to 1 stand for."""
-    return 1 / float(np.sum(np.asarray(shares, float) ** 2)) - 1
+    return 1 / float(np.sum(shares**2)) - 1
 
 
-def mean_estimate(values: Any, shares: Any) -> Estimate:
-    """A weighted mean of independent values, the weights summing to 1; never below zero where no value is."""
-    table = np.asarray(values, dtype=float)
-    mean = float(shares @ table)
-    freedom = freedom_of(shares)
-    if freedom < 0.5:
-        return Estimate(mean, np.nan, (0.0 if np.all(table >= 0) else -np.inf, np.inf))
+def measurable(shares: Float[np.ndarray, " n"]) -> bool:
+    """Whether rows with these weights are enough to measure how they spread."""
+    return freedom_of(shares) >= _FEWEST_FREE
+
+
+def mean_estimate(values: Any, shares: Any, least: float | None = None) -> Estimate:
+    """A weighted mean of independent values, the weights summing to 1.
+
+    The truth is no less than `least`; by default zero where no value is below it.
+    """
+    table, shares = np.asarray(values, dtype=float), np.asarray(shares, dtype=float)
+    if least is None:
+        least = 0.0 if np.all(table >= 0) else -np.inf
+    mean, freedom = float(shares @ table), freedom_of(shares)
+    if not measurable(shares):
+        return Estimate.of(mean, np.nan, least=least)
     error = float(np.sqrt(np.sum(shares**2 * (table - mean) ** 2) * (1 + 1 / freedom)))
-    reach = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * error
-    low = max(mean - reach, 0.0) if np.all(table >= 0) else mean - reach
-    return Estimate(mean, error, (low, mean + reach))
+    return Estimate.of(mean, error, freedom, least)
+
+
+def runs_estimate(values: Any) -> Estimate:
+    """The mean over independent runs of an experiment."""
+    table = np.asarray(values, dtype=float)
+    return mean_estimate(table, np.full(len(table), 1 / len(table)), least=-np.inf)
+
+
+class _NoisyLength:
+    r"""The law of the length of a normal estimate of a vector of length $r$.
+
+    With $\sigma^2$ the variance along the vector, and the noise across it as $a \chi^2_\nu$ with the same mean and
+    variance, the estimate's length squared is $(r + \sigma z)^2 + a \chi^2_\nu$.
+    """
+
+    def __init__(self, unit: Float[np.ndarray, " d"], covariance: Float[np.ndarray, "d d"], freedom: float):
+        total, turned = float(np.trace(covariance)), covariance @ unit
+        along = max(float(unit @ turned), 1e-12 * total)
+        self.across = max(total - along, 0.0)
+        squares = max(float(np.sum(covariance**2)) - 2 * float(turned @ turned) + along**2, 0.0)
+        self.sigma = along**0.5
+        self.squares_across = np.zeros(1)
+        if self.across > 1e-9 * along and squares > 0:
+            scale, count = squares / self.across, self.across**2 / squares
+            self.squares_across = scale * stats.chi2.ppf((np.arange(_QUANTILES) + 0.5) / _QUANTILES, count)
+        self.law: Any = stats.norm if np.isinf(freedom) else stats.t(freedom)
+
+    def shorter(self, r: float, seen: float) -> float:
+        """The probability that an estimate of a vector of length ``r`` is shorter than `seen`."""
+        room = np.sqrt(np.maximum(seen**2 - self.squares_across, 0))
+        inside = self.law.cdf((room - r) / self.sigma) - self.law.cdf((-room - r) / self.sigma)
+        return float(np.mean((self.squares_across < seen**2) * inside))
+
+    def interval(self, length: float) -> tuple[float, float]:
+        """The lengths for which the observed one is neither among the 2.5% shortest nor the 2.5% longest."""
+        # shorter ones say no more
+        seen = max(length, float(np.sqrt(np.quantile(self.squares_across, 0.05) + self.sigma**2 / 100)))
+        far = seen + 10 * self.sigma * max(1.0, float(self.law.ppf(TAILS[1])))
+        least = self.shorter(0.0, seen)
+
+        def end(probability: float) -> float:
+            if least <= probability:
+                return 0.0
+            return float(optimize.brentq(lambda r: self.shorter(r, seen) - probability, 0.0, far))  # pyright: ignore
+
+        return end(TAILS[1]), end(TAILS[0] * least)
 
 
 def norm_estimate(
@@ -57,47 +143,22 @@ def norm_estimate(
     freedom: float = np.inf,
     cautious: bool = False,
 ) -> Estimate:
-    r"""The length $r$ of a vector, from a normal estimate with known (at finite `freedom`, estimated) covariance.
+    r"""The length of a vector, from a normal estimate with known (at finite `freedom`, estimated) covariance.
 
-    Noise makes vectors longer: along the vector by nothing on the average, across it by its own square. With $\sigma^2$
-    the variance along, and the noise across as $a \chi^2_\nu$ with the same mean and variance, the estimate's length
-    squared is $(r + \sigma z)^2 + a \chi^2_\nu$. The interval holds every $r$ for which the observed length is neither
-    among the 2.5% shortest (as a share of what noise alone makes shorter, so that no interval is empty) nor the 2.5%
-    longest; it reaches down to 0 where noise alone could have made the vector. There the length as observed is given
-    where the answer should be `cautious`, else what is left of it without noise.
+    Noise makes vectors longer: along the vector by nothing on the average, across it by its own square. The interval
+    holds every length for which the observed one is neither among the 2.5% shortest (as a share of what noise alone
+    makes shorter, so that no interval is empty) nor the 2.5% longest; it reaches down to 0 where noise alone could have
+    made the vector. There the length as observed is given where the answer should be `cautious`, else what is left of
+    it without noise.
     """
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length) or not np.all(np.isfinite(covariance)) or not freedom > 0:
-        return Estimate(length, np.nan, (0.0, np.inf))
-    total = float(np.trace(covariance))
-    if total <= (1e-14 * length) ** 2:
+        return Estimate.of(length, np.nan, least=0.0)
+    if float(np.trace(covariance)) <= (1e-14 * length) ** 2:
         return Estimate(length)
     unit = vector / length if length > 0 else np.linalg.eigh(covariance)[1][:, -1]
-    turned = covariance @ unit
-    along = max(float(unit @ turned), 1e-12 * total)
-    across = max(total - along, 0.0)
-    squares = max(float(np.sum(covariance**2)) - 2 * float(turned @ turned) + along**2, 0.0)
-    sigma = along**0.5
-    tail = (1 - LEVEL) / 2
-    lengths = np.zeros(1)
-    if across > 1e-9 * along and squares > 0:
-        scale, count = squares / across, across**2 / squares
-        lengths = scale * stats.chi2.ppf((np.arange(_SHARES) + 0.5) / _SHARES, count)
-    seen = max(length, float(np.sqrt(np.quantile(lengths, 0.05) + along / 100)))  # shorter ones tell no more
-    room = np.sqrt(np.maximum(seen**2 - lengths, 0))
-    law: Any = stats.norm if np.isinf(freedom) else stats.t(freedom)
-
-    def shorter(r):
-        """The probability that an estimate of a vector of length ``r`` is shorter than the one observed."""
-        return float(np.mean((lengths < seen**2) * (law.cdf((room - r) / sigma) - law.cdf((-room - r) / sigma))))
-
-    def end(probability):
-        if shorter(0.0) <= probability:
-            return 0.0
-        far = seen + 10 * sigma * max(1.0, float(law.ppf(1 - tail)))
-        return float(optimize.brentq(lambda r: shorter(r) - probability, 0.0, far))  # pyright: ignore
-
-    low, high = end(1 - tail), end(tail * shorter(0.0))
-    value = length if cautious and low == 0 else float(np.sqrt(max(length**2 - across, 0.0)))
+    noise = _NoisyLength(unit, covariance, freedom)
+    low, high = noise.interval(length)
+    value = length if cautious and low == 0 else float(np.sqrt(max(length**2 - noise.across, 0.0)))
     high = max(high, value) if cautious else high
-    return Estimate(min(max(value, low), high), sigma, (low, high))
+    return Estimate(min(max(value, low), high), noise.sigma, (low, high))

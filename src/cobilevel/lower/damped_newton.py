@@ -1,4 +1,4 @@
-"""lower.damped_newton."""
+"""A damped Newton method: for the coefficients of the reduced lower level, and for the ``y`` of one context."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ..derivatives.linear_systems import conjugate_gradient, positive_solve
+from ..derivatives import conjugate_gradient, positive_solve
 
 DENSE_LIMIT = 2000  # the largest Hessian that is formed; beyond, only its products with vectors are
 

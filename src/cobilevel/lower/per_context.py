@@ -1,7 +1,4 @@
-r"""Lower levels solved to high accuracy: a damped Newton method, and $y^\star(x, \xi)$ for many contexts at once.
-
-``minimise`` serves both the coefficients ``W`` of the reduced lower level and the single ``y`` of one context.
-"""
+r"""Exact lower-level solutions $y^\star(x, \xi)$, for many contexts at once, and derivatives along them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +11,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
+from ..derivatives import hessian_product, local_model, lower_derivatives, value_and_slope
 from ..keys import as_key
-from ..problem.data import Level, Product, Samples
-from ..problem.domain import Finite
-from ..problem.problem import Problem
-from ..problem.study import example, lower_depends_on_noise
+from ..problem import Finite, Problem, Study
 from .damped_newton import Curvature, Dense, MatrixFree, minimise
+
+_DENSE_Y = 64  # the largest y whose Hessian is formed at each context
+_WORK = 2_000_000  # numbers that contexts solved together may take, about
 
 
 class LowerSolution(eqx.Module):
@@ -61,15 +59,16 @@ class Law(eqx.Module):
         return replace(self, weights=jnp.where(some, weights, self.weights))
 
 
-def law_at(problem: Problem, xi: Shaped[Array, "n ..."], lower: Level, draws: int = 1024, key: Any = 0) -> Law:
+def law_at(study: Study, xi: Shaped[Array, "n ..."], draws: int = 1024, key: Any = 0) -> Law:
     """The conditional law at the contexts: exact where ``lower`` has no noise; all data for ``Product``; the samples of
     each value for a ``Finite`` domain; `draws` draws where the problem has a ``conditional`` sampler. Else raises."""
+    problem, lower = study.problem, study.lower
     xi, domain = jnp.asarray(xi), problem.domain
-    if not lower_depends_on_noise(problem, lower):
-        return Law(xi, jax.tree.map(lambda a: a[:1], example(lower).eta), None, None, 1)
-    if isinstance(lower, Product):
-        return Law(xi, lower.eta, None, None, lower.eta_rows)
-    if isinstance(domain, Finite) and isinstance(lower, Samples):
+    if not study.lower_noise:
+        return Law(xi, jax.tree.map(lambda a: a[:1], lower.example().eta), None, None, 1)
+    if lower.crossed:
+        return Law(xi, lower.eta, None, None, lower.count)
+    if isinstance(domain, Finite) and not lower.endless:
         weights = (domain.index(lower.xi)[None, :] == domain.index(xi)[:, None]) * lower.mean_one_weights()
         unseen = np.asarray(jnp.sum(weights, axis=1) == 0)
         if unseen.any():
@@ -83,11 +82,16 @@ def law_at(problem: Problem, xi: Shaped[Array, "n ..."], lower: Level, draws: in
     raise ValueError(MISSING)
 
 
+def law_is_known(study: Study) -> bool:
+    """Whether the data show the conditional law of the noise, so that ``law_at`` has an answer."""
+    known = not study.lower_noise or study.lower.crossed or study.problem.conditional is not None
+    return known or (isinstance(study.problem.domain, Finite) and not study.lower.endless)
+
+
 def exact_lower(
-    problem: Problem,
+    study: Study,
     x: PyTree,
     xi: Shaped[Array, "n ..."],
-    lower: Level,
     draws: int = 1024,
     key: Any = 0,
     tolerance: float | None = None,
@@ -97,11 +101,12 @@ def exact_lower(
     With the conditional means of ``law_at``, solved until the gradient is `tolerance` (1e-10, or what the precision
     allows) of its size at ``y0``.
     """
+    problem = study.problem
     if isinstance(problem.domain, Finite):  # each value once
         values, place = np.unique(np.asarray(problem.domain.index(jnp.asarray(xi))), return_inverse=True)
-        law = law_at(problem, jnp.asarray(problem.domain.values)[values], lower, draws, key)
+        law = law_at(study, jnp.asarray(problem.domain.values)[values], draws, key)
         return jax.tree.map(lambda a: a[place.ravel()], solve_each(problem, x, law, tolerance))
-    return solve_each(problem, x, law_at(problem, xi, lower, draws, key), tolerance)
+    return solve_each(problem, x, law_at(study, xi, draws, key), tolerance)
 
 
 def _objective(problem: Problem, unravel: Callable, law: Law, context: Array, weight: Any, key: Any):
@@ -121,7 +126,7 @@ def _each(one: Callable, problem: Problem, law: Law, work: int, *more: Any) -> A
     table = (law.xi, None if shared else law.weights, law.keys, *more)
     weight_of = lambda weight: law.weights if shared else weight
     run = lambda item: one(item[0], weight_of(item[1]), item[2], *item[3:])
-    return jax.lax.map(run, table, batch_size=min(max(1, int(2e6) // max(1, law.rows * work)), len(law.xi)))
+    return jax.lax.map(run, table, batch_size=min(max(1, _WORK // max(1, law.rows * work)), len(law.xi)))
 
 
 @eqx.filter_jit
@@ -135,13 +140,12 @@ def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = 
     def one(context, weight, key, begin):
         mean = _objective(problem, unravel, law, context, weight, key)
         objective = lambda z: mean(x, z)
-        gradient = jax.grad(objective)
-        if len(first_y) <= 64:
-            curvature: Curvature = Dense(lambda z: (*jax.value_and_grad(objective)(z), jax.hessian(objective)(z)))
+        slope = value_and_slope(objective)
+        if len(first_y) <= _DENSE_Y:
+            curvature: Curvature = Dense(local_model(objective))
         else:
-            product = lambda z, v: jax.jvp(gradient, (z,), (v,))[1]
-            curvature = MatrixFree(jax.value_and_grad(objective), product)
-        first = jnp.linalg.norm(gradient(first_y))
+            curvature = MatrixFree(slope, hessian_product(objective))
+        first = jnp.linalg.norm(slope(first_y)[1])
         found = minimise(curvature, first_y if begin is None else ravel_pytree(begin)[0], share * first)
         if isinstance(curvature, Dense):
             eigenvalues = jnp.linalg.eigvalsh(found.hessian)
@@ -151,11 +155,11 @@ def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = 
         size = jnp.linalg.norm(found.gradient) / jnp.maximum(first, jnp.finfo(first.dtype).tiny)
         return unravel(found.point), found.converged, size, convex
 
-    work = len(first_y) * min(len(first_y), 64)
+    work = len(first_y) * min(len(first_y), _DENSE_Y)
     return LowerSolution(*_each(one, problem, law, work, start))
 
 
-class Local(eqx.Module):
+class LocalLower(eqx.Module):
     """The conditional lower level at given contexts and decisions, flattened: ``d2 G``, ``d22 G`` and ``d21 G``."""
 
     slope: Float[Array, "n dy"]
@@ -164,23 +168,20 @@ class Local(eqx.Module):
 
 
 @eqx.filter_jit
-def local_lower(problem: Problem, x: PyTree, y: PyTree, law: Law) -> Local:
+def lower_along(problem: Problem, x: PyTree, y: PyTree, law: Law) -> LocalLower:
     """Derivatives of the conditional mean of ``g`` at each context of a law and its ``y``, one row a context."""
     _, unravel = ravel_pytree(problem.y0)
     point, unravel_x = ravel_pytree(x)
 
     def one(context, weight, key, here):
         mean = _objective(problem, unravel, law, context, weight, key)
-        slope = jax.grad(lambda p, z: mean(unravel_x(p), z), argnums=1)
-        z = ravel_pytree(here)[0]
-        mixed = jax.jacfwd if len(point) <= len(z) else jax.jacrev
-        return slope(point, z), jax.jacfwd(slope, argnums=1)(point, z), mixed(slope, argnums=0)(point, z)
+        return lower_derivatives(lambda p, z: mean(unravel_x(p), z), point, ravel_pytree(here)[0])
 
-    size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
-    return Local(*_each(one, problem, law, size * (size + len(point)), y))
+    size = problem.sizes[1]
+    return LocalLower(*_each(one, problem, law, size * (size + len(point)), y))
 
 
-def worst(solution: LowerSolution) -> str:
+def trouble_with(solution: LowerSolution) -> str:
     """How the exact solves went, in words; empty where all is well."""
     failed, bent = int(np.sum(~np.asarray(solution.converged))), int(np.sum(~np.asarray(solution.convex)))
     count = len(solution.converged)

@@ -7,12 +7,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ..derivatives import oracles
-from ..derivatives.hypergradient import hypergradient
-from ..derivatives.ledger import Ledger
-from ..derivatives.linear_systems import ConjugateGradient, Direct, positive_solve
-from ..reduction.batches import Batch
-from ..reduction.reduced import Reduced
+from ..derivatives import ConjugateGradient, Direct, Ledger, hypergradient, oracles, positive_solve
+from ..reduction import Batch, Bilevel
 from .damped_newton import DENSE_LIMIT, Curvature, Dense, MatrixFree, Minimum, minimise
 
 
@@ -38,7 +34,7 @@ class Point(eqx.Module):
         return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
 
 
-def lower_objective(reduced: Reduced, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger, dense: bool) -> Curvature:
+def lower_objective(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger, dense: bool) -> Curvature:
     """The reduced lower level at ``x`` as a function of ``flatten(W)``, for ``minimise``."""
     _, unflatten = oracles.flatten(W)
     if dense:
@@ -65,7 +61,7 @@ def charge(ledger: Ledger, found: Minimum, batch: Batch, dense: bool) -> Ledger:
     return ledger.add("hessian_vector", batch, found.products)
 
 
-def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, ledger: Ledger) -> tuple[Point, Ledger]:
+def solve_at(reduced: Bilevel, x: Float[Array, " dx"], W: PyTree, target: Any, ledger: Ledger) -> tuple[Point, Ledger]:
     """Solves the reduced lower level at ``x`` from ``W`` and takes the implicit hypergradient there."""
     _, unravel = ravel_pytree(reduced.x0)
     start, unflatten = oracles.flatten(W)
@@ -87,10 +83,16 @@ def solve_at(reduced: Reduced, x: Float[Array, " dx"], W: PyTree, target: Any, l
     return point, ledger
 
 
-def projected(reduced: Reduced, x: Float[Array, " dx"], gradient: Float[Array, " dx"]) -> Float[Array, " dx"]:
-    """The projected gradient ``x - P(x - gradient)``: zero exactly at first-order points of the bounded problem."""
-    lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
-    below, above = x - gradient < lo, x - gradient > hi
-    return jnp.where(
-        below, x - lo, jnp.where(above, x - hi, gradient)
-    )  # not x - clip(...), which rounds small ones off
+@eqx.filter_jit
+def lower_minimiser(reduced: Bilevel, x: PyTree, W: PyTree, share: float) -> PyTree:
+    """The coefficients that minimise the reduced lower level at ``x``, from ``W``.
+
+    Until the gradient is `share` of its size at ``W0``; at least a square root of the precision where the Hessian is
+    not formed.
+    """
+    start, unflatten = oracles.flatten(W)
+    dense = len(start) <= DENSE_LIMIT
+    objective = lower_objective(reduced, x, W, reduced.lower_pool, Ledger.empty(), dense)
+    first = jnp.linalg.norm(objective.local(oracles.flatten(reduced.W0)[0])[1])
+    share = share if dense else max(share, float(jnp.finfo(start.dtype).eps) ** 0.5)
+    return unflatten(minimise(objective, start, share * first).point)

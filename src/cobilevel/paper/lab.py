@@ -12,14 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..basis.base import Basis
-from ..basis.families import Chebyshev, Fourier, Monomial, Partition
-from ..reduction.result import Result
+from ..basis import Basis, Chebyshev, Fourier, Monomial, Partition
+from ..iteration import Solver
+from ..reduction import Result
 from ..solvers import StocBiO
-from ..sweep.bundles import Bundle, How, Pool, Trials, measure, solve_all
-from ..sweep.store import Run, Runs
-from ..sweep.tasks import Task
-from .tuning import Grid, Rung, Setting, race
+from ..sweep import Bundle, How, Pool, Run, Runs, Task, Trials, seconds_each_way, solve_all
+from .tuning import Grid, SearchRung, Setting, race
 
 FAMILIES: Mapping[str, Any] = {
     "Chebyshev": Chebyshev,
@@ -27,10 +25,7 @@ FAMILIES: Mapping[str, Any] = {
     "Monomial": Monomial,
     "Partition": Partition,
 }
-
-
 TUNING = 10_000  # tuning instances have seeds from here on, reported ones from 0
-
 
 Tell = Callable[[float], None]
 
@@ -47,6 +42,11 @@ class Method:
     batch: int = 64
     series: str = "sum"
     terms: int = 10
+
+    @property
+    def usual(self) -> bool:
+        """Whether it belongs to the experiment, rather than to its ablation."""
+        return self == Method(self.solver, self.family, self.N)
 
     @property
     def label(self) -> str:
@@ -66,14 +66,13 @@ class Budget:
     instances: int
     steps: int
     chunk: int
-    rungs: tuple[Rung, ...]
+    rungs: tuple[SearchRung, ...]
     grid: Grid
     polynomials: tuple[int, ...]
     partitions: tuple[int, ...]
     ablation: int = 0
-    measured: bool = True  # whether it pays to measure how runs share the machine
     complexity: int = 0  # steps for the sample complexity of claim T2, if it is to be measured
-    candidates: tuple[How, ...] = (How(), How(together=How.block))
+    candidates: tuple[How, ...] = (How(), How(together=How.block))  # ways to share the machine; measured, if several
 
     @property
     def width(self) -> int:
@@ -140,14 +139,14 @@ class Lab(ABC):
 
     # -- the rest is the same for both
 
-    def how(self, solver: Any, pool: Pool, trials: Trials) -> How:
+    def how(self, solver: Solver, pool: Pool, trials: Trials) -> How:
         """How runs of a solver share the machine: measured at its first bundle, and kept for the next start."""
-        if not self.budget.measured:
+        if len(self.budget.candidates) == 1:
             return self.budget.candidates[0]
         topic = f"how {type(solver).__name__} on {jax.default_backend()}"
         known = self.runs.noted(topic)
         if known is None:
-            taken = measure(solver, pool, trials, self.budget.candidates)
+            taken = seconds_each_way(solver, pool, trials, self.budget.candidates)
             best = min(taken, key=lambda how: taken[how])
             seconds = {f"{how.together} of {how.block} vmapped": value for how, value in taken.items()}
             known = {"chosen": asdict(best), "seconds": seconds}
@@ -188,7 +187,7 @@ class Lab(ABC):
         grid, rungs = self.budget.grid.settings(), self.budget.rungs
         parts = [0, len(rungs) * len(self.budget.grid.inner_steps)]
 
-        def score(settings: Sequence[Setting], rung: Rung) -> np.ndarray:
+        def score(settings: Sequence[Setting], rung: SearchRung) -> np.ndarray:
             seeds, scores = range(TUNING, TUNING + rung.instances), np.empty(len(settings))
             for inner_steps in sorted({s.inner_steps for s in settings}):
                 rows = [k for k, s in enumerate(settings) if s.inner_steps == inner_steps]
@@ -220,16 +219,17 @@ class Lab(ABC):
         tuned = self.runs.get(self.tuning_spec(method)).result
         setting = Setting(tuned["inner"], tuned["outer"], tuned["inner_steps"])
         bundle, judged, bad = self.stocbio(method, range(count), [setting], self.budget.steps, True, tell)
-        told = asdict(setting)
-        return [self.run(method, seed, k, bundle, judged, bool(bad[k]), told) for k, seed in enumerate(range(count))]
+        return [self.run(method, k, k, bundle, judged, bool(bad[k]), asdict(setting)) for k in range(count)]
 
-    def run(self, method: Method, seed: int, k: int, bundle: Bundle, judged: Judged, bad: bool, told: Mapping) -> Run:
-        """The record of run ``k`` of a bundle."""
+    def run(
+        self, method: Method, seed: int, k: int, bundle: Bundle, judged: Judged, bad: bool, settings: Mapping[str, Any]
+    ) -> Run:
+        """The record of run ``k`` of a bundle; `settings` are kept with it."""
         one = jax.tree.map(lambda a: a[k], bundle.states)
         result = {name: float(values[k]) for name, values in judged.numbers.items()} | {
-            **told,
+            **settings,
             "diverged": bad,
-            "ended": Result(int(one.result)).name,
+            "ended": Result.of(int(one.result)).name,
             "steps": int(one.step),
             "samples": sum(kind["samples"] for kind in one.ledger.totals().values()),
             "numbers_held": self.held(method),

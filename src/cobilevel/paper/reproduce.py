@@ -1,4 +1,4 @@
-"""``reproduce``: an experiment from its first run to its page; ``write_report``: the page again, from what is there."""
+"""An experiment from its first run to its page; and the page again, from what is there."""
 
 import json
 import os
@@ -8,41 +8,33 @@ from typing import Any
 from rich.console import Console
 
 from ..gallery import images
-from ..report.page import page
-from ..report.panels import panel_figures
-from ..sweep.store import Runs
-from ..sweep.tasks import sweep
+from ..report import panel_figures, write_page
+from ..sweep import Runs, sweep
 from .claims import complete
-from .cleaning import experiment as cleaning
-from .cleaning import findings as cleaning_report
-from .inverse import experiment as inverse
-from .inverse import findings as inverse_report
+from .cleaning import CLEANING_BUDGETS, Cleaning, CleaningFindings
+from .findings import Findings
+from .inverse import INVERSE_BUDGETS, Inverse, InverseFindings
 from .lab import Lab
-from .theory import theory
 
-EXPERIMENTS = ("inverse", "cleaning")
-
-
+EXPERIMENTS: dict[str, type[Findings]] = {"inverse": InverseFindings, "cleaning": CleaningFindings}
 BUDGETS = ("quick", "default", "full")
+_REQUEST = "experiment.json"  # what was asked for, so that the page can be made again
 
 
-_ORDER = "experiment.json"  # what was asked for, so that the page can be made again
+def _lab(request: dict[str, Any], runs: Runs, known: images.Images | None = None) -> Lab:
+    if request["experiment"] == "inverse":
+        return Inverse(INVERSE_BUDGETS[request["budget"]], runs)
+    return Cleaning(CLEANING_BUDGETS[request["budget"]], runs, known or images.load(request["data"]))
 
 
-def _lab(order: dict[str, Any], runs: Runs, known: images.Images | None = None) -> Lab:
-    if order["experiment"] == "inverse":
-        return inverse.Inverse(inverse.BUDGETS[order["budget"]], runs)
-    return cleaning.Cleaning(cleaning.BUDGETS[order["budget"]], runs, known or images.load(order["data"]))
-
-
-def _read(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. Delete it, and run cobilevel reproduce again.") from error
 
 
-def reproduce(
+def reproduce_experiment(
     experiment: str,
     budget: str,
     out: Path,
@@ -59,13 +51,13 @@ def reproduce(
     if budget not in BUDGETS:
         raise ValueError(f"budget must be one of {', '.join(BUDGETS)}, got {budget!r}.")
     out = Path(out)
-    order = {"experiment": experiment, "budget": budget} | ({"data": str(data)} if experiment == "cleaning" else {})
+    request = {"experiment": experiment, "budget": budget} | ({"data": str(data)} if experiment == "cleaning" else {})
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder with --out.")
     known = images.load(data) if experiment == "cleaning" else None  # before anything is written
-    _remember(out, order)
+    _remember(out, request)
     runs = Runs(out)
-    lab = _lab(order, runs, known)
+    lab = _lab(request, runs, known)
     total = sum(1 for _ in lab.tasks())
     if not sweep(lab.tasks(), runs, total, f"{experiment}, {budget}", progress, limit):
         return False
@@ -73,21 +65,21 @@ def reproduce(
     return True
 
 
-def _remember(out: Path, order: dict[str, Any]) -> None:
+def _remember(out: Path, request: dict[str, Any]) -> None:
     """Keeps what was asked for; a folder holds one experiment."""
     out.mkdir(parents=True, exist_ok=True)
-    path = out / _ORDER
+    path = out / _REQUEST
     if path.exists():
-        before = _read(path)
-        if before != order:
+        before = _read_json(path)
+        if before != request:
             raise ValueError(
                 f"{out} holds another experiment ({', '.join(f'{k} {v}' for k, v in before.items())}). Give another "
                 "folder with --out, or the same settings to go on with it."
             )
-    _write(path, order)
+    _write_json(path, request)
 
 
-def _write(path: Path, content: Any) -> None:
+def _write_json(path: Path, content: Any) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     draft.write_text(json.dumps(content, indent=1))
     os.replace(draft, path)
@@ -96,45 +88,41 @@ def _write(path: Path, content: Any) -> None:
 def write_report(out: Path) -> Path:
     """Writes claims, figures and the page from the runs in a folder; or, where those are gone, from its summary."""
     out = Path(out)
-    if not (out / _ORDER).exists():
+    if not (out / _REQUEST).exists():
         if not (out / "summary.json").exists():
             raise FileNotFoundError(
-                f"{out} holds no experiment: neither {_ORDER} nor summary.json. Make one with cobilevel reproduce."
+                f"{out} holds no experiment: neither {_REQUEST} nor summary.json. Make one with cobilevel reproduce."
             )
-        summary, claims = (_read(out / name) for name in ("summary.json", "claims.json"))
+        summary, claims = (_read_json(out / name) for name in ("summary.json", "claims.json"))
     else:
-        summary, claims = _summarise(out, _read(out / _ORDER))
-        _write(out / "summary.json", summary)
-        _write(out / "claims.json", claims)
+        summary, claims = _summarise(out, _read_json(out / _REQUEST))
+        _write_json(out / "summary.json", summary)
+        _write_json(out / "claims.json", claims)
     panel_figures(summary, out / "figures")
-    return page(summary, claims, out / "report.html")
+    return write_page(summary, claims, out / "report.html")
 
 
-def _summarise(out: Path, order: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _summarise(out: Path, request: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     runs = Runs(out)
-    lab = _lab(order, runs)
+    lab = _lab(request, runs)
     unfinished = [task.label for task in lab.tasks() if runs.missing(task.specs)]
     if unfinished:
         raise ValueError(
             f"{out}: {len(unfinished)} of its tasks are not finished, first {unfinished[0]!r}. Run cobilevel reproduce "
-            f"{order['experiment']} again with the same settings: it goes on where it stopped."
+            f"{request['experiment']} again with the same settings: it goes on where it stopped."
         )
-    if isinstance(lab, inverse.Inverse):
-        told, found = inverse_report.summary(runs, lab)
-        found += theory()
-    else:
-        assert isinstance(lab, cleaning.Cleaning)
-        told, found = cleaning_report.summary(runs, lab)
+    findings = EXPERIMENTS[lab.name](lab)
+    summary = findings.summary()
     seconds = runs.noted("seconds") or 0.0
     about = [
-        *told["about"],
+        *summary["about"],
         ["wall time", f"{seconds / 60:.1f} minutes, all starts together"],
         ["computed on", "; ".join(f"{words}: {count} runs" for words, count in runs.origins().most_common())],
     ]
-    return told | {"budget": order["budget"], "about": about}, complete(found)
+    return summary | {"budget": request["budget"], "about": about}, complete(findings.verdicts())
 
 
-def tell(out: Path, console: Console) -> None:
+def print_verdicts(out: Path, console: Console) -> None:
     """The verdicts, in the terminal."""
     claims = json.loads((Path(out) / "claims.json").read_text())
     colours = {"holds": "green", "fails": "red", "not tested": "dim"}

@@ -1,38 +1,22 @@
-"""Means with 95% confidence intervals, alone and in pairs."""
+"""Two sets of runs compared in pairs: means of differences and of ratios, with 95% intervals."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import scipy.stats
+
+from ..judge import Estimate, runs_estimate
 
 
-@dataclass(frozen=True)
-class Interval95:
-    """A mean and its 95% interval (Student's t over independent runs)."""
-
-    mean: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(values: np.ndarray) -> "Interval95":
-        values = np.asarray(values, dtype=float)
-        mean = float(np.mean(values))
-        if len(values) < 2 or not np.all(np.isfinite(values)):
-            return Interval95(mean, -np.inf, np.inf)
-        half = float(scipy.stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
-        return Interval95(mean, mean - half, mean + half)
-
-    def words(self, digits: int = 3) -> str:
-        return f"{self.mean:.{digits}g} [{self.low:.{digits}g}, {self.high:.{digits}g}]"
-
-
-def difference(ours: np.ndarray, theirs: np.ndarray) -> Interval95:
+def difference(ours: Any, theirs: Any) -> Estimate:
     """The mean of ``ours - theirs``, run by run."""
-    return Interval95.of(np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float))
+    return runs_estimate(np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float))
 
 
-def ratio(ours: np.ndarray, theirs: np.ndarray) -> Interval95:
+def ratio(ours: Any, theirs: Any) -> Estimate:
     """The geometric mean of ``ours / theirs``, run by run."""
-    logs = Interval95.of(np.log(np.asarray(ours, dtype=float)) - np.log(np.asarray(theirs, dtype=float)))
-    return Interval95(float(np.exp(logs.mean)), float(np.exp(logs.low)), float(np.exp(logs.high)))
+    return runs_estimate(np.log(np.asarray(ours, dtype=float)) - np.log(np.asarray(theirs, dtype=float))).exp()
+
+
+def geometric_mean(values: Any) -> Estimate:
+    """The geometric mean of positive values, over runs."""
+    return ratio(values, np.ones(len(values)))

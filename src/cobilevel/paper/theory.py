@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..basis.families import Chebyshev
+from ..basis import Chebyshev
 from ..gallery import Instance, quadratic
-from ..problem.data import Samples
-from ..problem.domain import Box, Domain, Interval
+from ..problem import Box, Domain, Interval, Samples
 from .claims import verdict
 
 
@@ -30,10 +29,10 @@ def _domain(dimension: int | None) -> Domain:
 
 
 def _solve(one: Instance, data: Samples, n: int, dimension: int | None = None) -> dict[str, Any]:
-    """The reduced problem solved exactly: the true gradient there, and the policy's error beside the best one's."""
+    """The reduced problem solved exactly: the true gradient there, and the policy's error next to the best one's."""
     fitted = Chebyshev(n).fit(_domain(dimension), data.xi, data.weights)
     x, W = one.truth.sample_optimum(fitted, data, data)
-    phi, share = np.asarray(fitted(data.xi)), np.asarray(data.mean_one_weights()) / len(data)
+    phi, share = np.asarray(fitted(data.xi)), data.shares()
     exact = np.asarray(one.truth.y(jnp.asarray(x), data.xi))
     root = np.sqrt(share)[:, None]
     best = np.linalg.lstsq(root * phi, root * exact, rcond=None)[0]

@@ -18,7 +18,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Rung:
+class SearchRung:
     """One round of the search: `keep` settings go on after runs of `steps` steps on `instances` tuning instances.
 
     `steps` is for ten inner steps; with more or fewer of them, as many as make the same number of oracle calls.
@@ -41,10 +41,10 @@ class Grid:
         return [Setting(*point) for point in itertools.product(self.inner, self.outer, self.inner_steps)]
 
 
-Score = Callable[[Sequence[Setting], Rung], np.ndarray]  # one number a setting, the smaller the better
+Score = Callable[[Sequence[Setting], SearchRung], np.ndarray]  # one number a setting, the smaller the better
 
 
-def race(settings: Sequence[Setting], rungs: Sequence[Rung], score: Score) -> tuple[Setting, np.ndarray]:
+def race(settings: Sequence[Setting], rungs: Sequence[SearchRung], score: Score) -> tuple[Setting, np.ndarray]:
     """The setting that survives, and a table with one row a setting tried and one column a rung (NaN: not run).
 
     Runs that diverge count as infinite. With several left after the last rung, the best there is taken.

@@ -1,1 +1,21 @@
-"""."""
+"""What the user states: a domain of contexts, data, two objectives; and the study, the checked whole."""
+
+from .bounds import Bounds as Bounds
+from .data import LOOK_ROWS as LOOK_ROWS
+from .data import Data as Data
+from .data import Level as Level
+from .data import Levels as Levels
+from .data import Look as Look
+from .data import Product as Product
+from .data import Samples as Samples
+from .data import Stream as Stream
+from .distributions import Distribution as Distribution
+from .distributions import Mixture as Mixture
+from .distributions import TruncatedNormal as TruncatedNormal
+from .distributions import Uniform as Uniform
+from .domain import Box as Box
+from .domain import Domain as Domain
+from .domain import Finite as Finite
+from .domain import Interval as Interval
+from .problem import Problem as Problem
+from .study import Study as Study

@@ -1,9 +1,10 @@
-"""The kinds of data a user can hand over, each checked when it is made.
+"""The kinds of data a user can hand over, each checked when it is made, each able to answer for itself.
 
 ``Samples`` are joint draws of context and noise; ``Product`` pairs contexts with data that do not depend on them;
 ``Levels`` gives the two levels different data; ``Stream`` draws without end.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -11,70 +12,85 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
+from .arrays import array_of, arrays_of, concrete, require_finite, require_rows
 from .distributions import Distribution
 
-
-def path_name(argument: str, path: tuple) -> str:
-    """``eta['demand'][0]`` for a leaf of a pytree, to name it in an error."""
-    return argument + jax.tree_util.keystr(path)
-
-
-def _array(value: Any, name: str) -> Array:
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__}.") from error
-    return array
+LOOK_ROWS = 8192  # joint samples that are looked at closely: to choose or to judge a basis
+LOOK_CONTEXTS = 200  # contexts among them, where each meets all the data
+STREAM_ROWS = 10_000  # drawn once from a stream, where a method needs a finite pool
+CONTEXTS_EACH, SAMPLES_EACH = 2, 8  # asked for each function: distinct contexts; samples, where they are noisy
 
 
-def _arrays(tree: PyTree, argument: str) -> PyTree:
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _array(leaf, path_name(argument, path)), tree)
+class Level(eqx.Module):
+    """What one level of the problem sees."""
+
+    @property
+    def upper(self) -> "Level":
+        """What the upper level sees."""
+        return self
+
+    @property
+    def lower(self) -> "Level":
+        """What the lower level sees."""
+        return self
+
+    @property
+    @abstractmethod
+    def count(self) -> int | None:
+        """The rows of data; ``None`` where there is no end of them."""
+
+    @property
+    def endless(self) -> bool:
+        """Whether data are drawn without end."""
+        return self.count is None
+
+    @property
+    def crossed(self) -> bool:
+        """Whether every context meets every row of the data."""
+        return False
+
+    @property
+    def law(self) -> Distribution | None:
+        """The distribution of the contexts, where that is what was given."""
+        return None
+
+    @abstractmethod
+    def contexts(self) -> "Samples":
+        """The observed contexts as a weighted finite set; of a stream, a look at some."""
+
+    @abstractmethod
+    def example(self, rows: int = 1) -> "Samples":
+        """A few joint samples, to look at shapes and dtypes."""
+
+    @abstractmethod
+    def look(self, key: Array, rows: int = LOOK_ROWS, contexts: int = LOOK_CONTEXTS) -> "Look":
+        """A part small enough to look at closely: at most about so many joint samples, in random order."""
+
+    @abstractmethod
+    def thinned(self, key: Array, rows: int) -> "Level":
+        """The same kind of data with at most so many rows, picked at random; of a stream, so many draws."""
+
+    def finite(self, key: Array, rows: int = STREAM_ROWS) -> "Level":
+        """The data themselves where they are finite in number, else so many draws."""
+        return self
+
+    def without_idle(self) -> "Level":
+        """Without rows of weight zero, which say nothing and must not be counted."""
+        return self
+
+    def draw_contexts(self, key: Array, rows: int) -> Shaped[Array, "n ..."]:
+        """Contexts as they are drawn, rather than as a quadrature rule."""
+        return self.contexts().xi if self.law is None else self.law.sample(key, rows)
+
+    def resample(self, rng: np.random.Generator) -> Float[np.ndarray, " n"]:
+        """How often each row of the pool occurs in a sample drawn again, with replacement, from these data."""
+        raise TypeError("a Stream has no samples to draw again from; pass those it was solved on.")
 
 
-def concrete(array: Any) -> bool:
-    """Whether an array holds values now, rather than being traced."""
-    return not isinstance(array, Tracer)
-
-
-def _require_finite(array: Array, name: str) -> None:
-    if not concrete(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
-        return
-    bad = np.any(~np.isfinite(np.asarray(array)).reshape(len(array), -1), axis=1)
-    if bad.any():
-        raise ValueError(
-            f"{name} holds NaN or infinity in {bad.sum()} of {len(bad)} rows, first in row {int(np.argmax(bad))}. "
-            "Drop or repair these rows before solving."
-        )
-
-
-def _require_rows(tree: PyTree, argument: str, rows: int | None) -> int:
-    """Checks that every leaf has the same, nonzero number of rows and finite values; returns that number."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = path_name(argument, path)
-        if leaf.ndim == 0:
-            raise ValueError(
-                f"{name} is a scalar, but needs a leading axis over samples. A list of numbers is read as a pytree of "
-                "scalars: wrap it in numpy.asarray."
-            )
-        if rows is not None and len(leaf) != rows:
-            raise ValueError(
-                f"{name} has {len(leaf)} rows where {rows} were expected. All arrays of one data set share their "
-                "leading axis: one row a sample."
-            )
-        rows = len(leaf)
-        if rows == 0:
-            raise ValueError(f"{name} has no rows: at least one sample is needed.")
-        _require_finite(leaf, name)
-    if rows is None:
-        raise ValueError(f"{argument} holds no array: at least one sample is needed.")
-    return rows
-
-
-class Samples(eqx.Module):
+class Samples(Level):
     """Joint samples of context and noise, one a row.
 
     **Arguments:**
@@ -84,26 +100,30 @@ class Samples(eqx.Module):
     - `weights`: optional nonnegative weights, shape ``(n,)``; only their ratios matter.
     """
 
-    xi: Shaped[Array, "n ..."] = eqx.field(converter=lambda v: _array(v, "Samples: xi"))
-    eta: PyTree[Shaped[Array, "n ..."]] = eqx.field(converter=lambda v: _arrays(v, "Samples: eta"), default=None)
+    xi: Shaped[Array, "n ..."] = eqx.field(converter=lambda v: array_of(v, "Samples: xi"))
+    eta: PyTree[Shaped[Array, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Samples: eta"), default=None)
     weights: Float[Array, " n"] | None = eqx.field(
-        converter=lambda v: None if v is None else _array(v, "Samples: weights"), default=None
+        converter=lambda v: None if v is None else array_of(v, "Samples: weights"), default=None
     )
 
     def __check_init__(self):
-        rows = _require_rows(self.xi, "Samples: xi", None)
+        rows = require_rows(self.xi, "Samples: xi", None)
         if jax.tree.leaves(self.eta):
-            _require_rows(self.eta, "Samples: eta", rows)
+            require_rows(self.eta, "Samples: eta", rows)
         if self.weights is None:
             return
         if self.weights.shape != (rows,):
             raise ValueError(f"Samples: weights must have shape ({rows},), got {self.weights.shape}.")
-        _require_finite(self.weights, "Samples: weights")
+        require_finite(self.weights, "Samples: weights")
         if concrete(self.weights) and (bool(jnp.any(self.weights < 0)) or not float(jnp.sum(self.weights)) > 0):
             raise ValueError("Samples: weights must be nonnegative and not all zero.")
 
     def __len__(self) -> int:
         return len(self.xi)
+
+    @property
+    def count(self):
+        return len(self)
 
     def rows(self, index: Any) -> "Samples":
         """The samples at the given positions."""
@@ -116,8 +136,51 @@ class Samples(eqx.Module):
             return jnp.ones(len(self), dtype)
         return self.weights / jnp.mean(self.weights)
 
+    def shares(self) -> Float[np.ndarray, " n"]:
+        """The weights scaled to sum to 1, in double precision."""
+        return np.asarray(self.mean_one_weights(), dtype=float) / len(self)
 
-class Product(eqx.Module):
+    def distinct(self) -> int:
+        """How many different contexts there are."""
+        return len(np.unique(np.asarray(self.xi), axis=0))
+
+    def supported(self, noisy: bool) -> int:
+        """How many functions of the context these samples support: never fewer than one.
+
+        Two distinct contexts for each; and, where noise must be averaged out, eight samples (weighted ones count for
+        less: the squared sum of their weights over the sum of squares).
+        """
+        effective = round(1 / float(np.sum(self.shares() ** 2)))
+        distinct = self.distinct()
+        return max(1, min(distinct // CONTEXTS_EACH, effective // SAMPLES_EACH if noisy else distinct))
+
+    def contexts(self):
+        return Samples(self.xi, None, self.weights)
+
+    def example(self, rows=1):
+        return self.rows(jnp.arange(rows) % len(self))
+
+    def look(self, key, rows=LOOK_ROWS, contexts=LOOK_CONTEXTS):
+        part = self.thinned(key, rows)
+        return Look(part, part)
+
+    def thinned(self, key, rows):
+        return self.rows(jax.random.permutation(key, len(self))[:rows])
+
+    def without_idle(self):
+        if self.weights is None or bool(jnp.all(self.weights > 0)):
+            return self
+        return self.rows(np.flatnonzero(np.asarray(self.weights) > 0))
+
+    def resample(self, rng):
+        return _drawn_again(len(self), rng)
+
+
+def _drawn_again(count: int, rng: np.random.Generator) -> Float[np.ndarray, " n"]:
+    return rng.multinomial(count, np.full(count, 1 / count)).astype(float)
+
+
+class Product(Level):
     """Contexts independent of the data: every context meets every row of ``eta``, as in hyper-cleaning.
 
     **Arguments:**
@@ -127,39 +190,72 @@ class Product(eqx.Module):
     - `eta`: the data, any pytree of arrays with a common leading axis.
     """
 
-    contexts: Any
-    eta: PyTree[Shaped[Array, "n ..."]] = eqx.field(converter=lambda v: _arrays(v, "Product: eta"))
+    given: Any
+    eta: PyTree[Shaped[Array, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Product: eta"))
     nodes: int = eqx.field(static=True)
 
     def __init__(self, contexts: Any, eta: PyTree, nodes: int = 64):
-        self.contexts = contexts if isinstance(contexts, Distribution) else _array(contexts, "Product: contexts")
+        self.given = contexts if isinstance(contexts, Distribution) else array_of(contexts, "Product: contexts")
         self.eta = eta
         self.nodes = nodes
 
     def __check_init__(self):
-        if not isinstance(self.contexts, Distribution):
-            _require_rows(self.contexts, "Product: contexts", None)
-        _require_rows(self.eta, "Product: eta", None)
+        if self.law is None:
+            require_rows(self.given, "Product: contexts", None)
+        require_rows(self.eta, "Product: eta", None)
         whole("Product: nodes", self.nodes)
 
     @property
-    def eta_rows(self) -> int:
+    def count(self):
         return len(jax.tree.leaves(self.eta)[0])
 
-    def context_rule(self) -> Samples:
-        """The contexts as a weighted finite set."""
-        if isinstance(self.contexts, Distribution):
-            nodes, weights = self.contexts.quadrature(self.nodes)
-            return Samples(nodes, None, weights)
-        return Samples(self.contexts)
+    @property
+    def crossed(self):
+        return True
+
+    @property
+    def law(self):
+        return self.given if isinstance(self.given, Distribution) else None
+
+    def contexts(self):
+        return Samples(self.given) if self.law is None else Samples(*_rule(self.law, self.nodes))
 
     def pairs(self, context: Samples, i: Array, j: Array) -> Samples:
         """The pairs of context ``i`` and data row ``j``."""
         weights = None if context.weights is None else context.weights[i]
         return Samples(context.xi[i], jax.tree.map(lambda a: a[j], self.eta), weights)
 
+    def example(self, rows=1):
+        context, index = self.contexts(), jnp.arange(rows)
+        return self.pairs(Samples(context.xi), index % len(context), index % self.count)
 
-class Stream(eqx.Module):
+    def look(self, key, rows=LOOK_ROWS, contexts=LOOK_CONTEXTS):
+        """Each context with the same rows of the data, so that these bring no noise between contexts."""
+        for_context, for_data = jax.random.split(key)
+        context = self.contexts() if self.law is None else Samples(self.law.sample(for_context, contexts))
+        chosen = jax.random.permutation(for_context, len(context))[:contexts]
+        level = self.thinned(for_data, max(1, rows // len(chosen)))
+        count = level.count
+        pairs = level.pairs(context, jnp.repeat(chosen, count), jnp.tile(jnp.arange(count), len(chosen)))
+        return Look(level, pairs, count)
+
+    def thinned(self, key, rows):
+        order = jax.random.permutation(key, self.count)[:rows]
+        return Product(self.given, jax.tree.map(lambda a: a[order], self.eta), self.nodes)
+
+    def resample(self, rng):
+        """The rows of the data are drawn again, and the contexts too where they are a sample rather than a law."""
+        contexts = len(self.contexts())
+        often = _drawn_again(contexts, rng) if self.law is None else np.ones(contexts)
+        return np.outer(often, _drawn_again(self.count, rng)).ravel()
+
+
+def _rule(law: Distribution, nodes: int) -> tuple[Array, None, Array]:
+    points, weights = law.quadrature(nodes)
+    return points, None, weights
+
+
+class Stream(Level):
     """Endless data: ``draw(key, size)`` returns fresh ``Samples``; it must be traceable by JAX."""
 
     draw: Callable[[Array, int], Samples]
@@ -179,8 +275,34 @@ class Stream(eqx.Module):
                 "traced once and compiled. Draw with jax.random and the key, not with NumPy's generators."
             )
 
+    @property
+    def count(self):
+        return None
 
-Level = Samples | Product | Stream
+    def contexts(self):
+        drawn = self.example(LOOK_ROWS // 2)
+        return Samples(drawn.xi, None, drawn.weights)
+
+    def example(self, rows=1):
+        return self.draw(jax.random.key(0), rows)
+
+    def look(self, key, rows=LOOK_ROWS, contexts=LOOK_CONTEXTS):
+        drawn = self.draw(key, rows)
+        return Look(drawn, drawn)
+
+    def thinned(self, key, rows):
+        return self.draw(key, rows)
+
+    def finite(self, key, rows=STREAM_ROWS):
+        return self.draw(key, rows)
+
+
+class Look(eqx.Module):
+    """Data few enough to look at closely: a level, and its joint samples, `together` of them at each context."""
+
+    level: Samples | Product
+    samples: Samples
+    together: int = eqx.field(static=True, default=1)
 
 
 class Levels(eqx.Module):
@@ -197,27 +319,4 @@ class Levels(eqx.Module):
                 )
 
 
-Data = Samples | Product | Stream | Levels
-
-
-def without_idle(data: Data) -> Data:
-    """The data without rows of weight zero, which say nothing and must not be counted."""
-
-    def busy(level: Level) -> Level:
-        if not isinstance(level, Samples) or level.weights is None or bool(jnp.all(level.weights > 0)):
-            return level
-        return level.rows(np.flatnonzero(np.asarray(level.weights) > 0))
-
-    return Levels(busy(data.upper), busy(data.lower)) if isinstance(data, Levels) else busy(data)
-
-
-def levels(data: Data) -> tuple[Level, Level]:
-    """What the upper and what the lower level sees."""
-    if isinstance(data, Levels):
-        return data.upper, data.lower
-    if isinstance(data, Level):
-        return data, data
-    raise TypeError(
-        f"samples must be Samples, Product, Levels or Stream, got {type(data).__name__}. Joint samples as arrays: "
-        "cb.Samples(xi, eta)."
-    )
+Data = Level | Levels

@@ -180,6 +180,15 @@ class Finite(Domain):
         """The position of each context among the values."""
         return jnp.argmin(self.distances(xi), axis=-1)
 
+    def check_distinct(self) -> None:
+        """Raises where two values cannot be told apart in the precision at hand."""
+        order = np.asarray(self.index(jnp.asarray(self.values)))
+        if not np.array_equal(order, np.arange(len(order))):
+            raise ValueError(
+                "domain: some values of Finite are too close to be told apart in this precision. Number them 0, 1, 2, "
+                "or set jax.config.update('jax_enable_x64', True)."
+            )
+
     def contains(self, xi):
         distances = self.distances(xi)
         return jnp.min(distances, axis=-1) <= self._slack(distances.dtype)

@@ -1,4 +1,4 @@
-"""``Problem``: what the user states, and the checks that it fits the data."""
+"""``Problem``: what the user states."""
 
 import inspect
 from collections.abc import Callable
@@ -10,33 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from .data import concrete, path_name
+from .arrays import concrete, float_tree, path_name
+from .bounds import Bounds
 from .domain import Domain
-
-
-def _float_leaf(leaf: Any, name: str) -> Array:
-    try:
-        array = jnp.asarray(leaf)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a float array, got {type(leaf).__name__}.") from error
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(
-            f"{name} must be a float array, got dtype {array.dtype}. Derivatives are taken with respect to it: write "
-            "1.0 for 1, or convert with .astype(float)."
-        )
-    if array.dtype.itemsize < 4:
-        raise TypeError(f"{name} has dtype {array.dtype}, too coarse to solve in: use float32 or float64.")
-    if array.size == 0:
-        raise ValueError(f"{name} is empty, shape {array.shape}: give a starting point with at least one number.")
-    if concrete(array) and not bool(jnp.all(jnp.isfinite(array))):
-        raise ValueError(f"{name} holds NaN or infinity; give a finite starting point.")
-    return jnp.asarray(array, array.dtype)  # drops weak types, so that loops keep their dtype
-
-
-def _float_tree(tree: PyTree, argument: str) -> PyTree:
-    if not jax.tree.leaves(tree):
-        raise ValueError(f"{argument} holds no array: give a starting point as a float array or a pytree of them.")
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _float_leaf(leaf, path_name(argument, path)), tree)
 
 
 def _fill_bound(bound: PyTree, x0: PyTree, side: str, default: float) -> PyTree:
@@ -117,7 +93,7 @@ class Problem(eqx.Module):
                 "cb.Interval(0.0, 1.0)."
             )
         self.upper, self.lower, self.conditional = upper, lower, conditional
-        self.x0, self.y0 = _float_tree(x0, "x0"), _float_tree(y0, "y0")
+        self.x0, self.y0 = float_tree(x0, "x0"), float_tree(y0, "y0")
         self.domain = domain
         self.lower_noise = lower_noise
         if x_bounds is None:
@@ -128,6 +104,21 @@ class Problem(eqx.Module):
         hi = _fill_bound(x_bounds[1], self.x0, "upper", np.inf)
         self.x_bounds = (lo, hi)
         _check_bounds(self.x0, lo, hi)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds on ``x``."""
+        return Bounds(*self.x_bounds)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The dimensions of ``x`` and ``y``: how many numbers each holds."""
+        count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+        return count(self.x0), count(self.y0)
+
+    def at(self, x: PyTree) -> "Problem":
+        """The same problem, starting from ``x``."""
+        return eqx.tree_at(lambda p: p.x0, self, x)
 
     def astype(self, dtype: Any) -> "Problem":
         """The same problem with ``x0``, ``y0`` and the bounds in one floating dtype."""

@@ -1,1 +1,17 @@
-"""."""
+"""The idea: a policy in a basis turns the contextual problem into an ordinary bilevel problem in ``(x, W)``."""
+
+from .batches import Batch as Batch
+from .batches import Source as Source
+from .batches import Table as Table
+from .batches import batch_of as batch_of
+from .reduced import Bilevel as Bilevel
+from .reduced import Reduced as Reduced
+from .reduced import reduce_study as reduce_study
+from .reduced import reduce_with as reduce_with
+from .result import Result as Result
+from .row_order import RowIndex as RowIndex
+from .row_order import batch_rows as batch_rows
+from .solution import Saved as Saved
+from .solution import Solution as Solution
+from .solution import check_solution as check_solution
+from .solution import load as load

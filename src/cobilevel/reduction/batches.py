@@ -1,20 +1,17 @@
-"""reduction.batches."""
+"""Where batches come from: a table of samples, contexts crossed with data, or a stream; with features computed."""
 
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
-from ..basis.base import FeatureMap
-from ..problem.data import Level, Product, Samples, Stream
-from ..problem.distributions import Distribution
-from . import row_order as samplers
-
-_STREAM_LOOK = 4096  # contexts drawn from a stream to fit a basis to it
-
+from ..basis import FeatureMap
+from ..problem import Product, Samples, Stream
+from .row_order import RowIndex, batch_rows
 
 _POOL_BYTES = 8 * 2**30
 
@@ -34,13 +31,14 @@ class Batch(eqx.Module):
     def __len__(self) -> int:
         return len(self.weight)
 
-    def take(self, rows: samplers.Rows) -> "Batch":
+    def take(self, rows: RowIndex) -> "Batch":
         """The given rows of a pool, weighted so that the mean over the batch is the mean over the real ones."""
         part = jax.tree.map(lambda a: a[rows.index], self)
         return replace(part, weight=part.weight * rows.share, count=rows.count)
 
 
-def _batch(basis: FeatureMap, samples: Samples) -> Batch:
+def batch_of(basis: FeatureMap, samples: Samples) -> Batch:
+    """Samples with the features of a fitted basis."""
     dtype = basis.constant.dtype
     return Batch(basis(samples.xi), samples.xi, samples.eta, samples.mean_one_weights().astype(dtype))
 
@@ -69,6 +67,12 @@ class Source(eqx.Module):
         """The number of rows of the pool; ``None`` where there is no end of them."""
         return None
 
+    def part(self, key: Array, most: int) -> "Table":
+        """The pool where it has at most so many rows, else a random batch of that size."""
+        if self.rows is not None and self.rows <= most:
+            return Table(self.pool())
+        return Table(replace(self.draw(key, most), count=None))
+
 
 class Table(Source):
     """A finite pool of joint samples."""
@@ -83,7 +87,7 @@ class Table(Source):
         return len(self.table)
 
     def batch(self, key, number, size, shuffle):
-        return self.table.take(samplers.rows_of(key, number, size, len(self.table), shuffle, self.table.weight.dtype))
+        return self.table.take(batch_rows(key, number, size, len(self.table), shuffle, self.table.weight.dtype))
 
 
 class Pairs(Source):
@@ -102,7 +106,7 @@ class Pairs(Source):
         return Batch(context.features, context.xi, eta, context.weight)
 
     def pool(self):
-        m, n = len(self.contexts), self.product.eta_rows
+        m, n = len(self.contexts), self.product.count
         row = jax.tree.map(lambda a: a[:1], (self.contexts, self.product.eta))
         size = m * n * sum(leaf.nbytes for leaf in jax.tree.leaves(row))
         if size > _POOL_BYTES:
@@ -114,18 +118,18 @@ class Pairs(Source):
 
     @property
     def rows(self):
-        return len(self.contexts) * self.product.eta_rows
+        return len(self.contexts) * self.product.count
 
     def batch(self, key, number, size, shuffle):
         """Fresh contexts, whatever happens to the data: they are an expectation to sample, not a pool to go through."""
         for_context, for_data = jax.random.split(key)
         dtype = self.basis.constant.dtype
-        data = samplers.rows_of(for_data, number, size, self.product.eta_rows, shuffle, dtype)
-        if isinstance(self.product.contexts, Distribution):
-            xi = self.product.contexts.sample(jax.random.fold_in(for_context, number), size).astype(dtype)
-            batch = _batch(self.basis, Samples(xi, jax.tree.map(lambda a: a[data.index], self.product.eta)))
+        data = batch_rows(for_data, number, size, self.product.count, shuffle, dtype)
+        if self.product.law is not None:
+            xi = self.product.law.sample(jax.random.fold_in(for_context, number), size).astype(dtype)
+            batch = batch_of(self.basis, Samples(xi, jax.tree.map(lambda a: a[data.index], self.product.eta)))
         else:
-            i = samplers.rows_of(for_context, number, size, len(self.contexts), False, dtype).index
+            i = batch_rows(for_context, number, size, len(self.contexts), False, dtype).index
             batch = self._pair(i, data.index)
         return replace(batch, weight=batch.weight * data.share, count=data.count)
 
@@ -143,22 +147,13 @@ class Endless(Source):
         )
 
     def batch(self, key, number, size, shuffle):
-        return _batch(self.basis, self.stream.draw(jax.random.fold_in(key, number), size))
+        return batch_of(self.basis, self.stream.draw(jax.random.fold_in(key, number), size))
 
 
-def contexts_of(level: Level) -> Samples:
-    """The contexts a level observes, with weights; a look at them for a stream."""
-    if isinstance(level, Stream):
-        drawn = level.draw(jax.random.key(0), _STREAM_LOOK)
-        return Samples(drawn.xi, None, drawn.weights)
-    if isinstance(level, Product):
-        return level.context_rule()
-    return Samples(level.xi, None, level.weights)
-
-
-def _source(level: Level, basis: FeatureMap) -> Source:
-    if isinstance(level, Stream):
+def source_of(level: Any, basis: FeatureMap) -> Source:
+    """Where the batches of a level come from, with the features of a fitted basis."""
+    if level.endless:
         return Endless(level, basis)
-    if isinstance(level, Product):
-        return Pairs(_batch(basis, level.context_rule()), level, basis)
-    return Table(_batch(basis, level))
+    if level.crossed:
+        return Pairs(batch_of(basis, level.contexts()), level, basis)
+    return Table(batch_of(basis, level))

@@ -11,47 +11,28 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..basis.base import Basis, FeatureMap, combine
-from ..basis.given import Categorical
-from ..basis.whitening import Whitening, whiten
+from ..basis import Basis, Categorical, Coordinates, FeatureMap, Whitening, combine, whiten
 from ..keys import as_key
-from ..problem.data import Data, Stream, levels
-from ..problem.problem import Problem
-from ..problem.study import check, working_dtype
-from .batches import Batch, Source, Table, _source, contexts_of
+from ..problem import Problem, Samples, Study
+from .batches import Batch, Source, Table, source_of
+from .result import Result
 from .solution import Solution
-
-
-class Coordinates(eqx.Module):
-    """The way back from whitened coefficients: ``W = transform @ Z + rest``.
-
-    ``rest`` is the part of the start that the observed contexts do not see; it stays as it is, so that a cell without
-    contexts keeps ``y0``.
-    """
-
-    transform: Float[Array, "N r"]
-    rest: PyTree[Float[Array, "N ..."]]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Reduced:
-    """An ordinary stochastic bilevel problem in ``(x, W)``; made by ``reduce``.
+class Bilevel:
+    """An ordinary stochastic bilevel problem in ``(x, W)``: two objectives, their batches, and a start.
 
-    An outside solver needs `upper`, `lower` (batch means, differentiable), the pools or `draw`, `problem.x0`, `W0`,
-    and `lift` at the end.
+    All that solvers see. What the coefficients stand for (a basis, its contexts) is not part of it.
     """
 
     problem: Problem
-    basis: FeatureMap
     upper_source: Source
     lower_source: Source
     W0: PyTree[Float[Array, "N ..."]]
-    whitening: Whitening | None
-    coordinates: Coordinates | None = None
 
     def _mean(self, function: Any, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
         y = combine(batch.features, W)
@@ -71,6 +52,11 @@ class Reduced:
         return self.problem.x0
 
     @property
+    def dtype(self) -> Any:
+        """The precision of the coefficients."""
+        return jax.tree.leaves(self.W0)[0].dtype
+
+    @property
     def upper_pool(self) -> Batch:
         """All the upper level's samples, with features: a pytree with a common leading axis."""
         return self.upper_source.pool()
@@ -82,96 +68,108 @@ class Reduced:
 
     def draw(self, key: Array | int, size: int) -> tuple[Batch, Batch]:
         """Two independent random batches, one for each level."""
-        key = as_key(key)
-        above, below = jax.random.split(key)
-        return self.upper_source.draw(above, size), self.lower_source.draw(below, size)
+        for_upper, for_lower = jax.random.split(as_key(key))
+        return self.upper_source.draw(for_upper, size), self.lower_source.draw(for_lower, size)
 
     def project(self, x: PyTree) -> PyTree:
         """The nearest point within the bounds on ``x``."""
-        return jax.tree.map(jnp.clip, x, *self.problem.x_bounds)
+        return self.problem.bounds.project(x)
 
-    def lift(self, x: PyTree, W: PyTree, **told: Any) -> Solution:
+    def with_pools(self, upper: Batch, lower: Batch) -> Any:
+        """The same problem on other finite pools."""
+        return replace(self, upper_source=Table(upper), lower_source=Table(lower))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Reduced(Bilevel):
+    """A contextual problem reduced to an ordinary one by a fitted basis; made by ``reduce``.
+
+    An outside solver needs `upper`, `lower` (batch means, differentiable), the pools or `draw`, `problem.x0`, `W0`,
+    and `lift` at the end.
+    """
+
+    basis: FeatureMap
+    whitening: Whitening | None
+    coordinates: Coordinates | None = None
+
+    def ordinary(self) -> Bilevel:
+        """The problem without the basis it came from: those of one shape share compiled programs."""
+        return Bilevel(self.problem, self.upper_source, self.lower_source, self.W0)
+
+    @property
+    def rank(self) -> int | None:
+        """How many independent functions the observed contexts can see; ``None`` for a stream."""
+        return None if self.whitening is None else self.whitening.rank
+
+    @property
+    def deficient(self) -> bool:
+        """Whether the observed contexts leave some directions of the coefficients unseen."""
+        return self.rank is not None and self.rank < self.basis.size
+
+    def restore(self, W: PyTree) -> PyTree:
+        """Coefficients of the basis, from those of this problem, which may be whitened."""
+        return W if self.coordinates is None else self.coordinates.restore(W)
+
+    def features(self, xi: Array) -> Float[Array, "... N"]:
+        """The features in the coordinates of this problem."""
+        phi = self.basis(xi)
+        return phi if self.coordinates is None else phi @ self.coordinates.transform
+
+    def lift(self, x: PyTree, W: PyTree, **fields: Any) -> Solution:
         """The solution of the contextual problem that ``(x, W)`` stands for."""
         for name, tree, like in (("x", x, self.problem.x0), ("W", W, self.W0)):
             shapes = jax.tree.map(jnp.shape, tree)
             if shapes != jax.tree.map(jnp.shape, like):
                 raise ValueError(f"lift: {name} must have the shapes {jax.tree.map(jnp.shape, like)}, got {shapes}.")
-        if self.coordinates is not None:
-            forth = self.coordinates.transform
-            restore = lambda z, rest: jnp.tensordot(forth, z, axes=1) + rest
-            W = jax.tree.map(restore, W, self.coordinates.rest)
-        told = {"converged": False, "result": "Lifted from coefficients given by the caller; not checked.", **told}
-        return Solution(x, W, self.basis, **told)
+        return Solution(x, self.restore(W), self.basis, **({"result": Result.LIFTED} | fields))
 
     def whitened(self) -> "Reduced":
         """The same problem in coordinates that make the observed features orthonormal, dependent ones cut."""
         if self.whitening is None or self.coordinates is not None:
             return self
-        forth, back = self.whitening.transform, self.whitening.inverse
-        Z0 = jax.tree.map(lambda w: jnp.tensordot(back, w, axes=1), self.W0)
-        rest = jax.tree.map(lambda w, z: w - jnp.tensordot(forth, z, axes=1), self.W0, Z0)
+        coordinates = Coordinates.of(self.whitening, self.W0)
 
-        def rotate(source):
+        def rotate(source: Source) -> Table:
             pool = source.pool()
-            return Table(eqx.tree_at(lambda b: b.features, pool, pool.features @ forth))
+            return Table(eqx.tree_at(lambda b: b.features, pool, pool.features @ coordinates.transform))
 
         lower = rotate(self.lower_source)
         upper = lower if self.upper_source is self.lower_source else rotate(self.upper_source)
-        coordinates = Coordinates(forth, rest)
-        return replace(self, upper_source=upper, lower_source=lower, W0=Z0, coordinates=coordinates)
+        W0 = coordinates.enter(self.W0)
+        return replace(self, upper_source=upper, lower_source=lower, W0=W0, coordinates=coordinates)
 
 
-def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
-    """Reduces a contextual bilevel problem to an ordinary one, with features computed once.
-
-    **Arguments:**
-
-    - `problem`: what is to be solved.
-    - `basis`: a basis such as ``Chebyshev(5)``.
-    - `samples`: ``Samples``, ``Product``, ``Levels`` or ``Stream``.
-    """
-    check(problem, samples)
-    return build(problem, basis, samples)
+def reduce_study(study: Study, basis: Basis) -> Reduced:
+    """Fits a basis to the contexts of the lower level, and reduces; the basis must have nothing left to learn."""
+    domain, observed = study.problem.domain, study.lower.contexts()
+    fitted = basis.fit(domain, domain.snap(observed.xi, study.dtype), observed.weights)
+    if not study.lower.endless:
+        _check_size(basis, fitted, observed)
+    return reduce_with(study, fitted)
 
 
-def build(problem: Problem, basis: Basis, samples: Data) -> Reduced:
-    """``reduce``, for problem and samples that have been checked against each other already."""
-    if not isinstance(basis, Basis):
-        hint = " (a class: write the number of functions too)" if isinstance(basis, type) else ""
-        raise TypeError(f"basis must be a basis such as cb.Chebyshev(5), got {basis!r}{hint}.")
-    dtype = working_dtype(problem, samples)
-    problem = problem.astype(dtype)
-    basis = basis.learn(problem, samples)
-    lower = levels(samples)[1]
-    observed = contexts_of(lower)
-    fitted = basis.fit(problem.domain, problem.domain.snap(observed.xi, dtype), observed.weights)
-    if not isinstance(lower, Stream):
-        _check_size(basis, fitted, np.asarray(observed.xi), "samples")
-    return assemble(problem, fitted, samples)
+def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Reduced:
+    """The reduced problem for a basis that is fitted already, perhaps to other samples; from ``W``, or from ``y0``."""
+    problem, observed, whitening = study.problem, study.lower.contexts(), None
+    if not study.lower.endless:
+        whitening = whiten(fitted(problem.domain.snap(observed.xi, study.dtype)), observed.weights)
+    lower = source_of(study.lower, fitted)
+    upper = lower if study.shared else source_of(study.upper, fitted)
+    constant = fitted.constant.astype(study.dtype)
+    W0 = jax.tree.map(lambda y: jnp.tensordot(constant, y, axes=0), problem.y0) if W is None else W
+    return Reduced(problem, upper, lower, W0, fitted, whitening)
 
 
-def assemble(problem: Problem, fitted: FeatureMap, samples: Data) -> Reduced:
-    """The reduced problem for a basis that is fitted already, perhaps to other samples."""
-    dtype = working_dtype(problem, samples)
-    problem = problem.astype(dtype)
-    upper, lower = levels(samples)
-    observed, whitening = contexts_of(lower), None
-    if not isinstance(lower, Stream):
-        whitening = whiten(fitted(problem.domain.snap(observed.xi, dtype)), observed.weights)
-    source = _source(lower, fitted)
-    W0 = jax.tree.map(lambda y: jnp.tensordot(fitted.constant.astype(dtype), y, axes=0), problem.y0)
-    return Reduced(problem, fitted, source if upper is lower else _source(upper, fitted), source, W0, whitening)
-
-
-def _check_size(basis: Basis, fitted: FeatureMap, contexts: np.ndarray, where: str) -> None:
+def _check_size(basis: Basis, fitted: FeatureMap, contexts: Samples) -> None:
     """More functions than distinct contexts cannot be told apart; near that, they fit noise."""
-    distinct = len(np.unique(contexts, axis=0))
     if isinstance(basis, Categorical):
         return  # its size is the domain's; values never seen keep y0
+    distinct = contexts.distinct()
     count = len(fitted.constant) if fitted.transform is None else len(fitted.transform)
     if count > distinct:
         raise ValueError(
-            f"basis {basis!r} has {count} functions, but {where} hold only {distinct} distinct contexts. Take a "
+            f"basis {basis!r} has {count} functions, but samples hold only {distinct} distinct contexts. Take a "
             f"smaller n, or more contexts."
         )
     if count > 1 and 2 * count > distinct:

@@ -18,7 +18,7 @@ _ROUNDS = 6
 _SMALL = 256
 
 
-class Rows(eqx.Module):
+class RowIndex(eqx.Module):
     """The rows of one batch: positions in the pool, the share each has in the batch mean times the batch size, and how
     many are real (a ragged last batch is filled up with rows of share 0)."""
 
@@ -58,15 +58,15 @@ def permute(key: Array, position: Int[Array, " b"], rows: int) -> Int[Array, " b
     return jax.lax.while_loop(lambda value: jnp.any(outside(value)), walk, start).astype(jnp.int32)
 
 
-def rows_of(key: Array, number: Int[Array, ""], size: int, pool: int, shuffle: bool, dtype: Any) -> Rows:
+def batch_rows(key: Array, number: Int[Array, ""], size: int, pool: int, shuffle: bool, dtype: Any) -> RowIndex:
     """The rows of batch `number` from a pool: independent draws, or (`shuffle`) every row once an epoch."""
     if not shuffle:
         index = jax.random.randint(jax.random.fold_in(key, number), (size,), 0, pool)
-        return Rows(index, jnp.ones(size, dtype), jnp.int32(size))
+        return RowIndex(index, jnp.ones(size, dtype), jnp.int32(size))
     batches = -(-pool // size)
     epoch, slot = number // batches, number % batches
     position = slot.astype(jnp.int32) * size + jnp.arange(size)
     real = position < pool
     count = jnp.sum(real)
     index = permute(jax.random.fold_in(key, epoch), jnp.where(real, position, 0), pool)
-    return Rows(index, (real * (size / count)).astype(dtype), count.astype(jnp.int32))
+    return RowIndex(index, (real * (size / count)).astype(dtype), count.astype(jnp.int32))

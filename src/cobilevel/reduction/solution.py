@@ -1,4 +1,4 @@
-"""``Solution``: the upper-level decision, the policy for every context, and how they were come by."""
+"""``Solution``: the upper-level decision, the policy for every context, and how they were obtained."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,12 @@ import numpy as np
 from jaxtyping import Array, PyTree, Shaped
 
 from .. import archive
-from ..basis.base import Basis, FeatureMap, combine
-from ..basis.recipes import basis_from_json, basis_to_json, domain_to_json
-from ..problem.problem import Problem
+from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
+from ..problem import Problem
+from .result import Result
 
-FORMAT = 1
+FORMAT = 2
+_FIRST_FORMAT = 1  # results as sentences, solver states of another shape
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Solution:
 
     - `x`: the upper-level decision; `W`: the coefficients, one leading axis of length ``N`` before each leaf of ``y``.
     - `basis`: the fitted basis, callable.
-    - `converged`, `result`: whether it did, and how it ended, in words.
+    - `result`: how it ended, a ``Result`` that reads as a sentence; `detail`: where and when, if there is more to say.
     - `history`: curves over steps; `stats`: oracle calls, samples, seconds, bytes, rank.
     - `choices`: what the library chose for the user, in words.
     """
@@ -40,12 +41,17 @@ class Solution:
     x: PyTree[Array]
     W: PyTree[Array]
     basis: FeatureMap
-    converged: bool
-    result: str
+    result: Result
     history: Mapping[str, np.ndarray] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
     state: Saved | None = None
+    detail: str = ""
+
+    @property
+    def converged(self) -> bool:
+        """Whether the run ended at a stationary point of the reduced problem."""
+        return self.result.good
 
     def policy(self, xi: Shaped[Array, "..."]) -> PyTree[Array]:
         """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain."""
@@ -62,8 +68,8 @@ class Solution:
         arrays.update({f"history/{name}": np.asarray(curve) for name, curve in self.history.items()})
         document = {
             "format": FORMAT,
-            "converged": self.converged,
-            "result": self.result,
+            "result": self.result.name,
+            "detail": self.detail,
             "stats": dict(self.stats),
             "choices": dict(self.choices),
             "basis": basis_to_json(self.basis.basis),
@@ -78,6 +84,7 @@ class Solution:
         x = jax.tree.map(lambda a: np.array2string(np.asarray(a), precision=4, threshold=6), self.x)
         return (
             f"Solution(converged={self.converged}, basis={self.basis.basis!r}, x={x}\n  {self.result}"
+            + (f" {self.detail}" if self.detail else "")
             + "".join(f"\n  {topic}: {words}" for topic, words in self.choices.items())
             + ")"
         )
@@ -106,8 +113,9 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
     `basis` is needed only where the solution was found with ``Features``: a user's function is not stored.
     """
     document, arrays = archive.read(path)
-    if document.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {document.get('format')}, this version reads format {FORMAT}.")
+    version = document.get("format")
+    if version not in (_FIRST_FORMAT, FORMAT):
+        raise ValueError(f"{path} has format {version}, this version reads formats {_FIRST_FORMAT} and {FORMAT}.")
     if document["domain"] != domain_to_json(problem.domain):
         raise ValueError(
             f"{path} was solved on another domain ({document['domain']}) than the problem's ({problem.domain!r})."
@@ -141,8 +149,12 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
 
     x = rebuild("x", problem.x0)
     W = rebuild("W", jax.tree.map(lambda y: np.empty((fitted.size, *y.shape)), problem.y0))
-    state = None if document["state"] is None else Saved(group("state"), document["state"])
+    if version == _FIRST_FORMAT:
+        words, state = document["result"], None
+        result = Result.from_words(words)
+        detail = words.removeprefix(result).strip() if words.startswith(result) else ""
+    else:
+        result, detail = Result[document["result"]], document["detail"]
+        state = None if document["state"] is None else Saved(group("state"), document["state"])
     history = {name.removeprefix("history/"): arrays[name] for name in arrays if name.startswith("history/")}
-    return Solution(
-        x, W, fitted, document["converged"], document["result"], history, document["stats"], document["choices"], state
-    )
+    return Solution(x, W, fitted, result, history, document["stats"], document["choices"], state, detail)

@@ -1,13 +1,19 @@
-"""Figures. Matplotlib is imported where it is used: it takes seconds to load."""
+"""One figure of policies and their errors.
+
+Matplotlib is imported where it is used, since it takes seconds to load; no backend is chosen, so the user's stays.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from ..problem.data import Samples
+from ..problem import Samples
 
 _COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#edae49", "#a0a0a0", "#5c5c5c", "#6a4c93", "#00798c")
+_DOTS = 400  # observations shown: more would hide the curves
+_LEAST_ERROR = 1e-12  # drawn on a logarithmic axis
+_DPI = 150
 
 
 def policy_figure(
@@ -25,30 +31,27 @@ def policy_figure(
     `policies` maps a name to the policy and the exact lower-level solution at its ``x``, each of shape
     ``(contexts, components)``; `shown` names the one drawn on the left.
     """
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
     policy, exact = policies[shown]
     for k, label in enumerate(labels):
         colour = _COLOURS[k]
-        observed = np.asarray(samples.eta)[:400, k]
-        left.plot(np.asarray(samples.xi)[:400], observed, ".", ms=3, color=colour, alpha=0.25, mew=0)
+        observed = np.asarray(samples.eta)[:_DOTS, k]
+        left.plot(np.asarray(samples.xi)[:_DOTS], observed, ".", ms=3, color=colour, alpha=0.25, mew=0)
         left.plot(contexts, exact[:, k], color=colour, lw=3.5, alpha=0.35, label=f"{label}, exact")
         left.plot(contexts, policy[:, k], color=colour, lw=1.4, ls="--", label=f"{label}, policy")
     left.set(xlabel=context_label, ylabel=policy_label, title=f"Policy of {shown}, exact {policy_label}s, observations")
     left.legend(frameon=False)
     for k, (name, (policy, exact)) in enumerate(policies.items()):
         error = np.linalg.norm(policy - exact, axis=1)
-        right.semilogy(contexts, np.maximum(error, 1e-12), color=_COLOURS[k % len(_COLOURS)], lw=1.2, label=name)
+        right.semilogy(contexts, np.maximum(error, _LEAST_ERROR), color=_COLOURS[k % len(_COLOURS)], lw=1.2, label=name)
     right.set(xlabel=context_label, ylabel=f"error of the {policy_label}s", title="Where each basis errs")
     right.legend(frameon=False, ncols=3, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    figure.savefig(path, dpi=_DPI)
     return path

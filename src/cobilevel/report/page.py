@@ -17,12 +17,10 @@ from typing import Any
 from .panels import by_figure, dashes, label_styles
 
 VERDICTS = {"holds": "✓", "fails": "✗", "not tested": "○"}
-
-
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+def write_page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     """Writes the page of one experiment to `path`, whole or not at all, and returns the path.
 
     The data in it are ``{"summary", "claims", "styles"}``; NaN and infinities become ``null``, drawn as gaps.
@@ -34,7 +32,7 @@ def page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], path: 
         "claims": ("Claims", _claims(claims)),
         "figures": ("Figures", _figures(summary)),
         "policies": ("Policy explorer", _explorer(summary.get("policies"))),
-        "tables": ("Tables", "".join(_table(table) for table in summary.get("tables") or ())),
+        "tables": ("Tables", "".join(_html_table(table) for table in summary.get("tables") or ())),
         "about": ("About this run", _about(summary.get("about") or ())),
     }
     shown = {key: section for key, section in sections.items() if section[1]}
@@ -53,9 +51,9 @@ def page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], path: 
     )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.part")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    draft = path.with_name(f"{path.name}.part")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
     return path
 
 
@@ -206,7 +204,7 @@ def _explorer(policies: Mapping[str, Any] | None) -> str:
     )
 
 
-def _table(table: Mapping[str, Any]) -> str:
+def _html_table(table: Mapping[str, Any]) -> str:
     """A table that scrolls inside its own frame; columns of numbers to the right."""
     columns = list(zip(*table["rows"], strict=True)) or [()] * len(table["columns"])
     kinds = ["" if any(isinstance(cell, str) for cell in column) else ' class="number"' for column in columns]

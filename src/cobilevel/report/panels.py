@@ -1,7 +1,7 @@
 """The panels of a reproduced experiment on paper: one PNG and one PDF for each figure.
 
 How a series looks is settled here once, for these files and for the page: the basis family has a colour and a marker,
-the solver a dash pattern. Matplotlib is imported where it is used: it takes seconds to load.
+the solver a dash pattern. Matplotlib is imported where it is used, since it takes seconds to load.
 """
 
 import re
@@ -12,26 +12,16 @@ from typing import Any
 
 import numpy as np
 
-FAMILIES = {
+FAMILY_STYLES = {
     "Chebyshev": ("#1b6ca8", "o"),
     "Fourier": ("#d9730d", "s"),
     "Monomial": ("#a8327a", "^"),
     "Partition": ("#5b6670", "D"),
 }
-
-
-SOLVERS: dict[str, tuple[float, ...]] = {"StocBiO": (), "Newton": (5.0, 2.5)}
-
-
-_OTHER_FAMILIES = (("#3a7d44", "o"), ("#d1495b", "s"), ("#00798c", "^"), ("#6a4c93", "D"), ("#b08900", "o"))
-
-
-_OTHER_SOLVERS = (1.5, 2.0)
-
-
+SOLVER_DASHES: dict[str, tuple[float, ...]] = {"StocBiO": (), "Newton": (5.0, 2.5)}
+_OTHER_STYLES = (("#3a7d44", "o"), ("#d1495b", "s"), ("#00798c", "^"), ("#6a4c93", "D"), ("#b08900", "o"))
+_OTHER_DASHES = (1.5, 2.0)
 _MARKED = 30  # a longer curve is drawn without markers
-
-
 _PALEST = 0.55  # share of white in the last of several labels of one family
 
 
@@ -54,11 +44,11 @@ def label_styles(summary: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     members: dict[str, list[str]] = {}
     for label in labels:
         members.setdefault(family(label), []).append(label)
-    strangers = [name for name in members if name not in FAMILIES]
+    strangers = [name for name in members if name not in FAMILY_STYLES]
     styles = {}
     for name, group in members.items():
-        known = FAMILIES.get(name)
-        colour, marker = known or _OTHER_FAMILIES[strangers.index(name) % len(_OTHER_FAMILIES)]
+        known = FAMILY_STYLES.get(name)
+        colour, marker = known or _OTHER_STYLES[strangers.index(name) % len(_OTHER_STYLES)]
         for k, label in enumerate(group):
             white = _PALEST * k / max(len(group) - 1, 1)
             styles[label] = {"colour": _paler(colour, white), "marker": marker}
@@ -67,7 +57,7 @@ def label_styles(summary: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 def dashes(solver: str) -> tuple[float, ...]:
     """On and off lengths of a solver's lines; empty for a solid line."""
-    return SOLVERS.get(solver, _OTHER_SOLVERS) if solver else ()
+    return SOLVER_DASHES.get(solver, _OTHER_DASHES) if solver else ()
 
 
 def series_name(series: Mapping[str, Any]) -> str:
@@ -81,10 +71,7 @@ def panel_figures(summary: Mapping[str, Any], folder: str | Path) -> list[Path]:
     Panels of one figure stand side by side under one legend. Missing values are gaps, and so is what a logarithmic
     axis cannot show.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +81,8 @@ def panel_figures(summary: Mapping[str, Any], folder: str | Path) -> list[Path]:
         columns = len(panels) if len(panels) <= 3 else 2 if len(panels) == 4 else 3
         rows = -(-len(panels) // columns)
         size = (max(4.6 * columns, 6.4), 3.7 * rows + 0.6)
-        figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
         keys: dict[str, Any] = {}
         for axis, panel in zip(axes.flat, panels, strict=False):
             _draw(axis, panel, styles, keys)
@@ -105,7 +93,6 @@ def panel_figures(summary: Mapping[str, Any], folder: str | Path) -> list[Path]:
         for suffix in ("png", "pdf"):
             paths.append(folder / f"{stem}.{suffix}")
             figure.savefig(paths[-1], dpi=150, metadata={"CreationDate": None} if suffix == "pdf" else None)
-        plt.close(figure)
     return paths
 
 
@@ -124,7 +111,7 @@ def _draw(axis: Any, panel: Mapping[str, Any], styles: Mapping[str, Mapping[str,
     log_x, log_y = panel.get("xscale") == "log", panel.get("yscale") == "log"
     foot = _frame(axis, panel, log_x, log_y)
     for series in panel["series"]:
-        x, y = _column(series["x"], log_x), _column(series["y"], log_y)
+        x, y = _floats(series["x"], log_x), _floats(series["y"], log_y)
         colour, marker = styles[series["label"]]["colour"], styles[series["label"]]["marker"]
         dash = dashes(series.get("solver") or "")
         (line,) = axis.plot(
@@ -138,13 +125,13 @@ def _draw(axis: Any, panel: Mapping[str, Any], styles: Mapping[str, Mapping[str,
             mfc="white" if dash else colour,
         )
         if series.get("low") is not None and series.get("high") is not None:
-            low, high = (_column(series[end], False) for end in ("low", "high"))
+            low, high = (_floats(series[end], False) for end in ("low", "high"))
             if log_y:  # an interval that reaches zero reaches the foot of the axis
                 low, high = np.where(low <= 0, foot, low), np.where(high > 0, high, np.nan)
             axis.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
         keys.setdefault(series_name(series), line)
     for line in panel.get("lines") or ():
-        (height,) = _column([line["y"]], log_y)
+        (height,) = _floats([line["y"]], log_y)
         drawn = axis.axhline(height, color="black", lw=1.0, ls=(0, (3, 3)), zorder=1)
         keys.setdefault(line["label"], drawn)
 
@@ -153,8 +140,8 @@ def _frame(axis: Any, panel: Mapping[str, Any], log_x: bool, log_y: bool) -> flo
     """Scales, limits, ticks, labels and grid; returns the lower end of the vertical axis."""
     axis.set_xscale("log" if log_x else "linear")
     axis.set_yscale("log" if log_y else "linear")
-    heights = [_column(s[k], log_y) for s in panel["series"] for k in ("y", "low", "high") if s.get(k) is not None]
-    heights.append(_column([line["y"] for line in panel.get("lines") or ()], log_y))
+    heights = [_floats(s[k], log_y) for s in panel["series"] for k in ("y", "low", "high") if s.get(k) is not None]
+    heights.append(_floats([line["y"] for line in panel.get("lines") or ()], log_y))
     seen = np.concatenate(heights)
     seen = seen[np.isfinite(seen)]
     if len(seen) and seen.min() < seen.max():
@@ -164,7 +151,7 @@ def _frame(axis: Any, panel: Mapping[str, Any], log_x: bool, log_y: bool) -> flo
         axis.set_ylim(*(np.exp(ends) if log_y else ends))
     if log_y:
         _log_ticks(axis.yaxis, *axis.get_ylim())
-    widths = sorted({float(x) for s in panel["series"] for x in _column(s["x"], log_x) if np.isfinite(x)})
+    widths = sorted({float(x) for s in panel["series"] for x in _floats(s["x"], log_x) if np.isfinite(x)})
     if log_x and 0 < len(widths) <= 8 and all(width.is_integer() for width in widths):
         axis.set_xticks(widths, [f"{width:g}" for width in widths])
         axis.set_xticks([], minor=True)
@@ -191,7 +178,7 @@ def _log_ticks(axis: Any, low: float, high: float) -> None:
         axis.set_minor_locator(NullLocator())
 
 
-def _column(values: Sequence[float | None], positive: bool) -> np.ndarray:
+def _floats(values: Sequence[float | None], positive: bool) -> np.ndarray:
     """The values as floats; NaN for what is missing, infinite, or not positive where it must be."""
     column = np.array([np.nan if value is None else value for value in values], dtype=float)
     return np.where(np.isfinite(column) & ((column > 0) | (not positive)), column, np.nan)

@@ -1,27 +1,22 @@
-"""One algorithm a file."""
+"""The solvers, one algorithm a file: ``Newton``, and the stochastic ones of the table below."""
 
-from .amigo import AmIGO
-from .bsa import BSA
-from .f2sa import F2SA
-from .fdehbo import FdeHBO
-from .hoag import HOAG
-from .mrbo import MRBO
-from .newton import Newton
-from .rsvrb import RSVRB
-from .saba import SABA
-from .soba import SOBA
-from .spaba import SPABA
-from .stable import STABLE
-from .stocbio import StocBiO
-from .sustain import SUSTAIN
-from .ttsa import TTSA
-from .vrbo import VRBO
+from .amigo import AmIGO as AmIGO
+from .bsa import BSA as BSA
+from .f2sa import F2SA as F2SA
+from .fdehbo import FdeHBO as FdeHBO
+from .hoag import HOAG as HOAG
+from .mrbo import MRBO as MRBO
+from .newton import Newton as Newton
+from .rsvrb import RSVRB as RSVRB
+from .saba import SABA as SABA
+from .soba import SOBA as SOBA
+from .spaba import SPABA as SPABA
+from .stable import STABLE as STABLE
+from .stocbio import StocBiO as StocBiO
+from .sustain import SUSTAIN as SUSTAIN
+from .ttsa import TTSA as TTSA
+from .vrbo import VRBO as VRBO
 
 STOCHASTIC = (
     StocBiO, BSA, TTSA, STABLE, HOAG, AmIGO, SOBA, SABA, SUSTAIN, MRBO, VRBO, RSVRB, SPABA, F2SA, FdeHBO,
 )  # fmt: skip
-
-__all__ = [
-    "BSA", "F2SA", "HOAG", "MRBO", "RSVRB", "SABA", "SOBA", "SPABA", "STABLE", "STOCHASTIC", "SUSTAIN", "TTSA", "VRBO",
-    "AmIGO", "FdeHBO", "Newton", "StocBiO",
-]  # fmt: skip

@@ -6,10 +6,9 @@ import equinox as eqx
 import jax
 
 from .. import trees
-from ..derivatives import oracles
-from ..iteration.schedules import Schedule, traced
-from ..iteration.stochastic import Stochastic
-from .parts import descend
+from ..derivatives import linear_direction, oracles, outer_direction
+from ..iteration import Schedule, Stochastic, traced
+from .inner_descent import descend
 
 
 class AmIGO(Stochastic):
@@ -40,16 +39,17 @@ class AmIGO(Stochastic):
         return start.v, ledger
 
     def update(self, reduced, s, draw, rate):
-        W, ledger = descend(reduced, s.x, s.W, draw.lowers(self.inner_steps), self.inner_steps, rate.inner, s.ledger)
+        lowers, steps = draw.lowers(self.inner_steps), self.inner_steps
+        W, ledger = descend(reduced, s.x, s.W, lowers, steps, lambda _: rate.inner, s.ledger)
         (value, d1, d2), ledger = oracles.upper_gradients(reduced, s.x, W, draw.upper(), ledger)
         batches = draw.lowers(self.linear_steps)
 
         def solve(number, carry):
             v, ledger = carry
             product, ledger = oracles.hessian_vector(reduced, s.x, W, v, batches(number), ledger)
-            return trees.step(v, rate.linear, trees.sub(product, d2)), ledger
+            return trees.step(v, rate.linear, linear_direction(product, d2)), ledger
 
         v, ledger = jax.lax.fori_loop(0, self.linear_steps, solve, (s.memory, ledger))
         cross, ledger = oracles.cross_product(reduced, s.x, W, v, draw.lower(), ledger)
-        s = replace(s, W=W, memory=v, value=value, ledger=ledger)
-        return self.move(reduced, s, trees.sub(d1, cross), rate.outer)
+        s = replace(s, W=W, memory=v, ledger=ledger)
+        return self.move(reduced, s, value, outer_direction(d1, cross), rate.outer)

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from ..derivatives.hypergradient import hypergradient
-from ..iteration.schedules import Polynomial, at
-from .parts import Series, descend
+from ..derivatives import hypergradient
+from ..iteration import PolynomialDecay, at
+from .inner_descent import descend
+from .neumann_series import SeriesSolver
 
 
-class BSA(Series):
+class BSA(SeriesSolver):
     r"""More and more inner steps, then a hypergradient whose inverse Hessian is a randomly cut product.
 
     $$W^{t+1} = W^t - \beta_t\, \partial_2 g_\Phi(x_k, W^t), \quad t < t_k = \lceil (k+1)^{1/2} \rceil, \qquad
@@ -40,16 +41,16 @@ class BSA(Series):
 
     def defaults(self, scales):
         return {
-            "inner": Polynomial(scales.inner, 1, 2 * scales.condition),
-            "outer": Polynomial(scales.outer(2) / 2, 0.5, 10 * scales.condition),
+            "inner": PolynomialDecay(scales.inner, 1, 2 * scales.condition),
+            "outer": PolynomialDecay(scales.outer(2) / 2, 0.5, 10 * scales.condition),
         }
 
     def update(self, reduced, s, draw, rate):
-        count = jnp.ceil((s.step + 1.0) ** self.growth).astype(jnp.int32)
+        count = jnp.ceil(jnp.asarray(s.step + 1, float) ** self.growth).astype(jnp.int32)
         schedule = self.defaults(s.scales)["inner"] if self.inner is None else self.inner
-        inner = lambda number: at(schedule, number, s.value.dtype)
+        inner = lambda number: at(schedule, number, s.dtype)
         W, ledger = descend(reduced, s.x, s.W, draw.lowers(count), count, inner, s.ledger)
         value, gradient, _, ledger = hypergradient(
-            reduced, s.x, W, draw.upper(), draw.lower(), *self.series(s, draw, "random"), ledger
+            reduced, s.x, W, draw.upper(), draw.lower(), *self.drawn_series(s, draw, "random"), ledger
         )
-        return self.move(reduced, replace(s, W=W, value=value, ledger=ledger), gradient, rate.outer)
+        return self.move(reduced, replace(s, W=W, ledger=ledger), value, gradient, rate.outer)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from .. import trees
 from ..derivatives import oracles
-from ..iteration.schedules import Polynomial, Schedule, at, traced
-from ..iteration.stochastic import Stochastic
+from ..iteration import PolynomialDecay, Schedule, Stochastic, at, traced
 
 
 class F2SA(Stochastic):
@@ -45,9 +44,9 @@ class F2SA(Stochastic):
         penalty = 10 * scales.steep / scales.convex
         first = penalty if self.penalty is None else at(self.penalty, jnp.int32(0), penalty.dtype)
         return {
-            "inner": Polynomial(0.5 / (scales.smooth + scales.steep / first), 4 / 7, calm),
-            "outer": Polynomial(scales.outer(self.inner_steps), 5 / 7, calm),
-            "penalty": Polynomial(penalty, -1 / 7, calm),
+            "inner": PolynomialDecay(0.5 / (scales.smooth + scales.steep / first), 4 / 7, calm),
+            "outer": PolynomialDecay(scales.outer(self.inner_steps), 5 / 7, calm),
+            "penalty": PolynomialDecay(penalty, -1 / 7, calm),
         }
 
     def begin(self, reduced, start, ledger):
@@ -71,4 +70,4 @@ class F2SA(Stochastic):
         (at_y, _), ledger = oracles.lower_gradients(reduced, s.x, y, batch, ledger)
         (at_z, _), ledger = oracles.lower_gradients(reduced, s.x, z, batch, ledger)
         direction = trees.add(d1, trees.scale(rate.penalty, trees.sub(at_y, at_z)))
-        return self.move(reduced, replace(s, W=z, memory=y, value=value, ledger=ledger), direction, rate.outer)
+        return self.move(reduced, replace(s, W=z, memory=y, ledger=ledger), value, direction, rate.outer)

@@ -6,12 +6,9 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .. import trees
-from ..derivatives import oracles
-from ..derivatives.hypergradient import Directions
-from ..iteration.estimators import storm
-from ..iteration.schedules import Schedule, traced
-from ..iteration.stochastic import Stochastic
-from .parts import recursive_schedules
+from ..derivatives import Directions, oracles
+from ..iteration import Schedule, Stochastic, at, check_schedule, storm, traced
+from .recursive_momentum import recursive_schedules
 
 
 class FdeHBO(Stochastic):
@@ -38,6 +35,9 @@ class FdeHBO(Stochastic):
     radius: Schedule = eqx.field(converter=traced, default=None)
     difference: Schedule = eqx.field(converter=traced, default=None)
 
+    def __check_init__(self):
+        check_schedule("FdeHBO: difference", self.difference)
+
     def defaults(self, scales):
         rates = recursive_schedules(scales, 0.5)
         radius = 10 * jnp.maximum(scales.pull, scales.steep) / scales.convex
@@ -49,17 +49,17 @@ class FdeHBO(Stochastic):
 
     def update(self, reduced, s, draw, rate):
         v, before, estimate = s.memory
-        above, below, eps = draw.upper(), draw.lower(), jnp.finfo(s.value.dtype).eps
-        share = eps ** (1 / 3) if self.difference is None else self.difference
+        upper, lower, eps = draw.upper(), draw.lower(), jnp.finfo(s.dtype).eps
+        share = eps ** (1 / 3) if self.difference is None else at(self.difference, s.step, s.dtype)
 
         def toward(x, W, v, ledger):
-            (value, d1, d2), ledger = oracles.upper_gradients(reduced, x, W, above, ledger)
-            slope, ledger = oracles.lower_gradient(reduced, x, W, below, ledger)
+            (value, d1, d2), ledger = oracles.upper_gradients(reduced, x, W, upper, ledger)
+            slope, ledger = oracles.lower_gradient(reduced, x, W, lower, ledger)
             delta = share * (1 + trees.norm(W)) / jnp.maximum(trees.norm(v), eps)
-            ahead, ledger = oracles.lower_gradients(reduced, x, trees.step(W, -delta, v), below, ledger)
-            behind, ledger = oracles.lower_gradients(reduced, x, trees.step(W, delta, v), below, ledger)
+            ahead, ledger = oracles.lower_gradients(reduced, x, trees.step(W, -delta, v), lower, ledger)
+            behind, ledger = oracles.lower_gradients(reduced, x, trees.step(W, delta, v), lower, ledger)
             cross, product = trees.scale(1 / (2 * delta), trees.sub(ahead, behind))
-            return value, Directions(slope, trees.sub(product, d2), trees.sub(d1, cross)), ledger
+            return value, Directions.of((d1, d2), (slope, product, cross)), ledger
 
         value, new, ledger = toward(s.x, s.W, v, s.ledger)
         x_old, W_old, v_old = before
@@ -67,5 +67,5 @@ class FdeHBO(Stochastic):
         estimate = storm(estimate, new, old, jnp.where(s.step == 0, 1, rate.momentum))
         W = trees.step(s.W, rate.inner, estimate.lower)
         z = trees.clip_norm(trees.step(v, rate.linear, estimate.linear), rate.radius)
-        s = replace(s, W=W, memory=(z, (s.x, s.W, v), estimate), value=value, ledger=ledger)
-        return self.move(reduced, s, estimate.outer, rate.outer)
+        s = replace(s, W=W, memory=(z, (s.x, s.W, v), estimate), ledger=ledger)
+        return self.move(reduced, s, value, estimate.outer, rate.outer)

@@ -4,20 +4,35 @@ from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import trees
-from ..derivatives import oracles
-from ..derivatives.hypergradient import hypergradient
-from ..derivatives.linear_systems import ConjugateGradient
-from ..iteration.schedules import Schedule, is_optax, traced
-from ..iteration.stochastic import Stochastic
-from ..lower.damped_newton import minimise
-from ..lower.reduced_at_x import charge, lower_objective
-from ..reduction.reduced import Reduced
-from ..reduction.result import Result
-from .parts import tabulated
+from ..derivatives import ConjugateGradient, hypergradient, oracles
+from ..iteration import Schedule, Stochastic, is_optax, traced
+from ..lower import charge, lower_objective, minimise
+from ..reduction import Result
+from .finite_pools import tabulated
+
+_FINEST = 0.75  # exponent of the precision: the accuracy is no finer, since conjugate gradients would not reach it
+_LONGER, _SHORTER, _LONGEST = 1.05, 0.5, 10.0  # the published factors, and a ceiling on what they add up to
+_FAIR_SHARE = 1 / 4  # of the decrease that the gradient promised
+
+
+def _accuracy(step: Int[Array, ""]) -> Float[Array, ""]:
+    """The published sequence, which is summable."""
+    return 0.1 * 0.9 ** jnp.asarray(step, float)
+
+
+class HoagMemory(eqx.Module):
+    """The adjoint `v`, the `first` lower gradient, how far the step size is stretched, what decrease the last step
+    `promised`, and the `accuracy` of its linear system."""
+
+    v: PyTree[Array]
+    first: Float[Array, ""]
+    stretch: Float[Array, ""]
+    promised: Float[Array, ""]
+    accuracy: Float[Array, ""]
 
 
 class HOAG(Stochastic):
@@ -46,52 +61,49 @@ class HOAG(Stochastic):
     average: Any = eqx.field(converter=traced, default=0.0, kw_only=True)
     tolerance: Any = eqx.field(converter=traced, default=1e-8, kw_only=True)
 
-    def prepare(self, reduced: Reduced) -> Reduced:
+    def prepare(self, reduced):
         return tabulated(reduced, "HOAG")
 
     def needed(self):
         return ("outer",)
 
     def defaults(self, scales):
-        return {"outer": 1 / scales.bend, "accuracy": lambda step: 0.1 * 0.9**step}
+        return {"outer": 1 / scales.bend, "accuracy": _accuracy}
 
     def begin(self, reduced, start, ledger):
-        pool, x = reduced.lower_pool, reduced.x0
-        slope, ledger = oracles.lower_gradient(reduced, x, reduced.W0, pool, ledger)
-        one = jnp.ones((), jax.tree.leaves(start.W)[0].dtype)
-        return (start.v, trees.norm(slope), one, 0 * one, one), ledger
+        slope, ledger = oracles.lower_gradient(reduced, reduced.x0, reduced.W0, reduced.lower_pool, ledger)
+        one = jnp.ones((), reduced.dtype)
+        return HoagMemory(start.v, trees.norm(slope), one, 0 * one, one), ledger
 
     def update(self, reduced, s, draw, rate):
-        v, first, stretch, promised, _ = s.memory
-        pool, eps = reduced.lower_pool, jnp.finfo(first.dtype).eps
-        accuracy = jnp.maximum(rate.accuracy, eps**0.75)
+        last, pool, eps = s.memory, reduced.lower_pool, jnp.finfo(s.dtype).eps
+        accuracy = jnp.maximum(rate.accuracy, eps**_FINEST)
         objective = lower_objective(reduced, s.x, s.W, pool, s.ledger, dense=False)
         flat, unflatten = oracles.flatten(s.W)
-        found = minimise(objective, flat, accuracy * first)
+        found = minimise(objective, flat, accuracy * last.first)
         ledger, W = charge(s.ledger, found, pool, dense=False), unflatten(found.point)
-        linear = ConjugateGradient(accuracy, start=v)
+        linear = ConjugateGradient(accuracy, start=last.v)
         value, gradient, v, ledger = hypergradient(
             reduced, s.x, W, reduced.upper_pool, pool, linear, lambda _: pool, ledger
         )
-        begun = s.step > 0
-        worse = begun & (value > s.value + accuracy * jnp.abs(s.value))
-        better = begun & (value <= s.value - promised / 4)
-        stretch = jnp.where(worse, stretch / 2, jnp.where(better, jnp.minimum(1.05 * stretch, 10), stretch))
+        begun, before = s.step > 0, s.outer.value
+        worse = begun & (value > before + accuracy * jnp.abs(before))
+        better = begun & (value <= before - _FAIR_SHARE * last.promised)
+        longer = jnp.where(better, jnp.minimum(_LONGER * last.stretch, _LONGEST), last.stretch)
+        stretch = jnp.where(worse, _SHORTER * last.stretch, longer)
         length = rate.outer if is_optax(rate.outer) else rate.outer * stretch
-        s = self.move(reduced, replace(s, W=W, value=value, ledger=ledger), gradient, length)
-        promised = 0 * stretch if is_optax(length) else length * trees.dot(s.direction, s.direction)
-        return replace(s, memory=(v, first, stretch, promised, accuracy))
-
-    def spent(self, state):
-        return jnp.int32(Result.BUDGET)
+        s = self.move(reduced, replace(s, W=W, ledger=ledger), value, gradient, length)
+        direction = s.outer.direction
+        promised = 0 * stretch if is_optax(length) else length * trees.dot(direction, direction)
+        return replace(s, memory=HoagMemory(v, last.first, stretch, promised, accuracy))
 
     def terminate(self, reduced, state):
         """No noise here: the last gradient is judged, once it is computed accurately enough to be."""
         if self.tolerance is None:
-            return state.result
-        eps, size = jnp.finfo(state.value.dtype).eps, trees.norm(state.direction)
-        goal = jnp.maximum(self.tolerance, 30 * eps)
-        still = size <= 8 * eps * (1 + trees.norm(state.x)) * state.scales.bend
-        accurate = (state.memory[-1] <= jnp.maximum(goal, eps**0.75)) & (state.step > 0)
-        done = accurate & ((size <= goal * state.first) | still) & (state.result == Result.RUNNING)
-        return jnp.where(done, Result.CONVERGED, state.result)
+            return state.clock.outcome(state.result)
+        size, goal = trees.norm(state.outer.direction), self.goal(state)
+        eps = jnp.finfo(state.dtype).eps
+        fine = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), eps**_FINEST)
+        accurate = (state.memory.accuracy <= fine) & (state.step > 1)
+        done = accurate & ((size <= goal) | self.still(state, size))
+        return state.clock.outcome(jnp.where(done, Result.CONVERGED.code, Result.RUNNING.code))

@@ -1,9 +1,9 @@
 """``MRBO``: momentum-based recursive bilevel optimizer (Yang, Ji, Liang 2021)."""
 
-from .parts import Recursive
+from .recursive_momentum import RecursiveMomentum
 
 
-class MRBO(Recursive):
+class MRBO(RecursiveMomentum):
     r"""Recursive momentum on both levels, with stocBiO's Neumann *sum* in the hypergradient $h$:
 
     $$p_k = \partial_2 g_\Phi(z_k; S_k) + (1 - a_k)\big(p_{k-1} - \partial_2 g_\Phi(z_{k-1}; S_k)\big), \qquad

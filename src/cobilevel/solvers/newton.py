@@ -1,111 +1,53 @@
 """``Newton``: full batch, second order in the coefficients, exact implicit hypergradient, quasi-Newton in ``x``."""
 
-from typing import Any
-
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
+from .. import trees
 from ..checks import positive, whole
-from ..derivatives import oracles
-from ..derivatives.ledger import Ledger
-from ..iteration.loop import Solver, State, fresh
-from ..lower.reduced_at_x import Point, projected, solve_at
-from ..reduction.reduced import Reduced
-from ..reduction.result import Result
+from ..derivatives import Ledger, oracles
+from ..iteration import Clock, QuasiNewtonMemory, Solver, State
+from ..lower import Point
+from ..reduction import Result
+from .newton_line_search import line_search
+from .newton_stopping import TOLERANCE, Outlook, Stopping, kink_size
 
-_TRIALS = 30
+_LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 
 
 def trouble(point: Point) -> Int[Array, ""]:
-    """The result to report where a point is not sound."""
-    upper = jnp.where(point.definite, Result.UPPER_FAILED, Result.NOT_CONVEX)
-    return jnp.where(point.solved, upper, Result.LOWER_FAILED).astype(jnp.int32)
+    """The code of the result to report where a point is not sound."""
+    upper = jnp.where(point.definite, Result.UPPER_FAILED.code, Result.NOT_CONVEX.code)
+    return jnp.where(point.solved, upper, Result.LOWER_FAILED.code).astype(jnp.int32)
 
 
-def kink_size(reduced: Reduced, x: Array, gradient: Array, other: Point) -> Float[Array, ""]:
-    """The shortest projected combination of the gradients at ``x`` and at a refused point.
+class Current(eqx.Module):
+    """The upper objective at the iterate: its value and gradient, the size of what the bounds leave of the gradient,
+    and the size of the lower gradient there. At a kink, `size` is that of the gradients combined."""
 
-    Where ``g`` has kinks in its second derivative (penalties such as ``max(y, 0)^2`` do), the gradient of the reduced
-    objective jumps as a sample crosses one, and a minimum can lie right there: the gradients on its two sides do not
-    vanish, but a combination of them does, which is what stationary means for such functions.
-    """
-    jump = other.gradient - gradient
-    share = jnp.clip(-(gradient @ jump) / jnp.maximum(jump @ jump, jnp.finfo(x.dtype).tiny), 0, 1)
-    size = jnp.linalg.norm(projected(reduced, x, gradient + share * jump))
-    return jnp.where(other.sound & jnp.any(other.x != x), size, jnp.inf)
+    value: Float[Array, ""]
+    gradient: Float[Array, " dx"]
+    size: Float[Array, ""]
+    lower_gradient: Float[Array, ""]
+
+    def at(self, x: Float[Array, " dx"], W: PyTree[Array]) -> Point:
+        """The same as a point; not sound, so that a search does not end there."""
+        no = jnp.asarray(False)
+        return Point(x, W, self.value, self.gradient, self.lower_gradient, no, no, W)
 
 
 class NewtonState(State):
-    begun: Bool[Array, ""]
-    gradient: Float[Array, " dx"]
-    value: Float[Array, ""]
-    lower_gradient: Float[Array, ""]
-    lower_target: Float[Array, ""]
-    scale: Float[Array, ""]
-    span: Float[Array, ""]
-    hits: Int[Array, ""]
-    done: Bool[Array, ""]
-    kink: Bool[Array, ""]
-    steps: Float[Array, "m dx"]
-    changes: Float[Array, "m dx"]
-    pairs: Int[Array, ""]
-    failures: Int[Array, ""]
-    size: Float[Array, ""]
+    """`current`: the objective at the iterate; `memory`: quasi-Newton pairs; `stopping`: what the rule remembers."""
 
+    current: Current
+    memory: QuasiNewtonMemory
+    stopping: Stopping
 
-class Trial(eqx.Module):
-    """Where a line search ended: the last point tried, the last one refused, and whether the former is taken."""
-
-    point: Point
-    refused: Point
-    moved: Bool[Array, ""]
-    free: Bool[Array, " dx"]
-    use_memory: Bool[Array, ""]
-    ledger: Ledger
-
-
-def quasi_newton(
-    gradient: Float[Array, " dx"],
-    free: Bool[Array, " dx"],
-    steps: Float[Array, "m dx"],
-    changes: Float[Array, "m dx"],
-) -> Float[Array, " dx"]:
-    """Minus the L-BFGS inverse Hessian, restricted to the free coordinates, times the gradient.
-
-    Pairs are stored newest first; those without positive curvature on the free coordinates are passed over (unfilled
-    ones are zero, so they are too).
-    """
-    steps, changes = steps * free, changes * free
-    bend = jnp.sum(steps * changes, axis=1)
-    length = jnp.sum(changes * changes, axis=1)
-    use = bend > 1e-12 * jnp.sqrt(length * jnp.sum(steps * steps, axis=1))
-    rho = jnp.where(use, 1 / jnp.where(use, bend, 1), 0)
-
-    def backward(q, pair):
-        s, c, r = pair
-        a = r * (s @ q)
-        return q - a * c, a
-
-    q, a = jax.lax.scan(backward, gradient * free, (steps, changes, rho))
-    newest = jnp.argmax(use)
-    scale = jnp.where(jnp.any(use), bend[newest] / jnp.where(use[newest], length[newest], 1), 1)
-
-    def forward(r, pair):
-        s, c, weight, b = pair
-        return r + s * (b - weight * (c @ r)), None
-
-    r, _ = jax.lax.scan(forward, scale * q, (steps, changes, rho, a), reverse=True)
-    return -r
-
-
-def least_bend(steps: Float[Array, "m dx"], changes: Float[Array, "m dx"]) -> Float[Array, ""]:
-    """The least curvature among the pairs in memory; infinite where there are none."""
-    lengths = jnp.linalg.norm(steps, axis=1)
-    bends = jnp.linalg.norm(changes, axis=1) / jnp.where(lengths > 0, lengths, 1)
-    return jnp.min(jnp.where(lengths > 0, bends, jnp.inf))
+    def record(self):
+        now = self.current
+        return {"upper": now.value, "gradient": now.size, "lower_gradient": now.lower_gradient}
 
 
 class Newton(Solver):
@@ -140,135 +82,52 @@ class Newton(Solver):
     def prepare(self, reduced):
         return reduced.whitened()
 
-    def _tolerance(self, eps: Any) -> Any:
-        return eps ** (2 / 3) if self.tolerance is None else self.tolerance
-
-    def init(self, reduced, key, steps, measured=None):
-        start = fresh(reduced, steps)
-        x = ravel_pytree(start["x"])[0]
-        slope, ledger = oracles.lower_gradient(reduced, start["x"], start["W"], reduced.lower_pool, start["ledger"])
-        zero, empty = jnp.zeros((), x.dtype), jnp.zeros((self.memory, len(x)), x.dtype)
+    @eqx.filter_jit
+    def init(self, reduced, key, steps):
+        start = reduced.project(reduced.x0)
+        slope, ledger = oracles.lower_gradient(reduced, start, reduced.W0, reduced.lower_pool, Ledger.empty())
+        x = ravel_pytree(start)[0]
+        zero = jnp.zeros((), x.dtype)
+        target = jnp.finfo(x.dtype).eps ** _LOWER_ACCURACY * jnp.linalg.norm(oracles.flatten(slope)[0])
         return NewtonState(
-            **(start | {"ledger": ledger}),
-            begun=jnp.asarray(False),
-            gradient=jnp.zeros_like(x),
-            value=zero,
-            lower_gradient=zero,
-            lower_target=jnp.finfo(x.dtype).eps ** 0.9 * jnp.linalg.norm(oracles.flatten(slope)[0]),
-            scale=zero,
-            span=jnp.linalg.norm(x),
-            hits=jnp.int32(0),
-            done=jnp.asarray(False),
-            kink=jnp.asarray(False),
-            steps=empty,
-            changes=empty,
-            pairs=jnp.int32(0),
-            failures=jnp.int32(0),
-            size=zero,
+            x=start,
+            W=reduced.W0,
+            clock=Clock.start(steps),
+            ledger=ledger,
+            current=Current(zero, jnp.zeros_like(x), zero, zero),
+            memory=QuasiNewtonMemory.empty(self.memory, x),
+            stopping=Stopping.start(x, target),
         )
-
-    def search(self, reduced: Reduced, state: NewtonState) -> Trial:
-        """Along the quasi-Newton direction, the full step first, then shorter ones until the objective falls."""
-        x, _ = ravel_pytree(state.x)
-        lo, hi = (ravel_pytree(side)[0] for side in reduced.problem.x_bounds)
-        g, eps = state.gradient, jnp.finfo(x.dtype).eps
-        near = jnp.minimum(state.size, eps**0.5 * (1 + jnp.abs(x)))
-        free = ~(((x <= lo + near) & (g > 0)) | ((x >= hi - near) & (g < 0)))
-        direction = quasi_newton(g, free, state.steps, state.changes)
-        use_memory = (state.pairs > 0) & (direction @ g < 0)
-        length = jnp.linalg.norm(g)
-        steepest = -g * jnp.where(length > 0, 0.1 * (1 + jnp.linalg.norm(x)) / jnp.where(length > 0, length, 1), 0)
-        direction = jnp.where(use_memory, jnp.where(free, direction, -g), steepest)
-
-        def enough(point):
-            slope = g @ (point.x - x)
-            rounding = 32 * eps * jnp.abs(state.value)
-            size = jnp.linalg.norm(projected(reduced, point.x, point.gradient))
-            drowned = (-slope <= 1e2 * rounding) & (point.value <= state.value + rounding) & (size < state.size)
-            lower = (point.value <= state.value + 1e-4 * slope) & (slope < 0) | drowned
-            return point.sound & (lower | ~state.begun)
-
-        def unfinished(carry):
-            _, _, point, _, count = carry
-            return ~enough(point) & (count < jnp.where(state.begun, _TRIALS, 1))
-
-        def try_next(carry):  # the full step first, then shorter ones by interpolation
-            length, _, point, ledger, count = carry
-            slope = g @ (point.x - x)
-            excess = point.value - state.value - slope
-            best = jnp.where(point.sound & (excess > 0), -slope / (2 * excess), 0.25)
-            length = jnp.where(count == 0, 1, length * jnp.clip(best, 0.1, 0.5))
-            trial = jnp.clip(x + length * direction, lo, hi)
-            return length, point, *solve_at(reduced, trial, state.W, state.lower_target, ledger), count + 1
-
-        no, one = jnp.asarray(False), jnp.ones((), x.dtype)
-        here = Point(x, state.W, state.value, g, state.lower_gradient, no, no, state.W)
-        start = (one, here, here, state.ledger, jnp.int32(0))
-        _, before, point, ledger, _ = jax.lax.while_loop(unfinished, try_next, start)
-        moved = enough(point)
-        refused = jax.tree.map(lambda a, b: jnp.where(moved, a, b), before, point)
-        return Trial(point, refused, moved, free, use_memory, ledger)
 
     def step(self, reduced, state):
         """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
         x, unravel = ravel_pytree(state.x)
-        g, eps = state.gradient, jnp.finfo(x.dtype).eps
-        trial = self.search(reduced, state)
-        point, refused, moved = trial.point, trial.refused, trial.moved
-        across = kink_size(reduced, x, g, refused)
-
-        roll = lambda table, row: jnp.concatenate([row[None], table[:-1]])
-        pick = lambda new, old: jax.tree.map(lambda a, b: jnp.where(moved, a, b), new, old)
-        learned = moved & state.begun
-        remember = lambda table, row: jnp.where(learned, roll(table, row), jnp.zeros_like(table))
-        size = jnp.linalg.norm(projected(reduced, point.x, point.gradient))
-        scale = jnp.where(state.begun, state.scale, size)
-        span = jnp.maximum(state.span, jnp.linalg.norm(point.x))
-        extent = jnp.maximum(jnp.linalg.norm(point.x), eps**0.35 * span)
-        near_enough = eps**0.5 * jnp.where(extent > 0, extent, 1)
-        # a refused step hard by shows the curvature: a jump of the gradient, or a bracket around where it vanishes
-        ahead_of, rise = refused.x - x, jnp.linalg.norm(refused.gradient - g)
-        run = jnp.linalg.norm(ahead_of)
-        jumps = (run <= eps**0.55 * extent) & (rise > 30 * run * least_bend(state.steps, state.changes))
-        kink = state.begun & jumps & (across <= eps**0.5 * scale) & (across < state.size / 2)
-        pairs = jnp.where(learned, jnp.minimum(state.pairs + 1, self.memory), 0)
-        steps, changes = remember(state.steps, point.x - x), remember(state.changes, point.gradient - g)
-        ahead = jnp.linalg.norm(quasi_newton(point.gradient, trial.free, steps, changes))
-        bracketed = (g @ ahead_of < 0) & (refused.gradient @ ahead_of > 0) & (run <= near_enough)
-        settled = state.begun & ~moved & refused.sound & bracketed
-        small = moved & (size <= self._tolerance(eps) * scale) & (ahead <= near_enough) & (pairs > 0)
-        hits = jnp.where(small, state.hits + 1, 0)  # twice in a row, so that curvature from before does not mislead
-        rounded = moved & ((ahead <= 64 * eps * extent) & (pairs > 0) | (size == 0))
-        return NewtonState(
-            x=pick(unravel(point.x), state.x),
-            W=pick(point.W, state.W),
-            step=state.step,
-            limit=state.limit,
-            result=jnp.where(state.begun | moved, state.result, trouble(point)),
-            ledger=trial.ledger,
-            begun=jnp.asarray(True),
-            gradient=pick(point.gradient, g),
-            value=pick(point.value, state.value),
-            lower_gradient=pick(point.lower_gradient, state.lower_gradient),
-            lower_target=state.lower_target,
-            scale=scale,
-            span=span,
-            hits=hits,
-            done=(hits >= 2) | ~moved & (state.hits >= 1) | settled | rounded,
-            kink=kink,
-            steps=steps,
-            changes=changes,
-            pairs=pairs,
-            # a failure with an empty memory is a failure of the steepest descent: nothing is left to try
-            failures=jnp.where(moved | ~state.begun, 0, jnp.where(trial.use_memory, 1, 2)).astype(jnp.int32),
-            size=jnp.where(kink, across, pick(size, state.size)),
+        now, memory, stopping = state.current, state.memory, state.stopping
+        here, bounds = now.at(x, state.W), reduced.problem.bounds.flat()
+        trial, ledger = line_search(
+            reduced, here, now.size, memory, stopping.begun, stopping.lower_target, state.ledger
         )
+        point, moved = trial.point, trial.moved
+        learned = memory.remember(point.x - x, point.gradient - now.gradient, moved & stopping.begun)
+        ahead = jnp.linalg.norm(learned.direction(point.gradient, trial.free))
+        seen = Outlook(
+            size=jnp.linalg.norm(bounds.projected_gradient(point.x, point.gradient)),
+            ahead=jnp.where(learned.count > 0, ahead, jnp.inf),
+            across=kink_size(bounds, here, trial.refused),
+            curvature=memory.least_curvature(),
+        )
+        after = stopping.after(here, now.size, trial, seen, self._tolerance(x))
+        size = jnp.where(after.kink, seen.across, jnp.where(moved, seen.size, now.size))
+        reached = Current(point.value, point.gradient, size, point.lower_gradient)
+        kept = Current(now.value, now.gradient, size, now.lower_gradient)
+        x, W, current = trees.where(moved, (unravel(point.x), point.W, reached), (state.x, state.W, kept))
+        result = jnp.where(stopping.begun | moved, state.result, trouble(point))
+        clock = Clock(state.step, state.limit, result)
+        return NewtonState(x, W, clock, ledger, current, learned, after)
+
+    def _tolerance(self, x: Float[Array, " dx"]) -> Float[Array, ""]:
+        default = jnp.finfo(x.dtype).eps ** TOLERANCE
+        return jnp.asarray(default if self.tolerance is None else self.tolerance, x.dtype)
 
     def terminate(self, reduced, state):
-        done = jnp.where(state.done, Result.CONVERGED, state.result)
-        done = jnp.where(state.kink & (done == Result.RUNNING), Result.KINK, done)
-        done = jnp.where((state.failures >= 2) & (done == Result.RUNNING), Result.STALLED, done)
-        return jnp.where(state.result == Result.RUNNING, done, state.result)
-
-    def record(self, state):
-        return {"upper": state.value, "gradient": state.size, "lower_gradient": state.lower_gradient}
+        return state.clock.outcome(state.stopping.found())

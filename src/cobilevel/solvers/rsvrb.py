@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from .. import trees
-from ..derivatives import oracles
-from ..iteration.estimators import storm
-from ..iteration.schedules import Schedule, traced
-from ..iteration.stochastic import Stochastic
-from .parts import floor_spectrum, recursive_schedules, with_matrices
+from ..derivatives import Factored, hypergradient, oracles
+from ..iteration import Schedule, Stochastic, storm, traced
+from .hessian_matrices import check_matrices, floor_spectrum
+from .recursive_momentum import recursive_schedules
+
+_MATRICES = 5  # held at a time: two estimates, two factors, and the Hessian of the batch
 
 
 class RSVRB(Stochastic):
@@ -42,7 +43,8 @@ class RSVRB(Stochastic):
         return {**recursive_schedules(scales), "convex": scales.convex / 2}
 
     def prepare(self, reduced):
-        return with_matrices(reduced, "RSVRB", 5)
+        check_matrices(reduced, "RSVRB", _MATRICES)
+        return reduced
 
     def begin(self, reduced, start, ledger):
         flat, _ = oracles.flatten(start.W)
@@ -52,24 +54,24 @@ class RSVRB(Stochastic):
 
     def update(self, reduced, s, draw, rate):
         x_old, W_old, (slope_old, hessian_old, gradient_old) = s.memory
-        below, across, above = draw.lower(), draw.lower(), draw.upper()  # one batch for both would bias the product
+        # one lower batch for both uses would bias their product
+        for_model, for_cross, for_upper = draw.lower(), draw.lower(), draw.upper()
         weight = jnp.where(s.step == 0, 1, rate.momentum)
-        (_, slope, hessian), ledger = oracles.lower_model(reduced, s.x, s.W, below, s.ledger)
-        (_, slope_then, hessian_then), ledger = oracles.lower_model(reduced, x_old, W_old, below, ledger)
+        (_, slope, hessian), ledger = oracles.lower_model(reduced, s.x, s.W, for_model, s.ledger)
+        (_, slope_then, hessian_then), ledger = oracles.lower_model(reduced, x_old, W_old, for_model, ledger)
         slope, hessian = storm((slope_old, hessian_old), (slope, hessian), (slope_then, hessian_then), weight)
         hessian, solve = floor_spectrum(hessian, rate.convex)
         _, solve_old = floor_spectrum(hessian_old, rate.convex)
         _, unflatten = oracles.flatten(s.W)
 
         def estimate(x, W, solve, ledger):
-            (value, d1, d2), ledger = oracles.upper_gradients(reduced, x, W, above, ledger)
-            v = unflatten(solve(oracles.flatten(d2)[0]))
-            cross, ledger = oracles.cross_product(reduced, x, W, v, across, ledger)
-            return value, ravel_pytree(trees.sub(d1, cross))[0], ledger
+            linear, unused = Factored(solve), lambda _: for_cross
+            value, outer, _, ledger = hypergradient(reduced, x, W, for_upper, for_cross, linear, unused, ledger)
+            return value, ravel_pytree(outer)[0], ledger
 
         value, here, ledger = estimate(s.x, s.W, solve, ledger)
         _, there, ledger = estimate(x_old, W_old, solve_old, ledger)
         gradient = storm(gradient_old, here, there, weight)
         W = trees.step(s.W, rate.inner, unflatten(slope))
-        s = replace(s, W=W, memory=(s.x, s.W, (slope, hessian, gradient)), value=value, ledger=ledger)
-        return self.move(reduced, s, ravel_pytree(s.x)[1](gradient), rate.outer)
+        s = replace(s, W=W, memory=(s.x, s.W, (slope, hessian, gradient)), ledger=ledger)
+        return self.move(reduced, s, value, ravel_pytree(s.x)[1](gradient), rate.outer)

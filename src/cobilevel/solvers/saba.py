@@ -9,36 +9,39 @@ from jaxtyping import Array, PyTree
 
 from .. import trees
 from ..checks import fits
-from ..derivatives import oracles
-from ..iteration.schedules import Schedule, traced
-from ..iteration.stochastic import Stochastic
-from ..reduction.batches import Batch
-from ..reduction.reduced import Reduced
-from ..reduction.row_order import Rows
-from .parts import tabulated
+from ..derivatives import Directions, oracles
+from ..iteration import Schedule, Stochastic, traced
+from ..reduction import Batch, RowIndex
+from .finite_pools import tabulated
 
 
-class Table(eqx.Module):
-    """Per-sample terms at the point where each sample was last seen, in ``y`` and ``x``, and their pool means."""
-
-    rows: PyTree[Array]
-    means: PyTree[Array]
+def _pool_means(batch: Batch, terms: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    """Batch means of terms ``(in y, in x)``: the former as coefficients, the latter as they are."""
+    return oracles.spread(batch, terms[0]), oracles.mean(batch, terms[1])
 
 
-def mean(batch: Batch, rows: PyTree) -> PyTree:
-    """Batch means: of terms in ``y`` as coefficients, of terms in ``x`` as they are. Rows: ``(in y, in x)``."""
-    return oracles.spread(batch, rows[0]), oracles.mean(batch, rows[1])
+class PastTerms(eqx.Module):
+    """Per-sample terms ``(in y, in x)`` at the point where each sample was last seen, and their pool means."""
 
+    rows: tuple[PyTree[Array], PyTree[Array]]
+    means: tuple[PyTree[Array], PyTree[Array]]
 
-def refresh(table: Table, pool: Batch, batch: Batch, rows: Rows, new: PyTree) -> tuple[PyTree, Table]:
-    r"""SAGA: the estimate $\frac1b\sum_{i \in B}(t_i^{new} - t_i) + \bar t$, and the table with the new terms in it."""
-    change = jax.tree.map(lambda a, b: a - b[rows.index], new, table.rows)
-    shift = mean(batch, change)
-    place = jnp.where(rows.share > 0, rows.index, len(pool))  # rows that only fill up a batch fall outside
-    kept = jax.tree.map(lambda old, fresh: old.at[place].set(fresh, mode="drop"), table.rows, new)
-    part = rows.count / len(pool)
-    means = jax.tree.map(lambda old, d: old + part.astype(d.dtype) * d, table.means, shift)
-    return trees.add(shift, table.means), Table(kept, means)
+    @staticmethod
+    def of(pool: Batch, terms: tuple[PyTree, PyTree]) -> "PastTerms":
+        """Those of all samples at one point."""
+        return PastTerms(terms, _pool_means(pool, terms))
+
+    def refresh(
+        self, pool: Batch, batch: Batch, rows: RowIndex, new: tuple[PyTree, PyTree]
+    ) -> tuple[tuple[PyTree, PyTree], "PastTerms"]:
+        r"""SAGA: the estimate $\frac1b\sum_{i \in B}(t_i^{new} - t_i) + \bar t$; and with the new terms in place."""
+        change = jax.tree.map(lambda a, b: a - b[rows.index], new, self.rows)
+        shift = _pool_means(batch, change)
+        place = jnp.where(rows.share > 0, rows.index, len(pool))  # rows that only fill up a batch fall outside
+        kept = jax.tree.map(lambda old, fresh: old.at[place].set(fresh, mode="drop"), self.rows, new)
+        part = rows.count / len(pool)
+        means = jax.tree.map(lambda old, d: old + part.astype(d.dtype) * d, self.means, shift)
+        return trees.add(shift, self.means), PastTerms(kept, means)
 
 
 class SABA(Stochastic):
@@ -69,11 +72,11 @@ class SABA(Stochastic):
         if not self.shuffle:
             raise ValueError("SABA: its table needs batches without repeated rows; leave shuffle at True.")
 
-    def prepare(self, reduced: Reduced) -> Reduced:
-        size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
-        dx, dy, item = size(reduced.x0), size(reduced.problem.y0), jax.tree.leaves(reduced.W0)[0].dtype.itemsize
-        below, above = reduced.lower_source.rows or 0, reduced.upper_source.rows or 0
-        fits("SABA", "its table", ((2 * dy + dx) * below + (dy + dx) * above) * item, "SPABA, SOBA or SUSTAIN")
+    def prepare(self, reduced):
+        dx, dy = reduced.problem.sizes
+        lower, upper = reduced.lower_source.rows or 0, reduced.upper_source.rows or 0
+        numbers = (2 * dy + dx) * lower + (dy + dx) * upper
+        fits("SABA", "its table", numbers * reduced.dtype.itemsize, "SPABA, SOBA or SUSTAIN")
         return tabulated(reduced, "SABA")
 
     def defaults(self, scales):
@@ -81,26 +84,22 @@ class SABA(Stochastic):
         return {"inner": scales.inner / 2, "linear": scales.inner / 2, "outer": scales.outer(loops) / 4}
 
     def begin(self, reduced, start, ledger):
-        above, below, x = reduced.upper_pool, reduced.lower_pool, reduced.x0
-        (d2, product, cross), ledger = oracles.lower_rows(reduced, x, start.W, start.v, below, ledger)
-        (_, d1, pull), ledger = oracles.upper_rows(reduced, x, start.W, above, ledger)
-        lower, upper = ((d2, product), cross), (pull, d1)
-        return (start.v, Table(lower, mean(below, lower)), Table(upper, mean(above, upper))), ledger
+        upper, lower, x = reduced.upper_pool, reduced.lower_pool, reduced.x0
+        (d2, product, cross), ledger = oracles.lower_rows(reduced, x, start.W, start.v, lower, ledger)
+        (_, d1, pull), ledger = oracles.upper_rows(reduced, x, start.W, upper, ledger)
+        return (start.v, PastTerms.of(lower, ((d2, product), cross)), PastTerms.of(upper, (pull, d1))), ledger
 
     def update(self, reduced, s, draw, rate):
-        v, lower, upper = s.memory
-        pools = reduced.upper_pool, reduced.lower_pool
-        above, below = draw.rows()
-        batches = pools[0].take(above), pools[1].take(below)
-        (values, d1, pull), ledger = oracles.upper_rows(reduced, s.x, s.W, batches[0], s.ledger)
-        (d2, product, cross), ledger = oracles.lower_rows(reduced, s.x, s.W, v, batches[1], ledger)
-        (pull, d1), upper = refresh(upper, pools[0], batches[0], above, (pull, d1))
-        ((d2, product), cross), lower = refresh(lower, pools[1], batches[1], below, ((d2, product), cross))
-        s = replace(
-            s,
-            W=trees.step(s.W, rate.inner, d2),
-            memory=(trees.step(v, rate.linear, trees.sub(product, pull)), lower, upper),
-            value=oracles.mean(batches[0], values),
-            ledger=ledger,
-        )
-        return self.move(reduced, s, trees.sub(d1, cross), rate.outer)
+        v, lower_terms, upper_terms = s.memory
+        upper_pool, lower_pool = reduced.upper_pool, reduced.lower_pool
+        upper_rows, lower_rows = draw.rows("upper"), draw.rows("lower")
+        upper, lower = upper_pool.take(upper_rows), lower_pool.take(lower_rows)
+        (values, d1, pull), ledger = oracles.upper_rows(reduced, s.x, s.W, upper, s.ledger)
+        (d2, product, cross), ledger = oracles.lower_rows(reduced, s.x, s.W, v, lower, ledger)
+        (pull, d1), upper_terms = upper_terms.refresh(upper_pool, upper, upper_rows, (pull, d1))
+        fresh = ((d2, product), cross)
+        ((d2, product), cross), lower_terms = lower_terms.refresh(lower_pool, lower, lower_rows, fresh)
+        toward = Directions.of((d1, pull), (d2, product, cross))
+        W, v = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)
+        s = replace(s, W=W, memory=(v, lower_terms, upper_terms), ledger=ledger)
+        return self.move(reduced, s, oracles.mean(upper, values), toward.outer, rate.outer)

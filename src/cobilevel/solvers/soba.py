@@ -5,9 +5,8 @@ from dataclasses import replace
 import equinox as eqx
 
 from .. import trees
-from ..derivatives.hypergradient import directions
-from ..iteration.schedules import Polynomial, Schedule, traced
-from ..iteration.stochastic import Stochastic
+from ..derivatives import directions
+from ..iteration import PolynomialDecay, Schedule, Stochastic, traced
 
 
 class SOBA(Stochastic):
@@ -28,8 +27,8 @@ class SOBA(Stochastic):
 
     def defaults(self, scales):
         calm = 10 * scales.condition
-        inner = Polynomial(scales.inner, 0.5, calm)
-        return {"inner": inner, "linear": inner, "outer": Polynomial(scales.outer(0.5), 0.5, calm)}
+        inner = PolynomialDecay(scales.inner, 0.5, calm)
+        return {"inner": inner, "linear": inner, "outer": PolynomialDecay(scales.outer(0.5), 0.5, calm)}
 
     def begin(self, reduced, start, ledger):
         return start.v, ledger
@@ -37,4 +36,4 @@ class SOBA(Stochastic):
     def update(self, reduced, s, draw, rate):
         value, toward, ledger = directions(reduced, s.x, s.W, s.memory, draw.upper(), draw.lower(), s.ledger)
         W, v = trees.step(s.W, rate.inner, toward.lower), trees.step(s.memory, rate.linear, toward.linear)
-        return self.move(reduced, replace(s, W=W, memory=v, value=value, ledger=ledger), toward.outer, rate.outer)
+        return self.move(reduced, replace(s, W=W, memory=v, ledger=ledger), value, toward.outer, rate.outer)

@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
-from ..derivatives.hypergradient import Directions, directions
-from ..iteration.estimators import storm
-from ..iteration.schedules import Schedule, check_schedule, traced
-from ..iteration.stochastic import Stochastic
+from ..derivatives import Directions, directions
+from ..iteration import Schedule, Stochastic, check_schedule, storm, traced
 
 
 class SPABA(Stochastic):
@@ -39,7 +37,7 @@ class SPABA(Stochastic):
     tolerance: float = eqx.field(converter=traced, default=1e-8, kw_only=True)
 
     def __check_init__(self):
-        check_schedule("SPABA: probability", self.probability, ("probability",))
+        check_schedule("SPABA: probability", self.probability, 1.0)
 
     def defaults(self, scales):
         loops = jnp.minimum(1, scales.condition / scales.epoch)  # what is remembered is up to an epoch old
@@ -59,12 +57,12 @@ class SPABA(Stochastic):
         def onward(ledger):
             value, new, ledger = directions(reduced, s.x, s.W, v, *small, ledger)
             _, old, ledger = directions(reduced, x_old, W_old, v_old, *small, ledger)
-            return value, storm(estimate, new, old, 0), ledger
+            return value, storm(estimate, new, old, 0.0), ledger
 
         rows = jax.eval_shape(lambda: draw.large(self.large))[1].weight.shape[0]
         chance = self.batch / (self.batch + rows) if self.probability is None else self.probability
         full = (s.step == 0) | (jax.random.uniform(draw.key(), ()) < jnp.asarray(chance))
         value, toward, ledger = jax.lax.cond(full, anew, onward, s.ledger)
         W, z = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)
-        s = replace(s, W=W, memory=(z, (s.x, s.W, v), toward), value=value, ledger=ledger)
-        return self.move(reduced, s, toward.outer, rate.outer)
+        s = replace(s, W=W, memory=(z, (s.x, s.W, v), toward), ledger=ledger)
+        return self.move(reduced, s, value, toward.outer, rate.outer)

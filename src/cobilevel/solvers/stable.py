@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from .. import trees
-from ..derivatives import oracles
-from ..iteration.estimators import storm
-from ..iteration.schedules import Schedule, traced
-from ..iteration.stochastic import Stochastic
-from .parts import Before, floor_spectrum, with_matrices
+from ..derivatives import oracles, outer_direction
+from ..iteration import Schedule, Stochastic, storm, traced
+from .hessian_matrices import check_matrices, floor_spectrum
+from .recursive_momentum import Previous
+
+_MATRICES = 3  # held at a time: the estimate, its factor, and the Hessian of the batch
 
 
 class STABLE(Stochastic):
@@ -48,12 +49,13 @@ class STABLE(Stochastic):
         }
 
     def prepare(self, reduced):
-        return with_matrices(reduced, "STABLE", 3)
+        check_matrices(reduced, "STABLE", _MATRICES)
+        return reduced
 
     def begin(self, reduced, start, ledger):
         count, dx = oracles.flatten(start.W)[0].size, ravel_pytree(reduced.x0)[0].size
         dtype = ravel_pytree(reduced.x0)[0].dtype
-        return Before(reduced.x0, start.W, (jnp.zeros((count, count), dtype), jnp.zeros((dx, count), dtype))), ledger
+        return Previous(reduced.x0, start.W, (jnp.zeros((count, count), dtype), jnp.zeros((dx, count), dtype))), ledger
 
     def update(self, reduced, s, draw, rate):
         batch, ledger = draw.lower(), s.ledger
@@ -70,9 +72,9 @@ class STABLE(Stochastic):
         hessian, solve = floor_spectrum(hessian, rate.convex)
         (value, d1, d2), ledger = oracles.upper_gradients(reduced, s.x, s.W, draw.upper(), ledger)
         flat, unravel = ravel_pytree(d1)
-        direction = unravel(flat - cross @ solve(oracles.flatten(d2)[0]))
-        after = self.move(reduced, s, direction, rate.outer)
+        direction = unravel(outer_direction(flat, cross @ solve(oracles.flatten(d2)[0])))
+        after = self.move(reduced, s, value, direction, rate.outer)
         moved = ravel_pytree(trees.sub(after.x, s.x))[0]
         W, unflatten = oracles.flatten(s.W)
         W = unflatten(W - rate.inner * slope - solve(cross.T @ moved))
-        return replace(after, W=W, memory=Before(s.x, s.W, (hessian, cross)), value=value, ledger=ledger)
+        return replace(after, W=W, memory=Previous(s.x, s.W, (hessian, cross)), ledger=ledger)

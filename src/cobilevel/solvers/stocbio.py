@@ -5,11 +5,12 @@ from typing import Literal
 
 import equinox as eqx
 
-from ..derivatives.hypergradient import hypergradient
-from .parts import Series, descend
+from ..derivatives import hypergradient
+from .inner_descent import descend
+from .neumann_series import SeriesSolver
 
 
-class StocBiO(Series):
+class StocBiO(SeriesSolver):
     r"""$$W_{k}^{t+1} = W_k^t - \beta\, \partial_2 g_\Phi(x_k, W_k^t; S_t), \quad t < T, \qquad
     x_{k+1} = P\big[x_k - \alpha\, (\partial_1 f_\Phi - \partial_{12} g_\Phi\, v)\big], \qquad
     v = s \sum_{q=0}^{K} \prod_{j=1}^{q} (I - s\, \partial_{22} g_\Phi(\cdot; B_j))\, \partial_2 f_\Phi .$$
@@ -19,7 +20,7 @@ class StocBiO(Series):
     **Arguments**, besides those of every stochastic solver (`inner` $\beta$, `outer` $\alpha$):
 
     - `neumann`: $s$, by default the measured $1/L$; `terms`: $K$, by default twice the measured condition number, and
-      at most 1000; `kind`: see ``hypergradient.Neumann``.
+      at most 1000; `kind`: see ``Neumann``.
     - `inner_steps`: $T$.
 
     Reference: K. Ji, J. Yang, Y. Liang, Bilevel optimization: convergence analysis and enhanced design, ICML 2021.
@@ -35,8 +36,9 @@ class StocBiO(Series):
         return {"inner": scales.inner, "outer": scales.outer(self.inner_steps)}
 
     def update(self, reduced, s, draw, rate):
-        W, ledger = descend(reduced, s.x, s.W, draw.lowers(self.inner_steps), self.inner_steps, rate.inner, s.ledger)
+        lowers, steps = draw.lowers(self.inner_steps), self.inner_steps
+        W, ledger = descend(reduced, s.x, s.W, lowers, steps, lambda _: rate.inner, s.ledger)
         value, gradient, _, ledger = hypergradient(
-            reduced, s.x, W, draw.upper(), draw.lower(), *self.series(s, draw, self.kind), ledger
+            reduced, s.x, W, draw.upper(), draw.lower(), *self.drawn_series(s, draw, self.kind), ledger
         )
-        return self.move(reduced, replace(s, W=W, value=value, ledger=ledger), gradient, rate.outer)
+        return self.move(reduced, replace(s, W=W, ledger=ledger), value, gradient, rate.outer)

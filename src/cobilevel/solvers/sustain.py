@@ -1,9 +1,9 @@
 """``SUSTAIN``: recursive momentum on both levels, in one loop (Khanduri et al. 2021)."""
 
-from .parts import Recursive
+from .recursive_momentum import RecursiveMomentum
 
 
-class SUSTAIN(Recursive):
+class SUSTAIN(RecursiveMomentum):
     r"""Recursive momentum ("STORM") on the lower gradient and on the hypergradient, each batch used at two points:
 
     $$p_k = \partial_2 g_\Phi(z_k; S_k) + (1 - a_k)\big(p_{k-1} - \partial_2 g_\Phi(z_{k-1}; S_k)\big), \qquad

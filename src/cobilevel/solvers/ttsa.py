@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 from .. import trees
-from ..derivatives import oracles
-from ..derivatives.hypergradient import hypergradient
-from ..iteration.schedules import Polynomial
-from .parts import Series
+from ..derivatives import hypergradient, oracles
+from ..iteration import PolynomialDecay
+from .neumann_series import SeriesSolver
 
 
-class TTSA(Series):
+class TTSA(SeriesSolver):
     r"""One step of each level at a time, the outer one on the slower scale.
 
     $$W_{k+1} = W_k - \beta_k\, \partial_2 g_\Phi(x_k, W_k), \qquad
@@ -29,12 +28,15 @@ class TTSA(Series):
 
     def defaults(self, scales):
         calm = 10 * scales.condition
-        return {"inner": Polynomial(scales.inner, 0.4, calm), "outer": Polynomial(scales.outer(), 0.6, calm)}
+        return {
+            "inner": PolynomialDecay(scales.inner, 0.4, calm),
+            "outer": PolynomialDecay(scales.outer(), 0.6, calm),
+        }
 
     def update(self, reduced, s, draw, rate):
         slope, ledger = oracles.lower_gradient(reduced, s.x, s.W, draw.lower(), s.ledger)
         W = trees.step(s.W, rate.inner, slope)
         value, gradient, _, ledger = hypergradient(
-            reduced, s.x, W, draw.upper(), draw.lower(), *self.series(s, draw, "random"), ledger
+            reduced, s.x, W, draw.upper(), draw.lower(), *self.drawn_series(s, draw, "random"), ledger
         )
-        return self.move(reduced, replace(s, W=W, value=value, ledger=ledger), gradient, rate.outer)
+        return self.move(reduced, replace(s, W=W, ledger=ledger), value, gradient, rate.outer)

@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
-from ..derivatives import oracles
-from ..derivatives.hypergradient import hypergradient
-from ..iteration.estimators import storm
-from .parts import Series
+from ..derivatives import hypergradient, oracles
+from ..iteration import storm
+from .neumann_series import SeriesSolver
 
 
-class VRBO(Series):
+class VRBO(SeriesSolver):
     r"""Every $q$ outer steps both estimates are taken on a large batch; in between they are corrected by differences.
 
     $$p \leftarrow p + \partial_2 g_\Phi(z; S) - \partial_2 g_\Phi(z'; S), \qquad q \leftarrow q + h(z; B) - h(z'; B),$$
@@ -42,32 +41,32 @@ class VRBO(Series):
         return (trees.zeros(start.W), trees.zeros(reduced.x0)), ledger
 
     def update(self, reduced, s, draw, rate):
-        def both(x, W, below, above, across, linear, batches, ledger):
-            slope, ledger = oracles.lower_gradient(reduced, x, W, below, ledger)
-            value, gradient, _, ledger = hypergradient(reduced, x, W, above, across, linear, batches, ledger)
+        def both(x, W, for_slope, for_upper, for_cross, batches, ledger):
+            slope, ledger = oracles.lower_gradient(reduced, x, W, for_slope, ledger)
+            value, gradient, _, ledger = hypergradient(reduced, x, W, for_upper, for_cross, linear, batches, ledger)
             return value, (slope, gradient), ledger
 
-        linear = self.sum_of(s)
+        linear = self.series(s)
 
         def anew(ledger):
-            above, below = draw.large(self.large)
-            return both(s.x, s.W, below, above, below, linear, lambda _: below, ledger)
+            upper, lower = draw.large(self.large)
+            return both(s.x, s.W, lower, upper, lower, lambda _: lower, ledger)
 
-        kept = lambda ledger: (s.value, s.memory, ledger)
+        kept = lambda ledger: (s.outer.value, s.memory, ledger)
         value, (slope, gradient), ledger = jax.lax.cond(s.step % self.period == 0, anew, kept, s.ledger)
-        after = self.move(reduced, s, gradient, rate.outer)
+        after = self.move(reduced, s, value, gradient, rate.outer)
         rounds = self.inner_steps + 1
         lowers, uppers, free = draw.lowers(2 * rounds), draw.uppers(rounds), draw.independent()
 
         def correct(t, carry):
             (x_old, W_old), W, estimates, ledger = carry
-            parts = (lowers(2 * t), uppers(t), lowers(2 * t + 1), linear, lambda j: free(t * linear.terms + j))
+            parts = (lowers(2 * t), uppers(t), lowers(2 * t + 1), lambda j: free(t * linear.terms + j))
             _, here, ledger = both(after.x, W, *parts, ledger)
             _, there, ledger = both(x_old, W_old, *parts, ledger)
-            estimates = storm(estimates, here, there, 0)
+            estimates = storm(estimates, here, there, 0.0)
             onward = jnp.where(t < self.inner_steps, rate.inner, 0)
             return (after.x, W), trees.step(W, onward, estimates[0]), estimates, ledger
 
         start = ((s.x, s.W), s.W, (slope, gradient), ledger)
         _, W, memory, ledger = jax.lax.fori_loop(0, rounds, correct, start)
-        return replace(after, W=W, memory=memory, value=value, ledger=ledger)
+        return replace(after, W=W, memory=memory, ledger=ledger)

@@ -1,4 +1,4 @@
-"""Many solves as one compiled program, and a list of such bundles run to its end, however often it is stopped.
+"""Many solves as one compiled program.
 
 Instances, seeds and step sizes are traced axes; only shapes recompile. How many runs advance together (vmapped) and
 how many after each other (mapped) is a matter of the machine, so it is measured.
@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from ..iteration.loop import Solver, State, advance
-from ..reduction.result import Result
+from ..iteration import Solver, State, advance
+from ..reduction import Result
 
 
 class Pool(eqx.Module):
@@ -69,7 +69,7 @@ class How:
         return replace(self, block=quarter, together=min(self.together, quarter)) if count <= quarter else self
 
 
-def _each(function: Callable, items: PyTree, together: int) -> PyTree:
+def _map_runs(function: Callable, items: PyTree, together: int) -> PyTree:
     count = len(jax.tree.leaves(items)[0])
     if together >= count:
         return jax.vmap(function)(items)
@@ -82,7 +82,7 @@ def _begin(solver: Solver, pool: Pool, trials: Trials, steps: Any, together: int
         chosen, reduced = replace(solver, **trial.settings), pool[trial.instance]
         return chosen.init(reduced, trial.key, steps)
 
-    return _each(one, trials, together)
+    return _map_runs(one, trials, together)
 
 
 @eqx.filter_jit
@@ -91,9 +91,9 @@ def _onward(solver: Solver, pool: Pool, trials: Trials, states: State, count: in
         trial, state = item
         chosen, reduced = replace(solver, **trial.settings), pool[trial.instance]
         state, _ = advance(chosen, reduced, state, count)
-        return state, {} if observe is None else observe(chosen.answer(state), state, trial.instance)
+        return state, {} if observe is None else observe(state, trial.instance)
 
-    return _each(one, (trials, states), together)
+    return _map_runs(one, (trials, states), together)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Bundle:
 
     @property
     def diverged(self) -> np.ndarray:
-        return np.asarray(self.states.result) == Result.DIVERGED
+        return np.asarray(self.states.result) == Result.DIVERGED.code
 
 
 def solve_all(
@@ -124,10 +124,10 @@ def solve_all(
 
     **Arguments:**
 
-    - `chunk`: steps between two looks, at each of which `observe(answer, state, instance)` is called, a module that
-      returns named arrays.
+    - `chunk`: steps between two looks, at each of which `observe(state, instance)` is called, a module that returns
+      named arrays.
     - `how`: how many runs to a program, and how many of these are vmapped.
-    - `tell`: told the share done, after each look.
+    - `tell`: called with the share done, after each look.
     """
     how = (How() if how is None else how).fitting(len(trials))
     clock = time.perf_counter()
@@ -140,12 +140,12 @@ def solve_all(
     def work(block):
         states, seen = _begin(solver, pool, block, jnp.int32(steps), how.together), []
         for _ in range(looks):
-            states, told = _onward(solver, pool, block, states, chunk, how.together, observe)
-            seen.append(jax.tree.map(np.asarray, told))
+            states, looked = _onward(solver, pool, block, states, chunk, how.together, observe)
+            seen.append(jax.tree.map(np.asarray, looked))
             if tell is not None:
                 tell(next(done) / (looks * len(blocks)))
         curves = {name: np.stack([part[name] for part in seen], axis=1) for name in seen[0]}
-        return jax.tree.map(lambda a: a, jax.block_until_ready(states)), curves
+        return jax.block_until_ready(states), curves
 
     with ThreadPoolExecutor(how.workers) as threads:
         parts = list(threads.map(work, blocks))
@@ -155,8 +155,10 @@ def solve_all(
     return Bundle(states, curves, (time.perf_counter() - compiled) / len(trials), compiled - clock)
 
 
-def measure(solver: Solver, pool: Pool, trials: Trials, candidates: Iterable[How], steps: int = 4) -> dict[How, float]:
-    """Seconds that a few steps of a run take in each of these ways, compiling apart."""
+def seconds_each_way(
+    solver: Solver, pool: Pool, trials: Trials, candidates: Iterable[How], steps: int = 4
+) -> dict[How, float]:
+    """Seconds that a few steps of a run take in each of these ways, compilation not counted."""
     taken = {}
     for how in candidates:
         few = trials.take(np.arange(how.block * how.workers) % len(trials))

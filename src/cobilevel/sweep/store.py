@@ -58,7 +58,7 @@ def versions() -> dict[str, str]:
     return found | {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
 
 
-def _read(row: tuple[str, str, str]) -> Run:
+def _run_of(row: tuple[str, str, str]) -> Run:
     spec, result, cost = (json.loads(part) for part in row)
     return Run(spec, result, {}, cost)
 
@@ -86,19 +86,19 @@ class Runs:
 
     def add(self, runs: Sequence[Run]) -> None:
         """Keeps finished runs: all of them, or (when stopped on the way) none."""
-        told, rows = versions(), []
+        used, rows = versions(), []
         for run in runs:
             name = name_of(run.spec)
-            self._write(name, run, told)
+            self._write(name, run, used)
             rows.append((name, *(json.dumps(dict(part), sort_keys=True) for part in (run.spec, run.result, run.cost))))
         with closing(self._connect()) as base, base:
             base.executemany("insert or replace into runs values (?, ?, ?, ?)", rows)
 
-    def _write(self, name: str, run: Run, told: dict[str, str]) -> None:
+    def _write(self, name: str, run: Run, used: dict[str, str]) -> None:
         draft = self.folder / "runs" / f".{name}-{os.getpid()}-{secrets.token_hex(4)}"
         draft.mkdir()
         try:
-            spec = {"specification": dict(run.spec), "versions": told}
+            spec = {"specification": dict(run.spec), "versions": used}
             (draft / "specification.json").write_text(json.dumps(spec, indent=1, sort_keys=True))
             (draft / "result.json").write_text(json.dumps(dict(run.result), indent=1, sort_keys=True))
             np.savez_compressed(draft / "curves.npz", **{k: np.asarray(v) for k, v in run.curves.items()})  # pyright: ignore
@@ -122,7 +122,7 @@ class Runs:
         """The finished runs whose specification has these entries, without their curves; in a fixed order."""
         with closing(self._connect()) as base:
             rows = base.execute("select spec, result, cost from runs order by name").fetchall()
-        found = [_read(row) for row in rows]
+        found = [_run_of(row) for row in rows]
         return [run for run in found if all(run.spec.get(key) == value for key, value in where.items())]
 
     def get(self, spec: Mapping[str, Any]) -> Run:
@@ -131,7 +131,7 @@ class Runs:
             row = base.execute("select spec, result, cost from runs where name = ?", (name_of(spec),)).fetchone()
         if row is None:
             raise KeyError(f"no finished run has the specification {dict(spec)}.")
-        return _read(row)
+        return _run_of(row)
 
     def curves(self, spec: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The curves of a finished run."""
@@ -145,8 +145,8 @@ class Runs:
     def origins(self) -> Counter[str]:
         """With what the runs were computed, and how many with each."""
         whole = (path for path in self.folder.glob("runs/*/specification.json") if path.parent.name[0] != ".")
-        told = (json.loads(path.read_text())["versions"] for path in whole)
-        return Counter(f"{v['device']}, jax {v['jax']}, Python {v['python']}" for v in told)
+        used = (json.loads(path.read_text())["versions"] for path in whole)
+        return Counter(f"{v['device']}, jax {v['jax']}, Python {v['python']}" for v in used)
 
     def spend(self, seconds: float) -> None:
         """Adds to the time that was spent on these runs, by all processes together."""

@@ -1,4 +1,4 @@
-"""sweep.tasks."""
+"""A list of tasks worked off to its end, however often it is stopped."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

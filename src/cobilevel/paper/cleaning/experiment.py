@@ -16,56 +16,40 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from ...basis.base import FeatureMap
-from ...basis.given import Features
+from ...basis import FeatureMap, Features
 from ...gallery import Instance, cleaning
 from ...gallery.images import Images
-from ...problem.data import Levels, Product
-from ...problem.domain import Interval
-from ...reduction.batches import Pairs
-from ...reduction.reduced import Reduced, reduce
-from ...sweep.bundles import How, Pool
-from ...sweep.store import Runs
+from ...problem import Interval, Levels, Product, Study
+from ...reduction import Bilevel, reduce_study, reduce_with
+from ...sweep import How, Pool, Runs
 from ..lab import FAMILIES, Budget, Judged, Lab, Method
-from ..tuning import Grid, Rung
+from ..tuning import Grid, SearchRung
 
 _TEMPERATURES = (0.1, 10.0)
-
-
 _NODES = 8  # temperatures at which losses are watched and policies judged, by Gauss quadrature
-
-
+_NODES_EACH = 4  # temperatures of the rule to which a basis is fitted, for each function
+_GRADIENT_LEFT = 1e-4  # the gradient of the classifiers that policies are compared with, as a share of the one at zero
 _CPU, _GPU = (How(1, 1, 1),), (How(20, 4, 1), How(20, 20, 1))
 
+_QUICK = Budget(
+    instances=3,
+    steps=120,
+    chunk=12,
+    rungs=(SearchRung(1, 1, 60),),
+    grid=Grid((0.1,), (1e2, 1e3), (10,)),
+    polynomials=(5,),
+    partitions=(5, 20),
+    candidates=_CPU,
+)
 
-BUDGETS = {
-    "quick": Budget(
-        instances=3,
-        steps=120,
-        chunk=12,
-        rungs=(Rung(1, 1, 60),),
-        grid=Grid((0.1,), (1e2, 1e3), (10,)),
-        polynomials=(5,),
-        partitions=(5, 20),
-        measured=False,
-        candidates=_CPU,
-    ),
-    "default": Budget(
-        instances=3,
-        steps=240,
-        chunk=12,
-        rungs=(Rung(1, 1, 60),),
-        grid=Grid((1.0, 10.0), (1e4, 1e5), (10,)),  # around what the whole grid gives
-        polynomials=(5,),
-        partitions=(5, 20),
-        measured=False,
-        candidates=_CPU,
-    ),
+CLEANING_BUDGETS = {
+    "quick": _QUICK,
+    "default": replace(_QUICK, steps=240, grid=Grid((1.0, 10.0), (1e4, 1e5), (10,))),  # around what the whole one gives
     "full": Budget(
         instances=20,
         steps=2000,
         chunk=50,
-        rungs=(Rung(20, 1, 50), Rung(5, 1, 200), Rung(1, 1, 600)),
+        rungs=(SearchRung(20, 1, 50), SearchRung(5, 1, 200), SearchRung(1, 1, 600)),
         grid=Grid(),
         polynomials=(5, 20),
         partitions=(5, 20, 50),
@@ -82,29 +66,30 @@ def _every_family(N: int) -> Features:
     return Features(lambda xi: jnp.concatenate([each(xi) for each in fitted], axis=-1), N * len(fitted))
 
 
-def _rule(one: Instance) -> tuple[Any, Any]:
+def _looked_at(one: Instance) -> tuple[jax.Array, jax.Array]:
     """The temperatures at which runs are looked at, and their shares."""
-    return one.train.upper.contexts.quadrature(_NODES)  # pyright: ignore
+    return one.train.upper.law.quadrature(_NODES)  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def _reduced(one: Instance, method: Method) -> Reduced:
-    """The reduced problem, with a rule of temperatures fine enough for the basis (batches draw them afresh anyway)."""
-    levels = (Product(level.contexts, level.eta, 4 * method.N) for level in (one.train.upper, one.train.lower))  # pyright: ignore
-    return reduce(one.problem, method.basis, Levels(*levels))
+def _study(one: Instance, method: Method) -> Study:
+    """The problem with a rule of temperatures fine enough for the basis (batches draw them afresh anyway)."""
+    levels = one.train.upper, one.train.lower
+    return Study.of(one.problem, Levels(*(Product(level.law, level.eta, _NODES_EACH * method.N) for level in levels)))  # pyright: ignore
 
 
-def _shared(reduced: Reduced, method: Method) -> Reduced:
-    """The same reduced problem, its basis written as a choice among all families."""
-    place = list(FAMILIES).index(method.family)
-    raw = method.N * len(FAMILIES)
-    pick = jnp.eye(raw, dtype=reduced.basis.constant.dtype)[:, place * method.N : (place + 1) * method.N]
-    basis = FeatureMap(_every_family(method.N), reduced.basis.domain, pick, reduced.basis.constant)
+def _fitted(study: Study, method: Method) -> FeatureMap:
+    """The basis of a method."""
+    return reduce_study(study, method.basis).basis
 
-    def moved(source: Pairs) -> Pairs:
-        return replace(source, basis=basis)
 
-    above, below = moved(reduced.upper_source), moved(reduced.lower_source)  # pyright: ignore[reportArgumentType]
-    return replace(reduced, basis=basis, upper_source=above, lower_source=below, whitening=None)
+def _shared(one: Instance, method: Method) -> Bilevel:
+    """The reduced problem, its basis written as a choice among all families."""
+    study = _study(one, method)
+    fitted = _fitted(study, method)
+    place, raw = list(FAMILIES).index(method.family), method.N * len(FAMILIES)
+    pick = jnp.eye(raw, dtype=fitted.constant.dtype)[:, place * method.N : (place + 1) * method.N]
+    chosen = FeatureMap(_every_family(method.N), fitted.domain, pick, fitted.constant)
+    return reduce_with(study, chosen).ordinary()
 
 
 def _entropies(y: jax.Array, xi: jax.Array, images: jax.Array, labels: jax.Array) -> jax.Array:
@@ -122,15 +107,15 @@ class Watch(eqx.Module):
     nodes: jax.Array
     shares: jax.Array
 
-    def losses(self, reduced: Reduced, x: jax.Array, y: jax.Array, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def losses(self, reduced: Bilevel, x: jax.Array, y: jax.Array, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Validation and training loss for classifiers ``y`` at temperatures ``xi``, each by temperature."""
-        above, below = reduced.upper_source.product.eta, reduced.lower_source.product.eta  # pyright: ignore
-        validation = jnp.mean(_entropies(y, xi, above["image"], above["label"]), axis=1)
+        upper, lower = reduced.upper_source.product.eta, reduced.lower_source.product.eta  # pyright: ignore
+        validation = jnp.mean(_entropies(y, xi, upper["image"], upper["label"]), axis=1)
         ridge = reduced.problem.lower.regulariser * jnp.sum(y**2, axis=(1, 2))  # pyright: ignore
-        weighted = jax.nn.sigmoid(x) * _entropies(y, xi, below["image"], below["label"])
+        weighted = jax.nn.sigmoid(x) * _entropies(y, xi, lower["image"], lower["label"])
         return validation, jnp.mean(weighted, axis=1) + ridge
 
-    def __call__(self, answer: tuple, state: Any, i: jax.Array) -> dict[str, jax.Array]:
+    def __call__(self, state: Any, i: jax.Array) -> dict[str, jax.Array]:
         reduced, y = self.pool[i], jnp.einsum("mk,kpc->mpc", self.features, state.W)
         validation, training = self.losses(reduced, state.x, y, self.nodes)
         return {
@@ -201,8 +186,7 @@ class Cleaning(Lab):
         if key not in self._pools:
             most = max(rung.instances for rung in self.budget.rungs)  # filled up, so that rounds share programs
             table = [self.instance(seeds[k % len(seeds)]) for k in range(max(len(seeds), most))]
-            reduced = [_shared(_reduced(one, method), method) for one in table]
-            self._pools = {key: Pool.of(reduced)}
+            self._pools = {key: Pool.of([_shared(one, method) for one in table])}
         return self._pools[key]
 
     def held(self, method):
@@ -211,36 +195,36 @@ class Cleaning(Lab):
 
     def observe(self, method, seeds):
         one = self.instance(seeds[0])
-        nodes, shares = _rule(one)
-        fitted = _reduced(one, method).basis
+        nodes, shares = _looked_at(one)
+        fitted = _fitted(_study(one, method), method)
         dtype = fitted.constant.dtype
         cast = lambda a: jnp.asarray(a, dtype)
         return Watch(self.pool(method, seeds), cast(fitted(nodes)), cast(nodes), cast(shares))
 
     def judge(self, method, seeds, which, bundle, final):
         watch = self.observe(method, seeds)
-        xs, Ws = bundle.states.x_mean, bundle.states.W_mean
+        xs, Ws = bundle.states.average.x, bundle.states.average.W
         validation, training = (np.asarray(v, dtype=float) for v in _score(watch, jnp.asarray(which), xs, Ws))
         numbers = {"validation": validation, "training": training}
         if not final:
             return Judged(numbers, {}, validation)
         closer = [self._closely(method, seeds[int(i)], xs[k], Ws[k]) for k, i in enumerate(np.asarray(which))]
-        numbers |= {name: np.array([told[0][name] for told in closer]) for name in closer[0][0]}
-        curves = {name: np.stack([told[1][name] for told in closer]) for name in closer[0][1]}
+        numbers |= {name: np.array([found[0][name] for found in closer]) for name in closer[0][0]}
+        curves = {name: np.stack([found[1][name] for found in closer]) for name in closer[0][1]}
         return Judged(numbers, curves, validation)
 
     def temperatures(self) -> np.ndarray:
-        """Where policies are held against exact classifiers: Gauss nodes, which crowd where policies change most."""
-        return np.asarray(_rule(self.instance(0))[0])
+        """Where policies are compared with exact classifiers: Gauss nodes, which crowd where policies change most."""
+        return np.asarray(_looked_at(self.instance(0))[0])
 
     def _closely(self, method: Method, seed: int, x: Any, W: Any) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """One answer against exact classifiers: the true ``F``, ``Delta_y``, who was found out, accuracy."""
         one = self.instance(seed)
-        nodes, shares = _rule(one)
-        fitted, dtype = _reduced(one, method).basis, W.dtype
+        nodes, shares = _looked_at(one)
+        fitted, dtype = _fitted(_study(one, method), method), W.dtype
         xi, shares = jnp.asarray(nodes, dtype), np.asarray(shares, dtype=float)
         y = jnp.einsum("mk,kpc->mpc", fitted(xi).astype(dtype), W)
-        found = one.truth.fit(x, xi, start=y, tolerance=1e-4)
+        found = one.truth.fit(x, xi, start=y, tolerance=_GRADIENT_LEFT)
         table = {}
         for name, classifiers in (("policy", y), ("exact", found.y)):
             validation = one.train.upper.eta  # pyright: ignore

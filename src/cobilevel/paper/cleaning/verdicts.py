@@ -4,20 +4,21 @@ from typing import Any
 
 import numpy as np
 
+from ...judge import Estimate, runs_estimate
 from ..claims import verdict
 from ..lab import Method
-from ..statistics import Interval95, difference, ratio
+from ..statistics import difference, geometric_mean, ratio
 
 LOSSES = ("validation", "training")
 
 
-def claims(findings: Any) -> list[dict[str, Any]]:
+def cleaning_verdicts(findings: Any) -> list[dict[str, Any]]:
     """H1 to H6."""
     judges = (_larger_partitions, _rising, _fastest, _monomials, _alike, _sharp)
     return [judge(findings) for judge in judges]
 
 
-def _gap(findings: Any, ours: Method, theirs: Method, name: str = "validation") -> Interval95:
+def _gap(findings: Any, ours: Method, theirs: Method, name: str = "validation") -> Estimate:
     """Ours less theirs, of averaged answers, paired over trials."""
     return difference(findings.values(ours, name), findings.values(theirs, name))
 
@@ -33,7 +34,7 @@ def _larger_partitions(findings: Any) -> dict[str, Any]:
     )
     why = []
     if not lower:
-        ends = f"{large.label} ends higher than" if gain.low > 0 else f"{large.label} cannot be told from"
+        ends = f"{large.label} ends higher than" if gain.low > 0 else f"{large.label} is indistinguishable from"
         why.append(f"{ends} {small.label} within this budget of samples.")
     if not slow:
         why.append("Whether it is slower is within chance." if slower.high > 1 else "It is not slower.")
@@ -48,8 +49,8 @@ def _rising(findings: Any) -> dict[str, Any]:
     middle = curve.shape[1] // 2
     parts = {
         f"training loss of {small.label} less {ours.label}'s": _gap(findings, small, ours, "training"),
-        "its change over the second half": Interval95.of(curve[:, -1] - curve[:, middle]),
-        "change of the mean weight": Interval95.of(weight[:, -1] - weight[:, 0]),
+        "its change over the second half": runs_estimate(curve[:, -1] - curve[:, middle]),
+        "change of the mean weight": runs_estimate(weight[:, -1] - weight[:, 0]),
     }
     missing = [name for name, part in parts.items() if part.low <= 0]
     measured = "; ".join(f"{name}: {part.words()}" for name, part in parts.items())
@@ -65,21 +66,21 @@ def _fastest(findings: Any) -> dict[str, Any]:
     paces = {m: findings.pace(ours, m) for m in others}
     more = {m: _gap(findings, m, ours) for m in findings.methods if m.family == "Chebyshev" and m.N > 5}
     words = lambda table: ", ".join(f"{m.label} {interval.words(2)}" for m, interval in table.items())
-    told = [f"{loss} loss less that of {words(table)}" for loss, table in gaps.items()]
-    told.append(f"samples to a common loss, over those of {words(paces)}")
-    told += [f"more functions: {words(more)}"] if more else []
+    measured = [f"{loss} loss less that of {words(table)}" for loss, table in gaps.items()]
+    measured.append(f"samples to a common loss, over those of {words(paces)}")
+    measured += [f"more functions: {words(more)}"] if more else []
     why = _not_below(findings, ours, gaps)
     slow = [m.label for m, pace in paces.items() if pace.high >= 1]
     why += [f"Not shown to be faster than {', '.join(slow)}."] if slow else []
     level = findings.values(ours, "validation").mean()
-    gains = [m.label for m, gap in more.items() if gap.mean < -0.02 * level]
+    gains = [m.label for m, gap in more.items() if gap < -0.02 * level]
     why += [f"More functions gain over 2%: {', '.join(gains)}."] if gains else []
     threshold = "below 0 (upper ends) on both losses; fewer samples (upper ends below 1); more functions gain under 2%"
     how = "Against every partition and monomial basis, paired over trials; a common loss is the higher of the last two."
-    return verdict("H3", not why, "; ".join(told), threshold, how, " ".join(why))
+    return verdict("H3", not why, "; ".join(measured), threshold, how, " ".join(why))
 
 
-def _not_below(findings: Any, ours: Method, gaps: dict[str, dict[Method, Interval95]]) -> list[str]:
+def _not_below(findings: Any, ours: Method, gaps: dict[str, dict[Method, Estimate]]) -> list[str]:
     """Where ours is not shown to end lower, with the mean weights: the training loss is weighted by them."""
     weight = lambda method: f"mean weight {np.mean(findings.values(method, 'weight')):.2g}"
     found = []
@@ -132,8 +133,8 @@ def _sharp(findings: Any) -> dict[str, Any]:
     cold = lambda method: findings.by_temperature(method, "error")[:, 0]
     concentrated = share(cells)
     parts = {
-        f"squared error of {cells.label} at the coldest node over the median of the others": ratio(
-            concentrated, np.ones_like(concentrated)
+        f"squared error of {cells.label} at the coldest node over the median of the others": geometric_mean(
+            concentrated
         ),
         f"that, over the same of {ours.label}": ratio(concentrated, share(ours)),
         f"error at the coldest node, over {ours.label}'s": ratio(cold(cells), cold(ours)),

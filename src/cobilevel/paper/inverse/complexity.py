@@ -10,25 +10,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from ...basis.families import Chebyshev, Monomial
-from ...basis.whitening import Orthonormal
-from ...derivatives.ledger import Ledger
+from ...basis import Basis, Chebyshev, Monomial, Orthonormal
+from ...derivatives import Ledger
 from ...gallery import quadratic
-from ...iteration.loop import advance
-from ...iteration.schedules import Polynomial
-from ...lower.reduced_at_x import solve_at
-from ...problem.data import Samples, Stream
-from ...problem.problem import Problem
-from ...reduction.reduced import Reduced, reduce
-from ...reduction.result import Result
+from ...iteration import PolynomialDecay, Stochastic, advance, measure
+from ...lower import solve_at
+from ...problem import Problem, Samples, Stream, Study
+from ...reduction import Bilevel, reduce_study
 from ...solvers import SOBA
 from ..claims import verdict
 
 SEEDS, BATCH = 8, 2
-
-
-_EVERY, _FIRST = 16, 128
+_EVERY, _FIRST = 16, 128  # steps between two looks, and before the first that counts
+_RESAMPLINGS = 500  # of the seeds, for the interval of a slope
+_LOWER_LEFT = 1e-12  # the lower gradient left where the true gradient is asked for
+_MOST_STEPS = 400_000  # after which a basis counts as not reached
 
 
 @dataclass(frozen=True)
@@ -72,23 +70,23 @@ def _problem(bumps: float) -> tuple[Problem, Stream, Samples]:
     return problem, Stream(draw), Samples(nodes, means, weights)
 
 
-def _gradient_norms(xs: np.ndarray, bumps: float, basis: Any) -> np.ndarray:
+def _gradient_norms(xs: np.ndarray, bumps: float, basis: Basis) -> np.ndarray:
     """The norm of the population gradient at many points: affine in ``x``, but for the bumps."""
     problem, _, twin = _problem(0.0)
-    plain = reduce(problem, basis, twin)
-    gradient = jax.jit(lambda x: solve_at(plain, x, plain.W0, 1e-12, Ledger.empty())[0].gradient)
+    plain = reduce_study(Study.of(problem, twin), basis)
+    gradient = jax.jit(lambda x: solve_at(plain, x, plain.W0, _LOWER_LEFT, Ledger.empty())[0].gradient)
     constant = np.asarray(gradient(jnp.zeros(2)))
     matrix = np.stack([np.asarray(gradient(unit)) - constant for unit in jnp.eye(2)])
     return np.linalg.norm(xs @ matrix + constant - 3 * bumps * np.sin(3 * xs), axis=-1)
 
 
-def slope(kind: Any, bumps: float, power: float, momentum: Any, steps: int) -> Slope:
+def slope(kind: type[Stochastic], bumps: float, power: float, momentum: Any, steps: int) -> Slope:
     """Samples against the norm of the true gradient, with steps that fade like ``k ** -power``."""
     problem, stream, _ = _problem(bumps)
     basis = Orthonormal(Chebyshev(3))
-    reduced = reduce(problem, basis, stream)
-    fade = lambda value: Polynomial(value, power, 30.0)
-    scales = kind(batch=BATCH).measure(reduced, jax.random.key(1)).scales
+    reduced = reduce_study(Study.of(problem, stream), basis)
+    fade = lambda value: PolynomialDecay(value, power, 30.0)
+    scales = measure(reduced, jax.random.key(1), BATCH).scales
     inner, outer = float(scales.inner), float(scales.outer(0.5))
     settings = {"inner": fade(inner), "linear": fade(inner), "outer": fade(outer), "batch": BATCH}
     solver = kind(**settings, **({"momentum": momentum, "radius": 100.0} if momentum is not None else {}))
@@ -115,7 +113,7 @@ def slope(kind: Any, bumps: float, power: float, momentum: Any, steps: int) -> S
 
     def bounded(begin):
         rng = np.random.default_rng(0)
-        again = [fit(rng.integers(0, SEEDS, SEEDS), begin)[0] for _ in range(500)]
+        again = [fit(rng.integers(0, SEEDS, SEEDS), begin)[0] for _ in range(_RESAMPLINGS)]
         return float(fit(np.arange(SEEDS), begin)[0]), *(float(q) for q in np.quantile(again, [0.025, 0.975]))
 
     _, norm = fit(np.arange(SEEDS))
@@ -127,18 +125,17 @@ def _samples(ledger: Ledger) -> int:
     return sum(kind["samples"] for kind in ledger.totals().values())
 
 
-def _until(reduced: Reduced, best: Any, share: float = 0.01, most: int = 400_000) -> int | None:
-    """Samples SOBA takes at its defaults until `share` of the gap is left, those for measuring its steps apart."""
+def _until(reduced: Bilevel, best: Array, share: float = 0.01) -> int | None:
+    """Samples SOBA takes at its defaults until `share` of the gap is left, not counting those for its step sizes."""
     solver = SOBA()
-    value = jax.jit(lambda x: solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0].value)
+    value = jax.jit(lambda x: solve_at(reduced, x, reduced.W0, _LOWER_LEFT, Ledger.empty())[0].value)
     first, lowest = value(reduced.x0), value(best)
-    start = solver.measure(reduced, jax.random.key(0))
-    assert start is not None
-    state = solver.init(reduced, jax.random.key(1), most, start)
-    while int(state.result) == Result.RUNNING and int(state.step) < most:
+    state = solver.init(reduced, jax.random.key(1), _MOST_STEPS)
+    measuring = _samples(state.ledger)
+    while bool(state.clock.running):
         state, _ = advance(solver, reduced, state, 20)
         if (value(state.x) - lowest) / (first - lowest) < share:
-            return _samples(state.ledger) - _samples(start.ledger)
+            return _samples(state.ledger) - measuring
     return None
 
 
@@ -149,12 +146,12 @@ def conditioning(sizes: tuple[int, ...] = (2, 3, 4, 5, 6)) -> list[dict[str, Any
     for n in sizes:
         kinds = {"Orthonormal": Orthonormal(Chebyshev(n)), "Chebyshev": Chebyshev(n), "Monomial": Monomial(n)}
         for name, basis in kinds.items():
-            reduced = reduce(instance.problem, basis, instance.train)
+            reduced = reduce_study(Study.of(instance.problem, instance.train), basis)
             phi = np.asarray(reduced.lower_pool.features)
             least = float(min(1.0, np.linalg.eigvalsh(phi.T @ phi / len(phi))[0]))
             largest = float(max(1.0, np.linalg.norm(phi, axis=1).max()))
             best, _ = instance.truth.sample_optimum(reduced.basis, instance.train, instance.train)
-            spent = _until(reduced, jnp.asarray(best))
+            spent = _until(reduced.ordinary(), jnp.asarray(best))
             rows.append({"n": n, "basis": name, "m": least, "M": largest, "samples": spent})
     return rows
 
@@ -167,7 +164,7 @@ def growth(rows: list[dict[str, Any]]) -> tuple[float, float]:
     return float(power), float(2 * error)
 
 
-def judge(measured: dict[str, Any]) -> dict[str, Any]:
+def complexity_verdict(measured: dict[str, Any]) -> dict[str, Any]:
     """The verdict on T2 from slopes (convex and nonconvex) and the growth with ``1/m_Phi``."""
     slopes = {name: Slope(**found) for name, found in measured["slopes"].items()}
     power, error = measured["growth"]

@@ -16,62 +16,57 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...basis.base import FeatureMap
-from ...basis.families import Chebyshev
-from ...gallery import two_edge_traffic
-from ...iteration.schedules import Polynomial
-from ...reduction.reduced import Reduced, reduce
+from ...gallery import Instance, two_edge_traffic
+from ...iteration import PolynomialDecay
+from ...problem import Study
+from ...reduction import Reduced, reduce_study
 from ...solvers import FdeHBO, Newton
-from ...sweep.bundles import Pool, Trials, solve_all
-from ...sweep.store import Run
-from ...sweep.tasks import Task
+from ...sweep import How, Pool, Run, Task, Trials, solve_all
 from ..lab import Budget, Judged, Lab, Method, Tell
-from ..tuning import Grid, Rung
+from ..tuning import Grid, SearchRung
 from . import complexity
 
 CONTEXTS = np.linspace(0.0, 1.0, 201)
-
-
 _NEWTON_STEPS = 200
 
+_DEFAULT = Budget(
+    instances=50,
+    steps=2000,
+    chunk=50,
+    rungs=(SearchRung(24, 2, 100), SearchRung(6, 4, 400), SearchRung(1, 8, 1000)),
+    grid=Grid(),
+    polynomials=(3, 5, 10, 20),
+    partitions=(3, 5, 10, 20, 50, 100),
+    ablation=20,
+    complexity=2**15,
+)
 
-BUDGETS = {
-    "quick": Budget(
+INVERSE_BUDGETS = {
+    "quick": replace(
+        _DEFAULT,
         instances=8,
         steps=400,
-        chunk=50,
-        rungs=(Rung(3, 2, 100), Rung(1, 6, 400)),
+        rungs=(SearchRung(3, 2, 100), SearchRung(1, 6, 400)),
         grid=Grid((1e-3, 1e-2), (1e-2, 1e-1, 1.0), (10,)),
         polynomials=(5, 10),
         partitions=(5, 10, 50),
-        measured=False,
+        ablation=0,
+        complexity=0,
+        candidates=(How(),),
     ),
-    "default": Budget(
-        instances=50,
-        steps=2000,
-        chunk=50,
-        rungs=(Rung(24, 2, 100), Rung(6, 4, 400), Rung(1, 8, 1000)),
-        grid=Grid(),
-        polynomials=(3, 5, 10, 20),
-        partitions=(3, 5, 10, 20, 50, 100),
-        ablation=20,
-        complexity=2**15,
-    ),
-    "full": Budget(
-        instances=50,
+    "default": _DEFAULT,
+    "full": replace(
+        _DEFAULT,
         steps=5000,
-        chunk=50,
-        rungs=(Rung(40, 4, 150), Rung(8, 8, 500), Rung(1, 16, 1500)),
-        grid=Grid(),
-        polynomials=(3, 5, 10, 20),
-        partitions=(3, 5, 10, 20, 50, 100),
+        rungs=(SearchRung(40, 4, 150), SearchRung(8, 8, 500), SearchRung(1, 16, 1500)),
+        ablation=0,
         complexity=2**17,
     ),
 }
 
 
 @cache
-def instance(seed: int, noise: float) -> Any:
+def instance(seed: int, noise: float) -> Instance:
     """An instance of the gallery, made once."""
     return two_edge_traffic(seed, noise)
 
@@ -87,14 +82,11 @@ def _loss(truth: Any, x: jax.Array, samples: Any) -> jax.Array:
     return truth.loss(x, samples)
 
 
-def _bare(method: Method, seed: int) -> Reduced:
-    """The reduced problem without the recipe of its basis, so that all bases of one size share compiled programs."""
+def _reduced(method: Method, seed: int) -> Reduced:
+    """The reduced problem of an instance, in the form its solver works on."""
     one = instance(seed, method.noise)
-    reduced = reduce(one.problem, method.basis, one.train)
-    if method.solver == "Newton":
-        reduced = Newton().prepare(reduced)
-    label = FeatureMap(Chebyshev(method.N), reduced.basis.domain, None, reduced.basis.constant)
-    return replace(reduced, basis=label, whitening=None)
+    reduced = reduce_study(Study.of(one.problem, one.train), method.basis)
+    return Newton().prepare(reduced) if method.solver == "Newton" else reduced
 
 
 class _Known(eqx.Module):
@@ -148,17 +140,17 @@ class Inverse(Lab):
         return exact + [replace(usual, **change) for change in changes]
 
     def pool(self, method, seeds):
-        return Pool.of([_bare(method, seeds[k % len(seeds)]) for k in range(self.budget.width)])
+        return Pool.of([_reduced(method, seeds[k % len(seeds)]).ordinary() for k in range(self.budget.width)])
 
     def held(self, method):
         return 2 + 2 * method.N
 
     def judge(self, method, seeds, which, bundle, final):
-        return self._judged(method, seeds, which, bundle.states.x_mean, bundle.states.W_mean)
+        return self._judged(method, seeds, which, bundle.states.average.x, bundle.states.average.W)
 
     def _judged(self, method: Method, seeds: Sequence[int], which: Any, xs: Any, Ws: Any) -> Judged:
         table = [instance(seed, method.noise) for seed in seeds]
-        fitted = reduce(table[0].problem, method.basis, table[0].train).basis
+        fitted = reduce_study(Study.of(table[0].problem, table[0].train), method.basis).basis
         known = Pool.of([_Known(one.truth, one.test) for one in table])
         features = jnp.stack([fitted(one.test.xi) for one in table])
         found = _judge(known, features, fitted(jnp.asarray(CONTEXTS)), jnp.asarray(which), xs, Ws)
@@ -173,16 +165,16 @@ class Inverse(Lab):
 
     def _newton(self, method: Method, count: int, tell: Tell) -> list[Run]:
         """Whitening may leave a different number of functions on each instance: bundles of equal shape."""
-        table = [_bare(method, seed) for seed in range(count)]
+        table = [_reduced(method, seed) for seed in range(count)]
         ranks = [len(reduced.W0) for reduced in table]
         found: dict[int, Run] = {}
         for rank in sorted(set(ranks)):
             rows = [k for k, r in enumerate(ranks) if r == rank]
-            pool = Pool.of([replace(table[k], coordinates=None) for k in rows])
+            pool = Pool.of([table[k].ordinary() for k in rows])
             trials = Trials(jnp.arange(len(rows)), jax.random.split(jax.random.key(0), len(rows)), {})
             how = self.how(Newton(), pool, trials)
             bundle = solve_all(Newton(), pool, trials, _NEWTON_STEPS, _NEWTON_STEPS, how)
-            Ws = jnp.stack([table[k].lift(bundle.states.x[i], bundle.states.W[i]).W for i, k in enumerate(rows)])
+            Ws = jnp.stack([table[k].restore(bundle.states.W[i]) for i, k in enumerate(rows)])
             judged = self._judged(method, rows, np.arange(len(rows)), bundle.states.x, Ws)
             found |= {k: self.run(method, k, i, bundle, judged, False, {"rank": rank}) for i, k in enumerate(rows)}
             tell(len(found) / count)
@@ -207,7 +199,7 @@ class Inverse(Lab):
     def _complexity(self, tell: Tell) -> list[Run]:
         slopes = {}
         for label, bumps in (("convex", 0.0), ("nonconvex", 0.4)):
-            momentum = Polynomial(1.0, 2 / 3, 1.0)
+            momentum = PolynomialDecay(1.0, 2 / 3, 1.0)
             slopes[label] = asdict(complexity.slope(FdeHBO, bumps, 1 / 3, momentum, self.budget.complexity))
             tell(0.3 * len(slopes))
         rows = complexity.conditioning()

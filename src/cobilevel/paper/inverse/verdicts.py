@@ -1,6 +1,6 @@
 """The verdicts on I1 to I5 and T2, computed from the runs of the inverse experiment.
 
-Judged on ``StocBiO`` with the constants the paper prints; ``Newton`` on the same reduced problems tells whether a
+Judged on ``StocBiO`` with the constants the paper prints; ``Newton`` on the same reduced problems shows whether a
 failure is the solver's or the reduction's, and leaving out the worst instance whether a single one decides.
 """
 
@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from ...judge import runs_estimate
 from ..claims import verdict
 from ..lab import Method
-from ..statistics import Interval95, difference, ratio
-from . import complexity
+from ..statistics import difference, ratio
+from .complexity import complexity_verdict
 
 BASES = ("Chebyshev", "Fourier", "Monomial")
-
 
 Part = Callable[[Any, str], bool]  # whether part of a claim holds, given findings and a solver
 
 
-def claims(findings: Any) -> list[dict[str, Any]]:
+def inverse_verdicts(findings: Any) -> list[dict[str, Any]]:
     """I1 to I5, and T2 where it was measured."""
     found = [judge(findings) for judge in (_few_functions, _three_percent, _go_on, _smallest, _memory)]
     if findings.budget.complexity:
-        found.append(complexity.judge(dict(findings.lab.runs.get(findings.lab.complexity_spec()).result)))
+        found.append(complexity_verdict(dict(findings.lab.runs.get(findings.lab.complexity_spec()).result)))
     return found
 
 
@@ -36,8 +36,8 @@ def _why(findings: Any, parts: Sequence[tuple[str, Part]]) -> str:
             continue
         worst = findings.worst()
         if part(findings.without(worst), "StocBiO"):
-            highest = max(findings.values(m, "ratio")[worst] for m, _ in findings.lab.plan() if m.solver == "StocBiO"
-                          and m == Method(m.solver, m.family, m.N))  # fmt: skip
+            usual = [m for m, _ in findings.lab.plan() if m.solver == "StocBiO" and m.usual]
+            highest = max(findings.values(method, "ratio")[worst] for method in usual)
             words.append(
                 f"{name}: instance {worst} alone decides; without it this part holds. Methods diverge there, or end "
                 f"at up to {highest:.1f} times F_ref."
@@ -58,7 +58,7 @@ def _short_series(findings: Any) -> str:
         return ""
     count = len(findings.runs(longer))
     usual = findings.values(Method("StocBiO", "Chebyshev", 5), "gap")[:count]
-    ours, theirs = (Interval95.of(values).words(2) for values in (findings.values(longer, "gap"), usual))
+    ours, theirs = (runs_estimate(values).words(2) for values in (findings.values(longer, "gap"), usual))
     return (
         f"With 200 factors in the Neumann sum in place of 10, Chebyshev(5) ends {ours} above the optimum, against "
         f"{theirs} on the same {count} instances."
@@ -70,9 +70,9 @@ def _means(findings: Any, N: int) -> str:
     for solver in ("StocBiO", "Newton"):
         known = [family for family in (*BASES, "Partition") if findings.has(solver, family, N)]
         spread = {family: findings.of(solver, family, N, "ratio") for family in known}
-        told = ", ".join(f"{family} {Interval95.of(values).words(4)}" for family, values in spread.items())
+        means = ", ".join(f"{family} {runs_estimate(values).words(4)}" for family, values in spread.items())
         middle = ", ".join(f"{np.median(values):.4g}" for values in spread.values())
-        words.append(f"{solver}: {told} (medians {middle})")
+        words.append(f"{solver}: {means} (medians {middle})")
     return "; ".join(words)
 
 
@@ -83,7 +83,7 @@ def _few_functions(findings: Any) -> dict[str, Any]:
     value = lambda f, solver, family: f.of(solver, family, 3, "ratio")
     gain = lambda f, solver, family: difference(value(f, solver, family), value(f, solver, "Partition"))
     parts: list[tuple[str, Part]] = [
-        ("Reasonable", lambda f, s: all(Interval95.of(value(f, s, family)).high <= 1.1 for family in BASES)),
+        ("Reasonable", lambda f, s: all(runs_estimate(value(f, s, family)).high <= 1.1 for family in BASES)),
         ("Better than cells", lambda f, s: all(gain(f, s, family).high < 0 for family in BASES)),
     ]
     paired = ", ".join(f"{family} {gain(findings, 'StocBiO', family).words()}" for family in BASES)
@@ -110,7 +110,7 @@ def _from(N: int | None) -> str:
 
 def _three_percent(findings: Any) -> dict[str, Any]:
     threshold = "upper end of F/F_ref at most 1.03 for each basis at N = 5; Partition not within 3% from an N < 50 on"
-    ends = lambda f, s: [Interval95.of(f.of(s, family, 5, "ratio")).high for family in BASES]
+    ends = lambda f, s: [runs_estimate(f.of(s, family, 5, "ratio")).high for family in BASES]
     late = lambda f, s: (_reached(f, s, 1.03) or np.inf) >= 50
     parts: list[tuple[str, Part]] = [("The bases", lambda f, s: max(ends(f, s)) <= 1.03), ("The cells", late)]
     first = {solver: _from(_reached(findings, solver, 1.03)) for solver in ("StocBiO", "Newton")}
@@ -163,22 +163,22 @@ def _smallest(findings: Any) -> dict[str, Any]:
     needs = lambda f, s: _reached(f, s, 0.005, best(f, s))
     above = lambda f, s: ratio(f.of(s, "Partition", 100, "policy_error"), f.of(s, "Chebyshev", 10, "policy_error"))
     parts: list[tuple[str, Part]] = [
-        ("The bases", lambda f, s: all(behind(f, s, key).mean <= 0.005 for key in large)),
+        ("The bases", lambda f, s: all(behind(f, s, key) <= 0.005 for key in large)),
         ("The cells", lambda f, s: (needs(f, s) or np.inf) >= 100),
         ("Their lower-level error", lambda f, s: above(f, s).low > 1),
     ]
-    told = []
+    found = []
     for solver in ("StocBiO", "Newton"):
         gaps = ", ".join(f"{f}({N}) {behind(findings, solver, (f, N)).words(2)}" for f, N in large)
         family, N = name(findings, solver)
-        told.append(
+        found.append(
             f"{solver}: best {family}({N}); behind it {gaps}; Partition within "
             f"0.005 {_from(needs(findings, solver))}; Delta_y Partition(100)/Chebyshev(10) "
             f"{above(findings, solver).words(2)}"
         )
     how = "Paired differences of F/F_ref to the method with the smallest mean; geometric mean of Delta_y ratios."
     holds = all(part(findings, "StocBiO") for _, part in parts)
-    return verdict("I4", holds, ". ".join(told), threshold, how, _why(findings, parts))
+    return verdict("I4", holds, ". ".join(found), threshold, how, _why(findings, parts))
 
 
 def _memory(findings: Any) -> dict[str, Any]:
@@ -197,14 +197,14 @@ def _memory(findings: Any) -> dict[str, Any]:
             lambda f, s: max(factor(f, s, N) for N in sizes) >= 10 or any(short(f, s, N, N).low >= 10 for N in equal),
         )
     ]
-    told = []
+    found = []
     for solver in ("StocBiO", "Newton"):
         memory = ", ".join(f"over {factor(findings, solver, N):g} times at N = {N}" for N in sizes)
         gaps = ", ".join(f"{short(findings, solver, N, N).words(2)} at N = {N}" for N in equal)
-        told.append(f"{solver}: memory {memory}; Delta_y of Partition over Chebyshev {gaps}")
+        found.append(f"{solver}: memory {memory}; Delta_y of Partition over Chebyshev {gaps}")
     threshold = (
         "Partition with 10 times the functions still has the larger Delta_y (lower end above 1), or at equal N 10 "
         "times as much (lower end)"
     )
     how = "Delta_y is a mean square, as in the paper; geometric means of ratios, paired over instances."
-    return verdict("I5", parts[0][1](findings, "StocBiO"), ". ".join(told), threshold, how, _why(findings, parts))
+    return verdict("I5", parts[0][1](findings, "StocBiO"), ". ".join(found), threshold, how, _why(findings, parts))

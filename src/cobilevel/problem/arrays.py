@@ -1,0 +1,94 @@
+"""Checks of the arrays a user hands over; each error names the argument and what to do."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, PyTree
+
+
+def path_name(argument: str, path: tuple) -> str:
+    """``eta['demand'][0]`` for a leaf of a pytree, to name it in an error."""
+    return argument + jax.tree_util.keystr(path)
+
+
+def concrete(array: Any) -> bool:
+    """Whether an array holds values now, rather than being traced."""
+    return not isinstance(array, Tracer)
+
+
+def array_of(value: Any, name: str) -> Array:
+    """`value` as a JAX array."""
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__}.") from error
+
+
+def arrays_of(tree: PyTree, argument: str) -> PyTree:
+    """The leaves of a pytree as JAX arrays."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: array_of(leaf, path_name(argument, path)), tree)
+
+
+def require_finite(array: Array, name: str) -> None:
+    """Raises where rows hold NaN or infinity, and names the first."""
+    if not concrete(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
+        return
+    bad = np.any(~np.isfinite(np.asarray(array)).reshape(len(array), -1), axis=1)
+    if bad.any():
+        raise ValueError(
+            f"{name} holds NaN or infinity in {bad.sum()} of {len(bad)} rows, first in row {int(np.argmax(bad))}. "
+            "Drop or repair these rows before solving."
+        )
+
+
+def require_rows(tree: PyTree, argument: str, rows: int | None) -> int:
+    """Checks that every leaf has the same, nonzero number of rows and finite values; returns that number."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = path_name(argument, path)
+        if leaf.ndim == 0:
+            raise ValueError(
+                f"{name} is a scalar, but needs a leading axis over samples. A list of numbers is read as a pytree of "
+                "scalars: wrap it in numpy.asarray."
+            )
+        if rows is not None and len(leaf) != rows:
+            raise ValueError(
+                f"{name} has {len(leaf)} rows where {rows} were expected. All arrays of one data set share their "
+                "leading axis: one row a sample."
+            )
+        rows = len(leaf)
+        if rows == 0:
+            raise ValueError(f"{name} has no rows: at least one sample is needed.")
+        require_finite(leaf, name)
+    if rows is None:
+        raise ValueError(f"{argument} holds no array: at least one sample is needed.")
+    return rows
+
+
+def float_leaf(leaf: Any, name: str) -> Array:
+    """A starting point as a finite float array."""
+    try:
+        array = jnp.asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a float array, got {type(leaf).__name__}.") from error
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            f"{name} must be a float array, got dtype {array.dtype}. Derivatives are taken with respect to it: write "
+            "1.0 for 1, or convert with .astype(float)."
+        )
+    if array.dtype.itemsize < 4:
+        raise TypeError(f"{name} has dtype {array.dtype}, too coarse to solve in: use float32 or float64.")
+    if array.size == 0:
+        raise ValueError(f"{name} is empty, shape {array.shape}: give a starting point with at least one number.")
+    if concrete(array) and not bool(jnp.all(jnp.isfinite(array))):
+        raise ValueError(f"{name} holds NaN or infinity; give a finite starting point.")
+    return jnp.asarray(array, array.dtype)  # drops weak types, so that loops keep their dtype
+
+
+def float_tree(tree: PyTree, argument: str) -> PyTree:
+    """A starting point as a pytree of finite float arrays, with at least one."""
+    if not jax.tree.leaves(tree):
+        raise ValueError(f"{argument} holds no array: give a starting point as a float array or a pytree of them.")
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: float_leaf(leaf, path_name(argument, path)), tree)

@@ -1,0 +1,82 @@
+"""Whether an objective depends on the noise: by tracing it, or by swapping noise between samples."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from .data import Level
+from .problem import Problem
+
+_SWAPPED_ROWS = 64  # samples between which noise is swapped
+
+
+def uses_last_argument(function: Callable, *args: Any) -> bool:
+    """Whether the output can depend on the last argument, by walking the traced program backwards.
+
+    Conservative: an equation that is needed needs all its inputs.
+    """
+    last = len(jax.tree.leaves(args[-1]))
+    if not last:
+        return False
+    arrays, static = eqx.partition(function, eqx.is_array)
+    jaxpr = jax.make_jaxpr(lambda dynamic, *xs: eqx.combine(dynamic, static)(*xs))(arrays, *args).jaxpr
+    needed = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if needed.intersection(equation.outvars):
+            needed.update(var for var in equation.invars if not isinstance(var, Literal))
+    return bool(needed.intersection(jaxpr.invars[-last:]))
+
+
+def _traced(function: Callable, problem: Problem, level: Level) -> bool:
+    row = level.example()
+    xi, eta = row.xi[0], jax.tree.map(lambda a: a[0], row.eta)
+    return uses_last_argument(function, problem.x0, problem.y0, xi, eta)
+
+
+def upper_depends_on_noise(problem: Problem, level: Level) -> bool:
+    """Whether ``f`` can depend on ``eta``, by tracing."""
+    return _traced(problem.upper, problem, level)
+
+
+def lower_depends_on_noise(problem: Problem, level: Level) -> bool:
+    """Whether ``g`` depends on ``eta``: by the user's word (checked when it is ``False``), else by tracing."""
+    if problem.lower_noise is True:
+        return True
+    traced = _traced(problem.lower, problem, level)
+    if traced and problem.lower_noise is False:
+        _check_noise_free(problem, level)
+        return False
+    return traced
+
+
+def _check_noise_free(problem: Problem, level: Level) -> None:
+    """Compares how ``g`` changes between two values of ``y`` under one noise and under another's; raises if it differs.
+
+    A term of ``eta`` alone drops out of the change, as it does out of the minimiser.
+    """
+    rows = level.example(_SWAPPED_ROWS)
+    swapped = jax.tree.map(lambda a: jnp.roll(a, 1, axis=0), rows.eta)
+
+    @jax.vmap
+    def changes(key, xi, eta, other):
+        # not y0 itself, where a term such as eta * y^2 would hide
+        nudge = lambda a, k: a + (1 + jnp.abs(a)) * jax.random.normal(k, a.shape, a.dtype)
+        ys = [jax.tree.map(lambda a, k=k: nudge(a, k), problem.y0) for k in jax.random.split(key)]
+        values = jnp.stack([jnp.stack([problem.lower(problem.x0, y, xi, e) for y in ys]) for e in (eta, other)])
+        return values[:, 1] - values[:, 0], jnp.max(jnp.abs(values))
+
+    change, size = changes(jax.random.split(jax.random.key(0), len(rows)), rows.xi, rows.eta, swapped)
+    gap, scale, eps = (
+        float(jnp.max(jnp.abs(change[:, 0] - change[:, 1]))),
+        float(jnp.max(size)),
+        jnp.finfo(size.dtype).eps,
+    )
+    if gap > 1e3 * eps * (scale + eps):
+        raise ValueError(
+            f"lower_noise=False, but the change of lower between two values of y differs by {gap:.3g} when eta is "
+            "swapped between samples. Leave lower_noise at None, or remove eta from lower."
+        )

@@ -1,0 +1,18 @@
+"""Finite pools laid out as tables, for solvers that go through all samples or keep something for each."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+from ..reduction import Bilevel, Table
+
+Kind = TypeVar("Kind", bound=Bilevel)
+
+
+def tabulated(reduced: Kind, name: str) -> Kind:
+    """The same problem with both pools laid out as tables; an error where there is no finite pool."""
+    if reduced.upper_source.rows is None or reduced.lower_source.rows is None:
+        raise ValueError(
+            f"{name} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
+            "draw a sample yourself: samples = stream.draw(key, 10_000)."
+        )
+    return replace(reduced, upper_source=Table(reduced.upper_pool), lower_source=Table(reduced.lower_pool))
