@@ -1,7 +1,7 @@
 """How well ``solve(problem, samples, tolerance=...)`` chooses the number of functions, and what choosing costs.
 
-The best N is the smallest whose solution, with the population in place of the samples, gives away no more of ``F``
-than the tolerance; N chosen from samples is compared with it, and the oracle samples of the whole run with those of one
+The best N is the smallest whose solution, with the population in place of the samples, loses no more of ``F`` than the
+tolerance; N chosen from samples is compared with it, and the oracle samples of the whole run with those of one
 solve at the best N. Two-edge traffic (population: 5000 other samples, exact flows), and one-dimensional policies that
 are analytic, kinked, or seen through noise (population: quadrature).
 """

@@ -3,8 +3,8 @@
 1. Samples against the norm of the true gradient, for a plain solver (SOBA) and a variance-reduced one (FdeHBO), on a
    convex and on a nonconvex F: the slope in a log-log plot over a decade or more, with a bootstrap interval over seeds.
    Theory, worst case: -4 and -3.
-2. Samples until 1% of the gap at default steps (those for measuring the steps apart), for the same span of functions
-   given as Monomial, Chebyshev and Orthonormal, against 1/m_Phi, the smallest eigenvalue of their Gram matrix.
+2. Samples until 1% of the gap at default steps (not counting those for measuring the steps), for the same span of
+   functions given as Monomial, Chebyshev and Orthonormal, against 1/m_Phi, the least eigenvalue of their Gram matrix.
 
 Run: python benchmarks/complexity.py
 """
@@ -23,7 +23,7 @@ def main():
     for label, bumps in (("convex", 0.0), ("nonconvex", 0.4)):
         for kind, power, momentum, theory, steps in (
             (cb.SOBA, 1 / 2, None, -4, 2**19),
-            (cb.FdeHBO, 1 / 3, cb.Polynomial(1.0, 2 / 3, 1.0), -3, 2**17),
+            (cb.FdeHBO, 1 / 3, cb.PolynomialDecay(1.0, 2 / 3, 1.0), -3, 2**17),
         ):
             found = slope(kind, bumps, power, momentum, steps)
             norms, samples = ("{:.2g} to {:.2g}".format(*pair) for pair in (found.norms, found.samples))
@@ -32,7 +32,7 @@ def main():
                 f"{label:10} {kind.__name__:8} {found.value:7.2f} {interval:>18} {theory:7} {norms:>20} {samples:>20}",
                 flush=True,
             )
-    print("\nthe same span in three bases: SOBA at its defaults until 1% of the gap, measuring apart")
+    print("\nthe same span in three bases: SOBA at its defaults until 1% of the gap, measuring not counted")
     print(f"{'n':>2} {'basis':12} {'m_Phi':>9} {'M_Phi':>6} {'samples':>11}")
     rows = conditioning()
     for row in rows:

@@ -14,17 +14,13 @@ import jax
 jax.config.update("jax_enable_x64", True)
 
 import equinox as eqx
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 import cobilevel as cb
-from cobilevel.derivatives.ledger import Ledger
-from cobilevel.iteration.loop import advance
-from cobilevel.lower.reduced_at_x import solve_at
-from cobilevel.reduction.result import Result
+from cobilevel.derivatives import Ledger
+from cobilevel.iteration import advance
+from cobilevel.lower import solve_at
 from cobilevel.solvers import STOCHASTIC
 
 BASIS = cb.Orthonormal(cb.Chebyshev(3))
@@ -54,12 +50,10 @@ def exact_gradient(reduced, x):
 def run(kind, reduced, gap):
     solver = kind()
     reduced = solver.prepare(reduced)
-    start = solver.measure(reduced, jax.random.key(0))
-    steps = 4 * solver.default_steps
-    state = solver.init(reduced, jax.random.key(1), steps, start)
-    curve = []
-    while int(state.result) == Result.RUNNING and int(state.step) < steps:
-        state, _ = advance(solver, reduced, state, 50 if int(state.step) < 2000 else 200)
+    state = solver.init(reduced, jax.random.key(1), 4 * solver.default_steps)
+    problem, curve = reduced.ordinary(), []
+    while bool(state.clock.running):
+        state, _ = advance(solver, problem, state, 50 if int(state.step) < 2000 else 200)
         spent = sum(count["samples"] for count in state.ledger.totals().values())
         curve.append((spent, gap(np.asarray(state.x))))
         if spent > MOST_SAMPLES:
@@ -67,7 +61,7 @@ def run(kind, reduced, gap):
     outer = solver.defaults(state.scales)["outer"]
     floor = float("nan")
     if kind.__name__ in ("StocBiO", "AmIGO", "STABLE"):
-        floor = float(outer * state.power) / 4
+        floor = float(outer * state.trend.power) / 4
     return np.array(curve), state, floor
 
 
@@ -83,9 +77,9 @@ def main():
         curve, state, predicted = run(getattr(cb, name), reduced, lambda x: energy(x) / first)
         curves[name] = curve
         tail = curve[len(curve) // 2 :, 1].mean()
-        told = Result(int(state.result)).name.lower()
+        ended = cb.Result.of(int(state.result)).name.lower()
         print(
-            f"{name:8} {curve[-1, 0]:9.2e} {curve[-1, 1]:9.2e} {tail:9.2e} {predicted / first:9.2e}  {told}"
+            f"{name:8} {curve[-1, 0]:9.2e} {curve[-1, 1]:9.2e} {tail:9.2e} {predicted / first:9.2e}  {ended}"
             f" ({time.perf_counter() - clock:.0f} s)",
             flush=True,
         )
@@ -93,7 +87,8 @@ def main():
 
 
 def draw(curves):
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4.2), sharey=True)
+    figure = Figure(figsize=(13, 4.2), layout="tight")
+    axes = figure.subplots(1, 3, sharey=True)
     for axis, (title, group) in zip(axes, GROUPS.items(), strict=True):
         for name in group:
             if name in curves:
@@ -103,7 +98,6 @@ def draw(curves):
         axis.legend(fontsize=8)
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("gap, relative to the first")
-    figure.tight_layout()
     out = Path(__file__).parents[1] / "docs" / "convergence.png"
     figure.savefig(out, dpi=130)
     print("wrote docs/convergence.png")

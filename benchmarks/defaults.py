@@ -6,7 +6,6 @@ diverged, and where it stood in the end. Run: python benchmarks/defaults.py [sol
 
 import sys
 import time
-from dataclasses import replace
 
 import jax
 
@@ -17,23 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import cobilevel as cb
-from cobilevel.derivatives.ledger import Ledger
-from cobilevel.iteration.loop import advance
-from cobilevel.lower.reduced_at_x import solve_at
-from cobilevel.reduction.result import Result
+from cobilevel.derivatives import Ledger
+from cobilevel.iteration import advance
+from cobilevel.lower import solve_at
 from cobilevel.solvers import STOCHASTIC
 
 BASIS = cb.Orthonormal(cb.Chebyshev(3))
 CONDITIONS = np.geomspace(1.0, 1e4, 20)
 SHARE = 20  # beyond condition 100 a twentieth of the default steps: what diverges, does so early
-
-
-def reduced_problem(instance, basis):
-    """The reduced problem without the sampler in it, so that all instances share one compiled program."""
-    reduced = cb.reduce(instance.problem, basis, instance.train)
-    problem = instance.problem
-    bare = cb.Problem(problem.upper, problem.lower, problem.x0, problem.y0, problem.domain, x_bounds=problem.x_bounds)
-    return replace(reduced, problem=bare)
 
 
 @eqx.filter_jit
@@ -44,7 +34,7 @@ def value(reduced, x):
 def instances():
     for seed, condition in enumerate(CONDITIONS):
         instance = cb.gallery.quadratic(seed, dx=2, dy=2, train=1024, test=10, condition=condition)
-        reduced = reduced_problem(instance, BASIS)
+        reduced = cb.reduce(instance.problem, BASIS, instance.train)
         best, _ = instance.truth.sample_optimum(reduced.basis, instance.train, instance.train)
         yield condition, reduced, jnp.asarray(best)
 
@@ -54,7 +44,7 @@ def traffic(seeds=3):
         instance = cb.gallery.two_edge_traffic(seed)
         basis = cb.Orthonormal(cb.Chebyshev(5))
         best = cb.solve(instance.problem, instance.train, basis=basis)
-        yield np.nan, reduced_problem(instance, basis), best.x
+        yield np.nan, cb.reduce(instance.problem, basis, instance.train), best.x
 
 
 def samples(ledger):
@@ -65,16 +55,16 @@ def pursue(kind, reduced, best, steps, share=0.01):
     """Runs up to so many steps, and stops a while after the gap has come below `share`."""
     solver = kind()
     reduced = solver.prepare(reduced)
-    first, lowest = value(reduced, reduced.x0), value(reduced, best)
-    gap = lambda x: float((value(reduced, x) - lowest) / (first - lowest))
-    state = solver.init(reduced, jax.random.key(1), steps, solver.measure(reduced, jax.random.key(0)))
+    state, problem = solver.init(reduced, jax.random.key(1), steps), reduced.ordinary()
+    first, lowest = value(problem, problem.x0), value(problem, best)
+    gap = lambda x: float((value(problem, x) - lowest) / (first - lowest))
     reached = None
-    while int(state.result) == Result.RUNNING and int(state.step) < steps:
-        state, _ = advance(solver, reduced, state, 50)
+    while bool(state.clock.running):
+        state, _ = advance(solver, problem, state, 50)
         if reached is None and gap(state.x) < share:
             reached = samples(state.ledger)
             break
-    return int(state.result) == Result.DIVERGED, gap(state.x), reached
+    return cb.Result.of(int(state.result)) is cb.Result.DIVERGED, gap(state.x), reached
 
 
 def main():

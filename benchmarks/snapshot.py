@@ -13,7 +13,6 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)
 
 import cobilevel as cb
-from cobilevel.adaptive.learned import Neural, Snapshot
 
 LADDER = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 SNAPSHOTS = (2, 3, 4, 6, 8)
@@ -31,9 +30,9 @@ def main() -> None:
     print(f"{'basis':16s} {'seeds':>5s} {'policy error':>12s} {'worst':>9s} {'loss / optimum':>14s} {'worst':>9s} "
           f"{'settled':>7s} {'ms a solve':>10s}")  # fmt: skip
     figures = {}
-    bases = [cb.Chebyshev(n) for n in LADDER] + [Snapshot(n) for n in SNAPSHOTS] + [Neural(n) for n in NETWORKS]
+    bases = [cb.Chebyshev(n) for n in LADDER] + [cb.Snapshot(n) for n in SNAPSHOTS] + [cb.Neural(n) for n in NETWORKS]
     for basis in bases:
-        count = arguments.neural_seeds if isinstance(basis, Neural) else arguments.seeds
+        count = arguments.neural_seeds if isinstance(basis, cb.Neural) else arguments.seeds
         errors, ratios, settled, seconds = [], [], 0, []
         for instance, optimum in zip(instances[:count], best, strict=False):
             began = time.perf_counter()

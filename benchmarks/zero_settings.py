@@ -58,8 +58,8 @@ def main() -> None:
             low, high = cb.certify(problem, solution, fresh).gradient_norm.interval
             rows.append((excess, low <= norm <= high, solution.converged, solution.stats["functions"], seconds))
             if excess > 0.01 or not rows[-1][1] or not solution.converged:
-                told = f"excess {excess:.1e}, norm {norm:.2e} in [{low:.1e}, {high:.1e}], {solution.result}"
-                print(f"  {kind} {seed}: {told}", flush=True)
+                words = f"excess {excess:.1e}, norm {norm:.2e} in [{low:.1e}, {high:.1e}], {solution.result}"
+                print(f"  {kind} {seed}: {words}", flush=True)
         excess, covers, converged, size, seconds = np.array(rows, float).T
         print(
             f"{kind}: within 1% and covered {100 * np.mean((excess <= 0.01) & (covers > 0)):.0f}%; within 1% "

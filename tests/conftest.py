@@ -19,6 +19,12 @@ jaxtyping.install_import_hook("cobilevel", "beartype.beartype")
 import cobilevel as cb
 
 
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Without the checks of annotations, as a user has it: what the package itself says of bad arguments."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
 @pytest.fixture(scope="session")
 def quadratic():
     """d_x = 5, d_y = 3, scalar context, 4000 joint samples, noise in both levels."""

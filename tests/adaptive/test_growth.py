@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.adaptive.choose import basis_of, choose_basis
-from cobilevel.basis.richer import enrich, neighbours
+from cobilevel.adaptive import basis_of, choose_basis
+from cobilevel.problem import Study
+from problems import AROUND, Aim, Line, row, scalar
 
 
 def bump(width=0.4):
-    """``y* = x phi(xi)`` with poles at ``+- i width``: the share of ``F`` that N functions give away, by quadrature."""
+    """``y* = x phi(xi)`` with poles at ``+- i width``: the share of ``F`` that N functions lose, by quadrature."""
     phi = lambda xi: 1 / (1 + (xi / width) ** 2)
     problem = cb.Problem(
         upper=lambda x, y, xi, eta: (y - 1 - jnp.sin(2 * xi)) ** 2 / 2 + 0.05 * (x - 2) ** 2,
@@ -50,18 +51,13 @@ def test_a_tolerance_takes_as_many_functions_as_it_asks_for(noise):
 
 def test_a_basis_is_not_judged_by_itself():
     """The policy is constant where the solution lies, so that held-out samples ask for no second function; but the
-    sensitivity is even, and one function gives away 3% of the objective."""
+    sensitivity is even, and one function loses 3% of the objective."""
     rng = np.random.default_rng(2)
     xi, eta = rng.uniform(-1, 1, 2000), rng.normal(size=2000)
     centre = 1 + np.mean(np.exp(3 * xi) * xi**2) / 2
-    problem = cb.Problem(
-        upper=lambda x, y, xi, eta: jnp.exp(3 * xi) * y + (x - centre) ** 2,
-        lower=lambda x, y, xi, eta: (y - (x - 1) * xi**2 - 1 - eta) ** 2 / 2,
-        x0=0.0,
-        y0=0.0,
-        domain=cb.Interval(-1.0, 1.0),
-    )
-    found = cb.solve(problem, cb.Samples(xi, eta), tolerance=0.005)
+    upper = Aim(row(), ridge=1.0, centre=centre, pull=0.0, tilt=row(0.0, 0.0, 0.0, 1.0), rate=3.0)
+    lower = Line(row(0.0, 0.0, 1.0), row(1.0, 0.0, -1.0), weight=0.5)
+    found = cb.solve(scalar(lower, upper, domain=AROUND), cb.Samples(xi, eta), tolerance=0.005)
     assert float(found.x) == pytest.approx(1.0, abs=0.05)
 
 
@@ -91,7 +87,7 @@ def test_index_sets_grow_where_it_matters(dimension):
     problem, policy = one_direction(dimension)
     rng = np.random.default_rng(0)
     xi, test = (rng.uniform(-1, 1, (2000, dimension)) for _ in range(2))
-    choice = choose_basis(problem, cb.Samples(xi), problem.x0, jax.random.key(0))
+    choice = choose_basis(Study.of(problem, cb.Samples(xi)), problem.x0, jax.random.key(0))
 
     def error(members):
         features = lambda c: np.prod(
@@ -103,60 +99,15 @@ def test_index_sets_grow_where_it_matters(dimension):
     totals = [cb.TotalDegree().table(n, dimension) for n in range(1, 13 if dimension == 2 else 11)]
     errors = np.array([error(table) for table in totals])
     compared = 0
-    for rung in choice.rungs:
-        reached = error(rung.members)
-        if len(rung.members) < 6 or reached < errors[-1]:
+    for candidate in choice.candidates:
+        reached = error(candidate.members)
+        if len(candidate.members) < 6 or reached < errors[-1]:
             continue
         compared += 1
-        assert 2 * len(rung.members) <= len(totals[int(np.argmax(errors <= reached))])
+        assert 2 * len(candidate.members) <= len(totals[int(np.argmax(errors <= reached))])
     assert compared >= 4
-    first, *others = choice.rungs[choice.pick].members.max(axis=0)
+    members = choice.candidates[choice.pick].members
+    assert choice.functions == len(members)
+    assert repr(choice.basis) == repr(basis_of(members))
+    first, *others = members.max(axis=0)
     assert first > 2 * max(others)
-
-
-def test_neighbours_and_richer_bases():
-    corner = np.array([[0, 0], [1, 0], [0, 1]])
-    assert {tuple(k) for k in neighbours(corner)} == {(2, 0), (1, 1), (0, 2)}
-    assert {tuple(k) for k in neighbours(np.array([[0, 0], [1, 0]]))} == {(2, 0), (0, 1)}
-    interval = cb.Interval(0.0, 1.0)
-    assert repr(enrich(cb.Chebyshev(5), interval, 5, 100)) == "Chebyshev(10)"
-    assert repr(enrich(cb.Orthonormal(cb.Partition(5)), interval, 5, 100)) == "Orthonormal(Partition(10))"
-    assert enrich(cb.Partition(5), interval, 5, 9) is None  # only halved cells hold the span
-    assert repr(enrich(cb.Chebyshev(5), interval, 5, 7)) == "Chebyshev(7)"
-    own = cb.Features(lambda xi: jnp.stack([jnp.ones(()), xi]), 2)
-    assert enrich(own, interval, 2, 10).basis.parts[0] is own
-    assert enrich(cb.Categorical(), cb.Finite([0.0, 1.0]), 2, 10) is None
-
-
-@pytest.mark.parametrize(
-    "basis", [cb.Chebyshev(4), cb.Fourier(4), cb.Partition(4), cb.BSpline(6), cb.BSpline(5, degree=1)]
-)
-def test_richer_spans_hold_the_poorer(basis):
-    domain = cb.Interval(0.0, 2.0)
-    xi = np.linspace(0, 2, 300)
-    poor = np.asarray(basis.fit(domain, xi)(xi))
-    rich = np.asarray(enrich(basis, domain, poor.shape[1], 100).fit(domain, xi)(xi))
-    inside = rich @ np.linalg.lstsq(rich, poor, rcond=None)[0]
-    assert rich.shape[1] > poor.shape[1]
-    assert np.abs(inside - poor).max() < 1e-10
-
-
-def test_functions_listed():
-    members = np.array([[0, 0], [1, 0], [3, 1]])
-    xi = np.random.default_rng(0).uniform(-1, 1, (50, 2))
-    fitted = basis_of(members).basis.fit(cb.Box([-1, -1], [1, 1]), xi)
-    wanted = np.stack([np.ones(50), xi[:, 0], np.cos(3 * np.arccos(xi[:, 0])) * xi[:, 1]], axis=1)
-    assert np.asarray(fitted(xi)) == pytest.approx(wanted)
-    with pytest.raises(ValueError, match="one length"):
-        cb.Listed([(0, 0), (1,)])
-    with pytest.raises(ValueError, match="do not fit"):
-        cb.Chebyshev(2, index=cb.Listed([(0, 3)])).fit(cb.Box([-1, -1], [1, 1]), xi)
-
-
-def test_unions():
-    domain, xi = cb.Interval(0.0, 1.0), np.linspace(0, 1, 40)
-    both = cb.Union([cb.Chebyshev(3), cb.Partition(2)]).fit(domain, xi)
-    assert both(xi).shape == (40, 5)
-    assert np.asarray(both(xi) @ both.constant) == pytest.approx(np.ones(40))
-    with pytest.raises(TypeError, match="Union takes bases"):
-        cb.Union([3])

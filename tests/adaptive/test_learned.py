@@ -9,13 +9,19 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.adaptive.learned import Neural, Snapshot, choose_background
-from cobilevel.basis.whitening import whiten
-from problems import as_pytrees, curved_problem
+from cobilevel import Neural, Snapshot
+from cobilevel.adaptive import choose_background, learn
+from cobilevel.basis import whiten
+from cobilevel.problem import Study
+from problems import AROUND, as_pytrees, curved_problem
 
 SMALL = Neural(3, width=8, depth=1, steps=20, decisions=2)
 BOTH = cb.Orthonormal(cb.Union([Snapshot(2, cb.BSpline(12)), cb.Chebyshev(1)]))
 EVERY = [Snapshot(3), *(pytest.param(basis, marks=pytest.mark.thorough) for basis in (BOTH, SMALL))]
+
+
+def learned(basis, problem, samples):
+    return learn(basis, Study.of(problem, samples))
 
 
 def misfit(phi, y):
@@ -30,7 +36,7 @@ def test_every_law_of_a_basis(basis, traffic, tmp_path):
     solution = cb.solve(traffic.problem, few, basis=basis)
     recipe = solution.basis.basis
     assert recipe.learned
-    assert recipe.learn(traffic.problem, few) is recipe or isinstance(recipe, cb.Union | cb.Orthonormal)
+    assert learned(recipe, traffic.problem, few) is recipe
     assert repr(recipe) == repr(basis)
     assert "learned at x0" in solution.choices["basis"]
     xi = jnp.linspace(0.0, 1.0, 12)
@@ -51,9 +57,9 @@ def test_every_law_of_a_basis(basis, traffic, tmp_path):
 @pytest.mark.thorough
 def test_a_run_cut_in_two_is_the_same_run(basis, quadratic):
     problem, few = quadratic.problem, quadratic.train.rows(slice(0, 300))
-    learned = basis.learn(problem, few)
-    whole = cb.solve(problem, few, basis=learned, steps=6)
-    part = cb.solve(problem, few, basis=learned, steps=3)
+    known = learned(basis, problem, few)
+    whole = cb.solve(problem, few, basis=known, steps=6)
+    part = cb.solve(problem, few, basis=known, steps=3)
     on = cb.solve(problem, few, resume=part, steps=6)
     np.testing.assert_array_equal(on.x, whole.x)
     np.testing.assert_array_equal(on.W, whole.W)
@@ -67,7 +73,7 @@ def test_the_policy_at_x0_is_in_the_span_and_functions_are_orthonormal(traffic):
     rich = cb.BSpline(100, degree=1)
     hats = misfit(np.asarray(rich.evaluate(problem.domain, xi)), y)
     for n in (2, 5):
-        phi = np.asarray(Snapshot(n, rich).learn(problem, traffic.train).evaluate(problem.domain, xi))
+        phi = np.asarray(learned(Snapshot(n, rich), problem, traffic.train).evaluate(problem.domain, xi))
         assert phi.shape[1] == n
         np.testing.assert_allclose(phi.T @ phi / len(phi), np.eye(n), atol=1e-9)
         assert misfit(phi, y) < 1.0001 * hats + 1e-16 < 1e-8
@@ -77,7 +83,7 @@ def test_the_policy_at_x0_is_in_the_span_and_functions_are_orthonormal(traffic):
 def test_snapshots_span_what_is_known_in_closed_form():
     """``y = C(xi) x + c(xi)``: all of it lies in four exponentials, whatever ``x``; no noise hides it here."""
     instance = cb.gallery.quadratic(3, dx=2, dy=2, noise=(0.1, 0.0), train=600)
-    recipe = Snapshot(12, cb.Chebyshev(16)).learn(instance.problem, instance.train)
+    recipe = learned(Snapshot(12, cb.Chebyshev(16)), instance.problem, instance.train)
     phi = recipe.fit(instance.problem.domain, instance.train.xi)
     assert phi.size <= 12
     for x in (jnp.zeros(2), jnp.array([3.0, -20.0])):
@@ -89,7 +95,7 @@ def test_snapshots_span_what_is_known_in_closed_form():
 def test_learning_anew_matters(traffic):
     errors = []
     for refreshed in (True, False):
-        basis = Snapshot(4) if refreshed else Snapshot(4).learn(traffic.problem, traffic.train)
+        basis = Snapshot(4) if refreshed else learned(Snapshot(4), traffic.problem, traffic.train)
         solution = cb.solve(traffic.problem, traffic.train, basis=basis)
         assert ("anew" in solution.choices.get("basis", "")) == refreshed
         errors.append(cb.evaluate(traffic.problem, solution, traffic.test).policy_error)
@@ -97,7 +103,7 @@ def test_learning_anew_matters(traffic):
     assert errors[0] < 1e-2 * errors[1]
 
 
-def test_a_background_that_the_samples_bear(traffic, quadratic):
+def test_a_background_that_the_samples_support(traffic, quadratic):
     assert isinstance(choose_background(traffic.problem, traffic.train, False), cb.BSpline)
     holes = cb.Samples(jnp.concatenate([jnp.linspace(0, 0.1, 200), jnp.linspace(0.9, 1, 200)]), jnp.zeros((400, 2)))
     assert isinstance(choose_background(traffic.problem, holes, False), cb.Chebyshev)
@@ -167,17 +173,17 @@ def replace_domain(problem, domain):
 def test_a_network_learns_the_policy_and_is_orthonormal(traffic):
     problem, xi = traffic.problem, traffic.train.xi
     y = np.asarray(traffic.truth.y(problem.x0, xi))
-    trained = Neural(4, width=16, steps=300).learn(problem, traffic.train)
+    trained = learned(Neural(4, width=16, steps=300), problem, traffic.train)
     phi = np.asarray(trained.evaluate(problem.domain, xi))
-    untrained = Neural(4, width=16, steps=1, rate=1e-9).learn(problem, traffic.train).evaluate(problem.domain, xi)
+    untrained = learned(Neural(4, width=16, steps=1, rate=1e-9), problem, traffic.train).evaluate(problem.domain, xi)
     assert misfit(phi, y) < 0.25 * misfit(np.asarray(untrained), y)
     np.testing.assert_allclose(whiten(jnp.asarray(phi)).singular_values, 1, atol=1e-9)
     np.testing.assert_array_equal(phi[:, 0], 1)
-    same = Neural(4, width=16, steps=300).learn(problem, traffic.train)
+    same = learned(Neural(4, width=16, steps=300), problem, traffic.train)
     np.testing.assert_array_equal(same.evaluate(problem.domain, xi), phi)
 
 
-def test_bad_arguments_are_told(traffic):
+def test_bad_arguments(traffic):
     for arguments, words in [
         ({"n": 0}, "n must be a whole number"),
         ({"n": 3, "decisions": 1}, "decisions must be a whole number of at least 2"),
@@ -198,7 +204,7 @@ def test_bad_arguments_are_told(traffic):
         with pytest.raises(RuntimeError, match=r"pass it to cb\.solve"):
             basis.fit(traffic.problem.domain, traffic.train.xi)
     with pytest.raises(ValueError, match="NaN or infinity in training"):
-        replace(SMALL, rate=1e200).learn(traffic.problem, traffic.train)
+        learned(replace(SMALL, rate=1e200), traffic.problem, traffic.train)
 
 
 @pytest.mark.thorough
@@ -209,7 +215,7 @@ def test_a_solution_at_zero_settles():
         lower=lambda x, y, xi, eta: (y - x * xi - jnp.exp(xi)) ** 2 / 2,
         x0=0.3,
         y0=0.0,
-        domain=cb.Interval(-1.0, 1.0),
+        domain=AROUND,
     )
     samples = cb.Samples(np.random.default_rng(0).uniform(-1, 1, 300))
     found = cb.solve(problem, samples, basis=Snapshot(3))

@@ -1,6 +1,4 @@
-"""Every oracle and every hypergradient against central differences, and the ledger against the true counts."""
-
-import collections
+"""Every oracle and every hypergradient against central differences."""
 
 import equinox as eqx
 import jax
@@ -10,12 +8,8 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import cobilevel as cb
-from cobilevel.derivatives import oracles
-from cobilevel.derivatives.hypergradient import hypergradient
-from cobilevel.derivatives.ledger import Ledger
-from cobilevel.derivatives.linear_systems import ConjugateGradient, Direct, Neumann
-from cobilevel.iteration.loop import run
-from cobilevel.lower.damped_newton import Dense, minimise
+from cobilevel.derivatives import ConjugateGradient, Direct, Ledger, Neumann, hypergradient, oracles
+from cobilevel.lower import Dense, minimise
 from problems import curved_problem
 
 
@@ -32,11 +26,9 @@ def setting():
 def central(function, tree, step=1e-5):
     """The gradient of a scalar function of a pytree by central differences."""
     flat, unravel = ravel_pytree(tree)
-    out = [
-        (function(unravel(flat + step * e)) - function(unravel(flat - step * e))) / (2 * step)
-        for e in np.eye(len(flat))
-    ]
-    return unravel(jnp.asarray(out))
+    shifts = step * jnp.eye(len(flat))
+    values = jax.jit(jax.vmap(lambda shift: function(unravel(flat + shift))))
+    return unravel((values(shifts) - values(-shifts)) / (2 * step))
 
 
 def agree(a, b, tolerance=1e-6):
@@ -124,57 +116,3 @@ def test_neumann_recovers_the_share_it_should(setting, terms):
         np.testing.assert_allclose(
             series("product", jnp.asarray(vector)), step * (1 - step * value) ** terms * vector, atol=1e-12
         )
-
-
-def counting(problem):
-    """The problem with callbacks in both objectives that count how many samples were really looked at."""
-    seen = collections.Counter()
-
-    def count(name, function):
-        def wrapped(x, y, xi, eta):
-            jax.debug.callback(lambda _: seen.update([name]), xi)
-            return function(x, y, xi, eta)
-
-        return wrapped
-
-    functions = {"upper": count("upper", problem.upper), "lower": count("lower", problem.lower)}
-    return eqx.tree_at(lambda p: (p.upper, p.lower), problem, (functions["upper"], functions["lower"])), seen
-
-
-@pytest.mark.parametrize(
-    "solver",
-    [cb.Newton(), cb.StocBiO(0.05, 0.05, inner_steps=3, terms=4, batch=7, shuffle=False)],
-    ids=["newton", "stocbio"],
-)
-def test_ledger_equals_what_was_really_evaluated(solver):
-    problem, samples = curved_problem(20)
-    problem, seen = counting(problem)
-    reduced = cb.reduce(problem, cb.Chebyshev(3), samples)
-    seen.clear()
-    found = run(solver, reduced, jax.random.key(0), 6)
-    jax.effects_barrier()
-    spent = found.stats["oracles"]
-    upper = sum(count["samples"] for kind, count in spent.items() if kind.startswith("upper"))
-    lower = {kind: count["samples"] for kind, count in spent.items() if not kind.startswith("upper")}
-    # value, gradient and Hessian of one sample are three evaluations of the lower objective inside one model call
-    lower_evaluations = sum(lower.values()) + 2 * lower.get("hessian", 0)
-    assert (seen["upper"], seen["lower"]) == (upper, lower_evaluations)
-    if isinstance(solver, cb.StocBiO):
-        calls = {kind: count["calls"] for kind, count in spent.items()}
-        assert calls == {"lower_gradient": 18, "hessian_vector": 24, "cross_product": 6, "upper_gradient": 6}
-        assert lower["lower_gradient"] == 18 * 7
-
-
-def test_counts_do_not_overflow():
-    class Big:
-        count = None
-
-        def __len__(self):
-            return 2**31
-
-    ledger = Ledger.empty()
-    for _ in range(5):
-        ledger = ledger.add("hessian", Big())
-    assert ledger.totals() == {"hessian": {"calls": 5, "samples": 5 * 2**31}}
-    many = ledger.add("hessian_vector", Big(), 70_001).totals()["hessian_vector"]
-    assert many == {"calls": 70_001, "samples": 70_001 * 2**31}

@@ -4,26 +4,21 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pytest
 
 import cobilevel as cb
+from cobilevel.basis import combine
+from problems import LINE, Aim, Line, row
 
-LINE = cb.Interval(0.0, 1.0)
 XI = np.linspace(0, 1, 40)
 
 
-def f(x, y, xi, eta):
-    return (y - xi) ** 2 + x**2
-
-
-def g(x, y, xi, eta):
-    return (y - x * xi - eta) ** 2
-
-
 def problem(**change):
-    return cb.Problem(**({"upper": f, "lower": g, "x0": 0.5, "y0": 0.0, "domain": LINE} | change))
+    usual = {"upper": Aim(row(0.0, 1.0), ridge=1.0), "lower": Line(), "x0": 0.5, "y0": 0.0, "domain": LINE}
+    return cb.Problem(**(usual | change))
 
 
 def samples(**change):
@@ -33,6 +28,11 @@ def samples(**change):
 def solve(basis=None, problem_change=None, data=None, **options):
     data = samples() if data is None else data
     return cb.solve(problem(**(problem_change or {})), data, basis=basis or cb.Chebyshev(3), **options)
+
+
+def lifted(problem, basis, data):
+    reduced = cb.reduce(problem, basis, data)
+    return reduced.lift(reduced.x0, reduced.W0)
 
 
 WIDE = lambda x, y, xi, eta: jnp.sum((y - x * xi) ** 2)
@@ -93,7 +93,6 @@ CASES = {
     "more functions than contexts": (lambda: solve(cb.Chebyshev(41)), ValueError, ["41 functions", "40 distinct", "smaller n"]),
     "a basis that is none": (lambda: solve("chebyshev"), TypeError, ["basis", "cb.Chebyshev(5)"]),
     "a solver class": (lambda: solve(solver=cb.Newton), TypeError, ["solver", "cb.Newton()"]),
-    "unknown keyword": (lambda: solve(step=3), TypeError, ["'step'", "Did you mean 'steps'"]),
     "batch for Newton": (lambda: solve(batch=8), TypeError, ["Newton", "batch"]),
     "no steps": (lambda: solve(steps=0), ValueError, ["steps", "at least 1"]),
     "batch of none": (lambda: solve(solver=cb.StocBiO(0.1, 0.1), batch=0), ValueError, ["batch", "at least 1"]),
@@ -146,19 +145,18 @@ CASES = {
     "a probability of two": (lambda: cb.SPABA(probability=2.0), ValueError, ["probability", "between 0 and 1"]),
     "a momentum of three": (lambda: cb.SUSTAIN(momentum=3.0), ValueError, ["momentum", "between 0 and 1"]),
     "growth without end": (lambda: cb.BSA(growth=40.0), ValueError, ["growth"]),
-    "a solver's setting given to solve": (lambda: solve(solver=cb.SOBA(), shuffle=False), TypeError, ["shuffle", "cb.SOBA(shuffle=...)"]),
     "Newton on a stream": (
         lambda: solve(data=cb.Stream(lambda k, n: cb.Samples(jax.random.uniform(k, (n,)), jnp.zeros(n))), solver=cb.Newton()),
         ValueError,
         ["Newton", "Stream", "draw"],
     ),
     "evaluate without a conditional law": (
-        lambda: cb.evaluate(problem(), cb.solve(problem(), samples(), basis=cb.Chebyshev(2)), samples()), ValueError, ["conditional"]
+        lambda: cb.evaluate(problem(), lifted(problem(), cb.Chebyshev(2), samples()), samples()), ValueError, ["conditional"]
     ),
     "policy of the wrong shape": (
-        lambda: cb.solve(
+        lambda: lifted(
             problem(domain=cb.Box([0.0, 0.0], [1.0, 1.0]), upper=lambda x, y, xi, eta: y**2 + x**2, lower=lambda x, y, xi, eta: (y - xi[0]) ** 2),
-            cb.Samples(np.random.default_rng(0).uniform(size=(40, 2)), np.zeros(40)), basis=cb.Chebyshev(2),
+            cb.Chebyshev(2), cb.Samples(np.random.default_rng(0).uniform(size=(40, 2)), np.zeros(40)),
         ).policy(jnp.array(0.5)),
         ValueError,
         ["contexts", "(2,)"],
@@ -167,7 +165,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input_instructs(name):
+def test_bad_input_instructs(name, unchecked):
     call, kind, words = CASES[name]
     with pytest.raises(kind) as caught:
         call()
@@ -183,13 +181,15 @@ def test_near_the_number_of_contexts_there_is_a_warning():
         cb.reduce(problem(), cb.Chebyshev(15), samples())
 
 
-def test_lower_noise_is_found_by_tracing():
-    from cobilevel.problem.study import lower_depends_on_noise
+def test_unknown_keywords_are_pythons_own_errors():
+    for keyword in ("step", "shuffle"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{keyword}'"):
+            solve(**{keyword: 3})
 
-    assert lower_depends_on_noise(problem(), samples())
-    assert not lower_depends_on_noise(problem(lower=lambda x, y, xi, eta: (y - x) ** 2), samples())
-    # used, but not for the result
-    quiet = problem(lower=lambda x, y, xi, eta: (y - x) ** 2 + jnp.where(eta > 0, 1.0, 2.0) * 0)
-    assert lower_depends_on_noise(quiet, samples())  # conservative
-    told = problem(lower=quiet.lower, lower_noise=False)
-    assert not lower_depends_on_noise(told, samples(eta=XI - 0.5))
+
+def test_annotations_are_checked_in_tests():
+    """The package runs here with its annotations checked, so that a wrong one shows."""
+    with pytest.raises(jaxtyping.TypeCheckError):
+        combine(jnp.zeros(3, int), jnp.zeros(3))
+    assert jax.config.jax_numpy_dtype_promotion == "strict"
+    assert jax.config.jax_enable_x64

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import cobilevel as cb
-from cobilevel.iteration.schedules import at
-from cobilevel.reduction.row_order import permute, rows_of
+from cobilevel.reduction import batch_rows
+from cobilevel.reduction.row_order import permute
+from problems import LINE, Aim, Line, row, scalar
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 64, 65, 1000])
@@ -38,7 +38,7 @@ def test_an_epoch_holds_every_row_once(rows, size):
     for epoch in range(2):
         drawn, shares = [], []
         for slot in range(batches):
-            batch = rows_of(jax.random.key(0), jnp.uint32(epoch * batches + slot), size, rows, True, float)
+            batch = batch_rows(jax.random.key(0), jnp.uint32(epoch * batches + slot), size, rows, True, float)
             real = np.asarray(batch.share) > 0
             assert int(batch.count) == real.sum()
             drawn += list(np.asarray(batch.index)[real])
@@ -52,9 +52,7 @@ def test_an_epoch_holds_every_row_once(rows, size):
 def test_the_ragged_batch_is_the_mean_of_its_rows():
     rng = np.random.default_rng(0)
     samples = cb.Samples(rng.uniform(0, 1, 10), rng.normal(size=10), rng.uniform(0.5, 2, 10))
-    problem = cb.Problem(
-        lambda x, y, xi, eta: (y - eta) ** 2, lambda x, y, xi, eta: (y - x - eta) ** 2, 0.0, 0.0, cb.Interval(0.0, 1.0)
-    )
+    problem = scalar(Line(row(1.0)), Aim(row(), ridge=0.0, noise=1.0))
     reduced = cb.reduce(problem, cb.Chebyshev(2), samples)
     total = 0.0
     for number in range(3):
@@ -68,24 +66,13 @@ def test_the_ragged_batch_is_the_mean_of_its_rows():
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_any_batch_can_be_drawn_again_and_batches_differ(shuffle):
-    draw = lambda number: np.asarray(rows_of(jax.random.key(1), jnp.uint32(number), 8, 100, shuffle, float).index)
+    draw = lambda number: np.asarray(batch_rows(jax.random.key(1), jnp.uint32(number), 8, 100, shuffle, float).index)
     np.testing.assert_array_equal(draw(5), draw(5))
     assert np.any(draw(5) != draw(6))
 
 
 def test_products_meet_fresh_contexts_and_pooled_data():
-    domain = cb.Interval(0.0, 1.0)
-    problem = cb.Problem(lambda x, y, xi, eta: y**2, lambda x, y, xi, eta: (y - x - eta) ** 2, 0.0, 0.0, domain)
-    reduced = cb.reduce(problem, cb.Chebyshev(2), cb.Product(cb.Uniform(domain), np.arange(6.0)))
+    reduced = cb.reduce(scalar(), cb.Chebyshev(2), cb.Product(cb.Uniform(LINE), np.arange(6.0)))
     batches = [reduced.lower_source.batch(jax.random.key(0), jnp.uint32(n), 3, True) for n in range(2)]
     assert sorted(np.concatenate([b.eta for b in batches])) == list(range(6))
     assert len(np.unique(np.concatenate([b.xi for b in batches]))) == 6
-
-
-def test_schedules():
-    step = jnp.int32(30)
-    assert at(0.5, step, float) == 0.5
-    np.testing.assert_allclose(at(cb.Polynomial(2.0, 0.5, 10.0), step, float), 2.0 / 2)
-    np.testing.assert_allclose(at(cb.Cosine(1.0, 60.0), step, float), 0.5)
-    np.testing.assert_allclose(at(cb.Cosine(1.0, 20.0, 0.1), step, float), 0.1)
-    np.testing.assert_allclose(at(optax.exponential_decay(1.0, 10, 0.5), step, float), 0.125)

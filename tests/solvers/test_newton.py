@@ -8,11 +8,18 @@ import pytest
 import scipy.optimize
 
 import cobilevel as cb
-from cobilevel.derivatives.ledger import Ledger
-from cobilevel.iteration.loop import advance, run
-from cobilevel.lower import per_context as lower
-from cobilevel.lower import reduced_at_x as implicit
-from problems import as_pytrees, curved_problem
+from cobilevel.derivatives import Ledger
+from cobilevel.iteration import advance, run
+from cobilevel.lower import Dense, minimise, reduced_at_x, solve_at
+from problems import LINE, Aim, as_pytrees, curved_problem
+
+ROWS, BASIS = 400, cb.Chebyshev(5)  # the same for all, so that they share one compiled program
+
+
+@pytest.fixture(scope="module")
+def few(quadratic):
+    """A tenth of the samples."""
+    return quadratic.train.rows(slice(0, ROWS))
 
 
 def relative(a, b):
@@ -26,51 +33,48 @@ def agree_with_closed_form(instance, solution, upper, lower, x=None, W=None):
     assert relative(solution.W if W is None else W, exact_W) < 1e-8
 
 
-def test_joint_samples(quadratic):
-    solution = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(6), solver=cb.Newton())
-    agree_with_closed_form(quadratic, solution, quadratic.train, quadratic.train)
+def test_joint_samples(quadratic, few):
+    solution = cb.solve(quadratic.problem, few, basis=BASIS, solver=cb.Newton())
+    agree_with_closed_form(quadratic, solution, few, few)
 
 
-def test_pytrees(quadratic):
+def test_pytrees(quadratic, few):
     problem, pack_x, pack_W = as_pytrees(quadratic.problem)
-    solution = cb.solve(problem, quadratic.train, basis=cb.Chebyshev(6))
-    assert jax.tree.map(jnp.shape, solution.W) == ((6,), (6, 2))
-    agree_with_closed_form(
-        quadratic, solution, quadratic.train, quadratic.train, pack_x(solution.x), pack_W(solution.W)
-    )
+    solution = cb.solve(problem, few, basis=BASIS)
+    assert jax.tree.map(jnp.shape, solution.W) == ((5,), (5, 2))
+    agree_with_closed_form(quadratic, solution, few, few, pack_x(solution.x), pack_W(solution.W))
 
 
-def test_levels_and_weights(quadratic):
-    weighted = cb.Samples(quadratic.train.xi, quadratic.train.eta, jnp.linspace(0.5, 2.0, len(quadratic.train)))
-    upper = quadratic.test.rows(slice(0, 1500))
-    solution = cb.solve(quadratic.problem, cb.Levels(upper=upper, lower=weighted), basis=cb.Chebyshev(6))
+def test_levels_and_weights(quadratic, few):
+    weighted = cb.Samples(few.xi, few.eta, jnp.linspace(0.5, 2.0, ROWS))
+    upper = quadratic.test.rows(slice(0, ROWS))
+    solution = cb.solve(quadratic.problem, cb.Levels(upper=upper, lower=weighted), basis=BASIS)
     agree_with_closed_form(quadratic, solution, upper, weighted)
 
 
 def pairs(product):
-    context = product.context_rule()
-    m, n = len(context), product.eta_rows
+    context = product.contexts()
+    m, n = len(context), product.count
     i, j = jnp.repeat(jnp.arange(m), n), jnp.tile(jnp.arange(n), m)
     return product.pairs(context, i, j)
 
 
 @pytest.mark.parametrize("kind", ["array", "distribution"])
 def test_product(quadratic, kind):
-    contexts = jnp.linspace(-1.0, 1.0, 40) if kind == "array" else cb.Uniform(quadratic.problem.domain)
-    eta = jax.tree.map(lambda a: a[:100], quadratic.train.eta)
-    product = cb.Product(contexts, eta, nodes=24)
-    solution = cb.solve(quadratic.problem, product, basis=cb.Chebyshev(6))
+    """Twenty contexts with twenty rows of data."""
+    contexts = jnp.linspace(-1.0, 1.0, 20) if kind == "array" else cb.Uniform(quadratic.problem.domain)
+    product = cb.Product(contexts, quadratic.train.rows(slice(0, 20)).eta, nodes=20)
+    solution = cb.solve(quadratic.problem, product, basis=BASIS)
     agree_with_closed_form(quadratic, solution, pairs(product), pairs(product))
 
 
-@pytest.mark.thorough
 def test_levels_of_products(quadratic):
     contexts = cb.Uniform(quadratic.problem.domain)
-    above, below = (
-        cb.Product(contexts, quadratic.train.rows(rows).eta, nodes=20) for rows in (slice(0, 50), slice(50, 150))
+    upper, lower = (
+        cb.Product(contexts, quadratic.train.rows(rows).eta, nodes=20) for rows in (slice(0, 20), slice(20, 40))
     )
-    solution = cb.solve(quadratic.problem, cb.Levels(above, below), basis=cb.Chebyshev(6))
-    agree_with_closed_form(quadratic, solution, pairs(above), pairs(below))
+    solution = cb.solve(quadratic.problem, cb.Levels(upper, lower), basis=BASIS)
+    agree_with_closed_form(quadratic, solution, pairs(upper), pairs(lower))
 
 
 @pytest.mark.parametrize("contexts", [pytest.param("normal", marks=pytest.mark.thorough), "mixture"])
@@ -95,7 +99,8 @@ def test_the_answer_depends_on_the_span_alone(traffic):
     assert "rank" in frame.choices
     judged = cb.evaluate(traffic.problem, frame, traffic.test, traffic.truth)
     assert judged.policy_error < 1e-5
-    np.testing.assert_allclose(frame.x, solve(cb.Chebyshev(24)).x, rtol=5e-3)  # different spans, one policy
+    other = solve(cb.Chebyshev(frame.stats["rank"]))  # a different span, one policy
+    np.testing.assert_allclose(frame.x, other.x, rtol=5e-3)
 
 
 def test_partition_is_separate_cells(traffic):
@@ -105,15 +110,14 @@ def test_partition_is_separate_cells(traffic):
     samples = traffic.train.rows(np.flatnonzero(keep))
     reduced = cb.reduce(problem, cb.Partition(10), samples)
     whitened = reduced.whitened()
-    at = eqx.filter_jit(implicit.solve_at)
-    point, _ = at(whitened, problem.x0, whitened.W0, jnp.array(0.0), Ledger.empty())
+    point, _ = eqx.filter_jit(solve_at)(whitened, problem.x0, whitened.W0, jnp.array(0.0), Ledger.empty())
     W = whitened.lift(problem.x0, point.W).W
 
     @jax.jit
     def alone(mask):  # the mean over one cell's samples, minimised on its own
         mean = lambda y: mask @ jax.vmap(lambda c: problem.lower(problem.x0, y, c, c))(samples.xi) / jnp.sum(mask)
-        model = lower.Dense(lambda y: (mean(y), jax.grad(mean)(y), jax.hessian(mean)(y)))
-        return lower.minimise(model, jnp.full(2, 0.1), 1e-13).point
+        model = Dense(lambda y: (mean(y), jax.grad(mean)(y), jax.hessian(mean)(y)))
+        return minimise(model, jnp.full(2, 0.1), 1e-13).point
 
     for cell in range(10):
         inside = (samples.xi >= cell / 10) & (samples.xi < (cell + 1) / 10)
@@ -127,8 +131,8 @@ def test_partition_is_separate_cells(traffic):
     assert "9 of the 10" in solution.choices["rank"]
 
 
-def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic):
-    free = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(6))
+def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic, few):
+    free = cb.solve(quadratic.problem, few, basis=BASIS)
     lo, hi = free.x - 0.3, free.x + 0.4
     lo, hi = lo.at[0].set(free.x[0] + 0.1), hi.at[0].set(free.x[0] + 1.0)  # three active bounds
     hi, lo = hi.at[3].set(free.x[3] - 0.2), lo.at[3].set(free.x[3] - 2.0)
@@ -137,11 +141,11 @@ def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic):
     bounded = cb.Problem(
         quadratic.problem.upper, quadratic.problem.lower, x0, jnp.zeros(3), quadratic.problem.domain, (lo, hi)
     )
-    solution = cb.solve(bounded, quadratic.train, basis=cb.Chebyshev(6))
+    solution = cb.solve(bounded, few, basis=BASIS)
     assert solution.converged, solution.result
     assert bool(jnp.all((solution.x >= lo) & (solution.x <= hi)))
-    reduced = cb.reduce(bounded, cb.Chebyshev(6), quadratic.train).whitened()
-    point = eqx.filter_jit(lambda x: implicit.solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0])
+    reduced = cb.reduce(bounded, BASIS, few).whitened()
+    point = eqx.filter_jit(lambda x: solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0])
     value = lambda x: tuple(np.asarray(v) for v in (point(jnp.asarray(x)).value, point(jnp.asarray(x)).gradient))
     peer = scipy.optimize.minimize(
         value,
@@ -160,7 +164,7 @@ def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic):
 @pytest.mark.thorough
 def test_matrix_free_agrees_with_dense(monkeypatch, quadratic):
     dense = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(5))
-    monkeypatch.setattr(implicit, "DENSE_LIMIT", 0)
+    monkeypatch.setattr(reduced_at_x, "DENSE_LIMIT", 0)
     samples = quadratic.train.rows(slice(0, 3999))  # another shape, so that nothing compiled before is used
     free = cb.solve(quadratic.problem, samples, basis=cb.Chebyshev(5))
     assert free.converged, free.result
@@ -171,20 +175,19 @@ def test_matrix_free_agrees_with_dense(monkeypatch, quadratic):
     assert dense.stats["oracles"]["hessian"]["calls"] > 0
 
 
-def test_float32_stays_float32():
-    instance = cb.gallery.quadratic(0)
+def test_float32_stays_float32(quadratic, few):
     cast = lambda tree: jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, tree)
     problem = cb.Problem(
-        *cast((instance.problem.upper, instance.problem.lower)),
+        *cast((quadratic.problem.upper, quadratic.problem.lower)),
         jnp.zeros(5, "float32"),
         jnp.zeros(3, "float32"),
-        instance.problem.domain,
+        quadratic.problem.domain,
     )
-    solution = cb.solve(problem, cast(instance.train), basis=cb.Chebyshev(6))
+    solution = cb.solve(problem, cast(few), basis=BASIS)
     assert solution.converged, solution.result
     assert {a.dtype for a in (solution.x, solution.W, solution.policy(jnp.float32(0.3)))} == {jnp.dtype("float32")}
     assert "float32" in solution.choices["precision"]
-    x, _ = instance.truth.sample_optimum(solution.basis, instance.train, instance.train)
+    x, _ = quadratic.truth.sample_optimum(solution.basis, few, few)
     assert relative(solution.x, x) < 1e-3
 
 
@@ -195,10 +198,10 @@ def test_resumed_is_uninterrupted_bit_for_bit(tmp_path):
     reduced = cb.reduce(problem, cb.Chebyshev(4), samples)
     prepared = solver.prepare(reduced)
     key = jax.random.split(jax.random.key(0), 3)[2]
-    state = solver.init(prepared, key, 12)
-    for count in (5, 3, 20):
-        state, _ = advance(solver, prepared, state, count)
-    x, W = solver.answer(state)
+    state = solver.init(prepared, key, jnp.int32(12))
+    for count in (5, 3, 5):
+        state, _ = advance(solver, prepared.ordinary(), state, count)
+    x, W, _ = solver.finish(state)
     lifted = prepared.lift(x, W)
     for a, b in zip(jax.tree.leaves((whole.x, whole.W)), jax.tree.leaves((lifted.x, lifted.W)), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -223,11 +226,10 @@ def test_compiles_once_for_many_instances():
             return (y - x * xi - self.shift - eta) ** 2
 
     def solve(shift):
-        problem = cb.Problem(upper, Lower(jnp.array(shift)), 0.5, 0.0, cb.Interval(0.0, 1.0))
+        problem = cb.Problem(Aim(), Lower(jnp.array(shift)), 0.5, 0.0, LINE)
         run(cb.Newton(), cb.reduce(problem, cb.Chebyshev(3), samples), jax.random.key(0), 20)
 
     samples = cb.Samples(np.linspace(0, 1, 30), np.zeros(30))
-    upper = lambda x, y, xi, eta: (y - xi) ** 2 + x**2
     solve(0.0)
     first = len(traced)
     solve(1.0)
@@ -235,22 +237,3 @@ def test_compiles_once_for_many_instances():
     solve(2.0)
     assert len(traced) - first == 2 * checks  # checks trace each problem; the solver is traced no more
     assert checks < 5
-
-
-NOT_CONVEX = {
-    "concave": lambda x, y, xi, eta: -(y**2) + x * y,
-    "flat": lambda x, y, xi, eta: (x - xi) ** 2 + 0 * y,
-    "double well": lambda x, y, xi, eta: (y**2 - 1) ** 2 - 2 * xi * y + x * y,
-    "saddle at the start": lambda x, y, xi, eta: y**4 / 4 - y**2 / 2,
-    "unbounded": lambda x, y, xi, eta: y * (1 + x**2) + xi * y,
-}
-
-
-@pytest.mark.filterwarnings("ignore:The lower level is not strongly convex")
-@pytest.mark.parametrize("name", NOT_CONVEX)
-def test_a_lower_level_that_is_not_convex_is_never_an_answer(name):
-    problem = cb.Problem(lambda x, y, xi, eta: (y - 1) ** 2 + x**2, NOT_CONVEX[name], 0.3, 0.0, cb.Interval(-1.0, 1.0))
-    samples = cb.Samples(np.linspace(-1, 1, 200))
-    solution = cb.solve(problem, samples, basis=cb.Chebyshev(4))
-    assert not solution.converged
-    assert "not strongly convex" in solution.result or "could not be minimised" in solution.result

@@ -110,7 +110,8 @@ class Neumann(LinearSolve):
         power, total, ledger = jax.lax.fori_loop(0, factors, factor, (b, b, ledger))
         if self.kind == "sum":
             return trees.scale(self.step, total), ledger
-        return trees.scale(self.step * (self.terms if self.kind == "random" else 1), power), ledger
+        times = jnp.asarray(self.terms if self.kind == "random" else 1, jnp.result_type(float))
+        return trees.scale(self.step * times.astype(jnp.result_type(self.step)), power), ledger
 
 
 def positive_solve(

@@ -51,7 +51,7 @@ def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = N
     spectrum = np.asarray(reduced.whitening.singular_values, dtype=float)  # pyright: ignore[reportOptionalMemberAccess]
     spectrum = np.pad(spectrum, (0, functions - len(spectrum)))
 
-    look = _look(study, functions)
+    look = _close_look(study, functions)
     batch = batch_of(reduced.basis, look.samples)
     W = _fitted(reduced.with_pools(batch, batch), x, study.eps)
     mu, L = curvature_range(reduced.ordinary(), x, W, batch)
@@ -100,7 +100,7 @@ def _reduce(study: Study, basis: Any) -> Reduced:
         return reduce_study(study, basis)
 
 
-def _look(study: Study, functions: int) -> Look:
+def _close_look(study: Study, functions: int) -> Look:
     """Samples of the lower level few enough to look at closely, fewer where ``y`` is large."""
     rows = min(LOOK_ROWS, max(_LEAST_ROWS, _Y_NUMBERS // study.problem.sizes[1]))
     return study.lower.look(jax.random.key(1), rows, max(_LEAST_CONTEXTS, _CONTEXTS_EACH * functions))

@@ -20,7 +20,7 @@ from .kinks import Kink, find_kinks, find_noisy_kinks
 from .polynomial_fit import PolynomialFit, fit_polynomials
 
 _MULTIPLICATIONS = 2e10  # that exact solves at all points of a grid may take, about: some seconds
-_SOLVE_STEPS, _DENSE_Y = 100, 64  # evaluations of an exact solve, about, and the largest y whose Hessian it forms
+_SOLVE_STEPS, _HESSIAN_Y = 100, 64  # evaluations of an exact solve, about, and the largest y whose Hessian it forms
 _DRAWS = 1024  # of noise at each context, where there is a sampler
 
 
@@ -100,7 +100,7 @@ def _from_exact(study: Study, x: PyTree) -> Expansion | None:
     """By exact solutions at Chebyshev points; ``None`` where these could not be found."""
     study, rows, source = _conditional_law(study)
     domain, size, eps = study.problem.domain, study.problem.sizes[1], study.eps
-    work = _SOLVE_STEPS * rows * size * min(size, _DENSE_Y)
+    work = _SOLVE_STEPS * rows * size * min(size, _HESSIAN_Y)
     grids = tuple(n for n in GRIDS if n * work <= _MULTIPLICATIONS) or FEW
     many, failed = grids[0], []
 

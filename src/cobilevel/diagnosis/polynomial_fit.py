@@ -14,7 +14,7 @@ from ..reduction import Batch, Bilevel, batch_of, reduce_study
 from .curvature import lower_hessian, orthonormal_batch, rotated
 
 _MOST_FUNCTIONS = 64  # on an interval: kinks are seen with fewer, and smooth policies need fewer
-_MOST_COEFFICIENTS = 600  # functions times components of y
+_MOST_FIT_COEFFICIENTS = 600  # functions times components of y
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _covered(problem: Problem, xi: Array) -> Problem:
 def _supported_polynomials(look: Look, d: int, d_y: int) -> tuple[Chebyshev, Int[np.ndarray, "N d"]]:
     """As many polynomials as the contexts support, with or without noise: their errors are to be measured too."""
     contexts = look.samples.rows(slice(None, None, look.together))
-    most = max(1, min(contexts.supported(noisy=True), _MOST_COEFFICIENTS // d_y))
+    most = max(1, min(contexts.supported(noisy=True), _MOST_FIT_COEFFICIENTS // d_y))
     most = min(most, _MOST_FUNCTIONS) if d == 1 else most
     index = Tensor() if d == 1 else TotalDegree()
     n = next(n for n in range(1, most + 2) if n > most or len(index.table(n + 1, d)) > most)

@@ -60,7 +60,7 @@ class Images:
         return 1 + int(max(self.labels.max(), self.test_labels.max()))
 
 
-def load(name_or_folder: str | os.PathLike) -> Images:
+def load(name_or_folder: Any) -> Images:
     """``"digits"``, ``"mnist"`` (wherever it is found), or MNIST from the folder named."""
     if name_or_folder == "digits":
         return digits()

@@ -18,7 +18,7 @@ _MOST_ROUNDS, _MOST_PRODUCTS, _MOST_HALVINGS = 60, 500, 30  # far beyond what co
 _EFFORT = 0.1  # how exactly, at least, each Newton step is solved for
 _FINEST = 1e-3  # and at most: the next round makes up for the rest
 
-_product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+_matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 Coefficients = Float[Array, "d m c"]  # pixels, temperatures, classes
 Scores = Float[Array, "n m c"]  # images, temperatures, classes
@@ -84,7 +84,7 @@ class _Regression(eqx.Module):
 
     @staticmethod
     def of(images: Array, labels: Array, weights: Array, ridge: Each, classes: int) -> "_Regression":
-        spread, axes = jnp.linalg.eigh(_product(images.T, images) / len(images))
+        spread, axes = jnp.linalg.eigh(_matmul(images.T, images) / len(images))
         return _Regression(
             images,
             (weights / len(images))[:, None, None],
@@ -96,11 +96,11 @@ class _Regression(eqx.Module):
 
     def scores(self, v: Coefficients) -> Scores:
         """``X v``."""
-        return _product(self.images, v.reshape(len(v), -1)).reshape(-1, *v.shape[1:])
+        return _matmul(self.images, v.reshape(len(v), -1)).reshape(-1, *v.shape[1:])
 
     def collect(self, r: Scores) -> Coefficients:
         """``X^T r``."""
-        return _product(self.images.T, r.reshape(len(r), -1)).reshape(-1, *r.shape[1:])
+        return _matmul(self.images.T, r.reshape(len(r), -1)).reshape(-1, *r.shape[1:])
 
     def slope(self, z: Coefficients, chances: Float[Array, "..."]) -> Coefficients:
         """The gradient in ``z``, given the probabilities there."""
@@ -110,7 +110,7 @@ class _Regression(eqx.Module):
         """``H p = right`` for each temperature, until the residual is `effort` of the right-hand side; and products."""
         bend = _inner(self.share * chances, 1 - chances) / self.target.shape[-1]
         scale = bend[:, None] * self.spread + 2 * self.ridge[:, None]
-        rotate = lambda matrix, r: _product(matrix, r.reshape(len(r), -1)).reshape(r.shape)
+        rotate = lambda matrix, r: _matmul(matrix, r.reshape(len(r), -1)).reshape(r.shape)
         precondition = lambda r: rotate(self.axes, rotate(self.axes.T, r) / scale)
 
         def image(v):

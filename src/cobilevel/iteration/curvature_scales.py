@@ -26,7 +26,7 @@ _POWER = 5  # power iterations: they find the largest curvature within some ten 
 _LOOKOUTS = 4  # points along the path of steepest descent at which the curvature of F is measured
 _EXHAUSTED = 1e2  # roundings of the largest entry, below which a Krylov space has nothing new to offer
 _JIGGLE = 0.1  # of a random direction next to the gradient, which alone could be blind to the largest curvature
-_LONGEST = 10  # times 1 + |x|: the longest first step worth taking
+_LONGEST_STEP = 10  # times 1 + |x|: the longest first step worth taking
 _ACCURACY = 0.75  # the exponent of the precision to which the lower level is solved: better than differences need
 _LEAST_CONVEX = 1e2  # roundings of the largest curvature, the least that the smallest can be resolved to
 
@@ -53,6 +53,11 @@ class Scales(eqx.Module):
     def condition(self) -> Float[Array, ""]:
         """Of the lower level; also the number of inner steps in which it relaxes."""
         return self.smooth / self.convex
+
+    @property
+    def calm(self) -> Float[Array, ""]:
+        """Steps before a decay sets in: ten times those in which the lower level relaxes."""
+        return 10 * self.condition
 
     @property
     def inner(self) -> Float[Array, ""]:
@@ -185,7 +190,7 @@ def _bend(
         here, ledger = solve_at(reduced, x, W, target, ledger)
         downhill = _unblocked(reduced, x, here.gradient)
         bend, ledger = _largest_bend(reduced, here, _unit(downhill) + jiggle, target, ledger)
-        bend = jnp.maximum(bend, jnp.linalg.norm(downhill) / (_LONGEST * (1 + jnp.linalg.norm(x))))
+        bend = jnp.maximum(bend, jnp.linalg.norm(downhill) / (_LONGEST_STEP * (1 + jnp.linalg.norm(x))))
         bend = jnp.maximum(jnp.where(bend > 0, bend, 1), before)
         onward = reduced.problem.bounds.flat().project(x - downhill / bend)
         return (jnp.where(here.sound, onward, x), here.W, bend, ledger), here

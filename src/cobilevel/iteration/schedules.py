@@ -65,7 +65,7 @@ class PolynomialDecay(eqx.Module):
     offset: Any = eqx.field(converter=traced, default=1.0)
 
     def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
-        value, power, offset, step = _floats(self.value, self.power, self.offset, step)
+        value, power, offset, step = _widest(self.value, self.power, self.offset, step)
         return value * (1 + step / offset) ** (-power)
 
 
@@ -77,11 +77,11 @@ class Cosine(eqx.Module):
     last: Any = eqx.field(converter=traced, default=0.0)
 
     def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
-        value, steps, last, step = _floats(self.value, self.steps, self.last, step)
+        value, steps, last, step = _widest(self.value, self.steps, self.last, step)
         share = jnp.clip(step / steps, 0, 1)
         return last + (value - last) * (1 + jnp.cos(jnp.pi * share)) / 2
 
 
-def _floats(*numbers: Any) -> tuple[Float[Array, ""], ...]:
+def _widest(*numbers: Any) -> tuple[Float[Array, ""], ...]:
     """Numbers in the widest precision that is switched on."""
     return tuple(jnp.asarray(number, float) for number in numbers)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ..derivatives import Ledger
-from ..reduction import Bilevel, Result
+from ..reduction import Bilevel, Reduced, Result
 
 
 class Clock(eqx.Module):
@@ -76,7 +76,7 @@ class Solver(eqx.Module):
     default_steps: ClassVar[int] = 1000
     chunk: ClassVar[int] = 100  # steps between two looks from outside the compiled program
 
-    def prepare(self, reduced: Any) -> Any:
+    def prepare(self, reduced: Reduced) -> Reduced:
         """The form of the problem this solver works on; raises where it cannot."""
         return reduced
 

@@ -26,7 +26,9 @@ from .stochastic_state import SPAN, Average, Outer, StochasticState, Trend
 
 _MEASURING = 0x5CA1E  # folded into the key of a run for measuring, so that the draws of the run are those of the key
 _FAR = 1e8  # times the size of the start: iterates this large are lost, although they are finite still
-_FINEST = 30  # the least tolerance, in units of the precision: the rounding of a hypergradient is of that order
+_LEAST_TOLERANCE = (
+    30  # the least tolerance, in units of the precision: the rounding of a hypergradient is of that order
+)
 _STILL = 8  # roundings of x, times the curvature, below which a gradient cannot be resolved
 
 
@@ -156,7 +158,7 @@ class Stochastic(Solver):
 
     def goal(self, state: StochasticState) -> Float[Array, ""]:
         """The size of the hypergradient at which the run has converged."""
-        finest = _FINEST * jnp.finfo(state.dtype).eps
+        finest = _LEAST_TOLERANCE * jnp.finfo(state.dtype).eps
         return jnp.maximum(jnp.asarray(self.tolerance, state.dtype), finest) * state.trend.first
 
     def still(self, state: StochasticState, size: Float[Array, ""]) -> Array:

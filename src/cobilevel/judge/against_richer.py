@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ..basis import Basis
 from ..derivatives import Ledger, linear_direction, oracles
@@ -44,13 +44,18 @@ def measure_against_richer(study: Study, solution: Solution, richer: Basis) -> M
         parts={"policy": difference - product, "adjoint and sensitivity": product},
         errors=Errors(
             policy=policy,
-            adjoint=jackknife_estimate(lost_v @ H @ lost_v - adjoint_noise, [v @ H @ v for v, _ in again]),
-            sensitivity=jackknife_estimate(np.sum(lost_s * (H @ lost_s)), [np.sum(s * (H @ s)) for _, s in again]),
+            adjoint=jackknife_estimate(_square(H, lost_v) - adjoint_noise, [_square(H, v) for v, _ in again]),
+            sensitivity=jackknife_estimate(_square(H, lost_s), [_square(H, s) for _, s in again]),
             distance=float(np.sqrt(policy)),
         ),
         freedom=GROUPS - 1.0,
         trouble="" if bool(low.sound & high.sound) else "a reduced problem could not be solved at x",
     )
+
+
+def _square(H: Float[np.ndarray, "M M"], vectors: Float[np.ndarray, "M ..."]) -> float:
+    """The squared length in the norm of ``H``, of all columns together."""
+    return float(np.sum(vectors * (H @ vectors)))
 
 
 def _lost(poor: Reduced, rich: Reduced) -> Callable[[Galerkin, Galerkin], tuple[np.ndarray, np.ndarray]]:

@@ -18,11 +18,11 @@ class Constants:
     r"""What the corrected theorem needs to know: Lipschitz constants of ``f`` (`f0`), of its gradient (`f1`), of the
     gradient (`g1`) and the Hessian (`g2`) of ``g``, and the strong convexity `mu` of ``g`` in ``y``."""
 
-    f0: float
-    f1: float
-    g1: float
-    g2: float
-    mu: float
+    f0: float | int
+    f1: float | int
+    g1: float | int
+    g2: float | int
+    mu: float | int
 
     def __post_init__(self):
         positive("Constants: mu", self.mu)

@@ -123,7 +123,7 @@ def _certificate(
         sensitivity_error=None if errors is None else errors.sensitivity,
         hypergradient_gap=None
         if difference is None
-        else norm_estimate(difference.mean, difference.covariance, GROUPS - 1, cautious=True),
+        else norm_estimate(difference.mean, difference.covariance, GROUPS - 1.0, cautious=True),
         lower_loss=mean_loss(study.problem.lower, solution.x, policy, study.lower),
         gradient=as_x(gradient),
         parts={name: as_x(part) for name, part in found.parts.items()},

@@ -63,8 +63,8 @@ def _at_each(objective: Callable, x: PyTree, y: PyTree, xi: Array, eta: PyTree, 
 
 def mean_loss(objective: Callable, x: PyTree, y: PyTree, level: Level) -> Estimate:
     """The mean of ``f`` or ``g`` over a level, given a ``y`` for each of its contexts."""
-    rows = level.contexts()
-    return mean_estimate(_at_each(objective, x, y, rows.xi, level.eta, level.crossed), rows.shares())
+    rows, eta = level.contexts(), level.eta  # pyright: ignore[reportAttributeAccessIssue]
+    return mean_estimate(_at_each(objective, x, y, rows.xi, eta, level.crossed), rows.shares())
 
 
 def evaluate(

@@ -78,14 +78,15 @@ class UpperContexts(eqx.Module):
         if isinstance(domain, Finite):
             values, found = np.unique(np.asarray(domain.index(xi)), return_inverse=True)
             xi, place = jnp.asarray(domain.values)[values], jnp.asarray(found.ravel())
-        return UpperContexts(xi, place, shares, study.upper.eta, study.upper.crossed, study.upper.law is None)
+        eta = study.upper.eta  # pyright: ignore[reportAttributeAccessIssue]
+        return UpperContexts(xi, place, shares, eta, study.upper.crossed, study.upper.law is None)
 
     def gradients(self, problem: Problem, x: PyTree, y: PyTree, s: Float[Array, "contexts dy dx"]) -> GradientRows:
         """``d1 f + s^T d2 f`` with ``y`` and ``s`` by context."""
         y_rows, s_rows = jax.tree.map(lambda a: a[self.place], (y, s))
         rows = _crossed_rows if self.crossed else _joint_rows
-        found = rows(problem, x, y_rows, s_rows, self.shares, self.xi[self.place], self.eta)
-        return GradientRows(*found, self.shares, self.drawn)
+        by_context, by_data, d2 = rows(problem, x, y_rows, s_rows, self.shares, self.xi[self.place], self.eta)
+        return GradientRows(by_context, by_data, d2, self.shares, self.drawn)
 
 
 def _contract(d1: PyTree, d2: PyTree, s: Float[Array, "n dy dx"]) -> tuple[Float[Array, "n dx"], Float[Array, "n dy"]]:

@@ -30,7 +30,7 @@ def jackknife(left_out: Float[np.ndarray, "k d"]) -> Float[np.ndarray, "d d"]:
 def jackknife_estimate(value: float, left_out: list[float]) -> Estimate:
     """A nonnegative figure with its error, from its values with a group of samples left out."""
     error = float(np.sqrt(jackknife(np.array(left_out, float)[:, None])[0, 0]))
-    return Estimate.of(value, error, len(left_out) - 1, least=0.0)
+    return Estimate.of(value, error, len(left_out) - 1.0, least=0.0)
 
 
 def split_rows(count: int, rng: np.random.Generator, groups: int = GROUPS) -> Int[np.ndarray, " n"]:

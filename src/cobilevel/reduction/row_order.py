@@ -65,8 +65,8 @@ def batch_rows(key: Array, number: Int[Array, ""], size: int, pool: int, shuffle
         return RowIndex(index, jnp.ones(size, dtype), jnp.int32(size))
     batches = -(-pool // size)
     epoch, slot = number // batches, number % batches
-    position = slot.astype(jnp.int32) * size + jnp.arange(size)
+    position = slot.astype(jnp.int32) * size + jnp.arange(size, dtype=jnp.int32)
     real = position < pool
-    count = jnp.sum(real)
+    count = jnp.sum(real, dtype=jnp.int32)
     index = permute(jax.random.fold_in(key, epoch), jnp.where(real, position, 0), pool)
-    return RowIndex(index, (real * (size / count)).astype(dtype), count.astype(jnp.int32))
+    return RowIndex(index, jnp.where(real, size / count.astype(dtype), 0), count)

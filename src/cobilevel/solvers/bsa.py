@@ -42,7 +42,7 @@ class BSA(SeriesSolver):
     def defaults(self, scales):
         return {
             "inner": PolynomialDecay(scales.inner, 1, 2 * scales.condition),
-            "outer": PolynomialDecay(scales.outer(2) / 2, 0.5, 10 * scales.condition),
+            "outer": PolynomialDecay(scales.outer(2) / 2, 0.5, scales.calm),
         }
 
     def update(self, reduced, s, draw, rate):

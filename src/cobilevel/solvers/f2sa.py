@@ -40,13 +40,12 @@ class F2SA(Stochastic):
     inner_steps: int = eqx.field(static=True, default=10)
 
     def defaults(self, scales):
-        calm = 10 * scales.condition
         penalty = 10 * scales.steep / scales.convex
         first = penalty if self.penalty is None else at(self.penalty, jnp.int32(0), penalty.dtype)
         return {
-            "inner": PolynomialDecay(0.5 / (scales.smooth + scales.steep / first), 4 / 7, calm),
-            "outer": PolynomialDecay(scales.outer(self.inner_steps), 5 / 7, calm),
-            "penalty": PolynomialDecay(penalty, -1 / 7, calm),
+            "inner": PolynomialDecay(0.5 / (scales.smooth + scales.steep / first), 4 / 7, scales.calm),
+            "outer": PolynomialDecay(scales.outer(self.inner_steps), 5 / 7, scales.calm),
+            "penalty": PolynomialDecay(penalty, -1 / 7, scales.calm),
         }
 
     def begin(self, reduced, start, ledger):

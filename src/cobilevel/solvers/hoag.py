@@ -14,9 +14,9 @@ from ..lower import charge, lower_objective, minimise
 from ..reduction import Result
 from .finite_pools import tabulated
 
-_FINEST = 0.75  # exponent of the precision: the accuracy is no finer, since conjugate gradients would not reach it
-_LONGER, _SHORTER, _LONGEST = 1.05, 0.5, 10.0  # the published factors, and a ceiling on what they add up to
-_FAIR_SHARE = 1 / 4  # of the decrease that the gradient promised
+_SHARPEST = 0.75  # exponent of the precision: the accuracy is no finer, since conjugate gradients would not reach it
+_LONGER, _SHORTER, _MOST_STRETCH = 1.05, 0.5, 10.0  # the published factors, and a ceiling on what they add up to
+_KEPT = 1 / 4  # of the decrease that the gradient promised
 
 
 def _accuracy(step: Int[Array, ""]) -> Float[Array, ""]:
@@ -77,7 +77,7 @@ class HOAG(Stochastic):
 
     def update(self, reduced, s, draw, rate):
         last, pool, eps = s.memory, reduced.lower_pool, jnp.finfo(s.dtype).eps
-        accuracy = jnp.maximum(rate.accuracy, eps**_FINEST)
+        accuracy = jnp.maximum(rate.accuracy, eps**_SHARPEST)
         objective = lower_objective(reduced, s.x, s.W, pool, s.ledger, dense=False)
         flat, unflatten = oracles.flatten(s.W)
         found = minimise(objective, flat, accuracy * last.first)
@@ -88,8 +88,8 @@ class HOAG(Stochastic):
         )
         begun, before = s.step > 0, s.outer.value
         worse = begun & (value > before + accuracy * jnp.abs(before))
-        better = begun & (value <= before - _FAIR_SHARE * last.promised)
-        longer = jnp.where(better, jnp.minimum(_LONGER * last.stretch, _LONGEST), last.stretch)
+        better = begun & (value <= before - _KEPT * last.promised)
+        longer = jnp.where(better, jnp.minimum(_LONGER * last.stretch, _MOST_STRETCH), last.stretch)
         stretch = jnp.where(worse, _SHORTER * last.stretch, longer)
         length = rate.outer if is_optax(rate.outer) else rate.outer * stretch
         s = self.move(reduced, replace(s, W=W, ledger=ledger), value, gradient, length)
@@ -103,7 +103,7 @@ class HOAG(Stochastic):
             return state.clock.outcome(state.result)
         size, goal = trees.norm(state.outer.direction), self.goal(state)
         eps = jnp.finfo(state.dtype).eps
-        fine = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), eps**_FINEST)
+        fine = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), eps**_SHARPEST)
         accurate = (state.memory.accuracy <= fine) & (state.step > 1)
         done = accurate & ((size <= goal) | self.still(state, size))
         return state.clock.outcome(jnp.where(done, Result.CONVERGED.code, Result.RUNNING.code))

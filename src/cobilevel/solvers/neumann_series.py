@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..derivatives import Draw, Neumann
 from ..iteration import Draws, Schedule, Stochastic, StochasticState, at, check_schedule, traced
 
-_LONGEST = 1000  # terms: beyond, a step would cost more than a hundred of a method that keeps its adjoint
+_MOST_TERMS = 1000  # terms: beyond, a step would cost more than a hundred of a method that keeps its adjoint
 
 
 class SeriesSolver(Stochastic):
@@ -38,7 +38,7 @@ class SeriesSolver(Stochastic):
             step = safe if self.inner is None else jnp.where(safe > 0, safe, at(self.inner, jnp.int32(0), s.dtype))
         terms = self.terms
         if terms is None:
-            terms = jnp.clip(jnp.ceil(2 * s.scales.condition), 1, _LONGEST).astype(jnp.int32)
+            terms = jnp.clip(jnp.ceil(2 * s.scales.condition), 1, _MOST_TERMS).astype(jnp.int32)
         return Neumann(terms, step)
 
     def drawn_series(

@@ -14,7 +14,7 @@ _TRIALS = 30  # shortened by half or more each, the last is a billionth of the f
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
 _BLIND = 0.25  # what is kept of it where there is nothing to interpolate
 _FAIR_SHARE = 1e-4  # of the decrease that the gradient promised (Armijo), the customary constant
-_ROUNDING = 32  # the noise of the objective, in units of its own precision: it is a long sum
+_VALUE_ROUNDING = 32  # the noise of the objective, in units of its own precision: it is a long sum
 _DROWNED = 1e2  # roundings of the objective, below which a promised decrease cannot be seen in it
 _FIRST_STEP = 0.1  # of 1 + |x|: the first step of steepest descent, whose length means nothing by itself
 _NEAR_BOUND = 0.5  # exponent of the precision: so close to a bound, relative to 1 + |x|, a coordinate counts as there
@@ -67,7 +67,7 @@ def line_search(
 
     def enough(point):
         slope = g @ (point.x - x)
-        rounding = _ROUNDING * eps * jnp.abs(here.value)
+        rounding = _VALUE_ROUNDING * eps * jnp.abs(here.value)
         shorter = jnp.linalg.norm(bounds.projected_gradient(point.x, point.gradient)) < size
         drowned = (-slope <= _DROWNED * rounding) & (point.value <= here.value + rounding) & shorter
         lower = (point.value <= here.value + _FAIR_SHARE * slope) & (slope < 0) | drowned

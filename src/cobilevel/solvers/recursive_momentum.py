@@ -15,10 +15,9 @@ from .neumann_series import SeriesSolver
 
 def recursive_schedules(scales: Scales, loops: int | float = 1) -> dict[str, Schedule]:
     r"""Those all methods of recursive momentum were published with: steps $\propto k^{-1/3}$, weights $k^{-2/3}$."""
-    calm = 10 * scales.condition
     return {
-        "inner": PolynomialDecay(scales.inner, 1 / 3, calm),
-        "outer": PolynomialDecay(scales.outer(loops), 1 / 3, calm),
+        "inner": PolynomialDecay(scales.inner, 1 / 3, scales.calm),
+        "outer": PolynomialDecay(scales.outer(loops), 1 / 3, scales.calm),
         "momentum": PolynomialDecay(1.0, 2 / 3, scales.condition),
     }
 

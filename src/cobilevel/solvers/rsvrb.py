@@ -12,8 +12,6 @@ from ..iteration import Schedule, Stochastic, storm, traced
 from .hessian_matrices import check_matrices, floor_spectrum
 from .recursive_momentum import recursive_schedules
 
-_MATRICES = 5  # held at a time: two estimates, two factors, and the Hessian of the batch
-
 
 class RSVRB(Stochastic):
     r"""Recursive momentum on the lower gradient $p$, the lower Hessian $H$ (a matrix, kept above $\mu$) and $q$:
@@ -43,7 +41,7 @@ class RSVRB(Stochastic):
         return {**recursive_schedules(scales), "convex": scales.convex / 2}
 
     def prepare(self, reduced):
-        check_matrices(reduced, "RSVRB", _MATRICES)
+        check_matrices(reduced, "RSVRB", 5)  # two estimates, their factors, and the Hessian of the batch
         return reduced
 
     def begin(self, reduced, start, ledger):

@@ -26,9 +26,8 @@ class SOBA(Stochastic):
     linear: Schedule = eqx.field(converter=traced, default=None)
 
     def defaults(self, scales):
-        calm = 10 * scales.condition
-        inner = PolynomialDecay(scales.inner, 0.5, calm)
-        return {"inner": inner, "linear": inner, "outer": PolynomialDecay(scales.outer(0.5), 0.5, calm)}
+        inner = PolynomialDecay(scales.inner, 0.5, scales.calm)
+        return {"inner": inner, "linear": inner, "outer": PolynomialDecay(scales.outer(0.5), 0.5, scales.calm)}
 
     def begin(self, reduced, start, ledger):
         return start.v, ledger

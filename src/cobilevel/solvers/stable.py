@@ -12,8 +12,6 @@ from ..iteration import Schedule, Stochastic, storm, traced
 from .hessian_matrices import check_matrices, floor_spectrum
 from .recursive_momentum import Previous
 
-_MATRICES = 3  # held at a time: the estimate, its factor, and the Hessian of the batch
-
 
 class STABLE(Stochastic):
     r"""Estimates of both second derivatives are tracked by recursive momentum, and projected:
@@ -49,7 +47,7 @@ class STABLE(Stochastic):
         }
 
     def prepare(self, reduced):
-        check_matrices(reduced, "STABLE", _MATRICES)
+        check_matrices(reduced, "STABLE", 3)  # the estimate, its factors, and the Hessian of the batch
         return reduced
 
     def begin(self, reduced, start, ledger):

@@ -27,10 +27,9 @@ class TTSA(SeriesSolver):
     counts = (("terms", 1),)
 
     def defaults(self, scales):
-        calm = 10 * scales.condition
         return {
-            "inner": PolynomialDecay(scales.inner, 0.4, calm),
-            "outer": PolynomialDecay(scales.outer(), 0.6, calm),
+            "inner": PolynomialDecay(scales.inner, 0.4, scales.calm),
+            "outer": PolynomialDecay(scales.outer(), 0.6, scales.calm),
         }
 
     def update(self, reduced, s, draw, rate):

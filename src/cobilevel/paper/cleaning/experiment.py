@@ -77,7 +77,7 @@ def _study(one: Instance, method: Method) -> Study:
     return Study.of(one.problem, Levels(*(Product(level.law, level.eta, _NODES_EACH * method.N) for level in levels)))  # pyright: ignore
 
 
-def _fitted(study: Study, method: Method) -> FeatureMap:
+def _features_of(study: Study, method: Method) -> FeatureMap:
     """The basis of a method."""
     return reduce_study(study, method.basis).basis
 
@@ -85,7 +85,7 @@ def _fitted(study: Study, method: Method) -> FeatureMap:
 def _shared(one: Instance, method: Method) -> Bilevel:
     """The reduced problem, its basis written as a choice among all families."""
     study = _study(one, method)
-    fitted = _fitted(study, method)
+    fitted = _features_of(study, method)
     place, raw = list(FAMILIES).index(method.family), method.N * len(FAMILIES)
     pick = jnp.eye(raw, dtype=fitted.constant.dtype)[:, place * method.N : (place + 1) * method.N]
     chosen = FeatureMap(_every_family(method.N), fitted.domain, pick, fitted.constant)
@@ -196,7 +196,7 @@ class Cleaning(Lab):
     def observe(self, method, seeds):
         one = self.instance(seeds[0])
         nodes, shares = _looked_at(one)
-        fitted = _fitted(_study(one, method), method)
+        fitted = _features_of(_study(one, method), method)
         dtype = fitted.constant.dtype
         cast = lambda a: jnp.asarray(a, dtype)
         return Watch(self.pool(method, seeds), cast(fitted(nodes)), cast(nodes), cast(shares))
@@ -221,7 +221,7 @@ class Cleaning(Lab):
         """One answer against exact classifiers: the true ``F``, ``Delta_y``, who was found out, accuracy."""
         one = self.instance(seed)
         nodes, shares = _looked_at(one)
-        fitted, dtype = _fitted(_study(one, method), method), W.dtype
+        fitted, dtype = _features_of(_study(one, method), method), W.dtype
         xi, shares = jnp.asarray(nodes, dtype), np.asarray(shares, dtype=float)
         y = jnp.einsum("mk,kpc->mpc", fitted(xi).astype(dtype), W)
         found = one.truth.fit(x, xi, start=y, tolerance=_GRADIENT_LEFT)

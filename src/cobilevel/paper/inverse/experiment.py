@@ -27,7 +27,6 @@ from ..tuning import Grid, SearchRung
 from . import complexity
 
 CONTEXTS = np.linspace(0.0, 1.0, 201)
-_NEWTON_STEPS = 200
 
 _DEFAULT = Budget(
     instances=50,
@@ -173,7 +172,7 @@ class Inverse(Lab):
             pool = Pool.of([table[k].ordinary() for k in rows])
             trials = Trials(jnp.arange(len(rows)), jax.random.split(jax.random.key(0), len(rows)), {})
             how = self.how(Newton(), pool, trials)
-            bundle = solve_all(Newton(), pool, trials, _NEWTON_STEPS, _NEWTON_STEPS, how)
+            bundle = solve_all(Newton(), pool, trials, Newton.default_steps, Newton.default_steps, how)
             Ws = jnp.stack([table[k].restore(bundle.states.W[i]) for i, k in enumerate(rows)])
             judged = self._judged(method, rows, np.arange(len(rows)), bundle.states.x, Ws)
             found |= {k: self.run(method, k, i, bundle, judged, False, {"rank": rank}) for i, k in enumerate(rows)}

@@ -1,4 +1,4 @@
-"""Many solves as one program: the answers of one by one, kept so that stopping and starting again loses nothing."""
+"""Runs kept on disk, so that stopping and starting again loses nothing."""
 
 import json
 import os
@@ -8,57 +8,10 @@ import sys
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import cobilevel as cb
-from cobilevel.iteration.loop import advance, run
-from cobilevel.reduction.result import Result
-from cobilevel.sweep.bundles import How, Pool, Trials, measure, solve_all
-from cobilevel.sweep.store import Run, Runs, name_of
-from cobilevel.sweep.tasks import Task, sweep
-
-
-@pytest.fixture(scope="module")
-def bundle():
-    """Three small instances, five trials with steps of their own."""
-    table = [cb.gallery.quadratic(seed, dx=2, dy=1, train=60, test=10, condition=2.0) for seed in range(3)]
-    bare = [cb.Problem(i.problem.upper, i.problem.lower, i.problem.x0, i.problem.y0, i.problem.domain) for i in table]
-    reduced = [cb.reduce(problem, cb.Chebyshev(3), i.train) for problem, i in zip(bare, table, strict=True)]
-    trials = Trials(
-        jnp.array([0, 1, 2, 0, 1]),
-        jax.random.split(jax.random.key(0), 5),
-        {"inner": jnp.full(5, 0.2), "outer": jnp.array([0.1, 0.1, 0.1, 0.05, 1e9])},
-    )
-    solver = cb.StocBiO(1.0, 1.0, neumann=0.2, terms=3, inner_steps=2, batch=16)
-    return reduced, Pool.of(reduced), trials, solver
-
-
-@pytest.mark.parametrize(
-    "how", [How(2, 1, 2), How(2, 2, 1), How(4, 4, 2)], ids=lambda how: f"{how.together}-of-{how.block}"
-)
-def test_a_bundle_is_its_runs_one_by_one(bundle, how):
-    """Whatever the blocks (the last one is filled up), the trial that diverges too."""
-    reduced, pool, trials, solver = bundle
-    found = solve_all(solver, pool, trials, 40, 20, how)
-    for k in range(len(trials)):
-        settings = {name: float(values[k]) for name, values in trials.settings.items()}
-        one = cb.StocBiO(**settings, neumann=0.2, terms=3, inner_steps=2, batch=16)
-        state = one.init(reduced[int(trials.instance[k])], trials.key[k], jnp.int32(40))
-        state, _ = advance(one, reduced[int(trials.instance[k])], state, 40)
-        assert int(state.result) == int(found.states.result[k])
-        np.testing.assert_allclose(found.states.x[k], state.x, rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose(found.states.W_mean[k], state.W_mean, rtol=1e-10, atol=1e-12)
-    assert list(found.diverged) == [False] * 4 + [True]
-    assert int(found.states.result[0]) == Result.RUNNING
-
-
-def test_ways_to_share_the_machine_are_measured(bundle):
-    _, pool, trials, solver = bundle
-    taken = measure(solver, pool, trials, (How(2, 1, 1), How(2, 2, 1)))
-    assert set(taken) == {How(2, 1, 1), How(2, 2, 1)}
-    assert all(seconds > 0 for seconds in taken.values())
+from cobilevel.sweep import Run, Runs, Task, name_of, sweep
 
 
 def test_runs_are_kept_and_found_again(tmp_path):
@@ -72,9 +25,9 @@ def test_runs_are_kept_and_found_again(tmp_path):
     assert [run.cost["seconds"] for run in runs.find(kind="x")] == [1.0]
     assert runs.find(kind="y") == []
     np.testing.assert_array_equal(runs.curves(spec)["curve"], np.arange(3.0))
-    told = json.loads((tmp_path / "runs" / name_of(spec) / "specification.json").read_text())
-    assert told["specification"]["N"] == 3
-    assert told["versions"]["jax"] == jax.__version__
+    written = json.loads((tmp_path / "runs" / name_of(spec) / "specification.json").read_text())
+    assert written["specification"]["N"] == 3
+    assert written["versions"]["jax"] == jax.__version__
     with pytest.raises(KeyError, match="no finished run"):
         runs.get({"kind": "y"})
     assert runs.noted("how") is None
@@ -112,8 +65,7 @@ def test_a_limit_begins_nothing_new(tmp_path):
 
 SWEEP = """
 import sys, time, numpy as np
-from cobilevel.sweep.store import Run, Runs
-from cobilevel.sweep.tasks import Task, sweep
+from cobilevel.sweep import Run, Runs, Task, sweep
 def work(k):
     def run(tell):
         time.sleep(0.03)
@@ -151,17 +103,3 @@ def test_killed_at_random_moments_gives_the_same_store(tmp_path):
     assert whole == again
     assert len(whole[0]) == 200
     assert sorted(whole[0]) == whole[1]
-
-
-@pytest.mark.thorough
-def test_a_solve_is_what_the_sweep_does(bundle):
-    """``run`` on one problem, and the same trial in a bundle."""
-    reduced, pool, _, solver = bundle
-    one = cb.StocBiO(0.2, 0.1, neumann=0.2, terms=3, inner_steps=2, batch=16)
-    key = jax.random.key(7)
-    alone = run(one, reduced[1], key, 40)
-    trials = Trials(
-        jnp.array([1]), jax.random.split(key)[1][None], {"inner": jnp.full(1, 0.2), "outer": jnp.full(1, 0.1)}
-    )
-    found = solve_all(solver, pool, trials, 40, 20, How(1, 1, 1))
-    np.testing.assert_allclose(found.states.x_mean[0], alone.x, rtol=1e-10)

@@ -1,0 +1,73 @@
+"""Numbers with an error and an interval: how they are made, and that the intervals cover."""
+
+import pickle
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import cobilevel as cb
+from cobilevel.judge import mean_estimate, norm_estimate, runs_estimate
+
+
+def test_lengths_of_noisy_vectors_are_covered():
+    rng = np.random.default_rng(0)
+    for size, length in ((1, 0.5), (5, 0.0), (5, 1.0), (5, 4.0), (30, 3.0)):
+        hits = 0
+        for _ in range(300):
+            root = rng.normal(size=(size, size)) / size**0.5
+            spread = root @ root.T + 0.1 * np.eye(size)
+            unit = rng.normal(size=size)
+            truth = length * unit / np.linalg.norm(unit)
+            found = norm_estimate(truth + np.linalg.cholesky(spread) @ rng.normal(size=size), spread)
+            hits += found.interval[0] - 1e-12 <= np.linalg.norm(truth) <= found.interval[1]
+        assert hits / 300 > 0.95 - 3 * np.sqrt(0.95 * 0.05 / 300), (size, length)
+
+
+def test_short_vectors_are_not_certain():
+    for size in (1, 2, 30):
+        for length in (0.0, 1e-12):
+            vector = np.zeros(size)
+            vector[0] = length
+            assert norm_estimate(vector, np.eye(size)).interval[1] > 1
+    assert norm_estimate(np.ones(2), np.full((2, 2), np.nan)).interval == (0, np.inf)
+
+
+def test_estimates_are_numbers():
+    value = mean_estimate(np.array([1.0, 2.0, 3.0]), np.full(3, 1 / 3))
+    assert value + 1 == 3.0
+    assert value.interval[0] < 2 < value.interval[1]
+    assert (value.low, value.high) == value.interval
+    assert "[" in repr(value)
+    assert cb.Estimate(2.0).interval == (2.0, 2.0)
+    assert repr(cb.Estimate(2.0)) == "2"
+    assert sorted([cb.Estimate(2.0), 1.0]) == [1.0, 2.0]
+    back = pickle.loads(pickle.dumps(value))
+    assert (back, back.error, back.interval) == (value, value.error, value.interval)
+
+
+def test_a_mean_has_the_interval_of_student():
+    values = np.random.default_rng(0).normal(3.0, 2.0, 12)
+    found = mean_estimate(values, np.full(12, 1 / 12))
+    low, high = stats.t.interval(0.95, 11, values.mean(), stats.sem(values))
+    assert found == pytest.approx(values.mean())
+    assert found.error == pytest.approx(stats.sem(values))
+    assert found.interval == pytest.approx((low, high))
+    runs = runs_estimate(values)
+    assert (float(runs), runs.interval) == (pytest.approx(values.mean()), pytest.approx((low, high)))
+
+
+def test_estimates_from_a_value_and_its_error():
+    plain = cb.Estimate.of(1.0, 0.5)
+    assert plain.interval == pytest.approx((1 - 1.959964 * 0.5, 1 + 1.959964 * 0.5))
+    assert cb.Estimate.of(1.0, 0.5, freedom=3).high == pytest.approx(1 + 0.5 * stats.t(3).ppf(0.975))
+    known = cb.Estimate.of(-0.1, 0.5, least=0.0)  # the truth is known not to be negative
+    assert float(known) == 0.0
+    assert known.low == 0.0
+    lost = cb.Estimate.of(1.0, np.nan, least=0.0)
+    assert lost.interval == (0.0, np.inf)
+    assert np.isnan(lost.error)
+    risen = cb.Estimate(0.0, 0.1, (-0.2, 0.2)).exp()
+    assert (float(risen), risen.error) == (1.0, pytest.approx(0.1))
+    assert risen.interval == pytest.approx((np.exp(-0.2), np.exp(0.2)))
+    assert cb.Estimate(1.23456, 0.1, (1.0, 1.5)).words(2) == "1.2 [1, 1.5]"

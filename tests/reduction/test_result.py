@@ -1,0 +1,29 @@
+"""How a run ended: sentences with codes, read back from either."""
+
+import pytest
+
+import cobilevel as cb
+
+
+def test_results_are_sentences_with_codes():
+    for code, result in enumerate(cb.Result):
+        assert result.code == code
+        assert cb.Result.of(code) is result
+        assert isinstance(result, str)
+        assert result.endswith(".")
+        assert result[0].isupper()
+    assert len({result[:30] for result in cb.Result}) == len(cb.Result)
+
+
+def test_what_is_good_and_what_can_go_on():
+    good = {result.name for result in cb.Result if result.good}
+    assert good == {"CONVERGED", "KINK", "SETTLED"}
+    on = {result.name for result in cb.Result if result.resumable}
+    assert on == {"BUDGET", "NOISE", "BOUNCING", "SETTLED"}
+    assert not cb.Result.LIFTED.good
+
+
+@pytest.mark.parametrize("result", cb.Result)
+def test_sentences_of_the_first_format_are_recognised(result):
+    assert cb.Result.from_words(f"{result} It happened at step 3.") is result
+    assert cb.Result.from_words("Something else altogether.") is cb.Result.LIFTED

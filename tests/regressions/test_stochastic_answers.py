@@ -1,0 +1,104 @@
+"""Runs of stochastic solvers that once were passed off as converged, or did not get going."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+from cobilevel.iteration import measure
+from problems import NOISE, XI, Aim, Line, joint, row, scalar
+
+BASIS, ONE = cb.Chebyshev(3), cb.Chebyshev(1)
+FLAT_START = {"upper": Aim(row(), ridge=1.0, centre=1.0, pull=3.0), "lower": Line(row(1.0, 1.0), noise=0.0)}
+
+
+def solve(x0, basis=BASIS, samples=None, upper=FLAT_START["upper"], lower=FLAT_START["lower"], **options):
+    return cb.solve(scalar(lower, upper, x0), joint() if samples is None else samples, basis=basis, **options)
+
+
+@pytest.mark.thorough
+def test_a_stochastic_solver_notices_a_lower_level_without_minimum():
+    """While it measures the scales at x0, with noise, where single samples could not show it."""
+    upper = Aim(row(), ridge=1.0, noise=1.0)
+    options = {"upper": upper, "solver": cb.SOBA(), "steps": 300}
+    unbounded = solve(0.5, lower=Line(row(1.0), weight=-1.0), **options)
+    flat = solve(0.5, lower=lambda x, y, xi, eta: (x - eta) * y, **options)
+    assert not unbounded.converged
+    assert "could not be minimised" in unbounded.result
+    assert not flat.converged
+    assert "could not be minimised" in flat.result or "not strongly convex" in flat.result
+
+
+@pytest.mark.thorough
+def test_defaults_where_the_upper_gradient_vanishes_at_the_start():
+    """Its size there sets neither the penalty nor the ball: both would be zero."""
+    best = solve(0.0)
+    found = solve(0.0, solver=cb.FdeHBO(), steps=4000)
+    np.testing.assert_allclose(found.x, best.x, atol=0.01)
+    reduced = cb.reduce(scalar(FLAT_START["lower"], FLAT_START["upper"]), BASIS, joint())
+    scales = measure(reduced.ordinary(), jax.random.key(0), 64).scales
+    assert float(scales.pull) < 1e-10
+    assert float(cb.F2SA().defaults(scales)["penalty"].value) > 1
+
+
+def test_bouncing_between_the_bounds_is_not_convergence():
+    problem = scalar(FLAT_START["lower"], FLAT_START["upper"], 0.5, x_bounds=(-2.0, 3.0))
+    for tolerance in (0.02, None):
+        solver = cb.SOBA(0.1, 5.0, 0.1, tolerance=tolerance)
+        found = cb.solve(problem, joint(1.0), basis=BASIS, solver=solver, steps=600)
+        assert not found.converged
+        assert found.result is cb.Result.BOUNCING
+        assert "bouncing" in found.result
+
+
+def test_steps_too_small_to_move_x_are_not_convergence():
+    for solver in (cb.SABA(0.1, 1e-18, 0.1), cb.SOBA(0.1, 1e-18, 0.1, tolerance=1e-3)):
+        found = solve(3.0, solver=solver, steps=300)
+        assert not found.converged, found.result
+
+
+@pytest.mark.thorough
+def test_a_stale_adjoint_is_not_convergence():
+    """HOAG settles on a frozen linear system while its accuracy is still coarse."""
+    upper = Aim(row(1000.0), ridge=50.0, centre=3.0, pull=0.1)
+    found = solve(0.0, ONE, upper=upper, lower=Line(row(1.0), noise=0.0), solver=cb.HOAG())
+    assert found.converged
+    np.testing.assert_allclose(found.x, (100 * 3 + 0.2 * 1000) / (100 + 0.2), rtol=1e-6)
+
+
+def test_growing_without_end_is_divergence_also_while_finite():
+    found = solve(0.5, solver=cb.SOBA(0.1, 30.0, 0.1), steps=30)
+    assert found.result is cb.Result.DIVERGED
+    assert found.result.startswith("Diverged")
+
+
+@pytest.mark.thorough
+def test_a_category_never_seen_does_not_stop_a_stochastic_solver():
+    problem = scalar(Line(row(1.0)), domain=cb.Finite(np.arange(4.0)))
+    samples = cb.Samples(np.arange(300) % 3 * 1.0, 0.1 * NOISE[:300])
+    best = cb.solve(problem, samples, basis=cb.Categorical())
+    found = cb.solve(problem, samples, basis=cb.Categorical(), solver=cb.SOBA(), steps=2000)
+    np.testing.assert_allclose(found.x, best.x, atol=0.01)
+
+
+@pytest.mark.thorough
+def test_a_fixed_coordinate_does_not_set_the_pace():
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - 1) ** 2 + 1e6 * x[1],
+        lambda x, y, xi, eta: (y - x[0]) ** 2,
+        x0=jnp.zeros(2),
+        y0=0.0,
+        domain=cb.Interval(0.0, 1.0),
+        x_bounds=(jnp.array([-5.0, 0.0]), jnp.array([5.0, 1.0])),
+    )
+    found = cb.solve(problem, cb.Samples(XI), basis=ONE, solver=cb.SOBA(), steps=2000)
+    np.testing.assert_allclose(found.x, [1.0, 0.0], atol=1e-3)
+
+
+def test_a_run_is_resumed_with_its_own_settings_only():
+    start = solve(0.5, solver=cb.SOBA(0.1, 0.01, 0.1), steps=20)
+    for other in (cb.SOBA(0.1, 0.01, 0.1, batch=32), cb.SOBA(0.1, 0.01, 0.1, shuffle=False), cb.SOBA()):
+        with pytest.raises(ValueError, match="other settings"):
+            solve(0.5, solver=other, steps=40, resume=start)
+    assert solve(0.5, solver=cb.SOBA(0.1, 0.01, 0.1), steps=40, resume=start).stats["steps"] == 40
