@@ -37,7 +37,7 @@ def from_plain(leaves: list[np.ndarray], like: Any) -> Any:
 
 
 def write(path: str | Path, document: dict[str, Any], arrays: dict[str, np.ndarray]) -> Path:
-    """Writes an archive beside its final place, then moves it there, so that no reader ever sees half of it."""
+    """Writes an archive next to its final place, then moves it there, so that no reader ever sees half of it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")

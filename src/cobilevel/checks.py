@@ -14,8 +14,8 @@ def whole(name: str, value: Any, least: int = 1, what: str = "") -> int:
     """`value` as a Python integer of at least `least`; raises otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= _LARGEST:
         limit = "" if not isinstance(value, int | np.integer) or value <= _LARGEST else " and at most 2147483647"
-        told = f": {what}" if what else ""
-        raise ValueError(f"{name} must be a whole number of at least {least}{limit}, got {value!r}{told}.")
+        meaning = f": {what}" if what else ""
+        raise ValueError(f"{name} must be a whole number of at least {least}{limit}, got {value!r}{meaning}.")
     return int(value)
 
 

@@ -25,5 +25,7 @@ def test_what_is_good_and_what_can_go_on():
 
 @pytest.mark.parametrize("result", cb.Result)
 def test_sentences_of_the_first_format_are_recognised(result):
-    assert cb.Result.from_words(f"{result} It happened at step 3.") is result
+    assert cb.Result.from_words(str(result)) is result
+    if result is not cb.Result.RUNNING:  # which no saved solution is
+        assert cb.Result.from_words(f"{result} It happened at step 3.") is result
     assert cb.Result.from_words("Something else altogether.") is cb.Result.LIFTED

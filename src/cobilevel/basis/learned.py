@@ -28,7 +28,7 @@ def _given(basis: Basis, **defaults: Any) -> str:
 class Snapshot(Basis):
     r"""The functions that policies around ``x0`` share: a reduced basis, by proper orthogonal decomposition.
 
-    The lower level is solved at ``x0`` and at random decisions beside it in a rich `background` basis. The functions
+    The lower level is solved at ``x0`` and at random decisions near it in a rich `background` basis. The functions
     kept are orthonormal in $L^2$ of the observed contexts: first those that span the policy at ``x0`` (as many as ``y``
     has independent components), then the leading directions in which the policy changes with ``x``, then the constant.
     There may be fewer than ``n`` where the policies have no more to show.
@@ -38,7 +38,7 @@ class Snapshot(Basis):
     - `n`: how many functions to keep; one for each component of ``y`` and a few more.
     - `background`: the basis to solve in; chosen when left out, hat functions for scalar contexts where the lower level
       has no noise, else polynomials.
-    - `decisions`: how many decisions to look at, ``x0`` among them; `spread`: how far beside it, relative to its size.
+    - `decisions`: how many decisions to look at, ``x0`` among them; `spread`: how far away, relative to its size.
       Near ones show best how the policy changes there; take wider ones where ``x`` is to go far without learning anew,
       as with ``reduce``.
     """
@@ -52,7 +52,7 @@ class Snapshot(Basis):
 
     def __check_init__(self):
         check_count("Snapshot", self.n)
-        whole("Snapshot: decisions", self.decisions, 2, "x0 and those beside it")
+        whole("Snapshot: decisions", self.decisions, 2, "x0 and those near it")
         positive("Snapshot: spread", self.spread)
         if not isinstance(self.background, Basis | None):
             raise TypeError(
@@ -99,7 +99,7 @@ class Neural(Basis):
 
     - `n`: how many functions; `width`, `depth`: the hidden layers of the network (tanh).
     - `steps`, `rate`: of Adam, the rate falling to zero as a half cosine.
-    - `decisions`, `spread`: how many decisions to train at, ``x0`` among them, and how far beside it.
+    - `decisions`, `spread`: how many decisions to train at, ``x0`` among them, and how far away.
     - `seed`: of the first weights.
     """
 

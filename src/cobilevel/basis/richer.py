@@ -53,11 +53,11 @@ def richer_basis(basis: Basis, domain: Domain, size: int, most: int) -> Basis | 
     if isinstance(domain, Finite) and domain.shape == () and size >= len(domain.values):
         return None
     index = Tensor() if domain.dimension == 1 else TotalDegree()
-    beside = [
+    added = [
         Chebyshev(n, index=index) for n in range(2 * size + 3, 1, -1)
         if count_of(Chebyshev(n, index=index), domain.dimension) <= min(size + 3, most - size)
     ]  # fmt: skip
-    return Orthonormal(Union([basis, beside[0]])) if beside else None
+    return Orthonormal(Union([basis, added[0]])) if added else None
 
 
 def _local(basis: ProductBasis) -> bool:

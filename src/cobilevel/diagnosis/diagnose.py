@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..basis import Basis
+from ..basis import Basis, check_basis
 from ..lower import lower_minimiser
 from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study
 from ..reduction import Reduced, batch_of, reduce_study
@@ -90,7 +90,8 @@ def _point(study: Study, x: PyTree | None) -> PyTree[Array]:
 
 def _reduce(study: Study, basis: Any) -> Reduced:
     """The reduced problem; raises where the basis has yet to learn its functions."""
-    if isinstance(basis, Basis) and not basis.learned:
+    check_basis(basis)
+    if not basis.learned:
         raise ValueError(
             f"diagnose: {basis!r} has not learned its functions yet. Solve with it first, and pass what it learned: "
             "diagnose(problem, solution.basis.basis, samples)."

@@ -61,8 +61,8 @@ class Domain(eqx.Module):
         xi = xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(float)
         lo, hi = (jnp.asarray(end, xi.dtype) for end in self.bounds)
         half = jnp.where(hi > lo, (hi - lo) / 2, 1)
-        above, below = (xi - lo) / half, (hi - xi) / half
-        return jnp.where(above > below, 1 - below, above - 1)
+        from_lo, from_hi = (xi - lo) / half, (hi - xi) / half
+        return jnp.where(from_lo > from_hi, 1 - from_hi, from_lo - 1)
 
     def place(self, u: Float[Array, "... d"]) -> Float[Array, "..."]:
         """The inverse of ``reference``."""
@@ -181,11 +181,11 @@ class Finite(Domain):
         return jnp.argmin(self.distances(xi), axis=-1)
 
     def check_distinct(self) -> None:
-        """Raises where two values cannot be told apart in the precision at hand."""
+        """Raises where two values cannot be distinguished in the precision at hand."""
         order = np.asarray(self.index(jnp.asarray(self.values)))
         if not np.array_equal(order, np.arange(len(order))):
             raise ValueError(
-                "domain: some values of Finite are too close to be told apart in this precision. Number them 0, 1, 2, "
+                "domain: some values of Finite are too close to be distinguished in this precision. Number them 0, 1, 2, "
                 "or set jax.config.update('jax_enable_x64', True)."
             )
 

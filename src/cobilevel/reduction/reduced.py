@@ -162,7 +162,7 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
 
 
 def _check_size(basis: Basis, fitted: FeatureMap, contexts: Samples) -> None:
-    """More functions than distinct contexts cannot be told apart; near that, they fit noise."""
+    """More functions than distinct contexts cannot be distinguished; near that, they fit noise."""
     if isinstance(basis, Categorical):
         return  # its size is the domain's; values never seen keep y0
     distinct = contexts.distinct()

@@ -78,4 +78,4 @@ class Result(enum.StrEnum):
 
 
 _ORDER = tuple(Result)
-_TELLING = 30  # characters by which sentences are told apart
+_TELLING = 30  # characters that distinguish one sentence from all others

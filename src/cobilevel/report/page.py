@@ -57,7 +57,7 @@ def write_page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], 
     return path
 
 
-def number(value: float | None, aligned: bool = False) -> str:
+def number(value: float | int | None, aligned: bool = False) -> str:
     """A number to four significant digits, in powers of ten when very small or large; a dash for none.
 
     `aligned` keeps the zeros at the end, for the columns of a table.

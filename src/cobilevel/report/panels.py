@@ -178,7 +178,7 @@ def _log_ticks(axis: Any, low: float, high: float) -> None:
         axis.set_minor_locator(NullLocator())
 
 
-def _floats(values: Sequence[float | None], positive: bool) -> np.ndarray:
+def _floats(values: Sequence[float | int | None], positive: bool) -> np.ndarray:
     """The values as floats; NaN for what is missing, infinite, or not positive where it must be."""
     column = np.array([np.nan if value is None else value for value in values], dtype=float)
     return np.where(np.isfinite(column) & ((column > 0) | (not positive)), column, np.nan)
