@@ -1,5 +1,6 @@
 """Each kind of data answers for itself: checked against plain NumPy."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,11 +80,12 @@ def test_how_many_functions_samples_support():
 
 
 def test_rows_of_no_weight_are_not_samples():
-    idle = cb.Samples(CONTEXTS, DATA, np.where(np.arange(30) < 12, WEIGHTS, 0.0)).without_idle()
+    idle = cb.Samples(CONTEXTS, DATA, np.where(np.arange(30) < 12, WEIGHTS, 0.0)).parsed()
     np.testing.assert_array_equal(idle.xi, CONTEXTS[:12])
     np.testing.assert_array_equal(idle.eta["b"], DATA["b"][:12])
-    assert JOINT.without_idle() is JOINT
-    assert CROSSED.without_idle() is CROSSED
+    assert JOINT.parsed() is not JOINT
+    assert eqx.tree_equal(JOINT.parsed().contexts().xi, JOINT.xi)
+    assert eqx.tree_equal(CROSSED.parsed(), CROSSED)
 
 
 def rows_of(samples, whole):

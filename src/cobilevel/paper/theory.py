@@ -106,7 +106,7 @@ def expressiveness() -> dict[str, Any]:
         least.append(n * np.linalg.svd(phi, compute_uv=False)[-1] ** 2)
     words = "; ".join(f"d = {d}: error ~ {np.exp(s):.2g}^n, R^2 {r:.3f}" for d, (s, r) in fits.items())
     measured = f"{words}; N m_Phi from {min(least):.2g} to {max(least):.2g} for N = 2 to 100"
-    holds = all(s < -0.5 and r > 0.97 for s, r in fits.values()) and min(least) > 0.067
+    holds = bool(all(s < -0.5 and r > 0.97 for s, r in fits.values()) and min(least) > 0.067)
     how = "The worst of four random quadratics. N = n^d functions: log error straight in n means N ~ ln^d(1/eps)."
     return verdict("T3", holds, measured, "R^2 above 0.97 and falling; N m_Phi above the lemma's 0.067", how)
 

@@ -77,9 +77,9 @@ class Level(eqx.Module):
         """The data themselves where they are finite in number, else so many draws."""
         return self
 
-    def without_idle(self) -> "Level":
-        """Without rows of weight zero, which say nothing and must not be counted."""
-        return self
+    def parsed(self) -> "Level":
+        """What everything after the checks works on: a copy of its own, with weights in one form."""
+        return jax.tree.map(lambda a: a, self)
 
     def draw_contexts(self, key: Array, rows: int) -> Shaped[Array, "n ..."]:
         """Contexts as they are drawn, rather than as a quadrature rule."""
@@ -167,10 +167,12 @@ class Samples(Level):
     def thinned(self, key, rows):
         return self.rows(jax.random.permutation(key, len(self))[:rows])
 
-    def without_idle(self):
-        if self.weights is None or bool(jnp.all(self.weights > 0)):
-            return self
-        return self.rows(np.flatnonzero(np.asarray(self.weights) > 0))
+    def parsed(self):
+        """Without rows of weight zero, which say nothing and must not be counted; weights of mean one."""
+        if self.weights is None:
+            return super().parsed()
+        kept = self.rows(np.flatnonzero(np.asarray(self.weights) > 0))
+        return eqx.tree_at(lambda s: s.weights, kept, kept.mean_one_weights())
 
     def resample(self, rng):
         return _drawn_again(len(self), rng)

@@ -24,7 +24,7 @@ class Study:
     """What is to be solved, and from what: the problem in one precision, and what each level sees.
 
     - `problem`: with its starting points and bounds in `dtype`, what they and the samples promote to.
-    - `upper`, `lower`: the data of the two levels, the same object where they share it; rows of no weight left out.
+    - `upper`, `lower`: the data of the two levels, the same object where they share it; parsed, so rows of no weight are left out.
     - `lower_noise`: whether ``g`` depends on ``eta``.
     """
 
@@ -45,8 +45,8 @@ class Study:
                 "arrays: cb.Samples(xi, eta)."
             )
         where = "samples.{}" if isinstance(samples, Levels) else "samples"
-        lower = samples.lower.without_idle()
-        upper = lower if samples.upper is samples.lower else samples.upper.without_idle()
+        lower = samples.lower.parsed()
+        upper = lower if samples.upper is samples.lower else samples.upper.parsed()
         for name, function, level in (("upper", problem.upper, upper), ("lower", problem.lower, lower)):
             _check_contexts(problem.domain, level, where.format(name))
             _check_objective(problem, name, function, level)
