@@ -57,7 +57,7 @@ class Line(eqx.Module):
     def __call__(self, x, y, xi, eta):
         own = jax.tree.map(lambda a: a.astype(y.dtype), self)
         noise = 0 if eta is None else own.noise * eta.astype(y.dtype)
-        return own.weight * (y - own.policy(x, xi) - noise) ** 2
+        return own.weight * (y - own.policy(jnp.asarray(x, y.dtype), xi) - noise) ** 2
 
 
 class Aim(eqx.Module):
@@ -83,7 +83,7 @@ class Aim(eqx.Module):
     rate: jax.Array = eqx.field(converter=numbers, default=1.0)
 
     def __call__(self, x, y, xi, eta):
-        own = jax.tree.map(lambda a: a.astype(y.dtype), self)
+        own, x = jax.tree.map(lambda a: a.astype(y.dtype), self), jnp.asarray(x, y.dtype)
         phi = _functions(xi, own.rate, y.dtype)
         noise = 0 if eta is None else own.noise * eta.astype(y.dtype)
         value = own.pull * (y - own.target @ phi - noise) ** 2 + own.tilt @ phi * y + own.shift

@@ -97,9 +97,9 @@ def test_centred_data():
 
 
 def test_units_of_the_features_do_not_matter():
-    lower = Line(row(1.0), row(5.0, 0.0, 1e-12), rate=0.0)
+    lower, upper = Line(row(1.0), row(5.0, 0.0, 1e-12), rate=0.0), Aim(rate=0.0)
     basis = cb.Features(lambda xi: jnp.stack([jnp.ones_like(xi), xi**2]), 2)
-    found = cb.solve(scalar(lower, domain=cb.Interval(0.0, 1e6)), cb.Samples(1e6 * XI), basis=basis)
+    found = cb.solve(scalar(lower, upper, domain=cb.Interval(0.0, 1e6)), cb.Samples(1e6 * XI), basis=basis)
     np.testing.assert_allclose(found.policy(0.0), 5 + found.x, rtol=1e-8)
 
 

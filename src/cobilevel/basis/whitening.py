@@ -23,7 +23,7 @@ class Whitening:
 
     transform: Float[Array, "N r"]
     inverse: Float[Array, "r N"]
-    singular_values: Float[Array, " N"]
+    singular_values: Float[Array, " s"]
 
     @property
     def rank(self) -> int:

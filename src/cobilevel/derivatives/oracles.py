@@ -69,7 +69,7 @@ def cross_product(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batc
 
 def galerkin_hessian(
     phi: Float[Array, "n N"], share: Float[Array, " n"], curvature: Float[Array, "n d d"]
-) -> Float[Array, "N*d N*d"]:
+) -> Float[Array, "M M"]:
     r"""$\sum_n \mathrm{share}_n\, A_n \otimes \Phi_n \Phi_n^T$, rows and columns as in ``flatten(W)``.
 
     One ``N x N`` product for each pair of components of ``y``.
@@ -146,7 +146,7 @@ def mean(batch: Batch, rows: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.tensordot(batch.weight / len(batch), leaf, axes=(0, 0)), rows)
 
 
-def flatten(W: PyTree) -> tuple[Float[Array, " N*d"], Callable[[Array], PyTree]]:
+def flatten(W: PyTree) -> tuple[Float[Array, " M"], Callable[[Array], PyTree]]:
     """Coefficients as one vector, ordered by function and then by component of ``y``; and the way back."""
     _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], W))
     rows = jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(W)

@@ -20,8 +20,7 @@ from ..basis import (
     Tensor,
     TotalDegree,
 )
-from ..problem import Box, Domain, Interval
-from ..problem.data import CONTEXTS_EACH, SAMPLES_EACH
+from ..problem import CONTEXTS_EACH, SAMPLES_EACH, Box, Domain, Interval
 from .decay import Decay
 from .diagnosis import Advice, Diagnosis
 

@@ -69,7 +69,8 @@ def law_at(study: Study, xi: Shaped[Array, "n ..."], draws: int = 1024, key: Any
     if lower.crossed:
         return Law(xi, lower.eta, None, None, lower.count)
     if isinstance(domain, Finite) and not lower.endless:
-        weights = (domain.index(lower.xi)[None, :] == domain.index(xi)[:, None]) * lower.mean_one_weights()
+        same = domain.index(lower.xi)[None, :] == domain.index(xi)[:, None]
+        weights = jnp.where(same, lower.mean_one_weights(), 0)
         unseen = np.asarray(jnp.sum(weights, axis=1) == 0)
         if unseen.any():
             raise ValueError(

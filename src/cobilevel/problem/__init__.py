@@ -1,7 +1,9 @@
 """What the user states: a domain of contexts, data, two objectives; and the study, the checked whole."""
 
 from .bounds import Bounds as Bounds
+from .data import CONTEXTS_EACH as CONTEXTS_EACH
 from .data import LOOK_ROWS as LOOK_ROWS
+from .data import SAMPLES_EACH as SAMPLES_EACH
 from .data import Data as Data
 from .data import Level as Level
 from .data import Levels as Levels
