@@ -25,6 +25,13 @@ def unchecked(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
+@pytest.fixture
+def promotion():
+    """The promotion of types that JAX has by default: Optax relies on it."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def quadratic():
     """d_x = 5, d_y = 3, scalar context, 4000 joint samples, noise in both levels."""

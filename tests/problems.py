@@ -183,6 +183,6 @@ def curved_problem(count=60, seed=0):
 
 
 def bernstein(z):
-    """The parameter of the ellipse through a singularity of a function on ``[-1, 1]``: coefficients fall as its powers."""
+    """The parameter of the ellipse through a singularity, whose powers coefficients on ``[-1, 1]`` fall as."""
     root = np.sqrt(complex(z) ** 2 - 1)
     return max(abs(z + root), abs(z - root))

@@ -7,7 +7,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel import diagnose
-from problems import AROUND, bernstein
+from problems import bernstein
 
 
 def shape(x, xi):

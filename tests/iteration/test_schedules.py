@@ -8,7 +8,7 @@ import cobilevel as cb
 from cobilevel.iteration import at
 
 
-def test_schedules():
+def test_schedules(promotion):
     step = jnp.int32(30)
     assert at(0.5, step, float) == 0.5
     np.testing.assert_allclose(at(cb.PolynomialDecay(2.0, 0.5, 10.0), step, float), 2.0 / 2)

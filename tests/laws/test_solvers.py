@@ -230,7 +230,7 @@ def test_finite_sums_are_solved_to_the_end(kind, quadratic):
 
 
 @pytest.mark.thorough
-def test_outer_steps_by_optax(quadratic):
+def test_outer_steps_by_optax(quadratic, promotion):
     """Adam and momentum on the hypergradient, within bounds."""
     instance, _, gap = quadratic
     for transformation in (optax.adam(1e-3), optax.sgd(5e-4, momentum=0.9)):

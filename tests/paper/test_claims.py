@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from cobilevel.paper.cleaning import verdicts as cleaning_claims
-from cobilevel.paper.inverse import complexity
-from cobilevel.paper.inverse import verdicts as inverse_claims
+from cobilevel.paper.cleaning.verdicts import cleaning_verdicts
+from cobilevel.paper.inverse.complexity import complexity_verdict
 from cobilevel.paper.inverse.experiment import Inverse
-from cobilevel.paper.inverse.findings import Findings
+from cobilevel.paper.inverse.findings import InverseFindings
+from cobilevel.paper.inverse.verdicts import _reached, inverse_verdicts
 from cobilevel.paper.lab import Budget, Method
 from cobilevel.paper.statistics import ratio
-from cobilevel.paper.tuning import Grid, Rung, edges, searched
-from cobilevel.sweep.store import Run, Runs
+from cobilevel.paper.tuning import Grid, SearchRung, edges, searched
+from cobilevel.sweep import Run, Runs
 
 COUNT = 6
 SIZES, CELLS = (3, 5, 10, 20), (3, 5, 10, 20, 50, 100)
@@ -27,7 +27,7 @@ def as_claimed(family, N):
 
 def findings(folder, world, newton=as_claimed, outlier=None):
     """The inverse experiment with made-up results: small noise by instance, and perhaps one instance gone wrong."""
-    budget = Budget(COUNT, 100, 50, (Rung(1, 1, 50),), Grid(), SIZES, CELLS)
+    budget = Budget(COUNT, 100, 50, (SearchRung(1, 1, 50),), Grid(), SIZES, CELLS)
     lab = Inverse(budget, Runs(folder))
     rng = np.random.default_rng(0)
     made = []
@@ -41,11 +41,11 @@ def findings(folder, world, newton=as_claimed, outlier=None):
                 Run(lab.spec(method, seed), {"loss": loss * shake, "loss_true": 1.0, "policy_error": error * shake})
             )
     lab.runs.add(made)
-    return Findings(lab)
+    return InverseFindings(lab)
 
 
 def verdicts(found):
-    return {entry["id"]: entry["verdict"] for entry in inverse_claims.claims(found)}
+    return {entry["id"]: entry["verdict"] for entry in inverse_verdicts(found)}
 
 
 def test_all_hold_where_all_is_as_claimed(tmp_path):
@@ -77,16 +77,16 @@ def changed(change):
 )
 def test_each_fails_in_its_turn(name, change, tmp_path):
     found = findings(tmp_path, changed(change))
-    entry = next(entry for entry in inverse_claims.claims(found) if entry["id"] == name)
+    entry = next(entry for entry in inverse_verdicts(found) if entry["id"] == name)
     assert entry["verdict"] == "fails"
     assert "with Newton on the same reduced problems it holds" in entry["why"]
 
 
 def test_reasons_are_those_of_the_data(tmp_path):
     worse = changed(lambda f, N, loss, error: (1.2 if N == 3 and f == "Fourier" else loss, error))
-    both = inverse_claims.claims(findings(tmp_path / "both", worse, worse))[0]
+    both = inverse_verdicts(findings(tmp_path / "both", worse, worse))[0]
     assert "fails too" in both["why"]
-    alone = inverse_claims.claims(findings(tmp_path / "one", as_claimed, outlier=4))[1]
+    alone = inverse_verdicts(findings(tmp_path / "one", as_claimed, outlier=4))[1]
     assert alone["verdict"] == "fails"
     assert "instance 4 alone decides" in alone["why"]
 
@@ -96,7 +96,7 @@ def test_a_partition_that_gets_worse_again_has_not_arrived(tmp_path):
         lambda f, N, loss, error: ({20: 1.0, 50: 1.1, 100: 1.0}.get(N, loss) if f == "Partition" else loss, error)
     )
     found = findings(tmp_path, back)
-    assert inverse_claims._reached(found, "StocBiO", 1.03) == 100
+    assert _reached(found, "StocBiO", 1.03) == 100
 
 
 class Cleaned:
@@ -145,7 +145,7 @@ def as_the_paper(family, N):
 
 
 def cleaned(**options):
-    found = cleaning_claims.claims(Cleaned(**({"validation": as_the_paper} | options)))
+    found = cleaning_verdicts(Cleaned(**({"validation": as_the_paper} | options)))
     return {entry["id"]: entry for entry in found}
 
 
@@ -175,7 +175,7 @@ def test_complexity_is_judged_by_both_fits():
             "norms": (1.0, 0.05),
             "samples": (1e3, 1e6),
         }
-        return complexity.judge({"slopes": {"convex": one}, "growth": (power, 0.1), "reached": True})["verdict"]
+        return complexity_verdict({"slopes": {"convex": one}, "growth": (power, 0.1), "reached": True})["verdict"]
 
     assert judged(-2.7, -2.8, 0.8) == "holds"
     assert judged(-3.2, -2.8, 0.8) == "fails"
@@ -183,7 +183,7 @@ def test_complexity_is_judged_by_both_fits():
     assert judged(-2.7, -2.8, 5.0) == "fails"
 
 
-def test_ends_of_the_grid_are_told():
+def test_ends_of_the_grid_are_named():
     assert edges({"inner": 1e-3, "outer": 1.0}) == ("0.001 (end of the grid)", "1")
     assert edges({"inner": 0.1, "outer": 1e5}) == ("0.1", "100000 (end of the grid)")
     assert searched(Grid()).startswith("The grid of the paper")

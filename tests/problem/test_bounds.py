@@ -1,4 +1,4 @@
-"""Bounds against plain NumPy, and their properties: projection is nearest, the projected gradient vanishes at optima."""
+"""Bounds against plain NumPy: projection, what is free to move, and the projected gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -54,12 +54,13 @@ def test_pytrees_and_flat_bounds_agree():
     bounds, flat = problem.bounds, problem.bounds.flat()
     np.testing.assert_array_equal(flat.lo, [-1, -1, -np.inf])
     np.testing.assert_array_equal(flat.hi, [1, 1, 1.5])
-    point, slope = {"a": jnp.array([3.0, -3.0]), "b": jnp.array(9.0)}, {"a": jnp.array([1.0, -1.0]), "b": jnp.array(1.0)}
-    pack = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+    point = {"a": jnp.array([3.0, -3.0]), "b": jnp.array(9.0)}
+    slope = {"a": jnp.array([1.0, -1.0]), "b": jnp.array(1.0)}
+    pack = lambda tree: jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
     for found, wanted in (
-        (bounds.project(point), flat.project(jnp.asarray(pack(point)))),
-        (bounds.free(point, slope), flat.free(jnp.asarray(pack(point)), jnp.asarray(pack(slope)))),
-        (bounds.projected_gradient(x0, slope), flat.projected_gradient(jnp.asarray(pack(x0)), jnp.asarray(pack(slope)))),
+        (bounds.project(point), flat.project(pack(point))),
+        (bounds.free(point, slope), flat.free(pack(point), pack(slope))),
+        (bounds.projected_gradient(x0, slope), flat.projected_gradient(pack(x0), pack(slope))),
         (bounds.fixed(), flat.fixed()),
     ):
         np.testing.assert_array_equal(pack(found), wanted)

@@ -12,9 +12,7 @@ from cobilevel.problem.noise import lower_depends_on_noise
 from problems import LINE, NOISE, XI, Aim, Line, joint, scalar
 
 KEY = jax.random.key(0)
-STREAM = cb.Stream(
-    lambda key, size: cb.Samples(jax.random.uniform(key, (size,)), jax.random.normal(jax.random.fold_in(key, 1), (size,)))
-)
+STREAM = cb.Stream(lambda key, size: cb.Samples(jax.random.uniform(key, (size,)), jax.random.normal(key, (size,))))
 
 
 def test_one_precision_for_all():

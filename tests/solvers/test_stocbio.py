@@ -126,7 +126,7 @@ def test_averages_the_last_tenth(instance):
     assert not np.allclose(everything.x, tenth.x)
 
 
-def test_schedules(instance):
+def test_schedules(instance, promotion):
     solve = lambda outer: cb.solve(
         instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, outer, 0.1, terms=4), steps=30
     )

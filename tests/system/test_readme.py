@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands, and the command line does what it says."""
+"""What the README and the pages show runs as it stands."""
 
 import importlib.util
 import re
@@ -11,7 +11,7 @@ import pytest
 
 import cobilevel as cb
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_quick_start_runs_and_is_right(tmp_path):
@@ -37,18 +37,7 @@ def test_judging_runs_and_is_right(tmp_path):
         assert words in done.stdout
 
 
-@pytest.mark.thorough
-def test_demo(tmp_path):
-    command = [str(Path(sys.executable).parent / "cobilevel"), "demo", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    for words in ("F_ref", "Chebyshev(10)", "Partition(50)", "held-out"):
-        assert words in done.stdout
-    assert (tmp_path / "out" / "policy.png").stat().st_size > 20_000
-    assert (tmp_path / "out" / "solution.npz").exists()
-    assert done.stderr == ""
-
-
-def test_the_page_on_solvers_runs_as_it_stands():
+def test_the_page_on_solvers_runs_as_it_stands(promotion):
     settings, tutorial = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "solvers.md").read_text(), re.S)
     names: dict = {}
     exec(settings + tutorial, names)

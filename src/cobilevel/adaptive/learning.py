@@ -167,7 +167,8 @@ def _train(
         updates, memory = optimizer.update(slope, memory)
         return (optax.apply_updates(layers, updates), heads, memory), None
 
-    return jax.lax.scan(step, (layers, heads, optimizer.init(layers)), None, length=steps)[0][0]
+    (trained, _, _), _ = jax.lax.scan(step, (layers, heads, optimizer.init(layers)), None, length=steps)
+    return tuple(trained)
 
 
 def _learn_network(basis: Neural, study: Study) -> Neural:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..problem import Data, Problem
+from ..problem import Problem
 
 
 @dataclass(frozen=True)
@@ -11,6 +11,6 @@ class Instance:
     """A ready problem: what to solve, data to solve it from, data to judge it by, and what is known of the truth."""
 
     problem: Problem
-    train: Data
-    test: Data
+    train: Any
+    test: Any
     truth: Any

@@ -74,7 +74,9 @@ class Beckmann(eqx.Module):
         return jax.lax.scan(correct, edge_flows((low + high) / 2), None, length=6)[0]
 
 
-def flow_distance(x: ArrayLike, y: ArrayLike, xi: ArrayLike, eta: ArrayLike) -> Float[Array, ""]:
+def flow_distance(
+    x: ArrayLike, y: Float[Array | np.ndarray, " e"], xi: ArrayLike, eta: Float[Array | np.ndarray, " e"]
+) -> Float[Array, ""]:
     """``|y - eta|``, with gradient 0 where they agree."""
     squares = jnp.sum((y - eta) ** 2)
     differ = squares > 0

@@ -62,7 +62,8 @@ class Law(eqx.Module):
 def law_at(study: Study, xi: Shaped[Array, "n ..."], draws: int = 1024, key: Any = 0) -> Law:
     """The conditional law at the contexts: exact where ``lower`` has no noise; all data for ``Product``; the samples of
     each value for a ``Finite`` domain; `draws` draws where the problem has a ``conditional`` sampler. Else raises."""
-    problem, lower = study.problem, study.lower
+    problem = study.problem
+    lower: Any = study.lower  # what it is, its own answers say
     xi, domain = jnp.asarray(xi), problem.domain
     if not study.lower_noise:
         return Law(xi, jax.tree.map(lambda a: a[:1], lower.example().eta), None, None, 1)

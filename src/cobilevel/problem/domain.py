@@ -185,8 +185,8 @@ class Finite(Domain):
         order = np.asarray(self.index(jnp.asarray(self.values)))
         if not np.array_equal(order, np.arange(len(order))):
             raise ValueError(
-                "domain: some values of Finite are too close to be distinguished in this precision. Number them 0, 1, 2, "
-                "or set jax.config.update('jax_enable_x64', True)."
+                "domain: some values of Finite are too close to be distinguished in this precision. Number them 0, 1, "
+                "2, or set jax.config.update('jax_enable_x64', True)."
             )
 
     def contains(self, xi):

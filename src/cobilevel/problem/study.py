@@ -24,7 +24,8 @@ class Study:
     """What is to be solved, and from what: the problem in one precision, and what each level sees.
 
     - `problem`: with its starting points and bounds in `dtype`, what they and the samples promote to.
-    - `upper`, `lower`: the data of the two levels, the same object where they share it; parsed, so rows of no weight are left out.
+    - `upper`, `lower`: the data of the two levels, parsed (rows of no weight are left out); the same object where they
+      share it.
     - `lower_noise`: whether ``g`` depends on ``eta``.
     """
 

@@ -116,13 +116,13 @@ class Reduced(Bilevel):
         phi = self.basis(xi)
         return phi if self.coordinates is None else phi @ self.coordinates.transform
 
-    def lift(self, x: PyTree, W: PyTree, **fields: Any) -> Solution:
-        """The solution of the contextual problem that ``(x, W)`` stands for."""
+    def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
+        """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
         for name, tree, like in (("x", x, self.problem.x0), ("W", W, self.W0)):
             shapes = jax.tree.map(jnp.shape, tree)
             if shapes != jax.tree.map(jnp.shape, like):
                 raise ValueError(f"lift: {name} must have the shapes {jax.tree.map(jnp.shape, like)}, got {shapes}.")
-        return Solution(x, self.restore(W), self.basis, **({"result": Result.LIFTED} | fields))
+        return Solution(x, self.restore(W), self.basis, result, **fields)
 
     def whitened(self) -> "Reduced":
         """The same problem in coordinates that make the observed features orthonormal, dependent ones cut."""

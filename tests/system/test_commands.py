@@ -1,0 +1,81 @@
+"""The command line does what it says, and says what is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from typer.testing import CliRunner
+
+import cobilevel
+from cobilevel.cli import app
+from cobilevel.paper.claims import CLAIMS
+
+
+def test_version():
+    done = CliRunner().invoke(app, ["version"])
+    assert (done.exit_code, done.output.strip()) == (0, cobilevel.__version__)
+
+
+@pytest.mark.thorough
+def test_demo(tmp_path):
+    command = [str(Path(sys.executable).parent / "cobilevel"), "demo", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for words in ("F_ref", "Chebyshev(10)", "Partition(50)", "held-out"):
+        assert words in done.stdout
+    assert (tmp_path / "out" / "policy.png").stat().st_size > 20_000
+    assert (tmp_path / "out" / "solution.npz").exists()
+    assert done.stderr == ""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("arguments", [["inverse"], ["cleaning", "--data", "digits"]], ids=lambda a: a[0])
+def test_reproduced_quickly(arguments, tmp_path):
+    """The command as a user types it; then the page again, from what is there."""
+    out = tmp_path / "out"
+    command = ["reproduce", *arguments, "--quick", "--out", str(out)]
+    before = jax.config.jax_enable_x64
+    try:
+        first = CliRunner().invoke(app, command)
+        assert first.exit_code == 0, first.output
+        claims = json.loads((out / "claims.json").read_text())
+        assert [entry["id"] for entry in claims] == list(CLAIMS)
+        mine = "I" if arguments[0] == "inverse" else "H"
+        judged = [entry for entry in claims if entry["verdict"] != "not tested"]
+        assert sum(entry["id"].startswith(mine) for entry in judged) >= 3
+        assert all(entry["measured"] and entry["threshold"] and entry["how"] for entry in judged)
+        assert (out / "report.html").stat().st_size > 20_000
+        assert len(list((out / "figures").glob("*.png"))) == len(list((out / "figures").glob("*.pdf"))) >= 2
+        folders = sorted(path.name for path in (out / "runs").iterdir())
+        (out / "report.html").unlink()
+        again = CliRunner().invoke(app, ["report", str(out)])
+        assert again.exit_code == 0, again.output
+        assert json.loads((out / "claims.json").read_text()) == claims
+        assert sorted(path.name for path in (out / "runs").iterdir()) == folders
+        assert (out / "report.html").exists()
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+def test_commands_say_what_is_wrong(tmp_path):
+    def invoke(*arguments):
+        done = CliRunner().invoke(app, [str(a) for a in arguments])
+        return done.exit_code, " ".join(done.output.split())
+
+    nothing = invoke("report", tmp_path)
+    assert nothing[0] == 2
+    assert "holds no experiment" in nothing[1]
+    both = invoke("reproduce", "inverse", "--quick", "--full", "--out", tmp_path)
+    assert both[0] == 2
+    unknown = invoke("reproduce", "traffic", "--quick", "--out", tmp_path / "a")
+    assert unknown[0] == 2
+    assert "inverse, cleaning" in unknown[1]
+    (tmp_path / "experiment.json").write_text(json.dumps({"experiment": "inverse", "budget": "full"}))
+    other = invoke("reproduce", "inverse", "--quick", "--out", tmp_path)
+    assert other[0] == 2
+    assert "another experiment" in other[1]
+    unfinished = invoke("report", tmp_path)
+    assert unfinished[0] == 2
+    assert "not finished" in unfinished[1]
