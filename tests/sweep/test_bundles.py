@@ -59,8 +59,6 @@ def test_a_solve_is_what_the_sweep_does(bundle):
     one = cb.StocBiO(0.2, 0.1, neumann=0.2, terms=3, inner_steps=2, batch=16)
     key = jax.random.key(7)
     alone = run(one, reduced[1], key, 40)
-    trials = Trials(
-        jnp.array([1]), key[None], {"inner": jnp.full(1, 0.2), "outer": jnp.full(1, 0.1)}
-    )
+    trials = Trials(jnp.array([1]), key[None], {"inner": jnp.full(1, 0.2), "outer": jnp.full(1, 0.1)})
     found = solve_all(solver, pool, trials, 40, 20, How(1, 1, 1))
     np.testing.assert_allclose(found.states.average.x[0], alone.x, rtol=1e-10)

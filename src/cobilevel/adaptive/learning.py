@@ -168,7 +168,7 @@ def _train(
         return (optax.apply_updates(layers, updates), heads, memory), None
 
     (trained, _, _), _ = jax.lax.scan(step, (layers, heads, optimizer.init(layers)), None, length=steps)
-    return tuple(trained)
+    return trained  # pyright: ignore[reportReturnType]
 
 
 def _learn_network(basis: Neural, study: Study) -> Neural:

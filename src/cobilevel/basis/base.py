@@ -6,7 +6,6 @@ A basis is what a user names, ``Chebyshev(5)``; fitted to a domain and to the co
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -19,22 +18,20 @@ from ..checks import whole
 from ..problem.domain import Domain
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class FeatureMap:
+class FeatureMap(eqx.Module):
     """A fitted basis: call it with contexts, batched over leading axes, to get features, NaN outside the domain.
 
     `transform`, when there is one, mixes the functions of `basis` into `size` new ones; `constant` holds the
     coefficients of the function 1 (or its best fit).
     """
 
-    def __repr__(self):
-        return f"FeatureMap({self.basis!r} on {self.domain!r}, size={self.size})"
-
     basis: "Basis"
     domain: Domain
     transform: Float[Array, "raw N"] | None
     constant: Float[Array, " N"]
+
+    def __repr__(self):
+        return f"FeatureMap({self.basis!r} on {self.domain!r}, size={self.size})"
 
     @property
     def size(self) -> int:

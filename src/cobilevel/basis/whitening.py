@@ -1,7 +1,5 @@
 """Whitening: coordinates in which the observed features are orthonormal, there and back."""
 
-from dataclasses import dataclass
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,9 +9,7 @@ from jaxtyping import Array, Float, PyTree
 from .base import Basis, FeatureMap, combine
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class Whitening:
+class Whitening(eqx.Module):
     r"""New coordinates in which the observed features are orthonormal: $\Psi = \Phi T$, $E[\Psi \Psi^T] = I$.
 
     From the singular value decomposition of the weighted features themselves (never from their Gram matrix, which

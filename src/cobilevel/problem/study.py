@@ -52,7 +52,7 @@ class Study:
             _check_contexts(problem.domain, level, where.format(name))
             _check_objective(problem, name, function, level)
         leaves = jax.tree.leaves((problem.x0, problem.y0, *((r.xi, r.eta) for r in (upper.example(), lower.example()))))
-        dtype = jnp.result_type(*[leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)])
+        dtype = np.result_type(*[leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)])
         return Study(problem.astype(dtype), upper, lower, dtype, lower_depends_on_noise(problem, lower))
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree, Shaped
+from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 
 from ..basis import FeatureMap
 from ..problem import Product, Samples, Stream
@@ -55,7 +55,7 @@ class Source(eqx.Module):
         return self.pool()
 
     @abstractmethod
-    def batch(self, key: Array, number: Int[Array, ""], size: int, shuffle: bool) -> Batch:
+    def batch(self, key: Array, number: Integer[Array, ""], size: int, shuffle: bool) -> Batch:
         """Batch `number` of those the key stands for: with replacement, or (`shuffle`) each row once an epoch."""
 
     def draw(self, key: Array, size: int) -> Batch:

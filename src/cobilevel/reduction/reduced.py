@@ -5,7 +5,7 @@ context and noise, so joint samples are all that is needed, and any solver for s
 """
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -21,9 +21,7 @@ from .result import Result
 from .solution import Solution
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class Bilevel:
+class Bilevel(eqx.Module):
     """An ordinary stochastic bilevel problem in ``(x, W)``: two objectives, their batches, and a start.
 
     All that solvers see. What the coefficients stand for (a basis, its contexts) is not part of it.
@@ -80,8 +78,6 @@ class Bilevel:
         return replace(self, upper_source=Table(upper), lower_source=Table(lower))
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
 class Reduced(Bilevel):
     """A contextual problem reduced to an ordinary one by a fitted basis; made by ``reduce``.
 

@@ -10,7 +10,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, Integer, UInt32
 
 _ROUNDS = 6
 
@@ -58,7 +58,7 @@ def permute(key: Array, position: Int[Array, " b"], rows: int) -> Int[Array, " b
     return jax.lax.while_loop(lambda value: jnp.any(outside(value)), walk, start).astype(jnp.int32)
 
 
-def batch_rows(key: Array, number: Int[Array, ""], size: int, pool: int, shuffle: bool, dtype: Any) -> RowIndex:
+def batch_rows(key: Array, number: Integer[Array, ""], size: int, pool: int, shuffle: bool, dtype: Any) -> RowIndex:
     """The rows of batch `number` from a pool: independent draws, or (`shuffle`) every row once an epoch."""
     if not shuffle:
         index = jax.random.randint(jax.random.fold_in(key, number), (size,), 0, pool)
