@@ -1,6 +1,9 @@
 """Contextual bilevel optimization in JAX."""
 
 from . import gallery as gallery
+from .answer import Result as Result
+from .answer import Solution as Solution
+from .answer import load as load
 from .basis import BSpline as BSpline
 from .basis import Categorical as Categorical
 from .basis import Chebyshev as Chebyshev
@@ -41,9 +44,6 @@ from .problem import Samples as Samples
 from .problem import Stream as Stream
 from .problem import TruncatedNormal as TruncatedNormal
 from .problem import Uniform as Uniform
-from .reduction import Result as Result
-from .reduction import Solution as Solution
-from .reduction import load as load
 from .solve import reduce as reduce
 from .solve import solve as solve
 from .solvers import BSA as BSA

@@ -8,11 +8,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from .answer import Solution
 from .basis import Basis, Chebyshev, Fourier, Partition
 from .gallery import two_edge_traffic
 from .judge import Evaluation, evaluate
 from .progress import ProgressBar
-from .reduction import Solution
 from .report import policy_figure
 from .solve import solve
 

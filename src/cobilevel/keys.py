@@ -1,4 +1,4 @@
-"""keys."""
+"""Random keys: from a seed, and recognised among the leaves of a pytree."""
 
 from typing import Any
 

@@ -8,12 +8,13 @@ import jax
 import numpy as np
 
 from .adaptive import learn, solve_choosing, solve_growing, solve_learning
+from .answer import Solution
 from .basis import Basis, check_basis, same_recipe
 from .checks import positive, whole
 from .iteration import Job, Solver
 from .keys import as_key
 from .problem import Data, Problem, Study
-from .reduction import Reduced, Solution, reduce_study
+from .reduction import Reduced, reduce_study
 from .solvers import Newton
 
 

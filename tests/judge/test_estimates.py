@@ -60,7 +60,7 @@ def test_a_mean_has_the_interval_of_student():
 def test_estimates_from_a_value_and_its_error():
     plain = cb.Estimate.of(1.0, 0.5)
     assert plain.interval == pytest.approx((1 - 1.959964 * 0.5, 1 + 1.959964 * 0.5))
-    assert cb.Estimate.of(1.0, 0.5, freedom=3).high == pytest.approx(1 + 0.5 * stats.t(3).ppf(0.975))
+    assert cb.Estimate.of(1.0, 0.5, freedom=3.0).high == pytest.approx(1 + 0.5 * stats.t(3).ppf(0.975))
     known = cb.Estimate.of(-0.1, 0.5, least=0.0)  # the truth is known not to be negative
     assert float(known) == 0.0
     assert known.low == 0.0

@@ -11,10 +11,10 @@ import optax
 import pytest
 
 import cobilevel as cb
+from cobilevel.answer import Result
 from cobilevel.derivatives import Ledger, oracles
 from cobilevel.iteration import Scales, advance, at, measure, run
 from cobilevel.lower import solve_at
-from cobilevel.reduction import Result
 from cobilevel.solvers import STOCHASTIC
 
 # steps within which each reaches 1% of the first gap with nothing set, and the samples that takes (in millions)

@@ -8,7 +8,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.problem import Study
-from cobilevel.problem.noise import lower_depends_on_noise
+from cobilevel.problem.noise_dependence import lower_depends_on_noise
 from problems import LINE, NOISE, XI, Aim, Line, joint, scalar
 
 KEY = jax.random.key(0)

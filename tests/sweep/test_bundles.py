@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
+from cobilevel.answer import Result
 from cobilevel.iteration import advance, run
-from cobilevel.reduction import Result
 from cobilevel.sweep import How, Pool, Trials, seconds_each_way, solve_all
 
 

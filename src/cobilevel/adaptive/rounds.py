@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Array
 
 from .. import trees
+from ..answer import Result, Solution
 from ..basis import Basis
 from ..derivatives import Ledger
 from ..iteration import Job
 from ..problem import Finite
-from ..reduction import Result, Solution
 from ..solvers import Newton
 from .choose import Choice, basis_of, choose_basis
 from .growth import LOOK_AROUND, first_members, goal_at, grow_basis, lost_at

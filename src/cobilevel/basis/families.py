@@ -1,6 +1,7 @@
 """Families of functions on the reference interval ``[-1, 1]``, multiplied over an index set in several dimensions."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -15,6 +16,8 @@ from .index_sets import IndexSet, Tensor
 
 class ProductBasis(Basis):
     """Products of one-dimensional functions over an index set; ``n`` functions per dimension."""
+
+    local: ClassVar[bool] = False  # whether functions live on cells, so that only halving these keeps the span
 
     n: int = eqx.field(static=True, converter=plain_integer)
     index: IndexSet = eqx.field(static=True, default=Tensor())
@@ -128,6 +131,8 @@ class Partition(ProductBasis):
     The paper's stocBiO[N] is this basis and nothing else. A cell that holds no observed context keeps ``y0``.
     """
 
+    local = True
+
     def __check_init__(self):
         _tensor_only(self)
 
@@ -141,6 +146,8 @@ class Partition(ProductBasis):
 
 class BSpline(ProductBasis):
     """``n`` B-splines on equal, clamped knots per dimension: local and smooth, for policies with kinks."""
+
+    local = True
 
     degree: int = eqx.field(static=True, default=3, kw_only=True)
 

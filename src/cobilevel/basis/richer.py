@@ -6,9 +6,10 @@ import numpy as np
 
 from ..problem.domain import Domain, Finite
 from .base import Basis
+from .categorical import Categorical
 from .families import BSpline, Chebyshev, ProductBasis
-from .given import Categorical, Union
 from .index_sets import Listed, Tensor, TotalDegree
+from .union import Union
 from .whitening import Orthonormal
 
 
@@ -47,7 +48,7 @@ def richer_basis(basis: Basis, domain: Domain, size: int, most: int) -> Basis | 
         return replace(basis, n=max(basis.n, int(members.max()) + 1), index=Listed(members.tolist()))
     if isinstance(basis, ProductBasis):
         n = 2 * basis.n - min(basis.degree, basis.n - 1) if isinstance(basis, BSpline) else max(2 * basis.n, 4)
-        sizes = [n] if _local(basis) else range(n, basis.n, -1)
+        sizes = [n] if basis.local else range(n, basis.n, -1)
         fitting = [replace(basis, n=k) for k in sizes if count_of(replace(basis, n=k), domain.dimension) <= most]
         return fitting[0] if fitting else None
     if isinstance(domain, Finite) and domain.shape == () and size >= len(domain.values):
@@ -58,8 +59,3 @@ def richer_basis(basis: Basis, domain: Domain, size: int, most: int) -> Basis | 
         if count_of(Chebyshev(n, index=index), domain.dimension) <= min(size + 3, most - size)
     ]  # fmt: skip
     return Orthonormal(Union([basis, added[0]])) if added else None
-
-
-def _local(basis: ProductBasis) -> bool:
-    """Whether only a halving of the cells holds the span."""
-    return not isinstance(basis.index, Listed) and type(basis).__name__ in ("Partition", "BSpline")

@@ -6,6 +6,8 @@ from .hypergradient import directions as directions
 from .hypergradient import hypergradient as hypergradient
 from .hypergradient import linear_direction as linear_direction
 from .hypergradient import outer_direction as outer_direction
+from .hypergradient import sensitivity as sensitivity
+from .hypergradient import sensitivity_form as sensitivity_form
 from .ledger import Ledger as Ledger
 from .linear_systems import ConjugateGradient as ConjugateGradient
 from .linear_systems import Direct as Direct

@@ -1,4 +1,4 @@
-"""What stands between a basis, the data and a good policy, measured before anything is solved."""
+"""What stands between a basis, the data and a good policy, measured by ``diagnose`` before anything is solved."""
 
 from .diagnose import diagnose as diagnose
 from .diagnosis import Advice as Advice

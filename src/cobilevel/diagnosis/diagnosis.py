@@ -8,7 +8,7 @@ from typing import Any
 from ..basis import Basis
 from ..problem import Domain
 from .decay import Decay
-from .plot import plot_decay
+from .plot_decay import plot_decay
 
 
 @dataclass(frozen=True)

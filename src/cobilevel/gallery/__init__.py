@@ -1,4 +1,4 @@
-"""Ready problems with known answers."""
+"""Ready problems with known answers, and what they are made of."""
 
 from . import images as images
 from .cleaning import cleaning as cleaning

@@ -1,9 +1,5 @@
-"""The solver protocol, the loop that runs every solver, and what solvers are made of: schedules, draws, scales."""
+"""The solver protocol, the one loop, and what solvers share: schedules, draws, the scales of default step sizes."""
 
-from .curvature_scales import Scales as Scales
-from .curvature_scales import Start as Start
-from .curvature_scales import lanczos as lanczos
-from .curvature_scales import measure as measure
 from .draws import Draws as Draws
 from .estimators import heavy_ball as heavy_ball
 from .estimators import storm as storm
@@ -21,5 +17,9 @@ from .schedules import traced as traced
 from .solver import Clock as Clock
 from .solver import Solver as Solver
 from .solver import State as State
+from .step_scales import Scales as Scales
+from .step_scales import Start as Start
+from .step_scales import lanczos as lanczos
+from .step_scales import measure as measure
 from .stochastic import Stochastic as Stochastic
 from .stochastic_state import StochasticState as StochasticState

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from ..answer import Result, Solution
 from ..basis import Basis
 from ..derivatives import oracles
 from ..problem import Study
-from ..reduction import Reduced, Result, Solution, reduce_study
+from ..reduction import Reduced, reduce_study
 from .loop import run
 from .solver import Solver
 

@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Array
 
 from .. import archive, trees
+from ..answer import Result, Saved, Solution
 from ..progress import ProgressBar
-from ..reduction import Bilevel, Reduced, Result, Saved, Solution
+from ..reduction import Bilevel, Reduced
 from .resume import identity, resume_state
 from .solver import Solver, State
 

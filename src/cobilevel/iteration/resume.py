@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Array
 
 from .. import archive
+from ..answer import Result, Saved
 from ..basis import basis_to_json
-from ..reduction import Reduced, Result, Saved
+from ..reduction import Reduced
 from .solver import Solver, State
 
 

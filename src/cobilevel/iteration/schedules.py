@@ -1,4 +1,7 @@
-"""Step sizes over the run, as data: a number, one of these records, or any function of the step (Optax's are)."""
+"""Step sizes over the run, as data: a number, one of these records, or any function of the step (Optax's are).
+
+Their shapes alone: which one a solver takes by default is in its ``defaults``, from measured scales.
+"""
 
 from typing import Any
 

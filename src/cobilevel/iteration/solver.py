@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
+from ..answer import Result
 from ..derivatives import Ledger
-from ..reduction import Bilevel, Reduced, Result
+from ..reduction import Bilevel, Reduced
 
 
 class Clock(eqx.Module):

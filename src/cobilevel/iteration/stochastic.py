@@ -15,13 +15,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from .. import trees
+from ..answer import Result
 from ..checks import whole
 from ..derivatives import Ledger
-from ..reduction import Bilevel, Result
-from .curvature_scales import Scales, Start, measure
+from ..reduction import Bilevel
 from .draws import DrawPosition, Draws
 from .schedules import Schedule, at, check_schedule, is_optax, traced
 from .solver import Clock, Solver
+from .step_scales import Scales, Start, measure
 from .stochastic_state import SPAN, Average, Outer, StochasticState, Trend
 
 _MEASURING = 0x5CA1E  # folded into the key of a run for measuring, so that the draws of the run are those of the key

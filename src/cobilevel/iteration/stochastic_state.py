@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import trees
-from ..reduction import Result
-from .curvature_scales import Scales
+from ..answer import Result
 from .draws import DrawPosition
 from .solver import State
+from .step_scales import Scales
 
 SPAN = 100  # steps over which a run is judged: long enough for noise to average out, short against any run
 _KEEP = 1 - 1 / SPAN  # of a moving average over about so many steps

@@ -17,17 +17,18 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from ..answer import Solution
 from ..basis import Basis
-from ..derivatives import oracles
+from ..derivatives import oracles, sensitivity
 from ..lower import Law, LocalLower, law_at, lower_along, solve_each, trouble_with
 from ..problem import Level, Samples, Study
-from ..reduction import Reduced, Solution, reduce_with
-from .estimates import Estimate, freedom_of, mean_estimate, measurable
+from ..reduction import Reduced, reduce_with
 from .evaluate import square_distance
 from .galerkin import Galerkin, galerkin, policy_of
 from .gradient_rows import GradientRows, UpperContexts
+from .intervals import Estimate, freedom_of, mean_estimate, measurable
+from .jackknife import GROUPS, jackknife, split_rows
 from .measured import Errors, Measured, NoisyVector
-from .spread import GROUPS, jackknife, split_rows
 
 _DRAWN_ROWS = 100_000  # the most rows the reduced problem is solved on where noise is drawn
 _DRAWS_EACH = 8  # of noise at a context, for the start of those solves
@@ -47,7 +48,7 @@ class Contextual:
     def sensitivity(self, y: PyTree, law: Law | None = None) -> tuple[Float[Array, "contexts dy dx"], LocalLower]:
         """``s = -A^-1 D`` along a policy, and the derivatives it is made of."""
         local = lower_along(self.study.problem, self.x, y, self.law if law is None else law)
-        return -jnp.linalg.solve(local.hessian, local.cross), local
+        return sensitivity(lambda right: jnp.linalg.solve(local.hessian, right), local.cross), local
 
     def gradients(self, y: PyTree, s: Float[Array, "contexts dy dx"]) -> GradientRows:
         """The rows of the gradient for a policy and a sensitivity."""
@@ -149,7 +150,8 @@ def _one_step(
     H = oracles.galerkin_hessian(phi, shares, local.hessian)
     cross = jnp.einsum("n,nk,naj->kaj", shares, phi, local.cross, optimize="optimal").reshape(W.size, -1)
     step = jnp.linalg.solve(H, jnp.einsum("n,nk,na->ka", shares, phi, local.slope).reshape(-1))
-    return W - step.reshape(W.shape), -jnp.linalg.solve(H, cross).reshape(*W.shape, -1), H
+    s = sensitivity(lambda right: jnp.linalg.solve(H, right), cross)
+    return W - step.reshape(W.shape), s.reshape(*W.shape, -1), H
 
 
 def _with_conditional_means(at: Contextual, reduced: Reduced, found: Galerkin, draws: int, key: Array) -> Galerkin:

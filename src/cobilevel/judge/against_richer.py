@@ -8,13 +8,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from ..answer import Solution
 from ..basis import Basis
 from ..derivatives import Ledger, linear_direction, oracles
 from ..problem import Study
-from ..reduction import Reduced, Solution, reduce_study, reduce_with
+from ..reduction import Reduced, reduce_study, reduce_with
 from .galerkin import Galerkin, galerkin, galerkin_without, policy_of
+from .jackknife import GROUPS, as_rows, jackknife, jackknife_estimate
 from .measured import Errors, Measured, NoisyVector
-from .spread import GROUPS, as_rows, jackknife, jackknife_estimate
 
 
 def measure_against_richer(study: Study, solution: Solution, richer: Basis) -> Measured:

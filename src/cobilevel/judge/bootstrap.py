@@ -8,15 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
+from ..answer import Solution
 from ..checks import whole
 from ..iteration import run
 from ..keys import as_key
 from ..problem import Data, Problem, Study
 from ..progress import ProgressBar
-from ..reduction import Batch, Solution, reduce_with
+from ..reduction import Batch, reduce_with
 from ..solvers import Newton
-from .estimates import TAILS
 from .evaluate import in_precision_of
+from .intervals import TAILS
 
 _FEWEST = 10  # samples, below which those drawn again are too often the same
 

@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from ..checks import positive
-from .estimates import Estimate
+from .intervals import Estimate
 
 _ROUNDING_GAP = 1e-12  # a gap, relative to the gradient, that rounding explains
 

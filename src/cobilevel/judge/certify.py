@@ -7,19 +7,19 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from .. import trees
+from ..answer import Solution
 from ..basis import Basis, Orthonormal, richer_basis
 from ..keys import as_key
 from ..lower import DENSE_LIMIT, MISSING, law_is_known
 from ..problem import Data, Problem, Study
-from ..reduction import Solution
 from .against_exact import measure_exactly
 from .against_richer import measure_against_richer
 from .certificate import Certificate, Constants
-from .estimates import norm_estimate
 from .evaluate import in_precision_of, mean_loss
 from .galerkin import measure_reduced
+from .intervals import norm_estimate
+from .jackknife import GROUPS
 from .measured import Measured, NoisyVector
-from .spread import GROUPS
 
 _MOST_DERIVATIVES = 2e8  # numbers held for second derivatives context by context: 1.6 GB
 _WIDEST_Y = 512  # the largest y whose Hessian is taken context by context

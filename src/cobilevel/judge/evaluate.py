@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from .. import trees
+from ..answer import Solution, check_solution
 from ..keys import as_key
 from ..lower import exact_lower, trouble_with
 from ..problem import Data, Level, Problem, Study
-from ..reduction import Solution, check_solution
-from .estimates import Estimate, mean_estimate
+from .intervals import Estimate, mean_estimate
 
 
 @dataclass(frozen=True)

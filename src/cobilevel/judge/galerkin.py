@@ -1,4 +1,4 @@
-"""The reduced problem solved at one ``x``: on all samples, and with groups of them left out."""
+"""The reduced problem at one ``x`` with its sensitivity: on all samples, and with groups of them left out."""
 
 from dataclasses import replace
 
@@ -9,13 +9,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from ..answer import Solution
 from ..basis import combine
-from ..derivatives import Ledger, oracles
+from ..derivatives import Ledger, oracles, sensitivity
 from ..lower import solve_at
 from ..problem import Study
-from ..reduction import Batch, Bilevel, Reduced, Solution, reduce_with
+from ..reduction import Batch, Bilevel, Reduced, reduce_with
+from .jackknife import GROUPS, jackknife, split_rows
 from .measured import Measured, NoisyVector
-from .spread import GROUPS, jackknife, split_rows
 
 _TARGET = 0.9  # the power of the precision that the lower gradient is brought to
 
@@ -45,7 +46,7 @@ def galerkin(reduced: Bilevel, x: Float[Array, " dx"], matrices: bool = True) ->
         return Galerkin(W, v, point.gradient, point.sound)
     (_, _, hessian), _ = oracles.lower_model(reduced, tree, point.W, pool, ledger)
     cross, _ = oracles.cross_matrix(reduced, tree, point.W, pool, ledger)
-    s = -jnp.linalg.solve(hessian, cross.T).reshape(*W.shape, len(x))
+    s = sensitivity(lambda right: jnp.linalg.solve(hessian, right), cross.T).reshape(*W.shape, len(x))
     return Galerkin(W, v, point.gradient, point.sound, s, hessian)
 
 

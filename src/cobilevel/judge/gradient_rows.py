@@ -9,9 +9,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
-from ..derivatives import upper_derivatives
+from ..derivatives import sensitivity_form, upper_derivatives
 from ..problem import Finite, Problem, Study
-from .spread import covariance
+from .jackknife import covariance
 
 
 class GradientRows(eqx.Module):
@@ -91,7 +91,7 @@ class UpperContexts(eqx.Module):
 
 def _contract(d1: PyTree, d2: PyTree, s: Float[Array, "n dy dx"]) -> tuple[Float[Array, "n dx"], Float[Array, "n dy"]]:
     flat = [jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(part) for part in (d1, d2)]
-    return flat[0] + jnp.einsum("na,naj->nj", flat[1], s), flat[1]
+    return sensitivity_form(flat[0], flat[1], s), flat[1]
 
 
 @eqx.filter_jit

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float
 
-from .estimates import Estimate
+from .intervals import Estimate
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..answer import Result
 from ..basis import Basis, Chebyshev, Fourier, Monomial, Partition
 from ..iteration import Solver
-from ..reduction import Result
 from ..solvers import StocBiO
 from ..sweep import Bundle, How, Pool, Run, Runs, Task, Trials, seconds_each_way, solve_all
 from .tuning import Grid, SearchRung, Setting, race

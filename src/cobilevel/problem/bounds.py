@@ -5,8 +5,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
+
+from .array_checks import concrete, path_name
 
 
 class Bounds(eqx.Module):
@@ -17,6 +20,16 @@ class Bounds(eqx.Module):
 
     lo: PyTree[Array]
     hi: PyTree[Array]
+
+    @staticmethod
+    def of(pair: Any, x0: PyTree) -> "Bounds":
+        """From a user's ``(lo, hi)``: prefix pytrees of ``x``, ``None`` for no bound. ``x0`` must lie within."""
+        pair = (None, None) if pair is None else pair
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(f"x_bounds must be a pair (lo, hi), got {pair!r}.")
+        lo, hi = _fill_bound(pair[0], x0, "lower", -np.inf), _fill_bound(pair[1], x0, "upper", np.inf)
+        _check_bounds(x0, lo, hi)
+        return Bounds(lo, hi)
 
     def flat(self) -> "Bounds":
         """The same bounds on the flattened decision."""
@@ -56,3 +69,46 @@ class Bounds(eqx.Module):
             return jnp.where(ahead < lo, (x - lo) / safe, jnp.where(ahead > hi, (x - hi) / safe, g))
 
         return jax.tree.map(leaf, x, gradient, self.lo, self.hi)
+
+
+def _fill_bound(bound: PyTree, x0: PyTree, side: str, default: float) -> PyTree:
+    """A prefix pytree of ``x``, spread over all its leaves; ``None`` means no bound."""
+
+    def spread(value, subtree):
+        value = default if value is None else value
+
+        def leaf(x):
+            try:
+                return jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape)
+            except (ValueError, TypeError) as error:
+                raise ValueError(
+                    f"x_bounds: the {side} bound of shape {np.shape(value)} does not fit x0 of shape {x.shape}."
+                ) from error
+
+        return jax.tree.map(leaf, subtree)
+
+    try:
+        return jax.tree.map(spread, bound, x0, is_leaf=lambda v: v is None)
+    except ValueError as error:
+        if str(error).startswith("x_bounds"):
+            raise
+        raise ValueError(
+            f"x_bounds: the {side} bound must be a prefix of the pytree x0 (a single number bounds everything): {error}"
+        ) from error
+
+
+def _check_bounds(x0: PyTree, lo: PyTree, hi: PyTree) -> None:
+    for (path, x), low, high in zip(
+        jax.tree_util.tree_leaves_with_path(x0), jax.tree.leaves(lo), jax.tree.leaves(hi), strict=True
+    ):
+        if not (concrete(x) and concrete(low) and concrete(high)):
+            continue
+        if bool(jnp.any(jnp.isnan(low) | jnp.isnan(high))):
+            raise ValueError("x_bounds: bounds may be infinite (or None) but not NaN.")
+        if not bool(jnp.all(low <= high)):
+            raise ValueError("x_bounds: every lower bound must be at most its upper bound; are they swapped?")
+        if not bool(jnp.all((low <= x) & (x <= high))):
+            raise ValueError(
+                f"{path_name('x0', path)} = {np.asarray(x)} lies outside x_bounds [{np.asarray(low)}, "
+                f"{np.asarray(high)}]. Move x0 inside, or widen the bounds."
+            )

@@ -1,5 +1,7 @@
 """The kinds of data a user can hand over, each checked when it is made, each able to answer for itself.
 
+A kind of data says what contexts it holds, and gives a part of itself to look at (``look``, ``thinned``).
+
 ``Samples`` are joint draws of context and noise; ``Product`` pairs contexts with data that do not depend on them;
 ``Levels`` gives the two levels different data; ``Stream`` draws without end.
 """
@@ -15,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
-from .arrays import array_of, arrays_of, concrete, require_finite, require_rows
+from .array_checks import array_of, arrays_of, concrete, require_finite, require_rows
 from .distributions import Distribution
 
 LOOK_ROWS = 8192  # joint samples that are looked at closely: to choose or to judge a basis

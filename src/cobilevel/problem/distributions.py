@@ -1,4 +1,4 @@
-"""problem.distributions."""
+"""Distributions of contexts on an interval or a box: sampled, and integrated by Gauss rules."""
 
 from abc import abstractmethod
 from typing import Any
@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .domain import Box, Domain, Interval, _ends
+from .array_checks import real_numbers
+from .domain import Box, Domain, Interval
 
 
 class Distribution(eqx.Module):
@@ -74,8 +75,8 @@ class TruncatedNormal(Distribution):
     """Independent normals in each dimension, cut off at the ends of the domain."""
 
     domain: Domain
-    mean: Any = eqx.field(converter=lambda v: _ends(v, "TruncatedNormal: mean"))
-    std: Any = eqx.field(converter=lambda v: _ends(v, "TruncatedNormal: std"))
+    mean: Any = eqx.field(converter=lambda v: real_numbers(v, "TruncatedNormal: mean"))
+    std: Any = eqx.field(converter=lambda v: real_numbers(v, "TruncatedNormal: std"))
 
     def __check_init__(self):
         _box_only(self.domain, "TruncatedNormal")
@@ -105,7 +106,7 @@ class Mixture(Distribution):
     """Draws from ``components[k]`` with probability ``weights[k]``; all components share one domain."""
 
     components: tuple[Distribution, ...] = eqx.field(converter=tuple)
-    weights: Any = eqx.field(converter=lambda v: _ends(v, "Mixture: weights"))
+    weights: Any = eqx.field(converter=lambda v: real_numbers(v, "Mixture: weights"))
 
     def __check_init__(self):
         if len(self.components) != self.weights.size or not len(self.components):

@@ -1,4 +1,4 @@
-"""Where contexts live: domains, their map to the reference cube, and distributions on them.
+"""Where contexts live: domains, and their map to the reference cube.
 
 Every basis is written once, on the reference cube ``[-1, 1]^d``. A domain knows how to carry a context there, and
 whether a context belongs to it at all.
@@ -12,18 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-
-def _ends(value: Any, argument: str) -> np.ndarray:
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiu":
-        raise TypeError(f"{argument} must hold real numbers, got dtype {array.dtype}.")
-    array = array.astype(float)
-    if not np.all(np.isfinite(array)):
-        raise ValueError(
-            f"{argument} must be finite, got {array}. The basis lives on a bounded domain: choose bounds that hold "
-            "every context you will ask for."
-        )
-    return array
+from .array_checks import real_numbers
 
 
 class Domain(eqx.Module):
@@ -88,8 +77,8 @@ class Domain(eqx.Module):
 class Interval(Domain):
     """``[lo, hi]``: a context is a scalar."""
 
-    lo: Any = eqx.field(converter=lambda v: _ends(v, "Interval: lo"))
-    hi: Any = eqx.field(converter=lambda v: _ends(v, "Interval: hi"))
+    lo: Any = eqx.field(converter=lambda v: real_numbers(v, "Interval: lo"))
+    hi: Any = eqx.field(converter=lambda v: real_numbers(v, "Interval: hi"))
 
     def __check_init__(self):
         if self.lo.ndim or self.hi.ndim:
@@ -118,8 +107,8 @@ class Interval(Domain):
 class Box(Domain):
     """``[lo_1, hi_1] x ... x [lo_d, hi_d]``: a context has shape ``(d,)``."""
 
-    lo: Any = eqx.field(converter=lambda v: _ends(v, "Box: lo"))
-    hi: Any = eqx.field(converter=lambda v: _ends(v, "Box: hi"))
+    lo: Any = eqx.field(converter=lambda v: real_numbers(v, "Box: lo"))
+    hi: Any = eqx.field(converter=lambda v: real_numbers(v, "Box: hi"))
 
     def __check_init__(self):
         if self.lo.ndim != 1 or self.lo.shape != self.hi.shape or not self.lo.size:
@@ -157,7 +146,7 @@ class Finite(Domain):
     def __check_init__(self):
         if self.values.ndim not in (1, 2) or not self.values.size:
             raise ValueError(f"Finite takes values of shape (m,) or (m, d) with m >= 1, got shape {self.values.shape}.")
-        _ends(self.values, "Finite: values")
+        real_numbers(self.values, "Finite: values")
         if len(np.unique(self.values, axis=0)) < len(self.values):
             raise ValueError("Finite: values must be distinct; drop the repeated ones (numpy.unique does it).")
 

@@ -6,39 +6,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree
 
-from .arrays import concrete, float_tree, path_name
+from .array_checks import float_tree
 from .bounds import Bounds
 from .domain import Domain
-
-
-def _fill_bound(bound: PyTree, x0: PyTree, side: str, default: float) -> PyTree:
-    """A prefix pytree of ``x``, spread over all its leaves; ``None`` means no bound."""
-
-    def spread(value, subtree):
-        value = default if value is None else value
-
-        def leaf(x):
-            try:
-                return jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape)
-            except (ValueError, TypeError) as error:
-                raise ValueError(
-                    f"x_bounds: the {side} bound of shape {np.shape(value)} does not fit x0 of shape {x.shape}."
-                ) from error
-
-        return jax.tree.map(leaf, subtree)
-
-    try:
-        return jax.tree.map(spread, bound, x0, is_leaf=lambda v: v is None)
-    except ValueError as error:
-        if str(error).startswith("x_bounds"):
-            raise
-        raise ValueError(
-            f"x_bounds: the {side} bound must be a prefix of the pytree x0 (a single number bounds everything): {error}"
-        ) from error
 
 
 class Problem(eqx.Module):
@@ -96,14 +68,8 @@ class Problem(eqx.Module):
         self.x0, self.y0 = float_tree(x0, "x0"), float_tree(y0, "y0")
         self.domain = domain
         self.lower_noise = lower_noise
-        if x_bounds is None:
-            x_bounds = (None, None)
-        if not isinstance(x_bounds, tuple | list) or len(x_bounds) != 2:
-            raise TypeError(f"x_bounds must be a pair (lo, hi), got {x_bounds!r}.")
-        lo = _fill_bound(x_bounds[0], self.x0, "lower", -np.inf)
-        hi = _fill_bound(x_bounds[1], self.x0, "upper", np.inf)
-        self.x_bounds = (lo, hi)
-        _check_bounds(self.x0, lo, hi)
+        bounds = Bounds.of(x_bounds, self.x0)
+        self.x_bounds = (bounds.lo, bounds.hi)
 
     @property
     def bounds(self) -> Bounds:
@@ -139,20 +105,3 @@ def _check_callable(name: str, function: Any, call: str) -> None:
         signature.bind(*range(count))
     except TypeError as error:
         raise TypeError(f"{name} must accept the {count} arguments of {call}, but takes {signature}.") from error
-
-
-def _check_bounds(x0: PyTree, lo: PyTree, hi: PyTree) -> None:
-    for (path, x), low, high in zip(
-        jax.tree_util.tree_leaves_with_path(x0), jax.tree.leaves(lo), jax.tree.leaves(hi), strict=True
-    ):
-        if not (concrete(x) and concrete(low) and concrete(high)):
-            continue
-        if bool(jnp.any(jnp.isnan(low) | jnp.isnan(high))):
-            raise ValueError("x_bounds: bounds may be infinite (or None) but not NaN.")
-        if not bool(jnp.all(low <= high)):
-            raise ValueError("x_bounds: every lower bound must be at most its upper bound; are they swapped?")
-        if not bool(jnp.all((low <= x) & (x <= high))):
-            raise ValueError(
-                f"{path_name('x0', path)} = {np.asarray(x)} lies outside x_bounds [{np.asarray(low)}, "
-                f"{np.asarray(high)}]. Move x0 inside, or widen the bounds."
-            )

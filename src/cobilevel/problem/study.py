@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from .data import Data, Level, Levels
 from .domain import Domain, Finite
-from .noise import lower_depends_on_noise, upper_depends_on_noise
+from .noise_dependence import lower_depends_on_noise, upper_depends_on_noise
 from .problem import Problem
 
 _STREAM_CHECK = 1024  # contexts of a stream that are checked

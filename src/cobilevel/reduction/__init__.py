@@ -8,10 +8,5 @@ from .reduced import Bilevel as Bilevel
 from .reduced import Reduced as Reduced
 from .reduced import reduce_study as reduce_study
 from .reduced import reduce_with as reduce_with
-from .result import Result as Result
 from .row_order import RowIndex as RowIndex
 from .row_order import batch_rows as batch_rows
-from .solution import Saved as Saved
-from .solution import Solution as Solution
-from .solution import check_solution as check_solution
-from .solution import load as load

@@ -67,11 +67,11 @@ class Source(eqx.Module):
         """The number of rows of the pool; ``None`` where there is no end of them."""
         return None
 
-    def part(self, key: Array, most: int) -> "Table":
+    def thinned(self, key: Array, rows: int) -> "Table":
         """The pool where it has at most so many rows, else a random batch of that size."""
-        if self.rows is not None and self.rows <= most:
+        if self.rows is not None and self.rows <= rows:
             return Table(self.pool())
-        return Table(replace(self.draw(key, most), count=None))
+        return Table(replace(self.draw(key, rows), count=None))
 
 
 class Table(Source):

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from ..answer import Result, Solution
 from ..basis import Basis, Categorical, Coordinates, FeatureMap, Whitening, combine, whiten
 from ..keys import as_key
 from ..problem import Problem, Samples, Study
 from .batches import Batch, Source, Table, source_of
-from .result import Result
-from .solution import Solution
 
 
 class Bilevel(eqx.Module):

@@ -1,4 +1,4 @@
-"""The solvers, one algorithm a file: ``Newton``, and the stochastic ones of the table below."""
+"""The solvers, one algorithm a file, with the parts that several of them share."""
 
 from .amigo import AmIGO as AmIGO
 from .bsa import BSA as BSA

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from .. import trees
+from ..answer import Result
 from ..derivatives import ConjugateGradient, hypergradient, oracles
 from ..iteration import Schedule, Stochastic, is_optax, traced
 from ..lower import charge, lower_objective, minimise
-from ..reduction import Result
 from .finite_pools import tabulated
 
 _SHARPEST = 0.75  # exponent of the precision: the accuracy is no finer, since conjugate gradients would not reach it

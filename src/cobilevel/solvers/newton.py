@@ -6,11 +6,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PyTree
 
 from .. import trees
+from ..answer import Result
 from ..checks import positive, whole
 from ..derivatives import Ledger, oracles
 from ..iteration import Clock, QuasiNewtonMemory, Solver, State
 from ..lower import Point
-from ..reduction import Result
 from .newton_line_search import line_search
 from .newton_stopping import TOLERANCE, Outlook, Stopping, kink_size
 

@@ -10,9 +10,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from ..answer import Result
 from ..lower import Point
 from ..problem import Bounds
-from ..reduction import Result
 from .newton_line_search import Trial
 
 # exponents of the precision

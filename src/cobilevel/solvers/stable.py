@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from .. import trees
-from ..derivatives import oracles, outer_direction
+from ..derivatives import oracles, outer_direction, sensitivity
 from ..iteration import Schedule, Stochastic, storm, traced
 from .hessian_matrices import check_matrices, floor_spectrum
 from .recursive_momentum import Previous
@@ -74,5 +74,5 @@ class STABLE(Stochastic):
         after = self.move(reduced, s, value, direction, rate.outer)
         moved = ravel_pytree(trees.sub(after.x, s.x))[0]
         W, unflatten = oracles.flatten(s.W)
-        W = unflatten(W - rate.inner * slope - solve(cross.T @ moved))
+        W = unflatten(W - rate.inner * slope + sensitivity(solve, cross.T @ moved))
         return replace(after, W=W, memory=Previous(s.x, s.W, (hessian, cross)), ledger=ledger)

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
+from ..answer import Result
 from ..iteration import Solver, State, advance
-from ..reduction import Result
 
 
 class Pool(eqx.Module):

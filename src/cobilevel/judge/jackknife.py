@@ -5,7 +5,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, Int, PyTree
 
-from .estimates import Estimate, freedom_of, measurable
+from .intervals import Estimate, freedom_of, measurable
 
 GROUPS = 20  # left out in turn; with 19 degrees of freedom an interval is 7% wider than with endless ones
 

@@ -1,4 +1,4 @@
-"""``Solution``: the upper-level decision, the policy for every context, and how they were obtained."""
+"""``Solution``: the decision, the policy for every context, and how they were obtained; saved and loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -92,3 +92,17 @@ def float_tree(tree: PyTree, argument: str) -> PyTree:
     if not jax.tree.leaves(tree):
         raise ValueError(f"{argument} holds no array: give a starting point as a float array or a pytree of them.")
     return jax.tree_util.tree_map_with_path(lambda path, leaf: float_leaf(leaf, path_name(argument, path)), tree)
+
+
+def real_numbers(value: Any, argument: str) -> np.ndarray:
+    """`value` as a finite NumPy array in double precision: an end of a domain, a parameter of a distribution."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{argument} must hold real numbers, got dtype {array.dtype}.")
+    array = array.astype(float)
+    if not np.all(np.isfinite(array)):
+        raise ValueError(
+            f"{argument} must be finite, got {array}. The basis lives on a bounded domain: choose bounds that hold "
+            "every context you will ask for."
+        )
+    return array

@@ -1,0 +1,7 @@
+"""What comes back: the decision and the policy, the sentence a run ends with, and the file they are saved in."""
+
+from .result import Result as Result
+from .solution import Saved as Saved
+from .solution import Solution as Solution
+from .solution import check_solution as check_solution
+from .solution import load as load

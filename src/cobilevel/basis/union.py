@@ -1,0 +1,39 @@
+"""Several bases together."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from .base import Basis
+
+
+def _parts(parts: Any) -> tuple[Any, ...]:
+    return tuple(parts) if isinstance(parts, Iterable) else (parts,)
+
+
+class Union(Basis):
+    """The functions of several bases together; whiten it (``Orthonormal``) where they overlap."""
+
+    parts: tuple[Basis, ...] = eqx.field(converter=_parts)
+
+    def __check_init__(self):
+        if not self.parts or not all(isinstance(part, Basis) for part in self.parts):
+            raise TypeError(f"Union takes bases, such as Union([Chebyshev(5), Partition(4)]), got {self.parts!r}.")
+
+    def evaluate(self, domain, xi):
+        return jnp.concatenate([part.evaluate(domain, xi) for part in self.parts], axis=-1)
+
+    def constant(self, domain):
+        return None
+
+    def with_parts(self, change):
+        return Union([change(part) for part in self.parts])
+
+    @property
+    def learned(self):
+        return all(part.learned for part in self.parts)
+
+    def __repr__(self):
+        return f"Union([{', '.join(map(repr, self.parts))}])"
