@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from ..checks import whole
-from ..problem.domain import Domain
+from ..problem import Domain
 
 
 class FeatureMap(eqx.Module):

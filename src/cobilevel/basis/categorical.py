@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..problem.domain import Finite
+from ..problem import Finite
 from .base import Basis
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..problem.domain import Domain
+from ..problem import Domain
 from .base import Basis
 from .index_sets import IndexSet
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..problem.domain import Domain, Finite
+from ..problem import Domain, Finite
 from .base import Basis
 from .categorical import Categorical
 from .families import BSpline, Chebyshev, ProductBasis

@@ -2,6 +2,7 @@
 
 from . import images as images
 from .cleaning import cleaning as cleaning
+from .images import Images as Images
 from .instance import Instance as Instance
 from .quadratic import quadratic as quadratic
 from .traffic import two_edge_traffic as two_edge_traffic

@@ -17,8 +17,7 @@ import numpy as np
 import scipy.stats
 
 from ...basis import FeatureMap, Features
-from ...gallery import Instance, cleaning
-from ...gallery.images import Images
+from ...gallery import Images, Instance, cleaning
 from ...problem import Interval, Levels, Product, Study
 from ...reduction import Bilevel, reduce_study, reduce_with
 from ...sweep import How, Pool, Runs
