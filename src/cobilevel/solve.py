@@ -62,8 +62,8 @@ def solve(
     chosen = _configured(Newton() if solver is None else solver, batch)
     if isinstance(chosen, Newton) and study.endless:
         raise ValueError(
-            "Newton needs a finite pool, and samples is a Stream. Use StocBiO, or draw a sample yourself: "
-            "samples = stream.draw(key, 10_000)."
+            "Newton needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or draw a "
+            "sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
         )
     if study.dtype != np.float64:
         choices["precision"] = (
@@ -107,7 +107,7 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
 def _configured(solver: Any, batch: int | None) -> Solver:
     """The solver with its batch size set; raises on what is none, or takes no batches."""
     if not isinstance(solver, Solver):
-        hint = " (an instance: write cb.Newton(), with parentheses)" if isinstance(solver, type) else ""
+        hint = f" (a class: write cb.{solver.__name__}(), with parentheses)" if isinstance(solver, type) else ""
         raise TypeError(f"solver must be a solver such as cb.Newton(), got {solver!r}{hint}.")
     if batch is None:
         return solver

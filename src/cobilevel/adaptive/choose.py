@@ -91,9 +91,8 @@ def choose_basis(study: Study, x: PyTree, key: Array, ledger: Ledger | None = No
     enough = lambda found: len(found[-1].members) >= least and search.pick(found)[0] < len(found) - 2
     found, failed, ledger = search.climb(x, np.zeros((1, domain.dimension), int), ledger, enough)
     if len(found) < 2:
-        one, split = Orthonormal(Chebyshev(1)), search.split
-        count = len(split.train) + len(split.held)
-        reason = f"{count} samples with {split.train.distinct()} distinct contexts support no more"
+        one, train = Orthonormal(Chebyshev(1)), search.split.train
+        reason = f"{len(train)} samples to fit to, with {train.distinct()} distinct contexts, support no more"
         reason = "the lower level could not be minimised with more functions" if failed else reason
         return Choice(one, f"{one!r}: {reason}.", tuple(found), 0, ledger)
     pick, best = search.pick(found)

@@ -104,7 +104,7 @@ def _policies(study: Study, reduced: Reduced, decisions: list[PyTree]) -> Float[
     return np.stack(tables)
 
 
-def _leading(blocks: list[Float[np.ndarray, "N k"]], n: int, tolerance: float) -> Float[np.ndarray, "N n"]:
+def _leading(blocks: list[Float[np.ndarray, "N _"]], n: int, tolerance: float) -> Float[np.ndarray, "N n"]:
     """Up to ``n`` orthonormal directions: the leading ones of the first block, then of what it leaves of the next."""
     kept = np.zeros((len(blocks[0]), 0))
     for block in blocks:

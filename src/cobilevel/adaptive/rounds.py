@@ -111,7 +111,7 @@ def solve_learning(job: Job, basis: Basis) -> Solution:
         solution = _run_from(job, learn(basis, job.study.at(before)), solution)
         moves.append(far(before, solution.x) / size)
     words = (
-        f"{basis!r}: learned at x0, and {len(moves) - 1} times anew where the solver had arrived; the last time x "
+        f"{basis!r}: learned at x0, and anew in {len(moves) - 1} rounds where the solver had arrived; in the last x "
         f"moved by {moves[-1]:.1g} of its size"
     )
     words += ", so it has not settled: take more functions." if moves[-1] > _STAYS else "."

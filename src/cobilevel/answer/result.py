@@ -14,7 +14,7 @@ class Result(enum.StrEnum):
     )
     BUDGET = (
         "Budget spent: all allowed steps were taken, and the gradient of the upper objective is not yet zero. Give it "
-        "more steps, or resume."
+        "more steps (they count from the first one, also with resume=...); if x runs away, set x_bounds."
     )
     DIVERGED = (
         "Diverged: an iterate became infinite or NaN; the last finite one is returned, and is not an answer. Make the "
@@ -26,8 +26,8 @@ class Result(enum.StrEnum):
         "differentiable: softplus for max), or bound x away from such points."
     )
     LOWER_FAILED = (
-        "The lower level could not be minimised at the starting point: it may be unbounded below, have kinks (it must "
-        "be twice differentiable in y: softplus for max, say), or y0 may be far away."
+        "The lower level could not be minimised at the starting point: it may be linear or concave in y, have kinks "
+        "(it must be twice differentiable: softplus instead of max), or y0 may be far away."
     )
     KINK = (
         "Converged at a kink of the reduced objective: its gradient jumps there, and the gradients on the two sides "
@@ -39,7 +39,7 @@ class Result(enum.StrEnum):
     )
     NOISE = (
         "Budget spent, at the noise floor: the last hypergradients, averaged, are indistinguishable from their own "
-        "noise. Smaller steps or larger batches would go on; judge the solution with certify."
+        "noise. Smaller steps or larger batches would improve it; judge the solution with certify."
     )
     BOUNCING = (
         "Budget spent, bouncing: successive hypergradients undo each other, so the outer steps are too long, and this "

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree, Shaped
+from jaxtyping import Array, ArrayLike, PyTree
 
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
@@ -53,7 +53,7 @@ class Solution:
         """Whether the run ended at a stationary point of the reduced problem."""
         return self.result.good
 
-    def policy(self, xi: Shaped[Array, "..."]) -> PyTree[Array]:
+    def policy(self, xi: ArrayLike) -> PyTree[Array]:
         """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain."""
         return combine(self.basis(xi), self.W)
 

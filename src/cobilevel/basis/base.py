@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from ..checks import whole
 from ..problem import Domain
@@ -38,7 +38,7 @@ class FeatureMap(eqx.Module):
         """``N``, the number of functions."""
         return len(self.constant)
 
-    def __call__(self, xi: Shaped[Array, "..."]) -> Float[Array, "... N"]:
+    def __call__(self, xi: ArrayLike) -> Float[Array, "... N"]:
         xi = jnp.asarray(xi)
         depth = len(self.domain.shape)
         if xi.shape[xi.ndim - depth :] != self.domain.shape or xi.ndim < depth:
@@ -68,7 +68,7 @@ class Basis(eqx.Module):
     def constant(self, domain: Domain) -> np.ndarray | None:
         """Coefficients of the function 1; ``None`` where that is a matter of fitting."""
 
-    def fit(self, domain: Domain, xi: Shaped[Array, "n ..."], weights: Float[Array, " n"] | None = None) -> FeatureMap:
+    def fit(self, domain: Domain, xi: ArrayLike, weights: Float[Array, " n"] | None = None) -> FeatureMap:
         """The feature map on a domain, given the observed contexts (and their weights)."""
         xi = jnp.asarray(xi)
         dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float

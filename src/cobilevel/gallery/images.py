@@ -46,7 +46,7 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images, one a row, pixels in [0, 1]: a pool to draw from, and test images kept apart from it."""
+    """Labelled images, one per row, pixels in [0, 1]: a pool to draw from, and test images kept apart from it."""
 
     images: Float[np.ndarray, "n pixels"]
     labels: Int[np.ndarray, " n"]

@@ -42,7 +42,7 @@ def certify(
 
     **Arguments:**
 
-    - `samples`: data to judge by; others than those it was solved from, or the figures flatter.
+    - `samples`: data to judge by; others than those it was solved from, or the figures are too optimistic.
     - `mode`: by default the first that is possible. ``"exact"``: true lower-level solutions at each context (no noise
       in the lower level, ``Product`` data, a ``Finite`` domain, or ``problem.conditional``). ``"enriched"``: joint
       samples only, compared with a basis of about twice the functions; it sees what that basis can express and no more.

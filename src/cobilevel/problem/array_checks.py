@@ -56,7 +56,7 @@ def require_rows(tree: PyTree, argument: str, rows: int | None) -> int:
         if rows is not None and len(leaf) != rows:
             raise ValueError(
                 f"{name} has {len(leaf)} rows where {rows} were expected. All arrays of one data set share their "
-                "leading axis: one row a sample."
+                "leading axis: one row per sample."
             )
         rows = len(leaf)
         if rows == 0:

@@ -93,7 +93,7 @@ class Level(eqx.Module):
 
 
 class Samples(Level):
-    """Joint samples of context and noise, one a row.
+    """Joint samples of context and noise, one per row.
 
     **Arguments:**
 

@@ -112,7 +112,7 @@ class Pairs(Source):
         if size > _POOL_BYTES:
             raise ValueError(
                 f"the pool of all {m} contexts x {n} data rows would take {size / 2**30:.1f} GiB. Use fewer contexts "
-                "(Product(..., nodes=...)), or a solver that draws batches, such as StocBiO."
+                "(Product(..., nodes=...)), or a solver that draws batches, such as SOBA."
             )
         return self._pair(jnp.repeat(jnp.arange(m), n), jnp.tile(jnp.arange(n), m))
 
@@ -142,8 +142,8 @@ class Endless(Source):
 
     def pool(self):
         raise ValueError(
-            "a Stream has no finite pool. Use a solver that draws batches, such as StocBiO, or draw a sample yourself: "
-            "samples = stream.draw(key, 10_000)."
+            "a Stream has no finite pool. Use a solver that draws batches, such as SOBA, or draw a sample yourself: "
+            "samples = stream.draw(jax.random.key(0), 10_000)."
         )
 
     def batch(self, key, number, size, shuffle):

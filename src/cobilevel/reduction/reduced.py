@@ -117,7 +117,8 @@ class Reduced(Bilevel):
             shapes = jax.tree.map(jnp.shape, tree)
             if shapes != jax.tree.map(jnp.shape, like):
                 raise ValueError(f"lift: {name} must have the shapes {jax.tree.map(jnp.shape, like)}, got {shapes}.")
-        return Solution(x, self.restore(W), self.basis, result, **fields)
+        x = jax.tree.map(jnp.asarray, x)
+        return Solution(x, self.restore(jax.tree.map(jnp.asarray, W)), self.basis, result, **fields)
 
     def whitened(self) -> "Reduced":
         """The same problem in coordinates that make the observed features orthonormal, dependent ones cut."""

@@ -13,6 +13,6 @@ def tabulated(reduced: Kind, name: str) -> Kind:
     if reduced.upper_source.rows is None or reduced.lower_source.rows is None:
         raise ValueError(
             f"{name} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
-            "draw a sample yourself: samples = stream.draw(key, 10_000)."
+            "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
         )
     return replace(reduced, upper_source=Table(reduced.upper_pool), lower_source=Table(reduced.lower_pool))
