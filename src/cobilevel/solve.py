@@ -62,8 +62,8 @@ def solve(
     chosen = _configured(Newton() if solver is None else solver, batch)
     if isinstance(chosen, Newton) and study.endless:
         raise ValueError(
-            "Newton needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or draw a "
-            "sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
+            "Newton needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
+            "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
         )
     if study.dtype != np.float64:
         choices["precision"] = (

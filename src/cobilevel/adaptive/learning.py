@@ -186,7 +186,9 @@ def _learn_network(basis: Neural, study: Study) -> Neural:
     stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *decisions)
     first = lambda y: jnp.zeros((len(decisions), basis.n, *y.shape), y.dtype).at[:, 0].set(y)
     heads = jax.tree.map(first, problem.y0)
-    trained = _train(reduced.ordinary(), tuple(layers), heads, stacked, basis.steps, jnp.asarray(basis.rate, dtype))
+    rate = jnp.asarray(basis.rate, dtype)
+    with jax.numpy_dtype_promotion("standard"):  # Optax relies on it, whatever the user has set
+        trained = _train(reduced.ordinary(), tuple(layers), heads, stacked, basis.steps, rate)
     outputs = network(trained, problem.domain.reference(pool.xi).astype(dtype))[:, 1:]
     if not bool(jnp.all(jnp.isfinite(outputs))):
         raise ValueError(f"{basis!r} came to NaN or infinity in training: make rate smaller, or give another x0.")
