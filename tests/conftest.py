@@ -8,15 +8,21 @@ import mmap
 import os
 from pathlib import Path
 
+import jax
 import jaxlib
+import jaxtyping
+import pytest
 
-# 0: as few passes over the machine code as there are; without the emitters of fused loops, whose code takes longest to
-# make; in one piece, since both cores have a worker of their own
-FLAGS = {
-    "xla_backend_optimization_level": "0",
-    "xla_cpu_use_fusion_emitters": "false",
-    "xla_cpu_parallel_codegen_split_count": "1",
-}
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jaxtyping.install_import_hook("cobilevel", "beartype.beartype")
+
+import cobilevel as cb
+
+# Without the emitters of fused loops, whose code takes longest to make; in one piece, since each core has a worker of
+# its own; with as few passes over it as there are, but for the tests that run for long.
+FLAGS = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
+LEVEL, LEVEL_THOROUGH = "0", "2"
 
 
 def _known(flag):
@@ -28,18 +34,12 @@ def _known(flag):
     return False
 
 
-if "XLA_FLAGS" not in os.environ:
-    os.environ["XLA_FLAGS"] = " ".join(f"--{flag}={value}" for flag, value in FLAGS.items() if _known(flag))
-
-import jax
-import jaxtyping
-import pytest
-
-jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jaxtyping.install_import_hook("cobilevel", "beartype.beartype")
-
-import cobilevel as cb
+def pytest_configure(config):
+    """How machine code is made, set before the first is; processes that tests start inherit it."""
+    if "XLA_FLAGS" not in os.environ:
+        level = LEVEL_THOROUGH if config.option.markexpr == "thorough" else LEVEL
+        chosen = {"xla_backend_optimization_level": level} | FLAGS
+        os.environ["XLA_FLAGS"] = " ".join(f"--{flag}={value}" for flag, value in chosen.items() if _known(flag))
 
 
 @pytest.fixture

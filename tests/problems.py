@@ -125,6 +125,12 @@ def joint(noise=0.1, xi=XI, rows=ROWS):
     return cb.Samples(xi[:rows], noise * NOISE[:rows])
 
 
+def single(tree):
+    """A problem, or data, with all its numbers in single precision."""
+    short = lambda a: a.astype(jnp.float32) if isinstance(a, jax.Array) and a.dtype == jnp.float64 else a
+    return jax.tree.map(short, tree)
+
+
 class Repacked(eqx.Module):
     """An objective of arrays as one of pytrees: ``x`` a dict, ``y`` a tuple."""
 

@@ -13,7 +13,7 @@ from cobilevel import Neural, Snapshot
 from cobilevel.adaptive import choose_background, learn
 from cobilevel.basis import whiten
 from cobilevel.problem import Study
-from problems import AROUND, as_pytrees, curved_problem
+from problems import AROUND, as_pytrees, curved_problem, single
 
 SMALL = Neural(3, width=8, depth=1, steps=20, decisions=2)
 BOTH = cb.Orthonormal(cb.Union([Snapshot(2, cb.BSpline(12)), cb.Chebyshev(1)]))
@@ -128,9 +128,9 @@ def test_pytrees_other_units_and_float32(quadratic):
     )
     other = cb.reduce(scaled, Snapshot(6), few)
     np.testing.assert_allclose(np.abs(other.basis(xi)), np.abs(plain.basis(xi)), atol=1e-4)
-    short = jax.tree.map(lambda a: a.astype(jnp.float32), few)
+    bare = eqx.tree_at(lambda p: p.conditional, quadratic.problem, None)
     for basis in (Snapshot(4), SMALL):
-        assert cb.reduce(quadratic.problem.astype(jnp.float32), basis, short).basis(xi).dtype == jnp.float32
+        assert cb.reduce(single(bare), basis, single(few)).basis(xi).dtype == jnp.float32
 
 
 KINDS = [

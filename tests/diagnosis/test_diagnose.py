@@ -147,7 +147,7 @@ def test_advice_on_too_few_samples_is_worth_following(quadratic):
         """Of the policy optimal for that many samples, against the true policy at the same ``x``."""
         seen, fitted = quadratic.train.rows(slice(0, rows)), basis.fit(quadratic.problem.domain, samples.xi)
         x, W = quadratic.truth.sample_optimum(fitted, seen, seen)
-        return float(jnp.sqrt(jnp.mean((fitted(xi) @ W - quadratic.truth.y(x, xi)) ** 2)))
+        return float(jnp.sqrt(jnp.mean((fitted(xi) @ W - quadratic.truth.y(jnp.asarray(x), xi)) ** 2)))
 
     before = error(cb.Chebyshev(15), 40)
     assert error(advice.basis, 40) < before / 5

@@ -55,7 +55,9 @@ def test_pools_are_plain_pytrees_an_outside_solver_can_index():
     W = jnp.arange(4.0)
     each = [samples.rows(k) for k in (3, 5, 8)]
     by_hand = np.mean([problem().lower(0.5, reduced.basis(row.xi) @ W, row.xi, row.eta) for row in each])
-    np.testing.assert_allclose(jax.jit(lambda W, rows: reduced.lower(0.5, W, rows))(jnp.arange(4.0), batch), by_hand, rtol=1e-13)
+    np.testing.assert_allclose(
+        jax.jit(lambda W, rows: reduced.lower(0.5, W, rows))(jnp.arange(4.0), batch), by_hand, rtol=1e-13
+    )
     slope = jax.jit(jax.grad(reduced.upper, argnums=(0, 1)))(0.5, reduced.W0, batch)
     assert slope[1].shape == reduced.W0.shape
     lifted = reduced.lift(jnp.array(0.5), jnp.arange(4.0))
@@ -128,8 +130,8 @@ def test_part_of_a_source_is_a_table():
     """All of a small pool, else so many rows of it, whatever it comes from."""
     small = cb.reduce(problem(), cb.Chebyshev(3), cb.Samples(np.linspace(0, 1, ROWS), noise())).lower_source
     assert small.rows == ROWS
-    np.testing.assert_array_equal(small.thinned(jax.random.key(0), 100).pool().xi, np.linspace(0, 1, ROWS))
-    some = small.thinned(jax.random.key(0), 20).pool()
+    np.testing.assert_array_equal(small.at_most(jax.random.key(0), 100).pool().xi, np.linspace(0, 1, ROWS))
+    some = small.at_most(jax.random.key(0), 20).pool()
     assert (len(some), some.count) == (20, None)
     assert set(np.asarray(some.xi)) <= set(np.linspace(0, 1, ROWS))
 

@@ -11,7 +11,7 @@ import cobilevel as cb
 from cobilevel.derivatives import Ledger
 from cobilevel.iteration import advance, run
 from cobilevel.lower import Dense, minimise, reduced_at_x, solve_at
-from problems import LINE, Aim, as_pytrees, curved_problem
+from problems import LINE, Aim, as_pytrees, curved_problem, single
 
 ROWS, BASIS = 400, cb.Chebyshev(5)  # the same for all, so that they share one compiled program
 
@@ -176,14 +176,7 @@ def test_matrix_free_agrees_with_dense(monkeypatch, quadratic):
 
 
 def test_float32_stays_float32(quadratic, few):
-    cast = lambda tree: jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, tree)
-    problem = cb.Problem(
-        *cast((quadratic.problem.upper, quadratic.problem.lower)),
-        jnp.zeros(5, "float32"),
-        jnp.zeros(3, "float32"),
-        quadratic.problem.domain,
-    )
-    solution = cb.solve(problem, cast(few), basis=BASIS)
+    solution = cb.solve(single(quadratic.problem), single(few), basis=BASIS)
     assert solution.converged, solution.result
     assert {a.dtype for a in (solution.x, solution.W, solution.policy(jnp.float32(0.3)))} == {jnp.dtype("float32")}
     assert "float32" in solution.choices["precision"]

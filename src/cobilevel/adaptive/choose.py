@@ -1,7 +1,8 @@
 """A basis chosen at one decision ``x``: how many functions, and in several dimensions which ones.
 
 The lower level is fitted with more and more Chebyshev functions, each fit going on from the one before, and judged by
-the lower objective on samples held out: do more functions buy anything?
+the lower objective on samples held out: do more functions buy anything? The most that is tried is what the samples
+support (``Samples.supported``).
 """
 
 from collections.abc import Callable

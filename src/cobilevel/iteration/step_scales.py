@@ -250,7 +250,7 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int) -> Start:
     keys = jax.random.split(key, 5)
     sources = reduced.lower_source, reduced.upper_source
     part = replace(
-        reduced, lower_source=sources[0].thinned(keys[0], _ROWS), upper_source=sources[1].thinned(keys[1], _ROWS)
+        reduced, lower_source=sources[0].at_most(keys[0], _ROWS), upper_source=sources[1].at_most(keys[1], _ROWS)
     )
     x, pool = reduced.project(reduced.x0), part.lower_pool
     here, W, v, bend, ledger = _solved_start(part, keys[2], Ledger.empty())

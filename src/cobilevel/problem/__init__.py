@@ -1,4 +1,4 @@
-"""What the user states: a domain of contexts, data, two objectives; and the study, the checked whole."""
+"""What the user states: contexts, data (and the part looked at where they are many), objectives; checked: the study."""
 
 from .bounds import Bounds as Bounds
 from .data import CONTEXTS_EACH as CONTEXTS_EACH

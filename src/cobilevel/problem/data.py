@@ -1,6 +1,7 @@
 """The kinds of data a user can hand over, each checked when it is made, each able to answer for itself.
 
-A kind of data says what contexts it holds, and gives a part of itself to look at (``look``, ``thinned``).
+A kind of data says what contexts it holds, and gives a part of itself to look at (``look``, ``thinned``). Where its
+batches come from is in ``reduction.batches``, its law at one context in ``lower.per_context``.
 
 ``Samples`` are joint draws of context and noise; ``Product`` pairs contexts with data that do not depend on them;
 ``Levels`` gives the two levels different data; ``Stream`` draws without end.

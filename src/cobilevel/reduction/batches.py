@@ -67,7 +67,7 @@ class Source(eqx.Module):
         """The number of rows of the pool; ``None`` where there is no end of them."""
         return None
 
-    def thinned(self, key: Array, rows: int) -> "Table":
+    def at_most(self, key: Array, rows: int) -> "Table":
         """The pool where it has at most so many rows, else a random batch of that size."""
         if self.rows is not None and self.rows <= rows:
             return Table(self.pool())

@@ -1,4 +1,4 @@
-"""The solvers, one algorithm a file, with the parts that several of them share."""
+"""The solvers, one algorithm a file, with parts that several share; new ones derive from ``iteration.Stochastic``."""
 
 from .amigo import AmIGO as AmIGO
 from .bsa import BSA as BSA
