@@ -8,7 +8,18 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import cobilevel as cb
-from cobilevel.derivatives import ConjugateGradient, Direct, Ledger, Neumann, hypergradient, oracles
+from cobilevel.derivatives import (
+    ConjugateGradient,
+    Direct,
+    Factored,
+    Ledger,
+    Neumann,
+    directions,
+    hypergradient,
+    oracles,
+    sensitivity,
+    sensitivity_form,
+)
 from cobilevel.lower import Dense, minimise
 from problems import curved_problem
 
@@ -74,26 +85,64 @@ def test_structured_model_is_the_model(setting):
     agree(oracles.flatten(product)[0], hessian @ oracles.flatten(V)[0], 1e-13)
 
 
-@pytest.mark.parametrize(
-    ("linear", "tolerance"),
-    [(Direct(), 1e-6), (ConjugateGradient(), 1e-6), (Neumann(4000, 0.15), 1e-6)],
-    ids=["direct", "cg", "sum"],
-)
-def test_hypergradients(setting, linear, tolerance):
-    reduced, x, W, _, pool = setting
+def best(reduced, W, pool):
+    """The coefficients that minimise the lower level, as a function of ``x``."""
     start, unflatten = oracles.flatten(W)
 
     @jax.jit
-    def best(x):
+    def found(x):
         model = lambda z: oracles.lower_model(reduced, x, unflatten(z), pool, Ledger.empty())[0]
         return unflatten(minimise(Dense(model), start, 1e-14).point)
 
-    objective = lambda x: reduced.upper(x, best(x), pool)
+    return found
+
+
+@pytest.fixture(scope="module")
+def solved(setting):
+    """The lower level solved at ``x``, and the gradient of the upper objective along it by differences."""
+    reduced, x, W, _, pool = setting
+    at = best(reduced, W, pool)
+    objective = lambda x: reduced.upper(x, at(x), pool)
+    return at(x), objective(x), central(objective, x)
+
+
+@pytest.mark.parametrize("linear", [Direct(), ConjugateGradient(), Neumann(4000, 0.15)], ids=["direct", "cg", "sum"])
+def test_hypergradients(setting, solved, linear):
+    reduced, x, _, _, pool = setting
+    W, objective, slope = solved
     value, gradient, _, _ = jax.jit(
-        lambda x: hypergradient(reduced, x, best(x), pool, pool, linear, lambda _: pool, Ledger.empty())
+        lambda x: hypergradient(reduced, x, W, pool, pool, linear, lambda _: pool, Ledger.empty())
     )(x)
-    agree(value, objective(x), 1e-14)
-    agree(gradient, central(objective, x), tolerance)
+    agree(value, objective, 1e-14)
+    agree(gradient, slope)
+
+
+def test_directions_and_sensitivities_have_the_same_signs(setting, solved):
+    """At the adjoint the linear direction vanishes and the outer one is the hypergradient, by either form."""
+    reduced, x, _, _, pool = setting
+    W, _, slope = solved
+
+    @jax.jit
+    def everything(x):
+        empty = Ledger.empty()
+        _, gradient, v, _ = hypergradient(reduced, x, W, pool, pool, Direct(), lambda _: pool, empty)
+        _, toward, _ = directions(reduced, x, W, v, pool, pool, empty)
+        (_, _, hessian), _ = oracles.lower_model(reduced, x, W, pool, empty)
+        cross, _ = oracles.cross_matrix(reduced, x, W, pool, empty)
+        (_, d1, d2), _ = oracles.upper_gradients(reduced, x, W, pool, empty)
+        s = sensitivity(lambda right: jnp.linalg.solve(hessian, right), cross.T)
+        rows = ravel_pytree(d1)[0][None], oracles.flatten(d2)[0][None], s[None]
+        factored = Factored(lambda right: jnp.linalg.solve(hessian, right))
+        again = hypergradient(reduced, x, W, pool, pool, factored, lambda _: pool, empty)[1]
+        return gradient, toward, sensitivity_form(*rows)[0], again
+
+    gradient, toward, by_sensitivity, again = everything(x)
+    agree(toward.outer, gradient, 1e-12)
+    agree(by_sensitivity, gradient, 1e-10)
+    agree(again, gradient, 1e-10)
+    agree(gradient, slope)
+    assert np.max(np.abs(ravel_pytree(toward.linear)[0])) < 1e-10
+    assert np.max(np.abs(ravel_pytree(toward.lower)[0])) < 1e-10
 
 
 @pytest.mark.parametrize("terms", [0, 1, 10])

@@ -112,6 +112,18 @@ def test_every_room_has_its_place():
     assert {module.room for module in modules().values()} == set(ORDER)
 
 
+def test_tests_mirror_the_rooms():
+    here = Path(__file__).parents[1]
+    folders = {path.name for path in here.iterdir() if path.is_dir() and not path.name.startswith("__")}
+    assert folders == {*ROOMS, "laws", "regressions", "system"}
+
+
+def test_the_page_on_the_house_names_the_rooms_in_order():
+    table = re.findall(r"^\| (`.*?`) \|", (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(), re.M)
+    named = [name.rstrip("/") for row in table for name in re.findall(r"`(\w+/?)`", row)]
+    assert named == [name for name in ORDER if name != "__init__"]
+
+
 def test_imports_go_one_way():
     """No module imports from a room after its own, not even inside a function."""
     for user, source, name in all_imports():
@@ -197,6 +209,17 @@ def test_no_call_is_handed_up_through_a_method():
     for name, allowed in HOOKS.items():
         known = set().union(classes()[name].methods, *(classes()[parent].methods for parent in ancestors(name)))
         assert allowed <= known, f"{name} has no {allowed - known}"
+
+
+def test_nothing_is_written_twice():
+    """No ten lines of code in a row stand in two places."""
+    seen = {}
+    for module in modules().values():
+        lines = [line.strip() for line in module.text.splitlines()]
+        lines = [line for line in lines if line and not line.startswith(("from ", "import ", "#"))]
+        for k in range(len(lines) - 9):
+            window = "\n".join(lines[k : k + 10])
+            assert seen.setdefault(window, (module.name, k)) == (module.name, k), f"{module.name}:\n{window}"
 
 
 def test_few_modules_stand_at_the_root():
