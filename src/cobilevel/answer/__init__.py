@@ -5,3 +5,7 @@ from .solution import Saved as Saved
 from .solution import Solution as Solution
 from .solution import check_solution as check_solution
 from .solution import load as load
+from .uncertainty import Uncertainty as Uncertainty
+from .uncertainty import like_x as like_x
+from .uncertainty import names_of as names_of
+from .uncertainty import unknown as unknown

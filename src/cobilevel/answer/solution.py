@@ -1,6 +1,6 @@
 """``Solution``: the decision, the policy for every context, and how they were obtained; saved and loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
 from ..problem import Problem
 from .result import Result
+from .uncertainty import Uncertainty, like_x, unknown
 
 FORMAT = 2
 _FIRST_FORMAT = 1  # results as sentences, solver states of another shape
@@ -36,6 +37,7 @@ class Solution:
     - `result`: how it ended, a ``Result`` that reads as a sentence; `detail`: where and when, if there is more to say.
     - `history`: curves over steps; `stats`: oracle calls, samples, seconds, bytes, rank.
     - `choices`: what the library chose for the user, in words.
+    - `inference`: what `uncertainty` is, or computes it.
     """
 
     x: PyTree[Array]
@@ -47,11 +49,34 @@ class Solution:
     choices: Mapping[str, str] = field(default_factory=dict)
     state: Saved | None = None
     detail: str = ""
+    inference: "Uncertainty | Callable[[], Uncertainty] | None" = None
 
     @property
     def converged(self) -> bool:
         """Whether the run ended at a stationary point of the reduced problem."""
         return self.result.good
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        """How well the samples determine ``x``; computed when first asked for (printing asks)."""
+        found = self.inference
+        if callable(found):
+            found = found()
+            object.__setattr__(self, "inference", found)
+        return (
+            unknown(self.x, "standard errors are not known: the solution holds no samples.") if found is None else found
+        )
+
+    @property
+    def standard_error(self) -> PyTree:
+        """Of each coordinate of ``x``, in its shape: infinite where the samples do not determine it."""
+        return like_x(self.uncertainty.error, self.x)
+
+    @property
+    def interval(self) -> tuple[PyTree, PyTree]:
+        """The ends of 95% intervals of the coordinates of ``x``, each in its shape."""
+        lo, hi = self.uncertainty.interval
+        return like_x(lo, self.x), like_x(hi, self.x)
 
     def policy(self, xi: ArrayLike) -> PyTree[Array]:
         """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain."""
@@ -81,13 +106,18 @@ class Solution:
         return archive.write(path, document, arrays)
 
     def __repr__(self):
-        x = jax.tree.map(lambda a: np.array2string(np.asarray(a), precision=4, threshold=6), self.x)
-        return (
-            f"Solution(converged={self.converged}, basis={self.basis.basis!r}, x={x}\n  {self.result}"
-            + (f" {self.detail}" if self.detail else "")
-            + "".join(f"\n  {topic}: {words}" for topic, words in self.choices.items())
-            + ")"
-        )
+        found = self.uncertainty
+        value = "" if np.isnan(found.value) else f"objective {found.value:.6g}"
+        value += "" if np.isnan(found.value_error) else f" +- {found.value_error:.2g}"
+        said = [found.why_not] if found.why_not else []
+        said += [
+            f"{words[0].upper()}{words[1:]}" if words.startswith("the ") else words for words in found.undetermined
+        ]
+        said += [f"{self.result}" + (f" {self.detail}" if self.detail else "")]
+        said += [f"{topic}: {words}" for topic, words in self.choices.items()]
+        lines = [value] if value else []
+        lines += [*found.table().splitlines(), *said]
+        return f"Solution(converged={self.converged}, basis={self.basis.basis!r})\n  " + "\n  ".join(lines)
 
 
 def check_solution(problem: Problem, solution: Any) -> None:

@@ -1,6 +1,8 @@
 """What is differentiated: oracles with their cost, the hypergradient with its signs, and its linear system."""
 
 from . import oracles as oracles
+from .expansion_rows import ExpansionRows as ExpansionRows
+from .expansion_rows import expansion_rows as expansion_rows
 from .hypergradient import Directions as Directions
 from .hypergradient import directions as directions
 from .hypergradient import hypergradient as hypergradient

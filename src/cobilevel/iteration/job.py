@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 from ..answer import Result, Solution
 from ..basis import Basis
 from ..derivatives import oracles
+from ..inference import infer
 from ..problem import Study
 from ..reduction import Reduced, reduce_study
 from .loop import run
@@ -51,6 +52,9 @@ class Job:
         saved = None if resume is None else resume.state
         found = run(self.solver, reduced, self.key, self.steps, self.progress, saved)
         found = replace(found, choices={**choices, **found.choices})
+        if not self.study.endless:
+            start = self.study.problem.x0
+            found = replace(found, inference=lambda: infer(self.study, reduced.whitened(), found.x, start))
         return _check_convexity(self.study, reduced, found)
 
 

@@ -1,0 +1,59 @@
+r"""Sample by sample, what the upper objective is made of to second order in the errors of policy and adjoint.
+
+At coefficients $W$ of the policy $y$ and $V$ of the adjoint $v$ each sample has
+$$r = \partial_2 g, \qquad \alpha = \partial_{22} g\, v - \partial_2 f, \qquad m = f - v^T r ,$$
+whose conditional means $r$ and $\alpha$ vanish where policy and adjoint are exact. With $A = E[\partial_{22} g \mid \xi]$
+and $M = E[\partial_{22} f - \partial_{222} g\, v \mid \xi]$,
+$$F = E[m] + E\big[\bar\alpha^T A^{-1} \bar r + \tfrac12\, \bar r^T A^{-1} M A^{-1} \bar r\big] + O(|y - y^\star|^3),$$
+bars for conditional means.
+"""
+
+import equinox as eqx
+import jax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from ..basis import combine
+from ..reduction import Batch, Bilevel
+
+
+class ExpansionRows(eqx.Module):
+    """One row a sample: `f`; ``v^T r``; and where asked for `r`, `alpha`, `curvature` ``d22 g`` and `bend` ``M``."""
+
+    f: Float[Array, " m"]
+    vr: Float[Array, " n"]
+    r: Float[Array, "n dy"] | None = None
+    alpha: Float[Array, "n dy"] | None = None
+    curvature: Float[Array, "n dy dy"] | None = None
+    bend: Float[Array, "n dy dy"] | None = None
+
+
+def _flat_y(batch: Batch, W: PyTree) -> Float[Array, "n dy"]:
+    return jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(combine(batch.features, W))
+
+
+def expansion_rows(
+    reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, upper: Batch, lower: Batch, joint: bool
+) -> ExpansionRows:
+    """The rows over a batch of each level; second derivatives only where both levels see the same (`joint`)."""
+    f, g = reduced.problem.upper, reduced.problem.lower
+    _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], W))
+    y, v = _flat_y(lower, W), _flat_y(lower, V)
+    values = jax.vmap(f, in_axes=(None, 0, 0, 0))(x, combine(upper.features, W), upper.xi, upper.eta)
+
+    def slope(z, xi, eta):
+        return jax.grad(lambda p: g(x, unravel(p), xi, eta))(z)
+
+    if not joint:
+        along = jax.vmap(lambda z, t, xi, eta: t @ slope(z, xi, eta))
+        return ExpansionRows(values, along(y, v, lower.xi, lower.eta))
+
+    def one(z, t, xi, eta):
+        def alpha(p):
+            product = jax.jvp(lambda q: slope(q, xi, eta), (p,), (t,))[1]
+            return product - jax.grad(lambda q: f(x, unravel(q), xi, eta))(p)
+
+        r = slope(z, xi, eta)
+        return t @ r, r, alpha(z), jax.jacfwd(lambda q: slope(q, xi, eta))(z), -jax.jacfwd(alpha)(z)
+
+    return ExpansionRows(values, *jax.vmap(one)(y, v, lower.xi, lower.eta))

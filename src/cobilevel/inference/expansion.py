@@ -1,0 +1,240 @@
+r"""The reduced problem at ``x`` and on both sides of it along each coordinate, sample by sample.
+
+The value of the reduced problem is the mean of $m_i(x) = f_i - v^T r_i$ with the policy and the adjoint solved for at
+that ``x`` (``derivatives.expansion_rows``). Since $m$ does not change, to first order, with either of them, its
+derivative along ``x`` is what sample $i$ contributes to the gradient, the noise of policy and adjoint included: the
+influence of that sample in the stacked conditions lower stationarity, adjoint, upper stationarity. Derivatives are
+differences over a standard error of ``x``, about, so that kinks in ``f`` count as the samples see them.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from ..derivatives import ExpansionRows, Ledger, expansion_rows, oracles
+from ..lower import solve_at
+from ..problem import Level, Study
+from ..reduction import Bilevel, Reduced
+
+_TARGET = 0.9  # the power of the precision that the lower gradient is brought to
+_FIRST_REACH = 1e-3  # of the distance over which f changes by its own spread: the first differences
+_REACH = 1.0  # in standard errors of x: the second ones
+_SAME_REACH = 8.0  # a factor between the two that calls for no second ones
+_MOST_NUMBERS = 1.5e8  # held for all points and samples together: 1.2 GB
+_MOST_POINTS = 200  # coordinates of x along which differences are taken
+
+
+class Solved(eqx.Module):
+    """The reduced problem solved at some points: values, gradients, rows; a leading axis over points."""
+
+    value: Float[Array, " p"]
+    gradient: Float[Array, "p dx"]
+    sound: Array
+    W: Float[Array, "p N dy"]
+    adjoint: Float[Array, "p N dy"]
+    rows: ExpansionRows
+
+
+@eqx.filter_jit
+def _solve_points(reduced: Bilevel, points: Float[Array, "p dx"], joint: bool) -> Solved:
+    """Solves at each point from the coefficients at hand, one point after the other."""
+    unravel = ravel_pytree(reduced.x0)[1]
+    upper, lower = reduced.upper_pool, reduced.lower_pool
+    start = reduced.W0
+    slope, _ = oracles.lower_gradient(
+        reduced, unravel(points[0]), jax.tree.map(jnp.zeros_like, start), lower, Ledger.empty()
+    )
+    target = jnp.finfo(points.dtype).eps ** _TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
+    count = len(jax.tree.leaves(start)[0])
+
+    def one(x):
+        point, _ = solve_at(reduced, x, start, target, Ledger.empty())
+        rows = expansion_rows(reduced, unravel(x), point.W, point.adjoint, upper, lower, joint)
+        W, V = (oracles.flatten(part)[0].reshape(count, -1) for part in (point.W, point.adjoint))
+        return Solved(point.value, point.gradient, point.sound, W, V, rows)
+
+    return jax.lax.map(one, points)
+
+
+@eqx.filter_jit
+def _row_scales(reduced: Bilevel, x: Float[Array, " dx"]) -> tuple[Any, PyTree, Array, Array]:
+    """The point solved; the root mean square of single samples' gradients by coordinate, and the spread of ``f``."""
+    tree, ledger = ravel_pytree(reduced.x0)[1](x), Ledger.empty()
+    slope, _ = oracles.lower_gradient(reduced, tree, reduced.W0, reduced.lower_pool, ledger)
+    target = jnp.finfo(x.dtype).eps ** _TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
+    point, _ = solve_at(reduced, x, reduced.W0, target, ledger)
+    upper, lower = reduced.upper_pool, reduced.lower_pool
+    (values, d1, _), _ = oracles.upper_rows(reduced, tree, point.W, upper, ledger)
+    (_, _, cross), _ = oracles.lower_rows(reduced, tree, point.W, point.adjoint, lower, ledger)
+    flat = lambda rows: jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(rows)
+    mean = lambda batch, table: jnp.tensordot(batch.weight / len(batch), table, axes=1)
+    squares = mean(upper, flat(d1) ** 2) + mean(lower, flat(cross) ** 2)
+    spread = jnp.sqrt(mean(upper, (values - mean(upper, values)) ** 2))
+    return point.W, point.sound, jnp.sqrt(squares), jnp.where(spread > 0, spread, jnp.abs(point.value))
+
+
+def level_covariance(level: Level, rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "k k"]:
+    """The covariance of the mean of rows over a level's pool; of contexts and data apart where they are crossed."""
+    contexts = level.contexts()
+    shares = contexts.shares()
+    if not level.crossed:
+        apart = (rows - shares @ rows) * shares[:, None]
+        return apart.T @ apart
+    table = rows.reshape(len(shares), -1, rows.shape[1])
+    by_data = np.tensordot(shares, table, axes=1)
+    apart = (by_data - by_data.mean(axis=0)) / len(by_data)
+    spread = apart.T @ apart
+    if level.law is None:
+        by_context = table.mean(axis=1)
+        apart = (by_context - shares @ by_context) * shares[:, None]
+        spread = spread + apart.T @ apart
+    return spread
+
+
+def pool_shares(level: Level) -> Float[np.ndarray, " n"]:
+    """The weights, summing to 1, of the rows of a level's pool."""
+    shares = level.contexts().shares()
+    return np.repeat(shares, level.count) / level.count if level.crossed else shares  # pyright: ignore
+
+
+@dataclass(frozen=True)
+class Around:
+    """The reduced problem at ``x`` (the first point), and ahead of and behind it along each of `directions`.
+
+    - `reduced`: whitened, its start the solution at ``x``; `study`: what it came from.
+    - `directions`: rows, the steps taken forward; `back`: the share of each that is taken backward.
+    - `solved`: the points, first ``x``, then all forward ones, then all backward ones.
+    - `unit`: of each coordinate of ``x``: the reciprocal of the size of single samples' gradients.
+    """
+
+    study: Study
+    reduced: Reduced
+    x: Float[np.ndarray, " dx"]
+    directions: Float[np.ndarray, "k dx"]
+    back: Float[np.ndarray, " k"]
+    solved: Solved
+    unit: Float[np.ndarray, " dx"]
+    joint: bool
+
+    @property
+    def sound(self) -> bool:
+        """Whether the reduced problem could be solved at all points."""
+        return bool(np.all(np.asarray(self.solved.sound)))
+
+    def at_x(self, table: Array) -> np.ndarray:
+        """The part of a table over points that belongs to ``x``."""
+        return np.asarray(table[0], float)
+
+    def slope(self, table: Any) -> np.ndarray:
+        """The derivative along each direction, per unit of it, from a table over points."""
+        k = len(self.directions)
+        ahead, behind = (np.asarray(table[a : a + k], float) for a in (1, 1 + k))
+        return (ahead - behind) / (1 + self.back).reshape(-1, *[1] * (ahead.ndim - 1))
+
+    def bend(self, table: Any) -> np.ndarray:
+        """The second derivative along each direction."""
+        k = len(self.directions)
+        here, ahead, behind = (np.asarray(part, float) for part in (table[0], table[1 : 1 + k], table[1 + k :]))
+        b = self.back.reshape(-1, *[1] * (ahead.ndim - 1))
+        return 2 * ((ahead - here) * b + (behind - here)) / (b * (1 + b))
+
+    def _values(self) -> tuple[Any, Any]:
+        return self.solved.rows.f, -self.solved.rows.vr
+
+    def scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """What each sample of the two levels contributes to the derivative along each direction: ``(n, k)`` each."""
+        upper, lower = (self.slope(part).T for part in self._values())
+        return upper, lower
+
+    def curvature_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """What each sample contributes to the second derivative along each direction."""
+        upper, lower = (self.bend(part).T for part in self._values())
+        return upper, lower
+
+    def covariance(self, rows: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        """Of the sum of the means of the two levels' rows."""
+        upper, lower = rows
+        if self.study.shared:
+            return level_covariance(self.study.lower, upper + lower)
+        return level_covariance(self.study.upper, upper) + level_covariance(self.study.lower, lower)
+
+    def along(self, directions: np.ndarray) -> "Around":
+        """The same around ``x`` along other directions, as many as before."""
+        directions, back = _both_sides(self.study, self.x, directions)
+        points = np.concatenate([self.x[None], self.x + directions, self.x - back[:, None] * directions])
+        solved = _solve_points(self.reduced.ordinary(), jnp.asarray(points, self.reduced.dtype), self.joint)
+        return replace(self, directions=directions, back=back, solved=solved)
+
+
+def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The steps ahead, shortened to the room that bounds leave, and the share of each that is taken backward.
+
+    Where there is no room on a side, both points lie on the other one, the second twice as far.
+    """
+    bounds = study.problem.bounds.flat()
+    lo, hi = np.asarray(bounds.lo, float), np.asarray(bounds.hi, float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        room = np.where(directions > 0, (hi - x) / directions, np.where(directions < 0, (lo - x) / directions, np.inf))
+        behind = np.where(
+            directions > 0, (x - lo) / directions, np.where(directions < 0, (x - hi) / directions, np.inf)
+        )
+    room, behind = np.clip(room.min(axis=1), 0, 1), np.clip(behind.min(axis=1), 0, 1)
+    forward = np.where(room >= 0.05, room, -behind / 2)
+    backward = np.where(behind >= 0.05, behind, -room / 2)
+    return directions * forward[:, None], np.where(forward != 0, backward / np.where(forward != 0, forward, 1), 1.0)
+
+
+def too_large(study: Study, dx: int, joint: bool) -> str:
+    """Why differences along each coordinate are not taken, in words; empty where they can be."""
+    dy, rows = study.problem.sizes[1], 0
+    for level in (study.upper, study.lower):
+        rows += (level.count or 0) * (len(level.contexts()) if level.crossed else 1)
+    numbers = (2 * dx + 1) * rows * (1 + (2 * dy + 2 * dy**2 if joint else 0))
+    if dx > _MOST_POINTS:
+        return f"x has {dx} coordinates, more than {_MOST_POINTS}"
+    return f"{numbers:.1g} numbers would be held" if numbers > _MOST_NUMBERS else ""
+
+
+def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Around:
+    """Solves the reduced problem (whitened) around ``x``, over about a standard error along each coordinate.
+
+    `joint`: with the rows that products of neighbouring samples are made of.
+    """
+    flat = ravel_pytree(x)[0].astype(study.dtype)
+    W, _, size, spread = _row_scales(reduced.ordinary(), flat)
+    reduced = replace(reduced, W0=W)
+    at, size, spread = np.asarray(flat, float), np.asarray(size, float), float(spread)
+    fallback = np.where(at != 0, np.abs(at), 1.0)
+    unit = np.where(size > 0, 1 / np.where(size > 0, size, 1), fallback / max(spread, np.finfo(float).tiny))
+    first = np.diag(_FIRST_REACH * max(spread, np.finfo(float).tiny) * unit)
+    bare = Around(study, reduced, at, first, np.ones(len(at)), None, unit, joint)  # pyright: ignore
+    around = bare.along(first)
+    wanted = _standard_reach(around)
+    reach = np.abs(np.diag(around.directions))
+    far = np.maximum(wanted / np.maximum(reach, 1e-300), reach / np.maximum(wanted, 1e-300)) > _SAME_REACH
+    if not around.sound or not np.any(far & np.isfinite(wanted)):
+        return around
+    again = bare.along(np.diag(np.where(np.isfinite(wanted) & (wanted > 0), wanted, reach)))
+    return again if again.sound else around
+
+
+def _standard_reach(around: Around) -> np.ndarray:
+    """About a standard error of each coordinate of ``x``; infinite where the curvature does not show one."""
+    k = np.diag(around.directions)
+    k = np.where(k != 0, k, 1)
+    hessian = around.slope(around.solved.gradient) / k[:, None]
+    upper, lower = around.scores()
+    noise = around.covariance((upper / k, lower / k))
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2 * np.outer(around.unit, around.unit))
+    kept = values > 1e-6 * max(values[-1], 0) if values[-1] > 0 else values > np.inf
+    inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T * np.outer(around.unit, around.unit)
+    if not kept.any():
+        return np.full(len(k), np.inf)
+    error = np.sqrt(np.maximum(np.diag(inverse @ noise @ inverse), 0))
+    return _REACH * np.where(error > 0, error, np.inf)

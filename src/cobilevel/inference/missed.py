@@ -1,0 +1,231 @@
+r"""What the reduced problem misses of the problem as stated, by products of neighbouring samples.
+
+With $\ell = A^{-1}(\alpha + \tfrac12 M A^{-1} r)$ the expansion of ``derivatives.expansion_rows`` reads
+$F = E[m] + E[\bar\ell^T \bar r]$, and the last term is a mean over pairs of neighbours. Its derivative along ``x`` is the
+gap between the gradients. On the samples that policy and adjoint were fitted to, both residuals are a little smaller
+than on fresh ones; the mean over pairs then is smaller by what the fit made the mean of $m$ larger, so that the sum of
+both is right either way. The part due to the basis alone is the mean over pairs with that loss added back.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from .expansion import Around, pool_shares
+from .neighbours import Neighbours, neighbours_of
+
+_AGREE = 2.7  # standard errors by which two widths may differ
+_LITTLE = 0.3  # of the estimate: what may be added to it for the distance of the nearest neighbours
+_ALIKE = 0.7  # the least correlation between what neighbours are known to be
+_FEWEST = 50  # samples below which neighbours say nothing
+_LEAST_CURVATURE = 1e-3  # of the typical one: the least that is divided by
+
+
+@dataclass(frozen=True)
+class Products:
+    """A mean over pairs: its value, what each sample moves it by, and products of some pairs, for its noise."""
+
+    value: Float[np.ndarray, " k"]
+    single: Float[np.ndarray, "n k"]
+    pairs: Float[np.ndarray, "p k"]
+    near: Neighbours
+
+    def covariance(self, also: Float[np.ndarray, "n k"] | float = 0.0) -> Float[np.ndarray, "k k"]:
+        """Of the value, or of its sum with the means of independent rows, given as what each sample moves them by."""
+        return self.near.noise(self.single + also, self.pairs)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Residuals at the points around ``x``: ``left`` and ``r`` of the expansion, and the leverage of each sample."""
+
+    left: Float[np.ndarray, "p n dy"]
+    r: Float[np.ndarray, "p n dy"]
+    alpha: Float[np.ndarray, "n dy"]
+    inverse: Float[np.ndarray, "n dy dy"]
+    leverage: Float[np.ndarray, "n dy dy"]
+
+
+def _smooth(table: np.ndarray, phi: np.ndarray, shares: np.ndarray, near: Neighbours) -> np.ndarray:
+    """Matrices at the samples as a function of the context: themselves where that shows less noise than a fit does."""
+    n, flat = len(table), table.reshape(len(table), -1)
+    fit = phi @ ((phi * shares[:, None]).T @ flat)
+    i, j = near.pairs.T
+    noise = np.mean((flat[i] - flat[j]) ** 2) / 2
+    return table if noise <= np.sum(shares @ (flat - fit) ** 2) / flat.shape[1] else fit.reshape(n, *table.shape[1:])
+
+
+def _inverse(matrices: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Inverses of matrices, with eigenvalues kept away from zero."""
+    values, vectors = np.linalg.eigh((matrices + np.swapaxes(matrices, 1, 2)) / 2)
+    floor = _LEAST_CURVATURE * np.abs(shares @ values).max()
+    return np.einsum("nab,nb,ncb->nac", vectors, 1 / np.maximum(values, max(floor, 1e-300)), vectors)
+
+
+def _leverage(phi: np.ndarray, curvature: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """How far the policy at each sample follows that sample's own slope: ``share Phi H^-1 Phi^T``, a matrix each."""
+    n, size = phi.shape
+    dy = curvature.shape[1]
+    hessian = np.einsum("nk,nab,nl->kalb", phi * shares[:, None], curvature, phi, optimize=True)
+    hessian = hessian.reshape(size * dy, size * dy)
+    inverse = np.linalg.pinv((hessian + hessian.T) / 2, hermitian=True).reshape(size, dy, size, dy)
+    turned = np.tensordot(phi, inverse, axes=1)
+    return shares[:, None, None] * np.einsum("nalb,nl->nab", turned, phi, optimize=True)
+
+
+def _tables(around: Around, near: Neighbours, shares: np.ndarray) -> Tables:
+    rows: Any = around.solved.rows
+    phi = np.asarray(around.reduced.lower_pool.features, float)
+    left, r = [], []
+    for p in range(len(rows.f)):
+        here, alpha = np.asarray(rows.r[p], float), np.asarray(rows.alpha[p], float)
+        A, M = (_smooth(np.asarray(part[p], float), phi, shares, near) for part in (rows.curvature, rows.bend))
+        B = _inverse(A, shares)
+        step = np.einsum("nab,nb->na", B, here)
+        left.append(np.einsum("nab,nb->na", B, alpha + np.einsum("nab,nb->na", M, step) / 2))
+        r.append(here)
+    A = _smooth(np.asarray(rows.curvature[0], float), phi, shares, near)
+    lever = _leverage(phi, A, shares)
+    return Tables(np.stack(left), np.stack(r), np.asarray(rows.alpha[0], float), _inverse(A, shares), lever)
+
+
+@dataclass(frozen=True)
+class Missed:
+    """What the basis and the fit miss at ``x``, along the directions of an ``Around``.
+
+    - `total`: the mean over pairs, to be added to the value of the reduced problem (first entry) and to its slopes;
+      `basis`: the part due to the basis, `overfit`: that due to the fit, with its second derivatives `overfit_bend`.
+    - `policy`: the mean square error of the basis's best policy; `policy_fitted`: that of the policy given;
+      `adjoint`, `sensitivity`: squared errors in the norm of ``d22 g``.
+    - `unresolved`: why neighbours cannot decide, in words; empty where they can.
+    """
+
+    total: Products
+    basis: Products
+    overfit: Products
+    overfit_bend: Float[np.ndarray, " k"]
+    policy: Products
+    policy_fitted: Products
+    adjoint: Products
+    sensitivity: Products
+    unresolved: str
+
+    @property
+    def width(self) -> int:
+        """Of the windows that were chosen."""
+        return self.total.near.width
+
+
+def _over_points(around: Around, near: Neighbours, left: np.ndarray, right: np.ndarray) -> Products:
+    """The mean of ``left . right`` over pairs at ``x``, and its slopes along the directions."""
+    single = np.stack([near.shares(a, b) for a, b in zip(left, right, strict=True)])
+    pairs = np.stack([near.pair_products(a, b) for a, b in zip(left, right, strict=True)])
+    both = lambda table: np.concatenate([table[:1], around.slope(table)]).T
+    return Products(both(single).sum(axis=0), 2 * both(single), both(pairs), near)
+
+
+def _one(near: Neighbours, left: np.ndarray, right: np.ndarray, own: np.ndarray, shares: np.ndarray) -> Products:
+    """The mean over pairs of ``left . right``, with what the fit took from it added back (`own`, a matrix each)."""
+    levered = np.einsum("nab,nb->na", own, left)
+    single = near.shares(left - levered, right)
+    back = shares * np.sum(levered * right, axis=1)
+    pairs = near.pair_products(left - levered, right)
+    return Products(np.array([single.sum() + back.sum()]), (2 * single + back)[:, None], pairs[:, None], near)
+
+
+def _pick(levels: list[Products]) -> tuple[Products, bool]:
+    """The widest windows that agree with all narrower ones within their noise, or one step narrower where the next ones
+    do not; where the nearest two differ, what both say of distance zero. And whether that is far from either."""
+    errors = [np.sqrt(np.maximum(np.diag(level.covariance()), 0)) for level in levels]
+    bar = _AGREE + np.sqrt(2 * np.log(max(1, len(errors[0]) / 2)))
+    agree = lambda a, b: bool(np.all(np.abs(levels[a].value - levels[b].value) <= bar * errors[a]))
+    pick = 0
+    while pick + 1 < len(levels) and all(agree(k, pick + 1) for k in range(pick + 1)):
+        pick += 1
+    if pick or len(levels) < 2:
+        return levels[pick if pick + 1 == len(levels) else max(pick - 1, 0)], False
+    one, two = levels[:2]
+    ratio = one.near.distance / (two.near.distance - one.near.distance)
+    ends = [part * (1 + ratio) - other * ratio for part, other in ((one.value, two.value), (one.single, two.single))]
+    far = (np.abs(ends[0] - one.value) > _LITTLE * np.abs(ends[0])) & (np.abs(two.value - one.value) > bar * errors[0])
+    return Products(ends[0], ends[1], one.pairs, one.near), bool(np.any(far))
+
+
+def _too_far(around: Around, near: Neighbours, u: np.ndarray) -> bool:
+    """Whether neighbours are so far apart that even what the policy is known to do between them is lost."""
+    if near.group is not None:
+        return False
+    W, phi = np.asarray(around.solved.W[0], float), np.asarray(around.reduced.lower_pool.features, float)
+    known = phi @ W
+    spread = known.std(axis=0)
+    table = known if np.any(spread > 1e-9 * np.abs(known).max()) else u
+    i, j = near.pairs.T
+    centred = table - table.mean(axis=0)
+    alike = np.sum(centred[i] * centred[j], axis=0).sum() / len(i)
+    return bool(alike < _ALIKE * np.mean(np.sum(centred**2, axis=1)))
+
+
+def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = None) -> Missed:
+    """By products of neighbours, at the widest windows that agree with narrower ones.
+
+    `given`: the policy to be judged, at the samples, where it is not the one fitted to these.
+    """
+    study = around.study
+    domain, xi = study.problem.domain, study.lower.contexts().xi
+    u = np.asarray(domain.reference(domain.snap(xi, study.dtype)), float).reshape(len(xi), -1)
+    shares = pool_shares(study.lower)
+    functions = around.solved.W.shape[1]
+    widths = neighbours_of(domain, np.asarray(xi), u, shares * len(shares), functions)
+    tables = _tables(around, widths[0], shares)
+    levels = [_over_points(around, near, tables.left, tables.r) for near in widths]
+    total, torn = _pick(levels)
+    near = total.near
+    levered = np.einsum(
+        "nab,pnb->pna", tables.leverage, np.einsum("nab,pnb->pna", np.linalg.inv(tables.inverse), tables.left)
+    )
+    own = shares * np.sum(levered * tables.r, axis=2)
+    back = np.concatenate([own[:1], around.slope(own)]).T
+    lost = _over_points(around, near, levered, tables.r)
+    overfit = Products(lost.value - back.sum(axis=0), lost.single - back, lost.pairs, near)
+    basis = Products(total.value - overfit.value, total.single - overfit.single, total.pairs - lost.pairs, near)
+    bends = np.array([near.shares(a, b).sum() for a, b in zip(levered, tables.r, strict=True)]) - own.sum(axis=1)
+    singles = [_policies(widths, tables, around, given, shares), _derivatives(near, tables, around, shares)]
+    reason = ""
+    if len(u) < _FEWEST:
+        reason = f"{len(u)} samples are too few"
+    elif torn:
+        reason = "nearest neighbours disagree with second ones, so there is structure as fine as the samples"
+    elif _too_far(around, near, u):
+        reason = "neighbours are too far apart: too few samples for the dimension of the context"
+    return Missed(total, basis, overfit, around.bend(bends), *singles[0], *singles[1], unresolved=reason)
+
+
+def _policies(
+    widths: list[Neighbours], tables: Tables, around: Around, given: np.ndarray | None, shares: np.ndarray
+) -> tuple[Products, Products]:
+    step = np.einsum("nab,nb->na", tables.inverse, tables.r[0])
+    own = np.einsum("nab,nbc->nac", tables.leverage, np.linalg.inv(tables.inverse))
+    fitted = np.asarray(around.reduced.lower_pool.features, float) @ np.asarray(around.solved.W[0], float)
+    ahead = np.zeros_like(step) if given is None else given - fitted
+    same = given is None or np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300)
+    best = [_one(near, step, step, own, shares) for near in widths]
+    fit = [_one(near, step + ahead, step + ahead, (2 if same else 0) * own, shares) for near in widths]
+    return _pick(best)[0], _pick(fit)[0]
+
+
+def _derivatives(near: Neighbours, tables: Tables, around: Around, shares: np.ndarray) -> tuple[Products, Products]:
+    own = np.einsum("nab,nbc->nac", tables.leverage, np.linalg.inv(tables.inverse))
+    adjoint = _one(near, np.einsum("nab,nb->na", tables.inverse, tables.alpha), tables.alpha, own, shares)
+    rho = around.slope(tables.r)
+    total = None
+    for row in rho:
+        part = _one(near, np.einsum("nab,nb->na", tables.inverse, row), row, own, shares)
+        total = (
+            part
+            if total is None
+            else Products(total.value + part.value, total.single + part.single, total.pairs + part.pairs, near)
+        )
+    assert total is not None
+    return adjoint, total

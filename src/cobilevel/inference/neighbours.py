@@ -1,0 +1,159 @@
+r"""Products of the residuals of neighbouring samples: what a basis misses, seen without a richer one.
+
+The product of two conditional means at one context is the mean of the product of two samples there, since their noises
+are independent. No context is met twice on a continuum, but neighbours are near. ``Neighbours`` sums a table over the
+neighbours of each sample, the sample itself left out; a mean of products over pairs is then one such sum. It comes in
+`levels`, from the nearest neighbours to wide windows: wide ones see less and have less noise.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy import sparse
+from scipy.spatial import cKDTree
+
+from ..problem import Domain, Finite
+
+_MOST_NEAR = 16  # neighbours of a context in several dimensions
+_WIDEST = 8  # windows hold at most n / (8 (N + 8)) samples on each side: structure that N functions resolve is not seen
+_PAIRS = 200_000  # pairs by which the noise of their products is measured
+_DISTINCT_SHARE = 0.5  # of the samples: with fewer different contexts, those that are equal are the neighbours
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Who is near whom, at one width.
+
+    - `own`: weights of the rows, of mean one; `total`: that of all ordered pairs together.
+    - `pairs`: some, at random, by which noise is measured, with `pair_weight`; `count`: all ordered pairs they stand for.
+    - `distance`: the mean square distance of the pairs.
+    - by `order` on an interval, by `matrix` in several dimensions, by `group` (with the weight of `each` of its pairs)
+      where contexts are equal.
+    """
+
+    width: int
+    own: Float[np.ndarray, " n"]
+    pairs: Int[np.ndarray, "p 2"]
+    pair_weight: Float[np.ndarray, " p"]
+    count: float
+    total: float
+    distance: float = 0.0
+    order: Int[np.ndarray, " n"] | None = None
+    matrix: sparse.csr_matrix | None = None
+    group: Int[np.ndarray, " n"] | None = None
+    each: Float[np.ndarray, " n"] | None = None
+
+    def _sums(self, table: np.ndarray) -> np.ndarray:
+        """The weighted sum over the neighbours of each row."""
+        table = table * self.own[:, None]
+        if self.group is not None and self.each is not None:
+            sums = np.zeros((self.group.max() + 1, table.shape[1]))
+            np.add.at(sums, self.group, table)
+            return (sums[self.group] - table) * self.each[:, None]
+        if self.matrix is not None:
+            return self.matrix @ table
+        n, k = len(table), self.width
+        ordered = table[self.order]
+        running = np.concatenate([np.zeros((1, table.shape[1])), np.cumsum(ordered, axis=0)])
+        place = np.arange(n)
+        window = running[np.minimum(place + k + 1, n)] - running[np.maximum(place - k, 0)] - ordered
+        out = np.empty_like(window)
+        out[self.order] = window
+        return out
+
+    def shares(self, left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+        """What each row adds to the mean over pairs of ``left . right``, which is their sum."""
+        both = np.sum(left * self._sums(right), axis=1) + np.sum(right * self._sums(left), axis=1)
+        return self.own * both / (2 * self.total)
+
+    def pair_products(self, left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " p"]:
+        """The products of the sampled pairs, each with its weight in the mean."""
+        i, j = self.pairs.T
+        both = np.sum(left[i] * right[j], axis=1) + np.sum(left[j] * right[i], axis=1)
+        return self.pair_weight * both / (2 * self.total)
+
+    def noise(self, single: Float[np.ndarray, "n k"], products: Float[np.ndarray, "p k"]) -> Float[np.ndarray, "k k"]:
+        """The covariance of a sum over samples and over pairs.
+
+        `single`: what each sample moves it by, the pairs it is in counted in full; `products`: of the sampled pairs.
+        Pairs are counted twice then, once for each end; what a pair has beyond its ends is taken off once.
+        """
+        apart = single - single.mean(axis=0)
+        twice = products.T @ products * (2 * self.count / max(len(products), 1))  # each unordered pair: (2 product)^2
+        spread = apart.T @ apart - twice
+        values, vectors = np.linalg.eigh((spread + spread.T) / 2)
+        least = np.diag(vectors.T @ (apart.T @ apart) @ vectors) / 4
+        return (vectors * np.maximum(values, least)) @ vectors.T
+
+
+def neighbours_of(
+    domain: Domain, xi: np.ndarray, u: Float[np.ndarray, "n d"], own: Float[np.ndarray, " n"], functions: int
+) -> list[Neighbours]:
+    """The neighbours at growing widths; `u`: contexts on the reference cube, `own`: weights of mean one."""
+    n, rng = len(u), np.random.default_rng(0)
+    codes, group, counts = np.unique(u, axis=0, return_inverse=True, return_counts=True)
+    if isinstance(domain, Finite) or len(codes) <= _DISTINCT_SHARE * n:
+        return [_equal(group.ravel(), counts, own, rng)]
+    widest = max(1, n // (_WIDEST * (functions + 8)))
+    if u.shape[1] == 1:
+        order = np.lexsort((rng.random(n), u[:, 0]))
+        widths = [2**k for k in range(20) if 2**k <= widest]
+        return [_windows(order, own, k, rng, u) for k in widths]
+    widths = [k for k in (1, 2, 4, 8, _MOST_NEAR) if k <= widest]
+    _, index = cKDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(widths[-1] + 1, n))
+    return [_nearest(index[:, : k + 1], own, rng, u) for k in widths]
+
+
+def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.random.Generator) -> Neighbours:
+    """Samples with the same context, each pair of a group alike, so that each row counts as itself."""
+    mass = np.bincount(group, own)
+    each = np.where(counts > 1, mass / np.maximum(mass**2 - np.bincount(group, own**2), 1e-300), 0.0)[group]
+    order = np.argsort(group, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    i = rng.integers(0, len(group), min(_PAIRS, 20 * len(group)))
+    i = i[counts[group[i]] > 1]
+    place = np.empty(len(group), int)
+    place[order] = np.arange(len(group))
+    size, start = counts[group[i]], starts[group[i]]
+    j = order[start + (place[i] - start + rng.integers(1, np.maximum(size, 2))) % size]
+    pairs = np.stack([i, j], axis=1)
+    # rows are drawn evenly, so pairs of a group of size s are drawn with frequency 1 / (n (s - 1))
+    drawn = 1 / (np.sum(counts > 1) and np.sum(counts[counts > 1])) / np.maximum(size - 1, 1)
+    total = float(np.sum(own * each * (mass[group] - own)))
+    weight = own[i] * own[j] * each[i]
+    scale = np.sqrt(1 / drawn)  # so that sums over the sample stand for sums over all pairs
+    return Neighbours(0, own, pairs, weight * scale, 1.0, total, group=group, each=each)
+
+
+def _windows(order: np.ndarray, own: np.ndarray, width: int, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
+    """On an interval: the samples next to each in order, `width` on each side."""
+    n = len(order)
+    lag = rng.integers(1, width + 1, min(_PAIRS, 20 * n))
+    i = rng.integers(0, n, len(lag))
+    inside = i + lag < n
+    pairs = np.stack([order[i[inside]], order[i[inside] + lag[inside]]], axis=1)
+    found = Neighbours(
+        width, own, pairs, own[pairs[:, 0]] * own[pairs[:, 1]], 2.0 * (n - (width + 1) / 2) * width, 1.0, order=order
+    )
+    return _normalised(found, u)
+
+
+def _nearest(index: np.ndarray, own: np.ndarray, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
+    """In several dimensions: the nearest few of each, and those of which it is one."""
+    n, k = len(index), index.shape[1] - 1
+    rows, columns = np.repeat(np.arange(n), k + 1), index.ravel()
+    other = rows != columns
+    matrix = sparse.csr_matrix((np.ones(other.sum()), (rows[other], columns[other])), shape=(n, n))
+    matrix = matrix.maximum(matrix.T).tocsr()
+    coo = matrix.tocoo()
+    picked = rng.integers(0, coo.nnz, min(_PAIRS, 20 * n))
+    pairs = np.stack([coo.row[picked], coo.col[picked]], axis=1)
+    found = Neighbours(k, own, pairs, own[pairs[:, 0]] * own[pairs[:, 1]], float(coo.nnz), 1.0, matrix=matrix)
+    return _normalised(found, u)
+
+
+def _normalised(found: Neighbours, u: np.ndarray) -> Neighbours:
+    total = float(np.sum(found.own * found._sums(np.ones((len(found.own), 1)))[:, 0]))
+    i, j = found.pairs.T
+    return replace(found, total=total, distance=float(np.mean(np.sum((u[i] - u[j]) ** 2, axis=1))))
