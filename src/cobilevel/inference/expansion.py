@@ -127,6 +127,17 @@ class Around:
         """Whether the reduced problem could be solved at all points."""
         return bool(np.all(np.asarray(self.solved.sound)))
 
+    @property
+    def lengths(self) -> Float[np.ndarray, " k"]:
+        """Of the steps along the coordinates, by which slopes are divided; 1 where there is no room for one."""
+        k = np.diag(self.directions)
+        return np.where(k != 0, k, 1.0)
+
+    def hessian(self) -> Float[np.ndarray, "dx dx"]:
+        """The curvature of the reduced objective, where the directions are the coordinates."""
+        table = self.slope(self.solved.gradient) / self.lengths[:, None]
+        return (table + table.T) / 2
+
     def at_x(self, table: Array) -> np.ndarray:
         """The part of a table over points that belongs to ``x``."""
         return np.asarray(table[0], float)
@@ -226,12 +237,10 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
 
 def _standard_reach(around: Around) -> np.ndarray:
     """About a standard error of each coordinate of ``x``; infinite where the curvature does not show one."""
-    k = np.diag(around.directions)
-    k = np.where(k != 0, k, 1)
-    hessian = around.slope(around.solved.gradient) / k[:, None]
+    k = around.lengths
     upper, lower = around.scores()
     noise = around.covariance((upper / k, lower / k))
-    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2 * np.outer(around.unit, around.unit))
+    values, vectors = np.linalg.eigh(around.hessian() * np.outer(around.unit, around.unit))
     kept = values > 1e-6 * max(values[-1], 0) if values[-1] > 0 else values > np.inf
     inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T * np.outer(around.unit, around.unit)
     if not kept.any():

@@ -46,10 +46,7 @@ def _free(study: Study, x: np.ndarray, gradient: np.ndarray) -> Bool[np.ndarray,
 
 
 def _local(around: Around, missed: Missed | None, free: np.ndarray) -> Local:
-    k = np.diag(around.directions)
-    k = np.where(k != 0, k, 1.0)
-    hessian = around.slope(around.solved.gradient) / k[:, None]
-    hessian = ((hessian + hessian.T) / 2)[np.ix_(free, free)]
+    k, hessian = around.lengths, around.hessian()[np.ix_(free, free)]
     upper, lower = (rows / k for rows in around.scores())
     gradient = around.at_x(around.solved.gradient)[free]
     inside = np.ix_(free, free)
@@ -160,6 +157,14 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         hessian=found.hessian,
         directions=np.concatenate([found.flat, found.falls]),
     )
+
+
+def infer_flat(around: Around) -> Float[np.ndarray, "f dx"]:
+    """The directions along which the objective shows no curvature beyond its noise, or falls."""
+    free = _free(around.study, around.x, around.at_x(around.solved.gradient))
+    if not free.any():
+        return np.zeros((0, len(free)))
+    return np.concatenate(_flat_directions(around, _local(around, None, free), free, around.joint))
 
 
 @dataclass(frozen=True)

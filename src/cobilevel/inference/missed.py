@@ -98,7 +98,7 @@ class Missed:
     - `total`: the mean over pairs, to be added to the value of the reduced problem (first entry) and to its slopes;
       `basis`: the part due to the basis, `overfit`: that due to the fit, with its second derivatives `overfit_bend`.
     - `policy`: the mean square error of the basis's best policy; `policy_fitted`: that of the policy given;
-      `adjoint`, `sensitivity`: squared errors in the norm of ``d22 g``.
+      `adjoint`, `sensitivity`: squared errors in the norm of ``d22 g``; `cross`: their product, along each direction.
     - `unresolved`: why neighbours cannot decide, in words; empty where they can.
     """
 
@@ -110,6 +110,7 @@ class Missed:
     policy_fitted: Products
     adjoint: Products
     sensitivity: Products
+    cross: Products
     unresolved: str
 
     @property
@@ -215,17 +216,18 @@ def _policies(
     return _pick(best)[0], _pick(fit)[0]
 
 
-def _derivatives(near: Neighbours, tables: Tables, around: Around, shares: np.ndarray) -> tuple[Products, Products]:
+def _derivatives(
+    near: Neighbours, tables: Tables, around: Around, shares: np.ndarray
+) -> tuple[Products, Products, Products]:
+    """Adjoint error, sensitivity error (over all coordinates of ``x``), and their products."""
     own = np.einsum("nab,nbc->nac", tables.leverage, np.linalg.inv(tables.inverse))
-    adjoint = _one(near, np.einsum("nab,nb->na", tables.inverse, tables.alpha), tables.alpha, own, shares)
-    rho = around.slope(tables.r)
-    total = None
-    for row in rho:
-        part = _one(near, np.einsum("nab,nb->na", tables.inverse, row), row, own, shares)
-        total = (
-            part
-            if total is None
-            else Products(total.value + part.value, total.single + part.single, total.pairs + part.pairs, near)
-        )
-    assert total is not None
-    return adjoint, total
+    across = lambda row: np.einsum("nab,nb->na", tables.inverse, row)
+    adjoint = _one(near, across(tables.alpha), tables.alpha, own, shares)
+    k = around.lengths
+    squares, crossed = [], []
+    for row, length in zip(around.slope(tables.r), k, strict=True):
+        squares.append(_one(near, across(row / length), row / length, own, shares))
+        crossed.append(_one(near, across(tables.alpha), row, own, shares))
+    total = Products(*[sum(getattr(part, name) for part in squares) for name in ("value", "single", "pairs")], near)
+    join = lambda name: np.concatenate([getattr(part, name) for part in crossed], axis=-1)
+    return adjoint, total, Products(join("value"), join("single"), join("pairs"), near)

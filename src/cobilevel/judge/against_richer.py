@@ -51,6 +51,7 @@ def measure_against_richer(study: Study, solution: Solution, richer: Basis) -> M
         ),
         freedom=GROUPS - 1.0,
         trouble="" if bool(low.sound & high.sound) else "a reduced problem could not be solved at x",
+        compared=repr(richer),
     )
 
 

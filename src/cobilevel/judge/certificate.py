@@ -9,8 +9,10 @@ from jaxtyping import Array, PyTree
 
 from ..checks import positive
 from .intervals import Estimate
+from .regret import Regret
 
 _ROUNDING_GAP = 1e-12  # a gap, relative to the gradient, that rounding explains
+_MOST_STEPS = 6  # coordinates whose distance to the minimum is printed
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,11 @@ class Certificate:
       the norm of ``d22 G``; the square root of their product bounds what they add to the gap.
     - `hypergradient_gap`: ``|grad F - grad F_Phi|``; `parts`: the vectors it is the sum of.
     - `lower_loss`: the mean of ``g`` along the policy.
-    - `mode`: "exact", "enriched" or "held-out", and `compared`: with what, in words.
+    - `objective`: ``F`` at ``x``; `regret`: how much lower it could be at a decision nearby, with the parts that more
+      samples and a richer basis would show, and the step that leads there; ``None`` where curvature is not known.
+    - `typical`: the size of a single sample's gradient, to read gradient norms by.
+    - `mode`: "exact", "neighbours", "enriched" or "held-out", and `compared`: with what, in words.
+    - `unresolved`: why the samples cannot decide what the basis misses; empty where they can. Then nothing is promised.
     - `bound`: the corrected theorem's bound on the gradient norm, where constants were given.
     - `trouble`: what went wrong, empty where nothing did.
     """
@@ -68,15 +74,24 @@ class Certificate:
     samples: int
     blocked: int
     trouble: str
+    objective: Estimate | None = None
+    regret: Regret | None = None
+    typical: float = float("nan")
+    unresolved: str = ""
+    names: tuple[str, ...] = ()
 
-    @property
-    def stationary(self) -> bool:
-        """Whether the gradient is indistinguishable from zero on these samples: its interval reaches down to zero.
+    def stationary(self, threshold: float) -> bool | None:
+        """Whether the gradient of ``F`` is at most `threshold` at ``x``.
 
-        That is no proof that it is zero: fewer samples make more points stationary, and the end of
-        ``gradient_norm.interval`` says how large it may still be. Never true where it could not be measured.
+        True where the upper end of its interval is, False where the lower end is not, ``None`` where these samples
+        cannot tell.
         """
-        return self.gradient_norm.low == 0 and bool(np.isfinite(self.gradient_norm.error))
+        positive("stationary: threshold", threshold)
+        if self.unresolved or not np.isfinite(self.gradient_norm.error):
+            return None
+        if self.gradient_norm.high <= threshold:
+            return True
+        return False if self.gradient_norm.low > threshold else None
 
     @property
     def blame(self) -> str:
@@ -92,22 +107,46 @@ class Certificate:
         return ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in sizes.items())
 
     def __repr__(self):
-        lines = [
-            f"Certificate({self.mode} mode, {self.samples} samples: compared with {self.compared})",
-            f"  gradient of F          {self.gradient_norm!r}"
-            + ("  indistinguishable from zero" if self.stationary else "")
-            + (f"  ({self.blocked} coordinates blocked by bounds left out)" if self.blocked else ""),
-            f"  gradient of F_Phi      {self.reduced_gradient_norm!r}",
+        lines = [f"Certificate({self.mode} mode, {self.samples} samples: compared with {self.compared})"]
+        if self.unresolved:
+            lines.append(
+                f"  unresolved: {self.unresolved}. What the basis misses is not known, and nothing is promised."
+            )
+        lines += _about_regret(self)
+        scale = "" if np.isnan(self.typical) else f"  (of a single sample: {self.typical:.2g})"
+        blocked = f"  ({self.blocked} coordinates blocked by bounds left out)" if self.blocked else ""
+        lines += [
+            f"  gradient of F            {self.gradient_norm!r}{scale}{blocked}",
+            f"  gradient of F_Phi        {self.reduced_gradient_norm!r}",
         ]
         if self.hypergradient_gap is not None:
-            lines.append(f"  their difference       {self.hypergradient_gap!r}  from {self.blame}")
+            lines.append(f"  their difference         {self.hypergradient_gap!r}  from {self.blame}")
         for name, value in (
-            ("policy error, squared  ", self.policy_error),
-            ("adjoint error, squared ", self.adjoint_error),
-            ("sensitivity, squared   ", self.sensitivity_error),
-            ("lower objective        ", self.lower_loss),
+            ("policy error, squared", self.policy_error),
+            ("adjoint error, squared", self.adjoint_error),
+            ("sensitivity error, squared", self.sensitivity_error),
+            ("lower objective", self.lower_loss),
         ):
-            lines += [] if value is None else [f"  {name}{value!r}"]
-        lines += [] if self.bound is None else [f"  bound by the constants {self.bound:.3g}"]
+            lines += [] if value is None else [f"  {name:<24} {value!r}"]
+        lines += [] if self.bound is None else [f"  {'bound by the constants':<24} {self.bound:.3g}"]
         lines += [] if not self.trouble else [f"  trouble: {self.trouble}"]
         return "\n".join(lines)
+
+
+def _about_regret(found: Certificate) -> list[str]:
+    """What is at stake, in units of the objective and of ``x``."""
+    lines = [] if found.objective is None else [f"  {'objective F':<24} {found.objective.words(4)}"]
+    if found.regret is None:
+        return lines
+    total, share = found.regret.total, ""
+    if found.objective is not None and float(found.objective):
+        share = f", at most {100 * total.high / abs(found.objective):.2g}% of F"
+    lines.append(f"  {'regret':<24} {total!r}{share}")
+    lines.append(f"  {'  from sampling':<24} {found.regret.sampling!r}")
+    if found.regret.basis is not None:
+        lines.append(f"  {'  from the basis':<24} {found.regret.basis!r}")
+    steps = zip(found.names, found.regret.step, found.regret.step_error, strict=True)
+    shown = [f"{name} {move:+.2g} +- {error:.2g}" for name, move, error in steps]
+    more = f", ... and {len(shown) - _MOST_STEPS} more" if len(shown) > _MOST_STEPS else ""
+    lines.append(f"  {'from x to the minimum':<24} {', '.join(shown[:_MOST_STEPS])}{more}")
+    return lines

@@ -1,5 +1,6 @@
 """``certify``: is this point stationary for the problem as stated, and is the basis rich enough? Measured."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -7,26 +8,30 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from .. import trees
-from ..answer import Solution
+from ..answer import Solution, names_of
 from ..basis import Basis, Orthonormal, richer_basis
+from ..inference import Around, infer_flat, look_around, too_large
 from ..keys import as_key
 from ..lower import DENSE_LIMIT, MISSING, law_is_known
 from ..problem import Data, Problem, Study
+from ..reduction import reduce_with
 from .against_exact import measure_exactly
 from .against_richer import measure_against_richer
+from .by_neighbours import measure_by_neighbours
 from .certificate import Certificate, Constants
 from .evaluate import in_precision_of, mean_loss
 from .galerkin import measure_reduced
-from .intervals import norm_estimate
-from .jackknife import GROUPS
+from .intervals import Estimate, norm_estimate
 from .measured import Measured, NoisyVector
+from .regret import length_estimate, regret_of, solved_from_these
 
 _MOST_DERIVATIVES = 2e8  # numbers held for second derivatives context by context: 1.6 GB
 _WIDEST_Y = 512  # the largest y whose Hessian is taken context by context
 _ROUNDING = 2 / 3  # the power of the precision, relative to single rows, that gradients are trusted to
+_SAME_SAMPLES = "these are the samples it was solved from, so intervals say what noise leaves open and show no error"
 _UNSURE = "the gradient, or its noise, could not be measured: too few samples, or NaN in upper or lower at the policy"
 
-MODES = ("exact", "enriched", "held-out")
+MODES = ("exact", "neighbours", "enriched", "held-out")
 
 
 def certify(
@@ -44,8 +49,9 @@ def certify(
 
     - `samples`: data to judge by; others than those it was solved from, or the figures are too optimistic.
     - `mode`: by default the first that is possible. ``"exact"``: true lower-level solutions at each context (no noise
-      in the lower level, ``Product`` data, a ``Finite`` domain, or ``problem.conditional``). ``"enriched"``: joint
-      samples only, compared with a basis of about twice the functions; it sees what that basis can express and no more.
+      in the lower level, ``Product`` data, or ``problem.conditional``). ``"neighbours"``: joint samples only, by
+      products of the residuals of neighbouring ones; it sees structure as fine as the samples lie. ``"enriched"``:
+      compared with a basis of about twice the functions; it sees what that basis can express and no more.
       ``"held-out"``: the reduced problem and the lower objective on these samples, nothing else.
     - `constants`: Lipschitz constants, to evaluate the corrected theorem's bound.
     - `draws`, `key`: draws of noise at a context where ``problem.conditional`` is used, and their seed.
@@ -62,16 +68,27 @@ def certify(
     mode = next(name for name in MODES if not impossible[name]) if mode is None else mode
     if impossible[mode]:
         raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
+    around = None
+    if not too_large(study, study.problem.sizes[0], mode == "neighbours"):
+        reduced = reduce_with(study, solution.basis, solution.W).whitened()
+        around = look_around(study, reduced, solution.x, mode == "neighbours")
     if mode == "exact":
         found = measure_exactly(study, solution, draws, base, richer)
-        compared = "exact lower-level solutions at each context"
+    elif mode == "neighbours" and around is not None:
+        found = measure_by_neighbours(study, solution, around)
     elif mode == "enriched" and richer is not None:
         found = measure_against_richer(study, solution, richer)
-        compared = repr(richer)
     else:
         found = measure_reduced(study, solution)
-        compared = "nothing beyond this basis: the gradient is the reduced problem's"
-    return _certificate(study, solution, found, mode, compared, constants)
+    return _certificate(study, solution, _with_noise_of(around, found), mode, around, constants)
+
+
+def _with_noise_of(around: Around | None, found: Measured) -> Measured:
+    """The reduced gradient with the noise of policy and adjoint counted, where that was found out."""
+    if around is None or found.fitted is not None or not around.sound:
+        return found
+    upper, lower = (rows / around.lengths for rows in around.scores())
+    return replace(found, reduced=NoisyVector(found.reduced.mean, around.covariance((upper, lower))))
 
 
 def _richer(study: Study, solution: Solution) -> Basis | None:
@@ -90,47 +107,96 @@ def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[
     many = ""
     if d_y > _WIDEST_Y or contexts * d_y * (d_y + d_x) > _MOST_DERIVATIVES:
         many = f"second derivatives of {d_y} x {d_y + d_x} at {contexts} contexts do not fit."
+    estimated = ""
+    if not unknown and study.noisy and study.problem.conditional is None:
+        estimated = 'the lower level\'s solutions would themselves be estimates from few samples; "neighbours" knows.'
+    lacking = "" if study.shared else "the two levels see different samples."
+    lacking = lacking if study.noisy else "the lower level has no noise that neighbours could average out."
+    wide = too_large(study, d_x, True)
+    lacking = lacking or (f"{wide}." if wide else "")
     crossed = "it compares on joint samples, and these are Product data."
     crossed = crossed if study.upper.crossed or study.lower.crossed else ""
     alone = "the samples support no richer basis, or there is none." if richer is None else ""
-    return {"exact": unknown or many or large, "enriched": large or crossed or alone, "held-out": ""}
+    return {
+        "exact": unknown or (estimated if study.shared else "") or many or large,
+        "neighbours": large or crossed or lacking,
+        "enriched": large or crossed or alone,
+        "held-out": "",
+    }
+
+
+_COMPARED = {
+    "exact": "exact lower-level solutions at each context",
+    "held-out": "nothing beyond this basis: the gradient is the reduced problem's",
+}
 
 
 def _certificate(
-    study: Study, solution: Solution, found: Measured, mode: str, compared: str, constants: Constants | None
+    study: Study,
+    solution: Solution,
+    found: Measured,
+    mode: str,
+    around: Around | None,
+    constants: Constants | None,
 ) -> Certificate:
     """The figures of merit, from what was measured."""
     x, unravel = ravel_pytree(solution.x)
     as_x = lambda vector: unravel(jnp.asarray(vector, x.dtype))
-    gradient, errors = found.gradient.mean, found.errors
-    free = np.asarray(study.problem.bounds.flat().free(x, jnp.asarray(gradient, x.dtype)))
-    rounding = (study.eps**_ROUNDING * found.scale) ** 2 / max(len(x), 1) * np.eye(len(x))
-
-    def norm(vector: NoisyVector):
-        return norm_estimate(vector.mean[free], (vector.covariance + rounding)[np.ix_(free, free)], found.freedom)
-
-    difference = found.difference
+    errors, difference = found.errors, found.difference
+    free = np.asarray(study.problem.bounds.flat().free(x, jnp.asarray(found.gradient.mean, x.dtype)))
+    found = _rounded(found, study)
+    same = solved_from_these(found, free)
+    select = np.eye(len(free))[free]
+    norm = lambda vector: length_estimate(vector, select, found.freedom, same)
+    regret, value = None, found.value
+    if around is not None and around.sound:
+        flat = infer_flat(around)
+        regret = regret_of(found, around.hessian(), flat, free, same)
+        value = _value(around) if value is None else value
+    gap = None if difference is None else norm_estimate(difference.mean, difference.covariance, found.freedom)
+    reduced_norm = norm(found.reduced)
     bound = None
     if constants is not None and errors is not None:
         spread = float(np.sqrt(errors.adjoint.high * errors.sensitivity.high))
-        bound = float(np.linalg.norm(found.reduced.mean[free])) + constants.policy * errors.distance + spread
+        bound = reduced_norm.high + constants.policy * float(np.sqrt(errors.policy.high)) + spread
     policy = solution.policy(study.lower.contexts().xi)
+    trouble = [found.trouble] if found.trouble else []
+    trouble += [] if np.all(np.isfinite(found.gradient.covariance)) else [_UNSURE]
+    trouble += [_SAME_SAMPLES] if same else []
     return Certificate(
         gradient_norm=norm(found.gradient),
-        reduced_gradient_norm=norm(found.reduced),
+        reduced_gradient_norm=reduced_norm,
         policy_error=None if errors is None else errors.policy,
         adjoint_error=None if errors is None else errors.adjoint,
         sensitivity_error=None if errors is None else errors.sensitivity,
-        hypergradient_gap=None
-        if difference is None
-        else norm_estimate(difference.mean, difference.covariance, GROUPS - 1.0, cautious=True),
+        hypergradient_gap=gap,
         lower_loss=mean_loss(study.problem.lower, solution.x, policy, study.lower),
-        gradient=as_x(gradient),
+        gradient=as_x(found.gradient.mean),
         parts={name: as_x(part) for name, part in found.parts.items()},
         mode=mode,
-        compared=compared,
+        compared=found.compared or _COMPARED[mode],
         bound=bound,
         samples=study.upper.count or 0,
         blocked=int(np.sum(~free)),
-        trouble=found.trouble or ("" if np.all(np.isfinite(found.gradient.covariance)) else _UNSURE),
+        trouble="; ".join(trouble),
+        objective=value,
+        regret=regret,
+        typical=found.scale or float("nan"),
+        unresolved=found.unresolved,
+        names=names_of(study.problem.x0),
     )
+
+
+def _rounded(found: Measured, study: Study) -> Measured:
+    """With what rounding adds to the noise of the gradients."""
+    count = len(found.gradient.mean)
+    more = (study.eps**_ROUNDING * found.scale) ** 2 / max(count, 1) * np.eye(count)
+    widened = lambda vector: NoisyVector(vector.mean, vector.covariance + more)
+    return replace(found, gradient=widened(found.gradient), reduced=widened(found.reduced))
+
+
+def _value(around: Around) -> Estimate:
+    """The reduced objective, with its noise."""
+    rows = around.solved.rows
+    spread = around.covariance((around.at_x(rows.f)[:, None], -around.at_x(rows.vr)[:, None]))
+    return Estimate.of(float(around.solved.value[0]), float(np.sqrt(spread[0, 0])))

@@ -33,6 +33,8 @@ class Measured:
 
     - `freedom`: of the estimated covariances; `scale`: the size of single rows, whose rounding gradients inherit.
     - `difference`, `parts`, `errors`: where the reduced problem was compared with a better one.
+    - `value`: the upper objective; `fitted`: the reduced gradient on these very samples, where `reduced` is corrected
+      for the fit to them. `unresolved`: why nothing can be said, in words. `compared`: with what.
     """
 
     gradient: NoisyVector
@@ -43,3 +45,7 @@ class Measured:
     parts: Mapping[str, Float[np.ndarray, " dx"]] = field(default_factory=dict)
     errors: Errors | None = None
     scale: float = 0.0
+    unresolved: str = ""
+    compared: str = ""
+    value: Estimate | None = None
+    fitted: NoisyVector | None = None

@@ -60,8 +60,8 @@ class Law(eqx.Module):
 
 
 def law_at(study: Study, xi: Shaped[Array, "n ..."], draws: int = 1024, key: Any = 0) -> Law:
-    """The conditional law at the contexts: exact where ``lower`` has no noise; all data for ``Product``; the samples of
-    each value for a ``Finite`` domain; `draws` draws where the problem has a ``conditional`` sampler. Else raises."""
+    """The conditional law at the contexts: exact where ``lower`` has no noise; all data for ``Product``; `draws` draws
+    where the problem has a ``conditional`` sampler; the samples of each value for a ``Finite`` domain. Else raises."""
     problem = study.problem
     lower: Any = study.lower  # what it is, its own answers say
     xi, domain = jnp.asarray(xi), problem.domain
@@ -69,6 +69,8 @@ def law_at(study: Study, xi: Shaped[Array, "n ..."], draws: int = 1024, key: Any
         return Law(xi, jax.tree.map(lambda a: a[:1], lower.example().eta), None, None, 1)
     if lower.crossed:
         return Law(xi, lower.eta, None, None, lower.count)
+    if problem.conditional is not None:
+        return Law(xi, None, None, jax.random.split(as_key(key), len(xi)), draws)
     if isinstance(domain, Finite) and not lower.endless:
         same = domain.index(lower.xi)[None, :] == domain.index(xi)[:, None]
         weights = jnp.where(same, lower.mean_one_weights(), 0)
@@ -79,8 +81,6 @@ def law_at(study: Study, xi: Shaped[Array, "n ..."], draws: int = 1024, key: Any
                 f"{np.asarray(xi)[unseen][0]}, so its solution there is unknown. Leave them out, or add samples."
             )
         return Law(xi, lower.eta, weights, None, len(lower))
-    if problem.conditional is not None:
-        return Law(xi, None, None, jax.random.split(as_key(key), len(xi)), draws)
     raise ValueError(MISSING)
 
 

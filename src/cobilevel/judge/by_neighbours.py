@@ -1,0 +1,84 @@
+"""The reduced problem against the problem as stated by products of neighbouring samples: joint samples are enough."""
+
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float
+
+from ..answer import Solution
+from ..inference import Around, Missed, Products, what_is_missed
+from ..problem import Study
+from .intervals import Estimate, freedom_of
+from .jackknife import as_rows
+from .measured import Errors, Measured, NoisyVector
+
+
+def measure_by_neighbours(study: Study, solution: Solution, around: Around) -> Measured:
+    """The gradients, what lies between them and why, at the ``x`` around which the reduced problem was solved."""
+    rows = study.lower.contexts()
+    given = as_rows(solution.policy(rows.xi))
+    missed = what_is_missed(around, given)
+    k = around.lengths
+    shares = rows.shares()
+    upper, lower = (table / k for table in around.scores())
+    own = (upper + lower - shares @ (upper + lower)) * shares[:, None]
+    gradient = around.at_x(around.solved.gradient)
+    stated = NoisyVector(gradient + _slopes(missed.total, k), _noise(missed.total, k, own))
+    reduced = NoisyVector(gradient + _slopes(missed.overfit, k), _noise(missed.overfit, k, own))
+    gap = NoisyVector(_slopes(missed.basis, k), _noise(missed.basis, k))
+    product = missed.cross.value / k
+    freedom = freedom_of(shares)
+    values = around.at_x(around.solved.rows.f)
+    m = (values - around.at_x(around.solved.rows.vr))[:, None]
+    value_noise = missed.total.covariance(_first(missed.total, (m - shares @ m) * shares[:, None]))[0, 0]
+    return Measured(
+        gradient=stated,
+        reduced=reduced,
+        freedom=freedom,
+        trouble="" if around.sound else "the reduced problem could not be solved at x",
+        difference=gap,
+        parts={"policy": gap.mean - product, "adjoint and sensitivity": product},
+        errors=_errors(missed, freedom),
+        scale=float(np.sqrt(np.sum(shares @ (upper + lower) ** 2))),
+        unresolved=missed.unresolved,
+        compared=_compared(missed),
+        value=Estimate.of(float(shares @ m[:, 0]) + float(missed.total.value[0]), float(np.sqrt(value_noise)), freedom),
+        fitted=NoisyVector(gradient, around.covariance((upper, lower))),
+    )
+
+
+def _slopes(products: Products, k: Float[np.ndarray, " dx"]) -> Float[np.ndarray, " dx"]:
+    """The derivatives of a mean over pairs, without its value."""
+    return products.value[1:] / k
+
+
+def _noise(products: Products, k: Float[np.ndarray, " dx"], own: Float[np.ndarray, "n dx"] | None = None) -> np.ndarray:
+    """Their covariance, of the sum with what single samples contribute where that is given."""
+    scale = np.concatenate([[1.0], 1 / k])
+    scaled = replace(products, single=products.single * scale, pairs=products.pairs * scale)
+    also = 0.0 if own is None else np.concatenate([np.zeros((len(own), 1)), own], axis=1)
+    return scaled.covariance(also)[1:, 1:]
+
+
+def _first(products: Products, rows: Float[np.ndarray, "n 1"]) -> np.ndarray:
+    """Rows for the value alone, next to zeros for the derivatives."""
+    return np.concatenate([rows, np.zeros((len(rows), len(products.value) - 1))], axis=1)
+
+
+def _errors(missed: Missed, freedom: float) -> Errors:
+    def one(products: Products) -> Estimate:
+        return Estimate.of(float(products.value[0]), float(np.sqrt(products.covariance()[0, 0])), freedom, least=0.0)
+
+    policy = one(missed.policy_fitted)
+    return Errors(policy, one(missed.adjoint), one(missed.sensitivity), distance=float(np.sqrt(policy.high)))
+
+
+def _compared(missed: Missed) -> str:
+    near = missed.total.near
+    if near.group is not None:
+        return "products of samples at the same context"
+    return (
+        f"products of neighbouring samples, {near.width} on each side"
+        if near.order is not None
+        else (f"products of neighbouring samples, the nearest {near.width}")
+    )
