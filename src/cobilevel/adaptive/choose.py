@@ -1,8 +1,8 @@
-"""A basis chosen at one decision ``x``: how many functions, and in several dimensions which ones.
+"""A basis chosen around one decision ``x``: how many functions, and in several dimensions which ones.
 
-The lower level is fitted with more and more Chebyshev functions, each fit going on from the one before, and judged by
-the lower objective on samples held out: do more functions buy anything? The most that is tried is what the samples
-support (``Samples.supported``).
+``choose_basis`` adds functions while what is left without them stands out of the noise. ``Search`` is for bases grown to
+a tolerance: fits with more and more functions, judged by the lower objective on samples held out. The most that is
+tried is what the samples support (``Samples.supported``).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, PyTree
 from ..basis import Basis, Categorical, Chebyshev, Listed, Orthonormal
 from ..derivatives import Ledger
 from ..problem import Finite, Study
-from .nested_fits import TIERS, Candidate, NestedFits, Split, by_degree, by_margin
+from .hunt import Hunt
+from .nested_fits import Candidate, NestedFits, Split, by_degree, by_margin
 
 _FITTED_SHARE = 0.8  # of the samples looked at; the others are held out
 _MOST_COEFFICIENTS = 1000  # the largest N d_y tried
@@ -76,40 +77,37 @@ class Search:
 
 
 def choose_basis(study: Study, x: PyTree, key: Array, ledger: Ledger | None = None) -> Choice:
-    """A basis for these data at the decision ``x``, and the reason in words.
+    """A basis for these data around the decision ``x``, and the reason in words.
 
-    Chebyshev functions, more and more of them, are fitted to four fifths of the samples, and judged by the lower
-    objective on the last fifth. The smallest set is taken that is within one standard error of the best (where the
-    lower level has noise), or within a millionth of the whole gain (where it has none); larger ones are tried only
-    while that one is among the largest so far.
+    Chebyshev functions are added while what is left without them stands out of the noise, of the policy or of what
+    moves the decision (``significance``), at ``x`` or at a few points nearby. Never fewer than ``x`` has coordinates,
+    where the samples support so many.
     """
     domain, ledger = study.problem.domain, Ledger.empty() if ledger is None else ledger
-    if isinstance(domain, Finite) and _categories_observed(study, domain, key):
-        words = f"Categorical(): a free policy for each of the {len(domain.values)} contexts."
-        return Choice(Categorical(), words, (), 0, ledger)
-    search = Search.on(study, key)
-    least = TIERS[0][-1] if domain.dimension == 1 else 1
-    enough = lambda found: len(found[-1].members) >= least and search.pick(found)[0] < len(found) - 2
-    found, failed, ledger = search.climb(x, np.zeros((1, domain.dimension), int), ledger, enough)
-    if len(found) < 2:
-        one, train = Orthonormal(Chebyshev(1)), search.split.train
-        reason = f"{len(train)} samples to fit to, with {train.distinct()} distinct contexts, support no more"
-        reason = "the lower level could not be minimised with more functions" if failed else reason
-        return Choice(one, f"{one!r}: {reason}.", tuple(found), 0, ledger)
-    pick, best = search.pick(found)
-    basis, sizes = basis_of(found[pick].members), [len(c.members) for c in found]
-    rule = "one standard error" if study.noisy else f"{_GAIN:g} of the gain"
-    words = (
-        f"{basis!r}: the smallest of N = {', '.join(map(str, sizes))} within {rule} of the best (N = {sizes[best]}) "
-        f"lower objective on {len(search.split.held)} held-out samples."
+    if isinstance(domain, Finite):
+        found = _of_categories(study, domain, key, ledger)
+        if found is not None:
+            return found
+    hunt = Hunt.on(study, key, ledger)
+    members, words = hunt.at(x, key)
+    basis = basis_of(members)
+    return Choice(
+        basis, f"{basis!r}: {words}", (Candidate(members, np.zeros(0), np.zeros(0), np.nan),), 0, hunt.fits.ledger
     )
-    return Choice(basis, words, tuple(found), pick, ledger)
 
 
-def _categories_observed(study: Study, domain: Finite, key: Array) -> bool:
-    """Whether every value of the domain was seen, with a few samples each."""
-    seen = study.lower.contexts().distinct()
-    return seen == len(domain.values) and _SAMPLES_A_CATEGORY * seen <= len(study.lower.look(key).samples)
+def _of_categories(study: Study, domain: Finite, key: Array, ledger: Ledger) -> Choice | None:
+    """A free policy for each value, where those that were seen at all were seen a few times each."""
+    seen, count = study.lower.contexts().distinct(), len(domain.values)
+    if _SAMPLES_A_CATEGORY * seen > len(study.lower.look(key).samples) and study.noisy:
+        return None
+    words = f"Categorical(): a free policy for each of the {count} contexts."
+    if seen < count:
+        words = (
+            f"Categorical(): a free policy for each of the {seen} contexts that were seen; at the other {count - seen} "
+            "there is nothing to learn it from, and it is y0 there."
+        )
+    return Choice(Categorical(), words, (), 0, ledger)
 
 
 def _smallest_good(values: Float[np.ndarray, "k m"], noisy: bool) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from ..derivatives import Direct, Ledger, hypergradient, oracles
 from ..lower import Dense, minimise
 from ..problem import Samples, Study
 from ..reduction import Batch, Bilevel, Table
+from .residuals import Residuals, residuals
 
 TIERS = ((1, 2, 3, 4, 5, 6, 8), (10, 12, 16, 20, 24), (32, 40, 48, 64))  # functions on an interval, tried in turn
 _WIDTHS = (8, 24, 64, 128, 256, 1000)  # tables are filled up to one of these, so that few programs are compiled
@@ -87,7 +88,7 @@ def _masked_fit(
     return MaskedFit(found.point, values, flat, value, sound, ledger)
 
 
-def _chebyshev(u: np.ndarray, members: np.ndarray) -> np.ndarray:
+def chebyshev_table(u: np.ndarray, members: np.ndarray) -> np.ndarray:
     """Products of Chebyshev polynomials; in NumPy, as lists of functions change too often to be compiled."""
     phi = np.ones((len(u), len(members)))
     for j in range(members.shape[1]):
@@ -114,7 +115,7 @@ class NestedFits:
     def lay(self, members: np.ndarray) -> None:
         """Takes a longer list of functions, which begins with the one before."""
         width = next(w for w in _WIDTHS if w >= len(members))
-        phi = [_chebyshev(u, members) for u in self.places]
+        phi = [chebyshev_table(u, members) for u in self.places]
         root = np.sqrt(self.parts[0].shares())[:, None]
         triangle = np.asarray(np.linalg.qr(root * phi[0], mode="r"))
         pivots = np.abs(np.diag(triangle))
@@ -140,6 +141,18 @@ class NestedFits:
         x = jax.tree.map(lambda a: jnp.asarray(a, self.dtype), x)
         z = jnp.asarray(self.z, self.dtype) * jnp.repeat(mask, self.size)
         found = _masked_fit(self.bare, x, z, mask, self.held, self.ledger)
+        self.ledger = found.ledger
+        if not bool(found.sound):
+            return None
+        self.z = np.asarray(found.z, float)
+        return found
+
+    def residuals(self, x: PyTree, joint: bool) -> Residuals | None:
+        """What all functions of the list leave at ``x``; ``None`` where they cannot be fitted."""
+        mask = (jnp.arange(self.held.features.shape[1]) < self.usable).astype(self.dtype)
+        x = jax.tree.map(lambda a: jnp.asarray(a, self.dtype), x)
+        z = jnp.asarray(self.z, self.dtype) * jnp.repeat(mask, self.size)
+        found = residuals(self.bare, x, z, mask, joint, self.ledger)
         self.ledger = found.ledger
         if not bool(found.sound):
             return None
@@ -180,12 +193,12 @@ def by_margin(fits: NestedFits, x: PyTree, members: np.ndarray, most: int) -> It
         order = np.argsort(-brought)
         share = np.cumsum(brought[order] ** 2) / max(np.sum(brought**2), np.finfo(float).tiny)
         wanted = {tuple(table[len(members) + k]) for k in order[: int(np.argmax(share >= _BULK)) + 1]}
-        members, fits.z = _closed(members, wanted), kept
+        members, fits.z = closed(members, wanted), kept
         if len(members) > most:
             return
 
 
-def _closed(members: np.ndarray, wanted: set) -> np.ndarray:
+def closed(members: np.ndarray, wanted: set) -> np.ndarray:
     """The set with some functions added, and all that come before these."""
     have, grown = {tuple(row) for row in members.tolist()}, list(members.tolist())
     for top in sorted(wanted, key=lambda k: (sum(k), k)):

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -15,39 +13,27 @@ from ..derivatives import Ledger
 from ..iteration import Job
 from ..problem import Finite
 from ..solvers import Newton
-from .choose import Choice, basis_of, choose_basis
+from .choose import basis_of, choose_basis
 from .growth import LOOK_AROUND, first_members, goal_at, grow_basis, lost_at
 from .learning import learn
 
-_NEARBY = 2  # random decisions near x0 at which a basis is chosen too
+_CHOICES = 3  # how often a basis is chosen again at the solution, at most
 _SCOUT, _GROWTHS = 8, 4  # steps of the first run with few functions, and bases grown from there
 _LEARNINGS, _STAYS = 6, 1e-3  # rounds of a basis that learns, and the relative move of x that calls for no other
 
 
 def solve_choosing(job: Job, key: Array) -> Solution:
-    """Solves with a basis chosen at ``x0``, and again from there if another one is chosen at the solution."""
-    choice = _choose_around(job, key)
+    """Solves with a basis chosen around ``x0``, and again from there while another one is chosen at the solution."""
+    choice = choose_basis(job.study, job.study.problem.x0, key)
     solution = job.choosing(basis=choice.words).run(choice.basis)
-    again = choose_basis(job.study, solution.x, key, ledger=choice.ledger)
-    if again.functions > choice.functions:
-        words = f"{again.words} (Chosen again at the solution with {choice.basis!r}, which was chosen at x0.)"
+    for _ in range(_CHOICES):
+        again = choose_basis(job.study, solution.x, key, ledger=choice.ledger)
+        if again.functions <= choice.functions:
+            break
+        words = f"{again.words} (Chosen again at the solution with {choice.basis!r}.)"
         solution = _run_from(job.choosing(basis=words), again.basis, solution)
+        choice = again
     return _add_costs(solution, again.ledger.totals())
-
-
-def _choose_around(job: Job, key: Array) -> Choice:
-    """The largest basis chosen at ``x0`` or near it: at ``x0`` itself the policy may happen not to vary with the
-    context (where ``x0 = 0`` it often does not)."""
-    problem = job.study.problem
-    choice = choose_basis(job.study, problem.x0, key)
-    for side in jax.random.split(jax.random.fold_in(key, 1), _NEARBY):
-        nudge = lambda a, side=side: a + (1 + jnp.abs(a)) * jax.random.normal(side, a.shape, a.dtype)
-        nearby = problem.bounds.project(jax.tree.map(nudge, problem.x0))
-        other = choose_basis(job.study, nearby, key, ledger=choice.ledger)
-        if other.functions > choice.functions:
-            choice = replace(other, words=f"{other.words} (At a point near x0; at x0 itself fewer would do.)")
-        choice = replace(choice, ledger=other.ledger)
-    return choice
 
 
 def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:

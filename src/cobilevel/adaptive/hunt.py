@@ -1,0 +1,197 @@
+"""The hunt for the functions a problem needs: fit some, test what is left, add, until nothing is."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from ..basis import neighbours
+from ..derivatives import Ledger
+from ..problem import Samples, Study
+from .nested_fits import NestedFits, Split, chebyshev_table, closed
+from .residuals import Residuals
+from .significance import Component, Evidence, Tests
+
+_ROWS = 100_000  # samples looked at, at most
+_MOST_COEFFICIENTS = 1000  # the largest N d_y tried
+_WORK = 4e9  # multiplications that making the tested functions orthonormal may take
+_MOST_EXACT = 64  # functions of a policy that is seen without noise
+_ROUNDS = 12
+_NEARBY, _REACH = 2, 0.5  # points next to x, and how far: over which f changes by so much of its spread
+_HIGHEST = 16  # degree of functions of one coordinate that are tested in several dimensions
+_SMALLEST_PIVOT = 1e-7  # of the largest: below, the contexts do not distinguish a function from those before it
+_MOST_CANDIDATES = 600
+
+
+@dataclass
+class Hunt:
+    """What is looked at: samples (contexts, where each meets the same data), the fits to them, the most functions."""
+
+    study: Study
+    rows: Samples
+    together: int
+    fits: NestedFits
+    most: int
+    u: np.ndarray
+    shares: np.ndarray
+
+    @staticmethod
+    def on(study: Study, key: Array, ledger: Ledger) -> "Hunt":
+        look = study.lower.look(key, rows=_ROWS)
+        rows = look.samples
+        upper = rows if study.shared else study.upper.look(key, rows=_ROWS).samples
+        fits = NestedFits(study, Split(rows, rows.rows(slice(0, 1)), upper), ledger)
+        contexts = rows.rows(slice(None, None, look.together))
+        most = max(1, min(contexts.supported(study.noisy), _MOST_COEFFICIENTS // study.problem.sizes[1]))
+        most = most if study.noisy else min(most, _MOST_EXACT)
+        u = fits.places[0].reshape(len(rows), -1)[:: look.together]
+        return Hunt(study, rows, look.together, fits, most, u, contexts.shares())
+
+    def at(self, x: PyTree, key: Array) -> tuple[np.ndarray, str]:
+        """The functions needed around ``x``, and why these, in words."""
+        d, (dx, dy) = self.u.shape[1], self.study.problem.sizes
+        members, tests, points, last = np.zeros((1, d), int), Tests(), [x], None
+        for _ in range(_ROUNDS):
+            found = self._evidence(members, points, tests, key)
+            if found is None:
+                members = last if last is not None else members
+                return members, "the lower level could not be minimised with more functions."
+            points, last = found, members
+            grown = self._grown(members, tests)
+            if len(grown) == len(members) or len(members) >= self.most:
+                break
+            members = grown
+        least = min(self.most, -(-dx // dy))
+        words = (
+            f"beyond these, nothing of the policy or of what moves x stands out of the noise of {len(self.shares)} "
+            f"{'contexts' if self.together > 1 else 'samples'} (tested at {len(points)} decisions)."
+        )
+        if not self.study.noisy:
+            words = f"more would change the policy by less than a thousandth (tested at {len(points)} decisions)."
+        if len(members) >= self.most:
+            words = f"as many as {len(self.shares)} samples with {self.rows.distinct()} distinct contexts support."
+        if len(members) < least:
+            members = self._at_least(members, least)
+            words = (
+                f"x has {dx} coordinates, and fewer functions could not determine it; the policy alone asks for less."
+            )
+        return members, words
+
+    def _evidence(self, members: np.ndarray, points: list, tests: Tests, key: Array) -> list | None:
+        """Fits at all points and projects what is left; at first, also finds the points. ``None`` where fits fail."""
+        joint, fits = self.study.shared, self.fits
+        fits.lay(members)
+        here = fits.residuals(points[0], joint)
+        if here is None:
+            return None
+        if len(points) == 1:
+            points = [points[0], *self._nearby(points[0], here, key)]
+        left: list[Residuals] = [here]
+        for point in points[1:]:
+            there = fits.residuals(point, joint)
+            left += [] if there is None else [there]
+        psi = self._tested(members)
+        tests.evidence = []
+        wide = lambda table: self._by_context(np.asarray(table, float))
+        A = np.asarray(here.curvature, float)
+        for one in left:
+            other = left[1] if one is here and len(left) > 1 else here
+            policy = Component.of(wide(one.r), psi, self.shares)
+            adjoint = change = None
+            if one.alpha is not None and other is not one:
+                moved = A @ (np.asarray(one.z, float) - np.asarray(other.z, float))[: len(A)]
+                adjoint = Component.of(wide(one.alpha), psi, self.shares, float(np.sum(np.asarray(one.pull) ** 2)))
+                change = Component.of(wide(one.r - other.r), psi, self.shares, float(np.sum(moved**2)))
+                both = [part.total + max(part.energy(slice(None)), 0.0) for part in (adjoint, change)]
+                tests.product_total = max(tests.product_total, float(np.sqrt(both[0] * both[1])))
+            tests.policy_total = max(tests.policy_total, policy.energy(slice(None)))
+            tests.evidence.append(Evidence(policy, self.study.noisy, adjoint, change))
+        return points
+
+    def _by_context(self, table: np.ndarray) -> np.ndarray:
+        return table.reshape(len(self.shares), self.together, -1).mean(axis=1)
+
+    def _nearby(self, x: PyTree, here: Residuals, key: Array) -> list[PyTree]:
+        """Points over which ``f`` changes by a part of its spread, in directions at random."""
+        flat, unravel = ravel_pytree(x)
+        sizes, spread = np.asarray(here.sizes, float), float(here.spread)
+        at = np.asarray(flat, float)
+        unit = np.where(sizes > 0, spread / np.where(sizes > 0, sizes, 1), np.where(at != 0, np.abs(at), 1.0))
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        found = []
+        for _ in range(_NEARBY):
+            step = _REACH * unit * rng.choice([-1.0, 1.0], len(at)) * rng.uniform(0.5, 1.5, len(at))
+            nearby = unravel(jnp.asarray(at + step, flat.dtype))
+            found.append(self.study.problem.bounds.project(nearby))
+        return found
+
+    def _tested(self, members: np.ndarray) -> np.ndarray:
+        """Functions orthonormal over the samples: on an interval by degree, those fitted first; elsewhere those that
+        may come next, each orthogonal to all that are fitted."""
+        n, root = len(self.u), np.sqrt(self.shares)[:, None]
+        if members.shape[1] == 1:
+            if not hasattr(self, "_psi"):
+                count = int(min(self.most, max(8, (_WORK / n) ** 0.5)))
+                self._psi = _orthonormal(chebyshev_table(self.u, np.arange(count)[:, None]), root)
+            return self._psi
+        self.ahead = _ahead(members, min(_MOST_CANDIDATES, int(max(8, _WORK / n / max(len(members), 1)))))
+        fitted = _orthonormal(chebyshev_table(self.u, members), root)
+        table = chebyshev_table(self.u, self.ahead)
+        size = np.sqrt(self.shares @ table**2)
+        table = table - fitted @ ((fitted * self.shares[:, None]).T @ table)
+        left = np.sqrt(self.shares @ table**2)
+        seen = left > _SMALLEST_PIVOT * np.maximum(size, 1e-300)
+        return np.where(seen, table / np.where(seen, left, 1), 0.0)
+
+    def _grown(self, members: np.ndarray, tests: Tests) -> np.ndarray:
+        if members.shape[1] == 1:
+            return np.arange(min(self.most, tests.reach(len(members), self._psi.shape[1])))[:, None]
+        wanted = tests.single(len(self.ahead))
+        if not wanted.any():
+            return members
+        strength = np.max([np.sum(one.policy.coefficients**2, axis=1) for one in tests.evidence], axis=0)
+        grown = members
+        for k in np.argsort(-np.where(wanted, strength, -1.0))[: int(wanted.sum())]:
+            larger = closed(grown, {tuple(self.ahead[k].tolist())})
+            if len(larger) <= self.most:
+                grown = larger
+        return grown
+
+    def _at_least(self, members: np.ndarray, least: int) -> np.ndarray:
+        """With the next functions added, those of low degree first."""
+        if members.shape[1] == 1:
+            return np.arange(least)[:, None]
+        while len(members) < least:
+            members = np.concatenate([members, neighbours(members)])
+        return members[:least]
+
+
+def _orthonormal(table: np.ndarray, root: np.ndarray) -> np.ndarray:
+    """The functions made orthonormal, each against those before it; zero from where contexts do not distinguish them."""
+    q, triangle = np.linalg.qr(root * table)
+    pivots = np.abs(np.diag(triangle))
+    usable = int(np.argmin(np.append(pivots > _SMALLEST_PIVOT * pivots[0], False)))
+    q[:, usable:] = 0.0
+    return q / root
+
+
+def _ahead(members: np.ndarray, most: int) -> np.ndarray:
+    """Functions that may come next: two rings around the set, and powers of single coordinates."""
+    d = members.shape[1]
+    have = {tuple(row) for row in members.tolist()}
+    ring = neighbours(members)
+    rows = [tuple(row) for row in ring.tolist()]
+    rows += [
+        tuple(int(k) for k in degree * np.eye(d, dtype=int)[j]) for j in range(d) for degree in range(1, _HIGHEST + 1)
+    ]
+    if d <= most:
+        pairs = (np.eye(d, dtype=int)[[i, j]].sum(axis=0) for i, j in combinations(range(d), 2))
+        rows += [tuple(int(k) for k in pair) for pair in pairs]
+    if len(ring) * d <= most:
+        rows += [tuple(row) for row in neighbours(np.concatenate([members, ring])).tolist()]
+    found = list(dict.fromkeys(row for row in rows if row not in have))
+    return np.array(sorted(found, key=lambda row: (sum(row), row))[:most], dtype=int)

@@ -1,0 +1,79 @@
+"""What a set of functions leaves of the policy and the adjoint at one ``x``: residuals, sample by sample."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, PyTree
+
+from ..derivatives import Direct, Ledger, hypergradient, linear_direction, oracles
+from ..lower import Dense, minimise
+from ..reduction import Batch, Bilevel
+
+
+class Residuals(eqx.Module):
+    """At one ``x``, with some of a table's functions fitted.
+
+    - `r`: ``d2 g``; `alpha`: ``d22 g v - d2 f``, where both levels see the same samples; their conditional means vanish
+      where the functions suffice.
+    - `z`: the coefficients fitted; `pull`: the mean of ``d2 f``; `curvature`: that of ``d22 g``.
+    - `spread`: of ``f`` over the samples; `sizes`: of single samples' gradients, coordinate by coordinate of ``x``.
+    """
+
+    r: Float[Array, "n dy"]
+    alpha: Float[Array, "n dy"] | None
+    z: Float[Array, " m"]
+    pull: Float[Array, " dy"]
+    curvature: Float[Array, "dy dy"]
+    spread: Float[Array, ""]
+    sizes: Float[Array, " dx"]
+    sound: Bool[Array, ""]
+    ledger: Ledger
+
+
+def _flat(rows: PyTree) -> Float[Array, "n k"]:
+    return jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(rows)
+
+
+def _mean(batch: Batch, table: Array) -> Array:
+    return jnp.tensordot(batch.weight / len(batch), table, axes=1)
+
+
+@eqx.filter_jit
+def residuals(
+    bare: Bilevel, x: PyTree, z: Float[Array, " m"], mask: Float[Array, " N"], joint: bool, ledger: Ledger
+) -> Residuals:
+    """Minimises the lower objective over the functions in the mask, solves for the adjoint, and takes residuals."""
+    masked = lambda batch: eqx.tree_at(lambda b: b.features, batch, batch.features * mask)
+    lower, upper = masked(bare.lower_pool), masked(bare.upper_pool)
+    _, unflatten = oracles.flatten(bare.W0)
+    size = len(z) // len(mask)
+    idle = jnp.diag(jnp.repeat(1 - mask, size))
+
+    def model(point):
+        (value, slope, hessian), _ = oracles.lower_model(bare, x, unflatten(point), lower, Ledger.empty())
+        return value, slope, hessian + idle
+
+    slope, _ = oracles.lower_gradient(bare, x, unflatten(jnp.zeros_like(z)), lower, ledger)
+    target = jnp.finfo(z.dtype).eps ** 0.5 * jnp.linalg.norm(oracles.flatten(slope)[0])
+    found = minimise(Dense(model), z, target)
+    W = unflatten(found.point)
+    _, gradient, v, ledger = hypergradient(bare, x, W, upper, lower, Direct(found.hessian), lambda _: lower, ledger)
+    (d2, product, cross), ledger = oracles.lower_rows(
+        bare, x, W, v, lower, ledger.add("hessian", lower, found.evaluations)
+    )
+    (values, d1, pull), ledger = oracles.upper_rows(bare, x, W, upper, ledger)
+    squares = _mean(upper, _flat(d1) ** 2) + _mean(lower, _flat(cross) ** 2)
+    centred = values - _mean(upper, values)
+    sound = found.converged & jnp.all(jnp.isfinite(ravel_pytree(gradient)[0])) & jnp.all(jnp.isfinite(found.point))
+    return Residuals(
+        r=_flat(d2),
+        alpha=_flat(linear_direction(product, pull)) if joint else None,
+        z=found.point,
+        pull=_mean(upper, _flat(pull)),
+        curvature=found.hessian[:size, :size],  # the first function is a constant of mean square one
+        spread=jnp.sqrt(_mean(upper, centred**2)),
+        sizes=jnp.sqrt(squares),
+        sound=sound,
+        ledger=ledger,
+    )

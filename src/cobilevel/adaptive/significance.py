@@ -1,0 +1,104 @@
+r"""Which functions of the context a problem needs, by what is left without them.
+
+With some functions fitted at a decision ``x``, the residuals $r = \partial_2 g$ and $\alpha = \partial_{22} g\, v -
+\partial_2 f$ are projected on further functions, orthonormal over the samples. A function is needed for the *policy*
+where $r$ has a component along it that noise does not explain; and for the *decision* where both the adjoint and the
+change of the policy with ``x`` have one, since their product enters the gradient (docs/certificate.md). All samples
+count: a component may be a small share of the noise and carry all there is to know about ``x``.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+_NEXT, _FAR = 0.05, 0.002  # levels of the tests: of the functions that come next, of those further ahead
+_POLICY_SHARE = 1e-6  # of the policy's variance over contexts: what is not worth a function
+_PRODUCT_SHARE = 1e-3  # of the gradient: what is not worth one either
+
+
+@dataclass(frozen=True)
+class Component:
+    """A table of rows projected on functions: coefficients, their noise, and the size of all there is."""
+
+    coefficients: Float[np.ndarray, "K dy"]
+    noise: Float[np.ndarray, "K dy"]
+    total: float
+
+    @staticmethod
+    def of(rows: np.ndarray, psi: np.ndarray, shares: np.ndarray, total: float = 0.0) -> "Component":
+        weighted = psi * shares[:, None]
+        coefficients = weighted.T @ rows
+        noise = (weighted**2).T @ rows**2
+        return Component(coefficients, noise, total)
+
+    def energy(self, part: slice | np.ndarray) -> float:
+        """The squares of coefficients, without what noise adds."""
+        return float(np.sum(self.coefficients[part] ** 2 - self.noise[part]))
+
+    def stands_out(self, part: slice | np.ndarray, level: float) -> bool:
+        """Whether noise does not explain these coefficients."""
+        c, n = self.coefficients[part], self.noise[part]
+        size = float(np.sum(np.where(n > 0, c**2 / np.where(n > 0, n, 1), 0)))
+        return bool(stats.chi2.sf(size, c.size) < level)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is left at one ``x``: of the policy, of the adjoint, and of the policy's change from another ``x``."""
+
+    policy: Component
+    noisy: bool
+    adjoint: Component | None = None
+    change: Component | None = None
+
+    def needed(self, part: slice | np.ndarray, level: float, policy_total: float, product_total: float) -> bool:
+        """Whether some of these functions are needed."""
+        energy = self.policy.energy(part)
+        if energy > _POLICY_SHARE * policy_total and (not self.noisy or self.policy.stands_out(part, level)):
+            return True
+        if self.adjoint is None or self.change is None or product_total <= 0:
+            return False
+        product = np.sqrt(max(self.adjoint.energy(part), 0.0) * max(self.change.energy(part), 0.0))
+        if product <= _PRODUCT_SHARE * product_total:
+            return False
+        return not self.noisy or (self.adjoint.stands_out(part, level) and self.change.stands_out(part, level))
+
+
+@dataclass
+class Tests:
+    """The evidence at several ``x``, and the sizes that it is compared with."""
+
+    policy_total: float = 0.0
+    product_total: float = 0.0
+    evidence: list[Evidence] = field(default_factory=list)
+
+    def needed(self, part: slice | np.ndarray, level: float) -> bool:
+        """Whether some of these functions are needed at some ``x``."""
+        return any(one.needed(part, level, self.policy_total, self.product_total) for one in self.evidence)
+
+    def reach(self, have: int, most: int) -> int:
+        """How many functions of a list are needed, given that the first `have` are there."""
+        needed, start, width, level = have, have, max(1, have), _NEXT
+        while start < most:
+            end = min(start + width, most)
+            if self.needed(slice(start, end), level):
+                needed = self._last(start, end, level)
+            start, width, level = end, 2 * width, _FAR
+        return needed
+
+    def _last(self, start: int, end: int, level: float) -> int:
+        """The end of the part of a block that is needed."""
+        while end - start > 1:
+            middle = (start + end) // 2
+            if self.needed(slice(middle, end), level):
+                start = middle
+            else:
+                end = middle
+        return end
+
+    def single(self, count: int) -> np.ndarray:
+        """Which of so many functions are needed, each asked for alone."""
+        level = _NEXT / max(count, 1) ** 0.5
+        return np.array([self.needed(np.array([k]), level) for k in range(count)], bool)
