@@ -1,7 +1,7 @@
 """A basis chosen around one decision ``x``: how many functions, and in several dimensions which ones.
 
-``choose_basis`` adds functions while what is left without them stands out of the noise. ``Search`` is for bases grown to
-a tolerance: fits with more and more functions, judged by the lower objective on samples held out. The most that is
+``choose_basis`` adds functions while what is left without them stands out of the noise. ``Search`` is for bases grown
+to a tolerance: fits with more and more functions, judged by the lower objective on samples held out. The most that is
 tried is what the samples support (``Samples.supported``).
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..basis import Basis, Categorical, Chebyshev, Listed, Orthonormal
+from ..basis import Basis, BSpline, Categorical, Chebyshev, Listed, Orthonormal
 from ..derivatives import Ledger
 from ..problem import Finite, Study
 from .hunt import Hunt
@@ -20,6 +20,8 @@ from .nested_fits import Candidate, NestedFits, Split, by_degree, by_margin
 _FITTED_SHARE = 0.8  # of the samples looked at; the others are held out
 _MOST_COEFFICIENTS = 1000  # the largest N d_y tried
 _GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth more functions
+_STABLE = 3  # polynomials are stable up to about the square root of so many times the samples
+_SPLINES_EACH = 1.5  # splines that do what a polynomial does
 _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each a policy of its own
 
 
@@ -90,7 +92,10 @@ def choose_basis(study: Study, x: PyTree, key: Array, ledger: Ledger | None = No
             return found
     hunt = Hunt.on(study, key, ledger)
     members, words = hunt.at(x, key)
-    basis = basis_of(members)
+    basis, count = basis_of(members), len(members)
+    if domain.dimension == 1 and _STABLE * len(hunt.shares) < count**2:
+        basis = Orthonormal(BSpline(min(hunt.most, round(_SPLINES_EACH * count))))
+        words = f"{words} Splines, since {count} polynomials would be unstable near the ends of the interval."
     return Choice(
         basis, f"{basis!r}: {words}", (Candidate(members, np.zeros(0), np.zeros(0), np.nan),), 0, hunt.fits.ledger
     )

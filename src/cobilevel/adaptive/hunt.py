@@ -18,7 +18,7 @@ from .significance import Component, Evidence, Tests
 
 _ROWS = 100_000  # samples looked at, at most
 _MOST_COEFFICIENTS = 1000  # the largest N d_y tried
-_WORK = 4e9  # multiplications that making the tested functions orthonormal may take
+_WORK = 1.5e9  # multiplications that making the tested functions orthonormal may take
 _MOST_EXACT = 64  # functions of a policy that is seen without noise
 _ROUNDS = 12
 _NEARBY, _REACH = 2, 0.5  # points next to x, and how far: over which f changes by so much of its spread

@@ -19,6 +19,7 @@ from .kinks import POWERS, Kink
 GRIDS = (129, 1025)  # Chebyshev points tried in turn; each grid holds the one before
 FEW = (33,)  # those tried where evaluations are expensive
 _ENTIRE = -3.0  # a power of k in front of the geometric law that no pole explains: the decay is faster than geometric
+_FEWEST_DEGREES = 5  # in several dimensions, from which a law is read off
 _MOST = 10**6  # the largest number of functions that is predicted
 
 
@@ -31,7 +32,7 @@ class Decay:
     - `length`: how many stand out of the plateau; `size`: the root mean square of the function.
     - `kind`: ``"geometric"`` ($C \rho^{-k} k^{-p}$: analytic), ``"algebraic"`` ($C k^{-p}$: there are `kinks`),
       ``"finite"`` (a polynomial of degree `length` - 1), ``"noise"`` (nothing stands out of it), ``"unresolved"`` (no
-      fall is seen, where nothing is known of noise).
+      fall is seen, or too few degrees to see one).
     - `rho`, `order`, `scale`: the parameters $\rho$ (1 where algebraic), $p$ and $C$ of the law.
     - `entire`: whether the decay is faster than any geometric one; `rho` is then the rate reached where it was seen.
     - `resolved`: whether coefficients were seen to reach the plateau.
@@ -88,7 +89,7 @@ class Decay:
             "algebraic": f"fall like k^-{self.order:.2g} only",
             "finite": f"end at degree {self.length - 1}: a polynomial",
             "noise": "do not stand out of the noise",
-            "unresolved": "do not fall: noise, or detail finer than was looked at",
+            "unresolved": "show no law: noise, detail finer than was looked at, or too few degrees",
         }[self.kind]
         end = (
             f"; below {self.plateau:.1g} they are noise"
@@ -225,7 +226,9 @@ def from_coefficients(
     if np.sum(sizes[1:length] ** 2) < 9 * np.sum(errors[1:length] ** 2) or length < 2:
         return replace(decay, length=1)
     geometric, algebraic = _fit_law(sizes, errors, 1, order=False), _fit_law(sizes, errors, 1, rate=False)
-    if kinks or (algebraic.order < 5 and algebraic.misfit < geometric.misfit - 6) or geometric.rate <= 0:
+    if not kinks and (geometric.rate <= 0 or (dimension > 1 and len(sizes) < _FEWEST_DEGREES)):
+        return replace(decay, kind="unresolved", resolved=False)
+    if kinks or (algebraic.order < 5 and algebraic.misfit < geometric.misfit - 6):
         return replace(_with_law(decay, algebraic), kind="algebraic", kinks=kinks)
     if length < len(sizes):  # noise shows no faster fall than from the last to stand out of it to the next error
         fastest = max(float(np.log(sizes[length - 1] / errors[length])), 0.05)

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from ..basis import Basis, check_basis
+from ..inference import natural_step
 from ..lower import lower_minimiser
 from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study
 from ..reduction import Reduced, batch_of, reduce_study
@@ -28,6 +30,8 @@ _CONTEXTS_EACH = 4  # for each function, looked at where each context meets all 
 _LEAST_CONTEXTS = 200  # that are looked at then in any case
 _FEATURE_NUMBERS = 4_000_000  # features evaluated in search of their supremum
 _GRID_POINTS = 20_000  # the most of a grid among them
+_NEARBY = 0.5  # of the distance over which f changes by its spread: how far points near x0 lie
+_MOST_COORDINATES = 200  # of x, beyond which only x0 is looked at
 
 
 def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = None) -> Diagnosis:
@@ -37,13 +41,33 @@ def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = N
 
     - `problem`, `samples`: as for ``cb.solve``; `basis`: the one in question. One that learns its functions from the
       problem must have learned them: pass ``solution.basis.basis`` of a solve.
-    - `x`: where to look, ``problem.x0`` by default. Policies at other ``x`` may be smoother or rougher.
+    - `x`: where to look. By default ``problem.x0`` and a few points nearby, and the one is reported whose policy takes
+      the most functions: at ``x0`` itself it may happen not to vary.
     """
     study = Study.of(problem, samples)
     endless = study.lower.endless
     study = study.finite(jax.random.key(0))
-    x = _point(study, x)
     reduced = _reduce(study, basis)
+    if x is not None:
+        return _diagnose_at(study, reduced, basis, _point(study, x), endless)
+    found = [_diagnose_at(study, reduced, basis, point, endless) for point in _points(study, reduced)]
+    asked = [0 if one.decay is None else one.decay.length for one in found]
+    most = int(np.argmax(asked))
+    return found[0] if asked[most] <= asked[0] else replace(found[most], source=f"{found[most].source}, near x0")
+
+
+def _points(study: Study, reduced: Reduced) -> list[PyTree]:
+    """``x0``, and points from which ``f`` differs by a part of its spread."""
+    flat, unravel = ravel_pytree(study.problem.x0)
+    if isinstance(study.problem.domain, Finite) or study.problem.sizes[0] > _MOST_COORDINATES:
+        return [study.problem.x0]
+    step, rng = _NEARBY * natural_step(reduced.whitened(), flat), np.random.default_rng(0)
+    moves = [step * rng.choice([-1.0, 1.0], len(flat)) * rng.uniform(0.5, 1.5, len(flat)) for _ in range(2)]
+    nearby = [unravel(flat + jnp.asarray(move, flat.dtype)) for move in moves]
+    return [study.problem.x0, *(study.problem.bounds.project(point) for point in nearby)]
+
+
+def _diagnose_at(study: Study, reduced: Reduced, basis: Basis, x: PyTree, endless: bool) -> Diagnosis:
     functions, rank = reduced.basis.size, reduced.rank or 0
     contexts, xi = study.lower.contexts(), study.lower.draw_contexts(jax.random.key(0), LOOK_ROWS)
     distinct, u = contexts.distinct(), np.asarray(study.problem.domain.reference(xi), dtype=float)

@@ -2,6 +2,7 @@
 
 from .expansion import Around as Around
 from .expansion import look_around as look_around
+from .expansion import natural_step as natural_step
 from .expansion import pool_shares as pool_shares
 from .expansion import too_large as too_large
 from .infer import infer as infer

@@ -212,6 +212,20 @@ def too_large(study: Study, dx: int, joint: bool) -> str:
     return f"{numbers:.1g} numbers would be held" if numbers > _MOST_NUMBERS else ""
 
 
+def natural_step(reduced: Reduced, x: Float[Array, " dx"]) -> Float[np.ndarray, " dx"]:
+    """The distance, along each coordinate of ``x``, over which ``f`` changes by its spread over the samples."""
+    _, _, size, spread = _row_scales(reduced.ordinary(), x)
+    return max(float(spread), np.finfo(float).tiny) * _unit(
+        np.asarray(x, float), np.asarray(size, float), float(spread)
+    )
+
+
+def _unit(x: np.ndarray, size: np.ndarray, spread: float) -> np.ndarray:
+    """Of each coordinate: the reciprocal of the size of gradients; where these vanish, after ``x`` itself."""
+    fallback = np.where(x != 0, np.abs(x), 1.0) / max(spread, np.finfo(float).tiny)
+    return np.where(size > 0, 1 / np.where(size > 0, size, 1), fallback)
+
+
 def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Around:
     """Solves the reduced problem (whitened) around ``x``, over about a standard error along each coordinate.
 
@@ -221,8 +235,7 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
     W, _, size, spread = _row_scales(reduced.ordinary(), flat)
     reduced = replace(reduced, W0=W)
     at, size, spread = np.asarray(flat, float), np.asarray(size, float), float(spread)
-    fallback = np.where(at != 0, np.abs(at), 1.0)
-    unit = np.where(size > 0, 1 / np.where(size > 0, size, 1), fallback / max(spread, np.finfo(float).tiny))
+    unit = _unit(at, size, spread)
     first = np.diag(_FIRST_REACH * max(spread, np.finfo(float).tiny) * unit)
     bare = Around(study, reduced, at, first, np.ones(len(at)), None, unit, joint)  # pyright: ignore
     around = bare.along(first)

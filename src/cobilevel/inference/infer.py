@@ -254,15 +254,15 @@ def _counted(study: Study, reduced: Reduced, start: PyTree | None, around: Aroun
     rank = reduced.basis.size if reduced.rank is None else reduced.rank
     if rank * dy < dx:
         said.append(
-            f"the policy has {rank * dy} coefficients and x has {dx} coordinates: what x does through the policy is not "
-            "determined in full."
+            f"the policy has {rank * dy} coefficients and x has {dx} coordinates: what x does through the policy is "
+            "not determined in full."
         )
     if start is not None:
         x, first = around.x, np.asarray(ravel_pytree(start)[0], float)
         stayed = np.all(np.abs(x - first) <= _STUCK * np.maximum(np.abs(x), np.abs(first)))
         if stayed and not around.at_x(around.solved.gradient).any():
             said.append(
-                "x did not move from x0: the gradient is zero there (a plateau?), so this is where it began, and not an "
-                "answer."
+                "x did not move from x0: the gradient is zero there (a plateau?), so this is where it began, and not "
+                "an answer."
             )
     return said

@@ -1,8 +1,8 @@
 r"""What the reduced problem misses of the problem as stated, by products of neighbouring samples.
 
 With $\ell = A^{-1}(\alpha + \tfrac12 M A^{-1} r)$ the expansion of ``derivatives.expansion_rows`` reads
-$F = E[m] + E[\bar\ell^T \bar r]$, and the last term is a mean over pairs of neighbours. Its derivative along ``x`` is the
-gap between the gradients. On the samples that policy and adjoint were fitted to, both residuals are a little smaller
+$F = E[m] + E[\bar\ell^T \bar r]$, and the last term is a mean over pairs of neighbours. Its derivative along ``x`` is
+the gap between the gradients. On the samples that policy and adjoint were fitted to, both residuals are a little smaller
 than on fresh ones; the mean over pairs then is smaller by what the fit made the mean of $m$ larger, so that the sum of
 both is right either way. The part due to the basis alone is the mean over pairs with that loss added back.
 """
@@ -66,7 +66,7 @@ def _inverse(matrices: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
 def _leverage(phi: np.ndarray, curvature: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """How far the policy at each sample follows that sample's own slope: ``share Phi H^-1 Phi^T``, a matrix each."""
-    n, size = phi.shape
+    size = phi.shape[1]
     dy = curvature.shape[1]
     hessian = np.einsum("nk,nab,nl->kalb", phi * shares[:, None], curvature, phi, optimize=True)
     hessian = hessian.reshape(size * dy, size * dy)

@@ -26,7 +26,7 @@ class Neighbours:
     """Who is near whom, at one width.
 
     - `own`: weights of the rows, of mean one; `total`: that of all ordered pairs together.
-    - `pairs`: some, at random, by which noise is measured, with `pair_weight`; `count`: all ordered pairs they stand for.
+    - `pairs`: some, at random, by which noise is measured, with `pair_weight`; `count`: all ordered ones they stand for.
     - `distance`: the mean square distance of the pairs.
     - by `order` on an interval, by `matrix` in several dimensions, by `group` (with the weight of `each` of its pairs)
       where contexts are equal.
