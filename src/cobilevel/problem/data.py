@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from ..checks import whole
 from .array_checks import array_of, arrays_of, concrete, require_finite, require_rows
 from .distributions import Distribution
+from .traced import Sampler
 
 LOOK_ROWS = 8192  # joint samples that are looked at closely: to choose or to judge a basis
 LOOK_CONTEXTS = 200  # contexts among them, where each meets all the data
@@ -279,6 +280,11 @@ class Stream(Level):
                 "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
                 "traced once and compiled. Draw with jax.random and the key, not with NumPy's generators."
             )
+
+    def parsed(self):
+        """The stream as its function is now."""
+        now = Sampler(self.draw, jax.random.key(0))
+        return eqx.tree_at(lambda s: s.draw, self, now, is_leaf=lambda v: v is self.draw)
 
     @property
     def count(self):
