@@ -18,8 +18,8 @@ class Bounds(eqx.Module):
     Points, gradients and bounds are pytrees of one structure; ``flat`` gives the same bounds on flattened vectors.
     """
 
-    lo: PyTree[Array]
-    hi: PyTree[Array]
+    lo: PyTree[Array | np.ndarray]
+    hi: PyTree[Array | np.ndarray]
 
     @staticmethod
     def of(pair: Any, x0: PyTree) -> "Bounds":
@@ -79,6 +79,8 @@ def _fill_bound(bound: PyTree, x0: PyTree, side: str, default: float) -> PyTree:
 
         def leaf(x):
             try:
+                if isinstance(x, np.ndarray):
+                    return np.broadcast_to(np.asarray(value, x.dtype), x.shape).copy()
                 return jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape)
             except (ValueError, TypeError) as error:
                 raise ValueError(

@@ -10,10 +10,12 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from .data import Data, Level, Levels
+from .distributions import Distribution
 from .domain import Domain, Finite
 from .noise_dependence import lower_depends_on_noise
+from .precision import Precision
 from .problem import Problem
-from .traced import Sampler, Traced, first_derivatives, second_derivatives, traced
+from .traced import Sampler, Traced, first_derivatives, second_derivatives, trace_objective
 
 _STREAM_CHECK = 1024  # contexts of a stream that are checked
 
@@ -36,22 +38,17 @@ class Study:
     lower_noise: bool
 
     @staticmethod
-    def of(problem: Problem, samples: Data) -> "Study":
+    def of(problem: Problem, samples: Data, precision: Precision | None = None) -> "Study":
         """Checks that problem and data fit together; raises, naming the argument and the remedy, where they do not."""
-        if not isinstance(problem, Problem):
-            raise TypeError(f"problem must be a cb.Problem, got {type(problem).__name__}.")
-        if not isinstance(samples, Data):
-            raise TypeError(
-                f"samples must be Samples, Product, Levels or Stream, got {type(samples).__name__}. Joint samples as "
-                "arrays: cb.Samples(xi, eta)."
-            )
+        wanted = precision_for(problem, samples, exact=False) if precision is None else precision
         where = "samples.{}" if isinstance(samples, Levels) else "samples"
-        lower = samples.lower.parsed()
-        upper = lower if samples.upper is samples.lower else samples.upper.parsed()
+        lower = samples.lower.parsed(wanted.dtype)
+        upper = lower if samples.upper is samples.lower else samples.upper.parsed(wanted.dtype)
         for name, level in (("upper", upper), ("lower", lower)):
             _check_contexts(problem.domain, level, where.format(name))
         leaves = jax.tree.leaves((problem.x0, problem.y0, *((r.xi, r.eta) for r in (upper.example(), lower.example()))))
-        dtype = np.result_type(*[leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)])
+        floats = [leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        dtype = np.result_type(*floats) if wanted.dtype is None else wanted.dtype
         problem = _as_of_now(problem.astype(dtype), upper, lower)
         return Study(problem, upper, lower, dtype, lower_depends_on_noise(problem, lower))
 
@@ -104,6 +101,20 @@ class Study:
         return self._each(lambda level, k: level.thinned(k, max((level.count or 0) // 4, least)), key)
 
 
+def precision_for(problem: Any, samples: Any, asked: str | None = None, exact: bool = True) -> Precision:
+    """What a call on these computes in; raises where they are not a problem and data."""
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a cb.Problem, got {type(problem).__name__}.")
+    if not isinstance(samples, Data):
+        raise TypeError(
+            f"samples must be Samples, Product, Levels or Stream, got {type(samples).__name__}. Joint samples as "
+            "arrays: cb.Samples(xi, eta)."
+        )
+    laws = jax.tree.leaves(samples, is_leaf=lambda v: isinstance(v, Distribution))
+    data = [leaf for leaf in laws if not isinstance(leaf, Distribution)]
+    return Precision.of((problem.x0, problem.y0, data), asked, exact)
+
+
 def _check_contexts(domain: Domain, level: Level, where: str) -> None:
     xi = level.example(_STREAM_CHECK).xi if level.endless else level.contexts().xi
     where += ".draw(...).xi" if level.endless else ".contexts" if level.crossed else ".xi"
@@ -147,7 +158,7 @@ def _objective_as_of_now(problem: Problem, name: str, function: Callable, level:
     row = level.example()
     xi, eta = row.xi[0], jax.tree.map(lambda a: a[0], row.eta)
     try:
-        found = traced(function, (problem.x0, problem.y0, xi, eta), derivatives)
+        found = trace_objective(function, (problem.x0, problem.y0, xi, eta), derivatives)
     except Exception as error:
         shapes = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", (problem.x0, problem.y0, xi, eta))
         hint = ""

@@ -17,7 +17,7 @@ from jaxtyping import Array, PyTree
 
 from .program_key import holds_rules, key_of, value_key
 
-_SMALL = 3  # draws asked of a sampler, to see what it does
+_FEW_DRAWS = 3  # draws asked of a sampler, to see what it does
 
 
 _MAKE = getattr(jax, "make_user_context", None)
@@ -50,12 +50,12 @@ class Program:
         leaves, structure = jax.tree.flatten(args)
         if len(leaves) != len(self.shapes):
             raise ValueError(f"this function was traced for arguments {self.structure}, and got {structure}.")
-        leaves = [_fitted(leaf, like) for leaf, like in zip(leaves, self.shapes, strict=True)]
+        leaves = [_as_traced(leaf, like) for leaf, like in zip(leaves, self.shapes, strict=True)]
         held = len(self.body.constvars)
         return jaxpr_as_fun(ClosedJaxpr(self.body, constants[:held]))(*constants[held:], *leaves)[0]
 
 
-def _fitted(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:
+def _as_traced(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:
     """An argument in the dtype a program was traced for."""
     array = jnp.asarray(leaf)
     if array.shape != like.shape:
@@ -91,7 +91,7 @@ class Traced(eqx.Module):
         return bool(last) and bool(needed.intersection(body.invars[-last:])) and bool(shapes)
 
 
-def traced(function: Callable, args: tuple, derivatives: Callable[[Callable], Callable]) -> Traced:
+def trace_objective(function: Callable, args: tuple, derivatives: Callable[[Callable], Callable]) -> Traced:
     """A function as it is now, for arguments like `args`.
 
     `derivatives` gives those that will be taken of it: what custom rules say is seen from them.
@@ -172,16 +172,16 @@ def _is_number(equation: Any, place: int, atom: Any) -> bool:
 class Sampler:
     """A user's function that draws, as it is now: equal to another that does the same with the same numbers."""
 
-    def __init__(self, function: Callable, *example: Any):
-        self.function = function
+    def __init__(self, function: Callable, *example: Any, finish: Callable[[Any], Any] = lambda drawn: drawn):
+        self.function, self._finish = function, finish
         try:
             with _anew():
-                self._key = value_key(jax.make_jaxpr(lambda *args: function(*args, _SMALL))(*example))
+                self._key = value_key(jax.make_jaxpr(lambda *args: self(*args, _FEW_DRAWS))(*example))
         except Exception:
             self._key = object()  # where it fails, its first use will tell
 
     def __call__(self, *args: Any) -> Any:
-        return self.function(*args)
+        return self._finish(self.function(*args))
 
     def __hash__(self) -> int:
         return hash(self._key)
