@@ -13,7 +13,7 @@ from ..answer import Result, Solution
 from ..basis import Basis
 from ..derivatives import Ledger
 from ..iteration import Job
-from ..problem import Finite
+from ..problem import Finite, Study
 from ..solvers import Newton
 from .choose import Choice, basis_of, choose_basis
 from .growth import LOOK_AROUND, first_members, goal_at, grow_basis, lost_at
@@ -26,24 +26,27 @@ _LEARNINGS, _STAYS = 6, 1e-3  # rounds of a basis that learns, and the relative 
 
 def solve_choosing(job: Job, key: Array) -> Solution:
     """Solves with a basis chosen at ``x0``, and again from there if another one is chosen at the solution."""
-    choice = _choose_around(job, key)
+    study, precisely = job.chosen_on()
+    with precisely:
+        choice = _choose_around(study, key)
     solution = job.choosing(basis=choice.words).run(choice.basis)
-    again = choose_basis(job.study, solution.x, key, ledger=choice.ledger)
+    with job.chosen_on()[1]:
+        again = choose_basis(study, study.at(solution.x).problem.x0, key, ledger=choice.ledger)
     if again.functions > choice.functions:
         words = f"{again.words} (Chosen again at the solution with {choice.basis!r}, which was chosen at x0.)"
         solution = _run_from(job.choosing(basis=words), again.basis, solution)
     return _add_costs(solution, again.ledger.totals())
 
 
-def _choose_around(job: Job, key: Array) -> Choice:
+def _choose_around(study: Study, key: Array) -> Choice:
     """The largest basis chosen at ``x0`` or near it: at ``x0`` itself the policy may happen not to vary with the
     context (where ``x0 = 0`` it often does not)."""
-    problem = job.study.problem
-    choice = choose_basis(job.study, problem.x0, key)
+    problem = study.problem
+    choice = choose_basis(study, problem.x0, key)
     for side in jax.random.split(jax.random.fold_in(key, 1), _NEARBY):
         nudge = lambda a, side=side: a + (1 + jnp.abs(a)) * jax.random.normal(side, a.shape, a.dtype)
         nearby = problem.bounds.project(jax.tree.map(nudge, problem.x0))
-        other = choose_basis(job.study, nearby, key, ledger=choice.ledger)
+        other = choose_basis(study, nearby, key, ledger=choice.ledger)
         if other.functions > choice.functions:
             choice = replace(other, words=f"{other.words} (At a point near x0; at x0 itself fewer would do.)")
         choice = replace(choice, ledger=other.ledger)
@@ -57,14 +60,23 @@ def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
     curves there. From the gradients that larger bases see at that point follows how much each loses; the smallest
     that loses little enough is solved with, and judged again where that led.
     """
-    domain = job.study.problem.domain
+    study, precisely = job.chosen_on()
     newton = job if isinstance(job.solver, Newton) else replace(job, solver=Newton(), steps=Newton.default_steps)
-    otherwise = lambda why: solve_choosing(
-        job.choosing(tolerance=f"not used, held-out samples chose the basis: {why}."), key
-    )
+    with precisely:
+        grown = _grow(replace(newton, study=study, careful=None), key, tolerance)
+    if isinstance(grown, str):
+        words = f"not used, held-out samples chose the basis: {grown}."
+        return solve_choosing(job.choosing(tolerance=words), key)
+    solution, words, ledger = grown
+    return _add_costs(_with_own_solver(job, solution, words), ledger.totals())
+
+
+def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Ledger] | str:
+    """The solution with a basis grown, its story and its cost; or why none could be grown."""
+    domain = newton.study.problem.domain
     if isinstance(domain, Finite):
-        return otherwise("the contexts are finite in number")
-    part, members = job.study.thinned(key, LOOK_AROUND), first_members(domain.dimension)
+        return "the contexts are finite in number"
+    part, members = newton.study.thinned(key, LOOK_AROUND), first_members(domain.dimension)
     scout = replace(newton, study=part, steps=min(_SCOUT, newton.steps), progress=False)
     solution = scout.run(basis_of(members))
     story, ledger, start, goal = [], Ledger.empty(), members[:1], None
@@ -73,11 +85,11 @@ def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
         if goal is None:
             goal, ledger = goal_at(part, solution.x, members, excess, key, ledger)
         if goal is None:
-            return otherwise("the objective shows no curvature in x, or could not be evaluated")
+            return "the objective shows no curvature in x, or could not be evaluated"
         goal = replace(goal, excess=excess)
         choice = grow_basis(part, solution.x, start, 2 * len(members), goal, key, ledger)
         if choice is None:
-            return otherwise("the lower level could not be fitted")
+            return "the lower level could not be fitted"
         ledger, grown = choice.ledger, choice.candidates[choice.pick].members
         if story and len(grown) <= len(members):
             story.append(f"there, after all, {choice.words}")
@@ -89,7 +101,7 @@ def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
         if lost <= excess:
             break
     words = f"grown for a tolerance of {tolerance:g}: " + ". So: ".join(story) + "."
-    return _add_costs(_with_own_solver(job, solution, words), ledger.totals())
+    return solution, words, ledger
 
 
 def _with_own_solver(job: Job, solution: Solution, words: str) -> Solution:

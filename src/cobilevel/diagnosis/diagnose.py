@@ -15,7 +15,7 @@ from jaxtyping import Array, PyTree
 
 from ..basis import Basis, check_basis
 from ..lower import lower_minimiser
-from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study
+from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study, precision_for
 from ..reduction import Reduced, batch_of, reduce_study
 from .advice import Seen, advise
 from .conditions import conditions_of
@@ -30,7 +30,9 @@ _FEATURE_NUMBERS = 4_000_000  # features evaluated in search of their supremum
 _GRID_POINTS = 20_000  # the most of a grid among them
 
 
-def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = None) -> Diagnosis:
+def diagnose(
+    problem: Problem, basis: Basis, samples: Data, x: PyTree | None = None, precision: str | None = None
+) -> Diagnosis:
     """What stands between a basis, the data and a good policy: numbers, and advice in words and as objects.
 
     **Arguments:**
@@ -38,8 +40,15 @@ def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = N
     - `problem`, `samples`: as for ``cb.solve``; `basis`: the one in question. One that learns its functions from the
       problem must have learned them: pass ``solution.basis.basis`` of a solve.
     - `x`: where to look, ``problem.x0`` by default. Policies at other ``x`` may be smoother or rougher.
+    - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
     """
-    study = Study.of(problem, samples)
+    wanted = precision_for(problem, samples, precision)
+    with wanted.context():
+        return _diagnosis(Study.of(problem, samples, wanted), basis, x)
+
+
+def _diagnosis(study: Study, basis: Basis, x: PyTree | None) -> Diagnosis:
+    """What is measured, in the precision of the study."""
     endless = study.lower.endless
     study = study.finite(jax.random.key(0))
     x = _point(study, x)

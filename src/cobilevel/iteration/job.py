@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxtyping import Array, PyTree
 from ..answer import Result, Solution
 from ..basis import Basis
 from ..derivatives import oracles
-from ..problem import Study
+from ..problem import Study, double
 from ..reduction import Reduced, reduce_study
 from .loop import run
 from .solver import Solver
@@ -25,7 +26,11 @@ _UNSEEN = 1e-3  # share of a context's features that the lower level cannot see,
 
 @dataclass(frozen=True)
 class Job:
-    """What to solve and how, all but the basis. `choices`: what was chosen for the user so far, in words."""
+    """What to solve and how, all but the basis.
+
+    `choices`: what was chosen for the user so far, in words. `careful`: the same study in double precision, where the
+    solver works in another: a basis is chosen on it.
+    """
 
     study: Study
     solver: Solver
@@ -33,6 +38,11 @@ class Job:
     steps: int
     progress: bool | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
+    careful: Study | None = None
+
+    def chosen_on(self) -> tuple[Study, AbstractContextManager]:
+        """The study on which a basis is chosen, and the precision that takes."""
+        return (self.study, nullcontext()) if self.careful is None else (self.careful, double())
 
     def at(self, x: PyTree) -> "Job":
         """The same job, starting from ``x``."""

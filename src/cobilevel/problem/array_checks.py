@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
-from .precision import kept
+from .precision import Held, kept_digits
 
 
 def path_name(argument: str, path: tuple) -> str:
@@ -21,10 +21,10 @@ def concrete(array: Any) -> bool:
     return not isinstance(array, Tracer)
 
 
-def array_of(value: Any, name: str) -> Array | np.ndarray:
+def array_of(value: Any, name: str) -> Held:
     """`value` as an array that keeps all its digits."""
     try:
-        return kept(value)
+        return kept_digits(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__}.") from error
 
@@ -34,7 +34,7 @@ def arrays_of(tree: PyTree, argument: str) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: array_of(leaf, path_name(argument, path)), tree)
 
 
-def require_finite(array: Array | np.ndarray, name: str) -> None:
+def require_finite(array: Held, name: str) -> None:
     """Raises where rows hold NaN or infinity, and names the first."""
     if not concrete(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
         return
@@ -69,10 +69,10 @@ def require_rows(tree: PyTree, argument: str, rows: int | None) -> int:
     return rows
 
 
-def float_leaf(leaf: Any, name: str) -> Array | np.ndarray:
+def float_leaf(leaf: Any, name: str) -> Held:
     """A starting point as a finite float array."""
     try:
-        array = kept(leaf)
+        array = kept_digits(leaf)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a float array, got {type(leaf).__name__}.") from error
     if not jnp.issubdtype(array.dtype, jnp.floating):

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from .array_checks import concrete, path_name
+from .precision import Held
 
 
 class Bounds(eqx.Module):
@@ -18,8 +19,8 @@ class Bounds(eqx.Module):
     Points, gradients and bounds are pytrees of one structure; ``flat`` gives the same bounds on flattened vectors.
     """
 
-    lo: PyTree[Array | np.ndarray]
-    hi: PyTree[Array | np.ndarray]
+    lo: PyTree[Held]
+    hi: PyTree[Held]
 
     @staticmethod
     def of(pair: Any, x0: PyTree) -> "Bounds":

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from ..checks import whole
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .distributions import Distribution
-from .precision import cast
+from .precision import Held, cast
 from .traced import Sampler
 
 LOOK_ROWS = 8192  # joint samples that are looked at closely: to choose or to judge a basis
@@ -111,11 +111,9 @@ class Samples(Level):
     - `weights`: optional nonnegative weights, shape ``(n,)``; only their ratios matter.
     """
 
-    xi: Shaped[Array | np.ndarray, "n ..."] = eqx.field(converter=lambda v: array_of(v, "Samples: xi"))
-    eta: PyTree[Shaped[Array | np.ndarray, "n ..."]] = eqx.field(
-        converter=lambda v: arrays_of(v, "Samples: eta"), default=None
-    )
-    weights: Float[Array | np.ndarray, " n"] | None = eqx.field(
+    xi: Shaped[Held, "n ..."] = eqx.field(converter=lambda v: array_of(v, "Samples: xi"))
+    eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Samples: eta"), default=None)
+    weights: Float[Held, " n"] | None = eqx.field(
         converter=lambda v: None if v is None else array_of(v, "Samples: weights"), default=None
     )
 
@@ -207,7 +205,7 @@ class Product(Level):
     """
 
     given: Any
-    eta: PyTree[Shaped[Array | np.ndarray, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Product: eta"))
+    eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Product: eta"))
     nodes: int = eqx.field(static=True)
 
     def __init__(self, contexts: Any, eta: PyTree, nodes: int = 64):

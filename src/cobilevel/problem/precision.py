@@ -3,16 +3,23 @@
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 _SHARE = 1 / 2  # of the machine's memory that the data may take in double precision
 _PRECISIONS = {"single": np.dtype(np.float32), "double": np.dtype(np.float64)}
+
+
+# What a user handed over: a NumPy array where JAX would have cut digits off. A study holds JAX arrays alone.
+if TYPE_CHECKING:
+    Held = Array
+else:
+    Held = Array | np.ndarray
 
 
 def double() -> AbstractContextManager:
@@ -30,7 +37,7 @@ def in_double() -> bool:
     return jnp.result_type(float) == np.float64
 
 
-def kept(value: Any) -> Any:
+def kept_digits(value: Any) -> Any:
     """`value` as an array with all its digits: a JAX array, or a NumPy one where JAX would cut them off."""
     if isinstance(value, Tracer) or in_double():
         return jnp.asarray(value)
@@ -74,7 +81,7 @@ class Precision:
         single, most = _PRECISIONS["single"], _PRECISIONS["double"]
         own = np.result_type(single, *[leaf.dtype for leaf in floats]) if in_double() else single
         if asked is not None:
-            return Precision(_PRECISIONS[asked], own)
+            return Precision(_PRECISIONS[asked], min(own, _PRECISIONS[asked]))
         size = sum(leaf.size * most.itemsize for leaf in floats)
         if exact and size <= _SHARE * _memory():
             return Precision(most, own)
@@ -86,7 +93,9 @@ class Precision:
         return double() if self.dtype == np.float64 else nullcontext()
 
     def back(self, tree: PyTree) -> PyTree:
-        """What is returned: floats in the caller's precision."""
+        """What is returned: floats in the caller's precision, where double was taken for it."""
+        if self.dtype != np.float64:
+            return tree
         down = lambda a: a.astype(self.returned) if jnp.issubdtype(a.dtype, jnp.floating) else a
         return jax.tree.map(down, tree)
 

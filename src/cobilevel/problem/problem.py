@@ -7,12 +7,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from .array_checks import float_tree
 from .bounds import Bounds
 from .domain import Domain
+from .precision import Held
 
 
 class Problem(eqx.Module):
@@ -35,10 +35,10 @@ class Problem(eqx.Module):
 
     upper: Callable
     lower: Callable
-    x0: PyTree[Array | np.ndarray]
-    y0: PyTree[Array | np.ndarray]
+    x0: PyTree[Held]
+    y0: PyTree[Held]
     domain: Domain
-    x_bounds: tuple[PyTree[Array | np.ndarray], PyTree[Array | np.ndarray]]
+    x_bounds: tuple[PyTree[Held], PyTree[Held]]
     conditional: Callable | None
     lower_noise: bool | None = eqx.field(static=True)
 
