@@ -14,7 +14,7 @@ from ..problem import Data, Problem, Study, double, precision_for
 from ..reduction import Batch, Bilevel, Table, batch_of
 from .evaluate import in_precision_of
 
-_ROWS = 2048  # samples over which the two gradients are taken
+_COMPARED_ROWS = 2048  # samples over which the two gradients are taken
 
 
 @eqx.filter_jit
@@ -27,7 +27,7 @@ def _slopes_in(precision: str, problem: Problem, solution: Solution, samples: Da
     wanted = precision_for(problem, samples, precision)
     study = Study.of(problem, samples, wanted)
     point = in_precision_of(study, solution)
-    batch = batch_of(point.basis, study.upper.look(jax.random.key(0), _ROWS).samples)
+    batch = batch_of(point.basis, study.upper.look(jax.random.key(0), _COMPARED_ROWS).samples)
     bare = Bilevel(study.problem, Table(batch), Table(batch), point.W)
     return _slopes(bare, point.x, point.W, batch)
 

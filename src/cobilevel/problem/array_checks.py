@@ -87,7 +87,7 @@ def float_leaf(leaf: Any, name: str) -> Held:
     if concrete(array) and not bool(jnp.all(jnp.isfinite(array))):
         raise ValueError(f"{name} holds NaN or infinity; give a finite starting point.")
     if isinstance(array, np.ndarray):
-        return array
+        return array  # pyright: ignore[reportReturnType]
     return jnp.asarray(array, array.dtype)  # drops weak types, so that loops keep their dtype
 
 

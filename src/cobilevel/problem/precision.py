@@ -1,5 +1,6 @@
 """In which precision a call computes: where answers are exact, in double, whatever the caller's switch says."""
 
+import importlib
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,9 +27,7 @@ def double() -> AbstractContextManager:
     """Within it, this thread computes in double precision; the switch itself is left alone."""
     here: Any = getattr(jax, "enable_x64", None)
     if here is None:  # JAX before 0.8
-        from jax.experimental import enable_x64
-
-        return enable_x64()
+        here = importlib.import_module("jax.experimental").enable_x64
     return here(True)
 
 
@@ -83,7 +82,7 @@ class Precision:
         if asked is not None:
             return Precision(_PRECISIONS[asked], min(own, _PRECISIONS[asked]))
         size = sum(leaf.size * most.itemsize for leaf in floats)
-        if exact and size <= _SHARE * _memory():
+        if exact and size <= _SHARE * _machine_memory():
             return Precision(most, own)
         words = f"in double precision the data would take {size / 2**30:.1f} GiB." if exact else ""
         return Precision(None if in_double() else single, own, words)
@@ -100,7 +99,7 @@ class Precision:
         return jax.tree.map(down, tree)
 
 
-def _memory() -> float:
+def _machine_memory() -> float:
     """The memory of the machine in bytes."""
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

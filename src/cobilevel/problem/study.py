@@ -1,6 +1,7 @@
 """``Study``: a problem and its data, checked against each other once; everything after takes this and asks no more."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +50,9 @@ class Study:
         leaves = jax.tree.leaves((problem.x0, problem.y0, *((r.xi, r.eta) for r in (upper.example(), lower.example()))))
         floats = [leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
         dtype = np.result_type(*floats) if wanted.dtype is None else wanted.dtype
-        problem = _as_of_now(problem.astype(dtype), upper, lower)
+        mixed = nullcontext() if wanted.dtype is None else jax.numpy_dtype_promotion("standard")
+        with mixed:  # a function may hold numbers in another precision than the one asked for
+            problem = _as_of_now(problem.astype(dtype), upper, lower)
         return Study(problem, upper, lower, dtype, lower_depends_on_noise(problem, lower))
 
     @property
