@@ -12,8 +12,9 @@ from .answer import Solution
 from .basis import Basis, check_basis, same_recipe
 from .checks import positive, whole
 from .iteration import Job, Solver
+from .judge import rounding_error
 from .keys import as_key
-from .problem import Data, Problem, Study
+from .problem import Data, Problem, Study, precision_for
 from .reduction import Reduced, reduce_study
 from .solvers import Newton
 
@@ -29,6 +30,7 @@ def solve(
     resume: Solution | None = None,
     tolerance: float | None = None,
     batch: int | None = None,
+    precision: str | None = None,
 ) -> Solution:
     """Solves a contextual bilevel problem from samples.
 
@@ -45,35 +47,58 @@ def solve(
       (0.01 is one percent; mind constants in it, and objectives near zero): as few functions are taken as that asks
       for, by an estimate stated in `choices`. Left out, the policy is resolved as far as the data show it.
     - `batch`: samples in each batch, for solvers that work on batches.
+    - `precision`: ``"single"`` or ``"double"``. Left out, Newton computes in double whatever JAX is switched to, and
+      solvers on batches in what the data came in. What comes back is in the caller's precision; ``solution.precise``
+      keeps the digits.
 
     **Returns:** a ``Solution``; ``solution.choices`` states what was chosen.
     """
     began = time.perf_counter()
-    study = Study.of(problem, samples)
-    _check_goals(basis, resume, tolerance)
-    for_stream, for_basis, for_solver = jax.random.split(as_key(key), 3)
-    choices = {}
-    if solver is None:
-        choices["solver"] = "Newton(): all samples at once, second order."
-        if study.endless:
-            study = study.finite(for_stream)
-            rows = study.lower.count
-            choices["samples"] = f"{rows} samples drawn once from the stream, and the problem solved on them."
-    chosen = _configured(Newton() if solver is None else solver, batch)
-    if isinstance(chosen, Newton) and study.endless:
-        raise ValueError(
-            "Newton needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
-            "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
-        )
+    chosen = Newton() if solver is None else solver
+    wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
+    with wanted.context():
+        study = Study.of(problem, samples, wanted)
+        _check_goals(basis, resume, tolerance)
+        for_stream, for_basis, for_solver = jax.random.split(as_key(key), 3)
+        choices = {}
+        if solver is None:
+            choices["solver"] = "Newton(): all samples at once, second order."
+            if study.endless:
+                study = study.finite(for_stream)
+                choices["samples"] = (
+                    f"{study.lower.count} samples drawn once from the stream, and the problem solved on them."
+                )
+        chosen = _configured(chosen, batch, study)
+        limit = chosen.default_steps if steps is None else whole("steps", steps)
+        careful = _careful(problem, samples, study) if basis is None and resume is None and precision is None else None
+        job = Job(study, chosen, for_solver, limit, progress, choices, careful)
+        solution = _dispatch(job, for_basis, basis, resume, tolerance)
     if study.dtype != np.float64:
-        choices["precision"] = (
-            f"{np.dtype(study.dtype).name}: tolerances scale with its precision of {study.eps:.1g}. For more, set "
-            "jax.config.update('jax_enable_x64', True) before making arrays."
-        )
-    limit = chosen.default_steps if steps is None else whole("steps", steps)
-    job = Job(study, chosen, for_solver, limit, progress, choices)
-    solution = _dispatch(job, for_basis, basis, resume, tolerance)
-    return replace(solution, stats={**solution.stats, "total_seconds": time.perf_counter() - began})
+        words = _rounding_words(problem, solution, samples, study, wanted.words)
+        solution = replace(solution, choices={**solution.choices, "precision": words})
+    stats = {**solution.stats, "total_seconds": time.perf_counter() - began}
+    solution = replace(solution, stats=stats)
+    return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
+
+
+def _careful(problem: Problem, samples: Data, study: Study) -> Study | None:
+    """The study in double precision, to choose a basis on, where the solver works in another."""
+    if study.dtype == np.float64:
+        return None
+    wanted = precision_for(problem, samples)
+    with wanted.context():
+        return Study.of(problem, samples, wanted) if wanted.dtype == np.float64 else None
+
+
+def _rounding_words(problem: Problem, solution: Solution, samples: Data, study: Study, why: str) -> str:
+    """That single precision was used, and what it costs at the answer."""
+    words = f"{np.dtype(study.dtype).name}: tolerances scale with its precision of {study.eps:.1g}."
+    if why:
+        return f"{words} {why[0].upper()}{why[1:]}"
+    lost = rounding_error(problem, solution, samples)
+    if np.isfinite(lost):
+        words += f" At the answer it changes the gradients of the upper objective by {lost:.1g} of their size."
+    return f'{words} For more: precision="double".'
 
 
 def _dispatch(
@@ -104,11 +129,16 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
     return reduce_study(study, learn(basis, study))
 
 
-def _configured(solver: Any, batch: int | None) -> Solver:
-    """The solver with its batch size set; raises on what is none, or takes no batches."""
+def _configured(solver: Any, batch: int | None, study: Study) -> Solver:
+    """The solver with its batch size set; raises on what is none, takes no batches, or does not suit the data."""
     if not isinstance(solver, Solver):
         hint = f" (a class: write cb.{solver.__name__}(), with parentheses)" if isinstance(solver, type) else ""
         raise TypeError(f"solver must be a solver such as cb.Newton(), got {solver!r}{hint}.")
+    if isinstance(solver, Newton) and study.endless:
+        raise ValueError(
+            "Newton needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
+            "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
+        )
     if batch is None:
         return solver
     if "batch" not in {part.name for part in fields(solver)}:

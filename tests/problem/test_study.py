@@ -8,7 +8,6 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.problem import Study
-from cobilevel.problem.noise_dependence import lower_depends_on_noise
 from problems import LINE, NOISE, XI, Aim, Line, joint, scalar
 
 KEY = jax.random.key(0)
@@ -75,13 +74,14 @@ def test_noise_that_must_be_averaged_out():
 
 def test_lower_noise_is_found_by_tracing():
     eta = cb.Samples(XI[:40], np.zeros(40))
-    assert lower_depends_on_noise(scalar(), eta)
-    assert not lower_depends_on_noise(scalar(lambda x, y, xi, eta: (y - x) ** 2), eta)
+    depends = lambda problem, samples: Study.of(problem, samples).lower_noise
+    assert depends(scalar(), eta)
+    assert not depends(scalar(lambda x, y, xi, eta: (y - x) ** 2), eta)
     # used, but not for the result
     used = lambda x, y, xi, eta: (y - x) ** 2 + jnp.where(eta > 0, 1.0, 2.0) * 0
-    assert lower_depends_on_noise(scalar(used), eta)  # conservative
+    assert depends(scalar(used), eta)  # conservative
     stated = scalar(used, lower_noise=False)
-    assert not lower_depends_on_noise(stated, cb.Samples(XI[:40], XI[:40] - 0.5))
+    assert not depends(stated, cb.Samples(XI[:40], XI[:40] - 0.5))
 
 
 def test_finite_values_too_close_for_the_precision():

@@ -175,8 +175,17 @@ def test_matrix_free_agrees_with_dense(monkeypatch, quadratic):
     assert dense.stats["oracles"]["hessian"]["calls"] > 0
 
 
-def test_float32_stays_float32(quadratic, few):
+def test_float32_is_solved_in_double_and_comes_back_as_it_was(quadratic, few):
     solution = cb.solve(single(quadratic.problem), single(few), basis=BASIS)
+    assert {a.dtype for a in (solution.x, solution.W, solution.policy(jnp.float32(0.3)))} == {jnp.dtype("float32")}
+    assert "precision" not in solution.choices
+    x, _ = quadratic.truth.sample_optimum(solution.basis, few, few)
+    assert relative(solution.x, x) < 1e-5
+    np.testing.assert_array_equal(solution.x, solution.precise.x.astype(np.float32))
+
+
+def test_single_precision_on_demand(quadratic, few):
+    solution = cb.solve(single(quadratic.problem), single(few), basis=BASIS, precision="single")
     assert solution.converged, solution.result
     assert {a.dtype for a in (solution.x, solution.W, solution.policy(jnp.float32(0.3)))} == {jnp.dtype("float32")}
     assert "float32" in solution.choices["precision"]

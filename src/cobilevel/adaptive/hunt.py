@@ -171,7 +171,7 @@ class Hunt:
 
 
 def _orthonormal(table: np.ndarray, root: np.ndarray) -> np.ndarray:
-    """The functions made orthonormal, each against those before it; zero from where contexts do not distinguish them."""
+    """The functions made orthonormal, each against those before it; zero where contexts do not distinguish them."""
     q, triangle = np.linalg.qr(root * table)
     pivots = np.abs(np.diag(triangle))
     usable = int(np.argmin(np.append(pivots > _SMALLEST_PIVOT * pivots[0], False)))

@@ -24,16 +24,21 @@ _LEARNINGS, _STAYS = 6, 1e-3  # rounds of a basis that learns, and the relative 
 
 def solve_choosing(job: Job, key: Array) -> Solution:
     """Solves with a basis chosen around ``x0``, and again from there while another one is chosen at the solution."""
-    choice = choose_basis(job.study, job.study.problem.x0, key)
+    study, precisely = job.chosen_on()
+    with precisely:
+        choice = choose_basis(study, study.problem.x0, key)
     solution = job.choosing(basis=choice.words).run(choice.basis)
+    costs = choice.ledger
     for _ in range(_CHOICES):
-        again = choose_basis(job.study, solution.x, key, ledger=choice.ledger)
+        with job.chosen_on()[1]:
+            again = choose_basis(study, study.at(solution.x).problem.x0, key, ledger=costs)
+        costs = again.ledger
         if again.functions <= choice.functions:
             break
         words = f"{again.words} (Chosen again at the solution with {choice.basis!r}.)"
         solution = _run_from(job.choosing(basis=words), again.basis, solution)
         choice = again
-    return _add_costs(solution, again.ledger.totals())
+    return _add_costs(solution, costs.totals())
 
 
 def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
@@ -43,14 +48,23 @@ def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
     curves there. From the gradients that larger bases see at that point follows how much each loses; the smallest
     that loses little enough is solved with, and judged again where that led.
     """
-    domain = job.study.problem.domain
+    study, precisely = job.chosen_on()
     newton = job if isinstance(job.solver, Newton) else replace(job, solver=Newton(), steps=Newton.default_steps)
-    otherwise = lambda why: solve_choosing(
-        job.choosing(tolerance=f"not used, held-out samples chose the basis: {why}."), key
-    )
+    with precisely:
+        grown = _grow(replace(newton, study=study, careful=None), key, tolerance)
+    if isinstance(grown, str):
+        words = f"not used, held-out samples chose the basis: {grown}."
+        return solve_choosing(job.choosing(tolerance=words), key)
+    solution, words, ledger = grown
+    return _add_costs(_with_own_solver(job, solution, words), ledger.totals())
+
+
+def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Ledger] | str:
+    """The solution with a basis grown, its story and its cost; or why none could be grown."""
+    domain = newton.study.problem.domain
     if isinstance(domain, Finite):
-        return otherwise("the contexts are finite in number")
-    part, members = job.study.thinned(key, LOOK_AROUND), first_members(domain.dimension)
+        return "the contexts are finite in number"
+    part, members = newton.study.thinned(key, LOOK_AROUND), first_members(domain.dimension)
     scout = replace(newton, study=part, steps=min(_SCOUT, newton.steps), progress=False)
     solution = scout.run(basis_of(members))
     story, ledger, start, goal = [], Ledger.empty(), members[:1], None
@@ -59,11 +73,11 @@ def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
         if goal is None:
             goal, ledger = goal_at(part, solution.x, members, excess, key, ledger)
         if goal is None:
-            return otherwise("the objective shows no curvature in x, or could not be evaluated")
+            return "the objective shows no curvature in x, or could not be evaluated"
         goal = replace(goal, excess=excess)
         choice = grow_basis(part, solution.x, start, 2 * len(members), goal, key, ledger)
         if choice is None:
-            return otherwise("the lower level could not be fitted")
+            return "the lower level could not be fitted"
         ledger, grown = choice.ledger, choice.candidates[choice.pick].members
         if story and len(grown) <= len(members):
             story.append(f"there, after all, {choice.words}")
@@ -75,7 +89,7 @@ def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
         if lost <= excess:
             break
     words = f"grown for a tolerance of {tolerance:g}: " + ". So: ".join(story) + "."
-    return _add_costs(_with_own_solver(job, solution, words), ledger.totals())
+    return solution, words, ledger
 
 
 def _with_own_solver(job: Job, solution: Solution, words: str) -> Solution:

@@ -1,18 +1,19 @@
 """``Solution``: the decision, the policy for every context, and how they were obtained; saved and loaded."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, PyTree
 
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
-from ..problem import Problem
+from ..problem import Problem, double, in_double, kept_digits
 from .result import Result
 from .uncertainty import Uncertainty, like_x, unknown
 
@@ -29,6 +30,16 @@ class Saved:
 
 
 @dataclass(frozen=True, eq=False)
+class Precise:
+    """A solution with all the digits it was computed with, as NumPy arrays: no switch of JAX cuts them off."""
+
+    x: PyTree[np.ndarray]
+    W: PyTree[np.ndarray]
+    transform: np.ndarray | None
+    constant: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Solution:
     """What ``solve`` returns.
 
@@ -38,6 +49,8 @@ class Solution:
     - `history`: curves over steps; `stats`: oracle calls, samples, seconds, bytes, rank.
     - `choices`: what the library chose for the user, in words.
     - `inference`: what `uncertainty` is, or computes it.
+    - `precise`: `x`, `W` and the basis in double precision, where they come back in single; used to judge, save and go
+      on.
     """
 
     x: PyTree[Array]
@@ -50,6 +63,7 @@ class Solution:
     state: Saved | None = None
     detail: str = ""
     inference: "Uncertainty | Callable[[], Uncertainty] | None" = None
+    precise: Precise | None = None
 
     @property
     def converged(self) -> bool:
@@ -80,15 +94,40 @@ class Solution:
 
     def policy(self, xi: ArrayLike) -> PyTree[Array]:
         """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain."""
-        return combine(self.basis(xi), self.W)
+        if self.precise is None or isinstance(xi, Tracer):
+            return combine(self.basis(xi), self.W)
+        with double():
+            full = jax.tree.map(jnp.asarray, self.full_parts())
+            y = combine(replace(self.basis, transform=full[2], constant=full[3])(kept_digits(xi)), full[1])
+        return jax.tree.map(lambda a, w: a.astype(w.dtype), y, self.W)
+
+    def full_parts(self) -> tuple[PyTree, PyTree, Any, Any]:
+        """``x``, ``W``, and transform and constant of the basis, in double precision where that is what they were found
+        in; what was replaced since then counts as it is."""
+        own = (self.x, self.W, self.basis.transform, self.basis.constant)
+        if self.precise is None:
+            return own
+        held = (self.precise.x, self.precise.W, self.precise.transform, self.precise.constant)
+        return tuple(_full(precise, given) for precise, given in zip(held, own, strict=True))  # pyright: ignore
+
+    def rounded(self, dtype: Any) -> "Solution":
+        """The solution in a floating dtype, what it was computed in kept along."""
+        parts = (self.x, self.W, self.basis.transform, self.basis.constant)
+        if all(leaf.dtype == dtype for leaf in jax.tree.leaves(parts)):
+            return self
+        precise = Precise(*jax.tree.map(np.asarray, parts))
+        x, W, transform, constant = jax.tree.map(lambda a: jnp.asarray(a, dtype), parts)
+        basis = replace(self.basis, transform=transform, constant=constant)
+        return replace(self, x=x, W=W, basis=basis, precise=precise)
 
     def save(self, path: str | Path) -> Path:
         """Writes the solution to one file, atomically; ``cobilevel.load`` reads it back."""
-        arrays = {"basis/constant": np.asarray(self.basis.constant)}
-        if self.basis.transform is not None:
-            arrays["basis/transform"] = np.asarray(self.basis.transform)
+        x, W, transform, constant = self.full_parts()
+        arrays = {"basis/constant": np.asarray(constant)}
+        if transform is not None:
+            arrays["basis/transform"] = np.asarray(transform)
         state = [] if self.state is None else self.state.leaves
-        for group, leaves in (("x", archive.to_plain(self.x)), ("W", archive.to_plain(self.W)), ("state", state)):
+        for group, leaves in (("x", archive.to_plain(x)), ("W", archive.to_plain(W)), ("state", state)):
             arrays.update({f"{group}/{k}": leaf for k, leaf in enumerate(leaves)})
         arrays.update({f"history/{name}": np.asarray(curve) for name, curve in self.history.items()})
         document = {
@@ -99,8 +138,9 @@ class Solution:
             "choices": dict(self.choices),
             "basis": basis_to_json(self.basis.basis),
             "domain": domain_to_json(self.basis.domain),
-            "x": archive.fingerprint(self.x),
-            "W": archive.fingerprint(self.W),
+            "x": archive.fingerprint(x),
+            "W": archive.fingerprint(W),
+            "returned": str(np.dtype(self.basis.constant.dtype)),
             "state": None if self.state is None else self.state.structure,
         }
         return archive.write(path, document, arrays)
@@ -118,6 +158,15 @@ class Solution:
         lines = [value] if value else []
         lines += [*found.table().splitlines(), *said]
         return f"Solution(converged={self.converged}, basis={self.basis.basis!r})\n  " + "\n  ".join(lines)
+
+
+def _full(precise: PyTree, given: PyTree) -> PyTree:
+    """The digits kept, unless something else was put in their place."""
+    try:
+        same = jax.tree.map(lambda p, g: p.shape == g.shape and np.array_equal(p.astype(g.dtype), g), precise, given)
+    except ValueError:
+        return given
+    return precise if all(jax.tree.leaves(same)) else given
 
 
 def check_solution(problem: Problem, solution: Any) -> None:
@@ -143,6 +192,17 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
     `basis` is needed only where the solution was found with ``Features``: a user's function is not stored.
     """
     document, arrays = archive.read(path)
+    with double():
+        found = _loaded(path, document, arrays, problem, basis)
+    if not in_double():
+        return found.rounded(np.float32)
+    return found.rounded(document["returned"]) if "returned" in document else found
+
+
+def _loaded(
+    path: str | Path, document: dict[str, Any], arrays: dict[str, np.ndarray], problem: Problem, basis: Basis | None
+) -> Solution:
+    """What a file holds, in the precision it was saved in."""
     version = document.get("format")
     if version not in (_FIRST_FORMAT, FORMAT):
         raise ValueError(f"{path} has format {version}, this version reads formats {_FIRST_FORMAT} and {FORMAT}.")

@@ -2,8 +2,8 @@ r"""Sample by sample, what the upper objective is made of to second order in the
 
 At coefficients $W$ of the policy $y$ and $V$ of the adjoint $v$ each sample has
 $$r = \partial_2 g, \qquad \alpha = \partial_{22} g\, v - \partial_2 f, \qquad m = f - v^T r ,$$
-where $r$ and $\alpha$ vanish in conditional mean if policy and adjoint are exact. With $A = E[\partial_{22} g \mid \xi]$
-and $M = E[\partial_{22} f - \partial_{222} g\, v \mid \xi]$,
+where $r$ and $\alpha$ vanish in conditional mean if policy and adjoint are exact. With
+$A = E[\partial_{22} g \mid \xi]$ and $M = E[\partial_{22} f - \partial_{222} g\, v \mid \xi]$,
 $$F = E[m] + E\big[\bar\alpha^T A^{-1} \bar r + \tfrac12\, \bar r^T A^{-1} M A^{-1} \bar r\big] + O(|y - y^\star|^3),$$
 bars for conditional means.
 """

@@ -17,7 +17,7 @@ from jaxtyping import Array, PyTree
 from ..basis import Basis, check_basis
 from ..inference import natural_step
 from ..lower import lower_minimiser
-from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study
+from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study, precision_for
 from ..reduction import Reduced, batch_of, reduce_study
 from .advice import Seen, advise
 from .conditions import conditions_of
@@ -34,7 +34,9 @@ _NEARBY = 0.5  # of the distance over which f changes by its spread: how far poi
 _MOST_COORDINATES = 200  # of x, beyond which only x0 is looked at
 
 
-def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = None) -> Diagnosis:
+def diagnose(
+    problem: Problem, basis: Basis, samples: Data, x: PyTree | None = None, precision: str | None = None
+) -> Diagnosis:
     """What stands between a basis, the data and a good policy: numbers, and advice in words and as objects.
 
     **Arguments:**
@@ -43,8 +45,15 @@ def diagnose(problem: Problem, basis: Basis, samples: Data, x: PyTree | None = N
       problem must have learned them: pass ``solution.basis.basis`` of a solve.
     - `x`: where to look. By default ``problem.x0`` and a few points nearby, and the one is reported whose policy takes
       the most functions: at ``x0`` itself it may happen not to vary.
+    - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
     """
-    study = Study.of(problem, samples)
+    wanted = precision_for(problem, samples, precision)
+    with wanted.context():
+        return _diagnosis(Study.of(problem, samples, wanted), basis, x)
+
+
+def _diagnosis(study: Study, basis: Basis, x: PyTree | None) -> Diagnosis:
+    """What is measured, in the precision of the study."""
     endless = study.lower.endless
     study = study.finite(jax.random.key(0))
     reduced = _reduce(study, basis)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float, PyTree
@@ -231,7 +232,7 @@ def _corrected(
         place[free] -= step
         if np.all(np.abs(step) <= 0.02 * np.sqrt(np.diag(spread))):
             break
-        nearby = look_around(study, around.reduced, unravel(np.asarray(place, study.dtype)), True)
+        nearby = look_around(study, around.reduced, unravel(jnp.asarray(place, study.dtype)), True)
         if not nearby.sound:
             break
         local = _local(nearby, what_is_missed(nearby), free)

@@ -2,9 +2,9 @@ r"""What the reduced problem misses of the problem as stated, by products of nei
 
 With $\ell = A^{-1}(\alpha + \tfrac12 M A^{-1} r)$ the expansion of ``derivatives.expansion_rows`` reads
 $F = E[m] + E[\bar\ell^T \bar r]$, and the last term is a mean over pairs of neighbours. Its derivative along ``x`` is
-the gap between the gradients. On the samples that policy and adjoint were fitted to, both residuals are a little smaller
-than on fresh ones; the mean over pairs then is smaller by what the fit made the mean of $m$ larger, so that the sum of
-both is right either way. The part due to the basis alone is the mean over pairs with that loss added back.
+the gap between the gradients. On the samples that policy and adjoint were fitted to, both residuals are smaller than on
+fresh ones; the mean over pairs then is smaller by what the fit made the mean of $m$ larger, so that the sum of both is
+right either way. The part due to the basis alone is the mean over pairs with that loss added back.
 """
 
 from dataclasses import dataclass
@@ -228,6 +228,6 @@ def _derivatives(
     for row, length in zip(around.slope(tables.r), k, strict=True):
         squares.append(_one(near, across(row / length), row / length, own, shares))
         crossed.append(_one(near, across(tables.alpha), row, own, shares))
-    total = Products(*[sum(getattr(part, name) for part in squares) for name in ("value", "single", "pairs")], near)
+    total = Products(sum(p.value for p in squares), sum(p.single for p in squares), sum(p.pairs for p in squares), near)  # pyright: ignore
     join = lambda name: np.concatenate([getattr(part, name) for part in crossed], axis=-1)
     return adjoint, total, Products(join("value"), join("single"), join("pairs"), near)

@@ -7,11 +7,12 @@ neighbours of each sample, the sample itself left out; a mean of products over p
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 from ..problem import Domain, Finite
 
@@ -26,7 +27,7 @@ class Neighbours:
     """Who is near whom, at one width.
 
     - `own`: weights of the rows, of mean one; `total`: that of all ordered pairs together.
-    - `pairs`: some, at random, by which noise is measured, with `pair_weight`; `count`: all ordered ones they stand for.
+    - `pairs`: some, at random, by which noise is measured, with `pair_weight`; `count`: all they stand for.
     - `distance`: the mean square distance of the pairs.
     - by `order` on an interval, by `matrix` in several dimensions, by `group` (with the weight of `each` of its pairs)
       where contexts are equal.
@@ -101,7 +102,7 @@ def neighbours_of(
         widths = [2**k for k in range(20) if 2**k <= widest]
         return [_windows(order, own, k, rng, u) for k in widths]
     widths = [k for k in (1, 2, 4, 8, _MOST_NEAR) if k <= widest]
-    _, index = cKDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(widths[-1] + 1, n))
+    index: Any = KDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(widths[-1] + 1, n))[1]
     return [_nearest(index[:, : k + 1], own, rng, u) for k in widths]
 
 

@@ -2,17 +2,18 @@
 
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..answer import Result, Solution
+from ..answer import Result, Solution, Uncertainty
 from ..basis import Basis
 from ..derivatives import oracles
 from ..inference import infer
-from ..problem import Study
+from ..problem import Study, double
 from ..reduction import Reduced, reduce_study
 from .loop import run
 from .solver import Solver
@@ -26,7 +27,11 @@ _UNSEEN = 1e-3  # share of a context's features that the lower level cannot see,
 
 @dataclass(frozen=True)
 class Job:
-    """What to solve and how, all but the basis. `choices`: what was chosen for the user so far, in words."""
+    """What to solve and how, all but the basis.
+
+    `choices`: what was chosen for the user so far, in words. `careful`: the same study in double precision, where the
+    solver works in another: a basis is chosen on it.
+    """
 
     study: Study
     solver: Solver
@@ -34,6 +39,11 @@ class Job:
     steps: int
     progress: bool | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
+    careful: Study | None = None
+
+    def chosen_on(self) -> tuple[Study, AbstractContextManager]:
+        """The study on which a basis is chosen, and the precision that takes."""
+        return (self.study, nullcontext()) if self.careful is None else (self.careful, double())
 
     def at(self, x: PyTree) -> "Job":
         """The same job, starting from ``x``."""
@@ -53,9 +63,15 @@ class Job:
         found = run(self.solver, reduced, self.key, self.steps, self.progress, saved)
         found = replace(found, choices={**choices, **found.choices})
         if not self.study.endless:
-            start = self.study.problem.x0
-            found = replace(found, inference=lambda: infer(self.study, reduced.whitened(), found.x, start))
+            x, study = found.x, self.study
+            found = replace(found, inference=lambda: _inferred(study, reduced, x))
         return _check_convexity(self.study, reduced, found)
+
+
+def _inferred(study: Study, reduced: Reduced, x: PyTree) -> Uncertainty:
+    """How well the samples determine ``x``, in the precision of the study."""
+    with double() if study.dtype == np.float64 else nullcontext():
+        return infer(study, reduced.whitened(), x, study.problem.x0)
 
 
 def _deficiency(reduced: Reduced) -> dict[str, str]:

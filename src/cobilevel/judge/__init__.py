@@ -11,3 +11,4 @@ from .intervals import Estimate as Estimate
 from .intervals import mean_estimate as mean_estimate
 from .intervals import norm_estimate as norm_estimate
 from .intervals import runs_estimate as runs_estimate
+from .rounding import rounding_error as rounding_error

@@ -12,7 +12,7 @@ from ..answer import Solution
 from ..checks import whole
 from ..iteration import run
 from ..keys import as_key
-from ..problem import Data, Problem, Study
+from ..problem import Data, Problem, Study, precision_for
 from ..progress import ProgressBar
 from ..reduction import Batch, reduce_with
 from ..solvers import Newton
@@ -50,6 +50,7 @@ def bootstrap(
     replicates: int = 100,
     key: Any = 0,
     progress: bool | None = None,
+    precision: str | None = None,
 ) -> Bootstrap:
     """Solves again, from the solution, on samples drawn with replacement from those it was found from.
 
@@ -57,11 +58,19 @@ def bootstrap(
 
     - `samples`: the data the solution was found from.
     - `replicates`: how many times; a hundred for standard errors, more for intervals.
+    - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
 
     The basis stays as it is: what is resampled is the data, not the choice of functions.
     """
-    study = Study.of(problem, samples)
-    solution = in_precision_of(study, solution)
+    wanted = precision_for(problem, samples, precision)
+    with wanted.context():
+        study = Study.of(problem, samples, wanted)
+        found = _resampled(study, in_precision_of(study, solution), replicates, key, progress)
+    return replace(found, x=wanted.back(found.x))
+
+
+def _resampled(study: Study, solution: Solution, replicates: int, key: Any, progress: bool | None) -> Bootstrap:
+    """The spread, in the precision of the study."""
     whole("bootstrap: replicates", replicates, 2)
     if study.endless:
         raise TypeError("bootstrap: a Stream has no samples to draw again from; pass those it was solved on.")

@@ -13,7 +13,7 @@ from ..basis import Basis, Orthonormal, richer_basis
 from ..inference import Around, infer_flat, look_around, too_large
 from ..keys import as_key
 from ..lower import DENSE_LIMIT, MISSING, law_is_known
-from ..problem import Data, Problem, Study
+from ..problem import Data, Problem, Study, precision_for
 from ..reduction import reduce_with
 from .against_exact import measure_exactly
 from .against_richer import measure_against_richer
@@ -42,6 +42,7 @@ def certify(
     constants: Constants | None = None,
     draws: int = 256,
     key: Any = 0,
+    precision: str | None = None,
 ) -> Certificate:
     """Measures how good ``solution.x`` and its policy are for the contextual problem.
 
@@ -55,8 +56,20 @@ def certify(
       ``"held-out"``: the reduced problem and the lower objective on these samples, nothing else.
     - `constants`: Lipschitz constants, to evaluate the corrected theorem's bound.
     - `draws`, `key`: draws of noise at a context where ``problem.conditional`` is used, and their seed.
+    - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
     """
-    study = Study.of(problem, samples)
+    wanted = precision_for(problem, samples, precision)
+    with wanted.context():
+        study = Study.of(problem, samples, wanted)
+        found = _certified(study, solution, mode, constants, draws, key)
+    gradient, parts = wanted.back((found.gradient, found.parts))
+    return replace(found, gradient=gradient, parts=parts)
+
+
+def _certified(
+    study: Study, solution: Any, mode: str | None, constants: Constants | None, draws: int, key: Any
+) -> Certificate:
+    """The certificate, in the precision of the study."""
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, or None to have it chosen; got {mode!r}.")
     solution, base = in_precision_of(study, solution), as_key(key)

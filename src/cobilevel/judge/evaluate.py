@@ -13,7 +13,7 @@ from .. import trees
 from ..answer import Solution, check_solution
 from ..keys import as_key
 from ..lower import exact_lower, trouble_with
-from ..problem import Data, Level, Problem, Study
+from ..problem import Data, Level, Problem, Study, precision_for
 from .intervals import Estimate, mean_estimate
 
 
@@ -47,10 +47,9 @@ def square_distance(a: PyTree, b: PyTree) -> Float[Array, ""]:
 def in_precision_of(study: Study, solution: Any) -> Solution:
     """The solution in the precision of a study; raises where it belongs to another problem."""
     check_solution(study.problem, solution)
-    cast = lambda tree: jax.tree.map(lambda a: jnp.asarray(a, study.dtype), tree)
-    transform, constant = cast((solution.basis.transform, solution.basis.constant))
+    x, W, transform, constant = jax.tree.map(lambda a: jnp.asarray(a, study.dtype), solution.full_parts())
     basis = replace(solution.basis, transform=transform, constant=constant)
-    return replace(solution, x=cast(solution.x), W=cast(solution.W), basis=basis)
+    return replace(solution, x=x, W=W, basis=basis, precise=None)
 
 
 @eqx.filter_jit
@@ -68,7 +67,13 @@ def mean_loss(objective: Callable, x: PyTree, y: PyTree, level: Level) -> Estima
 
 
 def evaluate(
-    problem: Problem, solution: Solution, samples: Data, truth: Any = None, draws: int = 1024, key: Any = 0
+    problem: Problem,
+    solution: Solution,
+    samples: Data,
+    truth: Any = None,
+    draws: int = 1024,
+    key: Any = 0,
+    precision: str | None = None,
 ) -> Evaluation:
     """Judges ``solution.x`` and ``solution.policy`` on a data set, with the lower level solved exactly at each context.
 
@@ -78,13 +83,20 @@ def evaluate(
     - `truth`: the true ``x``, or an object that has it as ``.x``.
     - `draws`, `key`: how many draws of noise a context gets, where the exact lower level rests on
       ``problem.conditional``.
+    - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
 
     Needs the conditional law of the noise: a lower level without noise, ``Product`` data, a ``Finite`` domain, or
     ``conditional``; raises otherwise, and says so.
     """
-    base = as_key(key)
-    study = Study.of(problem, samples).finite(jax.random.fold_in(base, 1))
-    solution = in_precision_of(study, solution)
+    wanted = precision_for(problem, samples, precision)
+    with wanted.context():
+        base = as_key(key)
+        study = Study.of(problem, samples, wanted).finite(jax.random.fold_in(base, 1))
+        return _evaluation(study, in_precision_of(study, solution), truth, draws, base)
+
+
+def _evaluation(study: Study, solution: Solution, truth: Any, draws: int, base: Array) -> Evaluation:
+    """The figures of merit, in the precision of the study."""
     rows = study.upper.contexts()
     exact = exact_lower(study, solution.x, rows.xi, draws, base)
     gaps = jax.vmap(square_distance)(exact.y, solution.policy(rows.xi))

@@ -19,5 +19,10 @@ from .domain import Box as Box
 from .domain import Domain as Domain
 from .domain import Finite as Finite
 from .domain import Interval as Interval
+from .precision import Precision as Precision
+from .precision import double as double
+from .precision import in_double as in_double
+from .precision import kept_digits as kept_digits
 from .problem import Problem as Problem
 from .study import Study as Study
+from .study import precision_for as precision_for

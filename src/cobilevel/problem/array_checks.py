@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
+
+from .precision import Held, kept_digits
 
 
 def path_name(argument: str, path: tuple) -> str:
@@ -19,20 +21,20 @@ def concrete(array: Any) -> bool:
     return not isinstance(array, Tracer)
 
 
-def array_of(value: Any, name: str) -> Array:
-    """`value` as a JAX array."""
+def array_of(value: Any, name: str) -> Held:
+    """`value` as an array that keeps all its digits."""
     try:
-        return jnp.asarray(value)
+        return kept_digits(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__}.") from error
 
 
 def arrays_of(tree: PyTree, argument: str) -> PyTree:
-    """The leaves of a pytree as JAX arrays."""
+    """The leaves of a pytree as arrays."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: array_of(leaf, path_name(argument, path)), tree)
 
 
-def require_finite(array: Array, name: str) -> None:
+def require_finite(array: Held, name: str) -> None:
     """Raises where rows hold NaN or infinity, and names the first."""
     if not concrete(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
         return
@@ -67,10 +69,10 @@ def require_rows(tree: PyTree, argument: str, rows: int | None) -> int:
     return rows
 
 
-def float_leaf(leaf: Any, name: str) -> Array:
+def float_leaf(leaf: Any, name: str) -> Held:
     """A starting point as a finite float array."""
     try:
-        array = jnp.asarray(leaf)
+        array = kept_digits(leaf)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a float array, got {type(leaf).__name__}.") from error
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -84,6 +86,8 @@ def float_leaf(leaf: Any, name: str) -> Array:
         raise ValueError(f"{name} is empty, shape {array.shape}: give a starting point with at least one number.")
     if concrete(array) and not bool(jnp.all(jnp.isfinite(array))):
         raise ValueError(f"{name} holds NaN or infinity; give a finite starting point.")
+    if isinstance(array, np.ndarray):
+        return array  # pyright: ignore[reportReturnType]
     return jnp.asarray(array, array.dtype)  # drops weak types, so that loops keep their dtype
 
 

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from .array_checks import concrete, path_name
+from .precision import Held
 
 
 class Bounds(eqx.Module):
@@ -18,8 +19,8 @@ class Bounds(eqx.Module):
     Points, gradients and bounds are pytrees of one structure; ``flat`` gives the same bounds on flattened vectors.
     """
 
-    lo: PyTree[Array]
-    hi: PyTree[Array]
+    lo: PyTree[Held]
+    hi: PyTree[Held]
 
     @staticmethod
     def of(pair: Any, x0: PyTree) -> "Bounds":
@@ -79,6 +80,8 @@ def _fill_bound(bound: PyTree, x0: PyTree, side: str, default: float) -> PyTree:
 
         def leaf(x):
             try:
+                if isinstance(x, np.ndarray):
+                    return np.broadcast_to(np.asarray(value, x.dtype), x.shape).copy()
                 return jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape)
             except (ValueError, TypeError) as error:
                 raise ValueError(

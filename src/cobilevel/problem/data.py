@@ -18,8 +18,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
-from .array_checks import array_of, arrays_of, concrete, require_finite, require_rows
+from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .distributions import Distribution
+from .precision import Held, cast
+from .traced import Sampler
 
 LOOK_ROWS = 8192  # joint samples that are looked at closely: to choose or to judge a basis
 LOOK_CONTEXTS = 200  # contexts among them, where each meets all the data
@@ -80,9 +82,9 @@ class Level(eqx.Module):
         """The data themselves where they are finite in number, else so many draws."""
         return self
 
-    def parsed(self) -> "Level":
-        """What everything after the checks works on: a copy of its own, with weights in one form."""
-        return jax.tree.map(lambda a: a, self)
+    def parsed(self, dtype: Any = None) -> "Level":
+        """What everything after the checks works on: a copy of its own, floats in `dtype`, with weights in one form."""
+        return jax.tree_util.tree_map_with_path(lambda path, a: _cast_leaf(path, a, dtype), self)
 
     def draw_contexts(self, key: Array, rows: int) -> Shaped[Array, "n ..."]:
         """Contexts as they are drawn, rather than as a quadrature rule."""
@@ -91,6 +93,12 @@ class Level(eqx.Module):
     def resample(self, rng: np.random.Generator) -> Float[np.ndarray, " n"]:
         """How often each row of the pool occurs in a sample drawn again, with replacement, from these data."""
         raise TypeError("a Stream has no samples to draw again from; pass those it was solved on.")
+
+
+def _cast_leaf(path: tuple, leaf: Any, dtype: Any) -> Any:
+    """A leaf of the data as JAX has it; what belongs to a distribution stays as it is."""
+    own = all(getattr(part, "name", None) != "given" for part in path[:-1])
+    return cast(leaf, dtype, path_name("samples", path)) if own and hasattr(leaf, "dtype") else leaf
 
 
 class Samples(Level):
@@ -103,9 +111,9 @@ class Samples(Level):
     - `weights`: optional nonnegative weights, shape ``(n,)``; only their ratios matter.
     """
 
-    xi: Shaped[Array, "n ..."] = eqx.field(converter=lambda v: array_of(v, "Samples: xi"))
-    eta: PyTree[Shaped[Array, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Samples: eta"), default=None)
-    weights: Float[Array, " n"] | None = eqx.field(
+    xi: Shaped[Held, "n ..."] = eqx.field(converter=lambda v: array_of(v, "Samples: xi"))
+    eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Samples: eta"), default=None)
+    weights: Float[Held, " n"] | None = eqx.field(
         converter=lambda v: None if v is None else array_of(v, "Samples: weights"), default=None
     )
 
@@ -170,11 +178,12 @@ class Samples(Level):
     def thinned(self, key, rows):
         return self.rows(jax.random.permutation(key, len(self))[:rows])
 
-    def parsed(self):
+    def parsed(self, dtype=None):
         """Without rows of weight zero, which say nothing and must not be counted; weights of mean one."""
+        whole: Any = super().parsed(dtype)
         if self.weights is None:
-            return super().parsed()
-        kept = self.rows(np.flatnonzero(np.asarray(self.weights) > 0))
+            return whole
+        kept = whole.rows(np.flatnonzero(np.asarray(self.weights) > 0))
         return eqx.tree_at(lambda s: s.weights, kept, kept.mean_one_weights())
 
     def resample(self, rng):
@@ -196,7 +205,7 @@ class Product(Level):
     """
 
     given: Any
-    eta: PyTree[Shaped[Array, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Product: eta"))
+    eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Product: eta"))
     nodes: int = eqx.field(static=True)
 
     def __init__(self, contexts: Any, eta: PyTree, nodes: int = 64):
@@ -279,6 +288,12 @@ class Stream(Level):
                 "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
                 "traced once and compiled. Draw with jax.random and the key, not with NumPy's generators."
             )
+
+    def parsed(self, dtype=None):
+        """The stream as its function is now."""
+        cast_all = lambda drawn: Level.parsed(drawn, dtype) if isinstance(drawn, Samples) else drawn
+        now = Sampler(self.draw, jax.random.key(0), finish=cast_all)
+        return eqx.tree_at(lambda s: s.draw, self, now, is_leaf=lambda v: v is self.draw)
 
     @property
     def count(self):

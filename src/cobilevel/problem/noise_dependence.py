@@ -1,12 +1,7 @@
 """Whether an objective depends on the noise: by tracing it, or by swapping noise between samples."""
 
-from collections.abc import Callable
-from typing import Any
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 
 from .data import Level
 from .problem import Problem
@@ -14,43 +9,15 @@ from .problem import Problem
 _SWAPPED_ROWS = 64  # samples between which noise is swapped
 
 
-def uses_last_argument(function: Callable, *args: Any) -> bool:
-    """Whether the output can depend on the last argument, by walking the traced program backwards.
-
-    Conservative: an equation that is needed needs all its inputs.
-    """
-    last = len(jax.tree.leaves(args[-1]))
-    if not last:
-        return False
-    arrays, static = eqx.partition(function, eqx.is_array)
-    jaxpr = jax.make_jaxpr(lambda dynamic, *xs: eqx.combine(dynamic, static)(*xs))(arrays, *args).jaxpr
-    needed = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
-    for equation in reversed(jaxpr.eqns):
-        if needed.intersection(equation.outvars):
-            needed.update(var for var in equation.invars if not isinstance(var, Literal))
-    return bool(needed.intersection(jaxpr.invars[-last:]))
-
-
-def _traced(function: Callable, problem: Problem, level: Level) -> bool:
-    row = level.example()
-    xi, eta = row.xi[0], jax.tree.map(lambda a: a[0], row.eta)
-    return uses_last_argument(function, problem.x0, problem.y0, xi, eta)
-
-
-def upper_depends_on_noise(problem: Problem, level: Level) -> bool:
-    """Whether ``f`` can depend on ``eta``, by tracing."""
-    return _traced(problem.upper, problem, level)
-
-
 def lower_depends_on_noise(problem: Problem, level: Level) -> bool:
-    """Whether ``g`` depends on ``eta``: by the user's word (checked when it is ``False``), else by tracing."""
+    """Whether ``g``, traced, depends on ``eta``: by the user's word (checked when ``False``), else by its program."""
     if problem.lower_noise is True:
         return True
-    traced = _traced(problem.lower, problem, level)
-    if traced and problem.lower_noise is False:
+    found = problem.lower.uses_last_argument()  # pyright: ignore[reportFunctionMemberAccess]
+    if found and problem.lower_noise is False:
         _check_noise_free(problem, level)
         return False
-    return traced
+    return found
 
 
 def _check_noise_free(problem: Problem, level: Level) -> None:

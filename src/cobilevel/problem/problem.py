@@ -6,11 +6,13 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, PyTree
+import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from .array_checks import float_tree
 from .bounds import Bounds
 from .domain import Domain
+from .precision import Held
 
 
 class Problem(eqx.Module):
@@ -33,10 +35,10 @@ class Problem(eqx.Module):
 
     upper: Callable
     lower: Callable
-    x0: PyTree[Array]
-    y0: PyTree[Array]
+    x0: PyTree[Held]
+    y0: PyTree[Held]
     domain: Domain
-    x_bounds: tuple[PyTree[Array], PyTree[Array]]
+    x_bounds: tuple[PyTree[Held], PyTree[Held]]
     conditional: Callable | None
     lower_noise: bool | None = eqx.field(static=True)
 
@@ -89,7 +91,7 @@ class Problem(eqx.Module):
     def astype(self, dtype: Any) -> "Problem":
         """The same problem with ``x0``, ``y0`` and the bounds in one floating dtype."""
         parts = (self.x0, self.y0, self.x_bounds)
-        cast = jax.tree.map(lambda a: a.astype(dtype), parts)
+        cast = jax.tree.map(lambda a: jnp.asarray(a, dtype), parts)
         return eqx.tree_at(lambda p: (p.x0, p.y0, p.x_bounds), self, cast)
 
 

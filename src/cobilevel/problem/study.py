@@ -1,20 +1,22 @@
 """``Study``: a problem and its data, checked against each other once; everything after takes this and asks no more."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from .data import Data, Level, Levels
+from .distributions import Distribution
 from .domain import Domain, Finite
-from .noise_dependence import lower_depends_on_noise, upper_depends_on_noise
+from .noise_dependence import lower_depends_on_noise
+from .precision import Precision
 from .problem import Problem
+from .traced import Sampler, Traced, first_derivatives, second_derivatives, trace_objective
 
 _STREAM_CHECK = 1024  # contexts of a stream that are checked
 
@@ -23,7 +25,8 @@ _STREAM_CHECK = 1024  # contexts of a stream that are checked
 class Study:
     """What is to be solved, and from what: the problem in one precision, and what each level sees.
 
-    - `problem`: with its starting points and bounds in `dtype`, what they and the samples promote to.
+    - `problem`: with its starting points and bounds in `dtype`, what they and the samples promote to, and its functions
+      as they are now (``Traced``).
     - `upper`, `lower`: the data of the two levels, parsed (rows of no weight are left out); the same object where they
       share it.
     - `lower_noise`: whether ``g`` depends on ``eta``.
@@ -36,24 +39,21 @@ class Study:
     lower_noise: bool
 
     @staticmethod
-    def of(problem: Problem, samples: Data) -> "Study":
+    def of(problem: Problem, samples: Data, precision: Precision | None = None) -> "Study":
         """Checks that problem and data fit together; raises, naming the argument and the remedy, where they do not."""
-        if not isinstance(problem, Problem):
-            raise TypeError(f"problem must be a cb.Problem, got {type(problem).__name__}.")
-        if not isinstance(samples, Data):
-            raise TypeError(
-                f"samples must be Samples, Product, Levels or Stream, got {type(samples).__name__}. Joint samples as "
-                "arrays: cb.Samples(xi, eta)."
-            )
+        wanted = precision_for(problem, samples, exact=False) if precision is None else precision
         where = "samples.{}" if isinstance(samples, Levels) else "samples"
-        lower = samples.lower.parsed()
-        upper = lower if samples.upper is samples.lower else samples.upper.parsed()
-        for name, function, level in (("upper", problem.upper, upper), ("lower", problem.lower, lower)):
+        lower = samples.lower.parsed(wanted.dtype)
+        upper = lower if samples.upper is samples.lower else samples.upper.parsed(wanted.dtype)
+        for name, level in (("upper", upper), ("lower", lower)):
             _check_contexts(problem.domain, level, where.format(name))
-            _check_objective(problem, name, function, level)
         leaves = jax.tree.leaves((problem.x0, problem.y0, *((r.xi, r.eta) for r in (upper.example(), lower.example()))))
-        dtype = np.result_type(*[leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)])
-        return Study(problem.astype(dtype), upper, lower, dtype, lower_depends_on_noise(problem, lower))
+        floats = [leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        dtype = np.result_type(*floats) if wanted.dtype is None else wanted.dtype
+        mixed = nullcontext() if wanted.dtype is None else jax.numpy_dtype_promotion("standard")
+        with mixed:  # a function may hold numbers in another precision than the one asked for
+            problem = _as_of_now(problem.astype(dtype), upper, lower)
+        return Study(problem, upper, lower, dtype, lower_depends_on_noise(problem, lower))
 
     @property
     def shared(self) -> bool:
@@ -70,10 +70,10 @@ class Study:
         """Whether samples of the lower level must be averaged before they show it; crossed data are averages."""
         return self.lower_noise and not self.lower.crossed
 
-    @cached_property
+    @property
     def upper_noise(self) -> bool:
         """Whether ``f`` depends on ``eta``."""
-        return upper_depends_on_noise(self.problem, self.upper)
+        return self.problem.upper.uses_last_argument()  # pyright: ignore[reportFunctionMemberAccess]
 
     @property
     def eps(self) -> float:
@@ -104,6 +104,20 @@ class Study:
         return self._each(lambda level, k: level.thinned(k, max((level.count or 0) // 4, least)), key)
 
 
+def precision_for(problem: Any, samples: Any, asked: str | None = None, exact: bool = True) -> Precision:
+    """What a call on these computes in; raises where they are not a problem and data."""
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a cb.Problem, got {type(problem).__name__}.")
+    if not isinstance(samples, Data):
+        raise TypeError(
+            f"samples must be Samples, Product, Levels or Stream, got {type(samples).__name__}. Joint samples as "
+            "arrays: cb.Samples(xi, eta)."
+        )
+    laws = jax.tree.leaves(samples, is_leaf=lambda v: isinstance(v, Distribution))
+    data = [leaf for leaf in laws if not isinstance(leaf, Distribution)]
+    return Precision.of((problem.x0, problem.y0, data), asked, exact)
+
+
 def _check_contexts(domain: Domain, level: Level, where: str) -> None:
     xi = level.example(_STREAM_CHECK).xi if level.endless else level.contexts().xi
     where += ".draw(...).xi" if level.endless else ".contexts" if level.crossed else ".xi"
@@ -131,11 +145,23 @@ def _check_contexts(domain: Domain, level: Level, where: str) -> None:
             raise ValueError(f"{where}: the distribution lives on {level.law.domain!r}, not inside {domain!r}.")
 
 
-def _check_objective(problem: Problem, name: str, function: Callable, level: Level) -> None:
+def _as_of_now(problem: Problem, upper: Level, lower: Level) -> Problem:
+    """The problem with its functions traced: what they say now, whatever changes later."""
+    draw, row = problem.conditional, lower.example()
+    return replace(
+        problem,
+        upper=_objective_as_of_now(problem, "upper", problem.upper, upper, first_derivatives),
+        lower=_objective_as_of_now(problem, "lower", problem.lower, lower, second_derivatives),
+        conditional=None if draw is None else Sampler(draw, jax.random.key(0), row.xi[0]),
+    )
+
+
+def _objective_as_of_now(problem: Problem, name: str, function: Callable, level: Level, derivatives: Any) -> Traced:
+    """An objective traced; raises where it fails on one sample, or does not return a float."""
     row = level.example()
     xi, eta = row.xi[0], jax.tree.map(lambda a: a[0], row.eta)
     try:
-        out = eqx.filter_eval_shape(function, problem.x0, problem.y0, xi, eta)
+        found = trace_objective(function, (problem.x0, problem.y0, xi, eta), derivatives)
     except Exception as error:
         shapes = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", (problem.x0, problem.y0, xi, eta))
         hint = ""
@@ -145,6 +171,7 @@ def _check_objective(problem: Problem, name: str, function: Callable, level: Lev
         raise ValueError(
             f"{name}(x, y, xi, eta) fails on one sample with x, y, xi, eta = {shapes}: {reason}.{hint}"
         ) from error
+    out = found.out
     if not hasattr(out, "shape") or out.shape != ():
         shape = getattr(out, "shape", type(out).__name__)
         raise ValueError(
@@ -153,3 +180,4 @@ def _check_objective(problem: Problem, name: str, function: Callable, level: Lev
         )
     if not jnp.issubdtype(out.dtype, jnp.floating):
         raise TypeError(f"{name}(x, y, xi, eta) must return a float, got dtype {out.dtype}.")
+    return found

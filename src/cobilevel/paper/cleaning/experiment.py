@@ -105,12 +105,13 @@ class Watch(eqx.Module):
     features: jax.Array
     nodes: jax.Array
     shares: jax.Array
+    regulariser: jax.Array
 
     def losses(self, reduced: Bilevel, x: jax.Array, y: jax.Array, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Validation and training loss for classifiers ``y`` at temperatures ``xi``, each by temperature."""
         upper, lower = reduced.upper_source.product.eta, reduced.lower_source.product.eta  # pyright: ignore
         validation = jnp.mean(_entropies(y, xi, upper["image"], upper["label"]), axis=1)
-        ridge = reduced.problem.lower.regulariser * jnp.sum(y**2, axis=(1, 2))  # pyright: ignore
+        ridge = self.regulariser * jnp.sum(y**2, axis=(1, 2))
         weighted = jax.nn.sigmoid(x) * _entropies(y, xi, lower["image"], lower["label"])
         return validation, jnp.mean(weighted, axis=1) + ridge
 
@@ -198,7 +199,8 @@ class Cleaning(Lab):
         fitted = _features_of(_study(one, method), method)
         dtype = fitted.constant.dtype
         cast = lambda a: jnp.asarray(a, dtype)
-        return Watch(self.pool(method, seeds), cast(fitted(nodes)), cast(nodes), cast(shares))
+        ridge = cast(one.problem.lower.regulariser)  # pyright: ignore[reportFunctionMemberAccess]
+        return Watch(self.pool(method, seeds), cast(fitted(nodes)), cast(nodes), cast(shares), ridge)
 
     def judge(self, method, seeds, which, bundle, final):
         watch = self.observe(method, seeds)

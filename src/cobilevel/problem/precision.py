@@ -1,0 +1,107 @@
+"""In which precision a call computes: where answers are exact, in double, whatever the caller's switch says."""
+
+import importlib
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, PyTree
+
+_SHARE = 1 / 2  # of the machine's memory that the data may take in double precision
+_PRECISIONS = {"single": np.dtype(np.float32), "double": np.dtype(np.float64)}
+
+
+# What a user handed over: a NumPy array where JAX would have cut digits off. A study holds JAX arrays alone.
+if TYPE_CHECKING:
+    Held = Array
+else:
+    Held = Array | np.ndarray
+
+
+def double() -> AbstractContextManager:
+    """Within it, this thread computes in double precision; the switch itself is left alone."""
+    here: Any = getattr(jax, "enable_x64", None)
+    if here is None:  # JAX before 0.8
+        here = importlib.import_module("jax.experimental").enable_x64
+    return here(True)
+
+
+def in_double() -> bool:
+    """Whether JAX is switched to double precision here."""
+    return jnp.result_type(float) == np.float64
+
+
+def kept_digits(value: Any) -> Any:
+    """`value` as an array with all its digits: a JAX array, or a NumPy one where JAX would cut them off."""
+    if isinstance(value, Tracer) or in_double():
+        return jnp.asarray(value)
+    with double():
+        array = jnp.asarray(value)
+    return np.array(value, array.dtype) if array.dtype.itemsize == 8 and array.dtype.kind in "fiu" else array
+
+
+def cast(array: Any, dtype: Any, name: str) -> jax.Array:
+    """An array of the data as JAX has it here: floats in `dtype` if there is one; whole numbers are never cut."""
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return jnp.asarray(array, array.dtype if dtype is None else dtype)
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size and not in_double():
+        least, most = int(array.min()), int(array.max())
+        if least < -(2**31) or most >= 2**31:
+            raise ValueError(
+                f"{name} holds whole numbers up to {max(-least, most)}, which do not fit in 32 bits: number them anew, "
+                'or pass precision="double".'
+            )
+    return jnp.asarray(array)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a call computes in: `dtype`, or what data and problem came in where that is ``None``.
+
+    `returned` is the caller's own, in which answers come back; `words` say why, where double was not to be had.
+    """
+
+    dtype: Any
+    returned: Any
+    words: str = ""
+
+    @staticmethod
+    def of(data: PyTree, asked: str | None, exact: bool = True) -> "Precision":
+        """For these data (and the problem); `exact` work is done in double where nothing else is asked for."""
+        if asked is not None and asked not in _PRECISIONS:
+            raise ValueError(f'precision must be "single", "double" or None, got {asked!r}.')
+        arrays = [leaf for leaf in jax.tree.leaves(data) if hasattr(leaf, "dtype") and hasattr(leaf, "nbytes")]
+        floats = [leaf for leaf in arrays if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        single, most = _PRECISIONS["single"], _PRECISIONS["double"]
+        own = np.result_type(single, *[leaf.dtype for leaf in floats]) if in_double() else single
+        if asked is not None:
+            return Precision(_PRECISIONS[asked], min(own, _PRECISIONS[asked]))
+        size = sum(leaf.size * most.itemsize for leaf in floats)
+        if exact and size <= _SHARE * _machine_memory():
+            return Precision(most, own)
+        words = f"in double precision the data would take {size / 2**30:.1f} GiB." if exact else ""
+        return Precision(None if in_double() else single, own, words)
+
+    def context(self) -> AbstractContextManager:
+        """Where this precision is to be had."""
+        return double() if self.dtype == np.float64 else nullcontext()
+
+    def back(self, tree: PyTree) -> PyTree:
+        """What is returned: floats in the caller's precision, where double was taken for it."""
+        if self.dtype != np.float64:
+            return tree
+        down = lambda a: a.astype(self.returned) if jnp.issubdtype(a.dtype, jnp.floating) else a
+        return jax.tree.map(down, tree)
+
+
+def _machine_memory() -> float:
+    """The memory of the machine in bytes."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")

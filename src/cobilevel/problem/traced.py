@@ -1,0 +1,190 @@
+"""A user's functions as they are now: traced once for each call, their numbers made inputs of compiled programs.
+
+Compiled programs are shared between problems whose functions say the same up to numbers: a cost that is a global
+variable, an array behind a closure, an attribute. So a change is seen by the next call, and costs no compilation.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jaxtyping import Array, PyTree
+
+from .program_key import holds_rules, key_of, value_key
+
+_FEW_DRAWS = 3  # draws asked of a sampler, to see what it does
+
+
+_MAKE = getattr(jax, "make_user_context", None)
+_CACHES = None if _MAKE is None else _MAKE(None)  # made at import: everything cached before it is made is lost
+
+
+def _anew() -> AbstractContextManager:
+    """Within it, JAX traces afresh, also the bodies of loops that it has traced before."""
+    return nullcontext() if _CACHES is None else _CACHES(object())
+
+
+class Program:
+    """What a function does with its constants and arguments; equal to another that says the same."""
+
+    def __init__(self, body: Jaxpr, shapes: Sequence[Any], structure: Any, out: Any, rules: Any = None):
+        self.body, self.shapes, self.structure, self.out = body, tuple(shapes), structure, out
+        self.key = (key_of(body), structure, rules)
+        self._hash = hash(self.key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self._hash == other._hash and self.key == other.key
+
+    def __repr__(self) -> str:
+        return f"Program({len(self.body.eqns)} operations)"
+
+    def __call__(self, constants: list[Array], *args: Any) -> Array:
+        leaves, structure = jax.tree.flatten(args)
+        if len(leaves) != len(self.shapes):
+            raise ValueError(f"this function was traced for arguments {self.structure}, and got {structure}.")
+        leaves = [_as_traced(leaf, like) for leaf, like in zip(leaves, self.shapes, strict=True)]
+        held = len(self.body.constvars)
+        return jaxpr_as_fun(ClosedJaxpr(self.body, constants[:held]))(*constants[held:], *leaves)[0]
+
+
+def _as_traced(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:
+    """An argument in the dtype a program was traced for."""
+    array = jnp.asarray(leaf)
+    if array.shape != like.shape:
+        raise ValueError(f"this function was traced for an argument of shape {like.shape}, and got {array.shape}.")
+    return array if array.dtype == like.dtype else array.astype(like.dtype)
+
+
+class Traced(eqx.Module):
+    """A function of ``x, y, xi, eta`` as it was when traced: its numbers, and what it does with them."""
+
+    constants: list[Array]
+    program: Program = eqx.field(static=True)
+
+    def __call__(self, x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> Array:
+        return self.program(self.constants, x, y, xi, eta)
+
+    @property
+    def out(self) -> Any:
+        """The shape and dtype of what it returns."""
+        return self.program.out
+
+    def uses_last_argument(self) -> bool:
+        """Whether the output can depend on the last argument, by walking the program backwards.
+
+        Conservative: an equation that is needed needs all its inputs.
+        """
+        body, shapes = self.program.body, self.program.shapes
+        last = self.program.structure.children()[-1].num_leaves
+        needed = {var for var in body.outvars if not isinstance(var, Literal)}
+        for equation in reversed(body.eqns):
+            if needed.intersection(equation.outvars):
+                needed.update(var for var in equation.invars if not isinstance(var, Literal))
+        return bool(last) and bool(needed.intersection(body.invars[-last:])) and bool(shapes)
+
+
+def trace_objective(function: Callable, args: tuple, derivatives: Callable[[Callable], Callable]) -> Traced:
+    """A function as it is now, for arguments like `args`.
+
+    `derivatives` gives those that will be taken of it: what custom rules say is seen from them.
+    """
+    arrays, static = eqx.partition(function, eqx.is_array)
+    leaves, shapes = jax.tree.leaves(arrays), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(args)]
+    structure = jax.tree.structure(args)
+    call = lambda held, *xs: eqx.combine(held, static)(*xs)
+    spread = jax.tree.unflatten(structure, shapes)
+    with _anew():
+        closed, out = jax.make_jaxpr(call, return_shape=True)(arrays, *spread)
+    body, numbers = _hoisted(closed.jaxpr)
+    constants = [_own(value) for value in (*closed.consts, *numbers, *leaves)]
+    program, rules = Program(body, shapes, structure, out), None
+    if holds_rules(body) and getattr(out, "shape", None) == ():
+        with _anew():
+            closed = jax.make_jaxpr(lambda held, *xs: derivatives(lambda *ys: program(held, *ys))(*xs))(
+                constants, *spread
+            )
+        rules = value_key(closed)
+    return Traced(constants, program if rules is None else Program(body, shapes, structure, out, rules))
+
+
+def first_derivatives(function: Callable) -> Callable:
+    """Those taken of the upper level."""
+    return jax.grad(function, argnums=(0, 1))
+
+
+def second_derivatives(function: Callable) -> Callable:
+    """Those taken of the lower level: its gradients, and their derivative along ``y``."""
+
+    def along(x, y, xi, eta):
+        return jax.jvp(lambda z: first_derivatives(function)(x, z, xi, eta), (y,), (y,))
+
+    return along
+
+
+def _own(value: Any) -> Array:
+    """A constant as an array that no one else can change."""
+    if isinstance(value, jax.Array):
+        return value
+    if isinstance(value, Literal):
+        kind: Any = value.aval
+        weak = kind.weak_type and kind.dtype == jnp.result_type(float)
+        number: Any = value.val
+        return jnp.asarray(float(number)) if weak else jnp.asarray(np.array(number, kind.dtype))
+    return jnp.asarray(np.array(value))
+
+
+def _hoisted(body: Jaxpr) -> tuple[Jaxpr, list[Any]]:
+    """The program with the floats in it as constants, and these."""
+    found: list[Any] = [atom for e in body.eqns for k, atom in enumerate(e.invars) if _is_number(e, k, atom)]
+    if not found:
+        return body, []
+    kinds = [jax.ShapeDtypeStruct((), n.aval.dtype, weak_type=n.aval.weak_type) for n in found]
+    fresh = iter(variables := jax.make_jaxpr(lambda *xs: xs)(*kinds).jaxpr.invars)
+    equations = [
+        e.replace(invars=[next(fresh) if _is_number(e, k, atom) else atom for k, atom in enumerate(e.invars)])
+        for e in body.eqns
+    ]
+    return body.replace(constvars=[*body.constvars, *variables], eqns=equations), found
+
+
+def _is_number(equation: Any, place: int, atom: Any) -> bool:
+    """Whether an operand is a float that may change from one problem to the next.
+
+    Left where they are: operands of custom rules, which see their type, and common powers, which compile to less.
+    """
+    kind: Any = getattr(atom, "aval", None)
+    if not isinstance(atom, Literal) or not jnp.issubdtype(kind.dtype, jnp.floating) or kind.shape:
+        return False
+    name = str(equation.primitive)
+    if name == "pow" and place == 1 and float(2 * atom.val).is_integer():
+        return False
+    return not name.startswith("custom_")
+
+
+class Sampler:
+    """A user's function that draws, as it is now: equal to another that does the same with the same numbers."""
+
+    def __init__(self, function: Callable, *example: Any, finish: Callable[[Any], Any] = lambda drawn: drawn):
+        self.function, self._finish = function, finish
+        try:
+            with _anew():
+                self._key = value_key(jax.make_jaxpr(lambda *args: self(*args, _FEW_DRAWS))(*example))
+        except Exception:
+            self._key = object()  # where it fails, its first use will tell
+
+    def __call__(self, *args: Any) -> Any:
+        return self._finish(self.function(*args))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sampler) and self._key == other._key
