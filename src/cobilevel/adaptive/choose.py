@@ -15,10 +15,9 @@ from ..basis import Basis, BSpline, Categorical, Chebyshev, Listed, Orthonormal
 from ..derivatives import Ledger
 from ..problem import Finite, Study
 from .hunt import Hunt
-from .nested_fits import Candidate, NestedFits, Split, by_degree, by_margin
+from .nested_fits import MOST_COEFFICIENTS, Candidate, NestedFits, Split, by_degree, by_margin
 
 _FITTED_SHARE = 0.8  # of the samples looked at; the others are held out
-_MOST_COEFFICIENTS = 1000  # the largest N d_y tried
 _GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth more functions
 _STABLE = 3  # polynomials are stable up to about the square root of so many times the samples
 _SPLINES_EACH = 1.5  # splines that do what a polynomial does
@@ -58,7 +57,7 @@ class Search:
     @staticmethod
     def on(study: Study, key: Array) -> "Search":
         split = Split.of(study, key, _FITTED_SHARE)
-        most = min(split.train.supported(study.noisy), _MOST_COEFFICIENTS // study.problem.sizes[1])
+        most = min(split.train.supported(study.noisy), MOST_COEFFICIENTS // study.problem.sizes[1])
         return Search(study, split, max(1, most))
 
     def climb(self, x: PyTree, members: np.ndarray, ledger: Ledger, enough: Callable[[list[Candidate]], bool]):

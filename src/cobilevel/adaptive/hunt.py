@@ -12,18 +12,19 @@ from jaxtyping import Array, PyTree
 from ..basis import neighbours
 from ..derivatives import Ledger
 from ..problem import Samples, Study
-from .nested_fits import NestedFits, Split, chebyshev_table, closed
+from .nested_fits import MOST_COEFFICIENTS, SMALLEST_PIVOT, NestedFits, Split, chebyshev_table, closed
 from .residuals import Residuals
 from .significance import Component, Evidence, Tests
 
-_ROWS = 100_000  # samples looked at, at most
-_MOST_COEFFICIENTS = 1000  # the largest N d_y tried
-_WORK = 1.5e9  # multiplications that making the tested functions orthonormal may take
+_HUNTED_ROWS = 100_000  # samples looked at, at most
+_PRODUCTS = 1.5e9  # multiplications that making the tested functions orthonormal may take
 _MOST_EXACT = 64  # functions of a policy that is seen without noise
-_ROUNDS = 12
-_NEARBY, _REACH = 2, 0.5  # points next to x, and how far: over which f changes by so much of its spread
+_ADDITIONS = 12
+_NEIGHBOURS_OF_X, _SHARE_OF_SPREAD = (
+    2,
+    0.5,
+)  # points next to x, and how far: over which f changes by so much of its spread
 _HIGHEST = 16  # degree of functions of one coordinate that are tested in several dimensions
-_SMALLEST_PIVOT = 1e-7  # of the largest: below, the contexts do not distinguish a function from those before it
 _MOST_CANDIDATES = 600
 
 
@@ -41,12 +42,12 @@ class Hunt:
 
     @staticmethod
     def on(study: Study, key: Array, ledger: Ledger) -> "Hunt":
-        look = study.lower.look(key, rows=_ROWS)
+        look = study.lower.look(key, rows=_HUNTED_ROWS)
         rows = look.samples
-        upper = rows if study.shared else study.upper.look(key, rows=_ROWS).samples
+        upper = rows if study.shared else study.upper.look(key, rows=_HUNTED_ROWS).samples
         fits = NestedFits(study, Split(rows, rows.rows(slice(0, 1)), upper), ledger)
         contexts = rows.rows(slice(None, None, look.together))
-        most = max(1, min(contexts.supported(study.noisy), _MOST_COEFFICIENTS // study.problem.sizes[1]))
+        most = max(1, min(contexts.supported(study.noisy), MOST_COEFFICIENTS // study.problem.sizes[1]))
         most = most if study.noisy else min(most, _MOST_EXACT)
         u = fits.places[0].reshape(len(rows), -1)[:: look.together]
         return Hunt(study, rows, look.together, fits, most, u, contexts.shares())
@@ -55,7 +56,7 @@ class Hunt:
         """The functions needed around ``x``, and why these, in words."""
         d, (dx, dy) = self.u.shape[1], self.study.problem.sizes
         members, tests, points, last = np.zeros((1, d), int), Tests(), [x], None
-        for _ in range(_ROUNDS):
+        for _ in range(_ADDITIONS):
             found = self._evidence(members, points, tests, key)
             if found is None:
                 members = last if last is not None else members
@@ -123,8 +124,8 @@ class Hunt:
         unit = np.where(sizes > 0, spread / np.where(sizes > 0, sizes, 1), np.where(at != 0, np.abs(at), 1.0))
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         found = []
-        for _ in range(_NEARBY):
-            step = _REACH * unit * rng.choice([-1.0, 1.0], len(at)) * rng.uniform(0.5, 1.5, len(at))
+        for _ in range(_NEIGHBOURS_OF_X):
+            step = _SHARE_OF_SPREAD * unit * rng.choice([-1.0, 1.0], len(at)) * rng.uniform(0.5, 1.5, len(at))
             nearby = unravel(jnp.asarray(at + step, flat.dtype))
             found.append(self.study.problem.bounds.project(nearby))
         return found
@@ -135,16 +136,16 @@ class Hunt:
         n, root = len(self.u), np.sqrt(self.shares)[:, None]
         if members.shape[1] == 1:
             if not hasattr(self, "_psi"):
-                count = int(min(self.most, max(8, (_WORK / n) ** 0.5)))
+                count = int(min(self.most, max(8, (_PRODUCTS / n) ** 0.5)))
                 self._psi = _orthonormal(chebyshev_table(self.u, np.arange(count)[:, None]), root)
             return self._psi
-        self.ahead = _ahead(members, min(_MOST_CANDIDATES, int(max(8, _WORK / n / max(len(members), 1)))))
+        self.ahead = _ahead(members, min(_MOST_CANDIDATES, int(max(8, _PRODUCTS / n / max(len(members), 1)))))
         fitted = _orthonormal(chebyshev_table(self.u, members), root)
         table = chebyshev_table(self.u, self.ahead)
         size = np.sqrt(self.shares @ table**2)
         table = table - fitted @ ((fitted * self.shares[:, None]).T @ table)
         left = np.sqrt(self.shares @ table**2)
-        seen = left > _SMALLEST_PIVOT * np.maximum(size, 1e-300)
+        seen = left > SMALLEST_PIVOT * np.maximum(size, 1e-300)
         return np.where(seen, table / np.where(seen, left, 1), 0.0)
 
     def _grown(self, members: np.ndarray, tests: Tests) -> np.ndarray:
@@ -174,7 +175,7 @@ def _orthonormal(table: np.ndarray, root: np.ndarray) -> np.ndarray:
     """The functions made orthonormal, each against those before it; zero where contexts do not distinguish them."""
     q, triangle = np.linalg.qr(root * table)
     pivots = np.abs(np.diag(triangle))
-    usable = int(np.argmin(np.append(pivots > _SMALLEST_PIVOT * pivots[0], False)))
+    usable = int(np.argmin(np.append(pivots > SMALLEST_PIVOT * pivots[0], False)))
     q[:, usable:] = 0.0
     return q / root
 

@@ -21,7 +21,8 @@ TIERS = ((1, 2, 3, 4, 5, 6, 8), (10, 12, 16, 20, 24), (32, 40, 48, 64))  # funct
 _WIDTHS = (8, 24, 64, 128, 256, 1000)  # tables are filled up to one of these, so that few programs are compiled
 _BULK = 0.7  # share of what the next functions bring that is taken on at once, in several dimensions
 _ROUNDS_AHEAD = 40  # the most rounds of looking at the next functions
-_SMALLEST_PIVOT = 1e-7  # of the largest: below, the contexts do not distinguish a function from those before it
+MOST_COEFFICIENTS = 1000  # the largest N d_y tried
+SMALLEST_PIVOT = 1e-7  # of the largest: below, the contexts do not distinguish a function from those before it
 
 
 class Split(eqx.Module):
@@ -119,7 +120,7 @@ class NestedFits:
         root = np.sqrt(self.parts[0].shares())[:, None]
         triangle = np.asarray(np.linalg.qr(root * phi[0], mode="r"))
         pivots = np.abs(np.diag(triangle))
-        self.usable = int(np.argmin(np.append(pivots > _SMALLEST_PIVOT * pivots[0], False)))
+        self.usable = int(np.argmin(np.append(pivots > SMALLEST_PIVOT * pivots[0], False)))
         forth = np.zeros((len(members), width))
         forth[: self.usable, : self.usable] = np.linalg.inv(triangle[: self.usable, : self.usable])
         train, self.held, upper = (

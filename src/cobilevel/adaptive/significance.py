@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-_NEXT, _FAR = 0.05, 0.002  # levels of the tests: of the functions that come next, of those further ahead
+_NEXT, _AHEAD = 0.05, 0.002  # levels of the tests: of the functions that come next, of those further ahead
 _POLICY_SHARE = 1e-6  # of the policy's variance over contexts: what is not worth a function
 _PRODUCT_SHARE = 1e-3  # of the gradient: what is not worth one either
 
@@ -85,7 +85,7 @@ class Tests:
             end = min(start + width, most)
             if self.needed(slice(start, end), level):
                 needed = self._last(start, end, level)
-            start, width, level = end, 2 * width, _FAR
+            start, width, level = end, 2 * width, _AHEAD
         return needed
 
     def _last(self, start: int, end: int, level: float) -> int:

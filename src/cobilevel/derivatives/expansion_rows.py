@@ -20,12 +20,12 @@ from ..reduction import Batch, Bilevel
 class ExpansionRows(eqx.Module):
     """One row a sample: `f`; ``v^T r``; and where asked for `r`, `alpha`, `curvature` ``d22 g`` and `bend` ``M``."""
 
-    f: Float[Array, " m"]
-    vr: Float[Array, " n"]
-    r: Float[Array, "n dy"] | None = None
-    alpha: Float[Array, "n dy"] | None = None
-    curvature: Float[Array, "n dy dy"] | None = None
-    bend: Float[Array, "n dy dy"] | None = None
+    f: Float[Array, "*p m"]
+    vr: Float[Array, "*p n"]
+    r: Float[Array, "*p n dy"] | None = None
+    alpha: Float[Array, "*p n dy"] | None = None
+    curvature: Float[Array, "*p n dy dy"] | None = None
+    bend: Float[Array, "*p n dy dy"] | None = None
 
 
 def _flat_y(batch: Batch, W: PyTree) -> Float[Array, "n dy"]:

@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ..derivatives import ExpansionRows, Ledger, expansion_rows, oracles
 from ..lower import solve_at
 from ..problem import Level, Study
 from ..reduction import Bilevel, Reduced
 
-_TARGET = 0.9  # the power of the precision that the lower gradient is brought to
+_LOWER_TARGET = 0.9  # the power of the precision that the lower gradient is brought to
 _FIRST_REACH = 1e-3  # of the distance over which f changes by its own spread: the first differences
-_REACH = 1.0  # in standard errors of x: the second ones
+_ERRORS_REACH = 1.0  # in standard errors of x: the second ones
 _SAME_REACH = 8.0  # a factor between the two that calls for no second ones
 _MOST_NUMBERS = 1.5e8  # held for all points and samples together: 1.2 GB
 _MOST_POINTS = 200  # coordinates of x along which differences are taken
@@ -33,11 +33,11 @@ _MOST_POINTS = 200  # coordinates of x along which differences are taken
 class Solved(eqx.Module):
     """The reduced problem solved at some points: values, gradients, rows; a leading axis over points."""
 
-    value: Float[Array, " p"]
-    gradient: Float[Array, "p dx"]
-    sound: Array
-    W: Float[Array, "p N dy"]
-    adjoint: Float[Array, "p N dy"]
+    value: Float[Array, "*p"]
+    gradient: Float[Array, "*p dx"]
+    sound: Bool[Array, "*p"]
+    W: Float[Array, "*p N dy"]
+    adjoint: Float[Array, "*p N dy"]
     rows: ExpansionRows
 
 
@@ -50,7 +50,7 @@ def _solve_points(reduced: Bilevel, points: Float[Array, "p dx"], joint: bool) -
     slope, _ = oracles.lower_gradient(
         reduced, unravel(points[0]), jax.tree.map(jnp.zeros_like, start), lower, Ledger.empty()
     )
-    target = jnp.finfo(points.dtype).eps ** _TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
+    target = jnp.finfo(points.dtype).eps ** _LOWER_TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
     count = len(jax.tree.leaves(start)[0])
 
     def one(x):
@@ -67,7 +67,7 @@ def _row_scales(reduced: Bilevel, x: Float[Array, " dx"]) -> tuple[Any, PyTree, 
     """The point solved; the root mean square of single samples' gradients by coordinate, and the spread of ``f``."""
     tree, ledger = ravel_pytree(reduced.x0)[1](x), Ledger.empty()
     slope, _ = oracles.lower_gradient(reduced, tree, reduced.W0, reduced.lower_pool, ledger)
-    target = jnp.finfo(x.dtype).eps ** _TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
+    target = jnp.finfo(x.dtype).eps ** _LOWER_TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
     point, _ = solve_at(reduced, x, reduced.W0, target, ledger)
     upper, lower = reduced.upper_pool, reduced.lower_pool
     (values, d1, _), _ = oracles.upper_rows(reduced, tree, point.W, upper, ledger)
@@ -177,10 +177,17 @@ class Around:
 
     def along(self, directions: np.ndarray) -> "Around":
         """The same around ``x`` along other directions, as many as before."""
-        directions, back = _both_sides(self.study, self.x, directions)
-        points = np.concatenate([self.x[None], self.x + directions, self.x - back[:, None] * directions])
-        solved = _solve_points(self.reduced.ordinary(), jnp.asarray(points, self.reduced.dtype), self.joint)
-        return replace(self, directions=directions, back=back, solved=solved)
+        return Around.of(self.study, self.reduced, self.x, directions, self.unit, self.joint)
+
+    @staticmethod
+    def of(
+        study: Study, reduced: Reduced, x: np.ndarray, directions: np.ndarray, unit: np.ndarray, joint: bool
+    ) -> "Around":
+        """Solves the reduced problem at ``x``, ahead of and behind it."""
+        directions, back = _both_sides(study, x, directions)
+        points = np.concatenate([x[None], x + directions, x - back[:, None] * directions])
+        solved = _solve_points(reduced.ordinary(), jnp.asarray(points, reduced.dtype), joint)
+        return Around(study, reduced, x, directions, back, solved, unit, joint)
 
 
 def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -215,12 +222,12 @@ def too_large(study: Study, dx: int, joint: bool) -> str:
 def natural_step(reduced: Reduced, x: Float[Array, " dx"]) -> Float[np.ndarray, " dx"]:
     """The distance, along each coordinate of ``x``, over which ``f`` changes by its spread over the samples."""
     _, _, size, spread = _row_scales(reduced.ordinary(), x)
-    return max(float(spread), np.finfo(float).tiny) * _unit(
+    return max(float(spread), np.finfo(float).tiny) * _unit_of(
         np.asarray(x, float), np.asarray(size, float), float(spread)
     )
 
 
-def _unit(x: np.ndarray, size: np.ndarray, spread: float) -> np.ndarray:
+def _unit_of(x: np.ndarray, size: np.ndarray, spread: float) -> np.ndarray:
     """Of each coordinate: the reciprocal of the size of gradients; where these vanish, after ``x`` itself."""
     fallback = np.where(x != 0, np.abs(x), 1.0) / max(spread, np.finfo(float).tiny)
     return np.where(size > 0, 1 / np.where(size > 0, size, 1), fallback)
@@ -235,16 +242,15 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
     W, _, size, spread = _row_scales(reduced.ordinary(), flat)
     reduced = replace(reduced, W0=W)
     at, size, spread = np.asarray(flat, float), np.asarray(size, float), float(spread)
-    unit = _unit(at, size, spread)
+    unit = _unit_of(at, size, spread)
     first = np.diag(_FIRST_REACH * max(spread, np.finfo(float).tiny) * unit)
-    bare = Around(study, reduced, at, first, np.ones(len(at)), None, unit, joint)  # pyright: ignore
-    around = bare.along(first)
+    around = Around.of(study, reduced, at, first, unit, joint)
     wanted = _standard_reach(around)
     reach = np.abs(np.diag(around.directions))
     far = np.maximum(wanted / np.maximum(reach, 1e-300), reach / np.maximum(wanted, 1e-300)) > _SAME_REACH
     if not around.sound or not np.any(far & np.isfinite(wanted)):
         return around
-    again = bare.along(np.diag(np.where(np.isfinite(wanted) & (wanted > 0), wanted, reach)))
+    again = around.along(np.diag(np.where(np.isfinite(wanted) & (wanted > 0), wanted, reach)))
     return again if again.sound else around
 
 
@@ -259,4 +265,4 @@ def _standard_reach(around: Around) -> np.ndarray:
     if not kept.any():
         return np.full(len(k), np.inf)
     error = np.sqrt(np.maximum(np.diag(inverse @ noise @ inverse), 0))
-    return _REACH * np.where(error > 0, error, np.inf)
+    return _ERRORS_REACH * np.where(error > 0, error, np.inf)

@@ -14,11 +14,14 @@ from .expansion import Around, look_around, too_large
 from .missed import Missed, what_is_missed
 
 _CLEAR = 2.0  # standard errors by which a curvature must exceed zero, for its direction to be determined
-_ROUNDING = 1e-9  # of the largest curvature: what rounding leaves of one that is zero
+_ZERO_CURVATURE = 1e-9  # of the largest curvature: what rounding leaves of one that is zero
 _PART = 1e-3  # of a direction: the least share by which a coordinate belongs to it
 _MOST_NAMED = 6  # coordinates that a sentence lists
 _WHOLE = 0.02  # how close to a whole number a coefficient is written as one
-_MATERIAL, _ROUNDS = 0.2, 5  # standard errors of bias from which on the correction is iterated, and how often at most
+_MATERIAL, _CORRECTIONS = (
+    0.2,
+    5,
+)  # standard errors of bias from which on the correction is iterated, and how often at most
 _STUCK = 1e-12  # relative move of x below which it stands where it began
 
 
@@ -84,8 +87,8 @@ def _flat_directions(
     bend = across.bend(across.solved.value)[: len(values)]
     if joint:
         bend = bend + what_is_missed(across).overfit_bend[: len(values)]
-    flat = (bend <= _CLEAR * error) | (values <= _ROUNDING * largest)
-    falls = (bend < -_CLEAR * error) & (values < -_ROUNDING * largest)
+    flat = (bend <= _CLEAR * error) | (values <= _ZERO_CURVATURE * largest)
+    falls = (bend < -_CLEAR * error) & (values < -_ZERO_CURVATURE * largest)
     return steps[: len(values)][flat & ~falls], steps[: len(values)][falls]
 
 
@@ -144,7 +147,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     names = names_of(study.problem.x0)
     touched = found.touched(around.unit)
     error = np.where(touched, np.inf, np.sqrt(np.maximum(np.diag(found.covariance), 0)))
-    words = [*found.words(names, around.unit), *_counted(study, reduced, start, around)]
+    words = [*found.words(names, around.unit), *_without_curvature(study, reduced, start, around)]
     return Uncertainty(
         names=names,
         x=around.x,
@@ -222,7 +225,7 @@ def _corrected(
     study, place, unit = around.study, around.x.copy(), around.unit[free]
     unravel = ravel_pytree(study.problem.x0)[1]
     spread = local.noise_corrected
-    for _ in range(_ROUNDS):
+    for _ in range(_CORRECTIONS):
         bent = replace(local, hessian=local.hessian + np.diag(local.excess_bend))
         if np.linalg.eigvalsh(bent.hessian * np.outer(unit, unit))[0] <= 0:
             bent = local
@@ -249,7 +252,7 @@ def _notes(free: np.ndarray, touched: np.ndarray, bias: np.ndarray, error: np.nd
     return tuple(notes)
 
 
-def _counted(study: Study, reduced: Reduced, start: PyTree | None, around: Around) -> list[str]:
+def _without_curvature(study: Study, reduced: Reduced, start: PyTree | None, around: Around) -> list[str]:
     """What can be said without looking at curvature: too few functions for the decision, or no move at all."""
     said, (dx, dy) = [], study.problem.sizes
     rank = reduced.basis.size if reduced.rank is None else reduced.rank

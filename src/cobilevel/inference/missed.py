@@ -17,9 +17,9 @@ from .expansion import Around, pool_shares
 from .neighbours import Neighbours, neighbours_of
 
 _AGREE = 2.7  # standard errors by which two widths may differ
-_LITTLE = 0.3  # of the estimate: what may be added to it for the distance of the nearest neighbours
+_LEAP = 0.3  # of the estimate: what may be added to it for the distance of the nearest neighbours
 _ALIKE = 0.7  # the least correlation between what neighbours are known to be
-_FEWEST = 50  # samples below which neighbours say nothing
+_FEWEST_ROWS = 50  # samples below which neighbours say nothing
 _LEAST_CURVATURE = 1e-3  # of the typical one: the least that is divided by
 
 
@@ -150,7 +150,7 @@ def _pick(levels: list[Products]) -> tuple[Products, bool]:
     one, two = levels[:2]
     ratio = one.near.distance / (two.near.distance - one.near.distance)
     ends = [part * (1 + ratio) - other * ratio for part, other in ((one.value, two.value), (one.single, two.single))]
-    far = (np.abs(ends[0] - one.value) > _LITTLE * np.abs(ends[0])) & (np.abs(two.value - one.value) > bar * errors[0])
+    far = (np.abs(ends[0] - one.value) > _LEAP * np.abs(ends[0])) & (np.abs(two.value - one.value) > bar * errors[0])
     return Products(ends[0], ends[1], one.pairs, one.near), bool(np.any(far))
 
 
@@ -192,9 +192,9 @@ def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = Non
     overfit = Products(lost.value - back.sum(axis=0), lost.single - back, lost.pairs, near)
     basis = Products(total.value - overfit.value, total.single - overfit.single, total.pairs - lost.pairs, near)
     bends = np.array([near.shares(a, b).sum() for a, b in zip(levered, tables.r, strict=True)]) - own.sum(axis=1)
-    singles = [_policies(widths, tables, around, given, shares), _derivatives(near, tables, around, shares)]
+    singles = [_policy_errors(widths, tables, around, given, shares), _derivatives(near, tables, around, shares)]
     reason = ""
-    if len(u) < _FEWEST:
+    if len(u) < _FEWEST_ROWS:
         reason = f"{len(u)} samples are too few"
     elif torn:
         reason = "nearest neighbours disagree with second ones, so there is structure as fine as the samples"
@@ -203,7 +203,7 @@ def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = Non
     return Missed(total, basis, overfit, around.bend(bends), *singles[0], *singles[1], unresolved=reason)
 
 
-def _policies(
+def _policy_errors(
     widths: list[Neighbours], tables: Tables, around: Around, given: np.ndarray | None, shares: np.ndarray
 ) -> tuple[Products, Products]:
     step = np.einsum("nab,nb->na", tables.inverse, tables.r[0])

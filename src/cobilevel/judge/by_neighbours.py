@@ -23,9 +23,9 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around) -> M
     upper, lower = (table / k for table in around.scores())
     own = (upper + lower - shares @ (upper + lower)) * shares[:, None]
     gradient = around.at_x(around.solved.gradient)
-    stated = NoisyVector(gradient + _slopes(missed.total, k), _noise(missed.total, k, own))
-    reduced = NoisyVector(gradient + _slopes(missed.overfit, k), _noise(missed.overfit, k, own))
-    gap = NoisyVector(_slopes(missed.basis, k), _noise(missed.basis, k))
+    stated = NoisyVector(gradient + _pair_slopes(missed.total, k), _slope_noise(missed.total, k, own))
+    reduced = NoisyVector(gradient + _pair_slopes(missed.overfit, k), _slope_noise(missed.overfit, k, own))
+    gap = NoisyVector(_pair_slopes(missed.basis, k), _slope_noise(missed.basis, k))
     product = missed.cross.value / k
     freedom = freedom_of(shares)
     values = around.at_x(around.solved.rows.f)
@@ -38,7 +38,7 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around) -> M
         trouble="" if around.sound else "the reduced problem could not be solved at x",
         difference=gap,
         parts={"policy": gap.mean - product, "adjoint and sensitivity": product},
-        errors=_errors(missed, freedom),
+        errors=_errors_missed(missed, freedom),
         scale=float(np.sqrt(np.sum(shares @ (upper + lower) ** 2))),
         unresolved=missed.unresolved,
         compared=_compared(missed),
@@ -47,12 +47,14 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around) -> M
     )
 
 
-def _slopes(products: Products, k: Float[np.ndarray, " dx"]) -> Float[np.ndarray, " dx"]:
+def _pair_slopes(products: Products, k: Float[np.ndarray, " dx"]) -> Float[np.ndarray, " dx"]:
     """The derivatives of a mean over pairs, without its value."""
     return products.value[1:] / k
 
 
-def _noise(products: Products, k: Float[np.ndarray, " dx"], own: Float[np.ndarray, "n dx"] | None = None) -> np.ndarray:
+def _slope_noise(
+    products: Products, k: Float[np.ndarray, " dx"], own: Float[np.ndarray, "n dx"] | None = None
+) -> np.ndarray:
     """Their covariance, of the sum with what single samples contribute where that is given."""
     scale = np.concatenate([[1.0], 1 / k])
     scaled = replace(products, single=products.single * scale, pairs=products.pairs * scale)
@@ -65,7 +67,7 @@ def _first(products: Products, rows: Float[np.ndarray, "n 1"]) -> np.ndarray:
     return np.concatenate([rows, np.zeros((len(rows), len(products.value) - 1))], axis=1)
 
 
-def _errors(missed: Missed, freedom: float) -> Errors:
+def _errors_missed(missed: Missed, freedom: float) -> Errors:
     def one(products: Products) -> Estimate:
         return Estimate.of(float(products.value[0]), float(np.sqrt(products.covariance()[0, 0])), freedom, least=0.0)
 

@@ -12,7 +12,7 @@ from .intervals import Estimate
 from .regret import Regret
 
 _ROUNDING_GAP = 1e-12  # a gap, relative to the gradient, that rounding explains
-_MOST_STEPS = 6  # coordinates whose distance to the minimum is printed
+_MOST_LISTED = 6  # coordinates whose distance to the minimum is printed
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,6 @@ def _about_regret(found: Certificate) -> list[str]:
         lines.append(f"  {'  from the basis':<24} {found.regret.basis!r}")
     steps = zip(found.names, found.regret.step, found.regret.step_error, strict=True)
     shown = [f"{name} {move:+.2g} +- {error:.2g}" for name, move, error in steps]
-    more = f", ... and {len(shown) - _MOST_STEPS} more" if len(shown) > _MOST_STEPS else ""
-    lines.append(f"  {'from x to the minimum':<24} {', '.join(shown[:_MOST_STEPS])}{more}")
+    more = f", ... and {len(shown) - _MOST_LISTED} more" if len(shown) > _MOST_LISTED else ""
+    lines.append(f"  {'from x to the minimum':<24} {', '.join(shown[:_MOST_LISTED])}{more}")
     return lines

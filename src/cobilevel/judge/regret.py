@@ -14,7 +14,7 @@ from .intervals import LEVEL, TAILS, Estimate, norm_estimate
 from .measured import Measured, NoisyVector
 
 _SAME = 1e-6  # probability of a gradient as small on fresh samples: below, these are the ones it was solved from
-_DRAWS = 20_000  # by which the length of a vector with noise around its estimate is known
+_LENGTHS = 20_000  # by which the length of a vector with noise around its estimate is known
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def length_estimate(vector: NoisyVector, turn: np.ndarray, freedom: float, same:
         return Estimate.of(float(np.linalg.norm(mean)), np.nan, least=0.0)
     values, vectors = np.linalg.eigh((noise + noise.T) / 2)
     root = vectors * np.sqrt(np.maximum(values, 0))
-    drawn = mean + np.random.default_rng(0).standard_normal((_DRAWS, len(values))) @ root.T
+    drawn = mean + np.random.default_rng(0).standard_normal((_LENGTHS, len(values))) @ root.T
     lengths = np.linalg.norm(drawn, axis=1)
     shown = norm_estimate(mean, noise, freedom)
     ends = np.quantile(lengths, TAILS) if shown.low > 0 else (0.0, np.quantile(lengths, LEVEL))
