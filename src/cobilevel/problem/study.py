@@ -5,12 +5,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from .data import Data, Level, Levels
+from .data import Data, Level, Levels, Samples
 from .distributions import Distribution
 from .domain import Domain, Finite
 from .noise_dependence import lower_depends_on_noise
@@ -43,10 +44,9 @@ class Study:
         """Checks that problem and data fit together; raises, naming the argument and the remedy, where they do not."""
         wanted = precision_for(problem, samples, exact=False) if precision is None else precision
         where = "samples.{}" if isinstance(samples, Levels) else "samples"
-        lower = samples.lower.parsed(wanted.dtype)
-        upper = lower if samples.upper is samples.lower else samples.upper.parsed(wanted.dtype)
-        for name, level in (("upper", upper), ("lower", lower)):
-            _check_contexts(problem.domain, level, where.format(name))
+        lower = _parsed_level(problem.domain, samples.lower, wanted.dtype, where.format("lower"))
+        shared = samples.upper is samples.lower
+        upper = lower if shared else _parsed_level(problem.domain, samples.upper, wanted.dtype, where.format("upper"))
         leaves = jax.tree.leaves((problem.x0, problem.y0, *((r.xi, r.eta) for r in (upper.example(), lower.example()))))
         floats = [leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
         dtype = np.result_type(*floats) if wanted.dtype is None else wanted.dtype
@@ -116,6 +116,19 @@ def precision_for(problem: Any, samples: Any, asked: str | None = None, exact: b
     laws = jax.tree.leaves(samples, is_leaf=lambda v: isinstance(v, Distribution))
     data = [leaf for leaf in laws if not isinstance(leaf, Distribution)]
     return Precision.of((problem.x0, problem.y0, data), asked, exact)
+
+
+def _parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level:
+    """The data parsed; their contexts are checked in the precision they came in, and moved onto the domain with it."""
+    given = level.parsed(None if dtype == np.float64 else dtype)
+    _check_contexts(domain, given, where)
+    if dtype != np.float64:
+        return given
+    field = "xi" if isinstance(given, Samples) else "given"
+    contexts, raised = getattr(given, field, None), level.parsed(dtype)
+    if getattr(contexts, "dtype", None) != np.float32:
+        return raised
+    return eqx.tree_at(lambda part: getattr(part, field), raised, domain.snap(getattr(raised, field), dtype))
 
 
 def _check_contexts(domain: Domain, level: Level, where: str) -> None:
