@@ -45,8 +45,8 @@ def test_bound_of_the_corrected_theorem(blind_spot):
     found = cb.certify(*blind_spot, constants=constants)
     assert constants.policy == 0  # f is linear in y and the Hessian of g constant: the printed bound would be zero
     most = np.sqrt(found.adjoint_error.interval[1] * found.sensitivity_error.interval[1])
-    assert found.bound == pytest.approx(float(found.reduced_gradient_norm) + most)
-    assert found.gradient_norm <= found.bound < 0.47
+    assert found.bound == pytest.approx(found.reduced_gradient_norm.high + most)
+    assert found.gradient_norm <= found.bound < 0.55
     with pytest.raises(ValueError, match="mu"):
         cb.Constants(1.0, 1.0, 1.0, 1.0, 0.0)
 
@@ -54,7 +54,7 @@ def test_bound_of_the_corrected_theorem(blind_spot):
 def test_a_single_sample_is_not_certain(blind_spot):
     problem, solution, samples = blind_spot
     found = cb.certify(problem, solution, samples.rows(slice(0, 1)))
-    assert not found.stationary
+    assert found.stationary(1e6) is None
     assert "could not be measured" in found.trouble
 
 
@@ -152,7 +152,7 @@ def test_what_is_impossible_is_refused(instance, judged, traffic):
     for problem, data, mode, words in (
         (joint, instance.test, "exact", "conditional"),
         (joint, few, "enriched", "no richer basis"),
-        (joint, few, "precise", "one of exact, enriched, held-out"),
+        (joint, few, "precise", "one of exact, neighbours, enriched, held-out"),
     ):
         with pytest.raises(ValueError, match=words):
             cb.certify(problem, solution, data, mode=mode)
@@ -175,7 +175,7 @@ def test_blocked_coordinates_are_left_out():
     solution = cb.solve(problem, samples, basis=cb.Chebyshev(3))
     found = cb.certify(problem, solution, samples)
     assert found.blocked == 1
-    assert found.stationary
+    assert found.stationary(10.0) is True
     assert "blocked" in repr(found)
     assert float(found.gradient[1]) == pytest.approx(1.0)
 
@@ -190,7 +190,7 @@ def test_finite_contexts_count_the_lower_samples_too():
         samples = cb.Samples(rng.integers(0, 3, 300).astype(float), rng.normal(size=300))
         solution = cb.reduce(problem, cb.Categorical(), samples).lift(jnp.array(0.5), jnp.zeros(3))
         found = cb.certify(problem, solution, samples)
-        assert found.mode == "exact"
+        assert found.mode == "neighbours"
         norms.append(float(found.gradient))
         errors.append(found.gradient_norm.error)
     assert np.std(norms) == pytest.approx(np.median(errors), rel=0.4)

@@ -15,7 +15,7 @@ from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
 from ..problem import Problem, double, in_double, kept_digits
 from .result import Result
-from .uncertainty import Uncertainty, like_x, unknown
+from .uncertainty import Uncertainty, from_file, like_x, to_file, unknown
 
 FORMAT = 2
 _FIRST_FORMAT = 1  # results as sentences, solver states of another shape
@@ -130,6 +130,8 @@ class Solution:
         for group, leaves in (("x", archive.to_plain(x)), ("W", archive.to_plain(W)), ("state", state)):
             arrays.update({f"{group}/{k}": leaf for k, leaf in enumerate(leaves)})
         arrays.update({f"history/{name}": np.asarray(curve) for name, curve in self.history.items()})
+        words, numbers = to_file(self.uncertainty)
+        arrays.update({f"uncertainty/{name}": part for name, part in numbers.items()})
         document = {
             "format": FORMAT,
             "result": self.result.name,
@@ -142,6 +144,7 @@ class Solution:
             "W": archive.fingerprint(W),
             "returned": str(np.dtype(self.basis.constant.dtype)),
             "state": None if self.state is None else self.state.structure,
+            "uncertainty": words,
         }
         return archive.write(path, document, arrays)
 
@@ -246,5 +249,8 @@ def _loaded(
     else:
         result, detail = Result[document["result"]], document["detail"]
         state = None if document["state"] is None else Saved(group("state"), document["state"])
-    history = {name.removeprefix("history/"): arrays[name] for name in arrays if name.startswith("history/")}
-    return Solution(x, W, fitted, result, history, document["stats"], document["choices"], state, detail)
+    under = lambda part: {name.removeprefix(part): arrays[name] for name in arrays if name.startswith(part)}
+    words = document.get("uncertainty")
+    known = None if words is None else from_file(words, under("uncertainty/"))
+    stats, choices, history = document["stats"], document["choices"], under("history/")
+    return Solution(x, W, fitted, result, history, stats, choices, state, detail, inference=known)

@@ -63,6 +63,23 @@ class Uncertainty:
         return "\n".join(row.rstrip() for row in rows) + (f"\n... and {more} more" if more > 0 else "")
 
 
+_ARRAYS = ("x", "error", "bias", "covariance", "hessian", "directions")
+_WORDS = ("names", "notes", "undetermined", "why_not", "value", "value_error")
+
+
+def to_file(found: Uncertainty) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What a file keeps: a document, and arrays."""
+    document = {name: getattr(found, name) for name in _WORDS}
+    document = {name: list(part) if isinstance(part, tuple) else part for name, part in document.items()}
+    return document, {name: getattr(found, name) for name in _ARRAYS if getattr(found, name) is not None}
+
+
+def from_file(document: dict[str, Any], arrays: dict[str, np.ndarray]) -> Uncertainty:
+    """The same, read back."""
+    words = {name: tuple(part) if isinstance(part, list) else part for name, part in document.items()}
+    return Uncertainty(**words, **arrays)
+
+
 def names_of(x: PyTree) -> tuple[str, ...]:
     """A name for each coordinate of a decision: ``x``, ``x[3]``, ``x['price']``, ``x['toll'][0]``."""
     found = []
