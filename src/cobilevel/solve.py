@@ -97,7 +97,10 @@ def _rounding_words(problem: Problem, solution: Solution, samples: Data, study: 
         return f"{words} {why[0].upper()}{why[1:]}"
     lost = rounding_error(problem, solution, samples)
     if np.isfinite(lost):
-        words += f" At the answer it changes the gradients of the upper objective by {lost:.1g} of their size."
+        words += (
+            f" At the answer it changes the gradients of the upper objective by {lost:.1g} of their size, and x by as "
+            "much times the condition of the problem, which is not known."
+        )
     return f'{words} For more: precision="double".'
 
 
