@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .adaptive import learn, solve_choosing, solve_growing, solve_learning
+from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_learning
 from .answer import Solution
 from .basis import Basis, check_basis, same_recipe
 from .checks import positive, whole
@@ -31,6 +31,7 @@ def solve(
     tolerance: float | None = None,
     batch: int | None = None,
     precision: str | None = None,
+    restarts: int = 0,
 ) -> Solution:
     """Solves a contextual bilevel problem from samples.
 
@@ -50,6 +51,9 @@ def solve(
     - `precision`: ``"single"`` or ``"double"``. Left out, Newton computes in double whatever JAX is switched to, and
       solvers on batches in what the data came in. What comes back is in the caller's precision; ``solution.precise``
       keeps the digits.
+
+    - `restarts`: how many times to solve again from other starting points, at random around ``x0``. The best answer is
+      returned, and ``solution.choices`` states whether they agree.
 
     **Returns:** a ``Solution``; ``solution.choices`` states what was chosen.
     """
@@ -73,6 +77,8 @@ def solve(
         careful = _careful(problem, samples, study) if basis is None and resume is None and precision is None else None
         job = Job(study, chosen, for_solver, limit, progress, choices, careful)
         solution = _dispatch(job, for_basis, basis, resume, tolerance)
+        if whole("restarts", restarts, 0):
+            solution = solve_again(job, solution, restarts, for_basis)
     if study.dtype != np.float64:
         words = _rounding_words(problem, solution, samples, study, wanted.words)
         solution = replace(solution, choices={**solution.choices, "precision": words})
