@@ -16,7 +16,6 @@ DENSE_LIMIT = 2000  # the largest Hessian that is formed; beyond, only its produ
 
 _FIRST_DAMPING, _LAST_DAMPING, _NO_DAMPING = 1e-3, 1e12, 1e-7  # relative to the curvature of each coordinate
 _TRIALS = 40  # evaluations along one direction: enough for any scale, since shortening and stretching accelerate
-_SHORT = 0.1  # a step as short, relative to the one computed, calls for more damping
 _LEVEL = 0.5  # of the slope along a direction, left where a step ends: a Newton step leaves none of a quadratic
 _FAIR_SHARE = 1e-4  # of the decrease that the slope promised (Armijo), the customary constant
 _ROUNDING = 32  # the noise of values and gradients, in units of their own precision: they are long sums
@@ -36,7 +35,9 @@ class Curvature(eqx.Module):
         """Value and gradient at ``z`` alone."""
 
     @abstractmethod
-    def solve(self, hessian: Any, right: Float[Array, " n"], damping: Array, effort: Array) -> tuple[Array, Array, Array]:
+    def solve(
+        self, hessian: Any, right: Float[Array, " n"], damping: Array, effort: Array
+    ) -> tuple[Array, Array, Array]:
         """``(H + diag(damping)) p = right``: ``(p, usable, Hessian-vector products spent)``."""
 
     @abstractmethod
@@ -133,7 +134,7 @@ class _Place(eqx.Module):
         """The gradient, measured so that the units of the coordinates do not matter."""
         return jnp.sqrt(jnp.sum(self.gradient**2 / self.metric))
 
-    def small(self, target: Any, slack: float) -> Bool[Array, ""]:
+    def small(self, target: Any, slack: float = 1.0) -> Bool[Array, ""]:
         """Below the target and close by (the target says little where the start was far away); or mere rounding."""
         eps, size = jnp.finfo(self.z.dtype).eps, self.size()
         length = jnp.sqrt(jnp.sum(self.metric * self.z**2))
@@ -214,7 +215,7 @@ def _search(
     zero, one = jnp.zeros_like(steep), jnp.ones_like(steep)
     start = _Search(one, first[0], first[1] @ p, zero, jnp.inf * one, steep, jnp.inf * one, jnp.int32(1))
     end = jax.lax.while_loop(unfinished, try_next, start)
-    return jnp.where(usable, jnp.where(level(end) , end.length, end.low), 0), end.count - 1
+    return jnp.where(usable, jnp.where(level(end), end.length, end.low), 0), end.count - 1
 
 
 class _Progress(eqx.Module):
@@ -254,12 +255,8 @@ def _advance(objective: Curvature, target: Any, now: _Progress) -> _Progress:
     better = moved & (~hidden | shrinks)
     good = (gained > 0.75 * promised) | hidden & shrinks | (length > 1)
     relaxed = jnp.where(good, now.damping / 10, now.damping)
-    poor = ~better | (length < _SHORT)
-    damping = jnp.where(
-        poor,
-        jnp.maximum(10 * now.damping, _FIRST_DAMPING),
-        jnp.where(relaxed > _NO_DAMPING, relaxed, 0),
-    )
+    relaxed = jnp.where(relaxed > _NO_DAMPING, relaxed, 0)
+    damping = jnp.where(better, relaxed, jnp.maximum(10 * now.damping, _FIRST_DAMPING))
     return _Progress(
         trees.where(better, there, here),
         damping,
@@ -271,26 +268,26 @@ def _advance(objective: Curvature, target: Any, now: _Progress) -> _Progress:
     )
 
 
-def minimise(objective: Curvature, start: Float[Array, " n"], target: Any, steps: int = 100) -> Minimum:
+def minimise(objective: Curvature, start: Float[Array, " n"], target: Any, steps: int = 200) -> Minimum:
     """Newton's method with a search along its direction, until the gradient norm is at most `target` or as small as
     rounding lets.
 
-    Undamped directions are tried first. Damping grows where they fail: where the Hessian is not positive definite, or
-    where only a short piece of the step is of use (far away, or where curvature vanishes, as it does at zero flow in
-    a traffic network). Kinks of the second derivative, as those of penalties, are what the search is for: full steps
-    go back and forth across them. Once the decrease drowns in rounding, the gradient decides.
+    Undamped directions are tried first, and damping grows only where there is none: where the Hessian is not positive
+    definite (or where it vanishes, as it does at zero flow in a traffic network). The search is for kinks of the
+    second derivative, as penalties have them, across which full steps go back and forth; damping would slow that
+    down. Once the decrease drowns in rounding, the gradient decides.
     """
 
     def unfinished(now):
         going = ~now.exhausted & (now.damping <= _LAST_DAMPING) & (now.steps < steps)
-        return going & ~now.here.small(target, 1) & jnp.all(jnp.isfinite(now.here.gradient))
+        return going & ~now.here.small(target) & jnp.all(jnp.isfinite(now.here.gradient))
 
     here, spent = _Place.at(start, objective.local(start), objective)
     zero, none = jnp.zeros((), start.dtype), jnp.int32(0)
     first = _Progress(here, zero, jnp.asarray(False), none, jnp.int32(1), jnp.int32(spent), none)
     end = jax.lax.while_loop(unfinished, lambda now: _advance(objective, target, now), first)
     here = end.here
-    converged = here.small(target, 1) | end.exhausted & here.small(target, _SLACK)
+    converged = here.small(target) | end.exhausted & here.small(target, _SLACK)
     return Minimum(
         here.z, here.value, here.gradient, here.hessian, converged, end.evaluations, end.products, end.slopes
     )
