@@ -15,10 +15,10 @@ from ..derivatives import conjugate_gradient, positive_solve
 DENSE_LIMIT = 2000  # the largest Hessian that is formed; beyond, only its products with vectors are
 
 _FIRST_DAMPING, _LAST_DAMPING, _NO_DAMPING = 1e-3, 1e12, 1e-7  # relative to the curvature of each coordinate
-_TRIALS = 40  # evaluations along one direction: enough for any scale, since shortening and stretching accelerate
+_LENGTHS = 40  # evaluations along one direction: enough for any scale, since shortening and stretching accelerate
 _LEVEL = 0.5  # of the slope along a direction, left where a step ends: a Newton step leaves none of a quadratic
-_FAIR_SHARE = 1e-4  # of the decrease that the slope promised (Armijo), the customary constant
-_ROUNDING = 32  # the noise of values and gradients, in units of their own precision: they are long sums
+_ARMIJO = 1e-4  # of the decrease that the slope promised (Armijo), the customary constant
+_NOISE_OF_SUMS = 32  # the noise of values and gradients, in units of their own precision: they are long sums
 _CLOSE = 0.75  # exponent of the precision: the next step, relative to the point; Newton's steps square it
 _SLACK = 1e3  # times its noise, where the gradient falls no further
 
@@ -128,7 +128,7 @@ class _Place(eqx.Module):
     @property
     def rounding(self) -> Float[Array, ""]:
         """The noise of the value."""
-        return _ROUNDING * jnp.finfo(self.z.dtype).eps * jnp.abs(self.value)
+        return _NOISE_OF_SUMS * jnp.finfo(self.z.dtype).eps * jnp.abs(self.value)
 
     def size(self) -> Float[Array, ""]:
         """The gradient, measured so that the units of the coordinates do not matter."""
@@ -138,9 +138,10 @@ class _Place(eqx.Module):
         """Below the target and close by (the target says little where the start was far away); or mere rounding."""
         eps, size = jnp.finfo(self.z.dtype).eps, self.size()
         length = jnp.sqrt(jnp.sum(self.metric * self.z**2))
-        floor = _ROUNDING * eps * jnp.maximum(length, jnp.sqrt(jnp.abs(self.value)))
+        floor = _NOISE_OF_SUMS * eps * jnp.maximum(length, jnp.sqrt(jnp.abs(self.value)))
         below = jnp.linalg.norm(self.gradient) <= slack * target
-        return below & (size <= slack * eps**_CLOSE * length) | (size <= slack * floor)
+        close = below & (size <= slack * eps**_CLOSE * length) | (size <= slack * floor)
+        return close & jnp.isfinite(size)
 
 
 class _Search(eqx.Module):
@@ -196,7 +197,7 @@ def _search(
 
     def falls(s):
         """Whether the value is as low as it must be; where rounding hides the decrease, not higher."""
-        seen = s.value <= here.value + _FAIR_SHARE * s.length * steep
+        seen = s.value <= here.value + _ARMIJO * s.length * steep
         hidden = (-s.length * steep <= 2 * here.rounding) & (s.value <= here.value + here.rounding)
         return jnp.isfinite(s.slope) & (seen | hidden)
 
@@ -204,7 +205,7 @@ def _search(
         return falls(s) & (jnp.abs(s.slope) <= _LEVEL * jnp.abs(steep))
 
     def unfinished(s):
-        return usable & ~level(s) & (s.count < _TRIALS)
+        return usable & ~level(s) & (s.count < _LENGTHS)
 
     def try_next(s):
         s = s.narrowed(~falls(s) | (s.slope > 0))

@@ -18,7 +18,7 @@ _FAIR_SHARE = 1e-4  # of the decrease that the gradient promised (Armijo), the c
 _VALUE_ROUNDING = 32  # the noise of the objective, in units of its own precision: it is a long sum
 _DROWNED = 1e2  # roundings of the objective, below which a promised decrease cannot be seen in it
 _FIRST_STEP = 0.01  # of the spread of the objective: the first step of steepest descent; the next knows curvature
-_LONGER = 4  # times the step before, where that has shown no positive curvature
+_GROWTH_OF_STEPS = 4  # times the step before, where that has shown no positive curvature
 _NEAR_BOUND = 0.5  # exponent of the precision: so close to a bound, relative to its size, a coordinate counts as there
 
 
@@ -46,7 +46,7 @@ def _direction(
     use_memory = memory.bends(free) & (direction @ g < 0)
     length = jnp.linalg.norm(g)
     last = jnp.where(memory.count > 0, jnp.linalg.norm(memory.steps[0]), 0)
-    reach = jnp.maximum(_FIRST_STEP * units.spread, _LONGER * last)
+    reach = jnp.maximum(_FIRST_STEP * units.spread, _GROWTH_OF_STEPS * last)
     steepest = -g * jnp.where(length > 0, reach / jnp.where(length > 0, length, 1), 0)
     along = direction @ g / jnp.where(length > 0, g @ g, 1)  # the fixed coordinates go as far as the others
     return jnp.where(use_memory, jnp.where(free, direction, along * g), steepest), free, use_memory

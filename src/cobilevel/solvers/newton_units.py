@@ -19,9 +19,9 @@ from ..problem import Bounds
 from ..reduction import Batch, Bilevel
 
 _NUMBERS = 10_000_000  # that the gradients of all samples may take; beyond, those of some samples must do
-_ROUNDING = 32  # the noise of the objective, in units of its own precision
+_NOISE_OF_SPREAD = 32  # the noise of the objective, in units of its own precision
 _SHARE_OF_SPREAD = 1e-3  # an x near zero is measured by what moves the objective by this share of its spread
-_KEPT = 0.35  # exponent of the precision: the share of a length that is kept where there is no other
+_SHARE_BEFORE = 0.35  # exponent of the precision: the share of a length that is kept where there is no other
 
 
 def _some(batch: Batch, size: int) -> Batch:
@@ -84,7 +84,8 @@ class Units(eqx.Module):
         tree = ravel_pytree(reduced.x0)[1](x)
         upper, lower = _some(reduced.upper_pool, len(x)), _some(reduced.lower_pool, len(x))
         (values, d1, _), ledger = oracles.upper_rows(reduced, tree, point.W, upper, ledger)
-        (_, _, cross), ledger = oracles.lower_rows(reduced, tree, point.W, point.adjoint, lower, ledger)
+        (_, _, cross), _ = oracles.lower_rows(reduced, tree, point.W, point.adjoint, lower, ledger)
+        ledger = ledger.add("cross_product", lower)  # of the rows nothing else is used, or computed
         sigma = jnp.hypot(_root_mean_square(upper, d1), _root_mean_square(lower, cross))
         spread = self._spread(point, upper, values)
         seen = (sigma > 0) & jnp.isfinite(sigma) & ~self.measured
@@ -99,8 +100,8 @@ class Units(eqx.Module):
         eps, size = jnp.finfo(values.dtype).eps, jnp.abs(point.value)
         centred = values - batch.weight @ values / jnp.maximum(jnp.sum(batch.weight), 1e-30)
         spread = _root_mean_square(batch, centred)[0]
-        spread = jnp.where(spread > _ROUNDING * eps * size, spread, size)
-        before = jnp.where(jnp.any(self.measured), eps**_KEPT * self.spread, jnp.finfo(values.dtype).tiny)
+        spread = jnp.where(spread > _NOISE_OF_SPREAD * eps * size, spread, size)
+        before = jnp.where(jnp.any(self.measured), eps**_SHARE_BEFORE * self.spread, jnp.finfo(values.dtype).tiny)
         return jnp.where(jnp.isfinite(spread), jnp.where(spread > 0, spread, before), self.spread)
 
     def _guess(self, reduced: Bilevel, x: Array, sigma: Array, spread: Array) -> Float[Array, " dx"]:
