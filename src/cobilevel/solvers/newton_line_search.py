@@ -17,7 +17,7 @@ _BLIND = 0.25  # what is kept of it where there is nothing to interpolate
 _FAIR_SHARE = 1e-4  # of the decrease that the gradient promised (Armijo), the customary constant
 _VALUE_ROUNDING = 32  # the noise of the objective, in units of its own precision: it is a long sum
 _DROWNED = 1e2  # roundings of the objective, below which a promised decrease cannot be seen in it
-_FIRST_STEP = 0.01  # of the spread of the objective: the first step of steepest descent; the next knows curvature
+_FIRST_STEP = 0.5  # of the spread of the objective: the first step of steepest descent; the next knows curvature
 _GROWTH_OF_STEPS = 4  # times the step before, where that has shown no positive curvature
 _NEAR_BOUND = 0.5  # exponent of the precision: so close to a bound, relative to its size, a coordinate counts as there
 
