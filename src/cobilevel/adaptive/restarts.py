@@ -14,7 +14,7 @@ from ..iteration import Job
 from ..reduction import reduce_study
 
 _SPREAD = 3.0  # how far starting points lie: in distances over which f changes by its spread, or that x has moved
-_SAME = 1e-4  # relative difference of two objectives, or answers, that are the same
+_ALIKE_ANSWERS = 1e-4  # relative difference of two objectives, or answers, that are the same
 
 
 def solve_again(job: Job, first: Solution, restarts: int, key: Array) -> Solution:
@@ -29,12 +29,14 @@ def solve_again(job: Job, first: Solution, restarts: int, key: Array) -> Solutio
         start = unravel(flat + jnp.asarray(step * rng.standard_normal(len(flat)), flat.dtype))
         found.append(job.at(study.problem.bounds.project(start)).run(basis))
     ended = [one for one in found if one.converged] or [first]
-    values = np.array([_objective(one) for one in ended])
+    values = np.array([_final_objective(one) for one in ended])
     best = ended[int(np.nanargmin(values))] if np.isfinite(values).any() else first
     where = np.array([np.asarray(ravel_pytree(one.x)[0], float) for one in ended])
-    apart = np.max(np.abs(where - where[0]), axis=0) > _SAME * np.maximum(np.abs(where).max(axis=0), step * _SAME)
+    apart = np.max(np.abs(where - where[0]), axis=0) > _ALIKE_ANSWERS * np.maximum(
+        np.abs(where).max(axis=0), step * _ALIKE_ANSWERS
+    )
     words = f"{len(ended)} of {len(found)} runs from different starting points converged"
-    if np.ptp(values) > _SAME * np.abs(values).max():
+    if np.ptp(values) > _ALIKE_ANSWERS * np.abs(values).max():
         ends = f"{values.min():.6g} to {values.max():.6g}"
         words += f", to objectives from {ends}: the answer depends on x0, and the best is returned."
     elif apart.any():
@@ -44,6 +46,6 @@ def solve_again(job: Job, first: Solution, restarts: int, key: Array) -> Solutio
     return replace(best, choices={**first.choices, "restarts": words})
 
 
-def _objective(solution: Solution) -> float:
+def _final_objective(solution: Solution) -> float:
     curve = solution.history.get("upper", np.zeros(0))
     return float(curve[-1]) if len(curve) else float("nan")
