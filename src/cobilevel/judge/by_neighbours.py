@@ -69,7 +69,7 @@ def _first(products: Products, rows: Float[np.ndarray, "n 1"]) -> np.ndarray:
 
 def _errors_missed(missed: Missed, freedom: float, around: Around) -> Errors:
     """Squared errors of policy, adjoint and sensitivity; zero where they are rounding of what they are errors of."""
-    phi, A = np.asarray(around.reduced.lower_pool.features, float), around.at_x(around.solved.rows.curvature)
+    phi, A = np.asarray(around.reduced.lower_pool.features, float), np.asarray(around.solved.rows.curvature)[0]
     square = lambda table: float(np.mean(np.einsum("na,nab,nb->n", table, A, table)))
     y, v = (phi @ around.at_x(table) for table in (around.solved.W, around.solved.adjoint))
     moves = around.slope(around.solved.W) / around.lengths[:, None, None]

@@ -40,7 +40,7 @@ class Estimate(float):
         return Estimate(value, error, (max(value - reach, least), value + reach))
 
     def beyond_rounding(self, size: float) -> "Estimate":
-        """Itself, or zero where it is no more than the rounding of numbers of this size; for squares and differences."""
+        """Itself, or zero where it is no more than the rounding of squares of this size."""
         return Estimate(0.0) if self.high <= _ROUNDED * abs(size) else self
 
     @property
