@@ -36,7 +36,14 @@ def problem_in(x=(1.0, 1.0), y=1.0, xi=1.0, f=1.0, g=1.0):
 def main() -> None:
     plain = cb.solve(*problem_in())
     print(plain)
-    cases = [("x[0]", "x", 0), ("x[1]", "x", 1), ("y", "y", None), ("xi", "xi", None), ("f", "f", None), ("g", "g", None)]
+    cases = [
+        ("x[0]", "x", 0),
+        ("x[1]", "x", 1),
+        ("y", "y", None),
+        ("xi", "xi", None),
+        ("f", "f", None),
+        ("g", "g", None),
+    ]
     print(f"\n{'quantity':10} {'scale':>8} {'change of x':>12} {'of errors':>12} functions")
     for name, argument, place in cases:
         for scale in SCALES:
