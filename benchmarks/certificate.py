@@ -2,8 +2,8 @@
 
 Random points, not stationary (the true gradient norm over three standard errors), of random quadratics (closed form)
 and two-edge traffic (200 000 fresh samples with exact flows). Exact mode: how often the 95% interval holds the true
-gradient norm, and its width in standard errors. Neighbours mode, from joint samples alone: its hypergradient gap over the
-true one, with bases of 2 to 4 (quadratics) and 3 to 8 functions (traffic).
+gradient norm, and its width in standard errors. Neighbours mode, from joint samples alone: its hypergradient gap
+over the true one, with bases of 2 to 4 (quadratics) and 3 to 8 functions (traffic).
 """
 
 import argparse

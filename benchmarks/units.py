@@ -1,4 +1,4 @@
-"""The same problem in other units: ``x`` coordinate by coordinate, ``y``, the context, ``f`` and ``g`` times 1e-8 to 1e8.
+"""The same problem in other units: each coordinate of ``x``, ``y``, the context, ``f`` and ``g`` times 1e-8 to 1e8.
 
 Nothing is given. The answer and its standard errors must be the same after scaling back. Prints, for each quantity, the
 largest relative change of ``x`` and of the errors, and whether the same number of functions was chosen.
