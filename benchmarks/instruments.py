@@ -9,6 +9,7 @@ for that case, and "linearmodels" has those that take the model to be exact.
 import importlib
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import jax.numpy as jnp
 import numpy as np
@@ -86,7 +87,7 @@ def cubic_splines(z, lo: float, hi: float, pieces: int):
     last = np.flatnonzero(knots < hi)[-1]
     found = [
         jnp.where((a <= z) & ((z < b) | ((k == last) & (z <= b))), 1.0, 0.0).astype(z.dtype)
-        for k, (a, b) in enumerate(zip(knots[:-1], knots[1:], strict=True))
+        for k, (a, b) in enumerate(pairwise(knots))
     ]
     for degree in (1, 2, 3):
         rising = [_share(z - knots[k], knots[k + degree] - knots[k]) for k in range(len(knots) - degree)]

@@ -41,9 +41,10 @@ class Local:
     excess: Float[np.ndarray, " k"]
     excess_bend: Float[np.ndarray, " k"]
 
-    def less(self, absorbed: Float[np.ndarray, " k"], kept: float) -> "Local":
-        """Without what other directions take up of the correction."""
-        return replace(self, excess=self.excess + absorbed, excess_bend=self.excess_bend * kept)
+    def less(self, absorbed: Float[np.ndarray, " k"], kept: float, first: Float[np.ndarray, " k"]) -> "Local":
+        """Without what other directions take up of the correction: `absorbed` where it was `first`, and all but a share
+        `kept` of how it changes from there."""
+        return replace(self, excess=first + absorbed + kept * (self.excess - first))
 
 
 def _free(study: Study, x: np.ndarray, gradient: np.ndarray) -> Bool[np.ndarray, " dx"]:
@@ -54,7 +55,8 @@ def _free(study: Study, x: np.ndarray, gradient: np.ndarray) -> Bool[np.ndarray,
     return ~((lo == hi) | ((x <= lo + near) & (gradient >= 0)) | ((x >= hi - near) & (gradient <= 0)))
 
 
-def _local(around: Around, missed: Missed | None, free: np.ndarray) -> Local:
+def _local(around: Around, missed: Missed | None, free: np.ndarray, kept: float = 1.0) -> Local:
+    """`kept`: the share of the correction's noise and curvature that other directions do not take up."""
     k, hessian = around.lengths, around.hessian()[np.ix_(free, free)]
     upper, lower = (rows / k for rows in around.scores())
     gradient = around.at_x(around.solved.gradient)[free]
@@ -65,9 +67,9 @@ def _local(around: Around, missed: Missed | None, free: np.ndarray) -> Local:
         return Local(hessian, gradient, noise, noise, zero, zero)
     scale, shares, lost = np.concatenate([[1.0], 1 / k]), around.study.lower.contexts().shares(), missed.overfit
     own = (upper + lower - shares @ (upper + lower)) * shares[:, None]
-    both = replace(lost, single=lost.single * scale, pairs=lost.pairs * scale)
+    both = replace(lost, single=lost.single * scale * kept, pairs=lost.pairs * scale * kept)
     corrected = both.covariance(np.concatenate([np.zeros((len(own), 1)), own], axis=1))[1:, 1:][inside]
-    excess, bend = (lost.value * scale)[1:][free], (missed.overfit_bend / k**2)[free]
+    excess, bend = (lost.value * scale)[1:][free], (missed.overfit_bend / k**2)[free] * kept
     return Local(hessian, gradient, noise, corrected, excess, bend)
 
 
@@ -75,7 +77,7 @@ def _local(around: Around, missed: Missed | None, free: np.ndarray) -> Local:
 class Principal:
     """The objective along the principal directions of its curvature, least curvature first.
 
-    - `values`: curvatures on the scale of single samples' gradients; `steps`: the directions, as far as ``x`` was moved.
+    - `values`: curvatures on the scale of single samples' gradients; `steps`: the directions, as far as was looked.
     - `bend`: curvatures along `steps`, `error`: their standard errors; `over`: what noise of the policy adds to them.
     - `absorbed`: the part of the slope of ``Local.excess`` that the other directions take up, on all free coordinates;
       `kept`: the share of `over` that they leave along the least curvature.
@@ -130,7 +132,9 @@ def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
     """What the other directions take up of the noise along direction `j`: of its slope, and of its curvature.
 
     The minimiser over the other directions follows the samples too: noise that they can follow neither curves the
-    objective along `j` nor moves ``x``. Of ten functions and nine controls, one is left to the instrument.
+    objective along `j` nor moves ``x``. Of ten functions and nine controls, one is left to the instrument. Of what the
+    direction itself takes up of its slope half counts: this centres the median (the mean would take all of it, but one
+    instrument has none).
     """
     step, back = across.directions[j], across.back[j]
     ahead, behind = (across.moved(side * step) for side in (1.0, -back))
@@ -142,6 +146,8 @@ def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
     mixed, own = ((table - np.sum(shares * table, axis=0)) * shares for table in (mixed, own))
     others = [a for a in range(len(bend)) if a != j and bend[a] > 0]
     slope = sum(float(mixed[:, a] @ own[:, a]) / bend[a] for a in others)
+    if bend[j] > 0:
+        slope += float(mixed[:, j] @ own[:, j]) / bend[j] / 2
     return slope, sum(float(mixed[:, a] @ mixed[:, a]) / bend[a] for a in others)
 
 
@@ -256,7 +262,8 @@ class _Found:
         local = _local(around, missed, free)
         flat, falls, principal = _flat_directions(around, local, free, missed is not None)
         absorbed, kept = (np.zeros(int(free.sum())), 1.0) if principal is None else (principal.absorbed, principal.kept)
-        local = local.less(absorbed, kept)
+        if missed is not None:
+            local = _local(around, missed, free, kept).less(absorbed, kept, local.excess)
         inverse = _inverse_off(local, flat[:, free], around.unit[free])
         spread, shift = inverse @ local.noise @ inverse, inverse @ local.excess
         if np.any(np.abs(shift) > _MATERIAL * np.sqrt(np.maximum(np.diag(spread), 0))):
@@ -288,7 +295,7 @@ def _corrected(
     around: Around, free: np.ndarray, local: Local, flat: np.ndarray, absorbed: np.ndarray, kept: float
 ) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k k"]]:
     """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps."""
-    study, place, unit = around.study, around.x.copy(), around.unit[free]
+    study, place, unit, first = around.study, around.x.copy(), around.unit[free], local.excess - absorbed
     unravel = ravel_pytree(study.problem.x0)[1]
     spread = local.noise_corrected
     for _ in range(_CORRECTIONS):
@@ -304,7 +311,7 @@ def _corrected(
         nearby = look_around(study, around.reduced, unravel(jnp.asarray(place, study.dtype)), True)
         if not nearby.sound:
             break
-        local = _local(nearby, what_is_missed(nearby), free).less(absorbed, kept)
+        local = _local(nearby, what_is_missed(nearby), free, kept).less(absorbed, kept, first)
     return (around.x - place)[free], spread
 
 
