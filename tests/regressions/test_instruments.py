@@ -110,4 +110,3 @@ def test_an_instrument_without_effect_determines_nothing():
     solution = data.solve(data.linear())
     assert np.isinf(solution.standard_error[-1])
     assert "not determined" in repr(solution)
-
