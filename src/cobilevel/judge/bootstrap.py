@@ -23,7 +23,7 @@ from .evaluate import in_precision_of
 from .intervals import TAILS
 
 _FEWEST = 10  # samples, below which those drawn again are too often the same
-_MOST_ROWS = 40  # coordinates of x that are printed
+_ROWS_SHOWN = 40  # coordinates of x that are printed
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +50,8 @@ class Bootstrap:
         lines = [("standard error of", "bootstrap", "sandwich", "")]
         for name, own, other, note in zip(told.names, errors, told.error, told.notes, strict=True):
             lines.append((name, f"{own:.3g}", "unknown" if np.isnan(other) else f"{other:.3g}", note))
-        more = len(lines) - 1 - _MOST_ROWS
-        lines = lines[: 1 + _MOST_ROWS]
+        more = len(lines) - 1 - _ROWS_SHOWN
+        lines = lines[: 1 + _ROWS_SHOWN]
         widths = [max(len(line[k]) for line in lines) for k in range(3)]
         rows = [f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}" for a, b, c, d in lines]
         rows += [f"... and {more} more"] if more > 0 else []
