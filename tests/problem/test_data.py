@@ -64,7 +64,8 @@ def test_weights_and_shares():
 
 
 def test_how_many_functions_samples_support():
-    """Two contexts a function, and where there is noise eight samples; weights count for what they are worth."""
+    """Two contexts a function, one where it is linear, and where there is noise eight samples; weights count for what
+    they are worth."""
     repeated = cb.Samples(np.repeat(np.linspace(0, 1, 10), 8))
     assert repeated.distinct() == 10
     assert (repeated.supported(False), repeated.supported(True)) == (5, 5)
@@ -75,6 +76,10 @@ def test_how_many_functions_samples_support():
     assert round(weights.sum() ** 2 / np.sum(weights**2)) == 16
     assert (few.supported(False), few.supported(True)) == (40, 2)
     assert cb.Samples(np.zeros(1)).supported(True) == 1
+    two = cb.Samples(np.repeat([0.0, 1.0], 50))
+    assert (two.supported(False), two.supported(True)) == (2, 2)
+    square = cb.Samples(np.tile([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], (25, 1)))
+    assert square.supported(True) == 3
     plane = cb.Samples(np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 1.0]]))
     assert plane.distinct() == 2
 

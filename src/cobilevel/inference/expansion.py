@@ -180,6 +180,10 @@ class Around:
         """The same around ``x`` along other directions, as many as before."""
         return Around.of(self.study, self.reduced, self.x, directions, self.unit, self.joint)
 
+    def moved(self, step: np.ndarray) -> "Around":
+        """The same around another point, along the same directions."""
+        return Around.of(self.study, self.reduced, self.x + step, self.directions, self.unit, self.joint)
+
     @staticmethod
     def of(
         study: Study, reduced: Reduced, x: np.ndarray, directions: np.ndarray, unit: np.ndarray, joint: bool

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, PyTree
 from ..answer import Uncertainty, names_of, unknown
 from ..problem import Study
 from ..reduction import Reduced
-from .expansion import Around, look_around, too_large
+from .expansion import Around, look_around, pool_shares, too_large
 from .missed import Missed, what_is_missed
 
 _CLEAR = 2.0  # standard errors by which a curvature must exceed zero, for its direction to be determined
@@ -18,10 +18,11 @@ _ZERO_CURVATURE = 1e-9  # of the largest curvature: what rounding leaves of one 
 _PART = 1e-3  # of a direction: the least share by which a coordinate belongs to it
 _MOST_NAMED = 6  # coordinates that a sentence lists
 _WHOLE = 0.02  # how close to a whole number a coefficient is written as one
-_MATERIAL, _CORRECTIONS = (
-    0.2,
-    5,
-)  # standard errors of bias from which on the correction is iterated, and how often at most
+_SURE = 9.0  # times what noise of the policy adds to a curvature: one as large is clear (a first-stage F of 10)
+_MATERIAL = 0.2  # standard errors of bias from which on the correction is iterated
+_CORRECTIONS = 5  # how often at most
+_MOST_LOOKED = 8  # directions for which what the others take up is worked out
+_NOTICED = 0.01  # of a curvature: what noise of the policy adds to it, from which on is asked what else takes it up
 _STUCK = 1e-12  # relative move of x below which it stands where it began
 
 
@@ -40,6 +41,11 @@ class Local:
     excess: Float[np.ndarray, " k"]
     excess_bend: Float[np.ndarray, " k"]
 
+    def less(self, absorbed: Float[np.ndarray, " k"], kept: float, first: Float[np.ndarray, " k"]) -> "Local":
+        """Without what other directions take up of the correction: `absorbed` where it was `first`, and all but a share
+        `kept` of how it changes from there."""
+        return replace(self, excess=first + absorbed + kept * (self.excess - first))
+
 
 def _free(study: Study, x: np.ndarray, gradient: np.ndarray) -> Bool[np.ndarray, " dx"]:
     """The coordinates that no bound holds."""
@@ -49,7 +55,8 @@ def _free(study: Study, x: np.ndarray, gradient: np.ndarray) -> Bool[np.ndarray,
     return ~((lo == hi) | ((x <= lo + near) & (gradient >= 0)) | ((x >= hi - near) & (gradient <= 0)))
 
 
-def _local(around: Around, missed: Missed | None, free: np.ndarray) -> Local:
+def _local(around: Around, missed: Missed | None, free: np.ndarray, kept: float = 1.0) -> Local:
+    """`kept`: the share of the correction's noise and curvature that other directions do not take up."""
     k, hessian = around.lengths, around.hessian()[np.ix_(free, free)]
     upper, lower = (rows / k for rows in around.scores())
     gradient = around.at_x(around.solved.gradient)[free]
@@ -60,36 +67,99 @@ def _local(around: Around, missed: Missed | None, free: np.ndarray) -> Local:
         return Local(hessian, gradient, noise, noise, zero, zero)
     scale, shares, lost = np.concatenate([[1.0], 1 / k]), around.study.lower.contexts().shares(), missed.overfit
     own = (upper + lower - shares @ (upper + lower)) * shares[:, None]
-    both = replace(lost, single=lost.single * scale, pairs=lost.pairs * scale)
+    both = replace(lost, single=lost.single * scale * kept, pairs=lost.pairs * scale * kept)
     corrected = both.covariance(np.concatenate([np.zeros((len(own), 1)), own], axis=1))[1:, 1:][inside]
-    excess, bend = (lost.value * scale)[1:][free], (missed.overfit_bend / k**2)[free]
+    excess, bend = (lost.value * scale)[1:][free], (missed.overfit_bend / k**2)[free] * kept
     return Local(hessian, gradient, noise, corrected, excess, bend)
+
+
+@dataclass(frozen=True)
+class Principal:
+    """The objective along the principal directions of its curvature, least curvature first.
+
+    - `values`: curvatures on the scale of single samples' gradients; `steps`: the directions, as far as was looked.
+    - `bend`: curvatures along `steps`, `error`: their standard errors; `over`: what noise of the policy adds to them.
+    - `absorbed`: the part of the slope of ``Local.excess`` that the other directions take up, on all free coordinates;
+      `kept`: the share of `over` that they leave along the least curvature.
+    """
+
+    values: Float[np.ndarray, " k"]
+    steps: Float[np.ndarray, "k dx"]
+    bend: Float[np.ndarray, " k"]
+    error: Float[np.ndarray, " k"]
+    over: Float[np.ndarray, " k"]
+    absorbed: Float[np.ndarray, " k"]
+    kept: float
+
+    @staticmethod
+    def of(around: Around, local: Local, free: np.ndarray, joint: bool) -> "Principal":
+        unit, k = around.unit[free], int(free.sum())
+        values, vectors = np.linalg.eigh(local.hessian * np.outer(unit, unit))
+        reach = np.abs(np.diag(around.directions))
+        steps = np.zeros((len(free), len(free)))
+        steps[:k, free] = (vectors * unit[:, None]).T
+        longest = np.max(np.abs(steps) / np.where(reach > 0, reach, np.inf), axis=1)
+        steps = steps / np.where(longest > 0, longest, 1)[:, None]
+        across = around.along(steps)
+        upper, lower = across.curvature_rows()
+        error = np.sqrt(np.maximum(np.diag(across.covariance((upper, lower))), 0))[:k]
+        bend, over, absorbed, kept = across.bend(across.solved.value)[:k], np.zeros(k), np.zeros(k), 1.0
+        if joint:
+            over = -what_is_missed(across).overfit_bend[:k]
+            for j in np.flatnonzero(over > _NOTICED * np.abs(bend))[:_MOST_LOOKED]:
+                slope, less = _taken_up(across, bend, int(j))
+                # a functional on directions that is `slope` along this one, and zero along the others
+                absorbed += slope * np.linalg.pinv(across.directions[:k][:, free])[:, j]
+                kept = max(1 - less / over[j], 0) if j == 0 else kept
+                over[j] = max(over[j] - less, 0)
+        return Principal(values, across.directions[:k], bend - over, error, over, absorbed, kept)
+
+    def undetermined(self) -> tuple[Bool[np.ndarray, " k"], Bool[np.ndarray, " k"]]:
+        """The directions that show no curvature beyond its noise; and those along which the objective falls.
+
+        A curvature to which the policy contributes a square, as a first stage does, has noise that vanishes with it:
+        its own error then says little about whether there is any, and the noise of the policy says it.
+        """
+        rest = np.sqrt(np.maximum(self.error**2 - 4 * np.maximum(self.bend + self.over, 0) * self.over, 0))
+        sure = (self.bend > _SURE * self.over) & (self.bend > _CLEAR * rest) & (self.over > 0)
+        zero = _ZERO_CURVATURE * np.abs(self.values).max()
+        flat = ((self.bend <= _CLEAR * self.error) & ~sure) | (self.values <= zero)
+        falls = (self.bend < -_CLEAR * self.error) & (self.values < -zero)
+        return flat & ~falls, falls
+
+
+def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
+    """What the other directions take up of the noise along direction `j`: of its slope, and of its curvature.
+
+    The minimiser over the other directions follows the samples too: noise that they can follow neither curves the
+    objective along `j` nor moves ``x``. Of ten functions and nine controls, one is left to the instrument. Of what the
+    direction itself takes up of its slope half counts: this centres the median (the mean would take all of it, but one
+    instrument has none).
+    """
+    step, back = across.directions[j], across.back[j]
+    ahead, behind = (across.moved(side * step) for side in (1.0, -back))
+    if not all(each.sound and np.allclose(each.directions, across.directions) for each in (ahead, behind)):
+        return 0.0, 0.0  # next to a bound, there is no room to look
+    rows = [sum(each.scores()) for each in (ahead, behind)]
+    mixed, own = (rows[0] - rows[1]) / (1 + back), sum(across.scores())
+    shares = pool_shares(across.study.lower)[:, None]
+    mixed, own = ((table - np.sum(shares * table, axis=0)) * shares for table in (mixed, own))
+    others = [a for a in range(len(bend)) if a != j and bend[a] > 0]
+    slope = sum(float(mixed[:, a] @ own[:, a]) / bend[a] for a in others)
+    if bend[j] > 0:
+        slope += float(mixed[:, j] @ own[:, j]) / bend[j] / 2
+    return slope, sum(float(mixed[:, a] @ mixed[:, a]) / bend[a] for a in others)
 
 
 def _flat_directions(
     around: Around, local: Local, free: np.ndarray, joint: bool
-) -> tuple[Float[np.ndarray, "f dx"], Float[np.ndarray, "e dx"]]:
+) -> tuple[Float[np.ndarray, "f dx"], Float[np.ndarray, "e dx"], Principal | None]:
     """Directions along which the objective shows no curvature beyond its noise; and those along which it falls."""
-    unit = around.unit[free]
-    values, vectors = np.linalg.eigh(local.hessian * np.outer(unit, unit))
-    largest = np.abs(values).max()
-    if not largest > 0:
-        return np.eye(len(free))[free], np.zeros((0, len(free)))
-    reach = np.abs(np.diag(around.directions))
-    steps = np.zeros((len(free), len(free)))
-    steps[: len(values), free] = (vectors * unit[:, None]).T
-    room = np.where(reach > 0, reach, np.inf)
-    longest = np.max(np.abs(steps) / room, axis=1)
-    steps = steps / np.where(longest > 0, longest, 1)[:, None]
-    across = around.along(steps)
-    upper, lower = across.curvature_rows()
-    error = np.sqrt(np.maximum(np.diag(across.covariance((upper, lower))), 0))[: len(values)]
-    bend = across.bend(across.solved.value)[: len(values)]
-    if joint:
-        bend = bend + what_is_missed(across).overfit_bend[: len(values)]
-    flat = (bend <= _CLEAR * error) | (values <= _ZERO_CURVATURE * largest)
-    falls = (bend < -_CLEAR * error) & (values < -_ZERO_CURVATURE * largest)
-    return steps[: len(values)][flat & ~falls], steps[: len(values)][falls]
+    if not np.abs(local.hessian).max() > 0:
+        return np.eye(len(free))[free], np.zeros((0, len(free))), None
+    found = Principal.of(around, local, free, joint)
+    flat, falls = found.undetermined()
+    return found.steps[flat], found.steps[falls], found
 
 
 def _belongs(direction: np.ndarray, unit: np.ndarray) -> Bool[np.ndarray, " dx"]:
@@ -169,7 +239,7 @@ def infer_flat(around: Around) -> Float[np.ndarray, "f dx"]:
     free = _free(around.study, around.x, around.at_x(around.solved.gradient))
     if not free.any():
         return np.zeros((0, len(free)))
-    return np.concatenate(_flat_directions(around, _local(around, None, free), free, around.joint))
+    return np.concatenate(_flat_directions(around, _local(around, None, free), free, around.joint)[:2])
 
 
 @dataclass(frozen=True)
@@ -191,11 +261,14 @@ class _Found:
     @staticmethod
     def of(around: Around, missed: Missed | None, free: np.ndarray) -> "_Found":
         local = _local(around, missed, free)
-        flat, falls = _flat_directions(around, local, free, missed is not None)
+        flat, falls, principal = _flat_directions(around, local, free, missed is not None)
+        absorbed, kept = (np.zeros(int(free.sum())), 1.0) if principal is None else (principal.absorbed, principal.kept)
+        if missed is not None:
+            local = _local(around, missed, free, kept).less(absorbed, kept, local.excess)
         inverse = _inverse_off(local, flat[:, free], around.unit[free])
         spread, shift = inverse @ local.noise @ inverse, inverse @ local.excess
         if np.any(np.abs(shift) > _MATERIAL * np.sqrt(np.maximum(np.diag(spread), 0))):
-            shift, spread = _corrected(around, free, local, flat)
+            shift, spread = _corrected(around, free, local, flat, absorbed, kept)
         else:
             shift = np.zeros_like(shift)
         found, inside = _Found.nothing(around.x), np.ix_(free, free)
@@ -220,10 +293,10 @@ class _Found:
 
 
 def _corrected(
-    around: Around, free: np.ndarray, local: Local, flat: np.ndarray
+    around: Around, free: np.ndarray, local: Local, flat: np.ndarray, absorbed: np.ndarray, kept: float
 ) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k k"]]:
     """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps."""
-    study, place, unit = around.study, around.x.copy(), around.unit[free]
+    study, place, unit, first = around.study, around.x.copy(), around.unit[free], local.excess - absorbed
     unravel = ravel_pytree(study.problem.x0)[1]
     spread = local.noise_corrected
     for _ in range(_CORRECTIONS):
@@ -239,7 +312,7 @@ def _corrected(
         nearby = look_around(study, around.reduced, unravel(jnp.asarray(place, study.dtype)), True)
         if not nearby.sound:
             break
-        local = _local(nearby, what_is_missed(nearby), free)
+        local = _local(nearby, what_is_missed(nearby), free, kept).less(absorbed, kept, first)
     return (around.x - place)[free], spread
 
 

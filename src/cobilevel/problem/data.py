@@ -158,12 +158,14 @@ class Samples(Level):
     def supported(self, noisy: bool) -> int:
         """How many functions of the context these samples support: never fewer than one.
 
-        Two distinct contexts for each; and, where noise must be averaged out, eight samples (weighted ones count for
-        less: the squared sum of their weights over the sum of squares).
+        Two distinct contexts for each, or one where they are linear, since these do not swing between contexts; and,
+        where noise must be averaged out, eight samples (weighted ones count for less: the squared sum of their weights
+        over the sum of squares).
         """
         effective = round(1 / float(np.sum(self.shares() ** 2)))
-        distinct = self.distinct()
-        return max(1, min(distinct // CONTEXTS_EACH, effective // SAMPLES_EACH if noisy else distinct))
+        distinct, linear = self.distinct(), 1 + int(np.prod(self.xi.shape[1:]))
+        by_contexts = max(min(distinct, linear), distinct // CONTEXTS_EACH)
+        return max(1, min(by_contexts, effective // SAMPLES_EACH if noisy else distinct))
 
     def contexts(self):
         return Samples(self.xi, None, self.weights)

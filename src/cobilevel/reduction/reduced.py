@@ -168,7 +168,7 @@ def _check_size(basis: Basis, fitted: FeatureMap, contexts: Samples) -> None:
             f"basis {basis!r} has {count} functions, but samples hold only {distinct} distinct contexts. Take a "
             f"smaller n, or more contexts."
         )
-    if count > 1 and 2 * count > distinct:
+    if count > 1 + fitted.domain.dimension and 2 * count > distinct:  # as few are linear, and do not swing
         warnings.warn(
             f"basis {basis!r} has {count} functions for {distinct} distinct contexts: expect overfitting between them. "
             "Take n so that there are several contexts a function.",
