@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .adaptive import learn, solve_choosing, solve_growing, solve_learning
+from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_learning
 from .answer import Solution
 from .basis import Basis, check_basis, same_recipe
 from .checks import positive, whole
@@ -31,6 +31,7 @@ def solve(
     tolerance: float | None = None,
     batch: int | None = None,
     precision: str | None = None,
+    restarts: int = 0,
 ) -> Solution:
     """Solves a contextual bilevel problem from samples.
 
@@ -51,34 +52,43 @@ def solve(
       solvers on batches in what the data came in. What comes back is in the caller's precision; ``solution.precise``
       keeps the digits.
 
+    - `restarts`: how many times to solve again from other starting points, at random around ``x0``. The best answer is
+      returned, and ``solution.choices`` states whether they agree.
+
     **Returns:** a ``Solution``; ``solution.choices`` states what was chosen.
     """
     began = time.perf_counter()
+    _check_goals(basis, resume, tolerance)
     chosen = Newton() if solver is None else solver
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
     with wanted.context():
         study = Study.of(problem, samples, wanted)
-        _check_goals(basis, resume, tolerance)
         for_stream, for_basis, for_solver = jax.random.split(as_key(key), 3)
         choices = {}
         if solver is None:
-            choices["solver"] = "Newton(): all samples at once, second order."
-            if study.endless:
-                study = study.finite(for_stream)
-                choices["samples"] = (
-                    f"{study.lower.count} samples drawn once from the stream, and the problem solved on them."
-                )
+            study, choices = _with_newton(study, for_stream)
         chosen = _configured(chosen, batch, study)
         limit = chosen.default_steps if steps is None else whole("steps", steps)
         careful = _careful(problem, samples, study) if basis is None and resume is None and precision is None else None
         job = Job(study, chosen, for_solver, limit, progress, choices, careful)
         solution = _dispatch(job, for_basis, basis, resume, tolerance)
+        if whole("restarts", restarts, 0):
+            solution = solve_again(job, solution, restarts, for_basis)
     if study.dtype != np.float64:
         words = _rounding_words(problem, solution, samples, study, wanted.words)
         solution = replace(solution, choices={**solution.choices, "precision": words})
-    stats = {**solution.stats, "total_seconds": time.perf_counter() - began}
-    solution = replace(solution, stats=stats)
+    solution = replace(solution, stats={**solution.stats, "total_seconds": time.perf_counter() - began})
     return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
+
+
+def _with_newton(study: Study, key: jax.Array) -> tuple[Study, dict[str, str]]:
+    """The study as Newton takes it, finite, and what was chosen."""
+    choices = {"solver": "Newton(): all samples at once, second order."}
+    if study.endless:
+        study = study.finite(key)
+        drawn = f"{study.lower.count} samples drawn once from the stream, and the problem solved on them."
+        choices["samples"] = drawn
+    return study, choices
 
 
 def _careful(problem: Problem, samples: Data, study: Study) -> Study | None:

@@ -24,8 +24,8 @@ ROOT = Path(cobilevel.__file__).parent
 # only programs built on the package may use.
 ORDER = (
     "checks", "trees", "progress", "keys", "archive", "problem", "basis", "answer", "reduction", "derivatives", "lower",
-    "inference", "iteration", "solvers", "diagnosis", "adaptive", "judge", "solve", "gallery", "sweep", "report", "paper",
-    "__init__", "demo", "cli",
+    "inference", "iteration", "solvers", "diagnosis", "adaptive", "judge", "solve", "gallery", "sweep", "report",
+    "paper", "__init__", "demo", "cli",
 )  # fmt: skip
 ROOMS = tuple(name for name in ORDER if (ROOT / name).is_dir())
 # What a class of one room may override of a class of a room before it: hooks that are meant to be.

@@ -20,7 +20,7 @@ _HUNTED_ROWS = 100_000  # samples looked at, at most
 _PRODUCTS = 1.5e9  # multiplications that making the tested functions orthonormal may take
 _MOST_EXACT = 64  # functions of a policy that is seen without noise
 _ADDITIONS = 12
-_NEIGHBOURS_OF_X, _SHARE_OF_SPREAD = (
+_NEIGHBOURS_OF_X, _PART_OF_SPREAD = (
     2,
     0.5,
 )  # points next to x, and how far: over which f changes by so much of its spread
@@ -125,7 +125,7 @@ class Hunt:
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         found = []
         for _ in range(_NEIGHBOURS_OF_X):
-            step = _SHARE_OF_SPREAD * unit * rng.choice([-1.0, 1.0], len(at)) * rng.uniform(0.5, 1.5, len(at))
+            step = _PART_OF_SPREAD * unit * rng.choice([-1.0, 1.0], len(at)) * rng.uniform(0.5, 1.5, len(at))
             nearby = unravel(jnp.asarray(at + step, flat.dtype))
             found.append(self.study.problem.bounds.project(nearby))
         return found

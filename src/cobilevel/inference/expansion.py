@@ -26,6 +26,7 @@ _LOWER_TARGET = 0.9  # the power of the precision that the lower gradient is bro
 _FIRST_REACH = 1e-3  # of the distance over which f changes by its own spread: the first differences
 _ERRORS_REACH = 1.0  # in standard errors of x: the second ones
 _SAME_REACH = 8.0  # a factor between the two that calls for no second ones
+_ROUNDED_SLOPE = 1e-11  # of single samples' gradients: a change of their mean that rounding explains
 _MOST_NUMBERS = 1.5e8  # held for all points and samples together: 1.2 GB
 _MOST_POINTS = 200  # coordinates of x along which differences are taken
 
@@ -110,7 +111,7 @@ class Around:
     - `reduced`: whitened, its start the solution at ``x``; `study`: what it came from.
     - `directions`: rows, the steps taken forward; `back`: the share of each that is taken backward.
     - `solved`: the points, first ``x``, then all forward ones, then all backward ones.
-    - `unit`: of each coordinate of ``x``: the reciprocal of the size of single samples' gradients.
+    - `unit`: of each coordinate of ``x``: a distance along which the objective curves by 1, where it does.
     """
 
     study: Study
@@ -222,15 +223,13 @@ def too_large(study: Study, dx: int, joint: bool) -> str:
 def natural_step(reduced: Reduced, x: Float[Array, " dx"]) -> Float[np.ndarray, " dx"]:
     """The distance, along each coordinate of ``x``, over which ``f`` changes by its spread over the samples."""
     _, _, size, spread = _row_scales(reduced.ordinary(), x)
-    return max(float(spread), np.finfo(float).tiny) * _unit_of(
-        np.asarray(x, float), np.asarray(size, float), float(spread)
-    )
+    return _natural(np.asarray(x, float), np.asarray(size, float), float(spread))
 
 
-def _unit_of(x: np.ndarray, size: np.ndarray, spread: float) -> np.ndarray:
-    """Of each coordinate: the reciprocal of the size of gradients; where these vanish, after ``x`` itself."""
-    fallback = np.where(x != 0, np.abs(x), 1.0) / max(spread, np.finfo(float).tiny)
-    return np.where(size > 0, 1 / np.where(size > 0, size, 1), fallback)
+def _natural(x: np.ndarray, size: np.ndarray, spread: float) -> np.ndarray:
+    """The spread over the size of single samples' gradients; where these vanish, after ``x`` itself."""
+    known = (size > 0) & (spread > 0)
+    return np.where(known, spread / np.where(known, size, 1), np.where(x != 0, np.abs(x), 1.0))
 
 
 def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Around:
@@ -242,16 +241,23 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
     W, _, size, spread = _row_scales(reduced.ordinary(), flat)
     reduced = replace(reduced, W0=W)
     at, size, spread = np.asarray(flat, float), np.asarray(size, float), float(spread)
-    unit = _unit_of(at, size, spread)
-    first = np.diag(_FIRST_REACH * max(spread, np.finfo(float).tiny) * unit)
-    around = Around.of(study, reduced, at, first, unit, joint)
+    step = _natural(at, size, spread)
+    unit = step / np.sqrt(spread if spread > 0 else 1.0)
+    around = _in_own_units(Around.of(study, reduced, at, np.diag(_FIRST_REACH * step), unit, joint), size)
     wanted = _standard_reach(around)
     reach = np.abs(np.diag(around.directions))
     far = np.maximum(wanted / np.maximum(reach, 1e-300), reach / np.maximum(wanted, 1e-300)) > _SAME_REACH
     if not around.sound or not np.any(far & np.isfinite(wanted)):
         return around
     again = around.along(np.diag(np.where(np.isfinite(wanted) & (wanted > 0), wanted, reach)))
-    return again if again.sound else around
+    return _in_own_units(again, size) if again.sound else around
+
+
+def _in_own_units(around: Around, size: Float[np.ndarray, " dx"]) -> Around:
+    """With units in which the objective curves alike along all coordinates, where it curves beyond rounding."""
+    bend = np.diag(around.hessian())
+    seen = bend * np.abs(around.lengths) > _ROUNDED_SLOPE * size
+    return replace(around, unit=np.where(seen, 1 / np.sqrt(np.where(seen, bend, 1)), around.unit))
 
 
 def _standard_reach(around: Around) -> np.ndarray:

@@ -147,7 +147,8 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     names = names_of(study.problem.x0)
     touched = found.touched(around.unit)
     error = np.where(touched, np.inf, np.sqrt(np.maximum(np.diag(found.covariance), 0)))
-    words = [*found.words(names, around.unit), *_without_curvature(study, reduced, start, around)]
+    stuck = start if len(found.flat) else None
+    words = [*found.words(names, around.unit), *_without_curvature(study, reduced, stuck, around)]
     return Uncertainty(
         names=names,
         x=around.x,

@@ -18,7 +18,7 @@ from .neighbours import Neighbours, neighbours_of
 
 _AGREE = 2.7  # standard errors by which two widths may differ
 _LEAP = 0.3  # of the estimate: what may be added to it for the distance of the nearest neighbours
-_ALIKE = 0.7  # the least correlation between what neighbours are known to be
+_ALIKE = 0.9  # the least correlation between what neighbours are known to be
 _FEWEST_ROWS = 50  # samples below which neighbours say nothing
 _LEAST_CURVATURE = 1e-3  # of the typical one: the least that is divided by
 

@@ -61,6 +61,7 @@ class Job:
             raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
         saved = None if resume is None else resume.state
         found = run(self.solver, reduced, self.key, self.steps, self.progress, saved)
+        choices.setdefault("solver", f"{type(self.solver).__name__}().")
         found = replace(found, choices={**choices, **found.choices})
         if not self.study.endless:
             x, study = found.x, self.study

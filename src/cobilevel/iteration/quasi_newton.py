@@ -10,6 +10,14 @@ from jaxtyping import Array, Bool, Float, Int
 _LEAST_COSINE = 1e-12
 
 
+def _curvature(
+    steps: Float[Array, "m dx"], changes: Float[Array, "m dx"]
+) -> tuple[Float[Array, " m"], Float[Array, " m"], Bool[Array, " m"]]:
+    """For each pair: step times change, the squared length of the change, and whether the pair is of use."""
+    bend, length = jnp.sum(steps * changes, axis=1), jnp.sum(changes * changes, axis=1)
+    return bend, length, bend > _LEAST_COSINE * jnp.sqrt(length) * jnp.sqrt(jnp.sum(steps * steps, axis=1))
+
+
 class QuasiNewtonMemory(eqx.Module):
     """The last `steps` and the `changes` of the gradient along them, newest first, `count` of them filled, others 0."""
 
@@ -30,9 +38,7 @@ class QuasiNewtonMemory(eqx.Module):
         are zero, so they are too).
         """
         steps, changes = jnp.where(free, self.steps, 0), jnp.where(free, self.changes, 0)
-        bend = jnp.sum(steps * changes, axis=1)
-        length = jnp.sum(changes * changes, axis=1)
-        use = bend > _LEAST_COSINE * jnp.sqrt(length * jnp.sum(steps * steps, axis=1))
+        bend, length, use = _curvature(steps, changes)
         rho = jnp.where(use, 1 / jnp.where(use, bend, 1), 0)
 
         def backward(q, pair):
@@ -50,6 +56,10 @@ class QuasiNewtonMemory(eqx.Module):
 
         r, _ = jax.lax.scan(forward, scale * q, (steps, changes, rho, a), reverse=True)
         return -r
+
+    def bends(self, free: Bool[Array, " dx"]) -> Bool[Array, ""]:
+        """Whether some pair has positive curvature on the free coordinates; without, the direction has no length."""
+        return jnp.any(_curvature(jnp.where(free, self.steps, 0), jnp.where(free, self.changes, 0))[2])
 
     def least_curvature(self) -> Float[Array, ""]:
         """The least curvature among the pairs; infinite where there are none."""

@@ -99,6 +99,14 @@ def _evaluation(study: Study, solution: Solution, truth: Any, draws: int, base: 
     """The figures of merit, in the precision of the study."""
     rows = study.upper.contexts()
     exact = exact_lower(study, solution.x, rows.xi, draws, base)
+    trouble = trouble_with(exact)
+    if study.noisy and study.problem.conditional is None:
+        seen = study.lower.contexts()
+        trouble += "; " if trouble else ""
+        trouble += (
+            f"the exact policy is itself estimated, from about {len(seen) // seen.distinct()} samples a context: both "
+            "figures hold its noise. Judge with cb.certify"
+        )
     gaps = jax.vmap(square_distance)(exact.y, solution.policy(rows.xi))
     x_error = None
     if truth is not None:
@@ -111,5 +119,5 @@ def _evaluation(study: Study, solution: Solution, truth: Any, draws: int, base: 
         loss=mean_loss(study.problem.upper, solution.x, exact.y, study.upper),
         policy_error=mean_estimate(gaps, rows.shares()),
         x_error=x_error,
-        trouble=trouble_with(exact),
+        trouble=trouble,
     )

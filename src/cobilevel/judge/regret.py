@@ -13,8 +13,8 @@ from scipy import stats
 from .intervals import LEVEL, TAILS, Estimate, norm_estimate
 from .measured import Measured, NoisyVector
 
-_SAME = 1e-6  # probability of a gradient as small on fresh samples: below, these are the ones it was solved from
-_LENGTHS = 20_000  # by which the length of a vector with noise around its estimate is known
+_CHANCE = 1e-6  # probability of a gradient as small on fresh samples: below, these are the ones it was solved from
+_LENGTH_DRAWS = 20_000  # by which the length of a vector with noise around its estimate is known
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def solved_from_these(found: Measured, free: Bool[np.ndarray, " dx"]) -> bool:
     values, vectors = np.linalg.eigh(noise / np.outer(scale, scale))
     kept = values > 1e-10 * values[-1]
     size = np.sum((vectors[:, kept].T @ (g / scale)) ** 2 / values[kept])
-    return bool(size < stats.chi2.ppf(_SAME, kept.sum()))
+    return bool(size < stats.chi2.ppf(_CHANCE, kept.sum()))
 
 
 def length_estimate(vector: NoisyVector, turn: np.ndarray, freedom: float, same: bool) -> Estimate:
@@ -58,7 +58,7 @@ def length_estimate(vector: NoisyVector, turn: np.ndarray, freedom: float, same:
         return Estimate.of(float(np.linalg.norm(mean)), np.nan, least=0.0)
     values, vectors = np.linalg.eigh((noise + noise.T) / 2)
     root = vectors * np.sqrt(np.maximum(values, 0))
-    drawn = mean + np.random.default_rng(0).standard_normal((_LENGTHS, len(values))) @ root.T
+    drawn = mean + np.random.default_rng(0).standard_normal((_LENGTH_DRAWS, len(values))) @ root.T
     lengths = np.linalg.norm(drawn, axis=1)
     shown = norm_estimate(mean, noise, freedom)
     ends = np.quantile(lengths, TAILS) if shown.low > 0 else (0.0, np.quantile(lengths, LEVEL))

@@ -31,8 +31,8 @@ class LowerSolution(eqx.Module):
 
 MISSING = (
     "exact lower-level solutions need the law of eta given each context, and joint samples alone do not show it: the "
-    "lower objective depends on eta and every context was seen about once. Give Problem(conditional=draw), use Product "
-    "data or a Finite domain."
+    "lower objective depends on eta and every context was seen about once. Judge with cb.certify, which takes joint "
+    "samples; or give Problem(conditional=draw), use Product data or a Finite domain."
 )
 
 

@@ -37,13 +37,14 @@ class Point(eqx.Module):
 def lower_objective(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger, dense: bool) -> Curvature:
     """The reduced lower level at ``x`` as a function of ``flatten(W)``, for ``minimise``."""
     _, unflatten = oracles.flatten(W)
-    if dense:
-        return Dense(lambda z: oracles.lower_model(reduced, x, unflatten(z), batch, ledger)[0])
 
     def slope(z):
         value, _ = oracles.lower_value(reduced, x, unflatten(z), batch, ledger)
         gradient, _ = oracles.lower_gradient(reduced, x, unflatten(z), batch, ledger)
         return value, oracles.flatten(gradient)[0]
+
+    if dense:
+        return Dense(lambda z: oracles.lower_model(reduced, x, unflatten(z), batch, ledger)[0], slope)
 
     def product(z, v):
         out, _ = oracles.hessian_vector(reduced, x, unflatten(z), unflatten(v), batch, ledger)
@@ -54,10 +55,10 @@ def lower_objective(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger
 
 def charge(ledger: Ledger, found: Minimum, batch: Batch, dense: bool) -> Ledger:
     """The ledger after ``minimise`` on a ``lower_objective``."""
+    slopes = found.slopes if dense else found.slopes + found.evaluations
+    ledger = ledger.add("lower_value", batch, slopes).add("lower_gradient", batch, slopes)
     if dense:
         return ledger.add("hessian", batch, found.evaluations)
-    ledger = ledger.add("lower_value", batch, found.evaluations)
-    ledger = ledger.add("lower_gradient", batch, found.evaluations)
     return ledger.add("hessian_vector", batch, found.products)
 
 

@@ -1,5 +1,7 @@
 """``Newton``: full batch, second order in the coefficients, exact implicit hypergradient, quasi-Newton in ``x``."""
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -11,8 +13,10 @@ from ..checks import positive, whole
 from ..derivatives import Ledger, oracles
 from ..iteration import Clock, QuasiNewtonMemory, Solver, State
 from ..lower import Point
-from .newton_line_search import line_search
+from ..reduction import Bilevel
+from .newton_line_search import Trial, line_search
 from .newton_stopping import TOLERANCE, Outlook, Stopping, kink_size
+from .newton_units import Units
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 
@@ -39,11 +43,13 @@ class Current(eqx.Module):
 
 
 class NewtonState(State):
-    """`current`: the objective at the iterate; `memory`: quasi-Newton pairs; `stopping`: what the rule remembers."""
+    """`current`: the objective at the iterate; `memory`: quasi-Newton pairs, in the `units` of the run; `stopping`:
+    what the rule remembers."""
 
     current: Current
     memory: QuasiNewtonMemory
     stopping: Stopping
+    units: Units
 
     def record(self):
         now = self.current
@@ -97,33 +103,52 @@ class Newton(Solver):
             current=Current(zero, jnp.zeros_like(x), zero, zero),
             memory=QuasiNewtonMemory.empty(self.memory, x),
             stopping=Stopping.start(x, target),
+            units=Units.unknown(x),
         )
 
     def step(self, reduced, state):
         """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
         x, unravel = ravel_pytree(state.x)
         now, memory, stopping = state.current, state.memory, state.stopping
-        here, bounds = now.at(x, state.W), reduced.problem.bounds.flat()
         trial, ledger = line_search(
-            reduced, here, now.size, memory, stopping.begun, stopping.lower_target, state.ledger
+            reduced,
+            now.at(x, state.W),
+            now.size,
+            memory,
+            state.units,
+            stopping.begun,
+            stopping.lower_target,
+            state.ledger,
         )
         point, moved = trial.point, trial.moved
-        learned = memory.remember(point.x - x, point.gradient - now.gradient, moved & stopping.begun)
-        ahead = jnp.linalg.norm(learned.direction(point.gradient, trial.free))
-        seen = Outlook(
-            size=jnp.linalg.norm(bounds.projected_gradient(point.x, point.gradient)),
-            ahead=jnp.where(learned.count > 0, ahead, jnp.inf),
-            across=kink_size(bounds, here, trial.refused),
-            curvature=memory.least_curvature(),
-        )
-        after = stopping.after(here, now.size, trial, seen, self._tolerance(x))
-        size = jnp.where(after.kink, seen.across, jnp.where(moved, seen.size, now.size))
+        units, ledger = state.units.refreshed(reduced, point, moved, ledger)
+        after, learned, size = self._judge(reduced, state, units, trial)
         reached = Current(point.value, point.gradient, size, point.lower_gradient)
         kept = Current(now.value, now.gradient, size, now.lower_gradient)
         x, W, current = trees.where(moved, (unravel(point.x), point.W, reached), (state.x, state.W, kept))
         result = jnp.where(stopping.begun | moved, state.result, trouble(point))
         clock = Clock(state.step, state.limit, result)
-        return NewtonState(x, W, clock, ledger, current, learned, after)
+        return NewtonState(x, W, clock, ledger, current, learned, after, units)
+
+    def _judge(
+        self, reduced: Bilevel, state: NewtonState, units: Units, trial: Trial
+    ) -> tuple[Stopping, QuasiNewtonMemory, Float[Array, ""]]:
+        """What a line search showed: for the stopping rule, for the memory, and the size of the gradient now."""
+        now, stopping, moved = state.current, state.stopping, trial.moved
+        here = units.scaled(now.at(ravel_pytree(state.x)[0], state.W))
+        trial = replace(trial, point=units.scaled(trial.point), refused=units.scaled(trial.refused))
+        point = trial.point
+        learned = state.memory.remember(point.x - here.x, point.gradient - here.gradient, moved & stopping.begun)
+        ahead = jnp.linalg.norm(learned.direction(point.gradient, trial.free))
+        seen = Outlook(
+            size=jnp.linalg.norm(units.projected(reduced, point)),
+            ahead=jnp.where(learned.count > 0, ahead, jnp.inf),
+            across=kink_size(reduced, units, here, trial.refused),
+            curvature=state.memory.least_curvature(),
+        )
+        after = stopping.after(here, now.size, trial, seen, units.extent, self._tolerance(point.x))
+        size = jnp.where(after.kink, seen.across, jnp.where(moved, seen.size, now.size))
+        return after, learned, size
 
     def _tolerance(self, x: Float[Array, " dx"]) -> Float[Array, ""]:
         default = jnp.finfo(x.dtype).eps ** TOLERANCE

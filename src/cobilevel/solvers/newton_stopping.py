@@ -6,20 +6,22 @@ $\epsilon^{1/2}$, twice in a row, so that curvature from before does not mislead
 a zero of the gradient; or where the next step is mere rounding.
 """
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..answer import Result
 from ..lower import Point
-from ..problem import Bounds
+from ..reduction import Bilevel
 from .newton_line_search import Trial
+from .newton_units import Units
 
 # exponents of the precision
 _NEAR = 0.5  # of a step: half the digits of x, all that an objective computed to full precision determines
 _NEXT_TO = 0.55  # of a refused step that shows a jump: somewhat shorter, so that smooth curvature cannot pass for one
 _AT_KINK = 0.5  # of the combined gradient at a kink: it lies between two computed ones, and is less accurate than each
-_SHARE_OF_SPAN = 0.35  # of the largest |x| met: an x near zero is measured by this share of where the run has been
 TOLERANCE = 2 / 3  # of the gradient, relative to its first value: what quasi-Newton steps reach, with digits to spare
 
 _JUMP = 30  # times the least curvature in memory: no smooth function seen so far changes its gradient as fast
@@ -29,7 +31,7 @@ _HITS = 2  # small gradients in a row
 _FAILED, _LAST_FAILED = 1, 2  # no progress along the quasi-Newton direction; along the steepest descent, nothing left
 
 
-def kink_size(bounds: Bounds, here: Point, other: Point) -> Float[Array, ""]:
+def kink_size(reduced: Bilevel, units: Units, here: Point, other: Point) -> Float[Array, ""]:
     """The shortest projected combination of the gradients here and at a refused point.
 
     Where ``g`` has kinks in its second derivative (penalties such as ``max(y, 0)^2`` do), the gradient of the reduced
@@ -38,7 +40,7 @@ def kink_size(bounds: Bounds, here: Point, other: Point) -> Float[Array, ""]:
     """
     gradient, jump = here.gradient, other.gradient - here.gradient
     share = jnp.clip(-(gradient @ jump) / jnp.maximum(jump @ jump, jnp.finfo(jump.dtype).tiny), 0, 1)
-    size = jnp.linalg.norm(bounds.projected_gradient(here.x, gradient + share * jump))
+    size = jnp.linalg.norm(units.projected(reduced, replace(here, gradient=gradient + share * jump)))
     return jnp.where(other.sound & jnp.any(other.x != here.x), size, jnp.inf)
 
 
@@ -56,7 +58,7 @@ class Stopping(eqx.Module):
     """What the rule remembers.
 
     - `begun`: whether the lower level was solved at ``x0``; `lower_target`: the size of its gradient to solve it to.
-    - `scale`: the first projected gradient; `span`: the largest ``|x|`` met.
+    - `scale`: the first projected gradient.
     - `hits`: small gradients in a row; `failures`: 1 after a failed quasi-Newton step, 2 after one without memory.
     - `done`, `kink`: converged, or at a kink.
     """
@@ -64,7 +66,6 @@ class Stopping(eqx.Module):
     begun: Bool[Array, ""]
     lower_target: Float[Array, ""]
     scale: Float[Array, ""]
-    span: Float[Array, ""]
     hits: Int[Array, ""]
     failures: Int[Array, ""]
     done: Bool[Array, ""]
@@ -74,17 +75,23 @@ class Stopping(eqx.Module):
     def start(x: Float[Array, " dx"], lower_target: Float[Array, ""]) -> "Stopping":
         """Before the first step."""
         no, none, zero = jnp.asarray(False), jnp.int32(0), jnp.zeros((), x.dtype)
-        return Stopping(no, lower_target, zero, jnp.linalg.norm(x), none, none, no, no)
+        return Stopping(no, lower_target, zero, none, none, no, no)
 
     def after(
-        self, here: Point, size: Float[Array, ""], trial: Trial, seen: Outlook, tolerance: Float[Array, ""]
+        self,
+        here: Point,
+        size: Float[Array, ""],
+        trial: Trial,
+        seen: Outlook,
+        least: Float[Array, ""],
+        tolerance: Float[Array, ""],
     ) -> "Stopping":
-        """The rule applied to one step, from a point with a projected gradient of that size."""
+        """The rule applied to one step, from a point with a projected gradient of that size; all in
+        scaled units, in which an extent is `least` or more."""
         point, refused, moved, eps = trial.point, trial.refused, trial.moved, jnp.finfo(here.x.dtype).eps
         scale = jnp.where(self.begun, self.scale, seen.size)
-        span = jnp.maximum(self.span, jnp.linalg.norm(point.x))
-        extent = jnp.maximum(jnp.linalg.norm(point.x), eps**_SHARE_OF_SPAN * span)
-        near_enough = eps**_NEAR * jnp.where(extent > 0, extent, 1)
+        extent = jnp.maximum(jnp.linalg.norm(point.x), least)
+        near_enough = eps**_NEAR * extent
         # a refused step nearby shows the curvature: a jump of the gradient, or a bracket around where it vanishes
         toward, rise = refused.x - here.x, jnp.linalg.norm(refused.gradient - here.gradient)
         run = jnp.linalg.norm(toward)
@@ -100,7 +107,6 @@ class Stopping(eqx.Module):
             begun=jnp.asarray(True),
             lower_target=self.lower_target,
             scale=scale,
-            span=span,
             hits=hits,
             failures=jnp.where(moved | ~self.begun, 0, failed).astype(jnp.int32),
             done=(hits >= _HITS) | ~moved & (self.hits >= 1) | settled | rounded,

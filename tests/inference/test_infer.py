@@ -1,0 +1,146 @@
+"""Standard errors of ``x``, and the directions in which samples do not determine it."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+
+LINE = cb.Interval(-1.0, 1.0)
+N = 1000
+
+
+def upper_iv(x, y, xi, eta):
+    return (eta["outcome"] - x[0] - x[1] * y) ** 2 / 2
+
+
+def lower_iv(x, y, xi, eta):
+    return (y - eta["treatment"]) ** 2 / 2
+
+
+def instruments(seed, slope=0.5, rows=N):
+    """A linear first stage, a true slope of 1, and noise common to treatment and outcome."""
+    rng = np.random.default_rng(seed)
+    z, v = rng.uniform(-1, 1, rows), rng.normal(size=rows)
+    t = slope * z + v
+    return cb.Samples(z, {"treatment": t, "outcome": t + 0.8 * v + 0.6 * rng.normal(size=rows)})
+
+
+IV = cb.Problem(upper_iv, lower_iv, x0=jnp.zeros(2), y0=0.0, domain=LINE)
+
+
+def two_stage(samples):
+    """Two-stage least squares with its robust standard errors, in NumPy."""
+    z, t, o = (np.asarray(a) for a in (samples.xi, samples.eta["treatment"], samples.eta["outcome"]))
+    Z, X = np.stack([np.ones_like(z), z], axis=1), np.stack([np.ones_like(t), t], axis=1)
+    fitted = Z @ np.linalg.lstsq(Z, X, rcond=None)[0]
+    x = np.linalg.lstsq(fitted, o, rcond=None)[0]
+    bread = np.linalg.inv(fitted.T @ fitted)
+    meat = (fitted * (o - X @ x)[:, None] ** 2).T @ fitted
+    return x, np.sqrt(np.diag(bread @ meat @ bread))
+
+
+def test_errors_are_those_of_two_stage_least_squares():
+    samples = instruments(0)
+    solution = cb.solve(IV, samples, basis=cb.Chebyshev(2))
+    x, errors = two_stage(samples)
+    assert np.asarray(solution.x) == pytest.approx(x, rel=1e-9)
+    assert solution.standard_error == pytest.approx(errors, rel=1e-6)
+    lo, hi = solution.interval
+    assert (hi - lo) / 2 == pytest.approx(1.95996 * errors, rel=1e-4)
+    assert "std. error" in repr(solution)
+
+
+def test_a_direction_that_is_not_determined_is_named():
+    rng = np.random.default_rng(0)
+    samples = cb.Samples(rng.uniform(-1, 1, N), rng.normal(size=N))
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - 2 - 2 * xi - eta) ** 2 / 2 + (x["b"] - 1) ** 2,
+        lambda x, y, xi, eta: (y - (x["a"][0] + x["a"][1]) * (1 + xi) - 0.3 * eta) ** 2 / 2,
+        x0={"a": jnp.zeros(2), "b": jnp.array(0.0)},
+        y0=0.0,
+        domain=LINE,
+    )
+    solution = cb.solve(problem, samples, basis=cb.Chebyshev(3))
+    assert np.all(np.isinf(solution.standard_error["a"]))
+    assert np.isfinite(solution.standard_error["b"])
+    assert solution.uncertainty.undetermined[0].startswith("x['a'][0] - x['a'][1] is not determined")
+    assert repr(solution).count("not determined") == 3
+
+
+def test_weak_instruments_determine_nothing():
+    solution = cb.solve(IV, instruments(1, slope=0.0), basis=cb.Chebyshev(2))
+    assert np.isinf(solution.standard_error[1])
+
+
+def test_a_plateau_is_no_answer():
+    samples = cb.Samples(np.linspace(-1, 1, N), np.ones(N))
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (jnp.floor(x) - 3) ** 2 + 0 * y, lambda x, y, xi, eta: (y - x - eta) ** 2, 0.5, 0.0, LINE
+    )
+    words = repr(cb.solve(problem, samples, basis=cb.Chebyshev(2)))
+    assert "x is not determined" in words
+    assert "did not move from x0" in words
+
+
+def test_many_groups_bias_a_two_stage_estimate_and_that_is_corrected():
+    """Fifty groups of twenty rows: the fit takes part of the noise with it, and the interval knows."""
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (eta["outcome"] - x * y) ** 2 / 2, lower_iv, 0.0, 0.0, cb.Finite(np.arange(50))
+    )
+    group, covered, biases, found = np.repeat(np.arange(50), 20), 0, [], []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        v, effect = rng.normal(size=N), 0.4 * rng.normal(size=50)
+        t = effect[group] + v
+        samples = cb.Samples(group, {"treatment": t, "outcome": t + 0.8 * v + 0.6 * rng.normal(size=N)})
+        solution = cb.solve(problem, samples, basis=cb.Categorical())
+        lo, hi = solution.interval
+        covered += bool(lo < 1 < hi)
+        biases.append(solution.uncertainty.bias[0])
+        found.append(float(solution.x))
+    assert covered >= 17
+    assert np.mean(found) > 1.15
+    assert 0.1 < np.mean(biases) < 0.4
+
+
+def test_a_bound_leaves_no_error():
+    problem = cb.Problem(upper_iv, lower_iv, jnp.zeros(2), 0.0, LINE, x_bounds=(None, jnp.array([jnp.inf, 0.5])))
+    solution = cb.solve(problem, instruments(0), basis=cb.Chebyshev(2))
+    assert solution.standard_error[1] == 0
+    assert "at its bound" in repr(solution)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_units_change_nothing(scale):
+    samples = instruments(0)
+    plain = cb.solve(IV, samples, basis=cb.Chebyshev(2))
+    scaled = cb.Problem(
+        lambda x, y, xi, eta: upper_iv(x * jnp.array([1.0, scale]), y / scale, xi, eta) * scale,
+        lambda x, y, xi, eta: lower_iv(x, y / scale, xi, eta) / scale,
+        x0=jnp.zeros(2),
+        y0=0.0,
+        domain=cb.Interval(-scale, scale),
+    )
+    other = cb.solve(scaled, cb.Samples(scale * samples.xi, samples.eta), basis=cb.Chebyshev(2))
+    back = np.array([1.0, scale])
+    assert np.asarray(other.x) * back == pytest.approx(np.asarray(plain.x), rel=1e-6)
+    assert other.standard_error * back == pytest.approx(plain.standard_error, rel=1e-6)
+
+
+def test_saved_solutions_keep_their_errors(tmp_path):
+    solution = cb.solve(IV, instruments(0), basis=cb.Chebyshev(2))
+    again = cb.load(solution.save(tmp_path / "run.npz"), IV)
+    assert repr(again) == repr(solution)
+    assert np.array_equal(again.standard_error, solution.standard_error)
+
+
+def test_restarts_say_whether_the_answer_depends_on_the_start():
+    samples = cb.Samples(np.linspace(-1, 1, N), np.random.default_rng(0).normal(size=N))
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y**2 - 1) ** 2 + 0.2 * y, lambda x, y, xi, eta: (y - x - 0.1 * eta) ** 2, 0.9, 0.0, LINE
+    )
+    near = cb.solve(problem, samples, basis=cb.Chebyshev(2))
+    best = cb.solve(problem, samples, basis=cb.Chebyshev(2), restarts=5)
+    assert float(near.x) > 0 > float(best.x)
+    assert "depends on x0" in best.choices["restarts"]
