@@ -214,8 +214,8 @@ def one_problem(mode: Mode, rng, table: dict, verbose: bool) -> None:
                 continue
             t, slack = true[name], 1e-9 * max(certificate.typical, 1e-3)
             held = got.low - slack <= t <= got.high + slack
-            z = (float(got) - t) / max(got.error, 1e-300)
-            table[mode.name, place, name].append((held, got.high - got.low, got.error, z))
+            error = got.error if got.error > slack else np.nan  # rounding has no width to speak of
+            table[mode.name, place, name].append((held, got.high - got.low, error, (float(got) - t) / error))
             if verbose and not held:
                 print(f"   {mode.name} {place} {name}: {got!r} truly {t:.4g}")
 
@@ -287,8 +287,9 @@ def report(table: dict, name: str) -> None:
         share, n = float(np.mean(held[fine])), int(fine.sum())
         sd = np.sqrt(max(share * (1 - share), 1 / n) / n)
         mark = "  <--" if what != "unresolved" and share < 0.95 - 3 * np.sqrt(0.95 * 0.05 / n) else ""
-        spread = np.median(width[fine] / np.maximum(error[fine], 1e-300))
-        z = z[fine & (np.abs(z) < 1e6)]
+        real = fine & np.isfinite(error)
+        spread = np.median((width / error)[real]) if real.any() else np.nan
+        z = z[real] if real.any() else np.array([np.nan])
         print(
             f"{'':<20}{place:<8}{what:<18}{n:>6}{100 * share:>10.1f} +-{100 * sd:>4.1f}{spread:>9.2f}"
             f"{np.mean(z):>8.2f}{np.std(z):>7.2f}{mark}{f'  ({len(rows) - n} not finite)' if n < len(rows) else ''}",
