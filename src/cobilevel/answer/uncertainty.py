@@ -74,9 +74,9 @@ def to_file(found: Uncertainty) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return document, {name: getattr(found, name) for name in _ARRAYS if getattr(found, name) is not None}
 
 
-def from_file(document: dict[str, Any], arrays: dict[str, np.ndarray]) -> Uncertainty:
+def from_file(document: dict[str, Any], arrays: dict[str, Any]) -> Uncertainty:
     """The same, read back."""
-    words = {name: tuple(part) if isinstance(part, list) else part for name, part in document.items()}
+    words: Any = {name: tuple(part) if isinstance(part, list) else part for name, part in document.items()}
     return Uncertainty(**words, **arrays)
 
 

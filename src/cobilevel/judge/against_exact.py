@@ -205,7 +205,7 @@ def _errors(
     shares, place = np.asarray(contexts.shares, float), np.asarray(contexts.place)
     by_row = lambda table: np.asarray(table, float)[place]
     A, v, lost = by_row(policy.local.hessian), by_row(policy.phi @ found.adjoint), by_row(policy.own - policy.within)
-    d2 = np.asarray(policy.rows.d2, float)
+    d2, whole = np.asarray(policy.rows.d2, float), by_row(policy.own)
     squares = lambda a, b: by_row(jax.vmap(square_distance)(a, b))
     if contexts.crossed or not at.study.upper_noise:
         residual = np.linalg.solve(A, d2[..., None])[..., 0] - v
@@ -215,7 +215,9 @@ def _errors(
     return Errors(
         policy=mean_estimate(squares(exact, solution.policy(contexts.xi)), shares),
         adjoint=adjoint,
-        sensitivity=mean_estimate(np.einsum("naj,nab,nbj->n", lost, A, lost), shares),
+        sensitivity=mean_estimate(np.einsum("naj,nab,nbj->n", lost, A, lost), shares).beyond_rounding(
+            float(np.mean(np.einsum("naj,nab,nbj->n", whole, A, whole)))
+        ),
         distance=float(shares @ np.sqrt(squares(exact, policy.y))),
     )
 

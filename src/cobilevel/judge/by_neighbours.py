@@ -38,7 +38,7 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around) -> M
         trouble="" if around.sound else "the reduced problem could not be solved at x",
         difference=gap,
         parts={"policy": gap.mean - product, "adjoint and sensitivity": product},
-        errors=_errors_missed(missed, freedom),
+        errors=_errors_missed(missed, freedom, around),
         scale=float(np.sqrt(np.sum(shares @ (upper + lower) ** 2))),
         unresolved=missed.unresolved,
         compared=_compared(missed),
@@ -67,12 +67,20 @@ def _first(products: Products, rows: Float[np.ndarray, "n 1"]) -> np.ndarray:
     return np.concatenate([rows, np.zeros((len(rows), len(products.value) - 1))], axis=1)
 
 
-def _errors_missed(missed: Missed, freedom: float) -> Errors:
-    def one(products: Products) -> Estimate:
-        return Estimate.of(float(products.value[0]), float(np.sqrt(products.covariance()[0, 0])), freedom, least=0.0)
+def _errors_missed(missed: Missed, freedom: float, around: Around) -> Errors:
+    """Squared errors of policy, adjoint and sensitivity; zero where they are rounding of what they are errors of."""
+    phi, A = np.asarray(around.reduced.lower_pool.features, float), np.asarray(around.solved.rows.curvature)[0]
+    square = lambda table: float(np.mean(np.einsum("na,nab,nb->n", table, A, table)))
+    y, v = (phi @ around.at_x(table) for table in (around.solved.W, around.solved.adjoint))
+    moves = around.slope(around.solved.W) / around.lengths[:, None, None]
 
-    policy = one(missed.policy_fitted)
-    return Errors(policy, one(missed.adjoint), one(missed.sensitivity), distance=float(np.sqrt(policy.high)))
+    def one(products: Products, size: float) -> Estimate:
+        error = float(np.sqrt(products.covariance()[0, 0]))
+        return Estimate.of(float(products.value[0]), error, freedom, least=0.0).beyond_rounding(size)
+
+    policy = one(missed.policy_fitted, float(np.mean(np.sum(y**2, axis=1))))
+    adjoint, sensitivity = one(missed.adjoint, square(v)), one(missed.sensitivity, sum(square(phi @ s) for s in moves))
+    return Errors(policy, adjoint, sensitivity, distance=float(np.sqrt(policy.high)))
 
 
 def _compared(missed: Missed) -> str:

@@ -120,7 +120,8 @@ class Certificate:
             f"  gradient of F_Phi        {self.reduced_gradient_norm!r}",
         ]
         if self.hypergradient_gap is not None:
-            lines.append(f"  their difference         {self.hypergradient_gap!r}  from {self.blame}")
+            gap = "0" if self.blame == "rounding" else repr(self.hypergradient_gap)
+            lines.append(f"  their difference         {gap}  from {self.blame}")
         for name, value in (
             ("policy error, squared", self.policy_error),
             ("adjoint error, squared", self.adjoint_error),
@@ -138,13 +139,14 @@ def _about_regret(found: Certificate) -> list[str]:
     lines = [] if found.objective is None else [f"  {'objective F':<24} {found.objective.words(4)}"]
     if found.regret is None:
         return lines
-    total, share = found.regret.total, ""
+    total, share, size = found.regret.total, "", 0.0
     if found.objective is not None and float(found.objective):
-        share = f", at most {100 * total.high / abs(found.objective):.2g}% of F"
+        size = abs(float(found.objective))
+        share = f", at most {100 * total.high / size:.2g}% of F"
     lines.append(f"  {'regret':<24} {total!r}{share}")
-    lines.append(f"  {'  from sampling':<24} {found.regret.sampling!r}")
+    lines.append(f"  {'  from sampling':<24} {found.regret.sampling.beyond_rounding(size)!r}")
     if found.regret.basis is not None:
-        lines.append(f"  {'  from the basis':<24} {found.regret.basis!r}")
+        lines.append(f"  {'  from the basis':<24} {found.regret.basis.beyond_rounding(size)!r}")
     steps = zip(found.names, found.regret.step, found.regret.step_error, strict=True)
     shown = [f"{name} {move:+.2g} +- {error:.2g}" for name, move, error in steps]
     more = f", ... and {len(shown) - _MOST_LISTED} more" if len(shown) > _MOST_LISTED else ""

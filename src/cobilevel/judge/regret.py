@@ -96,4 +96,5 @@ def regret_of(
 
 def _half_square(length: Estimate) -> Estimate:
     value = float(length) ** 2 / 2
-    return Estimate(value, float(length) * length.error, (length.low**2 / 2, length.high**2 / 2))
+    error = max(float(length), length.error / 2) * length.error
+    return Estimate(value, error, (length.low**2 / 2, length.high**2 / 2))
