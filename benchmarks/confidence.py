@@ -519,6 +519,58 @@ def sellers(count: int) -> Iterator[Case]:
         )
 
 
+# ---- 12: bounds and kinks as near to the minimiser as its standard error ----
+
+
+def edges(count: int) -> Iterator[Case]:
+    rng = np.random.default_rng(12)
+    square = 7 / 3  # E (1 + xi)^2
+    for k in range(count):
+        kind, truth = ("bound", "kink")[k % 2], float(rng.uniform(0, 0.08))
+        weight = 0.6 if kind == "kink" else 0.0
+        upper = lambda x, y, xi, eta, w=weight: (y - eta["up"]) ** 2 / 2 + w * jnp.abs(x)
+        smooth_upper = lambda x, y, xi, eta: (y - eta["up"]) ** 2 / 2
+        problem = cb.Problem(
+            upper if weight else smooth_upper, lower_linear, x0=0.5, y0=0.0, domain=cb.Interval(0.0, 1.0),
+            x_bounds=(0.0, 5.0) if kind == "bound" else None,
+        )
+        target = truth + weight / square
+
+        def draw():
+            xi = rng.uniform(size=500)
+            up, low = target * (1 + xi) + rng.normal(size=500), rng.normal(size=500)
+            return cb.Samples(xi, {"up": up, "low": low})
+
+        # the gradient of the certificate leaves out what bounds block, and has no one value at a kink
+        yield Case(f"{kind} at {truth:.3f}", problem, draw(), draw(), truth, options={"basis": cb.Chebyshev(2)})
+
+
+# ---- 13: a context of a finite domain seen first, and once only, when judging; and judged on the same samples ----
+
+
+def seen_once(count: int) -> Iterator[Case]:
+    rng = np.random.default_rng(13)
+    problem = cb.Problem(
+        lambda x, y, g, eta: (y - eta["up"]) ** 2 / 2, lambda x, y, g, eta: (y - x - eta["low"]) ** 2 / 2, x0=0.0,
+        y0=0.0, domain=cb.Finite(np.arange(6.0)),
+    )
+    for k in range(count):
+        means = np.append(np.arange(5.0), rng.uniform(0, 50))
+
+        def draw(also):
+            g = np.concatenate([np.repeat(np.arange(5), 100), np.full(also, 5, int)])
+            low = means[g] + rng.normal(size=len(g))
+            return cb.Samples(g.astype(float), {"up": rng.normal(size=len(g)), "low": low})
+
+        train = draw(0)
+        judged = train if k % 2 else draw(1)
+        there = float(np.mean(means[np.asarray(judged.xi, int)]))
+        yield Case(
+            f"{means[-1]:.1f}, judged on {'the same' if k % 2 else 'fresh'} samples", problem, train, judged,
+            -float(np.mean(means[:5])), gradient=lambda x: x + there, policy=lambda x, g: x + means[np.asarray(g, int)],
+        )
+
+
 FAMILIES = {
     "1 functions that change": (changing, 5, 60),
     "2 instruments": (instruments, 10, 80),
@@ -531,6 +583,8 @@ FAMILIES = {
     "9 vanishing policy": (vanishing, 5, 30),
     "10 penalties": (penalties, 5, 50),
     "11 seller": (sellers, 5, 50),
+    "12 bounds and kinks": (edges, 10, 60),
+    "13 seen once": (seen_once, 6, 30),
 }
 
 
