@@ -628,8 +628,8 @@ def about_x(case: Case, found, said) -> list[str]:
         if not np.isfinite(said.error[j]):
             open_.append(f"{name} has the standard error {said.error[j]}")
         elif not open_ and not holds((lo[j], hi[j]), (lo[j] + hi[j]) / 2, truth[j]):
-            off = ((lo[j] + hi[j]) / 2 - truth[j]) / max(said.error[j], 1e-300)
-            wrong.append(f"WRONG {name} = {said.x[j]:.5g} +- {said.error[j]:.2g}, truly {truth[j]:.5g} ({off:+.1f} se)")
+            off = f" ({((lo[j] + hi[j]) / 2 - truth[j]) / said.error[j]:+.3g} se)" if said.error[j] else ""
+            wrong.append(f"WRONG {name} = {said.x[j]:.5g} +- {said.error[j]:.2g}, truly {truth[j]:.5g}{off}")
     return open_ or wrong
 
 
