@@ -128,7 +128,11 @@ def set_cost(kind, model, value):
 def changing(count: int) -> Iterator[Case]:
     rng, model = np.random.default_rng(1), Model()
     uppers = {
-        "global": upper_global, "dict": upper_dict, "array": upper_array, "list": upper_list, "method": model.upper,
+        "global": upper_global,
+        "dict": upper_dict,
+        "array": upper_array,
+        "list": upper_list,
+        "method": model.upper,
     }
     problems = {
         kind: cb.Problem(upper, lower_linear, x0=1.0, y0=0.0, domain=cb.Interval(0.0, 1.0))
@@ -139,8 +143,13 @@ def changing(count: int) -> Iterator[Case]:
         set_cost(kind, model, cost)
         draw = lambda: noisy(rng, 2000, ("up", "low"), 0.5)
         yield Case(
-            f"{kind}={cost:.2f}", problems[kind], draw(), draw(), cost * (5 / 6) / (7 / 3 + 0.1),
-            gradient=lambda x, c=cost: x * (7 / 3 + 0.1) - c * 5 / 6, policy=lambda x, xi: x * (1 + xi),
+            f"{kind}={cost:.2f}",
+            problems[kind],
+            draw(),
+            draw(),
+            cost * (5 / 6) / (7 / 3 + 0.1),
+            gradient=lambda x, c=cost: x * (7 / 3 + 0.1) - c * 5 / 6,
+            policy=lambda x, xi: x * (1 + xi),
         )
 
 
@@ -206,7 +215,12 @@ def instruments(count: int) -> Iterator[Case]:
         gradient, policy = iv_truth(means, beta)
         draw = lambda: iv_samples(rng, n, means, beta)
         yield Case(
-            f"{shape} slope {slope:.2g} n {n}", RESIDUAL[len(means)], draw(), draw(), beta, gradient=gradient,
+            f"{shape} slope {slope:.2g} n {n}",
+            RESIDUAL[len(means)],
+            draw(),
+            draw(),
+            beta,
+            gradient=gradient,
             policy=policy,
         )
 
@@ -286,7 +300,11 @@ def scaled(count: int) -> Iterator[Case]:
             return cb.Samples(base.xi, {"t": np.asarray(base.eta["t"]) * scale, "out": base.eta["out"]})
 
         yield Case(
-            "scales " + ", ".join(f"{s:.0e}" for s in scale[1:]), RESIDUAL[3], draw(), draw(), beta / scale,
+            "scales " + ", ".join(f"{s:.0e}" for s in scale[1:]),
+            RESIDUAL[3],
+            draw(),
+            draw(),
+            beta / scale,
             gradient=lambda x: scale * gradient(np.asarray(x) * scale),
             policy=lambda x, z: policy(np.asarray(x) * scale, z),
         )
@@ -297,9 +315,11 @@ def scaled(count: int) -> Iterator[Case]:
 WAGES = cb.Problem(
     lambda x, y, age, eta: y**2 / 2,
     lambda x, y, age, eta: (
-        y - (eta["wage"] - x["one"] - x["age"] * age - x["age2"] * age**2 - x["income"] * eta["income"])
-    ) ** 2 / 2,
-    x0={"one": 0.0, "age": 0.0, "age2": 0.0, "income": 0.0}, y0=0.0, domain=cb.Interval(20.0, 65.0),
+        (y - (eta["wage"] - x["one"] - x["age"] * age - x["age2"] * age**2 - x["income"] * eta["income"])) ** 2 / 2
+    ),
+    x0={"one": 0.0, "age": 0.0, "age2": 0.0, "income": 0.0},
+    y0=0.0,
+    domain=cb.Interval(20.0, 65.0),
 )
 
 
@@ -324,8 +344,14 @@ def in_single(count: int) -> Iterator[Case]:
             return cb.Samples(a, {"wage": wage + 5 * rng.normal(size=2000), "income": got})
 
         yield Case(
-            f"income {beta['income']:.1e} bend {bend:.1f}", WAGES, draw(), draw(), truth, single=True,
-            gradient=lambda x: moments @ (x - truth), policy=lambda x, a: row(a) @ (truth - x),
+            f"income {beta['income']:.1e} bend {bend:.1f}",
+            WAGES,
+            draw(),
+            draw(),
+            truth,
+            single=True,
+            gradient=lambda x: moments @ (x - truth),
+            policy=lambda x, a: row(a) @ (truth - x),
         )
 
 
@@ -356,7 +382,11 @@ def groups(count: int) -> Iterator[Case]:
 
         moment = np.mean(means**2)
         yield Case(
-            f"{many} groups of {rows}, strength {strength}, unseen {unseen}", problem, draw(), draw(), beta,
+            f"{many} groups of {rows}, strength {strength}, unseen {unseen}",
+            problem,
+            draw(),
+            draw(),
+            beta,
             gradient=lambda x: moment * (x - beta),
             policy=lambda x, g: all_means[np.asarray(g, int)] * (beta - x),
         )
@@ -382,8 +412,13 @@ def hidden(count: int) -> Iterator[Case]:
         draw = lambda: noisy(rng, n, ("low",), size, 0.0, high)
         yield Case(
             f"w {w * high:.0f} n {n} noise {size} {'Chebyshev(5)' if given else 'nothing given'}",
-            hidden_problem(w, high), draw(), draw(), square, gradient=lambda x: x - square,
-            policy=lambda x, xi: x * np.cos(w * xi) + 1 + xi / high, judged=not given,
+            hidden_problem(w, high),
+            draw(),
+            draw(),
+            square,
+            gradient=lambda x: x - square,
+            policy=lambda x, xi: x * np.cos(w * xi) + 1 + xi / high,
+            judged=not given,
             options={"basis": cb.Chebyshev(5)} if given else {},
         )
 
@@ -399,12 +434,19 @@ def smooth(count: int) -> Iterator[Case]:
             sizes = (0.1, 0.3) if k % 2 else (0.5, 1.0)
             inst = cb.gallery.quadratic(1000 + k, dx=2, dy=2, dimension=d, train=2000, test=2000, noise=sizes)
             problem = cb.Problem(
-                inst.problem.upper, inst.problem.lower, x0=inst.problem.x0, y0=inst.problem.y0,
+                inst.problem.upper,
+                inst.problem.lower,
+                x0=inst.problem.x0,
+                y0=inst.problem.y0,
                 domain=inst.problem.domain,
             )
             yield Case(
-                f"quadratic in {d or 1} dimensions, noise {sizes}", problem, inst.train, inst.test,
-                np.asarray(inst.truth.x), gradient=lambda x, i=inst: np.asarray(i.truth.gradient(jnp.asarray(x))),
+                f"quadratic in {d or 1} dimensions, noise {sizes}",
+                problem,
+                inst.train,
+                inst.test,
+                np.asarray(inst.truth.x),
+                gradient=lambda x, i=inst: np.asarray(i.truth.gradient(jnp.asarray(x))),
                 policy=lambda x, xi, i=inst: np.asarray(i.truth.y(jnp.asarray(x), jnp.asarray(xi))),
             )
             continue
@@ -420,8 +462,13 @@ def smooth(count: int) -> Iterator[Case]:
         _, slope = population(objective, policy, [0.5, 0.5])
         draw = lambda: noisy(rng, 2000, ("up", "low"), size)
         yield Case(
-            f"{'exp' if k % 5 == 3 else 'sin'} a {a:.2f} b {b:.2f} noise {size}", problem, draw(), draw(),
-            lambda x: local_minimiser(objective, policy, x), gradient=slope, policy=jax.vmap(policy, (None, 0)),
+            f"{'exp' if k % 5 == 3 else 'sin'} a {a:.2f} b {b:.2f} noise {size}",
+            problem,
+            draw(),
+            draw(),
+            lambda x: local_minimiser(objective, policy, x),
+            gradient=slope,
+            policy=jax.vmap(policy, (None, 0)),
         )
 
 
@@ -436,7 +483,10 @@ def local_minimiser(objective, policy, x):
 def vanishing(count: int) -> Iterator[Case]:
     rng = np.random.default_rng(9)
     shapes = [
-        lambda xi: jnp.sin(6 * xi), lambda xi: xi, lambda xi: 1 + xi**2, lambda xi: jnp.exp(2 * xi),
+        lambda xi: jnp.sin(6 * xi),
+        lambda xi: xi,
+        lambda xi: 1 + xi**2,
+        lambda xi: jnp.exp(2 * xi),
         lambda xi: jnp.abs(xi - 0.4),
     ]
     for k in range(count):
@@ -463,9 +513,7 @@ def penalties(count: int) -> Iterator[Case]:
         cap, size, weight = float(rng.uniform(0.5, 2.0)), float(rng.choice([0.0, 0.2, 0.5])), 1000.0
         basis = (None, cb.Chebyshev(16), cb.Chebyshev(48), None, cb.BSpline(24))[k % 5]
         noise = (lambda eta: 0.0) if size == 0 else (lambda eta: eta["low"])
-        lower = lambda x, y, xi, eta: (
-            (y - x - 2 * xi - noise(eta)) ** 2 / 2 + weight * jnp.maximum(y - cap, 0.0) ** 2
-        )
+        lower = lambda x, y, xi, eta: (y - x - 2 * xi - noise(eta)) ** 2 / 2 + weight * jnp.maximum(y - cap, 0.0) ** 2
         upper = lambda x, y, xi, eta: (y - 1 - xi - eta["up"]) ** 2 / 2 + 0.1 * x**2
         free = lambda x, xi: x + 2 * xi
         policy = lambda x, xi: np.where(
@@ -479,11 +527,19 @@ def penalties(count: int) -> Iterator[Case]:
         draw = lambda: noisy(rng, 2000, ("up", "low"), size or 0.3)
         grid = np.linspace(-3, 3, 61)
         start = grid[np.argmin([total(x) for x in grid])]
-        best = optimize.minimize_scalar(total, bounds=(start - 0.2, start + 0.2), method="bounded",
-                                        options={"xatol": 1e-7}).x
+        best = optimize.minimize_scalar(
+            total, bounds=(start - 0.2, start + 0.2), method="bounded", options={"xatol": 1e-7}
+        ).x
         yield Case(
-            f"cap {cap:.2f} noise {size} {basis!r}", problem, draw(), draw(), float(best), gradient=gradient,
-            policy=policy, judged=basis is None, options={} if basis is None else {"basis": basis},
+            f"cap {cap:.2f} noise {size} {basis!r}",
+            problem,
+            draw(),
+            draw(),
+            float(best),
+            gradient=gradient,
+            policy=policy,
+            judged=basis is None,
+            options={} if basis is None else {"basis": basis},
         )
 
 
@@ -514,7 +570,12 @@ def sellers(count: int) -> Iterator[Case]:
             return cb.Samples(w, mean(w) + size * rng.normal(size=2000))
 
         yield Case(
-            f"noise {size} bend {bend:.1f}", problem, draw(), draw(), best, gradient=gradient,
+            f"noise {size} bend {bend:.1f}",
+            problem,
+            draw(),
+            draw(),
+            best,
+            gradient=gradient,
             policy=lambda p, w: mean(w) - slope * p,
         )
 
@@ -531,7 +592,11 @@ def edges(count: int) -> Iterator[Case]:
         upper = lambda x, y, xi, eta, w=weight: (y - eta["up"]) ** 2 / 2 + w * jnp.abs(x)
         smooth_upper = lambda x, y, xi, eta: (y - eta["up"]) ** 2 / 2
         problem = cb.Problem(
-            upper if weight else smooth_upper, lower_linear, x0=0.5, y0=0.0, domain=cb.Interval(0.0, 1.0),
+            upper if weight else smooth_upper,
+            lower_linear,
+            x0=0.5,
+            y0=0.0,
+            domain=cb.Interval(0.0, 1.0),
             x_bounds=(0.0, 5.0) if kind == "bound" else None,
         )
         target = truth + weight / square
@@ -551,8 +616,11 @@ def edges(count: int) -> Iterator[Case]:
 def seen_once(count: int) -> Iterator[Case]:
     rng = np.random.default_rng(13)
     problem = cb.Problem(
-        lambda x, y, g, eta: (y - eta["up"]) ** 2 / 2, lambda x, y, g, eta: (y - x - eta["low"]) ** 2 / 2, x0=0.0,
-        y0=0.0, domain=cb.Finite(np.arange(6.0)),
+        lambda x, y, g, eta: (y - eta["up"]) ** 2 / 2,
+        lambda x, y, g, eta: (y - x - eta["low"]) ** 2 / 2,
+        x0=0.0,
+        y0=0.0,
+        domain=cb.Finite(np.arange(6.0)),
     )
     for k in range(count):
         means = np.append(np.arange(5.0), rng.uniform(0, 50))
@@ -566,8 +634,13 @@ def seen_once(count: int) -> Iterator[Case]:
         judged = train if k % 2 else draw(1)
         there = float(np.mean(means[np.asarray(judged.xi, int)]))
         yield Case(
-            f"{means[-1]:.1f}, judged on {'the same' if k % 2 else 'fresh'} samples", problem, train, judged,
-            -float(np.mean(means[:5])), gradient=lambda x: x + there, policy=lambda x, g: x + means[np.asarray(g, int)],
+            f"{means[-1]:.1f}, judged on {'the same' if k % 2 else 'fresh'} samples",
+            problem,
+            train,
+            judged,
+            -float(np.mean(means[:5])),
+            gradient=lambda x: x + there,
+            policy=lambda x, g: x + means[np.asarray(g, int)],
         )
 
 

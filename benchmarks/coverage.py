@@ -107,7 +107,8 @@ class Truth:
         out = {}
         vectors = {}
         for name, (M, r) in {
-            "F": (B, c - tau), "F_Phi": (kept[:, :DX], kept[:, DX] - tau),
+            "F": (B, c - tau),
+            "F_Phi": (kept[:, :DX], kept[:, DX] - tau),
         }.items():
             H = mean(M) + RHO * np.eye(DX)
             linear = M.T @ r / len(M) - RHO * self.centre
@@ -150,7 +151,11 @@ def make(mode: Mode, rng, rich: float):
     d = mode.nodes.shape[1] if mode.nodes.ndim == 2 else 1
     psi = lambda xi: np.asarray(functions(jnp.asarray(np.reshape(xi, (len(xi), d)))))
     problem = cb.Problem(
-        Upper(tau, centre), Lower(B, c, mode.shown), x0=np.zeros(DX), y0=0.0, domain=mode.domain,
+        Upper(tau, centre),
+        Lower(B, c, mode.shown),
+        x0=np.zeros(DX),
+        y0=0.0,
+        domain=mode.domain,
         conditional=Noise(c, sizes) if mode.sampler else None,
     )
 

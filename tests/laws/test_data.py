@@ -117,7 +117,9 @@ def test_every_kind_of_data_is_certified(kind):
     reduced = cb.reduce(problem, BASIS, data)
     solution = reduced.lift(reduced.x0, reduced.W0)
     found = cb.certify(problem, solution, data)
-    assert found.mode == ("exact" if kind in ("product", "distribution", "both") else "enriched")
+    assert found.mode == (
+        "exact" if kind in ("product", "distribution", "both") else "enriched" if kind == "levels" else "neighbours"
+    )
     assert np.isfinite(found.gradient_norm.error)
     assert found.gradient_norm.interval[0] <= found.gradient_norm <= found.gradient_norm.interval[1]
     if kind == "stream":

@@ -24,6 +24,7 @@ _NEIGHBOURS_OF_X, _PART_OF_SPREAD = (
     2,
     0.5,
 )  # points next to x, and how far: over which f changes by so much of its spread
+_PART_OF_TURN = 0.1  # and not less than so much of the distance over which the lower level's noise turns
 _HIGHEST = 16  # degree of functions of one coordinate that are tested in several dimensions
 _MOST_CANDIDATES = 600
 
@@ -122,6 +123,7 @@ class Hunt:
         sizes, spread = np.asarray(here.sizes, float), float(here.spread)
         at = np.asarray(flat, float)
         unit = np.where(sizes > 0, spread / np.where(sizes > 0, sizes, 1), np.where(at != 0, np.abs(at), 1.0))
+        unit = np.maximum(unit, _PART_OF_TURN * np.asarray(here.turning, float))
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         found = []
         for _ in range(_NEIGHBOURS_OF_X):

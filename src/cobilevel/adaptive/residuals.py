@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ..derivatives import Direct, Ledger, hypergradient, linear_direction, oracles
+from ..derivatives import Direct, Ledger, hypergradient, linear_direction, noise_reach, oracles
 from ..lower import Dense, minimise
 from ..reduction import Batch, Bilevel
 
@@ -17,7 +17,8 @@ class Residuals(eqx.Module):
     - `r`: ``d2 g``; `alpha`: ``d22 g v - d2 f``, where both levels see the same samples; their conditional means vanish
       where the functions suffice.
     - `z`: the coefficients fitted; `pull`: the mean of ``d2 f``; `curvature`: that of ``d22 g``.
-    - `spread`: of ``f`` over the samples; `sizes`: of single samples' gradients, coordinate by coordinate of ``x``.
+    - `spread`: of ``f`` over the samples; `sizes`: of single samples' gradients, coordinate by coordinate of ``x``;
+      `turning`: the distances over which the lower level's noise turns.
     """
 
     r: Float[Array, "n dy"]
@@ -27,6 +28,7 @@ class Residuals(eqx.Module):
     curvature: Float[Array, "dy dy"]
     spread: Float[Array, ""]
     sizes: Float[Array, " dx"]
+    turning: Float[Array, " dx"]
     sound: Bool[Array, ""]
     ledger: Ledger
 
@@ -74,6 +76,7 @@ def residuals(
         curvature=found.hessian[:size, :size],  # the first function is a constant of mean square one
         spread=jnp.sqrt(_mean(upper, centred**2)),
         sizes=jnp.sqrt(squares),
+        turning=noise_reach(bare, x, W, lower),
         sound=sound,
         ledger=ledger,
     )

@@ -3,6 +3,7 @@
 from . import oracles as oracles
 from .expansion_rows import ExpansionRows as ExpansionRows
 from .expansion_rows import expansion_rows as expansion_rows
+from .expansion_rows import noise_reach as noise_reach
 from .hypergradient import Directions as Directions
 from .hypergradient import directions as directions
 from .hypergradient import hypergradient as hypergradient

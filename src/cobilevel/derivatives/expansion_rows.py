@@ -10,6 +10,7 @@ bars for conditional means.
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
@@ -57,3 +58,21 @@ def expansion_rows(
         return t @ r, r, alpha(z), jax.jacfwd(lambda q: slope(q, xi, eta))(z), -jax.jacfwd(alpha)(z)
 
     return ExpansionRows(values, *jax.vmap(one)(y, v, lower.xi, lower.eta))
+
+
+def noise_reach(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, " dx"]:
+    r"""The distance along each coordinate of ``x`` over which $r = \partial_2 g$ changes by its own size; 0 if unknown.
+
+    The root mean square of $|r|^2$ over that of $\partial_{12} g\, r$.
+    """
+    _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], W))
+
+    def one(z, xi, eta):
+        r = jax.grad(lambda p: reduced.problem.lower(x, unravel(p), xi, eta))(z)
+        along = lambda point: jax.jvp(lambda p: reduced.problem.lower(point, unravel(p), xi, eta), (z,), (r,))[1]
+        return r @ r, ravel_pytree(jax.grad(along)(x))[0]
+
+    squares, turned = jax.vmap(one)(_flat_y(batch, W), batch.xi, batch.eta)
+    rms = lambda table: jnp.sqrt(jnp.tensordot(batch.weight / len(batch), table**2, axes=1))
+    size = rms(turned)
+    return jnp.where(size > 0, rms(squares) / jnp.where(size > 0, size, 1), 0)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ..derivatives import ExpansionRows, Ledger, expansion_rows, oracles
+from ..derivatives import ExpansionRows, Ledger, expansion_rows, noise_reach, oracles
 from ..lower import solve_at
 from ..problem import Level, Study
 from ..reduction import Bilevel, Reduced
@@ -26,6 +26,9 @@ _LOWER_TARGET = 0.9  # the power of the precision that the lower gradient is bro
 _FIRST_REACH = 1e-3  # of the distance over which f changes by its own spread: the first differences
 _ERRORS_REACH = 1.0  # in standard errors of x: the second ones
 _SAME_REACH = 8.0  # a factor between the two that calls for no second ones
+_SHARE_OF_TURN = 1e-2  # of the distance over which the lower level's noise turns: the least natural step
+_HELD = 2.5  # standard errors by which a gradient must push against a bound or a kink, for it to hold x
+_KINK, _UNEVEN = 3.0, 1.7  # ratios of curvatures at different widths that are a kink, and that are a single one
 _ROUNDED_SLOPE = 1e-11  # of single samples' gradients: a change of their mean that rounding explains
 _MOST_NUMBERS = 1.5e8  # held for all points and samples together: 1.2 GB
 _MOST_POINTS = 200  # coordinates of x along which differences are taken
@@ -64,8 +67,9 @@ def _solve_points(reduced: Bilevel, points: Float[Array, "p dx"], joint: bool) -
 
 
 @eqx.filter_jit
-def _row_scales(reduced: Bilevel, x: Float[Array, " dx"]) -> tuple[Any, PyTree, Array, Array]:
-    """The point solved; the root mean square of single samples' gradients by coordinate, and the spread of ``f``."""
+def _row_scales(reduced: Bilevel, x: Float[Array, " dx"]) -> tuple[PyTree, Array, Array, Array]:
+    """The coefficients at ``x``; the root mean square of single samples' gradients, by coordinate; the spread of ``f``;
+    and the distances over which the lower level's noise turns."""
     tree, ledger = ravel_pytree(reduced.x0)[1](x), Ledger.empty()
     slope, _ = oracles.lower_gradient(reduced, tree, reduced.W0, reduced.lower_pool, ledger)
     target = jnp.finfo(x.dtype).eps ** _LOWER_TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
@@ -77,7 +81,8 @@ def _row_scales(reduced: Bilevel, x: Float[Array, " dx"]) -> tuple[Any, PyTree, 
     mean = lambda batch, table: jnp.tensordot(batch.weight / len(batch), table, axes=1)
     squares = mean(upper, flat(d1) ** 2) + mean(lower, flat(cross) ** 2)
     spread = jnp.sqrt(mean(upper, (values - mean(upper, values)) ** 2))
-    return point.W, point.sound, jnp.sqrt(squares), jnp.where(spread > 0, spread, jnp.abs(point.value))
+    spread = jnp.where(spread > 0, spread, jnp.abs(point.value))
+    return point.W, jnp.sqrt(squares), spread, noise_reach(reduced, tree, point.W, lower)
 
 
 def level_covariance(level: Level, rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "k k"]:
@@ -111,6 +116,7 @@ class Around:
     - `reduced`: whitened, its start the solution at ``x``; `study`: what it came from.
     - `directions`: rows, the steps taken forward; `back`: the share of each that is taken backward.
     - `solved`: the points, first ``x``, then all forward ones, then all backward ones.
+    - `at_kink`: coordinates that a kink of the objective holds; `near_kink`: those whose minimum may lie at one.
     - `unit`: of each coordinate of ``x``: a distance along which the objective curves by 1, where it does.
     """
 
@@ -122,6 +128,23 @@ class Around:
     solved: Solved
     unit: Float[np.ndarray, " dx"]
     joint: bool
+    at_kink: Bool[np.ndarray, " dx"] | None = None
+    near_kink: Bool[np.ndarray, " dx"] | None = None
+
+    def free(self) -> Bool[np.ndarray, " dx"]:
+        """The coordinates that no bound or kink holds: where the gradient pushes against it beyond its noise."""
+        bounds = self.study.problem.bounds.flat()
+        lo, hi = np.asarray(bounds.lo, float), np.asarray(bounds.hi, float)
+        gradient, error = self.at_x(self.solved.gradient), self.gradient_error()
+        near = 1e-9 * np.maximum(np.abs(self.x), np.where(np.isfinite(hi - lo), np.abs(hi - lo), 0))
+        low = (self.x <= lo + near) & (gradient >= _HELD * error)
+        high = (self.x >= hi - near) & (-gradient >= _HELD * error)
+        return ~((lo == hi) | low | high | (False if self.at_kink is None else self.at_kink))
+
+    def gradient_error(self) -> Float[np.ndarray, " dx"]:
+        """The standard error of each coordinate of the gradient, where the directions are the coordinates."""
+        upper, lower = (rows / self.lengths for rows in self.scores())
+        return np.sqrt(np.maximum(np.diag(self.covariance((upper, lower))), 0))
 
     @property
     def sound(self) -> bool:
@@ -226,14 +249,20 @@ def too_large(study: Study, dx: int, joint: bool) -> str:
 
 def natural_step(reduced: Reduced, x: Float[Array, " dx"]) -> Float[np.ndarray, " dx"]:
     """The distance, along each coordinate of ``x``, over which ``f`` changes by its spread over the samples."""
-    _, _, size, spread = _row_scales(reduced.ordinary(), x)
-    return _natural(np.asarray(x, float), np.asarray(size, float), float(spread))
+    _, size, spread, turning = _row_scales(reduced.ordinary(), x)
+    return _natural(x, size, spread, turning)
 
 
-def _natural(x: np.ndarray, size: np.ndarray, spread: float) -> np.ndarray:
-    """The spread over the size of single samples' gradients; where these vanish, after ``x`` itself."""
-    known = (size > 0) & (spread > 0)
-    return np.where(known, spread / np.where(known, size, 1), np.where(x != 0, np.abs(x), 1.0))
+def _natural(x: Array, size: Array, spread: Array, turning: Array) -> np.ndarray:
+    """The spread over the size of single samples' gradients; where these vanish, after ``x`` itself.
+
+    Not less than a share of what turns the lower level's noise: at an ``x`` where ``f`` itself vanishes, its spread and
+    its gradients are rounding.
+    """
+    at, sizes, wide = np.asarray(x, float), np.asarray(size, float), float(spread)
+    known = (sizes > 0) & (wide > 0)
+    step = np.where(known, wide / np.where(known, sizes, 1), np.where(at != 0, np.abs(at), 1.0))
+    return np.maximum(step, _SHARE_OF_TURN * np.asarray(turning, float))
 
 
 def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Around:
@@ -242,10 +271,9 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
     `joint`: with the rows that products of neighbouring samples are made of.
     """
     flat = ravel_pytree(x)[0].astype(study.dtype)
-    W, _, size, spread = _row_scales(reduced.ordinary(), flat)
-    reduced = replace(reduced, W0=W)
+    W, size, spread, turning = _row_scales(reduced.ordinary(), flat)
+    reduced, step = replace(reduced, W0=W), _natural(flat, size, spread, turning)
     at, size, spread = np.asarray(flat, float), np.asarray(size, float), float(spread)
-    step = _natural(at, size, spread)
     unit = step / np.sqrt(spread if spread > 0 else 1.0)
     around = _in_own_units(Around.of(study, reduced, at, np.diag(_FIRST_REACH * step), unit, joint), size)
     wanted = _standard_reach(around)
@@ -254,7 +282,26 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
     if not around.sound or not np.any(far & np.isfinite(wanted)):
         return around
     again = around.along(np.diag(np.where(np.isfinite(wanted) & (wanted > 0), wanted, reach)))
-    return _in_own_units(again, size) if again.sound else around
+    return _with_kinks(around, _in_own_units(again, size)) if again.sound else around
+
+
+def _with_kinks(near: Around, wide: Around) -> Around:
+    """The wider look, with kinks noted: a curvature that is not the same at different widths.
+
+    One that grows as steps shrink is a kink at ``x``, which holds it where the gradients on both sides are clear of
+    their noise. One that grows with the steps may be many small kinks, one in each sample, or one large one nearby;
+    half the step then shows all of it, or none.
+    """
+    close, far = np.diag(near.hessian()), np.diag(wide.hessian())
+    here, beyond = (close > _KINK * np.abs(far)) & (close > 0), far > _KINK * np.abs(close)
+    if not np.any(here | beyond):
+        return wide
+    ahead, behind = (np.diag(np.asarray(near.solved.gradient, float)[1 + a :]) for a in (0, len(close)))
+    noise = _HELD * wide.gradient_error()
+    holds = here & (ahead > noise) & (behind < -noise)
+    half = np.diag(wide.along(wide.directions / 2).hessian()) if beyond.any() else far
+    uneven = beyond & ((half > _UNEVEN * far) | (half < far / _UNEVEN))
+    return replace(wide, at_kink=holds, near_kink=(here & ~holds) | uneven)
 
 
 def _in_own_units(around: Around, size: Float[np.ndarray, " dx"]) -> Around:

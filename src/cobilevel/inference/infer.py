@@ -10,156 +10,17 @@ from jaxtyping import Bool, Float, PyTree
 from ..answer import Uncertainty, names_of, unknown
 from ..problem import Study
 from ..reduction import Reduced
-from .expansion import Around, look_around, pool_shares, too_large
+from .expansion import Around, look_around, too_large
+from .identification import Local, flat_directions, local_objective
 from .missed import Missed, what_is_missed
 
-_CLEAR = 2.0  # standard errors by which a curvature must exceed zero, for its direction to be determined
-_ZERO_CURVATURE = 1e-9  # of the largest curvature: what rounding leaves of one that is zero
 _PART = 1e-3  # of a direction: the least share by which a coordinate belongs to it
 _MOST_NAMED = 6  # coordinates that a sentence lists
 _WHOLE = 0.02  # how close to a whole number a coefficient is written as one
-_SURE = 9.0  # times what noise of the policy adds to a curvature: one as large is clear (a first-stage F of 10)
 _MATERIAL = 0.2  # standard errors of bias from which on the correction is iterated
 _CORRECTIONS = 5  # how often at most
-_MOST_LOOKED = 8  # directions for which what the others take up is worked out
-_NOTICED = 0.01  # of a curvature: what noise of the policy adds to it, from which on is asked what else takes it up
+_MANY = 0.01  # functions for each sample, from which on the bias of a fit to other samples is mentioned
 _STUCK = 1e-12  # relative move of x below which it stands where it began
-
-
-@dataclass(frozen=True)
-class Local:
-    """The upper objective near ``x`` on the free coordinates: its curvature, its noisy gradient, what is corrected.
-
-    `excess`: the slope of what fitting the policy to the same samples takes off the objective, with its curvature
-    `excess_bend` along each coordinate; `noise`: of the gradient, `noise_corrected`: of its sum with `excess`.
-    """
-
-    hessian: Float[np.ndarray, "k k"]
-    gradient: Float[np.ndarray, " k"]
-    noise: Float[np.ndarray, "k k"]
-    noise_corrected: Float[np.ndarray, "k k"]
-    excess: Float[np.ndarray, " k"]
-    excess_bend: Float[np.ndarray, " k"]
-
-    def less(self, absorbed: Float[np.ndarray, " k"], kept: float, first: Float[np.ndarray, " k"]) -> "Local":
-        """Without what other directions take up of the correction: `absorbed` where it was `first`, and all but a share
-        `kept` of how it changes from there."""
-        return replace(self, excess=first + absorbed + kept * (self.excess - first))
-
-
-def _free(study: Study, x: np.ndarray, gradient: np.ndarray) -> Bool[np.ndarray, " dx"]:
-    """The coordinates that no bound holds."""
-    bounds = study.problem.bounds.flat()
-    lo, hi = np.asarray(bounds.lo, float), np.asarray(bounds.hi, float)
-    near = 1e-9 * np.maximum(np.abs(x), np.where(np.isfinite(hi - lo), np.abs(hi - lo), 0))
-    return ~((lo == hi) | ((x <= lo + near) & (gradient >= 0)) | ((x >= hi - near) & (gradient <= 0)))
-
-
-def _local(around: Around, missed: Missed | None, free: np.ndarray, kept: float = 1.0) -> Local:
-    """`kept`: the share of the correction's noise and curvature that other directions do not take up."""
-    k, hessian = around.lengths, around.hessian()[np.ix_(free, free)]
-    upper, lower = (rows / k for rows in around.scores())
-    gradient = around.at_x(around.solved.gradient)[free]
-    inside = np.ix_(free, free)
-    noise = around.covariance((upper, lower))[inside]
-    if missed is None:
-        zero = np.zeros(int(free.sum()))
-        return Local(hessian, gradient, noise, noise, zero, zero)
-    scale, shares, lost = np.concatenate([[1.0], 1 / k]), around.study.lower.contexts().shares(), missed.overfit
-    own = (upper + lower - shares @ (upper + lower)) * shares[:, None]
-    both = replace(lost, single=lost.single * scale * kept, pairs=lost.pairs * scale * kept)
-    corrected = both.covariance(np.concatenate([np.zeros((len(own), 1)), own], axis=1))[1:, 1:][inside]
-    excess, bend = (lost.value * scale)[1:][free], (missed.overfit_bend / k**2)[free] * kept
-    return Local(hessian, gradient, noise, corrected, excess, bend)
-
-
-@dataclass(frozen=True)
-class Principal:
-    """The objective along the principal directions of its curvature, least curvature first.
-
-    - `values`: curvatures on the scale of single samples' gradients; `steps`: the directions, as far as was looked.
-    - `bend`: curvatures along `steps`, `error`: their standard errors; `over`: what noise of the policy adds to them.
-    - `absorbed`: the part of the slope of ``Local.excess`` that the other directions take up, on all free coordinates;
-      `kept`: the share of `over` that they leave along the least curvature.
-    """
-
-    values: Float[np.ndarray, " k"]
-    steps: Float[np.ndarray, "k dx"]
-    bend: Float[np.ndarray, " k"]
-    error: Float[np.ndarray, " k"]
-    over: Float[np.ndarray, " k"]
-    absorbed: Float[np.ndarray, " k"]
-    kept: float
-
-    @staticmethod
-    def of(around: Around, local: Local, free: np.ndarray, joint: bool) -> "Principal":
-        unit, k = around.unit[free], int(free.sum())
-        values, vectors = np.linalg.eigh(local.hessian * np.outer(unit, unit))
-        reach = np.abs(np.diag(around.directions))
-        steps = np.zeros((len(free), len(free)))
-        steps[:k, free] = (vectors * unit[:, None]).T
-        longest = np.max(np.abs(steps) / np.where(reach > 0, reach, np.inf), axis=1)
-        steps = steps / np.where(longest > 0, longest, 1)[:, None]
-        across = around.along(steps)
-        upper, lower = across.curvature_rows()
-        error = np.sqrt(np.maximum(np.diag(across.covariance((upper, lower))), 0))[:k]
-        bend, over, absorbed, kept = across.bend(across.solved.value)[:k], np.zeros(k), np.zeros(k), 1.0
-        if joint:
-            over = -what_is_missed(across).overfit_bend[:k]
-            for j in np.flatnonzero(over > _NOTICED * np.abs(bend))[:_MOST_LOOKED]:
-                slope, less = _taken_up(across, bend, int(j))
-                # a functional on directions that is `slope` along this one, and zero along the others
-                absorbed += slope * np.linalg.pinv(across.directions[:k][:, free])[:, j]
-                kept = max(1 - less / over[j], 0) if j == 0 else kept
-                over[j] = max(over[j] - less, 0)
-        return Principal(values, across.directions[:k], bend - over, error, over, absorbed, kept)
-
-    def undetermined(self) -> tuple[Bool[np.ndarray, " k"], Bool[np.ndarray, " k"]]:
-        """The directions that show no curvature beyond its noise; and those along which the objective falls.
-
-        A curvature to which the policy contributes a square, as a first stage does, has noise that vanishes with it:
-        its own error then says little about whether there is any, and the noise of the policy says it.
-        """
-        rest = np.sqrt(np.maximum(self.error**2 - 4 * np.maximum(self.bend + self.over, 0) * self.over, 0))
-        sure = (self.bend > _SURE * self.over) & (self.bend > _CLEAR * rest) & (self.over > 0)
-        zero = _ZERO_CURVATURE * np.abs(self.values).max()
-        flat = ((self.bend <= _CLEAR * self.error) & ~sure) | (self.values <= zero)
-        falls = (self.bend < -_CLEAR * self.error) & (self.values < -zero)
-        return flat & ~falls, falls
-
-
-def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
-    """What the other directions take up of the noise along direction `j`: of its slope, and of its curvature.
-
-    The minimiser over the other directions follows the samples too: noise that they can follow neither curves the
-    objective along `j` nor moves ``x``. Of ten functions and nine controls, one is left to the instrument. Of what the
-    direction itself takes up of its slope half counts: this centres the median (the mean would take all of it, but one
-    instrument has none).
-    """
-    step, back = across.directions[j], across.back[j]
-    ahead, behind = (across.moved(side * step) for side in (1.0, -back))
-    if not all(each.sound and np.allclose(each.directions, across.directions) for each in (ahead, behind)):
-        return 0.0, 0.0  # next to a bound, there is no room to look
-    rows = [sum(each.scores()) for each in (ahead, behind)]
-    mixed, own = (rows[0] - rows[1]) / (1 + back), sum(across.scores())
-    shares = pool_shares(across.study.lower)[:, None]
-    mixed, own = ((table - np.sum(shares * table, axis=0)) * shares for table in (mixed, own))
-    others = [a for a in range(len(bend)) if a != j and bend[a] > 0]
-    slope = sum(float(mixed[:, a] @ own[:, a]) / bend[a] for a in others)
-    if bend[j] > 0:
-        slope += float(mixed[:, j] @ own[:, j]) / bend[j] / 2
-    return slope, sum(float(mixed[:, a] @ mixed[:, a]) / bend[a] for a in others)
-
-
-def _flat_directions(
-    around: Around, local: Local, free: np.ndarray, joint: bool
-) -> tuple[Float[np.ndarray, "f dx"], Float[np.ndarray, "e dx"], Principal | None]:
-    """Directions along which the objective shows no curvature beyond its noise; and those along which it falls."""
-    if not np.abs(local.hessian).max() > 0:
-        return np.eye(len(free))[free], np.zeros((0, len(free))), None
-    found = Principal.of(around, local, free, joint)
-    flat, falls = found.undetermined()
-    return found.steps[flat], found.steps[falls], found
 
 
 def _belongs(direction: np.ndarray, unit: np.ndarray) -> Bool[np.ndarray, " dx"]:
@@ -209,14 +70,15 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     value = float(around.solved.value[0])
     if not around.sound:
         return unknown(x, "standard errors could not be computed: the reduced problem has no solution near x.", value)
-    free = _free(study, around.x, around.at_x(around.solved.gradient))
+    free = around.free()
     missed = what_is_missed(around) if joint else None
     found = _Found.of(around, missed, free) if free.any() else _Found.nothing(around.x)
     rows = around.solved.rows
     value_error = np.sqrt(around.covariance((around.at_x(rows.f)[:, None], -around.at_x(rows.vr)[:, None]))[0, 0])
     names = names_of(study.problem.x0)
     touched = found.touched(around.unit)
-    error = np.where(touched, np.inf, np.sqrt(np.maximum(np.diag(found.covariance), 0)))
+    kinked = np.zeros(len(around.x), bool) if around.near_kink is None else around.near_kink
+    error = np.where(touched | kinked, np.inf, np.sqrt(np.maximum(np.diag(found.covariance), 0)))
     stuck = start if len(found.flat) else None
     words = [*found.words(names, around.unit), *_without_curvature(study, reduced, stuck, around)]
     return Uncertainty(
@@ -224,7 +86,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         x=around.x,
         error=error,
         bias=found.bias,
-        notes=_notes(free, touched, found.bias, error, around.x),
+        notes=_notes(around, free, touched, found.bias, error),
         undetermined=tuple(words),
         value=value,
         value_error=float(value_error),
@@ -236,10 +98,10 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
 
 def infer_flat(around: Around) -> Float[np.ndarray, "f dx"]:
     """The directions along which the objective shows no curvature beyond its noise, or falls."""
-    free = _free(around.study, around.x, around.at_x(around.solved.gradient))
+    free = around.free()
     if not free.any():
         return np.zeros((0, len(free)))
-    return np.concatenate(_flat_directions(around, _local(around, None, free), free, around.joint)[:2])
+    return np.concatenate(flat_directions(around, local_objective(around, None, free), free, around.joint)[:2])
 
 
 @dataclass(frozen=True)
@@ -260,11 +122,11 @@ class _Found:
 
     @staticmethod
     def of(around: Around, missed: Missed | None, free: np.ndarray) -> "_Found":
-        local = _local(around, missed, free)
-        flat, falls, principal = _flat_directions(around, local, free, missed is not None)
+        local = local_objective(around, missed, free)
+        flat, falls, principal = flat_directions(around, local, free, missed is not None)
         absorbed, kept = (np.zeros(int(free.sum())), 1.0) if principal is None else (principal.absorbed, principal.kept)
         if missed is not None:
-            local = _local(around, missed, free, kept).less(absorbed, kept, local.excess)
+            local = local_objective(around, missed, free, kept).less(absorbed, kept, local.excess)
         inverse = _inverse_off(local, flat[:, free], around.unit[free])
         spread, shift = inverse @ local.noise @ inverse, inverse @ local.excess
         if np.any(np.abs(shift) > _MATERIAL * np.sqrt(np.maximum(np.diag(spread), 0))):
@@ -284,7 +146,12 @@ class _Found:
         return found
 
     def words(self, names: tuple[str, ...], unit: np.ndarray) -> list[str]:
-        """A sentence on each direction that is not determined."""
+        """A sentence on each direction that is not determined; on the coordinates, where all of theirs are."""
+        touched = self.touched(unit)
+        if len(self.flat) > 1 and not len(self.falls) and touched.sum() == len(self.flat):
+            named = [name for name, one in zip(names, touched, strict=True) if one]
+            listed = f"{', '.join(named[:-1])} and {named[-1]}"
+            return [f"{listed} are not determined: the objective does not change along them beyond its noise."]
         flat = [
             f"{_in_words(d, names, unit)}: the objective does not change along it beyond its noise." for d in self.flat
         ]
@@ -312,15 +179,20 @@ def _corrected(
         nearby = look_around(study, around.reduced, unravel(jnp.asarray(place, study.dtype)), True)
         if not nearby.sound:
             break
-        local = _local(nearby, what_is_missed(nearby), free, kept).less(absorbed, kept, first)
+        local = local_objective(nearby, what_is_missed(nearby), free, kept).less(absorbed, kept, first)
     return (around.x - place)[free], spread
 
 
-def _notes(free: np.ndarray, touched: np.ndarray, bias: np.ndarray, error: np.ndarray, x: np.ndarray):
-    notes = []
+def _notes(around: Around, free: np.ndarray, touched: np.ndarray, bias: np.ndarray, error: np.ndarray):
+    """What there is to say of each coordinate."""
+    notes, x = [], around.x
     for j in range(len(x)):
         note = "not determined" if touched[j] else "" if free[j] else "at its bound"
-        if free[j] and not touched[j] and abs(bias[j]) > error[j] / 2 > 0:
+        if around.at_kink is not None and around.at_kink[j]:
+            note = "at a kink"
+        elif around.near_kink is not None and around.near_kink[j]:
+            note = "a kink is near: not determined"
+        elif free[j] and not touched[j] and abs(bias[j]) > error[j] / 2 > 0:
             note = f"biased by {bias[j]:+.3g}, a fit to few samples for each function; {x[j] - bias[j]:.5g} without"
         notes.append(note)
     return tuple(notes)
@@ -329,6 +201,12 @@ def _notes(free: np.ndarray, touched: np.ndarray, bias: np.ndarray, error: np.nd
 def _without_curvature(study: Study, reduced: Reduced, start: PyTree | None, around: Around) -> list[str]:
     """What can be said without looking at curvature: too few functions for the decision, or no move at all."""
     said, (dx, dy) = [], study.problem.sizes
+    functions, rows = around.solved.W.shape[1], study.lower.count or 1
+    if study.noisy and not study.shared and functions > _MANY * rows:
+        said.append(
+            f"the policy's {functions} functions were fitted to {rows} samples of its own, so x carries a bias of the "
+            f"order of N / n = {functions / rows:.1g} of itself, which is not corrected for Levels."
+        )
     rank = reduced.basis.size if reduced.rank is None else reduced.rank
     if rank * dy < dx:
         said.append(

@@ -99,6 +99,7 @@ class Missed:
       `basis`: the part due to the basis, `overfit`: that due to the fit, with its second derivatives `overfit_bend`.
     - `policy`: the mean square error of the basis's best policy; `policy_fitted`: that of the policy given;
       `adjoint`, `sensitivity`: squared errors in the norm of ``d22 g``; `cross`: their product, along each direction.
+    - `total_bend`: second derivatives of `total`; `same`: whether the policy given is the one fitted to these samples.
     - `unresolved`: why neighbours cannot decide, in words; empty where they can.
     """
 
@@ -112,6 +113,8 @@ class Missed:
     sensitivity: Products
     cross: Products
     unresolved: str
+    total_bend: Float[np.ndarray, " k"]
+    same: bool
 
     @property
     def width(self) -> int:
@@ -192,20 +195,25 @@ def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = Non
     overfit = Products(lost.value - back.sum(axis=0), lost.single - back, lost.pairs, near)
     basis = Products(total.value - overfit.value, total.single - overfit.single, total.pairs - lost.pairs, near)
     bends = np.array([near.shares(a, b).sum() for a, b in zip(levered, tables.r, strict=True)]) - own.sum(axis=1)
-    singles = [_policy_errors(widths, tables, around, given, shares), _derivatives(near, tables, around, shares)]
+    policies, same = _policy_errors(widths, tables, around, given, shares)
+    derivatives = _derivatives(widths, near, tables, around, shares)
+    total_bend = around.bend(np.array([near.shares(a, b).sum() for a, b in zip(tables.left, tables.r, strict=True)]))
     reason = ""
     if len(u) < _FEWEST_ROWS:
         reason = f"{len(u)} samples are too few"
+    elif near.alone:
+        reason = f"{near.alone} samples are the only ones at their context"
     elif torn:
         reason = "nearest neighbours disagree with second ones, so there is structure as fine as the samples"
     elif _too_far(around, near, u):
         reason = "neighbours are too far apart: too few samples for the dimension of the context"
-    return Missed(total, basis, overfit, around.bend(bends), *singles[0], *singles[1], unresolved=reason)
+    return Missed(total, basis, overfit, around.bend(bends), *policies, *derivatives, reason, total_bend, same)
 
 
 def _policy_errors(
     widths: list[Neighbours], tables: Tables, around: Around, given: np.ndarray | None, shares: np.ndarray
-) -> tuple[Products, Products]:
+) -> tuple[tuple[Products, Products], bool]:
+    """Of the basis's best policy, and of the one given; and whether that is the one fitted to these samples."""
     step = np.einsum("nab,nb->na", tables.inverse, tables.r[0])
     own = np.einsum("nab,nbc->nac", tables.leverage, np.linalg.inv(tables.inverse))
     fitted = np.asarray(around.reduced.lower_pool.features, float) @ np.asarray(around.solved.W[0], float)
@@ -213,21 +221,25 @@ def _policy_errors(
     same = given is None or np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300)
     best = [_one(near, step, step, own, shares) for near in widths]
     fit = [_one(near, step + ahead, step + ahead, (2 if same else 0) * own, shares) for near in widths]
-    return _pick(best)[0], _pick(fit)[0]
+    return (_pick(best)[0], _pick(fit)[0]), bool(same)
 
 
 def _derivatives(
-    near: Neighbours, tables: Tables, around: Around, shares: np.ndarray
+    widths: list[Neighbours], near: Neighbours, tables: Tables, around: Around, shares: np.ndarray
 ) -> tuple[Products, Products, Products]:
     """Adjoint error, sensitivity error (over all coordinates of ``x``), and their products."""
     own = np.einsum("nab,nbc->nac", tables.leverage, np.linalg.inv(tables.inverse))
     across = lambda row: np.einsum("nab,nb->na", tables.inverse, row)
-    adjoint = _one(near, across(tables.alpha), tables.alpha, own, shares)
-    k = around.lengths
-    squares, crossed = [], []
-    for row, length in zip(around.slope(tables.r), k, strict=True):
-        squares.append(_one(near, across(row / length), row / length, own, shares))
-        crossed.append(_one(near, across(tables.alpha), row, own, shares))
-    total = Products(sum(p.value for p in squares), sum(p.single for p in squares), sum(p.pairs for p in squares), near)  # pyright: ignore
+    rho = around.slope(tables.r)
+    scaled = rho / around.lengths[:, None, None]
+    adjoint = [_one(at, across(tables.alpha), tables.alpha, own, shares) for at in widths]
+    squares = [_summed([_one(at, across(row), row, own, shares) for row in scaled]) for at in widths]
+    crossed = [_one(near, across(tables.alpha), row, own, shares) for row in rho]
     join = lambda name: np.concatenate([getattr(part, name) for part in crossed], axis=-1)
-    return adjoint, total, Products(join("value"), join("single"), join("pairs"), near)
+    return _pick(adjoint)[0], _pick(squares)[0], Products(join("value"), join("single"), join("pairs"), near)
+
+
+def _summed(parts: list[Products]) -> Products:
+    """Means over the same pairs, added up."""
+    value, single, pairs = (sum(getattr(p, name) for p in parts) for name in ("value", "single", "pairs"))
+    return Products(value, single, pairs, parts[0].near)  # pyright: ignore

@@ -45,6 +45,11 @@ class Neighbours:
     group: Int[np.ndarray, " n"] | None = None
     each: Float[np.ndarray, " n"] | None = None
 
+    @property
+    def alone(self) -> int:
+        """How many samples have no neighbour."""
+        return 0 if self.each is None else int(np.sum(self.each == 0))
+
     def _sums(self, table: np.ndarray) -> np.ndarray:
         """The weighted sum over the neighbours of each row."""
         table = table * self.own[:, None]
@@ -94,7 +99,7 @@ def neighbours_of(
     """The neighbours at growing widths; `u`: contexts on the reference cube, `own`: weights of mean one."""
     n, rng = len(u), np.random.default_rng(0)
     codes, group, counts = np.unique(u, axis=0, return_inverse=True, return_counts=True)
-    if isinstance(domain, Finite) or len(codes) <= _DISTINCT_SHARE * n:
+    if isinstance(domain, Finite) or (len(codes) <= _DISTINCT_SHARE * n and counts.min() > 1):
         return [_equal(group.ravel(), counts, own, rng)]
     widest = max(1, n // (_WIDEST * (functions + 8)))
     if u.shape[1] == 1:

@@ -23,7 +23,7 @@ from ..derivatives import oracles, sensitivity
 from ..lower import Law, LocalLower, law_at, lower_along, solve_each, trouble_with
 from ..problem import Level, Samples, Study
 from ..reduction import Reduced, reduce_with
-from .evaluate import square_distance
+from .evaluate import mean_loss, square_distance
 from .galerkin import Galerkin, galerkin, policy_of
 from .gradient_rows import GradientRows, UpperContexts
 from .intervals import Estimate, freedom_of, mean_estimate, measurable
@@ -105,6 +105,9 @@ def measure_exactly(study: Study, solution: Solution, draws: int, key: Array, ri
         errors=_errors(at, solution, exact.y, policy, found, richer),
         freedom=freedom,
         scale=true.size(),
+        value=mean_loss(
+            study.problem.upper, solution.x, jax.tree.map(lambda a: a[contexts.place], exact.y), study.upper
+        ),
         trouble=trouble_with(exact) if bool(found.sound) else "the reduced problem could not be solved at x",
     )
 

@@ -44,6 +44,7 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around) -> M
         compared=_compared(missed),
         value=Estimate.of(float(shares @ m[:, 0]) + float(missed.total.value[0]), float(np.sqrt(value_noise)), freedom),
         fitted=NoisyVector(gradient, around.covariance((upper, lower))),
+        more_bend=missed.total_bend / k**2,
     )
 
 
@@ -74,11 +75,14 @@ def _errors_missed(missed: Missed, freedom: float, around: Around) -> Errors:
     y, v = (phi @ around.at_x(table) for table in (around.solved.W, around.solved.adjoint))
     moves = around.slope(around.solved.W) / around.lengths[:, None, None]
 
-    def one(products: Products, size: float) -> Estimate:
-        error = float(np.sqrt(products.covariance()[0, 0]))
+    def one(products: Products, size: float, more: float = 0.0) -> Estimate:
+        error = float(np.sqrt(products.covariance()[0, 0] + more))
         return Estimate.of(float(products.value[0]), error, freedom, least=0.0).beyond_rounding(size)
 
-    policy = one(missed.policy_fitted, float(np.mean(np.sum(y**2, axis=1))))
+    # on the samples fitted to, the error of the fit is known by its mean, and is one draw of a square of N d_y numbers
+    fit = max(float(missed.policy_fitted.value[0] - missed.policy.value[0]), 0.0) if missed.same else 0.0
+    drawn = 2 * fit**2 / around.at_x(around.solved.W).size
+    policy = one(missed.policy_fitted, float(np.mean(np.sum(y**2, axis=1))), drawn)
     adjoint, sensitivity = one(missed.adjoint, square(v)), one(missed.sensitivity, sum(square(phi @ s) for s in moves))
     return Errors(policy, adjoint, sensitivity, distance=float(np.sqrt(policy.high)))
 

@@ -157,6 +157,7 @@ def _certificate(
     as_x = lambda vector: unravel(jnp.asarray(vector, x.dtype))
     errors, difference = found.errors, found.difference
     free = np.asarray(study.problem.bounds.flat().free(x, jnp.asarray(found.gradient.mean, x.dtype)))
+    free = free if around is None or not around.sound else around.free()
     found = _rounded(found, study)
     same = solved_from_these(found, free)
     select = np.eye(len(free))[free]

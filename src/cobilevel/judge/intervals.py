@@ -9,7 +9,7 @@ from scipy import optimize, stats
 LEVEL = 0.95  # how often an interval covers the truth
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
 
-_ROUNDED = 1e-20  # of what they are made of: squares that rounding explains
+_ROUNDED_SQUARE = 1e-20  # of what they are made of: squares that rounding explains
 _FEWEST_FREE = 0.5  # degrees of freedom below which a spread cannot be measured
 _QUANTILES = 400  # of the noise across a vector, by which its law is represented
 
@@ -41,7 +41,7 @@ class Estimate(float):
 
     def beyond_rounding(self, size: float) -> "Estimate":
         """Itself, or zero where it is no more than the rounding of squares of this size."""
-        return Estimate(0.0) if self.high <= _ROUNDED * abs(size) else self
+        return Estimate(0.0) if self.high <= _ROUNDED_SQUARE * abs(size) else self
 
     @property
     def low(self) -> float:

@@ -34,7 +34,8 @@ class Measured:
     - `freedom`: of the estimated covariances; `scale`: the size of single rows, whose rounding gradients inherit.
     - `difference`, `parts`, `errors`: where the reduced problem was compared with a better one.
     - `value`: the upper objective; `fitted`: the reduced gradient on these very samples, where `reduced` is corrected
-      for the fit to them. `unresolved`: why nothing can be said, in words. `compared`: with what.
+      for the fit to them. `more_bend`: what the basis and the fit hide of the curvature along each coordinate.
+      `unresolved`: why nothing can be said, in words. `compared`: with what.
     """
 
     gradient: NoisyVector
@@ -49,3 +50,4 @@ class Measured:
     compared: str = ""
     value: Estimate | None = None
     fitted: NoisyVector | None = None
+    more_bend: Float[np.ndarray, " dx"] | None = None

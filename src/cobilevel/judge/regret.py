@@ -70,6 +70,10 @@ def regret_of(
 ) -> Regret | None:
     """From what was measured, with the curvature of the objective on the directions that are determined."""
     part = hessian[np.ix_(free, free)]
+    if found.more_bend is not None:
+        stated = part + np.diag(found.more_bend[free])
+        scale = 1 / np.sqrt(np.maximum(np.abs(np.diag(part)), 1e-300))
+        part = stated if np.linalg.eigvalsh(stated * np.outer(scale, scale))[0] > 0 else part
     if not free.any() or not np.all(np.isfinite(part)):
         return None
     scale = 1 / np.sqrt(np.maximum(np.abs(np.diag(part)), 1e-300))
