@@ -285,23 +285,28 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
     return _with_kinks(around, _in_own_units(again, size)) if again.sound else around
 
 
-def _with_kinks(near: Around, wide: Around) -> Around:
-    """The wider look, with kinks noted: a curvature that is not the same at different widths.
+def _with_kinks(first: Around, second: Around) -> Around:
+    """The second look, with kinks noted: a curvature that is not the same at different widths.
 
     One that grows as steps shrink is a kink at ``x``, which holds it where the gradients on both sides are clear of
     their noise. One that grows with the steps may be many small kinks, one in each sample, or one large one nearby;
     half the step then shows all of it, or none.
     """
-    close, far = np.diag(near.hessian()), np.diag(wide.hessian())
+    looks = (first, second)
+    narrow = np.abs(first.lengths) <= np.abs(second.lengths)
+    bends = [np.diag(look.hessian()) for look in looks]
+    close, far = np.where(narrow, *bends), np.where(narrow, *bends[::-1])
     here, beyond = (close > _KINK * np.abs(far)) & (close > 0), far > _KINK * np.abs(close)
     if not np.any(here | beyond):
-        return wide
-    ahead, behind = (np.diag(np.asarray(near.solved.gradient, float)[1 + a :]) for a in (0, len(close)))
-    noise = _HELD * wide.gradient_error()
+        return second
+    k = len(close)
+    sides = [np.asarray(look.solved.gradient, float)[1:].reshape(2, k, k) for look in looks]
+    ahead, behind = (np.where(narrow, *(np.diag(side[a]) for side in sides)) for a in (0, 1))
+    noise = _HELD * second.gradient_error()
     holds = here & (ahead > noise) & (behind < -noise)
-    half = np.diag(wide.along(wide.directions / 2).hessian()) if beyond.any() else far
+    half = np.diag(second.along(second.directions / 2).hessian()) if beyond.any() else far
     uneven = beyond & ((half > _UNEVEN * far) | (half < far / _UNEVEN))
-    return replace(wide, at_kink=holds, near_kink=(here & ~holds) | uneven)
+    return replace(second, at_kink=holds, near_kink=(here & ~holds) | uneven)
 
 
 def _in_own_units(around: Around, size: Float[np.ndarray, " dx"]) -> Around:
