@@ -33,6 +33,16 @@ def test_short_vectors_are_not_certain():
     assert norm_estimate(np.ones(2), np.full((2, 2), np.nan)).interval == (0, np.inf)
 
 
+def test_noise_across_a_vector_counts():
+    """One direction has a hundred times the noise of the other, and the truth lies along it."""
+    rng, covariance, covered = np.random.default_rng(0), np.diag([1.0, 1e4]), 0
+    for _ in range(400):
+        truth = np.array([0.0, 130.0])
+        low, high = norm_estimate(truth + rng.multivariate_normal(np.zeros(2), covariance), covariance).interval
+        covered += low <= 130.0 <= high
+    assert covered >= 370
+
+
 def test_estimates_are_numbers():
     value = mean_estimate(np.array([1.0, 2.0, 3.0]), np.full(3, 1 / 3))
     assert value + 1 == 3.0

@@ -141,6 +141,19 @@ def test_other_numbers_compile_nothing(way):
     assert len(COMPILED) == before
 
 
+def test_instances_of_a_family_with_a_sampler_compile_nothing():
+    def judged(seed):
+        one = cb.gallery.quadratic(seed, dx=2, dy=2, train=300, test=300)
+        solution = cb.solve(one.problem, one.train, basis=BASIS)
+        assert cb.certify(one.problem, solution, one.test).mode == "exact"
+        return repr(solution)
+
+    judged(0)
+    before = len(COMPILED)
+    judged(1)
+    assert len(COMPILED) == before
+
+
 def test_judges_see_the_functions_as_they_are():
     problem = cb.Problem(by_global(1.0), lower, 1.0, 0.0, cb.Interval(0.0, 1.0))
     solution = cb.solve(problem, SAMPLES, BASIS)

@@ -11,6 +11,7 @@ TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
 
 _ROUNDED_SQUARE = 1e-20  # of what they are made of: squares that rounding explains
 _FEWEST_FREE = 0.5  # degrees of freedom below which a spread cannot be measured
+_DRAWN = 4000  # vectors around an estimate
 _QUANTILES = 400  # of the noise across a vector, by which its law is represented
 
 
@@ -142,6 +143,17 @@ class _NoisyLength:
         return end(TAILS[1]), end(TAILS[0] * least)
 
 
+def _drawn_lengths(vector: Float[np.ndarray, " d"], covariance: Float[np.ndarray, "d d"]) -> tuple[float, float]:
+    """The ends of the lengths of vectors drawn around the estimate, without what noise adds to them."""
+    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
+    noise = (
+        np.random.default_rng(0).standard_normal((_DRAWN, len(values))) @ (vectors * np.sqrt(np.maximum(values, 0))).T
+    )
+    squares = np.sum((vector + noise) ** 2, axis=1) - np.trace(covariance)
+    least, most = np.sqrt(np.maximum(np.quantile(squares, TAILS), 0))
+    return float(least), float(most)
+
+
 def norm_estimate(
     vector: Float[np.ndarray, " d"],
     covariance: Float[np.ndarray, "d d"],
@@ -153,7 +165,8 @@ def norm_estimate(
     Noise makes vectors longer: along the vector by nothing on the average, across it by its own square. The interval
     holds every length for which the observed one is neither among the 2.5% shortest (as a share of what noise alone
     makes shorter, so that no interval is empty) nor the 2.5% longest; it reaches down to 0 where noise alone could have
-    made the vector. There the length as observed is given where the answer should be `cautious`, else what is left of
+    made the vector. Where noise is not the same in all directions, it also holds what vectors drawn around the estimate
+    show. Near 0 the length as observed is given where the answer should be `cautious`, else what is left of
     it without noise.
     """
     length = float(np.linalg.norm(vector))
@@ -164,6 +177,9 @@ def norm_estimate(
     unit = vector / length if length > 0 else np.linalg.eigh(covariance)[1][:, -1]
     noise = _NoisyLength(unit, covariance, freedom)
     low, high = noise.interval(length)
+    if len(vector) > 1:  # noise may be larger across the vector than along it, and the truth lie there
+        least, most = _drawn_lengths(vector, covariance)
+        low, high = min(low, least), max(high, most)
     value = length if cautious and low == 0 else float(np.sqrt(max(length**2 - noise.across, 0.0)))
     high = max(high, value) if cautious else high
     return Estimate(min(max(value, low), high), noise.sigma, (low, high))

@@ -169,22 +169,38 @@ def _is_number(equation: Any, place: int, atom: Any) -> bool:
     return not name.startswith("custom_")
 
 
-class Sampler:
-    """A user's function that draws, as it is now: equal to another that does the same with the same numbers."""
+class _Drawing:
+    """The part of a sampler that is not numbers: equal to another that does the same."""
 
-    def __init__(self, function: Callable, *example: Any, finish: Callable[[Any], Any] = lambda drawn: drawn):
-        self.function, self._finish = function, finish
-        try:
-            with _anew():
-                self._key = value_key(jax.make_jaxpr(lambda *args: self(*args, _FEW_DRAWS))(*example))
-        except Exception:
-            self._key = object()  # where it fails, its first use will tell
-
-    def __call__(self, *args: Any) -> Any:
-        return self._finish(self.function(*args))
+    def __init__(self, rest: Any, finish: Callable[[Any], Any]):
+        self.rest, self.finish = rest, finish
+        self.key: Any = object()  # until it is known
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sampler) and self._key == other._key
+        return isinstance(other, _Drawing) and self.key == other.key
+
+
+class Sampler(eqx.Module):
+    """A user's function that draws, as it is now: samplers that do the same share compiled programs.
+
+    Arrays that a callable pytree holds are inputs of these; those that a plain function holds are part of what it does.
+    """
+
+    arrays: Any
+    drawing: _Drawing = eqx.field(static=True)
+
+    def __init__(self, function: Callable, *example: Any, finish: Callable[[Any], Any] = lambda drawn: drawn):
+        arrays, rest = eqx.partition(function, eqx.is_array)
+        self.arrays, self.drawing = arrays, _Drawing(rest, finish)
+        one = lambda held, *args: finish(eqx.combine(held, rest)(*args, _FEW_DRAWS))
+        try:
+            with _anew():
+                self.drawing.key = value_key(jax.make_jaxpr(one)(arrays, *example))
+        except Exception:
+            pass  # where it fails, its first use will tell
+
+    def __call__(self, *args: Any) -> Any:
+        return self.drawing.finish(eqx.combine(self.arrays, self.drawing.rest)(*args))
