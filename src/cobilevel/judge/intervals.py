@@ -11,7 +11,7 @@ TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
 
 _ROUNDED_SQUARE = 1e-20  # of what they are made of: squares that rounding explains
 _FEWEST_FREE = 0.5  # degrees of freedom below which a spread cannot be measured
-_DRAWN = 4000  # vectors around an estimate
+_DRAWN_VECTORS = 4000  # vectors around an estimate
 _QUANTILES = 400  # of the noise across a vector, by which its law is represented
 
 
@@ -147,7 +147,8 @@ def _drawn_lengths(vector: Float[np.ndarray, " d"], covariance: Float[np.ndarray
     """The ends of the lengths of vectors drawn around the estimate, without what noise adds to them."""
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     noise = (
-        np.random.default_rng(0).standard_normal((_DRAWN, len(values))) @ (vectors * np.sqrt(np.maximum(values, 0))).T
+        np.random.default_rng(0).standard_normal((_DRAWN_VECTORS, len(values)))
+        @ (vectors * np.sqrt(np.maximum(values, 0))).T
     )
     squares = np.sum((vector + noise) ** 2, axis=1) - np.trace(covariance)
     least, most = np.sqrt(np.maximum(np.quantile(squares, TAILS), 0))
