@@ -89,7 +89,7 @@ def test_many_groups_bias_a_two_stage_estimate_and_that_is_corrected():
         lambda x, y, xi, eta: (eta["outcome"] - x * y) ** 2 / 2, lower_iv, 0.0, 0.0, cb.Finite(np.arange(50))
     )
     group, covered, biases, found = np.repeat(np.arange(50), 20), 0, [], []
-    for seed in range(20):
+    for seed in range(12):
         rng = np.random.default_rng(seed)
         v, effect = rng.normal(size=N), 0.4 * rng.normal(size=50)
         t = effect[group] + v
@@ -99,7 +99,7 @@ def test_many_groups_bias_a_two_stage_estimate_and_that_is_corrected():
         covered += bool(lo < 1 < hi)
         biases.append(solution.uncertainty.bias[0])
         found.append(float(solution.x))
-    assert covered >= 17
+    assert covered >= 10
     assert np.mean(found) > 1.15
     assert 0.1 < np.mean(biases) < 0.4
 

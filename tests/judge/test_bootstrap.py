@@ -8,6 +8,7 @@ import pytest
 import cobilevel as cb
 
 
+@pytest.mark.thorough
 def test_bootstrap_against_fresh_samples():
     one = cb.gallery.quadratic(0, dx=2, dy=2, train=500)
     basis = cb.Chebyshev(4)

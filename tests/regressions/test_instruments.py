@@ -64,6 +64,7 @@ def test_insurance_by_social_security():
     assert through.sandwich < 1e-6
 
 
+@pytest.mark.thorough
 def test_splines_of_an_instrument():
     data = iv.linear_first_stage(n=400, controls=1, strength=1.5)
     found = iv.compare(data, *iv.with_splines(data, 3))

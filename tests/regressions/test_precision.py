@@ -97,6 +97,7 @@ def test_digits_of_the_data_are_kept():
     """)
 
 
+@pytest.mark.thorough
 def test_stochastic_solvers_keep_the_callers_precision():
     run("""
     simple = cb.Problem(

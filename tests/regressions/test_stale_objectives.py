@@ -145,8 +145,7 @@ def test_instances_of_a_family_with_a_sampler_compile_nothing():
     def judged(seed):
         one = cb.gallery.quadratic(seed, dx=2, dy=2, train=300, test=300)
         solution = cb.solve(one.problem, one.train, basis=BASIS)
-        assert cb.certify(one.problem, solution, one.test).mode == "exact"
-        return repr(solution)
+        return cb.evaluate(one.problem, solution, one.test)
 
     judged(0)
     before = len(COMPILED)
