@@ -28,6 +28,7 @@ _ERRORS_REACH = 1.0  # in standard errors of x: the second ones
 _SAME_REACH = 8.0  # a factor between the two that calls for no second ones
 _SHARE_OF_TURN = 1e-2  # of the distance over which the lower level's noise turns: the least natural step
 _HELD = 2.5  # standard errors by which a gradient must push against a bound or a kink, for it to hold x
+_WIDER = 4.0  # times the step: a second look, for kinks alone
 _KINK, _UNEVEN = 3.0, 1.7  # ratios of curvatures at different widths that are a kink, and that are a single one
 _ROUNDED_SLOPE = 1e-11  # of single samples' gradients: a change of their mean that rounding explains
 _MOST_NUMBERS = 1.5e8  # held for all points and samples together: 1.2 GB
@@ -279,8 +280,12 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
     wanted = _standard_reach(around)
     reach = np.abs(np.diag(around.directions))
     far = np.maximum(wanted / np.maximum(reach, 1e-300), reach / np.maximum(wanted, 1e-300)) > _SAME_REACH
-    if not around.sound or not np.any(far & np.isfinite(wanted)):
+    if not around.sound:
         return around
+    if not np.any(far & np.isfinite(wanted)):
+        wider = around.along(_WIDER * around.directions)
+        seen = _with_kinks(around, wider) if wider.sound else around
+        return replace(around, at_kink=seen.at_kink, near_kink=seen.near_kink)
     again = around.along(np.diag(np.where(np.isfinite(wanted) & (wanted > 0), wanted, reach)))
     return _with_kinks(around, _in_own_units(again, size)) if again.sound else around
 
