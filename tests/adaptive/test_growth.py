@@ -96,7 +96,7 @@ def test_index_sets_grow_where_it_matters(dimension):
         W = np.linalg.lstsq(features(xi), policy(xi), rcond=None)[0]
         return np.sqrt(np.mean((features(test) @ W - policy(test)) ** 2))
 
-    totals = [cb.TotalDegree().table(n, dimension) for n in range(1, 13 if dimension == 2 else 11)]
+    totals = [cb.TotalDegree().table(n, dimension) for n in range(1, 13)]
     errors = np.array([error(table) for table in totals])
     compared = 0
     for candidate in choice.candidates:

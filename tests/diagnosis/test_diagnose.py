@@ -230,7 +230,7 @@ def test_single_precision():
     lower = lambda x, y, xi, eta: jnp.cosh(y - x / (1.4 - xi))
     problem = cb.Problem(upper, lower, np.float32(1), np.float32(0), cb.Interval(-1.0, 1.0))
     xi = np.random.default_rng(0).uniform(-1, 1, 300).astype(np.float32)
-    found = diagnose(problem, cb.Chebyshev(8), cb.Samples(xi, np.zeros(300, np.float32)))
+    found = diagnose(problem, cb.Chebyshev(8), cb.Samples(xi, np.zeros(300, np.float32)), precision="single")
     assert abs(found.decay.rho / bernstein(1.4) - 1) < 0.1
     assert 1e-9 < found.decay.plateau < 1e-5
     assert found.advice == ()

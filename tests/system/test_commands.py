@@ -23,7 +23,7 @@ def test_version():
 def test_demo(tmp_path):
     command = [str(Path(sys.executable).parent / "cobilevel"), "demo", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    for words in ("F_ref", "Chebyshev(10)", "Partition(50)", "held-out"):
+    for words in ("F_ref", "Chebyshev(10)", "Partition(50)", "the library chose"):
         assert words in done.stdout
     assert (tmp_path / "out" / "policy.png").stat().st_size > 20_000
     assert (tmp_path / "out" / "solution.npz").exists()

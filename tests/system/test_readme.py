@@ -33,7 +33,7 @@ def test_judging_runs_and_is_right(tmp_path):
     script = tmp_path / "judging.py"
     script.write_text(code + judging)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)
-    for words in ("Diagnosis of Chebyshev(8)", "neighbours mode", "gradient of F ", "standard error of x"):
+    for words in ("Diagnosis of Chebyshev(8)", "neighbours mode", "gradient of F ", "bootstrap  sandwich"):
         assert words in done.stdout
 
 

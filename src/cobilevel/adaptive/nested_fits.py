@@ -1,7 +1,7 @@
 """Fits of the lower level at one ``x`` with more and more functions, each going on from the one before."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import equinox as eqx
 import jax
@@ -11,11 +11,10 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..basis import combine, neighbours
-from ..derivatives import Direct, Ledger, hypergradient, oracles
-from ..lower import Dense, minimise
+from ..derivatives import Direct, Ledger, hypergradient
 from ..problem import Samples, Study
 from ..reduction import Batch, Bilevel, Table
-from .residuals import Residuals, residuals
+from .residuals import Residuals, masked, masked_minimum, residuals
 
 TIERS = ((1, 2, 3, 4, 5, 6, 8), (10, 12, 16, 20, 24), (32, 40, 48, 64))  # functions on an interval, tried in turn
 _WIDTHS = (8, 24, 64, 128, 256, 1000)  # tables are filled up to one of these, so that few programs are compiled
@@ -67,21 +66,10 @@ def _masked_fit(
     bare: Bilevel, x: PyTree, z: Float[Array, " n"], mask: Float[Array, " N"], held: Batch, ledger: Ledger
 ) -> MaskedFit:
     """Minimises the lower objective over the functions in the mask; its values on held-out samples; the gradient."""
-    masked = lambda batch: replace(batch, features=batch.features * mask)
-    train, upper = masked(bare.lower_pool), masked(bare.upper_pool)
-    _, unflatten = oracles.flatten(bare.W0)
-    idle = jnp.diag(jnp.repeat(1 - mask, len(z) // len(mask)))
-
-    def model(point):
-        (value, slope, hessian), _ = oracles.lower_model(bare, x, unflatten(point), train, Ledger.empty())
-        return value, slope, hessian + idle
-
-    slope, _ = oracles.lower_gradient(bare, x, unflatten(jnp.zeros_like(z)), train, ledger)
-    target = jnp.finfo(z.dtype).eps ** 0.5 * jnp.linalg.norm(oracles.flatten(slope)[0])
-    found = minimise(Dense(model), z, target)
+    train, upper = (masked(pool, mask) for pool in (bare.lower_pool, bare.upper_pool))
+    found, W = masked_minimum(bare, x, z, mask, train)
     ledger = ledger.add("lower_gradient", train).add("hessian", train, found.evaluations).add("lower_value", held)
-    W = unflatten(found.point)
-    y = combine(masked(held).features, W)
+    y = combine(masked(held, mask).features, W)
     values = jax.vmap(bare.problem.lower, in_axes=(None, 0, 0, 0))(x, y, held.xi, held.eta)
     value, gradient, _, ledger = hypergradient(bare, x, W, upper, train, Direct(found.hessian), lambda _: train, ledger)
     flat = ravel_pytree(gradient)[0]

@@ -7,7 +7,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..derivatives import Direct, Ledger, hypergradient, linear_direction, noise_reach, oracles
-from ..lower import Dense, minimise
+from ..lower import Dense, Minimum, minimise
 from ..reduction import Batch, Bilevel
 
 
@@ -41,25 +41,39 @@ def _mean(batch: Batch, table: Array) -> Array:
     return jnp.tensordot(batch.weight / len(batch), table, axes=1)
 
 
-@eqx.filter_jit
-def residuals(
-    bare: Bilevel, x: PyTree, z: Float[Array, " m"], mask: Float[Array, " N"], joint: bool, ledger: Ledger
-) -> Residuals:
-    """Minimises the lower objective over the functions in the mask, solves for the adjoint, and takes residuals."""
-    masked = lambda batch: eqx.tree_at(lambda b: b.features, batch, batch.features * mask)
-    lower, upper = masked(bare.lower_pool), masked(bare.upper_pool)
+def masked(batch: Batch, mask: Float[Array, " N"]) -> Batch:
+    """A batch with some of its functions alone, the others zero."""
+    return eqx.tree_at(lambda b: b.features, batch, batch.features * mask)
+
+
+def masked_minimum(
+    bare: Bilevel, x: PyTree, z: Float[Array, " m"], mask: Float[Array, " N"], lower: Batch
+) -> tuple[Minimum, PyTree]:
+    """The lower objective minimised from ``z`` over the functions in the mask; and the coefficients in their shape.
+
+    The coefficients of the others stay as they are: the Hessian is the identity there.
+    """
     _, unflatten = oracles.flatten(bare.W0)
-    size = len(z) // len(mask)
-    idle = jnp.diag(jnp.repeat(1 - mask, size))
+    idle = jnp.diag(jnp.repeat(1 - mask, len(z) // len(mask)))
 
     def model(point):
         (value, slope, hessian), _ = oracles.lower_model(bare, x, unflatten(point), lower, Ledger.empty())
         return value, slope, hessian + idle
 
-    slope, _ = oracles.lower_gradient(bare, x, unflatten(jnp.zeros_like(z)), lower, ledger)
+    slope, _ = oracles.lower_gradient(bare, x, unflatten(jnp.zeros_like(z)), lower, Ledger.empty())
     target = jnp.finfo(z.dtype).eps ** 0.5 * jnp.linalg.norm(oracles.flatten(slope)[0])
     found = minimise(Dense(model), z, target)
-    W = unflatten(found.point)
+    return found, unflatten(found.point)
+
+
+@eqx.filter_jit
+def residuals(
+    bare: Bilevel, x: PyTree, z: Float[Array, " m"], mask: Float[Array, " N"], joint: bool, ledger: Ledger
+) -> Residuals:
+    """Minimises the lower objective over the functions in the mask, solves for the adjoint, and takes residuals."""
+    lower, upper = (masked(pool, mask) for pool in (bare.lower_pool, bare.upper_pool))
+    found, W = masked_minimum(bare, x, z, mask, lower)
+    size = len(z) // len(mask)
     _, gradient, v, ledger = hypergradient(bare, x, W, upper, lower, Direct(found.hessian), lambda _: lower, ledger)
     (d2, product, cross), ledger = oracles.lower_rows(
         bare, x, W, v, lower, ledger.add("hessian", lower, found.evaluations)

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from .. import trees
@@ -11,7 +14,9 @@ from ..answer import Result, Solution
 from ..basis import Basis
 from ..derivatives import Ledger
 from ..iteration import Job
+from ..lower import solve_at
 from ..problem import Finite
+from ..reduction import reduce_study
 from ..solvers import Newton
 from .choose import basis_of, choose_basis
 from .growth import LOOK_AROUND, first_members, goal_at, grow_basis, lost_at
@@ -19,6 +24,7 @@ from .learning import learn
 
 _CHOICES = 3  # how often a basis is chosen again at the solution, at most
 _SCOUT, _GROWTHS = 8, 4  # steps of the first run with few functions, and bases grown from there
+_ARRIVED = 0.5  # exponent of the precision: what is left to gain, as a share of what was gained
 _LEARNINGS, _STAYS = 6, 1e-3  # rounds of a basis that learns, and the relative move of x that calls for no other
 
 
@@ -121,18 +127,29 @@ def solve_learning(job: Job, basis: Basis) -> Solution:
 def _run_from(job: Job, basis: Basis, before: Solution) -> Solution:
     """Solves with another basis from where an earlier solution ended; what that one cost is added.
 
-    Where that was the solution already, no step can make the first gradient smaller by much: what counts as small is
-    taken from the earlier run's first gradient then.
+    Where that was the solution already, there is nothing left to find, and the run may stall at once: what counts as
+    small is taken from the way that led there.
     """
     found = job.at(before.x).run(basis)
-    sizes = [run.history.get("gradient", np.zeros(0)) for run in (before, found)]
-    if all(map(len, sizes)):
-        first = float(before.stats.get("first_gradient", sizes[0][0]))
-        share = getattr(job.solver, "tolerance", None) or job.study.eps ** (2 / 3)
-        if found.result == Result.STALLED and sizes[1][-1] <= share * first:
+    curve = before.history.get("upper", np.zeros(0))
+    if len(curve):
+        first = float(before.stats.get("first_upper", curve[0]))
+        if found.result == Result.STALLED and _arrived(job, found, first):
             found = replace(found, result=Result.CONVERGED)
-        found = replace(found, stats={**found.stats, "first_gradient": max(first, float(sizes[1][0]))})
+        found = replace(found, stats={**found.stats, "first_upper": first})
     return _add_costs(found, before.stats["oracles"])
+
+
+def _arrived(job: Job, found: Solution, first: float) -> bool:
+    """Whether what the gradient promises on a way as long as the one from ``x0`` is little against what that gained.
+
+    `first` is the objective at ``x0``. Both are in units of the objective, whatever the units of ``x``.
+    """
+    reduced = reduce_study(job.study, found.basis.basis).whitened().ordinary()
+    x, x0 = (ravel_pytree(at)[0] for at in (found.x, job.study.problem.x0))
+    here, _ = eqx.filter_jit(solve_at)(reduced, x, reduced.W0, 0.0, Ledger.empty())
+    promised = float(jnp.sum(jnp.abs(here.gradient * (x - x0))))
+    return promised <= job.study.eps**_ARRIVED * (first - float(here.value))
 
 
 def _add_costs(solution: Solution, more: Mapping[str, Mapping[str, int]]) -> Solution:

@@ -99,6 +99,16 @@ class Tests:
         return end
 
     def single(self, count: int) -> np.ndarray:
-        """Which of so many functions are needed, each asked for alone."""
+        """Which of so many functions are needed, each asked for alone.
+
+        Without noise all that is left is needed, but the contexts are still a sample: while much is left, it has a
+        component along every function by chance. Those that chance does not explain come first then.
+        """
         level = _NEXT / max(count, 1) ** 0.5
-        return np.array([self.needed(np.array([k]), level) for k in range(count)], bool)
+        wanted = np.array([self.needed(np.array([k]), level) for k in range(count)], bool)
+        clear = np.array([w and self._clear(np.array([k]), level) for k, w in enumerate(wanted)], bool)
+        return clear if clear.any() else wanted
+
+    def _clear(self, part: np.ndarray, level: float) -> bool:
+        """Whether chance does not explain what the policy has left along these functions at some ``x``."""
+        return any(one.noisy or one.policy.stands_out(part, level) for one in self.evidence)

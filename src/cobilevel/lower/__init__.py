@@ -3,6 +3,7 @@
 from .damped_newton import DENSE_LIMIT as DENSE_LIMIT
 from .damped_newton import Dense as Dense
 from .damped_newton import MatrixFree as MatrixFree
+from .damped_newton import Minimum as Minimum
 from .damped_newton import minimise as minimise
 from .per_context import MISSING as MISSING
 from .per_context import Law as Law

@@ -174,7 +174,7 @@ class _Drawing:
 
     def __init__(self, rest: Any, finish: Callable[[Any], Any]):
         self.rest, self.finish = rest, finish
-        self.key: Any = object()  # until it is known
+        self.key: Any = object()  # equal to no other, until it is known what is drawn
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -200,7 +200,7 @@ class Sampler(eqx.Module):
             with _anew():
                 self.drawing.key = value_key(jax.make_jaxpr(one)(arrays, *example))
         except Exception:
-            pass  # where it fails, its first use will tell
+            return  # a user's function may raise anything: its first use raises it again, where it can be named
 
     def __call__(self, *args: Any) -> Any:
         return self.drawing.finish(eqx.combine(self.arrays, self.drawing.rest)(*args))
