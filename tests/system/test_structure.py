@@ -23,9 +23,9 @@ ROOT = Path(cobilevel.__file__).parent
 # A room imports from those before it. Single modules at the root count as rooms; `__init__` is the front door, which
 # only programs built on the package may use.
 ORDER = (
-    "checks", "trees", "progress", "keys", "archive", "problem", "basis", "answer", "reduction", "derivatives", "lower",
-    "inference", "iteration", "solvers", "diagnosis", "adaptive", "judge", "solve", "gallery", "sweep", "report",
-    "paper", "__init__", "demo", "cli",
+    "checks", "trees", "progress", "keys", "programs", "archive", "problem", "basis", "answer", "reduction",
+    "derivatives", "lower", "inference", "iteration", "solvers", "diagnosis", "adaptive", "judge", "solve",
+    "gallery", "sweep", "report", "paper", "__init__", "demo", "cli",
 )  # fmt: skip
 ROOMS = tuple(name for name in ORDER if (ROOT / name).is_dir())
 # What a class of one room may override of a class of a room before it: hooks that are meant to be.

@@ -9,7 +9,6 @@ recipe, as arrays, and is not learned again.
 from dataclasses import replace
 from itertools import pairwise
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +30,7 @@ from ..basis import (
 from ..derivatives import Ledger, oracles
 from ..lower import DENSE_LIMIT, exact_lower, lower_minimiser, lower_objective, minimise
 from ..problem import LOOK_ROWS, Finite, Look, Problem, Samples, Study
+from ..programs import program
 from ..reduction import Bilevel, Reduced, reduce_study
 
 _MOST_BACKGROUND = 1000  # the largest N d_y of a background chosen here
@@ -138,7 +138,7 @@ def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
     return replace(basis, rich=plain.basis.basis, table=table)
 
 
-@eqx.filter_jit
+@program
 def _train(
     reduced: Bilevel, layers: tuple[Array, ...], heads: PyTree, decisions: PyTree, steps: int, rate: Array
 ) -> tuple[Array, ...]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ..basis import combine, neighbours
 from ..derivatives import Direct, Ledger, hypergradient
 from ..problem import Samples, Study
+from ..programs import program
 from ..reduction import Batch, Bilevel, Table
 from .residuals import Residuals, masked, masked_minimum, residuals
 
@@ -61,7 +62,7 @@ class MaskedFit(eqx.Module):
     ledger: Ledger
 
 
-@eqx.filter_jit
+@program
 def _masked_fit(
     bare: Bilevel, x: PyTree, z: Float[Array, " n"], mask: Float[Array, " N"], held: Batch, ledger: Ledger
 ) -> MaskedFit:

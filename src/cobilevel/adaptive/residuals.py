@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ..derivatives import Direct, Ledger, hypergradient, linear_direction, noise_reach, oracles
 from ..lower import Dense, Minimum, minimise
+from ..programs import program
 from ..reduction import Batch, Bilevel
 
 
@@ -66,7 +67,7 @@ def masked_minimum(
     return found, unflatten(found.point)
 
 
-@eqx.filter_jit
+@program
 def residuals(
     bare: Bilevel, x: PyTree, z: Float[Array, " m"], mask: Float[Array, " N"], joint: bool, ledger: Ledger
 ) -> Residuals:

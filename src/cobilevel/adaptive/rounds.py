@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
@@ -16,6 +15,7 @@ from ..derivatives import Ledger
 from ..iteration import Job
 from ..lower import solve_at
 from ..problem import Finite
+from ..programs import program
 from ..reduction import reduce_study
 from ..solvers import Newton
 from .choose import basis_of, choose_basis
@@ -26,6 +26,8 @@ _CHOICES = 3  # how often a basis is chosen again at the solution, at most
 _SCOUT, _GROWTHS = 8, 4  # steps of the first run with few functions, and bases grown from there
 _ARRIVED = 0.5  # exponent of the precision: what is left to gain, as a share of what was gained
 _LEARNINGS, _STAYS = 6, 1e-3  # rounds of a basis that learns, and the relative move of x that calls for no other
+
+_solved_at = program(solve_at)
 
 
 def solve_choosing(job: Job, key: Array) -> Solution:
@@ -147,7 +149,7 @@ def _arrived(job: Job, found: Solution, first: float) -> bool:
     """
     reduced = reduce_study(job.study, found.basis.basis).whitened().ordinary()
     x, x0 = (ravel_pytree(at)[0] for at in (found.x, job.study.problem.x0))
-    here, _ = eqx.filter_jit(solve_at)(reduced, x, reduced.W0, 0.0, Ledger.empty())
+    here, _ = _solved_at(reduced, x, reduced.W0, 0.0, Ledger.empty())
     promised = float(jnp.sum(jnp.abs(here.gradient * (x - x0))))
     return promised <= job.study.eps**_ARRIVED * (first - float(here.value))
 

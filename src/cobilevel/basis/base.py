@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from ..checks import whole
 from ..problem import Domain
+from ..programs import program
 
 
 class FeatureMap(eqx.Module):
@@ -46,7 +47,7 @@ class FeatureMap(eqx.Module):
         return _features(self, xi)
 
 
-@eqx.filter_jit
+@program
 def _features(fitted: FeatureMap, xi: Shaped[Array, "..."]) -> Float[Array, "... N"]:
     dtype = fitted.constant.dtype
     inside = fitted.domain.contains(xi)  # judged in the precision the contexts came in
@@ -55,6 +56,11 @@ def _features(fitted: FeatureMap, xi: Shaped[Array, "..."]) -> Float[Array, "...
     if fitted.transform is not None:
         phi = phi @ fitted.transform
     return jnp.where(inside[..., None], phi, jnp.nan)
+
+
+@program
+def _raw(basis: "Basis", domain: Domain, xi: Shaped[Array, "..."]) -> Float[Array, "... raw"]:
+    return basis.evaluate(domain, xi)
 
 
 class Basis(eqx.Module):
@@ -74,7 +80,7 @@ class Basis(eqx.Module):
         dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
         constant = self.constant(domain)
         if constant is None:
-            phi = np.asarray(eqx.filter_jit(self.evaluate)(domain, xi))
+            phi = np.asarray(_raw(self, domain, xi))
             if not np.isfinite(phi).all():
                 raise ValueError(f"basis {self!r} gives NaN or infinity at observed contexts; check its function.")
             constant = np.linalg.lstsq(phi, np.ones(len(phi)), rcond=None)[0]

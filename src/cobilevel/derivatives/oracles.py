@@ -8,13 +8,13 @@ added: one call, and as many samples as the batch holds.
 from collections.abc import Callable
 from dataclasses import replace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..basis import combine
+from ..programs import program
 from ..reduction import Batch, Bilevel
 from .ledger import Ledger
 from .pointwise import upper_derivatives
@@ -153,7 +153,7 @@ def flatten(W: PyTree) -> tuple[Float[Array, " M"], Callable[[Array], PyTree]]:
     return rows.reshape(-1), lambda vector: jax.vmap(unravel)(vector.reshape(rows.shape))
 
 
-@eqx.filter_jit
+@program
 def lower_curvatures(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, " b"]:
     """The least eigenvalue of ``d22 g`` at each sample, relative to the largest absolute one: is ``g`` convex there?"""
     y = combine(batch.features, W)

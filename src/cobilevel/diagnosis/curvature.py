@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,20 +11,21 @@ from ..basis import combine
 from ..derivatives import Ledger, oracles
 from ..iteration import lanczos
 from ..lower import DENSE_LIMIT
+from ..programs import program
 from ..reduction import Batch, Bilevel
 
 _MOST_SECOND_DERIVATIVES = 40_000_000  # of g at all samples together: 320 MB
 _LANCZOS_STEPS = 60  # where the Hessian is too large to be formed
 
 
-@eqx.filter_jit
+@program
 def lower_hessian(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, "M M"]:
     """The Hessian of the reduced lower level."""
     (_, _, hessian), _ = oracles.lower_model(reduced, x, W, batch, Ledger.empty())
     return hessian
 
 
-@eqx.filter_jit
+@program
 def _ritz_values(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, " m"]:
     flat, unflatten = oracles.flatten(W)
 

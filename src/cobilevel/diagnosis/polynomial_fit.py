@@ -10,6 +10,7 @@ from ..basis import Chebyshev, Tensor, TotalDegree
 from ..derivatives import Ledger, oracles
 from ..lower import lower_minimiser
 from ..problem import Box, Interval, Look, Problem, Study
+from ..programs import program
 from ..reduction import Batch, Bilevel, batch_of, reduce_study
 from .curvature import lower_hessian, orthonormal_batch, rotated
 
@@ -84,7 +85,7 @@ def _supported_polynomials(look: Look, d: int, d_y: int) -> tuple[Chebyshev, Int
     return Chebyshev(n, index=index), index.table(n, d)
 
 
-@eqx.filter_jit
+@program
 def _lower_slopes(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, "n dy"]:
     """The gradient of ``g`` in ``y``, sample by sample."""
     (slopes, _, _), _ = oracles.lower_rows(reduced, x, W, W, batch, Ledger.empty())

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from ..derivatives import ExpansionRows, Ledger, expansion_rows, noise_reach, oracles
 from ..lower import solve_at
 from ..problem import Level, Study
+from ..programs import program
 from ..reduction import Bilevel, Reduced
 
 _LOWER_TARGET = 0.9  # the power of the precision that the lower gradient is brought to
@@ -46,7 +47,7 @@ class Solved(eqx.Module):
     rows: ExpansionRows
 
 
-@eqx.filter_jit
+@program
 def _solve_points(reduced: Bilevel, points: Float[Array, "p dx"], joint: bool) -> Solved:
     """Solves at each point from the coefficients at hand, one point after the other."""
     unravel = ravel_pytree(reduced.x0)[1]
@@ -67,7 +68,7 @@ def _solve_points(reduced: Bilevel, points: Float[Array, "p dx"], joint: bool) -
     return jax.lax.map(one, points)
 
 
-@eqx.filter_jit
+@program
 def _row_scales(reduced: Bilevel, x: Float[Array, " dx"]) -> tuple[PyTree, Array, Array, Array]:
     """The coefficients at ``x``; the root mean square of single samples' gradients, by coordinate; the spread of ``f``;
     and the distances over which the lower level's noise turns."""

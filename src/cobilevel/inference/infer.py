@@ -20,6 +20,7 @@ _WHOLE = 0.02  # how close to a whole number a coefficient is written as one
 _MATERIAL = 0.2  # standard errors of bias from which on the correction is iterated
 _CORRECTIONS = 5  # how often at most
 _MANY = 0.01  # functions for each sample, from which on the bias of a fit to other samples is mentioned
+_HIDDEN = 4.0  # standard errors by which structure that the basis misses must move x, to be taken for real
 _STUCK = 1e-12  # relative move of x below which it stands where it began
 
 
@@ -44,9 +45,9 @@ def _in_words(direction: np.ndarray, names: tuple[str, ...], unit: np.ndarray) -
     return f"{words} is not determined" if whole else f"x is not determined along {words}"
 
 
-def _inverse_off(local: Local, flat: np.ndarray, unit: np.ndarray) -> np.ndarray:
+def _inverse_off(hessian: np.ndarray, flat: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """The inverse of the curvature on the directions that are determined, the others left out."""
-    scaled = local.hessian * np.outer(unit, unit)
+    scaled = hessian * np.outer(unit, unit)
     if len(flat):
         rows = flat / unit
         basis = np.linalg.svd(rows)[2][np.linalg.matrix_rank(rows, tol=1e-6 * np.abs(rows).max()) :]
@@ -78,7 +79,9 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     names = names_of(study.problem.x0)
     touched = found.touched(around.unit)
     kinked = np.zeros(len(around.x), bool) if around.near_kink is None else around.near_kink
-    error = np.where(touched | kinked, np.inf, np.sqrt(np.maximum(np.diag(found.covariance), 0)))
+    error = np.sqrt(np.maximum(np.diag(found.covariance), 0))
+    hidden = np.zeros_like(error) if missed is None else found.hidden(around, missed, free)
+    error = np.where(touched | kinked, np.inf, np.hypot(error, hidden))
     stuck = start if len(found.flat) else None
     words = [*found.words(names, around.unit), *_without_curvature(study, reduced, stuck, around)]
     return Uncertainty(
@@ -86,7 +89,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         x=around.x,
         error=error,
         bias=found.bias,
-        notes=_notes(around, free, touched, found.bias, error),
+        notes=_notes(around, free, touched, found.bias, error, hidden),
         undetermined=tuple(words),
         value=value,
         value_error=float(value_error),
@@ -127,7 +130,7 @@ class _Found:
         absorbed, kept = (np.zeros(int(free.sum())), 1.0) if principal is None else (principal.absorbed, principal.kept)
         if missed is not None:
             local = local_objective(around, missed, free, kept).less(absorbed, kept, local.excess)
-        inverse = _inverse_off(local, flat[:, free], around.unit[free])
+        inverse = _inverse_off(local.hessian, flat[:, free], around.unit[free])
         spread, shift = inverse @ local.noise @ inverse, inverse @ local.excess
         if np.any(np.abs(shift) > _MATERIAL * np.sqrt(np.maximum(np.diag(spread), 0))):
             shift, spread = _corrected(around, free, local, flat, absorbed, kept)
@@ -137,6 +140,19 @@ class _Found:
         covariance, hessian, bias = found.covariance.copy(), found.hessian.copy(), found.bias.copy()
         covariance[inside], hessian[inside], bias[free] = spread, local.hessian, shift
         return _Found(covariance, bias, hessian, flat, falls)
+
+    def hidden(self, around: Around, missed: Missed, free: np.ndarray) -> Float[np.ndarray, " dx"]:
+        """How far ``x`` would move, to first order, for what neighbouring samples show and the basis misses.
+
+        Zero where that is less than noise may be, or than the standard error anyhow.
+        """
+        k, inside = around.lengths, np.ix_(free, free)
+        gap, noise = missed.basis.value[1:] / k, missed.basis.covariance()[1:, 1:] / np.outer(k, k)
+        inverse = np.zeros_like(self.hessian)
+        inverse[inside] = _inverse_off(self.hessian[inside], self.flat[:, free], around.unit[free])
+        move, spread = -inverse @ gap, np.sqrt(np.maximum(np.diag(inverse @ noise @ inverse), 0))
+        error = np.sqrt(np.maximum(np.diag(self.covariance), 0))
+        return np.where((np.abs(move) > _HIDDEN * spread) & (np.abs(move) > error), move, 0.0)
 
     def touched(self, unit: np.ndarray) -> Bool[np.ndarray, " dx"]:
         """The coordinates that belong to a direction which is not determined."""
@@ -170,7 +186,7 @@ def _corrected(
         bent = replace(local, hessian=local.hessian + np.diag(local.excess_bend))
         if np.linalg.eigvalsh(bent.hessian * np.outer(unit, unit))[0] <= 0:
             bent = local
-        inverse = _inverse_off(bent, flat[:, free], unit)
+        inverse = _inverse_off(bent.hessian, flat[:, free], unit)
         step = inverse @ (local.gradient + local.excess)
         spread = inverse @ local.noise_corrected @ inverse
         place[free] -= step
@@ -183,7 +199,9 @@ def _corrected(
     return (around.x - place)[free], spread
 
 
-def _notes(around: Around, free: np.ndarray, touched: np.ndarray, bias: np.ndarray, error: np.ndarray):
+def _notes(
+    around: Around, free: np.ndarray, touched: np.ndarray, bias: np.ndarray, error: np.ndarray, hidden: np.ndarray
+) -> tuple[str, ...]:
     """What there is to say of each coordinate."""
     notes, x = [], around.x
     for j in range(len(x)):
@@ -192,6 +210,8 @@ def _notes(around: Around, free: np.ndarray, touched: np.ndarray, bias: np.ndarr
             note = "at a kink"
         elif around.near_kink is not None and around.near_kink[j]:
             note = "a kink is near: not determined"
+        elif hidden[j] and not touched[j]:
+            note = f"the basis misses structure that neighbouring samples show: with it about {x[j] + hidden[j]:.5g}"
         elif free[j] and not touched[j] and abs(bias[j]) > error[j] / 2 > 0:
             note = f"biased by {bias[j]:+.3g}, a fit to few samples for each function; {x[j] - bias[j]:.5g} without"
         notes.append(note)

@@ -25,16 +25,24 @@ _LEAST_CURVATURE = 1e-3  # of the typical one: the least that is divided by
 
 @dataclass(frozen=True)
 class Products:
-    """A mean over pairs: its value, what each sample moves it by, and products of some pairs, for its noise."""
+    """A mean over pairs: its value, what each sample moves it by, and products of some pairs, for its noise.
+
+    `growth`: for a mean of squares, by how much its variance is larger where its true value is larger by one.
+    """
 
     value: Float[np.ndarray, " k"]
     single: Float[np.ndarray, "n k"]
     pairs: Float[np.ndarray, "p k"]
     near: Neighbours
+    growth: float = 0.0
 
     def covariance(self, also: Float[np.ndarray, "n k"] | float = 0.0) -> Float[np.ndarray, "k k"]:
         """Of the value, or of its sum with the means of independent rows, given as what each sample moves them by."""
         return self.near.noise(self.single + also, self.pairs)
+
+    def variance(self) -> float:
+        """Of the first value, unbiased: where that is too small by chance so is this, and it may be negative."""
+        return float(self.near.unbiased_noise(self.single[:, :1], self.pairs[:, :1])[0, 0])
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,9 @@ def _one(near: Neighbours, left: np.ndarray, right: np.ndarray, own: np.ndarray,
     single = near.shares(left - levered, right)
     back = shares * np.sum(levered * right, axis=1)
     pairs = near.pair_products(left - levered, right)
-    return Products(np.array([single.sum() + back.sum()]), (2 * single + back)[:, None], pairs[:, None], near)
+    noise = (left * shares[:, None] ** 2).T @ right
+    growth = 4 * float(np.sum(noise * noise.T)) / max(float(np.trace(noise)), 1e-300)
+    return Products(np.array([single.sum() + back.sum()]), (2 * single + back)[:, None], pairs[:, None], near, growth)
 
 
 def _pick(levels: list[Products]) -> tuple[Products, bool]:
@@ -154,7 +164,7 @@ def _pick(levels: list[Products]) -> tuple[Products, bool]:
     ratio = one.near.distance / (two.near.distance - one.near.distance)
     ends = [part * (1 + ratio) - other * ratio for part, other in ((one.value, two.value), (one.single, two.single))]
     far = (np.abs(ends[0] - one.value) > _LEAP * np.abs(ends[0])) & (np.abs(two.value - one.value) > bar * errors[0])
-    return Products(ends[0], ends[1], one.pairs, one.near), bool(np.any(far))
+    return Products(ends[0], ends[1], one.pairs, one.near, one.growth), bool(np.any(far))
 
 
 def _too_far(around: Around, near: Neighbours, u: np.ndarray) -> bool:
@@ -242,4 +252,4 @@ def _derivatives(
 def _summed(parts: list[Products]) -> Products:
     """Means over the same pairs, added up."""
     value, single, pairs = (sum(getattr(p, name) for p in parts) for name in ("value", "single", "pairs"))
-    return Products(value, single, pairs, parts[0].near)  # pyright: ignore
+    return Products(value, single, pairs, parts[0].near, max(p.growth for p in parts))  # pyright: ignore

@@ -86,11 +86,16 @@ class Neighbours:
         Pairs are counted twice then, once for each end; what a pair has beyond its ends is taken off once.
         """
         apart = single - single.mean(axis=0)
-        twice = products.T @ products * (2 * self.count / max(len(products), 1))  # each unordered pair: (2 product)^2
-        spread = apart.T @ apart - twice
+        spread = self.unbiased_noise(single, products)
         values, vectors = np.linalg.eigh((spread + spread.T) / 2)
         least = np.diag(vectors.T @ (apart.T @ apart) @ vectors) / 4
         return (vectors * np.maximum(values, least)) @ vectors.T
+
+    def unbiased_noise(self, single: Float[np.ndarray, "n k"], products: Float[np.ndarray, "p k"]) -> np.ndarray:
+        """The same without a floor: it may be negative."""
+        apart = single - single.mean(axis=0)
+        twice = products.T @ products * (2 * self.count / max(len(products), 1))  # each unordered pair: (2 product)^2
+        return apart.T @ apart - twice
 
 
 def neighbours_of(

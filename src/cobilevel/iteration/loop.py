@@ -12,13 +12,14 @@ from jaxtyping import Array
 
 from .. import archive, trees
 from ..answer import Result, Saved, Solution
+from ..programs import program, program_of_steps
 from ..progress import ProgressBar
 from ..reduction import Bilevel, Reduced
 from .resume import identity, resume_state
 from .solver import Solver, State
 
 
-@eqx.filter_jit
+@program_of_steps(lambda solver, *_: solver.many_steps)
 def advance(solver: Solver, reduced: Bilevel, state: State, count: int) -> tuple[State, tuple[dict[str, Array], Array]]:
     """Up to `count` steps, fewer where the run ends or reaches its limit; with records and which of them are real."""
 
@@ -37,7 +38,7 @@ def advance(solver: Solver, reduced: Bilevel, state: State, count: int) -> tuple
     return jax.lax.scan(maybe, state, None, length=count)
 
 
-@eqx.filter_jit
+@program
 def _judged(solver: Solver, reduced: Bilevel, state: State) -> State:
     """The state with the result as the solver sees it, outside of a step."""
     return eqx.tree_at(lambda s: s.clock.result, state, solver.terminate(reduced, state))

@@ -76,6 +76,7 @@ class Solver(eqx.Module):
 
     default_steps: ClassVar[int] = 1000
     chunk: ClassVar[int] = 100  # steps between two looks from outside the compiled program
+    many_steps: ClassVar[bool] = True  # so many that it pays to compile them with all optimisations
 
     def prepare(self, reduced: Reduced) -> Reduced:
         """The form of the problem this solver works on; raises where it cannot."""

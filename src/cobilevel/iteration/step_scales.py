@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 from .. import trees
 from ..derivatives import Ledger, oracles
 from ..lower import Point, solve_at
+from ..programs import program
 from ..reduction import Batch, Bilevel, Reduced
 
 _ROWS = 2048  # the most rows a level is measured on
@@ -244,7 +245,7 @@ def _solved_start(
     return here, W, trees.where(here.sound, adjoint, trees.zeros(part.W0)), bend, ledger
 
 
-@eqx.filter_jit
+@program
 def measure(reduced: Bilevel, key: Key[Array, ""], batch: int) -> Start:
     """The scales of a problem for batches of a size, and a start."""
     keys = jax.random.split(key, 5)

@@ -18,6 +18,7 @@ from .. import trees
 from ..answer import Result
 from ..checks import whole
 from ..derivatives import Ledger
+from ..programs import program
 from ..reduction import Bilevel
 from .draws import DrawPosition, Draws
 from .schedules import Schedule, at, check_schedule, is_optax, traced
@@ -177,7 +178,7 @@ class Stochastic(Solver):
         return state.average.x, state.average.W, words
 
 
-@eqx.filter_jit
+@program
 def _first_state(
     solver: Stochastic, reduced: Bilevel, start: Start, key: Key[Array, ""], limit: Int[Array, ""]
 ) -> StochasticState:

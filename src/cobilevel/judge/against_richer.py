@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
@@ -12,6 +11,7 @@ from ..answer import Solution
 from ..basis import Basis
 from ..derivatives import Ledger, linear_direction, oracles
 from ..problem import Study
+from ..programs import program
 from ..reduction import Reduced, reduce_study, reduce_with
 from .galerkin import Galerkin, galerkin, galerkin_without, policy_of
 from .jackknife import GROUPS, as_rows, jackknife, jackknife_estimate
@@ -84,7 +84,7 @@ def _policy_distance(study: Study, solution: Solution, rich: Reduced) -> Callabl
     return lambda W: float(shares @ np.sum((as_rows(policy_of(rich, W, rows.xi)) - given) ** 2, axis=1))
 
 
-@eqx.filter_jit
+@program
 def _noise_rows(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, shared: bool) -> tuple[PyTree, PyTree]:
     """Row by row, ``d2 g`` and ``d22 g v``, less ``d2 f`` where both levels see these rows."""
     ledger = Ledger.empty()

@@ -76,8 +76,8 @@ def _errors_missed(missed: Missed, freedom: float, around: Around) -> Errors:
     moves = around.slope(around.solved.W) / around.lengths[:, None, None]
 
     def one(products: Products, size: float, more: float = 0.0) -> Estimate:
-        error = float(np.sqrt(products.covariance()[0, 0] + more))
-        return Estimate.of(float(products.value[0]), error, freedom, least=0.0).beyond_rounding(size)
+        found = Estimate.of_square(float(products.value[0]), products.variance() + more, products.growth, freedom)
+        return found.beyond_rounding(size)
 
     # on the samples fitted to, the error of the fit is known by its mean, and is one draw of a square of N d_y numbers
     fit = max(float(missed.policy_fitted.value[0] - missed.policy.value[0]), 0.0) if missed.same else 0.0

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
@@ -14,6 +13,7 @@ from ..answer import Solution, check_solution
 from ..keys import as_key
 from ..lower import exact_lower, trouble_with
 from ..problem import Data, Level, Problem, Study, precision_for
+from ..programs import program
 from .intervals import Estimate, mean_estimate
 
 
@@ -52,7 +52,7 @@ def in_precision_of(study: Study, solution: Any) -> Solution:
     return replace(solution, x=x, W=W, basis=basis, precise=None)
 
 
-@eqx.filter_jit
+@program
 def _at_each(objective: Callable, x: PyTree, y: PyTree, xi: Array, eta: PyTree, crossed: bool) -> Float[Array, " n"]:
     if not crossed:
         return jax.vmap(objective, in_axes=(None, 0, 0, 0))(x, y, xi, eta)

@@ -14,6 +14,7 @@ from ..basis import combine
 from ..derivatives import Ledger, oracles, sensitivity
 from ..lower import solve_at
 from ..problem import Study
+from ..programs import program
 from ..reduction import Batch, Bilevel, Reduced, reduce_with
 from .jackknife import GROUPS, jackknife, split_rows
 from .measured import Measured, NoisyVector
@@ -32,7 +33,7 @@ class Galerkin(eqx.Module):
     hessian: Float[Array, "M M"] | None = None
 
 
-@eqx.filter_jit
+@program
 def galerkin(reduced: Bilevel, x: Float[Array, " dx"], matrices: bool = True) -> Galerkin:
     """Solves the reduced problem at ``x``; without its matrices only coefficients and gradient."""
     tree = ravel_pytree(reduced.x0)[1](x)
@@ -60,7 +61,7 @@ def galerkin_without(reduced: Bilevel, x: Float[Array, " dx"], shared: bool, mat
     return _each_without(reduced, x, lower, lower if shared else upper, matrices)
 
 
-@eqx.filter_jit
+@program
 def _each_without(
     reduced: Bilevel, x: Array, lower: Int[Array, " n"], upper: Int[Array, " m"], matrices: bool
 ) -> Galerkin:

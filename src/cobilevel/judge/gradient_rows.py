@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from ..derivatives import sensitivity_form, upper_derivatives
 from ..problem import Finite, Problem, Study
+from ..programs import program
 from .jackknife import covariance
 
 
@@ -94,14 +95,14 @@ def _contract(d1: PyTree, d2: PyTree, s: Float[Array, "n dy dx"]) -> tuple[Float
     return sensitivity_form(flat[0], flat[1], s), flat[1]
 
 
-@eqx.filter_jit
+@program
 def _joint_rows(problem: Problem, x: PyTree, y: PyTree, s: Array, shares: Array, xi: Array, eta: PyTree) -> Any:
     _, d1, d2 = upper_derivatives(problem.upper, x, y, xi, eta)
     rows, flat = _contract(d1, d2, s)
     return rows, None, flat
 
 
-@eqx.filter_jit
+@program
 def _crossed_rows(problem: Problem, x: PyTree, y: PyTree, s: Array, shares: Array, xi: Array, eta: PyTree) -> Any:
     """Context by context, each with all the data."""
     count = len(jax.tree.leaves(eta)[0])

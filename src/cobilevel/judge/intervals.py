@@ -40,6 +40,22 @@ class Estimate(float):
         reach = float(law.ppf(TAILS[1])) * float(error)
         return Estimate(value, error, (max(value - reach, least), value + reach))
 
+    @staticmethod
+    def of_square(value: float, variance: float, growth: float, freedom: float = np.inf) -> "Estimate":
+        """Of the mean of a square, estimated without bias, so that it may be negative.
+
+        Its variance grows with the truth, and where the estimate is too small by chance so is the variance: the
+        interval holds the values that differ from the estimate by no more than *their* variance explains.
+        """
+        if not np.isfinite(value + variance + growth):
+            return Estimate(value, np.nan, (0.0, np.inf))
+        law: Any = stats.norm if np.isinf(freedom) else stats.t(freedom)
+        reach = float(law.ppf(TAILS[1])) ** 2
+        middle = value + reach * growth / 2
+        half = float(np.sqrt(max(reach * (reach * growth**2 / 4 + variance), 0.0)))
+        error = float(np.sqrt(max(variance + growth * max(-value, 0.0), 0.0)))
+        return Estimate(max(value, 0.0), error, (max(middle - half, 0.0), max(middle + half, 0.0)))
+
     def beyond_rounding(self, size: float) -> "Estimate":
         """Itself, or zero where it is no more than the rounding of squares of this size."""
         return Estimate(0.0) if self.high <= _ROUNDED_SQUARE * abs(size) else self

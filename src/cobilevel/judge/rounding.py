@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
@@ -11,13 +10,14 @@ from .. import trees
 from ..answer import Solution
 from ..derivatives import Ledger, oracles
 from ..problem import Data, Problem, Study, double, precision_for
+from ..programs import program
 from ..reduction import Batch, Bilevel, Table, batch_of
 from .evaluate import in_precision_of
 
 _COMPARED_ROWS = 2048  # samples over which the two gradients are taken
 
 
-@eqx.filter_jit
+@program
 def _slopes(bare: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> PyTree[Float[Array, "..."]]:
     (_, d1, d2), _ = oracles.upper_gradients(bare, x, W, batch, Ledger.empty())
     return d1, d2

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, PyTree, Shaped
 from ..derivatives import hessian_product, local_model, lower_derivatives, value_and_slope
 from ..keys import as_key
 from ..problem import Finite, Problem, Study
+from ..programs import program
 from .damped_newton import Curvature, Dense, MatrixFree, minimise
 
 _DENSE_Y = 64  # the largest y whose Hessian is formed at each context
@@ -131,7 +132,7 @@ def _each(one: Callable, problem: Problem, law: Law, work: int, *more: Any) -> A
     return jax.lax.map(run, table, batch_size=min(max(1, _WORK // max(1, law.rows * work)), len(law.xi)))
 
 
-@eqx.filter_jit
+@program
 def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = None, start: Any = None):
     """The minimiser at each context of a law, from ``y0`` or from `start`, one row a context."""
     first_y, unravel = ravel_pytree(problem.y0)
@@ -169,7 +170,7 @@ class LocalLower(eqx.Module):
     cross: Float[Array, "n dy dx"]
 
 
-@eqx.filter_jit
+@program
 def lower_along(problem: Problem, x: PyTree, y: PyTree, law: Law) -> LocalLower:
     """Derivatives of the conditional mean of ``g`` at each context of a law and its ``y``, one row a context."""
     _, unravel = ravel_pytree(problem.y0)

@@ -8,6 +8,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..derivatives import ConjugateGradient, Direct, Ledger, hypergradient, oracles, positive_solve
+from ..programs import program
 from ..reduction import Batch, Bilevel
 from .damped_newton import DENSE_LIMIT, Curvature, Dense, MatrixFree, Minimum, minimise
 
@@ -84,7 +85,7 @@ def solve_at(reduced: Bilevel, x: Float[Array, " dx"], W: PyTree, target: Any, l
     return point, ledger
 
 
-@eqx.filter_jit
+@program
 def lower_minimiser(reduced: Bilevel, x: PyTree, W: PyTree, share: float) -> PyTree:
     """The coefficients that minimise the reduced lower level at ``x``, from ``W``.
 

@@ -13,6 +13,7 @@ from ..checks import positive, whole
 from ..derivatives import Ledger, oracles
 from ..iteration import Clock, QuasiNewtonMemory, Solver, State
 from ..lower import Point
+from ..programs import program
 from ..reduction import Bilevel
 from .newton_line_search import Trial, line_search
 from .newton_stopping import TOLERANCE, Outlook, Stopping, kink_size
@@ -76,6 +77,7 @@ class Newton(Solver):
 
     default_steps = 200
     chunk = 5
+    many_steps = False
 
     tolerance: float | None = None
     memory: int = eqx.field(static=True, default=20)
@@ -88,7 +90,7 @@ class Newton(Solver):
     def prepare(self, reduced):
         return reduced.whitened()
 
-    @eqx.filter_jit
+    @program
     def init(self, reduced, key, steps):
         start = reduced.project(reduced.x0)
         slope, ledger = oracles.lower_gradient(reduced, start, reduced.W0, reduced.lower_pool, Ledger.empty())
