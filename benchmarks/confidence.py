@@ -3,8 +3,9 @@
 Each run is solved and certified on fresh samples, and is one of
 
 - right: every 95% interval of a coordinate of ``x``, of the gradient norm and of the policy's error, made 2.2 times
-  as wide, holds the truth of the problem as stated (4.3 standard errors: of the thousands of intervals of a full run,
-  chance puts one beyond that in twenty runs or so; those beyond 3.4, as chance does with one in 1500, are counted);
+  as wide (its ends moved out by 2.35 standard errors), holds the truth of the problem as stated: of the thousands of
+  intervals of a full run, chance puts one beyond that in twenty runs or so; those beyond 1.75 times, as chance does
+  with one in 1500, are counted;
 - undecided: a standard error is infinite or NaN, something is said not to be determined, the run did not converge, or
   the certificate is unresolved;
 - WRONG: confident, and not so.
@@ -60,12 +61,12 @@ class Case:
     check: Callable | None = None
 
 
-def holds(interval, value, truth, scale=0.0) -> bool:
+def holds(interval, error, truth, scale=0.0) -> bool:
     slack = 1e-7 * max(abs(truth), scale)
 
     def within(times):
-        low, high = value - times * (value - interval[0]), value + times * (interval[1] - value)
-        return bool(low - slack <= truth <= high + slack)
+        more = (times - 1) * 1.96 * error + slack
+        return bool(interval[0] - more <= truth <= interval[1] + more)
 
     SEEN["intervals"] += 1
     SEEN["as printed"] += within(1)
@@ -708,7 +709,7 @@ def about_x(case: Case, found, said) -> list[str]:
     for j, name in enumerate(said.names):
         if not np.isfinite(said.error[j]):
             open_.append(f"{name} has the standard error {said.error[j]}")
-        elif not open_ and not holds((lo[j], hi[j]), (lo[j] + hi[j]) / 2, truth[j]):
+        elif not open_ and not holds((lo[j], hi[j]), said.error[j], truth[j]):
             off = f" ({((lo[j] + hi[j]) / 2 - truth[j]) / said.error[j]:+.3g} se)" if said.error[j] else ""
             wrong.append(f"WRONG {name} = {said.x[j]:.5g} +- {said.error[j]:.2g}, truly {truth[j]:.5g}{off}")
     return open_ or wrong
@@ -724,7 +725,7 @@ def about_certificate(case: Case, found, certificate) -> list[str]:
     norm = certificate.gradient_norm
     if not np.isfinite(norm.error):
         words.append("the gradient could not be measured")
-    elif not holds(norm.interval, float(norm), slope, certificate.typical * 1e-3):
+    elif not holds(norm.interval, norm.error, slope, certificate.typical * 1e-3):
         words.append(f"WRONG gradient {norm!r}, truly {slope:.4g} ({certificate.mode})")
     if certificate.policy_error is not None:
         xi = np.asarray(case.fresh.xi)
@@ -732,7 +733,7 @@ def about_certificate(case: Case, found, certificate) -> list[str]:
             exact = np.asarray(case.policy(at, xi)).reshape(len(xi), -1)
         error = float(np.mean(np.sum((np.asarray(found.policy(xi)).reshape(len(xi), -1) - exact) ** 2, axis=1)))
         size = float(np.mean(np.sum(exact**2, axis=1)))
-        if not holds(certificate.policy_error.interval, float(certificate.policy_error), error, 1e-3 * size):
+        if not holds(certificate.policy_error.interval, certificate.policy_error.error, error, 1e-3 * size):
             words.append(f"WRONG policy error {certificate.policy_error!r}, truly {error:.4g} ({certificate.mode})")
     return words
 
