@@ -1,16 +1,26 @@
-"""Compiled programs, and how long the compiler may take over them.
+"""Compiled programs: as few as can be, and how long the compiler may take over them.
 
 XLA takes seconds over a program that then runs for milliseconds. Where the arrays are small, most of its optimisations
-gain less than they cost: such programs are compiled with them left out, in about a quarter of the time.
+gain less than they cost: such programs are compiled with them left out, in about a quarter of the time. Single
+operations outside of a program are compiled too, each for every shape: ``arithmetic`` gives NumPy for these.
 """
 
 from collections.abc import Callable
-from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
+from jaxtyping import Array, PyTree
+
+# A JAX array, or a NumPy one: small ones are worked on without a program, and NumPy keeps digits JAX would cut off.
+if TYPE_CHECKING:
+    Held = Array
+else:
+    Held = Array | np.ndarray
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,22 +33,26 @@ _QUICKLY = {
 }
 
 
-@cache
-def _quick_options() -> dict[str, Any] | None:
-    """The options, where this compiler knows them."""
-    try:
-        jax.jit(lambda: 0.0, compiler_options=_QUICKLY)()
-    except Exception:  # an option that another version does not have, under whatever error it reports that
-        return None
-    return _QUICKLY
-
-
 def _small(arguments: Any) -> bool:
     """Whether there is little to compute with, on a processor, and outside of other programs."""
     leaves = [leaf for leaf in jax.tree.leaves(arguments) if eqx.is_array(leaf)]
     if any(isinstance(leaf, Tracer) for leaf in leaves) or jax.default_backend() != "cpu":
         return False
     return sum(leaf.size for leaf in leaves) <= _NUMBERS_AT_MOST
+
+
+def arithmetic(*trees: PyTree) -> Any:
+    """NumPy where the arrays hold values now and are few, or where the processor is all there is; else JAX's."""
+    leaves = jax.tree.leaves(trees)
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        return jnp
+    few = sum(np.size(leaf) for leaf in leaves) <= _NUMBERS_AT_MOST
+    return np if few or jax.default_backend() == "cpu" else jnp
+
+
+def put(tree: PyTree) -> PyTree:
+    """NumPy's arrays as JAX's, without a program for each shape."""
+    return jax.tree.map(lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf, tree)
 
 
 def program(function: Callable[P, R]) -> Callable[P, R]:
@@ -55,16 +69,19 @@ def program_of_steps(many: Callable[..., bool]) -> Callable[[Callable[P, R]], Ca
 
 
 def _compiled(function: Callable[P, R], many: Callable[..., bool]) -> Callable[P, R]:
-    thorough = eqx.filter_jit(function)
-
-    @cache
-    def quick() -> Callable[P, R]:
-        options: dict[str, Any] = {"compiler_options": _quick_options()}
-        return eqx.filter_jit(function, **options)
+    options: dict[str, Any] = {"compiler_options": dict(_QUICKLY)}
+    thorough, quick = eqx.filter_jit(function), eqx.filter_jit(function, **options)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        hurry = not many(*args, **kwargs) and _small((args, kwargs))
-        return (quick() if hurry else thorough)(*args, **kwargs)
+        if not _QUICKLY or many(*args, **kwargs) or not _small((args, kwargs)):
+            return thorough(*args, **kwargs)
+        try:
+            return quick(*args, **kwargs)
+        except Exception as error:
+            if "compile option" not in str(error):
+                raise
+            _QUICKLY.clear()  # another version of the compiler, which has not all of them
+            return thorough(*args, **kwargs)
 
     return call

@@ -13,7 +13,7 @@ from .basis import Basis, check_basis, same_recipe
 from .checks import positive, whole
 from .iteration import Job, Solver
 from .judge import rounding_error
-from .keys import as_key
+from .keys import as_key, split_key
 from .problem import Data, Problem, Study, precision_for
 from .reduction import Reduced, reduce_study
 from .solvers import Newton
@@ -63,7 +63,7 @@ def solve(
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
     with wanted.context():
         study = Study.of(problem, samples, wanted)
-        for_stream, for_basis, for_solver = jax.random.split(as_key(key), 3)
+        for_stream, for_basis, for_solver = split_key(as_key(key), 3)
         choices = {}
         if solver is None:
             study, choices = _with_newton(study, for_stream)

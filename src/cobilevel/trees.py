@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from .programs import arithmetic, put
+
 
 def add(a: PyTree, b: PyTree) -> PyTree:
-    return jax.tree.map(jnp.add, a, b)
+    return put(jax.tree.map(arithmetic(a, b).add, a, b))
 
 
 def sub(a: PyTree, b: PyTree) -> PyTree:
-    return jax.tree.map(jnp.subtract, a, b)
+    return put(jax.tree.map(arithmetic(a, b).subtract, a, b))
 
 
 def scale(factor: Any, a: PyTree) -> PyTree:
@@ -31,7 +33,8 @@ def zeros(a: PyTree) -> PyTree:
 
 def norm(a: PyTree) -> Float[Array, ""]:
     """The Euclidean norm of all leaves together."""
-    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(a)))
+    xp = arithmetic(a)
+    return put(xp.sqrt(sum(xp.sum(xp.asarray(leaf) ** 2) for leaf in jax.tree.leaves(a))))
 
 
 def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
@@ -41,7 +44,8 @@ def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
 
 def finite(a: PyTree) -> Array:
     """Whether no leaf holds NaN or infinity."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(a)]))
+    xp = arithmetic(a)
+    return put(xp.all(xp.stack([xp.all(xp.isfinite(leaf)) for leaf in jax.tree.leaves(a)])))
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:

@@ -23,7 +23,7 @@ ROOT = Path(cobilevel.__file__).parent
 # A room imports from those before it. Single modules at the root count as rooms; `__init__` is the front door, which
 # only programs built on the package may use.
 ORDER = (
-    "checks", "trees", "progress", "keys", "programs", "archive", "problem", "basis", "answer", "reduction",
+    "checks", "programs", "trees", "progress", "keys", "archive", "problem", "basis", "answer", "reduction",
     "derivatives", "lower", "inference", "iteration", "solvers", "diagnosis", "adaptive", "judge", "solve",
     "gallery", "sweep", "report", "paper", "__init__", "demo", "cli",
 )  # fmt: skip

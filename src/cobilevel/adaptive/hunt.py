@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from itertools import combinations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from ..basis import neighbours
 from ..derivatives import Ledger
+from ..keys import generator
 from ..problem import Samples, Study
+from ..programs import put
 from .nested_fits import MOST_COEFFICIENTS, SMALLEST_PIVOT, NestedFits, Split, chebyshev_table, closed
 from .residuals import Residuals
 from .significance import Component, Evidence, Tests
@@ -73,7 +73,7 @@ class Hunt:
             f"{'contexts' if self.together > 1 else 'samples'} (tested at {len(points)} decisions)."
         )
         if not self.study.noisy:
-            words = f"more would change the policy by less than a thousandth (tested at {len(points)} decisions)."
+            words = f"more would change the policy by less than 0.3% (tested at {len(points)} decisions)."
         if len(members) >= self.most:
             words = f"as many as {len(self.shares)} samples with {self.rows.distinct()} distinct contexts support."
         if len(members) < least:
@@ -107,11 +107,13 @@ class Hunt:
             if one.alpha is not None and other is not one:
                 moved = A @ (np.asarray(one.z, float) - np.asarray(other.z, float))[: len(A)]
                 adjoint = Component.of(wide(one.alpha), psi, self.shares, float(np.sum(np.asarray(one.pull) ** 2)))
-                change = Component.of(wide(one.r - other.r), psi, self.shares, float(np.sum(moved**2)))
+                change = Component.of(
+                    wide(np.asarray(one.r) - np.asarray(other.r)), psi, self.shares, float(np.sum(moved**2))
+                )
                 both = [part.total + max(part.energy(slice(None)), 0.0) for part in (adjoint, change)]
                 tests.product_total = max(tests.product_total, float(np.sqrt(both[0] * both[1])))
             tests.policy_total = max(tests.policy_total, policy.energy(slice(None)))
-            tests.evidence.append(Evidence(policy, self.study.noisy, adjoint, change))
+            tests.evidence.append(Evidence(policy, self.study.noisy, adjoint, change, one is here))
         return points
 
     def _by_context(self, table: np.ndarray) -> np.ndarray:
@@ -124,11 +126,11 @@ class Hunt:
         at = np.asarray(flat, float)
         unit = np.where(sizes > 0, spread / np.where(sizes > 0, sizes, 1), np.where(at != 0, np.abs(at), 1.0))
         unit = np.maximum(unit, _PART_OF_TURN * np.asarray(here.turning, float))
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        rng = generator(key)
         found = []
         for _ in range(_NEIGHBOURS_OF_X):
             step = _PART_OF_SPREAD * unit * rng.choice([-1.0, 1.0], len(at)) * rng.uniform(0.5, 1.5, len(at))
-            nearby = unravel(jnp.asarray(at + step, flat.dtype))
+            nearby = unravel(put((at + step).astype(flat.dtype)))
             found.append(self.study.problem.bounds.project(nearby))
         return found
 

@@ -13,12 +13,12 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ..basis import combine, neighbours
 from ..derivatives import Direct, Ledger, hypergradient
 from ..problem import Samples, Study
-from ..programs import program
+from ..programs import program, put
 from ..reduction import Batch, Bilevel, Table
 from .residuals import Residuals, masked, masked_minimum, residuals
 
 TIERS = ((1, 2, 3, 4, 5, 6, 8), (10, 12, 16, 20, 24), (32, 40, 48, 64))  # functions on an interval, tried in turn
-_WIDTHS = (8, 24, 64, 128, 256, 1000)  # tables are filled up to one of these, so that few programs are compiled
+_WIDTHS = (24, 64, 128, 256, 1000)  # tables are filled up to one of these, so that few programs are compiled
 _BULK = 0.7  # share of what the next functions bring that is taken on at once, in several dimensions
 _ROUNDS_AHEAD = 40  # the most rounds of looking at the next functions
 MOST_COEFFICIENTS = 1000  # the largest N d_y tried
@@ -113,7 +113,7 @@ class NestedFits:
         forth = np.zeros((len(members), width))
         forth[: self.usable, : self.usable] = np.linalg.inv(triangle[: self.usable, : self.usable])
         train, self.held, upper = (
-            Batch(jnp.asarray(table @ forth, self.dtype), p.xi, p.eta, p.mean_one_weights().astype(self.dtype))
+            Batch(put((table @ forth).astype(self.dtype)), p.xi, p.eta, p.mean_one_weights().astype(self.dtype))
             for table, p in zip(phi, self.parts, strict=True)
         )
         flat = np.zeros((width, self.size))
@@ -121,16 +121,18 @@ class NestedFits:
         old = self.z.reshape(-1, self.size)[: self.usable]
         flat[: len(old)] = old if len(old) else flat[: len(old)]
         self.z = flat.reshape(-1)
-        unravel = ravel_pytree(self.problem.y0)[1]
-        W0 = jax.vmap(unravel)(jnp.zeros((width, self.size), self.dtype))
+        W0 = jax.tree.map(lambda y: put(np.zeros((width, *y.shape), self.dtype)), self.problem.y0)
         self.bare = Bilevel(self.problem, Table(upper), Table(train), W0)
+
+    def _from(self, x: PyTree, count: int) -> tuple[PyTree, Array, Array]:
+        """``x``, the coefficients to go on from with the first `count` functions, and the mask of these."""
+        mask = (np.arange(self.held.features.shape[1]) < count).astype(self.dtype)
+        z = self.z.astype(self.dtype) * np.repeat(mask, self.size)
+        return put((jax.tree.map(lambda a: np.asarray(a, self.dtype), x), z, mask))
 
     def fit(self, x: PyTree, count: int) -> MaskedFit | None:
         """With the first `count` functions; ``None`` where that fails."""
-        mask = (jnp.arange(self.held.features.shape[1]) < count).astype(self.dtype)
-        x = jax.tree.map(lambda a: jnp.asarray(a, self.dtype), x)
-        z = jnp.asarray(self.z, self.dtype) * jnp.repeat(mask, self.size)
-        found = _masked_fit(self.bare, x, z, mask, self.held, self.ledger)
+        found = _masked_fit(self.bare, *self._from(x, count), self.held, self.ledger)
         self.ledger = found.ledger
         if not bool(found.sound):
             return None
@@ -139,10 +141,7 @@ class NestedFits:
 
     def residuals(self, x: PyTree, joint: bool) -> Residuals | None:
         """What all functions of the list leave at ``x``; ``None`` where they cannot be fitted."""
-        mask = (jnp.arange(self.held.features.shape[1]) < self.usable).astype(self.dtype)
-        x = jax.tree.map(lambda a: jnp.asarray(a, self.dtype), x)
-        z = jnp.asarray(self.z, self.dtype) * jnp.repeat(mask, self.size)
-        found = residuals(self.bare, x, z, mask, joint, self.ledger)
+        found = residuals(self.bare, *self._from(x, self.usable), joint, self.ledger)
         self.ledger = found.ledger
         if not bool(found.sound):
             return None

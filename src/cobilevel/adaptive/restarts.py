@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
@@ -11,6 +10,7 @@ from jaxtyping import Array
 from ..answer import Solution
 from ..inference import natural_step
 from ..iteration import Job
+from ..keys import generator
 from ..reduction import reduce_study
 
 _SPREAD = 3.0  # how far starting points lie: in distances over which f changes by its spread, or that x has moved
@@ -23,7 +23,7 @@ def solve_again(job: Job, first: Solution, restarts: int, key: Array) -> Solutio
     flat, unravel = ravel_pytree(study.problem.x0)
     step, moved = natural_step(reduce_study(study, basis).whitened(), flat), ravel_pytree(first.x)[0] - flat
     step = _SPREAD * np.maximum(step, np.maximum(np.abs(np.asarray(moved, float)), np.abs(np.asarray(flat, float))))
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    rng = generator(key)
     found = [first]
     for _ in range(restarts):
         start = unravel(flat + jnp.asarray(step * rng.standard_normal(len(flat)), flat.dtype))

@@ -14,8 +14,9 @@ from jaxtyping import Float
 from scipy import stats
 
 _NEXT, _AHEAD = 0.05, 0.002  # levels of the tests: of the functions that come next, of those further ahead
-_POLICY_SHARE = 1e-6  # of the policy's variance over contexts: what is not worth a function
-_PRODUCT_SHARE = 1e-3  # of the gradient: what is not worth one either
+# what is not worth a function, at the decision asked about and at those nearby
+_POLICY_SHARE = (1e-5, 1e-4)  # of the policy's variance over contexts
+_PRODUCT_SHARE = (3e-3, 1e-2)  # of the gradient
 
 
 @dataclass(frozen=True)
@@ -46,22 +47,27 @@ class Component:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is left at one ``x``: of the policy, of the adjoint, and of the policy's change from another ``x``."""
+    """What is left at one ``x``: of the policy, of the adjoint, and of the policy's change from another ``x``.
+
+    `here`: whether that is the decision asked about, or one nearby.
+    """
 
     policy: Component
     noisy: bool
     adjoint: Component | None = None
     change: Component | None = None
+    here: bool = True
 
     def needed(self, part: slice | np.ndarray, level: float, policy_total: float, product_total: float) -> bool:
         """Whether some of these functions are needed."""
         energy = self.policy.energy(part)
-        if energy > _POLICY_SHARE * policy_total and (not self.noisy or self.policy.stands_out(part, level)):
+        policy_share, product_share = (shares[0 if self.here else 1] for shares in (_POLICY_SHARE, _PRODUCT_SHARE))
+        if energy > policy_share * policy_total and (not self.noisy or self.policy.stands_out(part, level)):
             return True
         if self.adjoint is None or self.change is None or product_total <= 0:
             return False
         product = np.sqrt(max(self.adjoint.energy(part), 0.0) * max(self.change.energy(part), 0.0))
-        if product <= _PRODUCT_SHARE * product_total:
+        if product <= product_share * product_total:
             return False
         return not self.noisy or (self.adjoint.stands_out(part, level) and self.change.stands_out(part, level))
 
@@ -89,10 +95,15 @@ class Tests:
         return needed
 
     def _last(self, start: int, end: int, level: float) -> int:
-        """The end of the part of a block that is needed."""
+        """The end of the part of a block that is needed.
+
+        Without noise, all that lies behind it together is not; with noise, no half of that is, since a long list hides
+        what one of its functions shows.
+        """
+        top, exact = end, not any(one.noisy for one in self.evidence)
         while end - start > 1:
             middle = (start + end) // 2
-            if self.needed(slice(middle, end), level):
+            if self.needed(slice(middle, top if exact else end), level):
                 start = middle
             else:
                 end = middle

@@ -12,11 +12,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Shaped
+from jaxtyping import ArrayLike, Float, Shaped
 
 from ..checks import whole
 from ..problem import Domain
-from ..programs import program
+from ..programs import Held, arithmetic, program, put
 
 
 class FeatureMap(eqx.Module):
@@ -28,8 +28,8 @@ class FeatureMap(eqx.Module):
 
     basis: "Basis"
     domain: Domain
-    transform: Float[Array, "raw N"] | None
-    constant: Float[Array, " N"]
+    transform: Float[Held, "raw N"] | None
+    constant: Float[Held, " N"]
 
     def __repr__(self):
         return f"FeatureMap({self.basis!r} on {self.domain!r}, size={self.size})"
@@ -39,7 +39,7 @@ class FeatureMap(eqx.Module):
         """``N``, the number of functions."""
         return len(self.constant)
 
-    def __call__(self, xi: ArrayLike) -> Float[Array, "... N"]:
+    def __call__(self, xi: ArrayLike) -> Float[Held, "... N"]:
         xi = jnp.asarray(xi)
         depth = len(self.domain.shape)
         if xi.shape[xi.ndim - depth :] != self.domain.shape or xi.ndim < depth:
@@ -48,7 +48,7 @@ class FeatureMap(eqx.Module):
 
 
 @program
-def _features(fitted: FeatureMap, xi: Shaped[Array, "..."]) -> Float[Array, "... N"]:
+def _features(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N"]:
     dtype = fitted.constant.dtype
     inside = fitted.domain.contains(xi)  # judged in the precision the contexts came in
     xi = xi.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else xi
@@ -59,7 +59,7 @@ def _features(fitted: FeatureMap, xi: Shaped[Array, "..."]) -> Float[Array, "...
 
 
 @program
-def _raw(basis: "Basis", domain: Domain, xi: Shaped[Array, "..."]) -> Float[Array, "... raw"]:
+def _raw(basis: "Basis", domain: Domain, xi: Shaped[Held, "..."]) -> Float[Held, "... raw"]:
     return basis.evaluate(domain, xi)
 
 
@@ -67,14 +67,14 @@ class Basis(eqx.Module):
     """A recipe for functions of the context."""
 
     @abstractmethod
-    def evaluate(self, domain: Domain, xi: Shaped[Array, "..."]) -> Float[Array, "... raw"]:
+    def evaluate(self, domain: Domain, xi: Shaped[Held, "..."]) -> Float[Held, "... raw"]:
         """The functions at the contexts, before any transform."""
 
     @abstractmethod
     def constant(self, domain: Domain) -> np.ndarray | None:
         """Coefficients of the function 1; ``None`` where that is a matter of fitting."""
 
-    def fit(self, domain: Domain, xi: ArrayLike, weights: Float[Array, " n"] | None = None) -> FeatureMap:
+    def fit(self, domain: Domain, xi: ArrayLike, weights: Float[Held, " n"] | None = None) -> FeatureMap:
         """The feature map on a domain, given the observed contexts (and their weights)."""
         xi = jnp.asarray(xi)
         dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
@@ -84,7 +84,7 @@ class Basis(eqx.Module):
             if not np.isfinite(phi).all():
                 raise ValueError(f"basis {self!r} gives NaN or infinity at observed contexts; check its function.")
             constant = np.linalg.lstsq(phi, np.ones(len(phi)), rcond=None)[0]
-        return FeatureMap(self, domain, None, jnp.asarray(constant, dtype))
+        return FeatureMap(self, domain, None, put(np.asarray(constant, dtype)))
 
     @property
     def learned(self) -> bool:
@@ -109,9 +109,10 @@ def check_count(name: str, n: Any) -> None:
     whole(f"{name}: n", n, what="the functions per dimension")
 
 
-def combine(phi: Float[Array, "... N"], W: Any) -> Any:
+def combine(phi: Float[Held, "... N"], W: Any) -> Any:
     """``sum_k phi_k W[k]`` for every leaf of ``W``, batched over the leading axes of ``phi``."""
-    return jax.tree.map(lambda w: jnp.tensordot(phi, w, axes=1), W)
+    xp = arithmetic(phi, W)
+    return put(jax.tree.map(lambda w: xp.tensordot(phi, w, axes=1), W))
 
 
 def check_basis(basis: Any) -> None:

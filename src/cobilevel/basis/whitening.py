@@ -1,11 +1,12 @@
 """Whitening: coordinates in which the observed features are orthonormal, there and back."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 
+from .. import trees
+from ..programs import Held, put
 from .base import Basis, FeatureMap, combine
 
 
@@ -17,9 +18,9 @@ class Whitening(eqx.Module):
     cannot tell coefficients apart.
     """
 
-    transform: Float[Array, "N r"]
-    inverse: Float[Array, "r N"]
-    singular_values: Float[Array, " s"]
+    transform: Float[Held, "N r"]
+    inverse: Float[Held, "r N"]
+    singular_values: Float[Held, " s"]
 
     @property
     def rank(self) -> int:
@@ -28,7 +29,7 @@ class Whitening(eqx.Module):
 
 
 def whiten(
-    phi: Float[Array, "n N"], weights: Float[Array, " n"] | None = None, tolerance: float | None = None
+    phi: Float[Held, "n N"], weights: Float[Held, " n"] | None = None, tolerance: float | None = None
 ) -> Whitening:
     """Factorises observed features; `tolerance` defaults to the square root of the machine precision."""
     dtype = phi.dtype
@@ -44,7 +45,7 @@ def whiten(
     rank = max(1, int(np.sum(values > tolerance * values[0])))
     kept, basis = values[:rank], rows[:rank]
     forth, back = basis.T / kept / norms[:, None], kept[:, None] * basis * norms
-    return Whitening(jnp.asarray(forth, dtype), jnp.asarray(back, dtype), jnp.asarray(spectrum, dtype))
+    return Whitening(*put((forth.astype(dtype), back.astype(dtype), spectrum.astype(dtype))))
 
 
 class Coordinates(eqx.Module):
@@ -54,16 +55,16 @@ class Coordinates(eqx.Module):
     contexts keeps ``y0``.
     """
 
-    transform: Float[Array, "N r"]
-    inverse: Float[Array, "r N"]
-    rest: PyTree[Float[Array, "N ..."]]
+    transform: Float[Held, "N r"]
+    inverse: Float[Held, "r N"]
+    rest: PyTree[Float[Held, "N ..."]]
 
     @staticmethod
     def of(whitening: Whitening, W: PyTree) -> "Coordinates":
         """Those in which coefficients near ``W`` are written."""
         bare = Coordinates(whitening.transform, whitening.inverse, W)
         seen = bare.direction(bare.enter(W))
-        return Coordinates(bare.transform, bare.inverse, jax.tree.map(jnp.subtract, W, seen))
+        return Coordinates(bare.transform, bare.inverse, trees.sub(W, seen))
 
     def enter(self, W: PyTree) -> PyTree:
         """The whitened coefficients ``Z`` of ``W``."""
@@ -75,7 +76,7 @@ class Coordinates(eqx.Module):
 
     def restore(self, Z: PyTree) -> PyTree:
         """The coefficients ``W`` of ``Z``."""
-        return jax.tree.map(jnp.add, self.direction(Z), self.rest)
+        return trees.add(self.direction(Z), self.rest)
 
 
 class Orthonormal(Basis):
@@ -104,8 +105,8 @@ class Orthonormal(Basis):
     def fit(self, domain, xi, weights=None):
         plain = self.basis.fit(domain, xi, weights)
         factors = whiten(plain(xi), weights, self.tolerance)
-        transform = factors.transform if plain.transform is None else plain.transform @ factors.transform
-        constant = factors.inverse @ plain.constant.astype(factors.inverse.dtype)
+        transform = factors.transform if plain.transform is None else combine(plain.transform, factors.transform)
+        constant = combine(factors.inverse, plain.constant.astype(factors.inverse.dtype))
         return FeatureMap(self, domain, transform, constant)
 
     def __repr__(self):

@@ -12,24 +12,25 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 
 from ..basis import combine
+from ..programs import Held
 from ..reduction import Batch, Bilevel
 
 
 class ExpansionRows(eqx.Module):
     """One row a sample: `f`; ``v^T r``; and where asked for `r`, `alpha`, `curvature` ``d22 g`` and `bend` ``M``."""
 
-    f: Float[Array, "*p m"]
-    vr: Float[Array, "*p n"]
-    r: Float[Array, "*p n dy"] | None = None
-    alpha: Float[Array, "*p n dy"] | None = None
-    curvature: Float[Array, "*p n dy dy"] | None = None
-    bend: Float[Array, "*p n dy dy"] | None = None
+    f: Float[Held, "*p m"]
+    vr: Float[Held, "*p n"]
+    r: Float[Held, "*p n dy"] | None = None
+    alpha: Float[Held, "*p n dy"] | None = None
+    curvature: Float[Held, "*p n dy dy"] | None = None
+    bend: Float[Held, "*p n dy dy"] | None = None
 
 
-def _flat_y(batch: Batch, W: PyTree) -> Float[Array, "n dy"]:
+def _flat_y(batch: Batch, W: PyTree) -> Float[Held, "n dy"]:
     return jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(combine(batch.features, W))
 
 
@@ -60,7 +61,7 @@ def expansion_rows(
     return ExpansionRows(values, *jax.vmap(one)(y, v, lower.xi, lower.eta))
 
 
-def noise_reach(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, " dx"]:
+def noise_reach(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Held, " dx"]:
     r"""The distance along each coordinate of ``x`` over which $r = \partial_2 g$ changes by its own size; 0 if unknown.
 
     The root mean square of $|r|^2$ over that of $\partial_{12} g\, r$.

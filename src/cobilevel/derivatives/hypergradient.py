@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from .. import trees
+from ..programs import Held
 from ..reduction import Batch, Bilevel
 from . import oracles
 from .ledger import Ledger
@@ -49,7 +50,7 @@ def hypergradient(
     return value, outer_direction(d1, cross), v, ledger
 
 
-def sensitivity(solve: Callable[[Array], Array], cross: Array) -> Array:
+def sensitivity(solve: Callable[[Held], Held], cross: Held) -> Held:
     r"""$-(\partial_{22} g)^{-1} \partial_{21} g$: how the lower-level solution moves with ``x``, given the solve."""
     return -solve(cross)
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, UInt32
 
+from ..programs import put
 from ..reduction import Batch
 
 
@@ -18,7 +20,7 @@ class Count(eqx.Module):
 
 
 def _zero() -> Count:
-    return Count(jnp.zeros(2, jnp.uint32), jnp.zeros(2, jnp.uint32))
+    return Count(*put((np.zeros(2, np.uint32), np.zeros(2, np.uint32))))
 
 
 def _carry_add(halves: UInt32[Array, " 2"], amount: UInt32[Array, ""]) -> UInt32[Array, " 2"]:
@@ -65,7 +67,7 @@ class Ledger(eqx.Module):
         """Plain numbers: ``{kind: {"calls": ..., "samples": ...}}``, kinds never called left out."""
 
         def number(halves):
-            high, low = (int(half) for half in halves)
+            high, low = np.asarray(halves).tolist()
             return (high << 32) + low
 
         table = {}

@@ -15,13 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from .. import trees
 from ..derivatives import ExpansionRows, Ledger, expansion_rows, noise_reach, oracles
-from ..lower import solve_at
-from ..problem import Level, Study
-from ..programs import program
-from ..reduction import Bilevel, Reduced
+from ..lower import Point, solve_at
+from ..problem import Study
+from ..programs import Held, program, put
+from ..reduction import Bilevel, Reduced, as_coefficients
+from .level_noise import level_covariance
 
 _LOWER_TARGET = 0.9  # the power of the precision that the lower gradient is brought to
 _FIRST_REACH = 1e-3  # of the distance over which f changes by its own spread: the first differences
@@ -37,78 +39,58 @@ _MOST_POINTS = 200  # coordinates of x along which differences are taken
 
 
 class Solved(eqx.Module):
-    """The reduced problem solved at some points: values, gradients, rows; a leading axis over points."""
+    """The reduced problem solved at some points: values, gradients, rows; a leading axis over points.
 
-    value: Float[Array, "*p"]
-    gradient: Float[Array, "*p dx"]
-    sound: Bool[Array, "*p"]
-    W: Float[Array, "*p N dy"]
-    adjoint: Float[Array, "*p N dy"]
+    `sizes`: the root mean square of single samples' gradients, by coordinate of ``x``; `spread`: that of ``f``;
+    `turning`: the distances over which the lower level's noise turns.
+    """
+
+    value: Float[Held, "*p"]
+    gradient: Float[Held, "*p dx"]
+    sound: Bool[Held, "*p"]
+    W: Float[Held, "*p N dy"]
+    adjoint: Float[Held, "*p N dy"]
     rows: ExpansionRows
+    sizes: Float[Held, "*p dx"]
+    spread: Float[Held, "*p"]
+    turning: Float[Held, "*p dx"]
 
 
 @program
-def _solve_points(reduced: Bilevel, points: Float[Array, "p dx"], joint: bool) -> Solved:
-    """Solves at each point from the coefficients at hand, one point after the other."""
+def _solve_points(reduced: Bilevel, points: Float[Held, "p dx"], count: Int[Held, ""], joint: bool) -> Solved:
+    """Solves at the first `count` points from the coefficients at hand, one after the other; zeros at the others."""
     unravel = ravel_pytree(reduced.x0)[1]
-    upper, lower = reduced.upper_pool, reduced.lower_pool
-    start = reduced.W0
-    slope, _ = oracles.lower_gradient(
-        reduced, unravel(points[0]), jax.tree.map(jnp.zeros_like, start), lower, Ledger.empty()
-    )
+    upper, lower, start = reduced.upper_pool, reduced.lower_pool, reduced.W0
+    slope, _ = oracles.lower_gradient(reduced, unravel(points[0]), trees.zeros(start), lower, Ledger.empty())
     target = jnp.finfo(points.dtype).eps ** _LOWER_TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
-    count = len(jax.tree.leaves(start)[0])
+    functions = len(jax.tree.leaves(start)[0])
 
     def one(x):
         point, _ = solve_at(reduced, x, start, target, Ledger.empty())
         rows = expansion_rows(reduced, unravel(x), point.W, point.adjoint, upper, lower, joint)
-        W, V = (oracles.flatten(part)[0].reshape(count, -1) for part in (point.W, point.adjoint))
-        return Solved(point.value, point.gradient, point.sound, W, V, rows)
+        W, V = (oracles.flatten(part)[0].reshape(functions, -1) for part in (point.W, point.adjoint))
+        return Solved(
+            point.value, point.gradient, point.sound, W, V, rows, *_row_scales(reduced, unravel(x), point, rows.f)
+        )
 
-    return jax.lax.map(one, points)
+    def add(k, table):
+        return jax.tree.map(lambda rows, row: rows.at[k].set(row), table, one(points[k]))
+
+    like = jax.eval_shape(one, points[0])
+    return jax.lax.fori_loop(0, count, add, jax.tree.map(lambda a: jnp.zeros((len(points), *a.shape), a.dtype), like))
 
 
-@program
-def _row_scales(reduced: Bilevel, x: Float[Array, " dx"]) -> tuple[PyTree, Array, Array, Array]:
-    """The coefficients at ``x``; the root mean square of single samples' gradients, by coordinate; the spread of ``f``;
-    and the distances over which the lower level's noise turns."""
-    tree, ledger = ravel_pytree(reduced.x0)[1](x), Ledger.empty()
-    slope, _ = oracles.lower_gradient(reduced, tree, reduced.W0, reduced.lower_pool, ledger)
-    target = jnp.finfo(x.dtype).eps ** _LOWER_TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
-    point, _ = solve_at(reduced, x, reduced.W0, target, ledger)
-    upper, lower = reduced.upper_pool, reduced.lower_pool
-    (values, d1, _), _ = oracles.upper_rows(reduced, tree, point.W, upper, ledger)
-    (_, _, cross), _ = oracles.lower_rows(reduced, tree, point.W, point.adjoint, lower, ledger)
+def _row_scales(reduced: Bilevel, x: PyTree, point: Point, values: Float[Held, " n"]) -> tuple[Array, Array, Array]:
+    """The size of single samples' gradients, by coordinate; the spread of ``f``; and how far the noise reaches."""
+    upper, lower, ledger = reduced.upper_pool, reduced.lower_pool, Ledger.empty()
+    (_, d1, _), _ = oracles.upper_rows(reduced, x, point.W, upper, ledger)
+    (_, _, cross), _ = oracles.lower_rows(reduced, x, point.W, point.adjoint, lower, ledger)
     flat = lambda rows: jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(rows)
     mean = lambda batch, table: jnp.tensordot(batch.weight / len(batch), table, axes=1)
     squares = mean(upper, flat(d1) ** 2) + mean(lower, flat(cross) ** 2)
     spread = jnp.sqrt(mean(upper, (values - mean(upper, values)) ** 2))
     spread = jnp.where(spread > 0, spread, jnp.abs(point.value))
-    return point.W, jnp.sqrt(squares), spread, noise_reach(reduced, tree, point.W, lower)
-
-
-def level_covariance(level: Level, rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "k k"]:
-    """The covariance of the mean of rows over a level's pool; of contexts and data apart where they are crossed."""
-    contexts = level.contexts()
-    shares = contexts.shares()
-    if not level.crossed:
-        apart = (rows - shares @ rows) * shares[:, None]
-        return apart.T @ apart
-    table = rows.reshape(len(shares), -1, rows.shape[1])
-    by_data = np.tensordot(shares, table, axes=1)
-    apart = (by_data - by_data.mean(axis=0)) / len(by_data)
-    spread = apart.T @ apart
-    if level.law is None:
-        by_context = table.mean(axis=1)
-        apart = (by_context - shares @ by_context) * shares[:, None]
-        spread = spread + apart.T @ apart
-    return spread
-
-
-def pool_shares(level: Level) -> Float[np.ndarray, " n"]:
-    """The weights, summing to 1, of the rows of a level's pool."""
-    shares = level.contexts().shares()
-    return np.repeat(shares, level.count) / level.count if level.crossed else shares  # pyright: ignore
+    return jnp.sqrt(squares), spread, noise_reach(reduced, x, point.W, lower)
 
 
 @dataclass(frozen=True)
@@ -164,7 +146,7 @@ class Around:
         table = self.slope(self.solved.gradient) / self.lengths[:, None]
         return (table + table.T) / 2
 
-    def at_x(self, table: Array) -> np.ndarray:
+    def at_x(self, table: Held) -> np.ndarray:
         """The part of a table over points that belongs to ``x``."""
         return np.asarray(table[0], float)
 
@@ -216,8 +198,19 @@ class Around:
         """Solves the reduced problem at ``x``, ahead of and behind it."""
         directions, back = _both_sides(study, x, directions)
         points = np.concatenate([x[None], x + directions, x - back[:, None] * directions])
-        solved = _solve_points(reduced.ordinary(), jnp.asarray(points, reduced.dtype), joint)
+        solved = _solved_at_points(reduced, points, joint, len(points))
         return Around(study, reduced, x, directions, back, solved, unit, joint)
+
+
+def _solved_at_points(reduced: Reduced, points: np.ndarray, joint: bool, count: int) -> Solved:
+    """The tables as NumPy's, which are cut and combined on the host."""
+    solved = _solve_points(reduced.ordinary(), put(points.astype(reduced.dtype)), put(np.int32(count)), joint)
+    return jax.tree.map(np.asarray, solved)
+
+
+def _at_x_alone(reduced: Reduced, x: Float[np.ndarray, " dx"], joint: bool) -> Solved:
+    """The reduced problem solved at ``x`` alone, by the program that solves it around ``x``."""
+    return _solved_at_points(reduced, np.tile(x, (2 * len(x) + 1, 1)), joint, 1)
 
 
 def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -249,22 +242,22 @@ def too_large(study: Study, dx: int, joint: bool) -> str:
     return f"{numbers:.1g} numbers would be held" if numbers > _MOST_NUMBERS else ""
 
 
-def natural_step(reduced: Reduced, x: Float[Array, " dx"]) -> Float[np.ndarray, " dx"]:
+def natural_step(reduced: Reduced, x: Float[Held, " dx"]) -> Float[np.ndarray, " dx"]:
     """The distance, along each coordinate of ``x``, over which ``f`` changes by its spread over the samples."""
-    _, size, spread, turning = _row_scales(reduced.ordinary(), x)
-    return _natural(x, size, spread, turning)
+    at = np.asarray(x, float)
+    return _natural(at, _solved_at_points(reduced, at[None], False, 1))
 
 
-def _natural(x: Array, size: Array, spread: Array, turning: Array) -> np.ndarray:
+def _natural(at: np.ndarray, solved: Solved) -> np.ndarray:
     """The spread over the size of single samples' gradients; where these vanish, after ``x`` itself.
 
     Not less than a share of what turns the lower level's noise: at an ``x`` where ``f`` itself vanishes, its spread and
     its gradients are rounding.
     """
-    at, sizes, wide = np.asarray(x, float), np.asarray(size, float), float(spread)
+    sizes, wide = np.asarray(solved.sizes[0], float), float(solved.spread[0])
     known = (sizes > 0) & (wide > 0)
     step = np.where(known, wide / np.where(known, sizes, 1), np.where(at != 0, np.abs(at), 1.0))
-    return np.maximum(step, _SHARE_OF_TURN * np.asarray(turning, float))
+    return np.maximum(step, _SHARE_OF_TURN * np.asarray(solved.turning[0], float))
 
 
 def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Around:
@@ -272,10 +265,10 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
 
     `joint`: with the rows that products of neighbouring samples are made of.
     """
-    flat = ravel_pytree(x)[0].astype(study.dtype)
-    W, size, spread, turning = _row_scales(reduced.ordinary(), flat)
-    reduced, step = replace(reduced, W0=W), _natural(flat, size, spread, turning)
-    at, size, spread = np.asarray(flat, float), np.asarray(size, float), float(spread)
+    at = np.asarray(ravel_pytree(x)[0].astype(study.dtype), float)
+    first = _at_x_alone(reduced, at, joint)
+    reduced, step = replace(reduced, W0=as_coefficients(np.asarray(first.W[0]), reduced.W0)), _natural(at, first)
+    size, spread = np.asarray(first.sizes[0], float), float(first.spread[0])
     unit = step / np.sqrt(spread if spread > 0 else 1.0)
     around = _in_own_units(Around.of(study, reduced, at, np.diag(_FIRST_REACH * step), unit, joint), size)
     wanted = _standard_reach(around)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float
 
-from .expansion import Around, pool_shares
+from .expansion import Around
+from .level_noise import pool_shares
 from .missed import Missed, what_is_missed
 
 _CLEAR = 2.0  # standard errors by which a curvature must exceed zero, for its direction to be determined

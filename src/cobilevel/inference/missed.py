@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from .expansion import Around, pool_shares
+from .expansion import Around
+from .level_noise import pool_shares
 from .neighbours import Neighbours, neighbours_of
 
 _AGREE = 2.7  # standard errors by which two widths may differ

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from .. import archive, trees
 from ..answer import Result, Saved, Solution
-from ..programs import program, program_of_steps
+from ..programs import program, program_of_steps, put
 from ..progress import ProgressBar
 from ..reduction import Bilevel, Reduced
 from .resume import identity, resume_state
@@ -45,7 +45,7 @@ def _judged(solver: Solver, reduced: Bilevel, state: State) -> State:
 
 
 def _going(state: State) -> bool:
-    return bool(state.clock.running) and int(state.step) < int(state.limit)
+    return int(state.result) == Result.RUNNING.code and int(state.step) < int(state.limit)
 
 
 def _statistics(reduced: Reduced, state: State) -> dict[str, Any]:
@@ -79,10 +79,10 @@ def run(
     prepared = solver.prepare(reduced)
     bare = prepared.ordinary()  # programs for problems of one shape are shared, whatever their basis
     if resume is None:
-        state = _judged(solver, bare, solver.init(prepared, key, jnp.int32(steps)))
+        state = _judged(solver, bare, solver.init(prepared, key, put(np.int32(steps))))
     else:
         state = resume_state(solver, prepared, key, steps, resume)
-    idle = eqx.tree_at(lambda s: s.clock.limit, state, jnp.int32(0))
+    idle = eqx.tree_at(lambda s: s.clock.limit, state, put(np.int32(0)))
     jax.block_until_ready(advance(solver, bare, idle, solver.chunk)[0].step)  # compiles, and does nothing
     compiled = time.perf_counter()
     records: list[dict[str, np.ndarray]] = []
@@ -94,7 +94,7 @@ def run(
             if observe is not None:
                 observe(state)
             bar.update(int(state.step), " ".join(f"{k} {v[-1]:.3g}" for k, v in records[-1].items() if len(v)))
-    if bool(state.clock.running):  # a run resumed with no steps left
+    if int(state.result) == Result.RUNNING.code:  # a run resumed with no steps left
         state = _judged(solver, bare, state)
     times = {"seconds": time.perf_counter() - compiled, "compile_seconds": compiled - clock}
     result = Result.of(int(state.result))

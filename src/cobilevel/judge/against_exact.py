@@ -10,6 +10,7 @@ measured here.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +19,26 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..answer import Solution
-from ..basis import Basis
+from ..basis import Basis, combine
 from ..derivatives import oracles, sensitivity
 from ..lower import Law, LocalLower, law_at, lower_along, solve_each, trouble_with
 from ..problem import Level, Samples, Study
+from ..programs import Held, program, put
 from ..reduction import Reduced, reduce_with
-from .evaluate import mean_loss, square_distance
+from .evaluate import mean_loss
 from .galerkin import Galerkin, galerkin, policy_of
 from .gradient_rows import GradientRows, UpperContexts
 from .intervals import Estimate, freedom_of, mean_estimate, measurable
-from .jackknife import GROUPS, jackknife, split_rows
+from .jackknife import GROUPS, as_rows, jackknife, split_rows
 from .measured import Errors, Measured, NoisyVector
 
 _DRAWN_ROWS = 100_000  # the most rows the reduced problem is solved on where noise is drawn
 _DRAWS_EACH = 8  # of noise at a context, for the start of those solves
 _NEWTON_STEPS, _SETTLED = 4, 1e-8  # from there to conditional means, and the relative step that ends them
 _SEEN = 1e-12  # eigenvalues, relative to the largest, below which a direction is not seen by the samples
+
+
+_hessian_of = program(oracles.galerkin_hessian)
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,13 @@ class Contextual:
     contexts: UpperContexts
     law: Law
 
-    def sensitivity(self, y: PyTree, law: Law | None = None) -> tuple[Float[Array, "contexts dy dx"], LocalLower]:
+    def sensitivity(self, y: PyTree, law: Law | None = None) -> tuple[Float[Held, "contexts dy dx"], LocalLower]:
         """``s = -A^-1 D`` along a policy, and the derivatives it is made of."""
         local = lower_along(self.study.problem, self.x, y, self.law if law is None else law)
-        return sensitivity(lambda right: jnp.linalg.solve(local.hessian, right), local.cross), local
+        solve: Any = lambda right: np.linalg.solve(np.asarray(local.hessian), np.asarray(right))
+        return put(sensitivity(solve, local.cross)), local
 
-    def gradients(self, y: PyTree, s: Float[Array, "contexts dy dx"]) -> GradientRows:
+    def gradients(self, y: PyTree, s: Float[Held, "contexts dy dx"]) -> GradientRows:
         """The rows of the gradient for a policy and a sensitivity."""
         return self.contexts.gradients(self.study.problem, self.x, y, s)
 
@@ -63,11 +69,11 @@ class ReducedPolicy:
     gradient `rows_within`.
     """
 
-    phi: Float[Array, "contexts N"]
+    phi: Float[Held, "contexts N"]
     y: PyTree[Array]
     local: LocalLower
-    own: Float[Array, "contexts dy dx"]
-    within: Float[Array, "contexts dy dx"]
+    own: Float[Held, "contexts dy dx"]
+    within: Float[Held, "contexts dy dx"]
     rows: GradientRows
     rows_within: GradientRows
 
@@ -75,7 +81,7 @@ class ReducedPolicy:
     def of(at: Contextual, reduced: Reduced, found: Galerkin) -> "ReducedPolicy":
         phi, y = reduced.features(at.contexts.xi), policy_of(reduced, found.W, at.contexts.xi)
         own, local = at.sensitivity(y)
-        within = jnp.einsum("pk,kaj->paj", phi, found.sensitivity)
+        within = combine(phi, found.sensitivity)
         return ReducedPolicy(phi, y, local, own, within, at.gradients(y, own), at.gradients(y, within))
 
 
@@ -105,9 +111,7 @@ def measure_exactly(study: Study, solution: Solution, draws: int, key: Array, ri
         errors=_errors(at, solution, exact.y, policy, found, richer),
         freedom=freedom,
         scale=true.size(),
-        value=mean_loss(
-            study.problem.upper, solution.x, jax.tree.map(lambda a: a[contexts.place], exact.y), study.upper
-        ),
+        value=mean_loss(study.problem.upper, solution.x, put(contexts.by_row(exact.y)), study.upper),
         trouble=trouble_with(exact) if bool(found.sound) else "the reduced problem could not be solved at x",
     )
 
@@ -145,10 +149,10 @@ def _few_draws(at: Contextual) -> Level:
     return Samples(again(rows.xi), jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), eta), again(rows.weights))
 
 
-@jax.jit
+@program
 def _one_step(
-    W: Float[Array, "N dy"], phi: Float[Array, "n N"], shares: Float[Array, " n"], local: LocalLower
-) -> tuple[Float[Array, "N dy"], Float[Array, "N dy dx"], Float[Array, "M M"]]:
+    W: Float[Held, "N dy"], phi: Float[Held, "n N"], shares: Float[Held, " n"], local: LocalLower
+) -> tuple[Float[Held, "N dy"], Float[Held, "N dy dx"], Float[Held, "M M"]]:
     """A Newton step for the coefficients, the sensitivity and the Hessian there, from derivatives along the policy."""
     H = oracles.galerkin_hessian(phi, shares, local.hessian)
     cross = jnp.einsum("n,nk,naj->kaj", shares, phi, local.cross, optimize="optimal").reshape(W.size, -1)
@@ -173,7 +177,7 @@ def _with_conditional_means(at: Contextual, reduced: Reduced, found: Galerkin, d
         if float(jnp.linalg.norm(W - before)) <= _SETTLED * (1 + float(jnp.linalg.norm(W))):
             break
     here = reduced.features(contexts.xi)
-    rows = at.gradients(policy_of(reduced, W, contexts.xi), jnp.einsum("pk,kaj->paj", here, s))
+    rows = at.gradients(policy_of(reduced, W, contexts.xi), combine(here, s))
     pull = jnp.einsum("n,nk,na->ka", contexts.shares, here[contexts.place], rows.d2).reshape(-1)
     v = jnp.linalg.solve(H, pull).reshape(W.shape)
     return Galerkin(W, v, jnp.asarray(rows.mean, found.gradient.dtype), found.sound, s, H)
@@ -189,14 +193,15 @@ def _difference_noise(
     """
     contexts = at.contexts
     group = split_rows(len(contexts.place), np.random.default_rng(0))
-    local, phi = jax.tree.map(lambda a: a[contexts.place], (policy.local, policy.phi))
+    local, phi = put(jax.tree.map(lambda a: np.asarray(a)[contexts.place], (policy.local, policy.phi)))
     differences = []
     for k in range(GROUPS):
-        shares = contexts.shares * jnp.asarray(group != k, contexts.shares.dtype)
-        shares = shares / jnp.sum(shares)
+        shares = contexts.shares * (group != k)
+        with np.errstate(invalid="ignore"):  # of a single sample nothing is left, and nothing known
+            shares = (shares / np.sum(shares)).astype(contexts.shares.dtype)
         W, s, _ = _one_step(found.W, phi, shares, local)
-        rows = at.gradients(policy_of(reduced, W, contexts.xi), jnp.einsum("pk,kaj->paj", policy.phi, s))
-        differences.append(np.asarray(shares @ (true.by_context - rows.by_context), float))
+        rows = at.gradients(policy_of(reduced, W, contexts.xi), combine(policy.phi, s))
+        differences.append(shares @ (np.asarray(true.by_context, float) - np.asarray(rows.by_context, float)))
     return jackknife(np.stack(differences))
 
 
@@ -207,9 +212,10 @@ def _errors(
     contexts = at.contexts
     shares, place = np.asarray(contexts.shares, float), np.asarray(contexts.place)
     by_row = lambda table: np.asarray(table, float)[place]
-    A, v, lost = by_row(policy.local.hessian), by_row(policy.phi @ found.adjoint), by_row(policy.own - policy.within)
+    A, v = by_row(policy.local.hessian), by_row(combine(policy.phi, found.adjoint))
+    lost = by_row(policy.own) - by_row(policy.within)
     d2, whole = np.asarray(policy.rows.d2, float), by_row(policy.own)
-    squares = lambda a, b: by_row(jax.vmap(square_distance)(a, b))
+    squares = lambda a, b: by_row(np.sum((as_rows(a) - as_rows(b)) ** 2, axis=1))
     if contexts.crossed or not at.study.upper_noise:
         residual = np.linalg.solve(A, d2[..., None])[..., 0] - v
         adjoint = mean_estimate(np.einsum("na,nab,nb->n", residual, A, residual), shares)
@@ -234,10 +240,10 @@ def _noisy_square(
     which hold the noise, are left out of the double sum.
     """
     contexts, domain = at.contexts, at.study.problem.domain
-    xi = domain.snap(contexts.xi[contexts.place], at.study.dtype)
+    xi = domain.snap(contexts.by_row(contexts.xi), at.study.dtype)
     basis = solution.basis if richer is None else richer.fit(domain, xi, contexts.shares)
     phi = basis(xi)
-    hessian = oracles.galerkin_hessian(phi, contexts.shares, local.hessian[contexts.place])
+    hessian = _hessian_of(phi, contexts.shares, np.asarray(local.hessian)[contexts.place])
     rho = np.einsum("nk,na->nka", np.asarray(phi, float), residual).reshape(len(phi), -1)
     return _square_without_diagonal(rho, np.asarray(hessian, float), np.asarray(contexts.shares, float), at.study.eps)
 

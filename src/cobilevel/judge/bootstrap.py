@@ -16,6 +16,7 @@ from ..inference import infer
 from ..iteration import run
 from ..keys import as_key
 from ..problem import Data, Precision, Problem, Study, precision_for
+from ..programs import Held
 from ..progress import ProgressBar
 from ..reduction import Batch, Reduced, reduce_with
 from ..solvers import Newton
@@ -144,8 +145,8 @@ class Spread:
     the directions that are not determined. Where there are bounds, each coordinate keeps to itself, and all are there.
     """
 
-    at: Float[Array, " dx"]
-    scales: Float[Array, "dx k"]
+    at: Float[Held, " dx"]
+    scales: Float[Held, "dx k"]
     shaped: Callable[[Array], PyTree]
     bounds: tuple[Array, Array] | None = None
 
@@ -185,7 +186,7 @@ class Spread:
         typical = np.sqrt(max(np.sum(H * C), 0) / max(scales.shape[1], 1))
         return Spread(at, jnp.asarray(scales * (typical if typical > 0 else 1), study.dtype), shaped)
 
-    def x(self, u: Float[Array, " k"]) -> Float[Array, " dx"]:
+    def x(self, u: Float[Held, " k"]) -> Float[Held, " dx"]:
         """The flattened decision at these coordinates."""
         return self.at + self.scales @ ravel_pytree(u)[0]
 

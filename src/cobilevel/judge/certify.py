@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
@@ -14,6 +13,7 @@ from ..inference import Around, infer_flat, look_around, too_large
 from ..keys import as_key
 from ..lower import DENSE_LIMIT, MISSING, law_is_known
 from ..problem import Data, Problem, Study, precision_for
+from ..programs import put
 from ..reduction import reduce_with
 from .against_exact import measure_exactly
 from .against_richer import measure_against_richer
@@ -154,9 +154,9 @@ def _certificate(
 ) -> Certificate:
     """The figures of merit, from what was measured."""
     x, unravel = ravel_pytree(solution.x)
-    as_x = lambda vector: unravel(jnp.asarray(vector, x.dtype))
+    as_x = lambda vector: unravel(put(np.asarray(vector, x.dtype)))
     errors, difference = found.errors, found.difference
-    free = np.asarray(study.problem.bounds.flat().free(x, jnp.asarray(found.gradient.mean, x.dtype)))
+    free = np.asarray(study.problem.bounds.flat().free(x, np.asarray(found.gradient.mean, x.dtype)))
     free = free if around is None or not around.sound else around.free()
     found = _rounded(found, study)
     same = solved_from_these(found, free)

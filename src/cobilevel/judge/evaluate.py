@@ -13,7 +13,7 @@ from ..answer import Solution, check_solution
 from ..keys import as_key
 from ..lower import exact_lower, trouble_with
 from ..problem import Data, Level, Problem, Study, precision_for
-from ..programs import program
+from ..programs import Held, program
 from .intervals import Estimate, mean_estimate
 
 
@@ -38,7 +38,7 @@ class Evaluation:
         return f"Evaluation(loss={self.loss.words(6)}, policy_error={self.policy_error!r}{x_error}{trouble})"
 
 
-def square_distance(a: PyTree, b: PyTree) -> Float[Array, ""]:
+def square_distance(a: PyTree, b: PyTree) -> Float[Held, ""]:
     """``|a - b|^2`` over all leaves."""
     gap = trees.sub(a, b)
     return trees.dot(gap, gap)
@@ -53,7 +53,7 @@ def in_precision_of(study: Study, solution: Any) -> Solution:
 
 
 @program
-def _at_each(objective: Callable, x: PyTree, y: PyTree, xi: Array, eta: PyTree, crossed: bool) -> Float[Array, " n"]:
+def _at_each(objective: Callable, x: PyTree, y: PyTree, xi: Array, eta: PyTree, crossed: bool) -> Float[Held, " n"]:
     if not crossed:
         return jax.vmap(objective, in_axes=(None, 0, 0, 0))(x, y, xi, eta)
     over_data = lambda pair: jnp.mean(jax.vmap(lambda e: objective(x, pair[0], pair[1], e))(eta))

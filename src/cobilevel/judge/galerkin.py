@@ -14,8 +14,8 @@ from ..basis import combine
 from ..derivatives import Ledger, oracles, sensitivity
 from ..lower import solve_at
 from ..problem import Study
-from ..programs import program
-from ..reduction import Batch, Bilevel, Reduced, reduce_with
+from ..programs import Held, program
+from ..reduction import Batch, Bilevel, Reduced, as_coefficients, reduce_with
 from .jackknife import GROUPS, jackknife, split_rows
 from .measured import Measured, NoisyVector
 
@@ -25,16 +25,16 @@ _TARGET = 0.9  # the power of the precision that the lower gradient is brought t
 class Galerkin(eqx.Module):
     """Coefficients of policy, adjoint and (where asked for) sensitivity, the gradient, and the lower Hessian."""
 
-    W: Float[Array, "N dy"]
-    adjoint: Float[Array, "N dy"]
-    gradient: Float[Array, " dx"]
-    sound: Bool[Array, ""]
-    sensitivity: Float[Array, "N dy dx"] | None = None
-    hessian: Float[Array, "M M"] | None = None
+    W: Float[Held, "N dy"]
+    adjoint: Float[Held, "N dy"]
+    gradient: Float[Held, " dx"]
+    sound: Bool[Held, ""]
+    sensitivity: Float[Held, "N dy dx"] | None = None
+    hessian: Float[Held, "M M"] | None = None
 
 
 @program
-def galerkin(reduced: Bilevel, x: Float[Array, " dx"], matrices: bool = True) -> Galerkin:
+def galerkin(reduced: Bilevel, x: Float[Held, " dx"], matrices: bool = True) -> Galerkin:
     """Solves the reduced problem at ``x``; without its matrices only coefficients and gradient."""
     tree = ravel_pytree(reduced.x0)[1](x)
     ledger, pool = Ledger.empty(), reduced.lower_pool
@@ -51,7 +51,7 @@ def galerkin(reduced: Bilevel, x: Float[Array, " dx"], matrices: bool = True) ->
     return Galerkin(W, v, point.gradient, point.sound, s, hessian)
 
 
-def galerkin_without(reduced: Bilevel, x: Float[Array, " dx"], shared: bool, matrices: bool = True) -> Galerkin:
+def galerkin_without(reduced: Bilevel, x: Float[Held, " dx"], shared: bool, matrices: bool = True) -> Galerkin:
     """The reduced problem solved with one group of samples left out at a time; a leading axis over groups.
 
     Without the Hessian. `shared`: whether both levels see the same samples.
@@ -63,7 +63,7 @@ def galerkin_without(reduced: Bilevel, x: Float[Array, " dx"], shared: bool, mat
 
 @program
 def _each_without(
-    reduced: Bilevel, x: Array, lower: Int[Array, " n"], upper: Int[Array, " m"], matrices: bool
+    reduced: Bilevel, x: Array, lower: Int[Held, " n"], upper: Int[Held, " m"], matrices: bool
 ) -> Galerkin:
     def kept(pool: Batch, group: Array, k: Array) -> Batch:
         weight = pool.weight * (group != k).astype(pool.weight.dtype)
@@ -76,10 +76,9 @@ def _each_without(
     return jax.lax.map(one, jnp.arange(GROUPS))
 
 
-def policy_of(reduced: Reduced, W: Float[Array, "N dy"], xi: Array) -> PyTree[Array]:
+def policy_of(reduced: Reduced, W: Float[Held, "N dy"], xi: Array) -> PyTree[Array]:
     """The policy with the given coefficients, at contexts."""
-    _, unflatten = oracles.flatten(reduced.W0)
-    return combine(reduced.basis(xi), reduced.restore(unflatten(W.reshape(-1))))
+    return combine(reduced.basis(xi), reduced.restore(as_coefficients(np.asarray(W), reduced.W0)))
 
 
 def measure_reduced(study: Study, solution: Solution) -> Measured:

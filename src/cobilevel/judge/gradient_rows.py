@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from ..derivatives import sensitivity_form, upper_derivatives
 from ..problem import Finite, Problem, Study
-from ..programs import program
+from ..programs import Held, program, put
 from .jackknife import covariance
 
 
@@ -21,15 +21,15 @@ class GradientRows(eqx.Module):
     `drawn`: whether contexts are a sample, and not a law.
     """
 
-    by_context: Float[Array, "n dx"]
-    by_data: Float[Array, "rows dx"] | None
-    d2: Float[Array, "n dy"]
-    shares: Float[Array, " n"]
+    by_context: Float[Held, "n dx"]
+    by_data: Float[Held, "rows dx"] | None
+    d2: Float[Held, "n dy"]
+    shares: Float[Held, " n"]
     drawn: bool = eqx.field(static=True)
 
     @property
     def mean(self) -> Float[np.ndarray, " dx"]:
-        return np.asarray(self.shares @ self.by_context, dtype=float)
+        return np.asarray(self.shares, dtype=float) @ np.asarray(self.by_context, dtype=float)
 
     def __sub__(self, other: "GradientRows") -> "GradientRows":
         by_data = None if self.by_data is None or other.by_data is None else self.by_data - other.by_data
@@ -64,9 +64,9 @@ class UpperContexts(eqx.Module):
     `crossed`: every context meets all the data; `drawn`: contexts are a sample, not a law.
     """
 
-    xi: Shaped[Array, "contexts ..."]
-    place: Int[Array, " n"]
-    shares: Float[Array, " n"]
+    xi: Shaped[Held, "contexts ..."]
+    place: Int[Held, " n"]
+    shares: Float[Held, " n"]
     eta: PyTree
     crossed: bool = eqx.field(static=True)
     drawn: bool = eqx.field(static=True)
@@ -74,23 +74,28 @@ class UpperContexts(eqx.Module):
     @staticmethod
     def of(study: Study) -> "UpperContexts":
         rows, domain = study.upper.contexts(), study.problem.domain
-        shares = jnp.asarray(rows.shares(), study.dtype)
-        xi, place = rows.xi, jnp.arange(len(rows))
+        shares: Any = rows.shares().astype(study.dtype)
+        xi: Any = rows.xi
+        place: Any = np.arange(len(rows))
         if isinstance(domain, Finite):
             values, found = np.unique(np.asarray(domain.index(xi)), return_inverse=True)
-            xi, place = jnp.asarray(domain.values)[values], jnp.asarray(found.ravel())
+            xi, place = put(np.asarray(domain.values)[values]), found.ravel()
         eta = study.upper.eta  # pyright: ignore[reportAttributeAccessIssue]
         return UpperContexts(xi, place, shares, eta, study.upper.crossed, study.upper.law is None)
 
-    def gradients(self, problem: Problem, x: PyTree, y: PyTree, s: Float[Array, "contexts dy dx"]) -> GradientRows:
+    def by_row(self, tree: PyTree) -> PyTree:
+        """A table over contexts as one over the rows."""
+        return jax.tree.map(lambda a: np.asarray(a)[np.asarray(self.place)], tree)
+
+    def gradients(self, problem: Problem, x: PyTree, y: PyTree, s: Float[Held, "contexts dy dx"]) -> GradientRows:
         """``d1 f + s^T d2 f`` with ``y`` and ``s`` by context."""
-        y_rows, s_rows = jax.tree.map(lambda a: a[self.place], (y, s))
         rows = _crossed_rows if self.crossed else _joint_rows
-        by_context, by_data, d2 = rows(problem, x, y_rows, s_rows, self.shares, self.xi[self.place], self.eta)
+        y_rows, s_rows, xi = self.by_row((y, s, self.xi))
+        by_context, by_data, d2 = rows(problem, x, y_rows, s_rows, self.shares, xi, self.eta)
         return GradientRows(by_context, by_data, d2, self.shares, self.drawn)
 
 
-def _contract(d1: PyTree, d2: PyTree, s: Float[Array, "n dy dx"]) -> tuple[Float[Array, "n dx"], Float[Array, "n dy"]]:
+def _contract(d1: PyTree, d2: PyTree, s: Float[Held, "n dy dx"]) -> tuple[Float[Held, "n dx"], Float[Held, "n dy"]]:
     flat = [jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(part) for part in (d1, d2)]
     return sensitivity_form(flat[0], flat[1], s), flat[1]
 

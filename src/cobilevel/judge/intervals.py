@@ -45,7 +45,8 @@ class Estimate(float):
         """Of the mean of a square, estimated without bias, so that it may be negative.
 
         Its variance grows with the truth, and where the estimate is too small by chance so is the variance: the
-        interval holds the values that differ from the estimate by no more than *their* variance explains.
+        interval holds the values that differ from the estimate by no more than *their* variance explains; at least
+        those up to a standard error, however far below zero the estimate is.
         """
         if not np.isfinite(value + variance + growth):
             return Estimate(value, np.nan, (0.0, np.inf))
@@ -54,7 +55,7 @@ class Estimate(float):
         middle = value + reach * growth / 2
         half = float(np.sqrt(max(reach * (reach * growth**2 / 4 + variance), 0.0)))
         error = float(np.sqrt(max(variance + growth * max(-value, 0.0), 0.0)))
-        return Estimate(max(value, 0.0), error, (max(middle - half, 0.0), max(middle + half, 0.0)))
+        return Estimate(max(value, 0.0), error, (max(middle - half, 0.0), max(middle + half, error)))
 
     def beyond_rounding(self, size: float) -> "Estimate":
         """Itself, or zero where it is no more than the rounding of squares of this size."""

@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, Int, PyTree
 
 from .intervals import Estimate, freedom_of, measurable
@@ -12,7 +11,8 @@ GROUPS = 20  # left out in turn; with 19 degrees of freedom an interval is 7% wi
 
 def as_rows(tree: PyTree) -> Float[np.ndarray, "n d"]:
     """A batch of pytrees as a matrix in double precision, one row each."""
-    return np.asarray(jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(tree), dtype=float)
+    leaves = [np.asarray(leaf, dtype=float) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
 def covariance(rows: Float[np.ndarray, "n d"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "d d"]:

@@ -4,13 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 
 from .. import trees
 from ..answer import Solution
 from ..derivatives import Ledger, oracles
 from ..problem import Data, Problem, Study, double, precision_for
-from ..programs import program
+from ..programs import Held, program
 from ..reduction import Batch, Bilevel, Table, batch_of
 from .evaluate import in_precision_of
 
@@ -18,7 +18,7 @@ _COMPARED_ROWS = 2048  # samples over which the two gradients are taken
 
 
 @program
-def _slopes(bare: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> PyTree[Float[Array, "..."]]:
+def _slopes(bare: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> PyTree[Float[Held, "..."]]:
     (_, d1, d2), _ = oracles.upper_gradients(bare, x, W, batch, Ledger.empty())
     return d1, d2
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, PyTree, Shaped
 from ..derivatives import hessian_product, local_model, lower_derivatives, value_and_slope
 from ..keys import as_key
 from ..problem import Finite, Problem, Study
-from ..programs import program
+from ..programs import Held, program
 from .damped_newton import Curvature, Dense, MatrixFree, minimise
 
 _DENSE_Y = 64  # the largest y whose Hessian is formed at each context
@@ -24,10 +24,10 @@ _WORK = 2_000_000  # numbers that contexts solved together may take, about
 class LowerSolution(eqx.Module):
     """Exact lower-level solutions, one a context."""
 
-    y: PyTree[Shaped[Array, "n ..."]]
-    converged: Bool[Array, " n"]
-    gradient: Float[Array, " n"]
-    convex: Bool[Array, " n"]
+    y: PyTree[Shaped[Held, "n ..."]]
+    converged: Bool[Held, " n"]
+    gradient: Float[Held, " n"]
+    convex: Bool[Held, " n"]
 
 
 MISSING = (
@@ -44,13 +44,13 @@ class Law(eqx.Module):
     differ; or a key for each context, from which ``problem.conditional`` draws.
     """
 
-    xi: Shaped[Array, "n ..."]
+    xi: Shaped[Held, "n ..."]
     eta: PyTree
     weights: Array | None
     keys: Array | None
     rows: int = eqx.field(static=True)
 
-    def without(self, left_out: Bool[Array, " rows"]) -> "Law":
+    def without(self, left_out: Bool[Held, " rows"]) -> "Law":
         """The same law with some rows of the data left out."""
         kept = (~left_out).astype(self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float)
         if self.weights is None:
@@ -60,7 +60,7 @@ class Law(eqx.Module):
         return replace(self, weights=jnp.where(some, weights, self.weights))
 
 
-def law_at(study: Study, xi: Shaped[Array, "n ..."], draws: int = 1024, key: Any = 0) -> Law:
+def law_at(study: Study, xi: Shaped[Held, "n ..."], draws: int = 1024, key: Any = 0) -> Law:
     """The conditional law at the contexts: exact where ``lower`` has no noise; all data for ``Product``; `draws` draws
     where the problem has a ``conditional`` sampler; the samples of each value for a ``Finite`` domain. Else raises."""
     problem = study.problem
@@ -94,7 +94,7 @@ def law_is_known(study: Study) -> bool:
 def exact_lower(
     study: Study,
     x: PyTree,
-    xi: Shaped[Array, "n ..."],
+    xi: Shaped[Held, "n ..."],
     draws: int = 1024,
     key: Any = 0,
     tolerance: float | None = None,
@@ -165,9 +165,9 @@ def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = 
 class LocalLower(eqx.Module):
     """The conditional lower level at given contexts and decisions, flattened: ``d2 G``, ``d22 G`` and ``d21 G``."""
 
-    slope: Float[Array, "n dy"]
-    hessian: Float[Array, "n dy dy"]
-    cross: Float[Array, "n dy dx"]
+    slope: Float[Held, "n dy"]
+    hessian: Float[Held, "n dy dy"]
+    cross: Float[Held, "n dy dx"]
 
 
 @program

@@ -8,6 +8,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
+from ..programs import put
 from .precision import Held, kept_digits
 
 
@@ -84,11 +85,11 @@ def float_leaf(leaf: Any, name: str) -> Held:
         raise TypeError(f"{name} has dtype {array.dtype}, too coarse to solve in: use float32 or float64.")
     if array.size == 0:
         raise ValueError(f"{name} is empty, shape {array.shape}: give a starting point with at least one number.")
-    if concrete(array) and not bool(jnp.all(jnp.isfinite(array))):
+    if concrete(array) and not np.isfinite(np.asarray(array)).all():
         raise ValueError(f"{name} holds NaN or infinity; give a finite starting point.")
     if isinstance(array, np.ndarray):
         return array  # pyright: ignore[reportReturnType]
-    return jnp.asarray(array, array.dtype)  # drops weak types, so that loops keep their dtype
+    return put(np.asarray(array)) if concrete(array) else jnp.asarray(array, array.dtype)  # drops weak types
 
 
 def float_tree(tree: PyTree, argument: str) -> PyTree:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
+from ..programs import arithmetic, put
 from .array_checks import concrete, path_name
 from .precision import Held
 
@@ -38,7 +39,7 @@ class Bounds(eqx.Module):
 
     def project(self, x: PyTree) -> PyTree:
         """The nearest point within the bounds."""
-        return jax.tree.map(jnp.clip, x, self.lo, self.hi)
+        return put(jax.tree.map(arithmetic(x, self.lo, self.hi).clip, x, self.lo, self.hi))
 
     def fixed(self) -> PyTree:
         """Which coordinates have no room at all."""
@@ -50,7 +51,10 @@ class Bounds(eqx.Module):
         Those at a bound (or within `margin` of it) that the gradient pushes against may not, nor those with no room.
         """
 
-        def leaf(x, g, lo, hi, near):
+        xp = arithmetic(x, gradient, self.lo, self.hi, margin)
+
+        def leaf(*arrays):
+            x, g, lo, hi, near = (xp.asarray(a) for a in arrays)
             blocked = ((x <= lo + near) & (g > 0)) | ((x >= hi - near) & (g < 0)) | (lo == hi)
             return ~blocked
 
@@ -82,6 +86,8 @@ def _fill_bound(bound: PyTree, x0: PyTree, side: str, default: float) -> PyTree:
             try:
                 if isinstance(x, np.ndarray):
                     return np.broadcast_to(np.asarray(value, x.dtype), x.shape).copy()
+                if concrete(value) and concrete(x):
+                    return put(np.broadcast_to(np.asarray(value, x.dtype), x.shape).copy())
                 return jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape)
             except (ValueError, TypeError) as error:
                 raise ValueError(
@@ -106,12 +112,13 @@ def _check_bounds(x0: PyTree, lo: PyTree, hi: PyTree) -> None:
     ):
         if not (concrete(x) and concrete(low) and concrete(high)):
             continue
-        if bool(jnp.any(jnp.isnan(low) | jnp.isnan(high))):
+        x, low, high = (np.asarray(part) for part in (x, low, high))
+        if np.any(np.isnan(low) | np.isnan(high)):
             raise ValueError("x_bounds: bounds may be infinite (or None) but not NaN.")
-        if not bool(jnp.all(low <= high)):
+        if not np.all(low <= high):
             raise ValueError("x_bounds: every lower bound must be at most its upper bound; are they swapped?")
-        if not bool(jnp.all((low <= x) & (x <= high))):
+        if not np.all((low <= x) & (x <= high)):
             raise ValueError(
-                f"{path_name('x0', path)} = {np.asarray(x)} lies outside x_bounds [{np.asarray(low)}, "
-                f"{np.asarray(high)}]. Move x0 inside, or widen the bounds."
+                f"{path_name('x0', path)} = {x} lies outside x_bounds [{low}, {high}]. Move x0 inside, or widen the "
+                "bounds."
             )

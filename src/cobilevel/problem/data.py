@@ -18,6 +18,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
+from ..keys import as_key, generator, split_key
+from ..programs import arithmetic, put
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .distributions import Distribution
 from .precision import Held, cast
@@ -126,7 +128,8 @@ class Samples(Level):
         if self.weights.shape != (rows,):
             raise ValueError(f"Samples: weights must have shape ({rows},), got {self.weights.shape}.")
         require_finite(self.weights, "Samples: weights")
-        if concrete(self.weights) and (bool(jnp.any(self.weights < 0)) or not float(jnp.sum(self.weights)) > 0):
+        held = np.asarray(self.weights) if concrete(self.weights) else np.ones(1)
+        if np.any(held < 0) or not np.sum(held) > 0:
             raise ValueError("Samples: weights must be nonnegative and not all zero.")
 
     def __len__(self) -> int:
@@ -138,14 +141,17 @@ class Samples(Level):
 
     def rows(self, index: Any) -> "Samples":
         """The samples at the given positions."""
-        return jax.tree.map(lambda a: a[index], self)
+        xp = arithmetic(self, index)
+        return put(jax.tree.map(lambda a: xp.asarray(a)[index], self))
 
     def mean_one_weights(self) -> Float[Array, " n"]:
         """The weights scaled to mean 1, so that ``mean(w * f)`` estimates the expectation, on any batch."""
         if self.weights is None:
             dtype = self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float
-            return jnp.ones(len(self), dtype)
-        return self.weights / jnp.mean(self.weights)
+            return put(np.ones(len(self), dtype))
+        xp = arithmetic(self.weights)
+        weights = xp.asarray(self.weights)
+        return put(weights / xp.mean(weights))
 
     def shares(self) -> Float[np.ndarray, " n"]:
         """The weights scaled to sum to 1, in double precision."""
@@ -171,14 +177,14 @@ class Samples(Level):
         return Samples(self.xi, None, self.weights)
 
     def example(self, rows=1):
-        return self.rows(jnp.arange(rows) % len(self))
+        return self.rows(np.arange(rows) % len(self))
 
     def look(self, key, rows=LOOK_ROWS, contexts=LOOK_CONTEXTS):
         part = self.thinned(key, rows)
         return Look(part, part)
 
     def thinned(self, key, rows):
-        return self.rows(jax.random.permutation(key, len(self))[:rows])
+        return self.rows(generator(key).permutation(len(self))[:rows])
 
     def parsed(self, dtype=None):
         """Without rows of weight zero, which say nothing and must not be counted; weights of mean one."""
@@ -234,41 +240,40 @@ class Product(Level):
         return self.given if isinstance(self.given, Distribution) else None
 
     def contexts(self):
-        return Samples(self.given) if self.law is None else Samples(*_rule(self.law, self.nodes))
+        if self.law is None:
+            return Samples(self.given)
+        points, weights = self.law.quadrature(self.nodes)
+        return Samples(points, None, weights)
 
-    def pairs(self, context: Samples, i: Array, j: Array) -> Samples:
+    def pairs(self, context: Samples, i: Any, j: Any) -> Samples:
         """The pairs of context ``i`` and data row ``j``."""
-        weights = None if context.weights is None else context.weights[i]
-        return Samples(context.xi[i], jax.tree.map(lambda a: a[j], self.eta), weights)
+        xp = arithmetic(context, self.eta, i, j)
+        at = lambda tree, index: put(jax.tree.map(lambda a: xp.asarray(a)[index], tree))
+        return Samples(at(context.xi, i), at(self.eta, j), at(context.weights, i))
 
     def example(self, rows=1):
-        context, index = self.contexts(), jnp.arange(rows)
+        context, index = self.contexts(), np.arange(rows)
         return self.pairs(Samples(context.xi), index % len(context), index % self.count)
 
     def look(self, key, rows=LOOK_ROWS, contexts=LOOK_CONTEXTS):
         """Each context with the same rows of the data, so that these bring no noise between contexts."""
-        for_context, for_data = jax.random.split(key)
+        for_context, for_data = split_key(key)
         context = self.contexts() if self.law is None else Samples(self.law.sample(for_context, contexts))
-        chosen = jax.random.permutation(for_context, len(context))[:contexts]
+        chosen = generator(for_context).permutation(len(context))[:contexts]
         level = self.thinned(for_data, max(1, rows // len(chosen)))
         count = level.count
-        pairs = level.pairs(context, jnp.repeat(chosen, count), jnp.tile(jnp.arange(count), len(chosen)))
+        pairs = level.pairs(context, np.repeat(chosen, count), np.tile(np.arange(count), len(chosen)))
         return Look(level, pairs, count)
 
     def thinned(self, key, rows):
-        order = jax.random.permutation(key, self.count)[:rows]
-        return Product(self.given, jax.tree.map(lambda a: a[order], self.eta), self.nodes)
+        order = generator(key).permutation(self.count)[:rows]
+        return Product(self.given, put(jax.tree.map(lambda a: np.asarray(a)[order], self.eta)), self.nodes)
 
     def resample(self, rng):
         """The rows of the data are drawn again, and the contexts too where they are a sample rather than a law."""
         contexts = len(self.contexts())
         often = _drawn_again(contexts, rng) if self.law is None else np.ones(contexts)
         return np.outer(often, _drawn_again(self.count, rng)).ravel()
-
-
-def _rule(law: Distribution, nodes: int) -> tuple[Array, None, Array]:
-    points, weights = law.quadrature(nodes)
-    return points, None, weights
 
 
 class Stream(Level):
@@ -279,12 +284,12 @@ class Stream(Level):
     def __check_init__(self):
         if not callable(self.draw):
             raise TypeError(f"Stream: draw must be a function draw(key, size) -> Samples, got {self.draw!r}.")
-        drawn = eqx.filter_eval_shape(lambda key: self.draw(key, 3), jax.random.key(0))
+        drawn = eqx.filter_eval_shape(lambda key: self.draw(key, 3), as_key(0))
         if not isinstance(drawn, Samples):
             raise TypeError(f"Stream: draw(key, size) must return Samples, got {type(drawn).__name__}.")
         if len(drawn) != 3:
             raise ValueError(f"Stream: draw(key, 3) returned {len(drawn)} samples instead of 3.")
-        program = jax.make_jaxpr(lambda key: self.draw(key, 3))(jax.random.key(0)).jaxpr
+        program = jax.make_jaxpr(lambda key: self.draw(key, 3))(as_key(0)).jaxpr
         if not any(program.invars[0] in equation.invars for equation in program.eqns):
             raise ValueError(
                 "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
@@ -294,7 +299,7 @@ class Stream(Level):
     def parsed(self, dtype=None):
         """The stream as its function is now."""
         cast_all = lambda drawn: Level.parsed(drawn, dtype) if isinstance(drawn, Samples) else drawn
-        now = Sampler(self.draw, jax.random.key(0), finish=cast_all)
+        now = Sampler(self.draw, as_key(0), finish=cast_all)
         return eqx.tree_at(lambda s: s.draw, self, now, is_leaf=lambda v: v is self.draw)
 
     @property
@@ -306,7 +311,7 @@ class Stream(Level):
         return Samples(drawn.xi, None, drawn.weights)
 
     def example(self, rows=1):
-        return self.draw(jax.random.key(0), rows)
+        return self.draw(as_key(0), rows)
 
     def look(self, key, rows=LOOK_ROWS, contexts=LOOK_CONTEXTS):
         drawn = self.draw(key, rows)

@@ -10,8 +10,9 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
+from ..programs import Held, arithmetic, put
 from .array_checks import real_numbers
 
 
@@ -29,49 +30,53 @@ class Domain(eqx.Module):
         """Lower and upper corner of the smallest box that holds the domain, each of shape ``(dimension,)``."""
 
     @abstractmethod
-    def contains(self, xi: Shaped[Array, "..."]) -> Bool[Array, "..."]:
+    def contains(self, xi: Shaped[Held, "..."]) -> Bool[Held, "..."]:
         """Whether each context belongs to the domain (up to rounding at the ends)."""
 
     @property
     def dimension(self) -> int:
         return int(np.prod(self.shape))
 
-    def coordinates(self, xi: Shaped[Array, "..."]) -> Shaped[Array, "... d"]:
+    def coordinates(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "... d"]:
         """Contexts with one trailing axis of length ``dimension``, whatever ``shape`` is."""
         return xi if self.shape else xi[..., None]
 
-    def reference(self, xi: Shaped[Array, "..."]) -> Float[Array, "... d"]:
+    def reference(self, xi: Shaped[Held, "..."]) -> Float[Held, "... d"]:
         """Maps contexts to ``[-1, 1]^d``.
 
         Measured from the nearer end, so that the ends land on -1 and 1 exactly and nothing is rounded close to them,
         where polynomials of degree k change k^2 times as fast as their argument.
         """
-        xi = self.coordinates(xi)
+        xp = arithmetic(xi, self.bounds)
+        xi = self.coordinates(xp.asarray(xi))
         xi = xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(float)
-        lo, hi = (jnp.asarray(end, xi.dtype) for end in self.bounds)
-        half = jnp.where(hi > lo, (hi - lo) / 2, 1)
+        lo, hi = (xp.asarray(end, xi.dtype) for end in self.bounds)
+        half = xp.where(hi > lo, (hi - lo) / 2, 1).astype(xi.dtype)
         from_lo, from_hi = (xi - lo) / half, (hi - xi) / half
-        return jnp.where(from_lo > from_hi, 1 - from_hi, from_lo - 1)
+        return put(xp.where(from_lo > from_hi, 1 - from_hi, from_lo - 1))
 
-    def place(self, u: Float[Array, "... d"]) -> Float[Array, "..."]:
+    def place(self, u: Float[Held, "... d"]) -> Float[Held, "..."]:
         """The inverse of ``reference``."""
-        lo, hi = (jnp.asarray(end, u.dtype) for end in self.bounds)
-        xi = lo + (hi - lo) * (u + 1) / 2
-        return xi if self.shape else xi[..., 0]
+        xp = arithmetic(u, self.bounds)
+        lo, hi = (xp.asarray(end, u.dtype) for end in self.bounds)
+        xi = lo + (hi - lo) * (xp.asarray(u) + 1) / 2
+        return put(xi if self.shape else xi[..., 0])
 
-    def _inside_box(self, xi: Shaped[Array, "..."]) -> Bool[Array, "..."]:
+    def _inside_box(self, xi: Shaped[Held, "..."]) -> Bool[Held, "..."]:
         u = self.reference(xi)
-        return jnp.all(jnp.abs(u) <= 1 + self._slack(u.dtype), axis=-1)
+        xp = arithmetic(u)
+        return xp.all(xp.abs(u) <= 1 + self._slack(u.dtype), axis=-1)
 
     @staticmethod
     def _slack(dtype: Any) -> float:
         """How far outside (of 1) still counts as rounding."""
         return 8 * float(jnp.finfo(dtype).eps) ** 0.75
 
-    def snap(self, xi: Shaped[Array, "..."], dtype: Any) -> Shaped[Array, "..."]:
+    def snap(self, xi: Shaped[Held, "..."], dtype: Any) -> Shaped[Held, "..."]:
         """Contexts in a floating dtype, moved back onto the domain where lower precision had moved them off it."""
-        lo, hi = (jnp.asarray(end, dtype) for end in self.bounds)
-        return jnp.clip(self.coordinates(xi).astype(dtype), lo, hi).reshape(xi.shape)
+        xp = arithmetic(xi, self.bounds)
+        lo, hi = (xp.asarray(end, dtype) for end in self.bounds)
+        return put(xp.clip(self.coordinates(xp.asarray(xi)).astype(dtype), lo, hi).reshape(xi.shape))
 
 
 class Interval(Domain):
@@ -159,13 +164,13 @@ class Finite(Domain):
         table = self.values.reshape(len(self.values), -1)
         return table.min(axis=0), table.max(axis=0)
 
-    def distances(self, xi: Shaped[Array, "..."]) -> Float[Array, "... m"]:
+    def distances(self, xi: Shaped[Held, "..."]) -> Float[Held, "... m"]:
         """How far each context is from each of the values, on the reference scale."""
         u = self.reference(xi)
         table = self.reference(jnp.asarray(self.values))
         return jnp.max(jnp.abs(u[..., None, :] - table.astype(u.dtype)), axis=-1)
 
-    def index(self, xi: Shaped[Array, "..."]) -> Int[Array, "..."]:
+    def index(self, xi: Shaped[Held, "..."]) -> Int[Held, "..."]:
         """The position of each context among the values."""
         return jnp.argmin(self.distances(xi), axis=-1)
 

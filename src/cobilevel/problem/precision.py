@@ -4,23 +4,18 @@ import importlib
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
+
+from ..programs import Held as Held
 
 _SHARE = 1 / 2  # of the machine's memory that the data may take in double precision
 _PRECISIONS = {"single": np.dtype(np.float32), "double": np.dtype(np.float64)}
-
-
-# What a user handed over: a NumPy array where JAX would have cut digits off. A study holds JAX arrays alone.
-if TYPE_CHECKING:
-    Held = Array
-else:
-    Held = Array | np.ndarray
 
 
 def double() -> AbstractContextManager:
@@ -36,19 +31,32 @@ def in_double() -> bool:
     return jnp.result_type(float) == np.float64
 
 
+def _put(value: Any) -> jax.Array:
+    """Any array-like as a JAX array, without a program for its shape."""
+    array = np.asarray(value)
+    if array.dtype == object:
+        return jnp.asarray(value)  # raises, and says what is wrong
+    return jax.device_put(array)
+
+
 def kept_digits(value: Any) -> Any:
     """`value` as an array with all its digits: a JAX array, or a NumPy one where JAX would cut them off."""
-    if isinstance(value, Tracer) or in_double():
+    if isinstance(value, Tracer | jax.Array):
         return jnp.asarray(value)
+    if in_double():
+        return _put(value)
     with double():
-        array = jnp.asarray(value)
+        array = _put(value)
     return np.array(value, array.dtype) if array.dtype.itemsize == 8 and array.dtype.kind in "fiu" else array
 
 
 def cast(array: Any, dtype: Any, name: str) -> jax.Array:
     """An array of the data as JAX has it here: floats in `dtype` if there is one; whole numbers are never cut."""
     if jnp.issubdtype(array.dtype, jnp.floating):
-        return jnp.asarray(array, array.dtype if dtype is None else dtype)
+        wanted = array.dtype if dtype is None else dtype
+        if isinstance(array, Tracer) or (isinstance(array, jax.Array) and array.dtype == wanted):
+            return jnp.asarray(array, wanted)
+        return _put(np.asarray(array).astype(wanted))
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size and not in_double():
         least, most = int(array.min()), int(array.max())
         if least < -(2**31) or most >= 2**31:
@@ -56,7 +64,7 @@ def cast(array: Any, dtype: Any, name: str) -> jax.Array:
                 f"{name} holds whole numbers up to {max(-least, most)}, which do not fit in 32 bits: number them anew, "
                 'or pass precision="double".'
             )
-    return jnp.asarray(array)
+    return array if isinstance(array, jax.Array) else _put(array)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from ..keys import as_key, split_key
+from ..programs import put
 from .data import Data, Level, Levels, Samples
 from .distributions import Distribution
 from .domain import Domain, Finite
@@ -82,7 +84,7 @@ class Study:
 
     def at(self, x: PyTree) -> "Study":
         """The same study with the problem starting from ``x``."""
-        return replace(self, problem=self.problem.at(jax.tree.map(lambda a: jnp.asarray(a, self.dtype), x)))
+        return replace(self, problem=self.problem.at(put(jax.tree.map(lambda a: np.asarray(a, self.dtype), x))))
 
     def on(self, lower: Level, upper: Level | None = None) -> "Study":
         """The same problem on other data of the same kind; on `lower` alone, where that is what both levels see."""
@@ -90,7 +92,7 @@ class Study:
 
     def _each(self, change: Callable[[Level, Array], Level], key: Array) -> "Study":
         """A change of both levels' data; what they share stays shared."""
-        for_upper, for_lower = jax.random.split(key)
+        for_upper, for_lower = split_key(key)
         if self.shared:
             return self.on(change(self.lower, for_upper))
         return self.on(change(self.lower, for_lower), change(self.upper, for_upper))
@@ -165,14 +167,14 @@ def _as_of_now(problem: Problem, upper: Level, lower: Level) -> Problem:
         problem,
         upper=_objective_as_of_now(problem, "upper", problem.upper, upper, first_derivatives),
         lower=_objective_as_of_now(problem, "lower", problem.lower, lower, second_derivatives),
-        conditional=None if draw is None else Sampler(draw, jax.random.key(0), row.xi[0]),
+        conditional=None if draw is None else Sampler(draw, as_key(0), np.asarray(row.xi)[0]),
     )
 
 
 def _objective_as_of_now(problem: Problem, name: str, function: Callable, level: Level, derivatives: Any) -> Traced:
     """An objective traced; raises where it fails on one sample, or does not return a float."""
     row = level.example()
-    xi, eta = row.xi[0], jax.tree.map(lambda a: a[0], row.eta)
+    xi, eta = jax.tree.map(lambda a: np.asarray(a)[0], (row.xi, row.eta))
     try:
         found = trace_objective(function, (problem.x0, problem.y0, xi, eta), derivatives)
     except Exception as error:

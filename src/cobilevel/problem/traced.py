@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
+from ..programs import put
 from .program_key import holds_rules, key_of, value_key
 
 _FEW_DRAWS = 3  # draws asked of a sampler, to see what it does
@@ -137,8 +138,8 @@ def _own(value: Any) -> Array:
         kind: Any = value.aval
         weak = kind.weak_type and kind.dtype == jnp.result_type(float)
         number: Any = value.val
-        return jnp.asarray(float(number)) if weak else jnp.asarray(np.array(number, kind.dtype))
-    return jnp.asarray(np.array(value))
+        return jnp.asarray(float(number)) if weak else put(np.array(number, kind.dtype))
+    return put(np.array(value))
 
 
 def _hoisted(body: Jaxpr) -> tuple[Jaxpr, list[Any]]:

@@ -11,12 +11,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..answer import Result, Solution
 from ..basis import Basis, Categorical, Coordinates, FeatureMap, Whitening, combine, whiten
 from ..keys import as_key
 from ..problem import Problem, Samples, Study
+from ..programs import arithmetic, put
 from .batches import Batch, Source, Table, source_of
 
 
@@ -109,7 +111,7 @@ class Reduced(Bilevel):
     def features(self, xi: Array) -> Float[Array, "... N"]:
         """The features in the coordinates of this problem."""
         phi = self.basis(xi)
-        return phi if self.coordinates is None else phi @ self.coordinates.transform
+        return phi if self.coordinates is None else combine(phi, self.coordinates.transform)
 
     def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
         """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
@@ -117,8 +119,8 @@ class Reduced(Bilevel):
             shapes = jax.tree.map(jnp.shape, tree)
             if shapes != jax.tree.map(jnp.shape, like):
                 raise ValueError(f"lift: {name} must have the shapes {jax.tree.map(jnp.shape, like)}, got {shapes}.")
-        x = jax.tree.map(jnp.asarray, x)
-        return Solution(x, self.restore(jax.tree.map(jnp.asarray, W)), self.basis, result, **fields)
+        x, W = (jax.tree.map(lambda a: a if isinstance(a, jax.Array) else put(np.asarray(a)), tree) for tree in (x, W))
+        return Solution(x, self.restore(W), self.basis, result, **fields)
 
     def whitened(self) -> "Reduced":
         """The same problem in coordinates that make the observed features orthonormal, dependent ones cut."""
@@ -128,7 +130,7 @@ class Reduced(Bilevel):
 
         def rotate(source: Source) -> Table:
             pool = source.pool()
-            return Table(eqx.tree_at(lambda b: b.features, pool, pool.features @ coordinates.transform))
+            return Table(eqx.tree_at(lambda b: b.features, pool, combine(pool.features, coordinates.transform)))
 
         lower = rotate(self.lower_source)
         upper = lower if self.upper_source is self.lower_source else rotate(self.upper_source)
@@ -153,7 +155,8 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
     lower = source_of(study.lower, fitted)
     upper = lower if study.shared else source_of(study.upper, fitted)
     constant = fitted.constant.astype(study.dtype)
-    W0 = jax.tree.map(lambda y: jnp.tensordot(constant, y, axes=0), problem.y0) if W is None else W
+    outer = arithmetic(constant, problem.y0).multiply.outer
+    W0 = put(jax.tree.map(lambda y: outer(constant, y), problem.y0)) if W is None else W
     return Reduced(problem, upper, lower, W0, fitted, whitening)
 
 
@@ -174,3 +177,11 @@ def _check_size(basis: Basis, fitted: FeatureMap, contexts: Samples) -> None:
             "Take n so that there are several contexts a function.",
             stacklevel=4,
         )
+
+
+def as_coefficients(W: Float[np.ndarray, "N dy"], like: PyTree) -> PyTree:
+    """A table of coefficients as a pytree."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf[0].size for leaf in map(np.asarray, leaves)])
+    parts = np.split(W, ends[:-1], axis=1)
+    return structure.unflatten([put(part.reshape(leaf.shape)) for part, leaf in zip(parts, leaves, strict=True)])
