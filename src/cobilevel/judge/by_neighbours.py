@@ -75,14 +75,19 @@ def _errors_missed(missed: Missed, freedom: float, around: Around) -> Errors:
     y, v = (phi @ around.at_x(table) for table in (around.solved.W, around.solved.adjoint))
     moves = around.slope(around.solved.W) / around.lengths[:, None, None]
 
-    def one(products: Products, size: float, more: float = 0.0) -> Estimate:
-        found = Estimate.of_square(float(products.value[0]), products.variance() + more, products.growth, freedom)
+    def one(products: Products, size: float) -> Estimate:
+        found = Estimate.of_square(float(products.value[0]), products.variance(), products.growth, freedom)
         return found.beyond_rounding(size)
 
-    # on the samples fitted to, the error of the fit is known by its mean, and is one draw of a square of N d_y numbers
-    fit = max(float(missed.policy_fitted.value[0] - missed.policy.value[0]), 0.0) if missed.same else 0.0
-    drawn = 2 * fit**2 / around.at_x(around.solved.W).size
-    policy = one(missed.policy_fitted, float(np.mean(np.sum(y**2, axis=1))), drawn)
+    size = float(np.mean(np.sum(y**2, axis=1)))
+    if missed.same:
+        # on the samples fitted to, the error of the fit is known by its mean, and is a draw of a square of N d_y numbers
+        fit = max(float(missed.policy_fitted.value[0] - missed.policy.value[0]), 0.0)
+        drawn = 2 * fit**2 / around.at_x(around.solved.W).size
+        error = float(np.sqrt(missed.policy_fitted.covariance()[0, 0] + drawn))
+        policy = Estimate.of(float(missed.policy_fitted.value[0]), error, freedom, least=0.0).beyond_rounding(size)
+    else:
+        policy = one(missed.policy_fitted, size)
     adjoint, sensitivity = one(missed.adjoint, square(v)), one(missed.sensitivity, sum(square(phi @ s) for s in moves))
     return Errors(policy, adjoint, sensitivity, distance=float(np.sqrt(policy.high)))
 
