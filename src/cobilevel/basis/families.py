@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ..checks import whole
 from .base import Basis, check_count, plain_integer
@@ -137,8 +137,17 @@ class Partition(ProductBasis):
         _tensor_only(self)
 
     def univariate(self, u):
-        cell = jnp.clip(jnp.floor((u + 1) / 2 * self.n), 0, self.n - 1)
-        return jax.nn.one_hot(cell.astype(int), self.n, dtype=u.dtype)
+        return jax.nn.one_hot(self._interval(u), self.n, dtype=u.dtype)
+
+    def _interval(self, u: Float[Array, "..."]) -> Int[Array, "..."]:
+        """The number of the cell along each coordinate."""
+        return jnp.clip(jnp.floor((u + 1) / 2 * self.n), 0, self.n - 1).astype(int)
+
+    def cell(self, domain, xi):
+        along = self._interval(domain.reference(xi))
+        radix = self.n ** np.arange(domain.dimension)
+        order = np.argsort(self.index.table(self.n, domain.dimension) @ radix)
+        return jnp.asarray(order)[along @ radix]
 
     def constant(self, domain):
         return np.ones(self.n**domain.dimension)

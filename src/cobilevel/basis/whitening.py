@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .base import Basis, FeatureMap, combine
+from .one_hot import OneHot, Rows
 
 
 class Whitening(eqx.Module):
@@ -17,8 +18,8 @@ class Whitening(eqx.Module):
     cannot tell coefficients apart.
     """
 
-    transform: Float[Array, "N r"]
-    inverse: Float[Array, "r N"]
+    transform: Rows
+    inverse: Rows
     singular_values: Float[Array, " s"]
 
     @property
@@ -26,11 +27,20 @@ class Whitening(eqx.Module):
         """How many independent functions the observed contexts can see."""
         return self.transform.shape[1]
 
+    def unseen(self, phi: Rows) -> Float[Array, " n"]:
+        """The share of each row of features, by its norm, that the observed contexts do not see."""
+        if isinstance(phi, OneHot):
+            return (self.transform.value[phi.place] == 0).astype(phi.dtype)  # pyright: ignore
+        size = jnp.linalg.norm(phi, axis=1)
+        return jnp.linalg.norm(phi - (phi @ self.transform) @ self.inverse, axis=1) / jnp.where(size > 0, size, 1)
+
 
 def whiten(
-    phi: Float[Array, "n N"], weights: Float[Array, " n"] | None = None, tolerance: float | None = None
+    phi: Rows, weights: Float[Array, " n"] | None = None, tolerance: float | None = None
 ) -> Whitening:
     """Factorises observed features; `tolerance` defaults to the square root of the machine precision."""
+    if isinstance(phi, OneHot):
+        return _whiten_cells(phi, weights)
     dtype = phi.dtype
     if tolerance is None:
         tolerance = float(np.sqrt(jnp.finfo(dtype).eps))
@@ -47,6 +57,19 @@ def whiten(
     return Whitening(jnp.asarray(forth, dtype), jnp.asarray(back, dtype), jnp.asarray(spectrum, dtype))
 
 
+def _whiten_cells(phi: OneHot, weights: Float[Array, " n"] | None) -> Whitening:
+    """Functions without overlap are orthogonal already: each is divided by its size, and those never seen are cut."""
+    mass = np.full(len(phi), 1.0) if weights is None else np.asarray(weights, dtype=float)
+    norms = np.sqrt(phi.on_host().blocks(mass / mass.sum()))
+    seen = np.flatnonzero(norms > 0)
+    place, value = np.zeros(len(norms), int), np.zeros(len(norms))
+    place[seen], value[seen] = np.arange(len(seen)), 1 / norms[seen]
+    forth = OneHot(jnp.asarray(place), jnp.asarray(value, phi.dtype), len(seen))
+    back = OneHot(jnp.asarray(seen), jnp.asarray(norms[seen], phi.dtype), len(norms))
+    spectrum = np.sort(norms)[::-1][: len(phi)]
+    return Whitening(forth, back, jnp.asarray(spectrum, phi.dtype))
+
+
 class Coordinates(eqx.Module):
     """Coefficients ``W`` in whitened coordinates ``Z``, and the way back: ``W = transform @ Z + rest``.
 
@@ -54,8 +77,8 @@ class Coordinates(eqx.Module):
     contexts keeps ``y0``.
     """
 
-    transform: Float[Array, "N r"]
-    inverse: Float[Array, "r N"]
+    transform: Rows
+    inverse: Rows
     rest: PyTree[Float[Array, "N ..."]]
 
     @staticmethod

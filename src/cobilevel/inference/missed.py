@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from ..basis import OneHot
 from .expansion import Around, pool_shares
 from .neighbours import Neighbours, neighbours_of
 
@@ -56,10 +57,17 @@ class Tables:
     leverage: Float[np.ndarray, "n dy dy"]
 
 
-def _smooth(table: np.ndarray, phi: np.ndarray, shares: np.ndarray, near: Neighbours) -> np.ndarray:
+def features_of(around: Around) -> np.ndarray | OneHot:
+    """The features of the samples, for products with them."""
+    phi = around.reduced.lower_pool.features
+    return phi.on_host() if isinstance(phi, OneHot) else np.asarray(phi, float)
+
+
+def _smooth(table: np.ndarray, phi: np.ndarray | OneHot, shares: np.ndarray, near: Neighbours) -> np.ndarray:
     """Matrices at the samples as a function of the context: themselves where that shows less noise than a fit does."""
     n, flat = len(table), table.reshape(len(table), -1)
-    fit = phi @ ((phi * shares[:, None]).T @ flat)
+    weighted = flat * shares[:, None]
+    fit = phi @ (phi.sums(weighted) if isinstance(phi, OneHot) else phi.T @ weighted)
     i, j = near.pairs.T
     noise = np.mean((flat[i] - flat[j]) ** 2) / 2
     return table if noise <= np.sum(shares @ (flat - fit) ** 2) / flat.shape[1] else fit.reshape(n, *table.shape[1:])
@@ -72,8 +80,12 @@ def _inverse(matrices: np.ndarray, shares: np.ndarray) -> np.ndarray:
     return np.einsum("nab,nb,ncb->nac", vectors, 1 / np.maximum(values, max(floor, 1e-300)), vectors)
 
 
-def _leverage(phi: np.ndarray, curvature: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def _leverage(phi: np.ndarray | OneHot, curvature: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """How far the policy at each sample follows that sample's own slope: ``share Phi H^-1 Phi^T``, a matrix each."""
+    if isinstance(phi, OneHot):
+        blocks = phi.blocks(curvature * shares[:, None, None])
+        inverse = np.linalg.pinv((blocks + np.swapaxes(blocks, 1, 2)) / 2, hermitian=True)
+        return (shares * phi.value**2)[:, None, None] * inverse[phi.place]
     size = phi.shape[1]
     dy = curvature.shape[1]
     hessian = np.einsum("nk,nab,nl->kalb", phi * shares[:, None], curvature, phi, optimize=True)
@@ -85,7 +97,7 @@ def _leverage(phi: np.ndarray, curvature: np.ndarray, shares: np.ndarray) -> np.
 
 def _tables(around: Around, near: Neighbours, shares: np.ndarray) -> Tables:
     rows: Any = around.solved.rows
-    phi = np.asarray(around.reduced.lower_pool.features, float)
+    phi = features_of(around)
     left, r = [], []
     for p in range(len(rows.f)):
         here, alpha = np.asarray(rows.r[p], float), np.asarray(rows.alpha[p], float)
@@ -171,8 +183,7 @@ def _too_far(around: Around, near: Neighbours, u: np.ndarray) -> bool:
     """Whether neighbours are so far apart that even what the policy is known to do between them is lost."""
     if near.group is not None:
         return False
-    W, phi = np.asarray(around.solved.W[0], float), np.asarray(around.reduced.lower_pool.features, float)
-    known = phi @ W
+    known = features_of(around) @ np.asarray(around.solved.W[0], float)
     spread = known.std(axis=0)
     table = known if np.any(spread > 1e-9 * np.abs(known).max()) else u
     i, j = near.pairs.T
@@ -226,7 +237,7 @@ def _policy_errors(
     """Of the basis's best policy, and of the one given; and whether that is the one fitted to these samples."""
     step = np.einsum("nab,nb->na", tables.inverse, tables.r[0])
     own = np.einsum("nab,nbc->nac", tables.leverage, np.linalg.inv(tables.inverse))
-    fitted = np.asarray(around.reduced.lower_pool.features, float) @ np.asarray(around.solved.W[0], float)
+    fitted = features_of(around) @ np.asarray(around.solved.W[0], float)
     ahead = np.zeros_like(step) if given is None else given - fitted
     same = given is None or np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300)
     best = [_one(near, step, step, own, shares) for near in widths]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ..answer import Result, Solution
-from ..basis import Basis, Categorical, Coordinates, FeatureMap, Whitening, combine, whiten
+from ..basis import Basis, Categorical, Coordinates, FeatureMap, Whitening, combine, dense, whiten
 from ..keys import as_key
 from ..problem import Problem, Samples, Study
 from .batches import Batch, Source, Table, source_of
@@ -108,8 +108,9 @@ class Reduced(Bilevel):
 
     def features(self, xi: Array) -> Float[Array, "... N"]:
         """The features in the coordinates of this problem."""
-        phi = self.basis(xi)
-        return phi if self.coordinates is None else phi @ self.coordinates.transform
+        if self.coordinates is None:
+            return self.basis(xi)
+        return dense(self.basis.rows(xi) @ self.coordinates.transform)
 
     def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
         """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
@@ -149,7 +150,7 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
     """The reduced problem for a basis that is fitted already, perhaps to other samples; from ``W``, or from ``y0``."""
     problem, observed, whitening = study.problem, study.lower.contexts(), None
     if not study.lower.endless:
-        whitening = whiten(fitted(problem.domain.snap(observed.xi, study.dtype)), observed.weights)
+        whitening = whiten(fitted.rows(problem.domain.snap(observed.xi, study.dtype)), observed.weights)
     lower = source_of(study.lower, fitted)
     upper = lower if study.shared else source_of(study.upper, fitted)
     constant = fitted.constant.astype(study.dtype)
