@@ -41,6 +41,17 @@ def _small(arguments: Any) -> bool:
     return sum(leaf.size for leaf in leaves) <= _NUMBERS_AT_MOST
 
 
+def for_numpy(*arrays: Any) -> bool:
+    """Whether small things are better done by NumPy with these arrays: values that lie in the processor's memory.
+
+    An operation of ``jnp`` outside of a program is compiled as a program of its own, for every shape anew.
+    """
+    if any(isinstance(array, Tracer) or not hasattr(array, "dtype") for array in arrays):
+        return False
+    plain = all(not jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) for array in arrays)
+    return plain and jax.default_backend() == "cpu"
+
+
 def program(function: Callable[P, R]) -> Callable[P, R]:
     """Compiles a function for each shape of its arguments: quickly for small ones, with all optimisations for others.
 

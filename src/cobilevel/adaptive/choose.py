@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..basis import Basis, BSpline, Categorical, Chebyshev, Listed, Orthonormal
 from ..derivatives import Ledger
-from ..problem import Finite, Study
+from ..problem import LOOK_ROWS, Finite, Samples, Study
 from .hunt import Hunt
 from .nested_fits import MOST_COEFFICIENTS, Candidate, NestedFits, Split, by_degree, by_margin
 
@@ -103,7 +103,9 @@ def choose_basis(study: Study, x: PyTree, key: Array, ledger: Ledger | None = No
 def _of_categories(study: Study, domain: Finite, key: Array, ledger: Ledger) -> Choice | None:
     """A free policy for each value, where those that were seen at all were seen a few times each."""
     seen, count = study.lower.contexts().distinct(), len(domain.values)
-    if _SAMPLES_A_CATEGORY * seen > len(study.lower.look(key).samples) and study.noisy:
+    joint = isinstance(study.lower, Samples)
+    looked = min(LOOK_ROWS, len(study.lower)) if joint else len(study.lower.look(key).samples)  # pyright: ignore
+    if _SAMPLES_A_CATEGORY * seen > looked and study.noisy:
         return None
     words = f"Categorical(): a free policy for each of the {count} contexts."
     if seen < count:

@@ -49,11 +49,14 @@ class FeatureMap(eqx.Module):
             raise ValueError(f"contexts of {self.domain!r} end in shape {self.domain.shape}, got {xi.shape}.")
         return _features(self, xi)
 
+    @property
+    def one_hot(self) -> bool:
+        """Whether each context has one function alone, and there are so many that only its place is kept."""
+        return self.transform is None and self.size >= _FEWEST_CELLS and type(self.basis).cell is not Basis.cell
+
     def rows(self, xi: Array) -> Rows:
-        """The same for a list of contexts; as ``OneHot`` where each has one function alone, and there are many."""
-        if self.transform is None and self.size >= _FEWEST_CELLS and type(self.basis).cell is not Basis.cell:
-            return _cells(self, xi)
-        return self(xi)
+        """The same for a list of contexts, as ``OneHot`` where each has one function alone."""
+        return _cells(self, xi) if self.one_hot else self(xi)
 
 
 @program

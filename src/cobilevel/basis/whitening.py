@@ -18,8 +18,8 @@ class Whitening(eqx.Module):
     cannot tell coefficients apart.
     """
 
-    transform: Rows
-    inverse: Rows
+    transform: Float[Array, "N r"] | OneHot
+    inverse: Float[Array, "r N"] | OneHot
     singular_values: Float[Array, " s"]
 
     @property
@@ -77,8 +77,8 @@ class Coordinates(eqx.Module):
     contexts keeps ``y0``.
     """
 
-    transform: Rows
-    inverse: Rows
+    transform: Float[Array, "N r"] | OneHot
+    inverse: Float[Array, "r N"] | OneHot
     rest: PyTree[Float[Array, "N ..."]]
 
     @staticmethod

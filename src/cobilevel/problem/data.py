@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
+from ..programs import for_numpy
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .distributions import Distribution
 from .precision import Held, cast
@@ -138,7 +139,7 @@ class Samples(Level):
 
     def rows(self, index: Any) -> "Samples":
         """The samples at the given positions."""
-        return jax.tree.map(lambda a: a[index], self)
+        return jax.tree.map(lambda a: _at(a, index), self)
 
     def mean_one_weights(self) -> Float[Array, " n"]:
         """The weights scaled to mean 1, so that ``mean(w * f)`` estimates the expectation, on any batch."""
@@ -171,14 +172,15 @@ class Samples(Level):
         return Samples(self.xi, None, self.weights)
 
     def example(self, rows=1):
-        return self.rows(jnp.arange(rows) % len(self))
+        return self.rows(np.arange(rows) % len(self))
 
     def look(self, key, rows=LOOK_ROWS, contexts=LOOK_CONTEXTS):
         part = self.thinned(key, rows)
         return Look(part, part)
 
     def thinned(self, key, rows):
-        return self.rows(jax.random.permutation(key, len(self))[:rows])
+        order = jax.random.permutation(key, len(self))
+        return self.rows(np.asarray(order)[:rows] if for_numpy(order) else order[:rows])
 
     def parsed(self, dtype=None):
         """Without rows of weight zero, which say nothing and must not be counted; weights of mean one."""
@@ -190,6 +192,16 @@ class Samples(Level):
 
     def resample(self, rng):
         return _drawn_again(len(self), rng)
+
+
+def _at(array: Any, index: Any) -> Any:
+    """An array at some positions of its leading axis."""
+    if isinstance(index, slice):
+        simple = for_numpy(array)
+    else:
+        simple = for_numpy(array, index)
+        index = np.asarray(index) if simple else index
+    return jnp.asarray(np.asarray(array)[index]) if simple else array[index]
 
 
 def _drawn_again(count: int, rng: np.random.Generator) -> Float[np.ndarray, " n"]:

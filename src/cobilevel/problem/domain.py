@@ -10,10 +10,10 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Shaped
 from scipy.spatial import KDTree
 
+from ..programs import for_numpy
 from .array_checks import real_numbers
 
 
@@ -38,7 +38,7 @@ class Domain(eqx.Module):
     def dimension(self) -> int:
         return int(np.prod(self.shape))
 
-    def coordinates(self, xi: Shaped[Array, "..."]) -> Shaped[Array, "... d"]:
+    def coordinates(self, xi: Shaped[Any, "..."]) -> Shaped[Any, "... d"]:
         """Contexts with one trailing axis of length ``dimension``, whatever ``shape`` is."""
         return xi if self.shape else xi[..., None]
 
@@ -48,12 +48,13 @@ class Domain(eqx.Module):
         Measured from the nearer end, so that the ends land on -1 and 1 exactly and nothing is rounded close to them,
         where polynomials of degree k change k^2 times as fast as their argument.
         """
-        xi = self.coordinates(xi)
-        xi = xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(float)
-        lo, hi = (jnp.asarray(end, xi.dtype) for end in self.bounds)
-        half = jnp.where(hi > lo, (hi - lo) / 2, 1)
+        there: Any = np if for_numpy(xi, *self.bounds) else jnp
+        xi = self.coordinates(there.asarray(xi))
+        xi = xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(jnp.result_type(float))
+        lo, hi = (there.asarray(end, xi.dtype) for end in self.bounds)
+        half = there.where(hi > lo, (hi - lo) / 2, there.asarray(1, xi.dtype))
         from_lo, from_hi = (xi - lo) / half, (hi - xi) / half
-        return jnp.where(from_lo > from_hi, 1 - from_hi, from_lo - 1)
+        return jnp.asarray(there.where(from_lo > from_hi, 1 - from_hi, from_lo - 1))
 
     def place(self, u: Float[Array, "... d"]) -> Float[Array, "..."]:
         """The inverse of ``reference``."""
@@ -61,9 +62,10 @@ class Domain(eqx.Module):
         xi = lo + (hi - lo) * (u + 1) / 2
         return xi if self.shape else xi[..., 0]
 
-    def _inside_box(self, xi: Shaped[Array, "..."]) -> Bool[Array, "..."]:
+    def _inside_box(self, xi: Shaped[Any, "..."]) -> Bool[Any, "..."]:
         u = self.reference(xi)
-        return jnp.all(jnp.abs(u) <= 1 + self._slack(u.dtype), axis=-1)
+        there: Any = np if for_numpy(u) else jnp
+        return there.all(there.abs(there.asarray(u)) <= 1 + self._slack(u.dtype), axis=-1)
 
     @staticmethod
     def _slack(dtype: Any) -> float:
@@ -72,8 +74,9 @@ class Domain(eqx.Module):
 
     def snap(self, xi: Shaped[Array, "..."], dtype: Any) -> Shaped[Array, "..."]:
         """Contexts in a floating dtype, moved back onto the domain where lower precision had moved them off it."""
-        lo, hi = (jnp.asarray(end, dtype) for end in self.bounds)
-        return jnp.clip(self.coordinates(xi).astype(dtype), lo, hi).reshape(xi.shape)
+        there: Any = np if for_numpy(xi, *self.bounds) else jnp
+        lo, hi = (there.asarray(end, dtype) for end in self.bounds)
+        return jnp.asarray(there.clip(self.coordinates(there.asarray(xi)).astype(dtype), lo, hi).reshape(xi.shape))
 
 
 class Interval(Domain):
@@ -173,7 +176,7 @@ class Finite(Domain):
         By search in a tree, or in an ordered list inside of compiled programs: a table of all distances would be
         contexts times values large.
         """
-        if not isinstance(xi, Tracer) and not isinstance(self.values, Tracer):
+        if for_numpy(xi, self.values):
             u, table = (np.asarray(self.reference(jnp.asarray(a))) for a in (xi, self.values))
             rows = u.reshape(-1, u.shape[-1])
             known = np.isfinite(rows).all(axis=1)
@@ -209,8 +212,10 @@ class Finite(Domain):
         return far <= self._slack(far.dtype)
 
     def snap(self, xi, dtype):
-        values = jnp.asarray(self.values)
-        return (values.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else values)[self.index(xi)]
+        there: Any = np if for_numpy(xi, self.values) else jnp
+        values = there.asarray(self.values)
+        values = values.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else values
+        return jnp.asarray(values[self.index(xi)])
 
     def __repr__(self):
         return f"Finite({self.values.tolist()})"
