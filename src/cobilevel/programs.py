@@ -15,7 +15,7 @@ from jax.core import Tracer
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NUMBERS_AT_MOST = 200_000  # of a small program: it is done before a better one would be compiled
+_NUMBERS_AT_MOST = 2_000_000  # of a small program: it is done before a better one would be compiled
 _QUICKLY = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -35,7 +35,7 @@ def _quick_options() -> dict[str, Any] | None:
 
 def _small(arguments: Any) -> bool:
     """Whether there is little to compute with, on a processor, and outside of other programs."""
-    leaves = [leaf for leaf in jax.tree.leaves(arguments) if eqx.is_array(leaf)]
+    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(arguments) if eqx.is_array(leaf)}.values()  # each once
     if any(isinstance(leaf, Tracer) for leaf in leaves) or jax.default_backend() != "cpu":
         return False
     return sum(leaf.size for leaf in leaves) <= _NUMBERS_AT_MOST

@@ -37,9 +37,15 @@ class ProductBasis(Basis):
     def evaluate(self, domain, xi):
         values = self.univariate(domain.reference(xi))
         table = self.index.table(self.n, domain.dimension)
-        phi = values[..., 0, table[:, 0]]
-        for j in range(1, domain.dimension):
-            phi = phi * values[..., j, table[:, j]]
+        places = np.arange(domain.dimension) * self.n + table
+        if type(self).constant is ProductBasis.constant:  # factors that are 1 are left out
+            order = np.argsort(table == 0, axis=1, kind="stable")
+            most = max(1, int(np.sum(table > 0, axis=1).max()))
+            places = np.take_along_axis(places, order, axis=1)[:, :most]
+        values = values.reshape(*values.shape[:-2], -1)
+        phi = values[..., places[:, 0]]
+        for column in places.T[1:]:
+            phi = phi * values[..., column]
         return phi
 
     def constant(self, domain):

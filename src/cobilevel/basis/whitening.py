@@ -47,7 +47,9 @@ def whiten(
     table = np.asarray(phi, dtype=float)
     mass = np.full(len(table), 1.0) if weights is None else np.asarray(weights, dtype=float)
     scaled = table * np.sqrt(mass / mass.sum())[:, None]
-    _, spectrum, _ = np.linalg.svd(scaled, full_matrices=False)
+    # the singular values and right vectors of a table are those of its triangle, which is small
+    scaled = np.linalg.qr(scaled, mode="r") if len(scaled) > scaled.shape[1] else scaled
+    spectrum = np.linalg.svd(scaled, compute_uv=False)
     norms = np.linalg.norm(scaled, axis=0)
     norms = np.where(norms > 0, norms, 1)  # the rank must not depend on the units of single functions
     _, values, rows = np.linalg.svd(scaled / norms, full_matrices=False)
