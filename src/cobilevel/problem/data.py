@@ -154,7 +154,8 @@ class Samples(Level):
 
     def distinct(self) -> int:
         """How many different contexts there are."""
-        return len(np.unique(np.asarray(self.xi), axis=0))
+        xi = np.asarray(self.xi)
+        return len(np.unique(xi) if xi.ndim == 1 else np.unique(xi, axis=0))
 
     def supported(self, noisy: bool) -> int:
         """How many functions of the context these samples support: never fewer than one.
