@@ -53,6 +53,11 @@ class Hunt:
         u = fits.places[0].reshape(len(rows), -1)[:: look.together]
         return Hunt(study, rows, look.together, fits, most, u, contexts.shares())
 
+    def afresh(self) -> "Hunt":
+        """The same samples and functions, with nothing fitted yet."""
+        self.fits.z = np.zeros(0)
+        return self
+
     def at(self, x: PyTree, key: Array) -> tuple[np.ndarray, str]:
         """The functions needed around ``x``, and why these, in words."""
         d, (dx, dy) = self.u.shape[1], self.study.problem.sizes

@@ -35,9 +35,7 @@ class Whitening(eqx.Module):
         return jnp.linalg.norm(phi - (phi @ self.transform) @ self.inverse, axis=1) / jnp.where(size > 0, size, 1)
 
 
-def whiten(
-    phi: Rows, weights: Float[Array, " n"] | None = None, tolerance: float | None = None
-) -> Whitening:
+def whiten(phi: Rows, weights: Float[Array, " n"] | None = None, tolerance: float | None = None) -> Whitening:
     """Factorises observed features; `tolerance` defaults to the square root of the machine precision."""
     if isinstance(phi, OneHot):
         return _whiten_cells(phi, weights)
