@@ -10,6 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 P = ParamSpec("P")
@@ -50,6 +52,13 @@ def for_numpy(*arrays: Any) -> bool:
         return False
     plain = all(not jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) for array in arrays)
     return plain and jax.default_backend() == "cpu"
+
+
+def rows_at(array: Any, index: Any) -> Any:
+    """An array at some positions of its leading axis, given as a slice or a list of them."""
+    if isinstance(index, slice):
+        return jnp.asarray(np.asarray(array)[index]) if for_numpy(array) else array[index]
+    return jnp.asarray(np.asarray(array)[np.asarray(index)]) if for_numpy(array, index) else array[index]
 
 
 def program(function: Callable[P, R]) -> Callable[P, R]:

@@ -135,7 +135,7 @@ def test_the_nearest_value_is_that_of_the_table_of_distances(values):
     domain = cb.Finite(values)
     xi = jnp.asarray(values[RNG.integers(0, 50, 200)] + 1e-3)
     distances = domain.distances(xi)
-    for place, far in (domain.nearest(xi), jax.jit(domain.nearest)(xi)):
+    for place, far in (domain.nearest(xi), jax.jit(lambda a: domain.nearest(a))(xi)):
         np.testing.assert_array_equal(place, np.argmin(distances, axis=1))
         np.testing.assert_allclose(far, np.min(distances, axis=1), atol=1e-12)
     assert not bool(domain.contains(jnp.full(values.shape[1:], jnp.nan)))

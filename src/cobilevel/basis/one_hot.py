@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from ..programs import for_numpy
+from ..programs import for_numpy, rows_at
 
 
 class OneHot(eqx.Module):
@@ -45,7 +45,7 @@ class OneHot(eqx.Module):
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, OneHot):
-            return OneHot(_at_places(other.place, self.place), self @ other.value, other.size)
+            return OneHot(rows_at(other.place, self.place), self @ other.value, other.size)
         if isinstance(other, np.ndarray) or not for_numpy(self.value, self.place, other):
             return self.value.reshape(-1, *[1] * (other.ndim - 1)) * other[self.place]
         return jnp.asarray(self.on_host() @ np.asarray(other), other.dtype)
@@ -62,10 +62,6 @@ class OneHot(eqx.Module):
     def blocks(self, matrices: Any) -> Any:
         """The blocks on the diagonal of ``sum_n A_n (x) Phi_n Phi_n^T``, from matrices ``A_n``; there are no others."""
         return OneHot(self.place, self.value**2, self.size).sums(matrices)
-
-
-def _at_places(table: Any, place: Any) -> Any:
-    return jnp.asarray(np.asarray(table)[np.asarray(place)]) if for_numpy(table, place) else table[place]
 
 
 Rows = Float[Array, "n N"] | OneHot

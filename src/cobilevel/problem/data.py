@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
-from ..programs import for_numpy
+from ..programs import for_numpy, rows_at
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .distributions import Distribution
 from .precision import Held, cast
@@ -139,7 +139,7 @@ class Samples(Level):
 
     def rows(self, index: Any) -> "Samples":
         """The samples at the given positions."""
-        return jax.tree.map(lambda a: _at(a, index), self)
+        return jax.tree.map(lambda a: rows_at(a, index), self)
 
     def mean_one_weights(self) -> Float[Array, " n"]:
         """The weights scaled to mean 1, so that ``mean(w * f)`` estimates the expectation, on any batch."""
@@ -193,16 +193,6 @@ class Samples(Level):
 
     def resample(self, rng):
         return _drawn_again(len(self), rng)
-
-
-def _at(array: Any, index: Any) -> Any:
-    """An array at some positions of its leading axis."""
-    if isinstance(index, slice):
-        simple = for_numpy(array)
-    else:
-        simple = for_numpy(array, index)
-        index = np.asarray(index) if simple else index
-    return jnp.asarray(np.asarray(array)[index]) if simple else array[index]
 
 
 def _drawn_again(count: int, rng: np.random.Generator) -> Float[np.ndarray, " n"]:
