@@ -50,6 +50,9 @@ class OneHot(eqx.Module):
             return self.value.reshape(-1, *[1] * (other.ndim - 1)) * other[self.place]
         return jnp.asarray(self.on_host() @ np.asarray(other), other.dtype)
 
+    def __rmatmul__(self, other: Any) -> Any:
+        return other @ self.dense()
+
     def sums(self, rows: Any) -> Any:
         """The transpose times rows: what belongs to each column, added up."""
         weighted = self.value.reshape(-1, *[1] * (rows.ndim - 1)) * rows

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .base import Basis, FeatureMap, combine
-from .one_hot import OneHot, Rows
+from .one_hot import OneHot, Rows, dense
 
 
 class Whitening(eqx.Module):
@@ -127,7 +127,8 @@ class Orthonormal(Basis):
     def fit(self, domain, xi, weights=None):
         plain = self.basis.fit(domain, xi, weights)
         factors = whiten(plain(xi), weights, self.tolerance)
-        transform = factors.transform if plain.transform is None else plain.transform @ factors.transform
+        turned = dense(factors.transform)
+        transform = turned if plain.transform is None else plain.transform @ turned
         constant = factors.inverse @ plain.constant.astype(factors.inverse.dtype)
         return FeatureMap(self, domain, transform, constant)
 

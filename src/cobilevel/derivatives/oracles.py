@@ -7,6 +7,7 @@ added: one call, and as many samples as the batch holds.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +98,8 @@ def lower_blocks(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: L
     """The same for features of which each sample has one alone (``OneHot``): of the Hessian the blocks on its diagonal,
     ``(N, d, d)``, since there are no others."""
     (value, slope, curvature), ledger = _models(reduced, x, W, batch, ledger)
-    blocks = batch.features.blocks(curvature * (batch.weight / len(batch))[:, None, None])
+    phi: Any = batch.features
+    blocks = phi.blocks(curvature * (batch.weight / len(batch))[:, None, None])
     blocks = (blocks + jnp.swapaxes(blocks, 1, 2)) / 2
     return (value, slope, blocks.astype(batch.weight.dtype)), ledger
 

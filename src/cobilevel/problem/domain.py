@@ -179,7 +179,7 @@ class Finite(Domain):
         if for_numpy(xi, self.values):
             u, table = (np.asarray(self.reference(jnp.asarray(a))) for a in (xi, self.values))
             rows = u.reshape(-1, u.shape[-1])
-            known = np.isfinite(rows).all(axis=1)
+            known: Any = np.all(np.isfinite(rows), axis=1)
             far, place = KDTree(table.astype(u.dtype)).query(np.where(known[:, None], rows, 0), p=np.inf)
             far = np.where(known, far, np.nan).astype(u.dtype)
             return place.reshape(u.shape[:-1]), far.reshape(u.shape[:-1])
