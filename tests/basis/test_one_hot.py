@@ -92,7 +92,7 @@ def test_solutions_and_their_costs_are_those_of_the_dense_way(case, monkeypatch)
     samples, problem = cb.Samples(xi, 0.3 * RNG.normal(size=len(xi))), _problem(domain)
     found = []
     for fewest in (64, 10**9):
-        monkeypatch.setattr(base, "_FEWEST_CELLS", fewest)
+        monkeypatch.setattr(base, "_FEWEST_PLACES", fewest)
         solution = cb.solve(problem, samples, basis=basis)
         assert solution.basis.one_hot == (fewest == 64)
         assert solution.converged

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..basis import Basis, BSpline, Categorical, Chebyshev, Listed, Orthonormal
 from ..derivatives import Ledger
-from ..problem import LOOK_ROWS, Finite, Samples, Study
+from ..problem import LOOK_ROWS, Finite, Study
 from .hunt import Hunt
 from .nested_fits import MOST_COEFFICIENTS, Candidate, NestedFits, Split, by_degree, by_margin
 
@@ -105,8 +105,8 @@ def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = No
 def _of_categories(study: Study, domain: Finite, key: Array, ledger: Ledger) -> Choice | None:
     """A free policy for each value, where those that were seen at all were seen a few times each."""
     seen, count = study.lower.contexts().distinct(), len(domain.values)
-    joint = isinstance(study.lower, Samples)
-    looked = min(LOOK_ROWS, len(study.lower)) if joint else len(study.lower.look(key).samples)  # pyright: ignore
+    known = None if study.lower.crossed else study.lower.count  # joint samples need not be looked at to be counted
+    looked = len(study.lower.look(key).samples) if known is None else min(LOOK_ROWS, known)
     if _SAMPLES_A_CATEGORY * seen > looked and study.noisy:
         return None
     words = f"Categorical(): a free policy for each of the {count} contexts."

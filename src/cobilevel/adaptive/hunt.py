@@ -147,7 +147,7 @@ class Hunt:
                 self._psi = _orthonormal(chebyshev_table(self.u, np.arange(count)[:, None]), root)
             return self._psi
         self.ahead = _ahead(members, min(_MOST_CANDIDATES, int(max(8, _PRODUCTS / n / max(len(members), 1)))))
-        fitted = np.asarray(self.fits.lower.features, float)[:: self.together, : self.fits.usable]
+        fitted = self.fits.table[:: self.together, : self.fits.usable]  # laid, and so orthonormal already
         table = chebyshev_table(self.u, self.ahead)
         size = np.sqrt(self.shares @ table**2)
         table = table - fitted @ ((fitted * self.shares[:, None]).T @ table)

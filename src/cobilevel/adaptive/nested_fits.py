@@ -118,10 +118,11 @@ class NestedFits:
         self.usable = int(np.argmin(np.append(pivots > SMALLEST_PIVOT * pivots[0], False)))
         forth = np.zeros((len(members), width))
         forth[: self.usable, : self.usable] = np.linalg.inv(triangle[: self.usable, : self.usable])
-        self.lower = self._batch(0, train @ forth)
+        self.table = train @ forth
+        lower = self._batch(0, self.table)
         self.held = self._batch(1, chebyshev_table(self.places[1], members) @ forth)
         shared = self.parts[2] is self.parts[0]
-        upper = self.lower if shared else self._batch(2, chebyshev_table(self.places[2], members) @ forth)
+        upper = lower if shared else self._batch(2, chebyshev_table(self.places[2], members) @ forth)
         flat = np.zeros((width, self.size))
         flat[0] = triangle[0, 0] * np.asarray(ravel_pytree(self.problem.y0)[0])  # y0, the constant policy
         old = self.z.reshape(-1, self.size)[: self.usable]
@@ -130,7 +131,7 @@ class NestedFits:
         unravel = ravel_pytree(self.problem.y0)[1]
         zero = jax.eval_shape(jax.vmap(unravel), jax.ShapeDtypeStruct((width, self.size), self.dtype))
         W0 = jax.tree.map(lambda a: jnp.asarray(np.zeros(a.shape, a.dtype)), zero)
-        self.bare = Bilevel(self.problem, Table(upper), Table(self.lower), W0)
+        self.bare = Bilevel(self.problem, Table(upper), Table(lower), W0)
 
     def _batch(self, part: int, features: np.ndarray) -> Batch:
         rows, weight = self.parts[part], self.weights[part]

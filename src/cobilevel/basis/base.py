@@ -19,7 +19,7 @@ from ..problem import Domain
 from ..programs import program
 from .one_hot import OneHot, Rows
 
-_FEWEST_CELLS = 64  # functions from which on places are kept rather than rows of zeros and a one
+_FEWEST_PLACES = 64  # functions from which on places are kept rather than rows of zeros and a one
 
 
 class FeatureMap(eqx.Module):
@@ -52,11 +52,11 @@ class FeatureMap(eqx.Module):
     @property
     def one_hot(self) -> bool:
         """Whether each context has one function alone, and there are so many that only its place is kept."""
-        return self.transform is None and self.size >= _FEWEST_CELLS and type(self.basis).cell is not Basis.cell
+        return self.transform is None and self.size >= _FEWEST_PLACES and type(self.basis).cell is not Basis.cell
 
     def rows(self, xi: Array) -> Rows:
         """The same for a list of contexts, as ``OneHot`` where each has one function alone."""
-        return _cells(self, xi) if self.one_hot else self(xi)
+        return _places_of(self, xi) if self.one_hot else self(xi)
 
 
 @program
@@ -71,7 +71,7 @@ def _features(fitted: FeatureMap, xi: Shaped[Array, "..."]) -> Float[Array, "...
 
 
 @program
-def _cells(fitted: FeatureMap, xi: Shaped[Array, "n ..."]) -> OneHot:
+def _places_of(fitted: FeatureMap, xi: Shaped[Array, "n ..."]) -> OneHot:
     dtype = fitted.constant.dtype
     value = jnp.where(fitted.domain.contains(xi), 1, jnp.nan).astype(dtype)
     xi = xi.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else xi

@@ -255,7 +255,7 @@ def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = Non
     tables = _tables(around, widths[0], shares)
     total, torn = _pick(widths, lambda near: _over_points(around, near, tables.left, tables.r))
     near = total.near
-    own_matrix = _own(tables)
+    own_matrix = _own_share(tables)
     levered = np.stack([_times(own_matrix, left) for left in tables.left])
     own = shares * np.sum(levered * tables.r, axis=2)
     back = np.concatenate([own[:1], around.slope(own)]).T
@@ -283,7 +283,7 @@ def _times(matrices: Float[np.ndarray, "n a b"], rows: Float[np.ndarray, "n b"])
     return matrices[:, :, 0] * rows if matrices.shape[1:] == (1, 1) else np.einsum("nab,nb->na", matrices, rows)
 
 
-def _own(tables: Tables) -> Float[np.ndarray, "n dy dy"]:
+def _own_share(tables: Tables) -> Float[np.ndarray, "n dy dy"]:
     """How far what is left at each sample follows that sample itself: its leverage times its curvature."""
     if tables.inverse.shape[1] == 1:
         return tables.leverage / tables.inverse
@@ -294,7 +294,7 @@ def _policy_errors(
     widths: list[Neighbours], tables: Tables, around: Around, given: np.ndarray | None, shares: np.ndarray
 ) -> tuple[tuple[Products, Products], bool]:
     """Of the basis's best policy, and of the one given; and whether that is the one fitted to these samples."""
-    step, own = _times(tables.inverse, tables.r[0]), _own(tables)
+    step, own = _times(tables.inverse, tables.r[0]), _own_share(tables)
     fitted = widths[0].arranged(features_of(around)) @ np.asarray(around.solved.W[0], float)
     ahead = np.zeros_like(step) if given is None else given - fitted
     same = given is None or np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300)
@@ -307,7 +307,7 @@ def _derivatives(
     widths: list[Neighbours], near: Neighbours, tables: Tables, around: Around, shares: np.ndarray
 ) -> tuple[Products, Products, Products]:
     """Adjoint error, sensitivity error (over all coordinates of ``x``), and their products."""
-    own = _own(tables)
+    own = _own_share(tables)
     across = lambda row: _times(tables.inverse, row)
     rho = around.slope(tables.r)
     scaled = rho / around.lengths[:, None, None]
