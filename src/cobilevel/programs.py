@@ -25,7 +25,7 @@ else:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NUMBERS_AT_MOST = 200_000  # of a small program: it is done before a better one would be compiled
+_NUMBERS_AT_MOST = 2_000_000  # of a small program: it is done before a better one would be compiled
 _QUICKLY = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -35,7 +35,7 @@ _QUICKLY = {
 
 def _small(arguments: Any) -> bool:
     """Whether there is little to compute with, on a processor, and outside of other programs."""
-    leaves = [leaf for leaf in jax.tree.leaves(arguments) if eqx.is_array(leaf)]
+    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(arguments) if eqx.is_array(leaf)}.values()  # each once
     if any(isinstance(leaf, Tracer) for leaf in leaves) or jax.default_backend() != "cpu":
         return False
     return sum(leaf.size for leaf in leaves) <= _NUMBERS_AT_MOST
@@ -53,6 +53,11 @@ def arithmetic(*trees: PyTree) -> Any:
 def put(tree: PyTree) -> PyTree:
     """NumPy's arrays as JAX's, without a program for each shape."""
     return jax.tree.map(lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf, tree)
+
+
+def rows_at(array: Any, index: Any) -> Any:
+    """An array at some positions of its leading axis, given as a slice or a list of them."""
+    return put(np.asarray(array)[index]) if arithmetic(array, index) is np else array[index]
 
 
 def program(function: Callable[P, R]) -> Callable[P, R]:

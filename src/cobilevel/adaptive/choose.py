@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..basis import Basis, BSpline, Categorical, Chebyshev, Listed, Orthonormal
 from ..derivatives import Ledger
-from ..problem import Finite, Study
+from ..problem import LOOK_ROWS, Finite, Study
 from .hunt import Hunt
 from .nested_fits import MOST_COEFFICIENTS, Candidate, NestedFits, Split, by_degree, by_margin
 
@@ -32,13 +32,15 @@ def basis_of(members: np.ndarray) -> Basis:
 
 @dataclass(frozen=True)
 class Choice:
-    """The basis chosen at one ``x``, and why; `candidates` are all that were tried, `pick` the one chosen."""
+    """The basis chosen at one ``x``, and why; `candidates` are all that were tried, `pick` the one chosen; `hunt` is
+    what it was found with, to be used again at another ``x``."""
 
     basis: Basis
     words: str
     candidates: tuple[Candidate, ...]
     pick: int
     ledger: Ledger
+    hunt: Hunt | None = None
 
     @property
     def functions(self) -> int:
@@ -77,33 +79,35 @@ class Search:
         return _smallest_good(np.stack([c.judged for c in candidates]), self.study.noisy)
 
 
-def choose_basis(study: Study, x: PyTree, key: Array, ledger: Ledger | None = None) -> Choice:
+def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = None) -> Choice:
     """A basis for these data around the decision ``x``, and the reason in words.
 
     Chebyshev functions are added while what is left without them stands out of the noise, of the policy or of what
     moves the decision (``significance``), at ``x`` or at a few points nearby. Never fewer than ``x`` has coordinates,
-    where the samples support so many.
+    where the samples support so many. `before`: a choice made for the same study with the same key, whose costs count
+    too.
     """
-    domain, ledger = study.problem.domain, Ledger.empty() if ledger is None else ledger
+    domain, ledger = study.problem.domain, Ledger.empty() if before is None else before.ledger
     if isinstance(domain, Finite):
         found = _of_categories(study, domain, key, ledger)
         if found is not None:
             return found
-    hunt = Hunt.on(study, key, ledger)
+    hunt = Hunt.on(study, key, ledger) if before is None or before.hunt is None else before.hunt.afresh()
     members, words = hunt.at(x, key)
     basis, count = basis_of(members), len(members)
     if domain.dimension == 1 and _STABLE * len(hunt.shares) < count**2:
         basis = Orthonormal(BSpline(min(hunt.most, round(_SPLINES_EACH * count))))
         words = f"{words} Splines, since {count} polynomials would be unstable near the ends of the interval."
-    return Choice(
-        basis, f"{basis!r}: {words}", (Candidate(members, np.zeros(0), np.zeros(0), np.nan),), 0, hunt.fits.ledger
-    )
+    tried = (Candidate(members, np.zeros(0), np.zeros(0), np.nan),)
+    return Choice(basis, f"{basis!r}: {words}", tried, 0, hunt.fits.ledger, hunt)
 
 
 def _of_categories(study: Study, domain: Finite, key: Array, ledger: Ledger) -> Choice | None:
     """A free policy for each value, where those that were seen at all were seen a few times each."""
     seen, count = study.lower.contexts().distinct(), len(domain.values)
-    if _SAMPLES_A_CATEGORY * seen > len(study.lower.look(key).samples) and study.noisy:
+    known = None if study.lower.crossed else study.lower.count  # joint samples need not be looked at to be counted
+    looked = len(study.lower.look(key).samples) if known is None else min(LOOK_ROWS, known)
+    if _SAMPLES_A_CATEGORY * seen > looked and study.noisy:
         return None
     words = f"Categorical(): a free policy for each of the {count} contexts."
     if seen < count:

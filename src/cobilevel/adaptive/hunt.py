@@ -14,7 +14,7 @@ from ..problem import Samples, Study
 from ..programs import put
 from .nested_fits import MOST_COEFFICIENTS, SMALLEST_PIVOT, NestedFits, Split, chebyshev_table, closed
 from .residuals import Residuals
-from .significance import Component, Evidence, Tests
+from .significance import Evidence, Projection, Tests
 
 _HUNTED_ROWS = 100_000  # samples looked at, at most
 _PRODUCTS = 1.5e9  # multiplications that making the tested functions orthonormal may take
@@ -52,6 +52,11 @@ class Hunt:
         most = most if study.noisy else min(most, _MOST_EXACT)
         u = fits.places[0].reshape(len(rows), -1)[:: look.together]
         return Hunt(study, rows, look.together, fits, most, u, contexts.shares())
+
+    def afresh(self) -> "Hunt":
+        """The same samples and functions, with nothing fitted yet."""
+        self.fits.z = np.zeros(0)
+        return self
 
     def at(self, x: PyTree, key: Array) -> tuple[np.ndarray, str]:
         """The functions needed around ``x``, and why these, in words."""
@@ -96,20 +101,18 @@ class Hunt:
         for point in points[1:]:
             there = fits.residuals(point, joint)
             left += [] if there is None else [there]
-        psi = self._tested(members)
+        projected = Projection.on(self._tested(members), self.shares)
         tests.evidence = []
         wide = lambda table: self._by_context(np.asarray(table, float))
         A = np.asarray(here.curvature, float)
         for one in left:
             other = left[1] if one is here and len(left) > 1 else here
-            policy = Component.of(wide(one.r), psi, self.shares)
+            policy = projected.of(wide(one.r))
             adjoint = change = None
             if one.alpha is not None and other is not one:
                 moved = A @ (np.asarray(one.z, float) - np.asarray(other.z, float))[: len(A)]
-                adjoint = Component.of(wide(one.alpha), psi, self.shares, float(np.sum(np.asarray(one.pull) ** 2)))
-                change = Component.of(
-                    wide(np.asarray(one.r) - np.asarray(other.r)), psi, self.shares, float(np.sum(moved**2))
-                )
+                adjoint = projected.of(wide(one.alpha), float(np.sum(np.asarray(one.pull) ** 2)))
+                change = projected.of(wide(one.r) - wide(other.r), float(np.sum(moved**2)))
                 both = [part.total + max(part.energy(slice(None)), 0.0) for part in (adjoint, change)]
                 tests.product_total = max(tests.product_total, float(np.sqrt(both[0] * both[1])))
             tests.policy_total = max(tests.policy_total, policy.energy(slice(None)))
@@ -144,7 +147,7 @@ class Hunt:
                 self._psi = _orthonormal(chebyshev_table(self.u, np.arange(count)[:, None]), root)
             return self._psi
         self.ahead = _ahead(members, min(_MOST_CANDIDATES, int(max(8, _PRODUCTS / n / max(len(members), 1)))))
-        fitted = _orthonormal(chebyshev_table(self.u, members), root)
+        fitted = self.fits.table[:: self.together, : self.fits.usable]  # laid, and so orthonormal already
         table = chebyshev_table(self.u, self.ahead)
         size = np.sqrt(self.shares @ table**2)
         table = table - fitted @ ((fitted * self.shares[:, None]).T @ table)

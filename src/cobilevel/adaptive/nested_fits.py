@@ -19,6 +19,7 @@ from .residuals import Residuals, masked, masked_minimum, residuals
 
 TIERS = ((1, 2, 3, 4, 5, 6, 8), (10, 12, 16, 20, 24), (32, 40, 48, 64))  # functions on an interval, tried in turn
 _WIDTHS = (24, 64, 128, 256, 1000)  # tables are filled up to one of these, so that few programs are compiled
+_WIDE, _NARROW = 64, 128  # the least width in several dimensions, where sets soon are large; coefficients it may take
 _BULK = 0.7  # share of what the next functions bring that is taken on at once, in several dimensions
 _ROUNDS_AHEAD = 40  # the most rounds of looking at the next functions
 MOST_COEFFICIENTS = 1000  # the largest N d_y tried
@@ -80,10 +81,13 @@ def _masked_fit(
 
 def chebyshev_table(u: np.ndarray, members: np.ndarray) -> np.ndarray:
     """Products of Chebyshev polynomials; in NumPy, as lists of functions change too often to be compiled."""
-    phi = np.ones((len(u), len(members)))
+    phi = np.ones((len(members), len(u)))
     for j in range(members.shape[1]):
-        phi *= np.polynomial.chebyshev.chebvander(u[:, j], int(members[:, j].max()))[:, members[:, j]]
-    return phi
+        used = np.flatnonzero(members[:, j])  # few: most products are of one or two coordinates
+        if len(used):
+            powers = np.polynomial.chebyshev.chebvander(u[:, j], int(members[:, j].max())).T
+            phi[used] *= powers[members[used, j]]
+    return phi.T
 
 
 class NestedFits:
@@ -96,6 +100,7 @@ class NestedFits:
     def __init__(self, study: Study, split: Split, ledger: Ledger):
         self.ledger, self.problem, self.dtype = ledger, study.problem, study.dtype
         self.parts = (split.train, split.held, split.upper)
+        self.weights = [part.mean_one_weights().astype(self.dtype) for part in self.parts]
         self.size = study.problem.sizes[1]
         domain = self.problem.domain
         self.places = [np.asarray(domain.reference(domain.snap(part.xi, self.dtype)), float) for part in self.parts]
@@ -104,25 +109,31 @@ class NestedFits:
 
     def lay(self, members: np.ndarray) -> None:
         """Takes a longer list of functions, which begins with the one before."""
-        width = next(w for w in _WIDTHS if w >= len(members))
-        phi = [chebyshev_table(u, members) for u in self.places]
+        fewest = _WIDE if members.shape[1] > 1 and self.size * _WIDE <= _NARROW else 0
+        width = next(w for w in _WIDTHS if w >= max(len(members), fewest))
+        train = chebyshev_table(self.places[0], members)
         root = np.sqrt(self.parts[0].shares())[:, None]
-        triangle = np.asarray(np.linalg.qr(root * phi[0], mode="r"))
+        triangle = np.asarray(np.linalg.qr(root * train, mode="r"))
         pivots = np.abs(np.diag(triangle))
         self.usable = int(np.argmin(np.append(pivots > SMALLEST_PIVOT * pivots[0], False)))
         forth = np.zeros((len(members), width))
         forth[: self.usable, : self.usable] = np.linalg.inv(triangle[: self.usable, : self.usable])
-        train, self.held, upper = (
-            Batch(put((table @ forth).astype(self.dtype)), p.xi, p.eta, p.mean_one_weights().astype(self.dtype))
-            for table, p in zip(phi, self.parts, strict=True)
-        )
+        self.table = train @ forth
+        lower = self._batch(0, self.table)
+        self.held = self._batch(1, chebyshev_table(self.places[1], members) @ forth)
+        shared = self.parts[2] is self.parts[0]
+        upper = lower if shared else self._batch(2, chebyshev_table(self.places[2], members) @ forth)
         flat = np.zeros((width, self.size))
         flat[0] = triangle[0, 0] * np.asarray(ravel_pytree(self.problem.y0)[0])  # y0, the constant policy
         old = self.z.reshape(-1, self.size)[: self.usable]
         flat[: len(old)] = old if len(old) else flat[: len(old)]
         self.z = flat.reshape(-1)
         W0 = jax.tree.map(lambda y: put(np.zeros((width, *y.shape), self.dtype)), self.problem.y0)
-        self.bare = Bilevel(self.problem, Table(upper), Table(train), W0)
+        self.bare = Bilevel(self.problem, Table(upper), Table(lower), W0)
+
+    def _batch(self, part: int, features: np.ndarray) -> Batch:
+        rows, weight = self.parts[part], self.weights[part]
+        return Batch(put(features.astype(self.dtype)), rows.xi, rows.eta, weight)
 
     def _from(self, x: PyTree, count: int) -> tuple[PyTree, Array, Array]:
         """``x``, the coefficients to go on from with the first `count` functions, and the mask of these."""

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
+from ..basis import dense
 from ..derivatives import Direct, Ledger, hypergradient, linear_direction, noise_reach, oracles
 from ..lower import Dense, Minimum, minimise
 from ..programs import program
@@ -44,7 +45,7 @@ def _mean(batch: Batch, table: Array) -> Array:
 
 def masked(batch: Batch, mask: Float[Array, " N"]) -> Batch:
     """A batch with some of its functions alone, the others zero."""
-    return eqx.tree_at(lambda b: b.features, batch, batch.features * mask)
+    return eqx.tree_at(lambda b: b.features, batch, dense(batch.features) * mask)
 
 
 def masked_minimum(

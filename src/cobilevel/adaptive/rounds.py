@@ -39,7 +39,7 @@ def solve_choosing(job: Job, key: Array) -> Solution:
     costs = choice.ledger
     for _ in range(_CHOICES):
         with job.chosen_on()[1]:
-            again = choose_basis(study, study.at(solution.x).problem.x0, key, ledger=costs)
+            again = choose_basis(study, study.at(solution.x).problem.x0, key, before=replace(choice, ledger=costs))
         costs = again.ledger
         if again.functions <= choice.functions:
             break

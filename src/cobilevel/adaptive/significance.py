@@ -10,7 +10,7 @@ count: a component may be a small share of the noise and carry all there is to k
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy import stats
 
 _NEXT, _AHEAD = 0.05, 0.002  # levels of the tests: of the functions that come next, of those further ahead
@@ -27,13 +27,6 @@ class Component:
     noise: Float[np.ndarray, "K dy"]
     total: float
 
-    @staticmethod
-    def of(rows: np.ndarray, psi: np.ndarray, shares: np.ndarray, total: float = 0.0) -> "Component":
-        weighted = psi * shares[:, None]
-        coefficients = weighted.T @ rows
-        noise = (weighted**2).T @ rows**2
-        return Component(coefficients, noise, total)
-
     def energy(self, part: slice | np.ndarray) -> float:
         """The squares of coefficients, without what noise adds."""
         return float(np.sum(self.coefficients[part] ** 2 - self.noise[part]))
@@ -43,6 +36,32 @@ class Component:
         c, n = self.coefficients[part], self.noise[part]
         size = float(np.sum(np.where(n > 0, c**2 / np.where(n > 0, n, 1), 0)))
         return bool(stats.chi2.sf(size, c.size) < level)
+
+    def energies(self) -> Float[np.ndarray, " K"]:
+        """The same function by function."""
+        return np.sum(self.coefficients**2 - self.noise, axis=1)
+
+    def each_stands_out(self, level: float) -> Bool[np.ndarray, " K"]:
+        """The same function by function."""
+        c, n = self.coefficients, self.noise
+        size = np.sum(np.where(n > 0, c**2 / np.where(n > 0, n, 1), 0), axis=1)
+        return stats.chi2.sf(size, c.shape[1]) < level
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Functions with the weights of the samples, and their squares, on which tables are projected."""
+
+    weighted: Float[np.ndarray, "K n"]
+    squared: Float[np.ndarray, "K n"]
+
+    @staticmethod
+    def on(psi: Float[np.ndarray, "n K"], shares: Float[np.ndarray, " n"]) -> "Projection":
+        weighted = (psi * shares[:, None]).T
+        return Projection(weighted, weighted**2)
+
+    def of(self, rows: Float[np.ndarray, "n dy"], total: float = 0.0) -> Component:
+        return Component(self.weighted @ rows, self.squared @ rows**2, total)
 
 
 @dataclass(frozen=True)
@@ -58,10 +77,15 @@ class Evidence:
     change: Component | None = None
     here: bool = True
 
+    @property
+    def _shares(self) -> tuple[float, float]:
+        """Of the policy and of the gradient: what is not worth a function."""
+        return (_POLICY_SHARE[0], _PRODUCT_SHARE[0]) if self.here else (_POLICY_SHARE[1], _PRODUCT_SHARE[1])
+
     def needed(self, part: slice | np.ndarray, level: float, policy_total: float, product_total: float) -> bool:
         """Whether some of these functions are needed."""
         energy = self.policy.energy(part)
-        policy_share, product_share = (shares[0 if self.here else 1] for shares in (_POLICY_SHARE, _PRODUCT_SHARE))
+        policy_share, product_share = self._shares
         if energy > policy_share * policy_total and (not self.noisy or self.policy.stands_out(part, level)):
             return True
         if self.adjoint is None or self.change is None or product_total <= 0:
@@ -70,6 +94,20 @@ class Evidence:
         if product <= product_share * product_total:
             return False
         return not self.noisy or (self.adjoint.stands_out(part, level) and self.change.stands_out(part, level))
+
+    def each_needed(self, level: float, policy_total: float, product_total: float) -> Bool[np.ndarray, " K"]:
+        """The same for each function alone."""
+        policy_share, product_share = self._shares
+        wanted = self.policy.energies() > policy_share * policy_total
+        if self.noisy:
+            wanted &= self.policy.each_stands_out(level)
+        if self.adjoint is None or self.change is None or product_total <= 0:
+            return wanted
+        energies = [np.maximum(part.energies(), 0.0) for part in (self.adjoint, self.change)]
+        moving = np.sqrt(energies[0] * energies[1]) > product_share * product_total
+        if self.noisy:
+            moving &= self.adjoint.each_stands_out(level) & self.change.each_stands_out(level)
+        return wanted | moving
 
 
 @dataclass
@@ -116,10 +154,9 @@ class Tests:
         component along every function by chance. Those that chance does not explain come first then.
         """
         level = _NEXT / max(count, 1) ** 0.5
-        wanted = np.array([self.needed(np.array([k]), level) for k in range(count)], bool)
-        clear = np.array([w and self._clear(np.array([k]), level) for k, w in enumerate(wanted)], bool)
+        wanted, explained = np.zeros(count, bool), np.ones(count, bool)
+        for one in self.evidence:
+            wanted |= one.each_needed(level, self.policy_total, self.product_total)
+            explained &= False if one.noisy else ~one.policy.each_stands_out(level)
+        clear = wanted & ~explained
         return clear if clear.any() else wanted
-
-    def _clear(self, part: np.ndarray, level: float) -> bool:
-        """Whether chance does not explain what the policy has left along these functions at some ``x``."""
-        return any(one.noisy or one.policy.stands_out(part, level) for one in self.evidence)

@@ -26,6 +26,9 @@ from .json_recipes import same_recipe as same_recipe
 from .learned import Neural as Neural
 from .learned import Snapshot as Snapshot
 from .learned import network as network
+from .one_hot import OneHot as OneHot
+from .one_hot import Rows as Rows
+from .one_hot import dense as dense
 from .richer import count_of as count_of
 from .richer import neighbours as neighbours
 from .richer import richer_basis as richer_basis

@@ -12,11 +12,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Float, Shaped
+from jaxtyping import Array, ArrayLike, Float, Int, Shaped
 
 from ..checks import whole
 from ..problem import Domain
 from ..programs import Held, arithmetic, program, put
+from .one_hot import OneHot, Rows
+
+_FEWEST_PLACES = 64  # functions from which on places are kept rather than rows of zeros and a one
 
 
 class FeatureMap(eqx.Module):
@@ -46,6 +49,15 @@ class FeatureMap(eqx.Module):
             raise ValueError(f"contexts of {self.domain!r} end in shape {self.domain.shape}, got {xi.shape}.")
         return _features(self, xi)
 
+    @property
+    def one_hot(self) -> bool:
+        """Whether each context has one function alone, and there are so many that only its place is kept."""
+        return self.transform is None and self.size >= _FEWEST_PLACES and type(self.basis).cell is not Basis.cell
+
+    def rows(self, xi: Array) -> Rows:
+        """The same for a list of contexts, as ``OneHot`` where each has one function alone."""
+        return _places_of(self, xi) if self.one_hot else self(xi)
+
 
 @program
 def _features(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N"]:
@@ -56,6 +68,14 @@ def _features(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N
     if fitted.transform is not None:
         phi = phi @ fitted.transform
     return jnp.where(inside[..., None], phi, jnp.nan)
+
+
+@program
+def _places_of(fitted: FeatureMap, xi: Shaped[Held, "n ..."]) -> OneHot:
+    dtype = fitted.constant.dtype
+    value = jnp.where(fitted.domain.contains(xi), 1, jnp.nan).astype(dtype)
+    xi = xi.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else xi
+    return OneHot(fitted.basis.cell(fitted.domain, xi), value, fitted.size)
 
 
 @program
@@ -73,6 +93,10 @@ class Basis(eqx.Module):
     @abstractmethod
     def constant(self, domain: Domain) -> np.ndarray | None:
         """Coefficients of the function 1; ``None`` where that is a matter of fitting."""
+
+    def cell(self, domain: Domain, xi: Shaped[Held, "n ..."]) -> Int[Held, " n"]:
+        """Which function is 1 at each context, of bases that have one alone there; most have several."""
+        raise NotImplementedError
 
     def fit(self, domain: Domain, xi: ArrayLike, weights: Float[Held, " n"] | None = None) -> FeatureMap:
         """The feature map on a domain, given the observed contexts (and their weights)."""
@@ -109,8 +133,10 @@ def check_count(name: str, n: Any) -> None:
     whole(f"{name}: n", n, what="the functions per dimension")
 
 
-def combine(phi: Float[Held, "... N"], W: Any) -> Any:
+def combine(phi: Float[Held, "... N"] | OneHot, W: Any) -> Any:
     """``sum_k phi_k W[k]`` for every leaf of ``W``, batched over the leading axes of ``phi``."""
+    if isinstance(phi, OneHot):
+        return jax.tree.map(lambda w: phi @ w, W)
     xp = arithmetic(phi, W)
     return put(jax.tree.map(lambda w: xp.tensordot(phi, w, axes=1), W))
 

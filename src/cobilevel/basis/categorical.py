@@ -22,5 +22,8 @@ class Categorical(Basis):
         dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
         return jax.nn.one_hot(domain.index(xi), len(domain.values), dtype=dtype)
 
+    def cell(self, domain: Any, xi):
+        return domain.index(xi)
+
     def constant(self, domain: Any):
         return np.ones(len(domain.values))

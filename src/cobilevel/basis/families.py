@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ..checks import whole
 from .base import Basis, check_count, plain_integer
@@ -37,9 +37,15 @@ class ProductBasis(Basis):
     def evaluate(self, domain, xi):
         values = self.univariate(domain.reference(xi))
         table = self.index.table(self.n, domain.dimension)
-        phi = values[..., 0, table[:, 0]]
-        for j in range(1, domain.dimension):
-            phi = phi * values[..., j, table[:, j]]
+        places = np.arange(domain.dimension) * self.n + table
+        if type(self).constant is ProductBasis.constant:  # factors that are 1 are left out
+            order = np.argsort(table == 0, axis=1, kind="stable")
+            most = max(1, int(np.sum(table > 0, axis=1).max()))
+            places = np.take_along_axis(places, order, axis=1)[:, :most]
+        values = values.reshape(*values.shape[:-2], -1)
+        phi = values[..., places[:, 0]]
+        for column in places.T[1:]:
+            phi = phi * values[..., column]
         return phi
 
     def constant(self, domain):
@@ -137,8 +143,17 @@ class Partition(ProductBasis):
         _tensor_only(self)
 
     def univariate(self, u):
-        cell = jnp.clip(jnp.floor((u + 1) / 2 * self.n), 0, self.n - 1)
-        return jax.nn.one_hot(cell.astype(int), self.n, dtype=u.dtype)
+        return jax.nn.one_hot(self._interval(u), self.n, dtype=u.dtype)
+
+    def _interval(self, u: Float[Array, "..."]) -> Int[Array, "..."]:
+        """The number of the cell along each coordinate."""
+        return jnp.clip(jnp.floor((u + 1) / 2 * self.n), 0, self.n - 1).astype(int)
+
+    def cell(self, domain, xi):
+        along = self._interval(domain.reference(xi))
+        radix = self.n ** np.arange(domain.dimension)
+        order = np.argsort(self.index.table(self.n, domain.dimension) @ radix)
+        return jnp.asarray(order)[along @ radix]
 
     def constant(self, domain):
         return np.ones(self.n**domain.dimension)

@@ -21,12 +21,16 @@ class IndexSet(eqx.Module):
     def admits(self, k: np.ndarray, n: int) -> bool:
         """Whether the multi-index ``k`` (each entry already below ``n``) belongs to the set."""
 
+    def admits_each(self, rows: np.ndarray, n: int) -> np.ndarray:
+        """The same for many multi-indices, one a row."""
+        return np.array([self.admits(k, n) for k in rows], bool)
+
     def table(self, n: int, dimension: int) -> np.ndarray:
         """All multi-indices, shape ``(N, dimension)``, by total degree and then lexicographically."""
         kept = np.zeros((1, 0), dtype=int)
         for _ in range(dimension):  # every set is downward closed, so prefixes of members are members
-            grown = np.array([[*k, j] for k in kept for j in range(n)], dtype=int)
-            kept = grown[[self.admits(k, n) for k in grown]]
+            grown = np.column_stack([np.repeat(kept, n, axis=0), np.tile(np.arange(n), len(kept))])
+            kept = grown[self.admits_each(grown, n)]
         order = np.lexsort((*kept.T[::-1], kept.sum(axis=1)))
         return kept[order]
 
@@ -37,12 +41,18 @@ class Tensor(IndexSet):
     def admits(self, k, n):
         return True
 
+    def admits_each(self, rows, n):
+        return np.ones(len(rows), bool)
+
 
 class TotalDegree(IndexSet):
     """``|k|_1 <= n - 1``: ``binomial(n - 1 + d, d)`` functions, the natural set for isotropic smoothness."""
 
     def admits(self, k, n):
         return bool(k.sum() <= n - 1)
+
+    def admits_each(self, rows, n):
+        return rows.sum(axis=1) <= n - 1
 
 
 def _members(rows: Any) -> tuple[tuple[int, ...], ...]:
@@ -84,3 +94,6 @@ class HyperbolicCross(IndexSet):
 
     def admits(self, k, n):
         return bool(np.prod(k + 1) <= n)
+
+    def admits_each(self, rows, n):
+        return np.prod(rows + 1, axis=1) <= n

@@ -8,6 +8,7 @@ from jaxtyping import Float, PyTree
 from .. import trees
 from ..programs import Held, put
 from .base import Basis, FeatureMap, combine
+from .one_hot import OneHot, Rows, dense
 
 
 class Whitening(eqx.Module):
@@ -18,8 +19,8 @@ class Whitening(eqx.Module):
     cannot tell coefficients apart.
     """
 
-    transform: Float[Held, "N r"]
-    inverse: Float[Held, "r N"]
+    transform: Float[Held, "N r"] | OneHot
+    inverse: Float[Held, "r N"] | OneHot
     singular_values: Float[Held, " s"]
 
     @property
@@ -27,18 +28,27 @@ class Whitening(eqx.Module):
         """How many independent functions the observed contexts can see."""
         return self.transform.shape[1]
 
+    def unseen(self, phi: Rows) -> Float[Held, " n"]:
+        """The share of each row of features, by its norm, that the observed contexts do not see."""
+        if isinstance(phi, OneHot):
+            return (self.transform.value[phi.place] == 0).astype(phi.dtype)  # pyright: ignore
+        size = jnp.linalg.norm(phi, axis=1)
+        return jnp.linalg.norm(phi - (phi @ self.transform) @ self.inverse, axis=1) / jnp.where(size > 0, size, 1)
 
-def whiten(
-    phi: Float[Held, "n N"], weights: Float[Held, " n"] | None = None, tolerance: float | None = None
-) -> Whitening:
+
+def whiten(phi: Rows, weights: Float[Held, " n"] | None = None, tolerance: float | None = None) -> Whitening:
     """Factorises observed features; `tolerance` defaults to the square root of the machine precision."""
+    if isinstance(phi, OneHot):
+        return _whiten_cells(phi, weights)
     dtype = phi.dtype
     if tolerance is None:
         tolerance = float(np.sqrt(jnp.finfo(dtype).eps))
     table = np.asarray(phi, dtype=float)
     mass = np.full(len(table), 1.0) if weights is None else np.asarray(weights, dtype=float)
     scaled = table * np.sqrt(mass / mass.sum())[:, None]
-    _, spectrum, _ = np.linalg.svd(scaled, full_matrices=False)
+    # the singular values and right vectors of a table are those of its triangle, which is small
+    scaled = np.linalg.qr(scaled, mode="r") if len(scaled) > scaled.shape[1] else scaled
+    spectrum = np.linalg.svd(scaled, compute_uv=False)
     norms = np.linalg.norm(scaled, axis=0)
     norms = np.where(norms > 0, norms, 1)  # the rank must not depend on the units of single functions
     _, values, rows = np.linalg.svd(scaled / norms, full_matrices=False)
@@ -48,6 +58,19 @@ def whiten(
     return Whitening(*put((forth.astype(dtype), back.astype(dtype), spectrum.astype(dtype))))
 
 
+def _whiten_cells(phi: OneHot, weights: Float[Held, " n"] | None) -> Whitening:
+    """Functions without overlap are orthogonal already: each is divided by its size, and those never seen are cut."""
+    mass = np.full(len(phi), 1.0) if weights is None else np.asarray(weights, dtype=float)
+    norms = np.sqrt(phi.on_host().blocks(mass / mass.sum()))
+    seen = np.flatnonzero(norms > 0)
+    place, value = np.zeros(len(norms), int), np.zeros(len(norms))
+    place[seen], value[seen] = np.arange(len(seen)), 1 / norms[seen]
+    forth = OneHot(jnp.asarray(place), jnp.asarray(value, phi.dtype), len(seen))
+    back = OneHot(jnp.asarray(seen), jnp.asarray(norms[seen], phi.dtype), len(norms))
+    spectrum = np.sort(norms)[::-1][: len(phi)]
+    return Whitening(forth, back, jnp.asarray(spectrum, phi.dtype))
+
+
 class Coordinates(eqx.Module):
     """Coefficients ``W`` in whitened coordinates ``Z``, and the way back: ``W = transform @ Z + rest``.
 
@@ -55,8 +78,8 @@ class Coordinates(eqx.Module):
     contexts keeps ``y0``.
     """
 
-    transform: Float[Held, "N r"]
-    inverse: Float[Held, "r N"]
+    transform: Float[Held, "N r"] | OneHot
+    inverse: Float[Held, "r N"] | OneHot
     rest: PyTree[Float[Held, "N ..."]]
 
     @staticmethod
@@ -105,7 +128,8 @@ class Orthonormal(Basis):
     def fit(self, domain, xi, weights=None):
         plain = self.basis.fit(domain, xi, weights)
         factors = whiten(plain(xi), weights, self.tolerance)
-        transform = factors.transform if plain.transform is None else combine(plain.transform, factors.transform)
+        turned = dense(factors.transform)
+        transform = turned if plain.transform is None else combine(plain.transform, turned)
         constant = combine(factors.inverse, plain.constant.astype(factors.inverse.dtype))
         return FeatureMap(self, domain, transform, constant)
 

@@ -7,13 +7,14 @@ added: one call, and as many samples as the batch holds.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from ..basis import combine
+from ..basis import OneHot, Rows, combine, dense
 from ..programs import program
 from ..reduction import Batch, Bilevel
 from .ledger import Ledger
@@ -88,7 +89,24 @@ def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Le
     The Hessian of ``g`` in ``y`` is taken sample by sample and contracted with the features, never through the
     ``N d_y`` coefficients; rows and columns follow ``flatten(W)``.
     """
-    phi, y = batch.features, combine(batch.features, W)
+    (value, slope, curvature), ledger = _models(reduced, x, W, batch, ledger)
+    hessian = galerkin_hessian(dense(batch.features), batch.weight / len(batch), curvature)
+    return (value, slope, hessian.astype(batch.weight.dtype)), ledger
+
+
+def lower_blocks(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    """The same for features of which each sample has one alone (``OneHot``): of the Hessian the blocks on its diagonal,
+    ``(N, d, d)``, since there are no others."""
+    (value, slope, curvature), ledger = _models(reduced, x, W, batch, ledger)
+    phi: Any = batch.features
+    blocks = phi.blocks(curvature * (batch.weight / len(batch))[:, None, None])
+    blocks = (blocks + jnp.swapaxes(blocks, 1, 2)) / 2
+    return (value, slope, blocks.astype(batch.weight.dtype)), ledger
+
+
+def _models(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    """``g_Phi``, its gradient, and ``d22 g`` sample by sample."""
+    y = combine(batch.features, W)
     _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], y))
     flat = jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(y)
 
@@ -98,11 +116,16 @@ def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Le
 
     value, slope, curvature = jax.vmap(local)(flat, batch.xi, batch.eta)
     share = batch.weight / len(batch)
-    gradient = jnp.einsum("nk,na->ka", phi * share[:, None], slope).reshape(-1)
-    hessian = galerkin_hessian(phi, share, curvature)
+    gradient = _sums(batch.features, share, slope).reshape(-1)
     dtype = batch.weight.dtype
-    model = (share @ value, gradient, hessian)
-    return tuple(part.astype(dtype) for part in model), ledger.add("hessian", batch)
+    return ((share @ value).astype(dtype), gradient.astype(dtype), curvature), ledger.add("hessian", batch)
+
+
+def _sums(phi: Rows, share: Float[Array, " n"], rows: Float[Array, "n ..."]) -> Float[Array, "N ..."]:
+    """The sum of ``share row Phi^T``."""
+    if isinstance(phi, OneHot):
+        return phi.sums(share.reshape(-1, *[1] * (rows.ndim - 1)) * rows)
+    return jnp.tensordot(phi * share[:, None], rows, axes=(0, 0))
 
 
 def cross_matrix(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
@@ -137,8 +160,7 @@ def lower_rows(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batch, 
 
 def spread(batch: Batch, rows: PyTree) -> PyTree:
     """The batch mean of ``row Phi^T``, shaped like ``W``: from gradients in ``y`` to gradients in the coefficients."""
-    phi = batch.features * (batch.weight / len(batch))[:, None]
-    return jax.tree.map(lambda leaf: jnp.tensordot(phi, leaf, axes=(0, 0)), rows)
+    return jax.tree.map(lambda leaf: _sums(batch.features, batch.weight / len(batch), leaf), rows)
 
 
 def mean(batch: Batch, rows: PyTree) -> PyTree:

@@ -9,5 +9,6 @@ from .infer import infer_flat as infer_flat
 from .level_noise import pool_shares as pool_shares
 from .missed import Missed as Missed
 from .missed import Products as Products
+from .missed import features_of as features_of
 from .missed import what_is_missed as what_is_missed
 from .neighbours import Neighbours as Neighbours

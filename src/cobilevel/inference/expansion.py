@@ -7,7 +7,7 @@ influence of that sample in the stacked conditions lower stationarity, adjoint, 
 differences over a standard error of ``x``, about, so that kinks in ``f`` count as the samples see them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import equinox as eqx
@@ -102,6 +102,7 @@ class Around:
     - `solved`: the points, first ``x``, then all forward ones, then all backward ones.
     - `at_kink`: coordinates that a kink of the objective holds; `near_kink`: those whose minimum may lie at one.
     - `unit`: of each coordinate of ``x``: a distance along which the objective curves by 1, where it does.
+    - `held`: what is the same around other points, kept once it is known.
     """
 
     study: Study
@@ -114,6 +115,7 @@ class Around:
     joint: bool
     at_kink: Bool[np.ndarray, " dx"] | None = None
     near_kink: Bool[np.ndarray, " dx"] | None = None
+    held: dict[str, Any] = field(default_factory=dict)
 
     def free(self) -> Bool[np.ndarray, " dx"]:
         """The coordinates that no bound or kink holds: where the gradient pushes against it beyond its noise."""
@@ -185,11 +187,12 @@ class Around:
 
     def along(self, directions: np.ndarray) -> "Around":
         """The same around ``x`` along other directions, as many as before."""
-        return Around.of(self.study, self.reduced, self.x, directions, self.unit, self.joint)
+        return replace(Around.of(self.study, self.reduced, self.x, directions, self.unit, self.joint), held=self.held)
 
     def moved(self, step: np.ndarray) -> "Around":
         """The same around another point, along the same directions."""
-        return Around.of(self.study, self.reduced, self.x + step, self.directions, self.unit, self.joint)
+        moved = Around.of(self.study, self.reduced, self.x + step, self.directions, self.unit, self.joint)
+        return replace(moved, held=self.held)
 
     @staticmethod
     def of(

@@ -7,12 +7,15 @@ fresh ones; the mean over pairs then is smaller by what the fit made the mean of
 right either way. The part due to the basis alone is the mean over pairs with that loss added back.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from ..basis import OneHot
 from .expansion import Around
 from .level_noise import pool_shares
 from .neighbours import Neighbours, neighbours_of
@@ -28,6 +31,7 @@ _LEAST_CURVATURE = 1e-3  # of the typical one: the least that is divided by
 class Products:
     """A mean over pairs: its value, what each sample moves it by, and products of some pairs, for its noise.
 
+    Samples are in the order of the neighbours (``Neighbours.arranged``), rows that are added in their own.
     `growth`: for a mean of squares, by how much its variance is larger where its true value is larger by one.
     """
 
@@ -39,7 +43,7 @@ class Products:
 
     def covariance(self, also: Float[np.ndarray, "n k"] | float = 0.0) -> Float[np.ndarray, "k k"]:
         """Of the value, or of its sum with the means of independent rows, given as what each sample moves them by."""
-        return self.near.noise(self.single + also, self.pairs)
+        return self.near.noise(self.single + (also if np.isscalar(also) else self.near.arranged(also)), self.pairs)
 
     def variance(self) -> float:
         """Of the first value, unbiased: where that is too small by chance so is this, and it may be negative."""
@@ -57,10 +61,17 @@ class Tables:
     leverage: Float[np.ndarray, "n dy dy"]
 
 
-def _smooth(table: np.ndarray, phi: np.ndarray, shares: np.ndarray, near: Neighbours) -> np.ndarray:
+def features_of(around: Around) -> np.ndarray | OneHot:
+    """The features of the samples, for products with them."""
+    phi = around.reduced.lower_pool.features
+    return phi.on_host() if isinstance(phi, OneHot) else np.asarray(phi, float)
+
+
+def _smooth(table: np.ndarray, phi: np.ndarray | OneHot, shares: np.ndarray, near: Neighbours) -> np.ndarray:
     """Matrices at the samples as a function of the context: themselves where that shows less noise than a fit does."""
     n, flat = len(table), table.reshape(len(table), -1)
-    fit = phi @ ((phi * shares[:, None]).T @ flat)
+    weighted = flat * shares[:, None]
+    fit = phi @ (phi.sums(weighted) if isinstance(phi, OneHot) else phi.T @ weighted)
     i, j = near.pairs.T
     noise = np.mean((flat[i] - flat[j]) ** 2) / 2
     return table if noise <= np.sum(shares @ (flat - fit) ** 2) / flat.shape[1] else fit.reshape(n, *table.shape[1:])
@@ -68,15 +79,25 @@ def _smooth(table: np.ndarray, phi: np.ndarray, shares: np.ndarray, near: Neighb
 
 def _inverse(matrices: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Inverses of matrices, with eigenvalues kept away from zero."""
+    if matrices.shape[1] == 1:
+        floor = _LEAST_CURVATURE * np.abs(shares @ matrices[:, 0, 0])
+        return 1 / np.maximum(matrices, max(floor, 1e-300))
     values, vectors = np.linalg.eigh((matrices + np.swapaxes(matrices, 1, 2)) / 2)
     floor = _LEAST_CURVATURE * np.abs(shares @ values).max()
     return np.einsum("nab,nb,ncb->nac", vectors, 1 / np.maximum(values, max(floor, 1e-300)), vectors)
 
 
-def _leverage(phi: np.ndarray, curvature: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def _leverage(phi: np.ndarray | OneHot, curvature: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """How far the policy at each sample follows that sample's own slope: ``share Phi H^-1 Phi^T``, a matrix each."""
+    if isinstance(phi, OneHot):
+        blocks = phi.blocks(curvature * shares[:, None, None])
+        inverse = np.linalg.pinv((blocks + np.swapaxes(blocks, 1, 2)) / 2, hermitian=True)
+        return (shares * phi.value**2)[:, None, None] * inverse[phi.place]
     size = phi.shape[1]
     dy = curvature.shape[1]
+    if dy == 1:
+        inverse = np.linalg.pinv((phi * (shares * curvature[:, 0, 0])[:, None]).T @ phi, hermitian=True)
+        return (shares * np.sum((phi @ inverse) * phi, axis=1))[:, None, None]
     hessian = np.einsum("nk,nab,nl->kalb", phi * shares[:, None], curvature, phi, optimize=True)
     hessian = hessian.reshape(size * dy, size * dy)
     inverse = np.linalg.pinv((hessian + hessian.T) / 2, hermitian=True).reshape(size, dy, size, dy)
@@ -86,18 +107,18 @@ def _leverage(phi: np.ndarray, curvature: np.ndarray, shares: np.ndarray) -> np.
 
 def _tables(around: Around, near: Neighbours, shares: np.ndarray) -> Tables:
     rows: Any = around.solved.rows
-    phi = np.asarray(around.reduced.lower_pool.features, float)
+    phi = near.arranged(features_of(around))
+    table = lambda part, p: near.arranged(np.asarray(part[p], float))
     left, r = [], []
     for p in range(len(rows.f)):
-        here, alpha = np.asarray(rows.r[p], float), np.asarray(rows.alpha[p], float)
-        A, M = (_smooth(np.asarray(part[p], float), phi, shares, near) for part in (rows.curvature, rows.bend))
+        here, alpha = table(rows.r, p), table(rows.alpha, p)
+        A, M = (_smooth(table(part, p), phi, shares, near) for part in (rows.curvature, rows.bend))
         B = _inverse(A, shares)
-        step = np.einsum("nab,nb->na", B, here)
-        left.append(np.einsum("nab,nb->na", B, alpha + np.einsum("nab,nb->na", M, step) / 2))
+        left.append(_times(B, alpha + _times(M, _times(B, here)) / 2))
         r.append(here)
-    A = _smooth(np.asarray(rows.curvature[0], float), phi, shares, near)
+    A = _smooth(table(rows.curvature, 0), phi, shares, near)
     lever = _leverage(phi, A, shares)
-    return Tables(np.stack(left), np.stack(r), np.asarray(rows.alpha[0], float), _inverse(A, shares), lever)
+    return Tables(np.stack(left), np.stack(r), table(rows.alpha, 0), _inverse(A, shares), lever)
 
 
 @dataclass(frozen=True)
@@ -110,20 +131,50 @@ class Missed:
       `adjoint`, `sensitivity`: squared errors in the norm of ``d22 g``; `cross`: their product, along each direction.
     - `total_bend`: second derivatives of `total`; `same`: whether the policy given is the one fitted to these samples.
     - `unresolved`: why neighbours cannot decide, in words; empty where they can.
+
+    The errors are worked out when they are asked for.
     """
 
     total: Products
     basis: Products
     overfit: Products
     overfit_bend: Float[np.ndarray, " k"]
-    policy: Products
-    policy_fitted: Products
-    adjoint: Products
-    sensitivity: Products
-    cross: Products
     unresolved: str
     total_bend: Float[np.ndarray, " k"]
-    same: bool
+    asked: Callable[[], tuple[tuple[Products, Products], bool]]
+    asked_too: Callable[[], tuple[Products, Products, Products]]
+
+    @cached_property
+    def _policies(self) -> tuple[tuple[Products, Products], bool]:
+        return self.asked()
+
+    @cached_property
+    def _slopes(self) -> tuple[Products, Products, Products]:
+        return self.asked_too()
+
+    @property
+    def policy(self) -> Products:
+        return self._policies[0][0]
+
+    @property
+    def policy_fitted(self) -> Products:
+        return self._policies[0][1]
+
+    @property
+    def same(self) -> bool:
+        return self._policies[1]
+
+    @property
+    def adjoint(self) -> Products:
+        return self._slopes[0]
+
+    @property
+    def sensitivity(self) -> Products:
+        return self._slopes[1]
+
+    @property
+    def cross(self) -> Products:
+        return self._slopes[2]
 
     @property
     def width(self) -> int:
@@ -141,7 +192,7 @@ def _over_points(around: Around, near: Neighbours, left: np.ndarray, right: np.n
 
 def _one(near: Neighbours, left: np.ndarray, right: np.ndarray, own: np.ndarray, shares: np.ndarray) -> Products:
     """The mean over pairs of ``left . right``, with what the fit took from it added back (`own`, a matrix each)."""
-    levered = np.einsum("nab,nb->na", own, left)
+    levered = _times(own, left)
     single = near.shares(left - levered, right)
     back = shares * np.sum(levered * right, axis=1)
     pairs = near.pair_products(left - levered, right)
@@ -150,18 +201,24 @@ def _one(near: Neighbours, left: np.ndarray, right: np.ndarray, own: np.ndarray,
     return Products(np.array([single.sum() + back.sum()]), (2 * single + back)[:, None], pairs[:, None], near, growth)
 
 
-def _pick(levels: list[Products]) -> tuple[Products, bool]:
+def _pick(widths: list[Neighbours], at: Callable[[Neighbours], Products]) -> tuple[Products, bool]:
     """The widest windows that agree with all narrower ones within their noise, or one step narrower where the next ones
-    do not; where the nearest two differ, what both say of distance zero. And whether that is far from either."""
-    errors = [np.sqrt(np.maximum(np.diag(level.covariance()), 0)) for level in levels]
-    bar = _AGREE + np.sqrt(2 * np.log(max(1, len(errors[0]) / 2)))
-    agree = lambda a, b: bool(np.all(np.abs(levels[a].value - levels[b].value) <= bar * errors[a]))
-    pick = 0
-    while pick + 1 < len(levels) and all(agree(k, pick + 1) for k in range(pick + 1)):
-        pick += 1
-    if pick or len(levels) < 2:
-        return levels[pick if pick + 1 == len(levels) else max(pick - 1, 0)], False
-    one, two = levels[:2]
+    do not; where the nearest two differ, what both say of distance zero. And whether that is far from either.
+
+    One width after the other: what single samples contribute is held for the last three of them alone.
+    """
+    last, values, errors, agreed = [at(widths[0])], [], [], True
+    bar = _AGREE + np.sqrt(2 * np.log(max(1, len(last[0].value) / 2)))
+    for near in widths[1:]:
+        values.append(last[-1].value)
+        errors.append(np.sqrt(np.maximum(np.diag(last[-1].covariance()), 0)))
+        last = [*last[-2:], at(near)]
+        agreed = all(bool(np.all(np.abs(v - last[-1].value) <= bar * e)) for v, e in zip(values, errors, strict=True))
+        if not agreed:
+            break
+    if agreed or len(values) > 1:
+        return last[-1 if agreed else 0], False
+    one, two = last
     ratio = one.near.distance / (two.near.distance - one.near.distance)
     ends = [part * (1 + ratio) - other * ratio for part, other in ((one.value, two.value), (one.single, two.single))]
     far = (np.abs(ends[0] - one.value) > _LEAP * np.abs(ends[0])) & (np.abs(two.value - one.value) > bar * errors[0])
@@ -172,8 +229,7 @@ def _too_far(around: Around, near: Neighbours, u: np.ndarray) -> bool:
     """Whether neighbours are so far apart that even what the policy is known to do between them is lost."""
     if near.group is not None:
         return False
-    W, phi = np.asarray(around.solved.W[0], float), np.asarray(around.reduced.lower_pool.features, float)
-    known = phi @ W
+    known = near.arranged(features_of(around) @ np.asarray(around.solved.W[0], float))
     spread = known.std(axis=0)
     table = known if np.any(spread > 1e-9 * np.abs(known).max()) else u
     i, j = near.pairs.T
@@ -191,23 +247,25 @@ def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = Non
     domain, xi = study.problem.domain, study.lower.contexts().xi
     u = np.asarray(domain.reference(domain.snap(xi, study.dtype)), float).reshape(len(xi), -1)
     shares = pool_shares(study.lower)
-    functions = around.solved.W.shape[1]
-    widths = neighbours_of(domain, np.asarray(xi), u, shares * len(shares), functions)
+    if "widths" not in around.held:
+        functions = around.solved.W.shape[1]
+        around.held["widths"] = neighbours_of(domain, np.asarray(xi), u, shares * len(shares), functions)
+    widths = around.held["widths"]
+    arranged = widths[0].arranged
+    shares, u = arranged(shares), arranged(u)
     tables = _tables(around, widths[0], shares)
-    levels = [_over_points(around, near, tables.left, tables.r) for near in widths]
-    total, torn = _pick(levels)
+    total, torn = _pick(widths, lambda near: _over_points(around, near, tables.left, tables.r))
     near = total.near
-    levered = np.einsum(
-        "nab,pnb->pna", tables.leverage, np.einsum("nab,pnb->pna", np.linalg.inv(tables.inverse), tables.left)
-    )
+    own_matrix = _own_share(tables)
+    levered = np.stack([_times(own_matrix, left) for left in tables.left])
     own = shares * np.sum(levered * tables.r, axis=2)
     back = np.concatenate([own[:1], around.slope(own)]).T
     lost = _over_points(around, near, levered, tables.r)
     overfit = Products(lost.value - back.sum(axis=0), lost.single - back, lost.pairs, near)
     basis = Products(total.value - overfit.value, total.single - overfit.single, total.pairs - lost.pairs, near)
     bends = np.array([near.shares(a, b).sum() for a, b in zip(levered, tables.r, strict=True)]) - own.sum(axis=1)
-    policies, same = _policy_errors(widths, tables, around, given, shares)
-    derivatives = _derivatives(widths, near, tables, around, shares)
+    policies = lambda: _policy_errors(widths, tables, around, None if given is None else arranged(given), shares)
+    derivatives = lambda: _derivatives(widths, near, tables, around, shares)
     total_bend = around.bend(np.array([near.shares(a, b).sum() for a, b in zip(tables.left, tables.r, strict=True)]))
     reason = ""
     if len(u) < _FEWEST_ROWS:
@@ -218,36 +276,47 @@ def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = Non
         reason = "nearest neighbours disagree with second ones, so there is structure as fine as the samples"
     elif _too_far(around, near, u):
         reason = "neighbours are too far apart: too few samples for the dimension of the context"
-    return Missed(total, basis, overfit, around.bend(bends), *policies, *derivatives, reason, total_bend, same)
+    return Missed(total, basis, overfit, around.bend(bends), reason, total_bend, policies, derivatives)
+
+
+def _times(matrices: Float[np.ndarray, "n a b"], rows: Float[np.ndarray, "n b"]) -> Float[np.ndarray, "n a"]:
+    """A matrix times a row, sample by sample."""
+    return matrices[:, :, 0] * rows if matrices.shape[1:] == (1, 1) else np.einsum("nab,nb->na", matrices, rows)
+
+
+def _own_share(tables: Tables) -> Float[np.ndarray, "n dy dy"]:
+    """How far what is left at each sample follows that sample itself: its leverage times its curvature."""
+    if tables.inverse.shape[1] == 1:
+        return tables.leverage / tables.inverse
+    return np.einsum("nab,nbc->nac", tables.leverage, np.linalg.inv(tables.inverse))
 
 
 def _policy_errors(
     widths: list[Neighbours], tables: Tables, around: Around, given: np.ndarray | None, shares: np.ndarray
 ) -> tuple[tuple[Products, Products], bool]:
     """Of the basis's best policy, and of the one given; and whether that is the one fitted to these samples."""
-    step = np.einsum("nab,nb->na", tables.inverse, tables.r[0])
-    own = np.einsum("nab,nbc->nac", tables.leverage, np.linalg.inv(tables.inverse))
-    fitted = np.asarray(around.reduced.lower_pool.features, float) @ np.asarray(around.solved.W[0], float)
+    step, own = _times(tables.inverse, tables.r[0]), _own_share(tables)
+    fitted = widths[0].arranged(features_of(around)) @ np.asarray(around.solved.W[0], float)
     ahead = np.zeros_like(step) if given is None else given - fitted
     same = given is None or np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300)
-    best = [_one(near, step, step, own, shares) for near in widths]
-    fit = [_one(near, step + ahead, step + ahead, (2 if same else 0) * own, shares) for near in widths]
-    return (_pick(best)[0], _pick(fit)[0]), bool(same)
+    best = _pick(widths, lambda near: _one(near, step, step, own, shares))[0]
+    both, twice = step + ahead, (2 if same else 0) * own
+    return (best, _pick(widths, lambda near: _one(near, both, both, twice, shares))[0]), bool(same)
 
 
 def _derivatives(
     widths: list[Neighbours], near: Neighbours, tables: Tables, around: Around, shares: np.ndarray
 ) -> tuple[Products, Products, Products]:
     """Adjoint error, sensitivity error (over all coordinates of ``x``), and their products."""
-    own = np.einsum("nab,nbc->nac", tables.leverage, np.linalg.inv(tables.inverse))
-    across = lambda row: np.einsum("nab,nb->na", tables.inverse, row)
+    own = _own_share(tables)
+    across = lambda row: _times(tables.inverse, row)
     rho = around.slope(tables.r)
     scaled = rho / around.lengths[:, None, None]
-    adjoint = [_one(at, across(tables.alpha), tables.alpha, own, shares) for at in widths]
-    squares = [_summed([_one(at, across(row), row, own, shares) for row in scaled]) for at in widths]
+    adjoint, _ = _pick(widths, lambda at: _one(at, across(tables.alpha), tables.alpha, own, shares))
+    squares, _ = _pick(widths, lambda at: _summed([_one(at, across(row), row, own, shares) for row in scaled]))
     crossed = [_one(near, across(tables.alpha), row, own, shares) for row in rho]
     join = lambda name: np.concatenate([getattr(part, name) for part in crossed], axis=-1)
-    return _pick(adjoint)[0], _pick(squares)[0], Products(join("value"), join("single"), join("pairs"), near)
+    return adjoint, squares, Products(join("value"), join("single"), join("pairs"), near)
 
 
 def _summed(parts: list[Products]) -> Products:

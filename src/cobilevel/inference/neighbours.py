@@ -9,6 +9,7 @@ neighbours of each sample, the sample itself left out; a mean of products over p
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
@@ -26,10 +27,13 @@ _DISTINCT_SHARE = 0.5  # of the samples: with fewer different contexts, those th
 class Neighbours:
     """Who is near whom, at one width.
 
+    On an interval samples are taken by their contexts in `order`, so that neighbours lie side by side: tables are to be
+    ``arranged`` first, and what comes back is in that order too.
+
     - `own`: weights of the rows, of mean one; `total`: that of all ordered pairs together.
     - `pairs`: some, at random, by which noise is measured, with `pair_weight`; `count`: all they stand for.
     - `distance`: the mean square distance of the pairs.
-    - by `order` on an interval, by `matrix` in several dimensions, by `group` (with the weight of `each` of its pairs)
+    - by position on an interval, by `matrix` in several dimensions, by `group` (with the weight of `each` of its pairs)
       where contexts are equal.
     """
 
@@ -50,6 +54,12 @@ class Neighbours:
         """How many samples have no neighbour."""
         return 0 if self.each is None else int(np.sum(self.each == 0))
 
+    def arranged(self, table: Any) -> Any:
+        """A table of one row a sample in the order that is kept to here."""
+        if self.order is None:
+            return table
+        return jax.tree.map(lambda a: a[self.order], table)
+
     def _sums(self, table: np.ndarray) -> np.ndarray:
         """The weighted sum over the neighbours of each row."""
         table = table * self.own[:, None]
@@ -59,24 +69,25 @@ class Neighbours:
             return (sums[self.group] - table) * self.each[:, None]
         if self.matrix is not None:
             return self.matrix @ table
-        n, k = len(table), self.width
-        ordered = table[self.order]
-        running = np.concatenate([np.zeros((1, table.shape[1])), np.cumsum(ordered, axis=0)])
-        place = np.arange(n)
-        window = running[np.minimum(place + k + 1, n)] - running[np.maximum(place - k, 0)] - ordered
-        out = np.empty_like(window)
-        out[self.order] = window
-        return out
+        n = len(table)
+        k, running = min(self.width, n), np.zeros((n + 1, table.shape[1]))
+        np.cumsum(table, axis=0, out=running[1:])
+        window = -table
+        window[: n - k] += running[k + 1 :]
+        window[n - k :] += running[n]
+        window[k:] -= running[: n - k]
+        return window
 
     def shares(self, left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
         """What each row adds to the mean over pairs of ``left . right``, which is their sum."""
-        both = np.sum(left * self._sums(right), axis=1) + np.sum(right * self._sums(left), axis=1)
+        both = _dot(left, self._sums(right))
+        both = 2 * both if left is right else both + _dot(right, self._sums(left))
         return self.own * both / (2 * self.total)
 
     def pair_products(self, left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " p"]:
         """The products of the sampled pairs, each with its weight in the mean."""
         i, j = self.pairs.T
-        both = np.sum(left[i] * right[j], axis=1) + np.sum(left[j] * right[i], axis=1)
+        both = _dot(left[i], right[j]) + _dot(left[j], right[i])
         return self.pair_weight * both / (2 * self.total)
 
     def noise(self, single: Float[np.ndarray, "n k"], products: Float[np.ndarray, "p k"]) -> Float[np.ndarray, "k k"]:
@@ -103,17 +114,34 @@ def neighbours_of(
 ) -> list[Neighbours]:
     """The neighbours at growing widths; `u`: contexts on the reference cube, `own`: weights of mean one."""
     n, rng = len(u), np.random.default_rng(0)
-    codes, group, counts = np.unique(u, axis=0, return_inverse=True, return_counts=True)
-    if isinstance(domain, Finite) or (len(codes) <= _DISTINCT_SHARE * n and counts.min() > 1):
-        return [_equal(group.ravel(), counts, own, rng)]
+    group, counts = _groups(u)
+    if isinstance(domain, Finite) or (len(counts) <= _DISTINCT_SHARE * n and counts.min() > 1):
+        return [_equal(group, counts, own, rng)]
     widest = max(1, n // (_WIDEST * (functions + 8)))
     if u.shape[1] == 1:
         order = np.lexsort((rng.random(n), u[:, 0]))
         widths = [2**k for k in range(20) if 2**k <= widest]
-        return [_windows(order, own, k, rng, u) for k in widths]
+        return [_windows(order, own[order], k, rng, u[order]) for k in widths]
     widths = [k for k in (1, 2, 4, 8, _MOST_NEAR) if k <= widest]
     index: Any = KDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(widths[-1] + 1, n))[1]
     return [_nearest(index[:, : k + 1], own, rng, u) for k in widths]
+
+
+def _groups(u: Float[np.ndarray, "n d"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " g"]]:
+    """The number of each context among the different ones, in their order, and how many samples each has."""
+    if u.shape[1] > 1:
+        _, group, counts = np.unique(u, axis=0, return_inverse=True, return_counts=True)
+        return group.ravel(), counts
+    order = np.argsort(u[:, 0], kind="stable")
+    fresh = np.append(True, np.diff(u[order, 0]) > 0)
+    group = np.empty(len(u), int)
+    group[order] = np.cumsum(fresh) - 1
+    return group, np.diff(np.append(np.flatnonzero(fresh), len(u)))
+
+
+def _dot(left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    """Row by row."""
+    return left[:, 0] * right[:, 0] if left.shape[1] == 1 else np.sum(left * right, axis=1)
 
 
 def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.random.Generator) -> Neighbours:
@@ -138,12 +166,12 @@ def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.rando
 
 
 def _windows(order: np.ndarray, own: np.ndarray, width: int, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
-    """On an interval: the samples next to each in order, `width` on each side."""
+    """On an interval: the samples next to each in order, `width` on each side; weights and contexts in that order."""
     n = len(order)
     lag = rng.integers(1, width + 1, min(_PAIRS, 20 * n))
     i = rng.integers(0, n, len(lag))
     inside = i + lag < n
-    pairs = np.stack([order[i[inside]], order[i[inside] + lag[inside]]], axis=1)
+    pairs = np.stack([i[inside], (i + lag)[inside]], axis=1)
     found = Neighbours(
         width, own, pairs, own[pairs[:, 0]] * own[pairs[:, 1]], 2.0 * (n - (width + 1) / 2) * width, 1.0, order=order
     )

@@ -92,8 +92,7 @@ def _unseen(reduced: Reduced) -> dict[str, str]:
     if shared or reduced.upper_source.rows is None or reduced.whitening is None:
         return {}
     phi = reduced.upper_source.contexts_pool().features
-    seen = (phi @ reduced.whitening.transform) @ reduced.whitening.inverse
-    lost = int(jnp.sum(jnp.linalg.norm(phi - seen, axis=1) > _UNSEEN * jnp.linalg.norm(phi, axis=1)))
+    lost = int(jnp.sum(reduced.whitening.unseen(phi) > _UNSEEN))
     if not lost:
         return {}
     words = (

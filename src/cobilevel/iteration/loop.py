@@ -73,8 +73,12 @@ def run(
     progress: bool | None = None,
     resume: Saved | None = None,
     observe: Callable[[State], None] | None = None,
+    resumable: bool = True,
 ) -> Solution:
-    """Runs a solver to its end, or a saved run on to it, and lifts what it found."""
+    """Runs a solver to its end, or a saved run on to it, and lifts what it found.
+
+    `resumable`: whether the state is kept to go on from, which takes a look at all the data.
+    """
     clock = time.perf_counter()
     prepared = solver.prepare(reduced)
     bare = prepared.ordinary()  # programs for problems of one shape are shared, whatever their basis
@@ -107,5 +111,5 @@ def run(
         history={name: np.concatenate([part[name] for part in records]) for name in (records[0] if records else ())},
         stats=_statistics(reduced, state) | times,
         choices=choices,
-        state=Saved(archive.to_plain(state), identity(solver, prepared, state)),
+        state=Saved(archive.to_plain(state), identity(solver, prepared, state)) if resumable else None,
     )

@@ -209,8 +209,10 @@ def _once(study: Study, reduced: Reduced, rng: np.random.Generator) -> Solution:
     """The solution on samples drawn again."""
     upper_often, lower_often = (level.resample(rng) for level in (study.upper, study.lower))
     upper_often = lower_often if study.shared else upper_often
-    upper, lower = _counted(reduced.upper_pool, upper_often), _counted(reduced.lower_pool, lower_often)
-    return run(Newton(), reduced.with_pools(upper, lower), jax.random.key(0), Newton.default_steps, False)
+    lower = _counted(reduced.lower_pool, lower_often)
+    upper = lower if study.shared else _counted(reduced.upper_pool, upper_often)
+    resampled = reduced.with_pools(upper, lower)
+    return run(Newton(), resampled, jax.random.key(0), Newton.default_steps, False, resumable=False)
 
 
 def _counted(pool: Batch, often: Float[np.ndarray, " n"]) -> Batch:

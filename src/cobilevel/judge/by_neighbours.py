@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..answer import Solution
-from ..inference import Around, Missed, Products, what_is_missed
+from ..inference import Around, Missed, Products, features_of, what_is_missed
 from ..problem import Study
 from .intervals import Estimate, freedom_of
 from .jackknife import as_rows
@@ -70,7 +70,7 @@ def _first(products: Products, rows: Float[np.ndarray, "n 1"]) -> np.ndarray:
 
 def _errors_missed(missed: Missed, freedom: float, around: Around) -> Errors:
     """Squared errors of policy, adjoint and sensitivity; zero where they are rounding of what they are errors of."""
-    phi, A = np.asarray(around.reduced.lower_pool.features, float), np.asarray(around.solved.rows.curvature)[0]
+    phi, A = features_of(around), np.asarray(around.solved.rows.curvature)[0]
     square = lambda table: float(np.mean(np.einsum("na,nab,nb->n", table, A, table)))
     y, v = (phi @ around.at_x(table) for table in (around.solved.W, around.solved.adjoint))
     moves = around.slope(around.solved.W) / around.lengths[:, None, None]
@@ -81,7 +81,7 @@ def _errors_missed(missed: Missed, freedom: float, around: Around) -> Errors:
 
     size = float(np.mean(np.sum(y**2, axis=1)))
     if missed.same:
-        # on the samples fitted to, the error of the fit is known by its mean, and is a draw of a square of N d_y numbers
+        # on the samples fitted to, the fit's error is known by its mean: one draw of a square of N d_y numbers
         fit = max(float(missed.policy_fitted.value[0] - missed.policy.value[0]), 0.0)
         drawn = 2 * fit**2 / around.at_x(around.solved.W).size
         error = float(np.sqrt(missed.policy_fitted.covariance()[0, 0] + drawn))

@@ -132,7 +132,7 @@ def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[
     alone = "the samples support no richer basis, or there is none." if richer is None else ""
     return {
         "exact": unknown or (estimated if study.shared else "") or many or large,
-        "neighbours": large or crossed or lacking,
+        "neighbours": ("" if solution.basis.one_hot else large) or crossed or lacking,
         "enriched": large or crossed or alone,
         "held-out": "",
     }

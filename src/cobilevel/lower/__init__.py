@@ -1,6 +1,7 @@
 """The lower level, exactly: minimised over coefficients or context by context, with the hypergradient there."""
 
 from .damped_newton import DENSE_LIMIT as DENSE_LIMIT
+from .damped_newton import Blocks as Blocks
 from .damped_newton import Dense as Dense
 from .damped_newton import MatrixFree as MatrixFree
 from .damped_newton import Minimum as Minimum
@@ -16,6 +17,7 @@ from .per_context import solve_each as solve_each
 from .per_context import trouble_with as trouble_with
 from .reduced_at_x import Point as Point
 from .reduced_at_x import charge as charge
+from .reduced_at_x import hessian_is_formed as hessian_is_formed
 from .reduced_at_x import lower_minimiser as lower_minimiser
 from .reduced_at_x import lower_objective as lower_objective
 from .reduced_at_x import solve_at as solve_at

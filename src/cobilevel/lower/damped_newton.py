@@ -65,6 +65,18 @@ class Dense(Curvature):
         return jnp.abs(jnp.diagonal(hessian)), 0
 
 
+class Blocks(Dense):
+    """As ``Dense``, with a Hessian that has blocks on its diagonal, ``(N, d, d)``, and nothing else."""
+
+    def solve(self, hessian, right, damping, effort):
+        more = damping.reshape(hessian.shape[:2])[:, :, None] * jnp.eye(hessian.shape[1], dtype=damping.dtype)
+        p, usable = positive_solve(hessian + more, right)
+        return jnp.where(usable, p, 0), usable, jnp.int32(0)
+
+    def metric(self, hessian, gradient):
+        return jnp.abs(jnp.diagonal(hessian, axis1=1, axis2=2)).reshape(-1), 0
+
+
 class MatrixFree(Curvature):
     """`slope(z)` returns value and gradient, `product(z, v)` the Hessian at ``z`` times ``v``."""
 

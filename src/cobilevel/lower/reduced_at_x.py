@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
+from ..basis import OneHot
 from ..derivatives import ConjugateGradient, Direct, Ledger, hypergradient, oracles, positive_solve
 from ..programs import program
 from ..reduction import Batch, Bilevel
-from .damped_newton import DENSE_LIMIT, Curvature, Dense, MatrixFree, Minimum, minimise
+from .damped_newton import DENSE_LIMIT, Blocks, Curvature, Dense, MatrixFree, Minimum, minimise
 
 
 class Point(eqx.Module):
@@ -35,6 +36,13 @@ class Point(eqx.Module):
         return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
 
 
+def hessian_is_formed(start: Float[Array, " M"], batch: Batch) -> bool:
+    """Whether so many coefficients have a Hessian small enough to be formed, or one of small blocks."""
+    count = batch.features.shape[1]
+    held = count * (len(start) // count) ** 2 if isinstance(batch.features, OneHot) else len(start) ** 2
+    return held <= DENSE_LIMIT**2
+
+
 def lower_objective(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger, dense: bool) -> Curvature:
     """The reduced lower level at ``x`` as a function of ``flatten(W)``, for ``minimise``."""
     _, unflatten = oracles.flatten(W)
@@ -44,6 +52,8 @@ def lower_objective(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger
         gradient, _ = oracles.lower_gradient(reduced, x, unflatten(z), batch, ledger)
         return value, oracles.flatten(gradient)[0]
 
+    if dense and isinstance(batch.features, OneHot):
+        return Blocks(lambda z: oracles.lower_blocks(reduced, x, unflatten(z), batch, ledger)[0], slope)
     if dense:
         return Dense(lambda z: oracles.lower_model(reduced, x, unflatten(z), batch, ledger)[0], slope)
 
@@ -68,7 +78,7 @@ def solve_at(reduced: Bilevel, x: Float[Array, " dx"], W: PyTree, target: Any, l
     _, unravel = ravel_pytree(reduced.x0)
     start, unflatten = oracles.flatten(W)
     batch, tree = reduced.lower_pool, unravel(x)
-    dense = len(start) <= DENSE_LIMIT
+    dense = hessian_is_formed(start, batch)
     found = minimise(lower_objective(reduced, tree, W, batch, ledger, dense), start, target)
     ledger = charge(ledger, found, batch, dense)
     linear = Direct(found.hessian) if dense else ConjugateGradient()
@@ -93,7 +103,7 @@ def lower_minimiser(reduced: Bilevel, x: PyTree, W: PyTree, share: float) -> PyT
     not formed.
     """
     start, unflatten = oracles.flatten(W)
-    dense = len(start) <= DENSE_LIMIT
+    dense = hessian_is_formed(start, reduced.lower_pool)
     objective = lower_objective(reduced, x, W, reduced.lower_pool, Ledger.empty(), dense)
     first = jnp.linalg.norm(objective.local(oracles.flatten(reduced.W0)[0])[1])
     share = share if dense else max(share, float(jnp.finfo(start.dtype).eps) ** 0.5)

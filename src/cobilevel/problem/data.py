@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
 from ..keys import as_key, generator, split_key
-from ..programs import arithmetic, put
+from ..programs import arithmetic, put, rows_at
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .distributions import Distribution
 from .precision import Held, cast
@@ -141,8 +141,7 @@ class Samples(Level):
 
     def rows(self, index: Any) -> "Samples":
         """The samples at the given positions."""
-        xp = arithmetic(self, index)
-        return put(jax.tree.map(lambda a: xp.asarray(a)[index], self))
+        return jax.tree.map(lambda a: rows_at(a, index), self)
 
     def mean_one_weights(self) -> Float[Array, " n"]:
         """The weights scaled to mean 1, so that ``mean(w * f)`` estimates the expectation, on any batch."""
@@ -159,7 +158,8 @@ class Samples(Level):
 
     def distinct(self) -> int:
         """How many different contexts there are."""
-        return len(np.unique(np.asarray(self.xi), axis=0))
+        xi = np.asarray(self.xi)
+        return len(np.unique(xi) if xi.ndim == 1 else np.unique(xi, axis=0))
 
     def supported(self, noisy: bool) -> int:
         """How many functions of the context these samples support: never fewer than one.

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
+from scipy.spatial import KDTree
 
 from ..programs import Held, arithmetic, put
 from .array_checks import real_numbers
@@ -170,9 +171,33 @@ class Finite(Domain):
         table = self.reference(jnp.asarray(self.values))
         return jnp.max(jnp.abs(u[..., None, :] - table.astype(u.dtype)), axis=-1)
 
-    def index(self, xi: Shaped[Held, "..."]) -> Int[Held, "..."]:
+    def nearest(self, xi: Shaped[Held, "..."]) -> tuple[Int[Any, "..."], Float[Any, "..."]]:
+        """The position among the values of the one nearest to each context, and how far that is.
+
+        By search in a tree, or in an ordered list inside of compiled programs: a table of all distances would be
+        contexts times values large.
+        """
+        if arithmetic(xi, self.values) is np:
+            u, table = (np.asarray(self.reference(jnp.asarray(a))) for a in (xi, self.values))
+            rows = u.reshape(-1, u.shape[-1])
+            known: Any = np.all(np.isfinite(rows), axis=1)
+            far, place = KDTree(table.astype(u.dtype)).query(np.where(known[:, None], rows, 0), p=np.inf)
+            far = np.where(known, far, np.nan).astype(u.dtype)
+            return place.reshape(u.shape[:-1]), far.reshape(u.shape[:-1])
+        if self.dimension > 1:
+            distances = self.distances(xi)
+            return jnp.argmin(distances, axis=-1), jnp.min(distances, axis=-1)
+        u = self.reference(xi)[..., 0]
+        table = self.reference(jnp.asarray(self.values)).reshape(-1).astype(u.dtype)
+        order = jnp.argsort(table)
+        above = jnp.searchsorted(table[order], u)
+        both = order[jnp.clip(jnp.stack([above - 1, above]), 0, len(table) - 1)]
+        far = jnp.abs(table[both] - u)
+        return jnp.where(far[1] < far[0], both[1], both[0]), jnp.where(jnp.isnan(u), u, jnp.min(far, axis=0))
+
+    def index(self, xi: Shaped[Held, "..."]) -> Int[Any, "..."]:
         """The position of each context among the values."""
-        return jnp.argmin(self.distances(xi), axis=-1)
+        return self.nearest(xi)[0]
 
     def check_distinct(self) -> None:
         """Raises where two values cannot be distinguished in the precision at hand."""
@@ -184,12 +209,14 @@ class Finite(Domain):
             )
 
     def contains(self, xi):
-        distances = self.distances(xi)
-        return jnp.min(distances, axis=-1) <= self._slack(distances.dtype)
+        far = self.nearest(xi)[1]
+        return far <= self._slack(far.dtype)
 
     def snap(self, xi, dtype):
-        values = jnp.asarray(self.values)
-        return (values.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else values)[self.index(xi)]
+        there: Any = arithmetic(xi, self.values)
+        values = there.asarray(self.values)
+        values = values.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else values
+        return jnp.asarray(values[self.index(xi)])
 
     def __repr__(self):
         return f"Finite({self.values.tolist()})"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 
-from ..basis import FeatureMap
+from ..basis import FeatureMap, Rows
 from ..problem import Product, Samples, Stream
 from .row_order import RowIndex, batch_rows
 
@@ -22,7 +22,7 @@ class Batch(eqx.Module):
     `count` is the number of real rows where a batch is filled up with rows of weight 0, else ``None``.
     """
 
-    features: Float[Array, "b N"]
+    features: Rows
     xi: Shaped[Array, "b ..."]
     eta: PyTree[Shaped[Array, "b ..."]]
     weight: Float[Array, " b"]
@@ -40,7 +40,7 @@ class Batch(eqx.Module):
 def batch_of(basis: FeatureMap, samples: Samples) -> Batch:
     """Samples with the features of a fitted basis."""
     dtype = basis.constant.dtype
-    return Batch(basis(samples.xi), samples.xi, samples.eta, samples.mean_one_weights().astype(dtype))
+    return Batch(basis.rows(samples.xi), samples.xi, samples.eta, samples.mean_one_weights().astype(dtype))
 
 
 class Source(eqx.Module):

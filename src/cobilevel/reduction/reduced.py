@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..answer import Result, Solution
-from ..basis import Basis, Categorical, Coordinates, FeatureMap, Whitening, combine, whiten
+from ..basis import Basis, Categorical, Coordinates, FeatureMap, Whitening, combine, dense, whiten
 from ..keys import as_key
 from ..problem import Problem, Samples, Study
 from ..programs import arithmetic, put
@@ -110,8 +110,9 @@ class Reduced(Bilevel):
 
     def features(self, xi: Array) -> Float[Array, "... N"]:
         """The features in the coordinates of this problem."""
-        phi = self.basis(xi)
-        return phi if self.coordinates is None else combine(phi, self.coordinates.transform)
+        if self.coordinates is None:
+            return self.basis(xi)
+        return dense(combine(self.basis.rows(xi), self.coordinates.transform))
 
     def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
         """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
@@ -151,7 +152,7 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
     """The reduced problem for a basis that is fitted already, perhaps to other samples; from ``W``, or from ``y0``."""
     problem, observed, whitening = study.problem, study.lower.contexts(), None
     if not study.lower.endless:
-        whitening = whiten(fitted(problem.domain.snap(observed.xi, study.dtype)), observed.weights)
+        whitening = whiten(fitted.rows(problem.domain.snap(observed.xi, study.dtype)), observed.weights)
     lower = source_of(study.lower, fitted)
     upper = lower if study.shared else source_of(study.upper, fitted)
     constant = fitted.constant.astype(study.dtype)

@@ -1,0 +1,123 @@
+"""Large problems: seconds of the first and of the second call, and the most memory that was held.
+
+Three groups, all in double precision and with nothing given but the problem and its samples:
+
+- many contexts: ``Finite(1000)`` and ``Finite(2500)`` with 10,000 rows, the lower level a mean for each context;
+- many dimensions: 10,000 rows with 6 context dimensions (a smooth truth in which some coordinates hang together, and
+  one in which all do) and with 20 (a linear truth);
+- many rows: 10^6 rows with one scalar context, solved, certified, and resampled 20 times.
+
+A first call compiles its programs, a second one finds them compiled; printing a solution, which is when standard errors
+are computed, is timed on its own. Every problem runs in a process of its own, so that programs and memory are its own
+too. `cpu` are seconds of processor time: on a machine with other work they say more than seconds of the clock.
+
+    python benchmarks/large.py                    # all of them
+    python benchmarks/large.py --only contexts    # one group: contexts, dimensions or rows
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+
+jax.config.update("jax_enable_x64", True)
+
+import cobilevel as cb
+
+NOISE = 0.3
+ROWS = 10_000
+RESAMPLINGS = 20
+
+
+def stated(xi, truth, domain, seed):
+    """The lower level finds the conditional mean moved by x; the upper one would have it one higher."""
+    rng = np.random.default_rng(seed)
+    eta, goal = (truth + shift + NOISE * rng.standard_normal(len(xi)) for shift in (0.0, 1.0))
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - eta["goal"]) ** 2 / 2 + 0.01 * x**2,
+        lambda x, y, xi, eta: (y - x - eta["seen"]) ** 2 / 2,
+        x0=0.0,
+        y0=0.0,
+        domain=domain,
+    )
+    return problem, cb.Samples(xi, {"seen": eta, "goal": goal})
+
+
+def finite(count):
+    xi = np.random.default_rng(1).integers(0, count, ROWS).astype(float)
+    return stated(xi, np.sin(6 * xi / count), cb.Finite(np.arange(float(count))), 0)
+
+
+def box(dimension, truth):
+    xi = np.random.default_rng(1).uniform(-1, 1, (ROWS, dimension))
+    return stated(xi, truth(xi), cb.Box([-1.0] * dimension, [1.0] * dimension), 0)
+
+
+def coupled(xi):
+    """Some coordinates hang together."""
+    return np.sin(2 * xi[:, 0]) + xi[:, 1] * xi[:, 2] + xi[:, 3] ** 2 / 2 + np.exp(xi[:, 4] / 2) / 2 + xi[:, 5]
+
+
+def ridge(xi):
+    """All coordinates hang together."""
+    return np.sin(xi.sum(axis=1)) + np.exp(-np.sum(xi**2, axis=1))
+
+
+def line(rows=1_000_000):
+    xi = np.random.default_rng(1).uniform(-1, 1, rows)
+    return stated(xi, np.sin(3 * xi), cb.Interval(-1.0, 1.0), 0)
+
+
+PROBLEMS = {
+    "contexts": {"Finite(1000)": lambda: finite(1000), "Finite(2500)": lambda: finite(2500)},
+    "dimensions": {
+        "6 dimensions": lambda: box(6, coupled),
+        "6 dimensions, all together": lambda: box(6, ridge),
+        "20 dimensions, linear": lambda: box(20, lambda xi: xi @ np.linspace(1, 0.2, 20)),
+    },
+    "rows": {"10^6 rows": line},
+}
+
+
+def timed(name, what, call):
+    """One line of the table; returns what the call did."""
+    clock, cpu = time.perf_counter(), time.process_time()
+    found = call()
+    clock, cpu = time.perf_counter() - clock, time.process_time() - cpu
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{name:28s} {what:16s} {clock:8.2f} {cpu:8.2f} {held:9.2f}", flush=True)
+    return found
+
+
+def measure(group, name):
+    """All lines of one problem, in this process."""
+    problem, samples = PROBLEMS[group][name]()
+    timed(name, "solve", lambda: cb.solve(problem, samples))
+    solution = timed(name, "solve again", lambda: cb.solve(problem, samples))
+    timed(name, "print", lambda: repr(solution))
+    timed(name, "certify", lambda: cb.certify(problem, solution, samples))
+    timed(name, "certify again", lambda: cb.certify(problem, solution, samples))
+    if group == "rows":
+        timed(name, f"{RESAMPLINGS} resamplings", lambda: cb.bootstrap(problem, solution, samples, RESAMPLINGS))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=tuple(PROBLEMS), help="one group alone")
+    parser.add_argument("--problem", help="one problem of that group, in this process")
+    arguments = parser.parse_args()
+    if arguments.problem:
+        measure(arguments.only, arguments.problem)
+        return
+    print(f"{'problem':28s} {'call':16s} {'seconds':>8s} {'cpu':>8s} {'peak, GB':>9s}", flush=True)
+    for group in PROBLEMS if arguments.only is None else (arguments.only,):
+        for name in PROBLEMS[group]:
+            subprocess.run([sys.executable, __file__, "--only", group, "--problem", name], check=True)
+
+
+if __name__ == "__main__":
+    main()
