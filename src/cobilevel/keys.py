@@ -49,5 +49,6 @@ def below(bits: UInt32[Array, "..."], count: Any) -> UInt32[Array, "..."]:
 def derived(key: Key[Array, ""], number: Any) -> Key[Array, ""]:
     """Another key for each number, independent of this one: ``fold_in`` by a cheaper hash."""
     words = jax.random.key_data(key)
-    bits = hashed(key, jnp.asarray(number).astype(jnp.uint32) * np.uint32(words.shape[-1]) + np.arange(words.shape[-1]))
+    places = np.arange(words.shape[-1], dtype=np.uint32)
+    bits = hashed(key, jnp.asarray(number).astype(jnp.uint32) * np.uint32(len(places)) + places)
     return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(key))

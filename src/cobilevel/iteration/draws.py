@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Key, UInt32
 
 from ..derivatives import Draw
+from ..keys import derived
 from ..reduction import Batch, Bilevel, RowIndex, Source, batch_rows
 
 # what a key is folded with, so that the draws of one step for different purposes are independent
@@ -31,7 +32,7 @@ class Draws:
 
     def __init__(self, reduced: Bilevel, position: DrawPosition, step: Int[Array, ""], batch: int, shuffle: bool):
         self._sources = {"upper": reduced.upper_source, "lower": reduced.lower_source}
-        for_upper, for_lower, self._other = jax.random.split(position.key, 3)
+        for_upper, for_lower, self._other = (derived(position.key, k) for k in range(3))
         self._keys = {"upper": for_upper, "lower": for_lower}
         self._step, self._batch, self._shuffle, self._dtype = step, batch, shuffle, reduced.dtype
         self.position = position
@@ -65,7 +66,7 @@ class Draws:
 
     def independent(self) -> Draw:
         """Lower batches by number, always with replacement: products of Hessians need them independent."""
-        key, source = jax.random.fold_in(self.key(), _INDEPENDENT), self._sources["lower"]
+        key, source = derived(self.key(), _INDEPENDENT), self._sources["lower"]
         return lambda number: source.batch(key, jnp.asarray(number, jnp.uint32), self._batch, False)
 
     def rows(self, level: str) -> RowIndex:
@@ -77,7 +78,7 @@ class Draws:
 
     def key(self) -> Key[Array, ""]:
         """For other random choices in this step."""
-        return jax.random.fold_in(self._other, self._step)
+        return derived(self._other, self._step)
 
     def large(self, size: int | None) -> tuple[Batch, Batch]:
         """Of each level all there is, or `size` fresh rows where that is asked for, or there is no end of them."""
@@ -87,5 +88,5 @@ class Draws:
                 return source.pool()
             return source.draw(key, _LARGE_BATCHES * self._batch if size is None else size)
 
-        for_upper, for_lower = jax.random.split(jax.random.fold_in(self.key(), _LARGE))
+        for_upper, for_lower = jax.random.split(derived(self.key(), _LARGE))
         return part(self._sources["upper"], for_upper), part(self._sources["lower"], for_lower)

@@ -7,9 +7,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 
 from ..basis import FeatureMap
+from ..keys import derived
 from ..problem import Product, Samples, Stream
 from .row_order import RowIndex, batch_rows
 
@@ -26,14 +28,14 @@ class Batch(eqx.Module):
     xi: Shaped[Array, "b ..."]
     eta: PyTree[Shaped[Array, "b ..."]]
     weight: Float[Array, " b"]
-    count: Int[Array, ""] | None = None
+    count: Int[Array | np.ndarray, ""] | None = None
 
     def __len__(self) -> int:
         return len(self.weight)
 
     def take(self, rows: RowIndex) -> "Batch":
         """The given rows of a pool, weighted so that the mean over the batch is the mean over the real ones."""
-        part = jax.tree.map(lambda a: a[rows.index], self)
+        part = jax.tree.map(lambda a: a.at[rows.index].get(mode="promise_in_bounds"), self)
         return replace(part, weight=part.weight * rows.share, count=rows.count)
 
 
@@ -122,11 +124,11 @@ class Pairs(Source):
 
     def batch(self, key, number, size, shuffle):
         """Fresh contexts, whatever happens to the data: they are an expectation to sample, not a pool to go through."""
-        for_context, for_data = jax.random.split(key)
+        for_context, for_data = derived(key, 0), derived(key, 1)
         dtype = self.basis.constant.dtype
         data = batch_rows(for_data, number, size, self.product.count, shuffle, dtype)
         if self.product.law is not None:
-            xi = self.product.law.sample(jax.random.fold_in(for_context, number), size).astype(dtype)
+            xi = self.product.law.sample(derived(for_context, number), size).astype(dtype)
             batch = batch_of(self.basis, Samples(xi, jax.tree.map(lambda a: a[data.index], self.product.eta)))
         else:
             i = batch_rows(for_context, number, size, len(self.contexts), False, dtype).index
@@ -147,7 +149,7 @@ class Endless(Source):
         )
 
     def batch(self, key, number, size, shuffle):
-        return batch_of(self.basis, self.stream.draw(jax.random.fold_in(key, number), size))
+        return batch_of(self.basis, self.stream.draw(derived(key, number), size))
 
 
 def source_of(level: Any, basis: FeatureMap) -> Source:
