@@ -1,5 +1,6 @@
 """The ledger: how often each kind of oracle was called, and on how many samples."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
-from ..reduction import Batch
+from ..reduction import Batch, Batches
 
 _BOTH = Array | np.ndarray
 
@@ -75,6 +76,19 @@ class Ledger(eqx.Module):
         """One more call (or `times` more) of a kind, on a batch."""
         rows = len(batch) if batch.count is None else batch.count
         return self.enter(kind, _word(times), _product(_word(times), _word(rows)))
+
+    def add_each(self, kind: str, draw: Callable[[Any], Batch], times: Any) -> "Ledger":
+        """`times` more calls of a kind, each on the next batch of a draw, from number 0 on."""
+        counts = getattr(draw, "counts", None)
+        if counts is None:
+            one = lambda number: draw(number).count
+            if not isinstance(draw, Batches) or one(0) is None or isinstance(one(0), np.ndarray):
+                return self.add(kind, draw(0), times)  # all of one size
+            body = lambda number, total: total + jnp.asarray(one(number), jnp.uint32)
+            rows = jax.lax.fori_loop(0, times, body, jnp.uint32(0))
+        else:
+            rows = jnp.sum(jnp.where(np.arange(len(counts)) < times, counts, 0), dtype=jnp.uint32)
+        return self.enter(kind, _word(times), jnp.stack([jnp.uint32(0), rows]))
 
     def enter(self, kind: str, calls: UInt32[_BOTH, ""], samples: UInt32[_BOTH, " 2"]) -> "Ledger":
         """So many more calls of a kind, and the samples they used."""

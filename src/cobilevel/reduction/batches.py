@@ -1,6 +1,7 @@
 """Where batches come from: a table of samples, contexts crossed with data, or a stream; with features computed."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,16 @@ def batch_of(basis: FeatureMap, samples: Samples) -> Batch:
     return Batch(basis(samples.xi), samples.xi, samples.eta, samples.mean_one_weights().astype(dtype))
 
 
+class Batches:
+    """Batches by number, from 0 on; lives while a step is traced. `counts`: the rows of each, where these differ."""
+
+    def __init__(self, batch: Callable[[Any], Batch], counts: Int[Array, " k"] | None = None):
+        self._batch, self.counts = batch, counts
+
+    def __call__(self, number: Any) -> Batch:
+        return self._batch(number)
+
+
 class Source(eqx.Module):
     """Where one level's batches come from."""
 
@@ -59,6 +70,10 @@ class Source(eqx.Module):
     @abstractmethod
     def batch(self, key: Array, number: Integer[Array, ""], size: int, shuffle: bool) -> Batch:
         """Batch `number` of those the key stands for: with replacement, or (`shuffle`) each row once an epoch."""
+
+    def batches(self, key: Array, begin: Any, count: Any, size: int, shuffle: bool) -> "Batches":
+        """The `count` batches from number `begin` on."""
+        return Batches(lambda number: self.batch(key, begin + jnp.asarray(number, jnp.uint32), size, shuffle))
 
     def draw(self, key: Array, size: int) -> Batch:
         """A fresh random batch (with replacement from a finite pool)."""
@@ -90,6 +105,17 @@ class Table(Source):
 
     def batch(self, key, number, size, shuffle):
         return self.table.take(batch_rows(key, number, size, len(self.table), shuffle, self.table.weight.dtype))
+
+    def batches(self, key, begin, count, size, shuffle):
+        if not isinstance(count, int):
+            return super().batches(key, begin, count, size, shuffle)
+        rows = lambda number: batch_rows(key, number, size, len(self.table), shuffle, self.table.weight.dtype)
+        numbers = begin + np.arange(count, dtype=np.uint32)
+        if shuffle and len(self.table) % size:
+            ahead = jax.vmap(rows)(numbers)
+            return Batches(lambda number: self.table.take(jax.tree.map(lambda a: a[number], ahead)), ahead.count)
+        index = jax.vmap(lambda number: rows(number).index)(numbers)
+        return Batches(lambda number: self.table.take(RowIndex.full(index[number], self.table.weight.dtype)))
 
 
 class Pairs(Source):

@@ -32,8 +32,7 @@ class RowIndex(eqx.Module):
     @staticmethod
     def full(index: Int[Array, " b"], dtype: Any) -> "RowIndex":
         """A batch all of whose rows are real."""
-        ones = np.ones(len(index), dtype)
-        return RowIndex(_settled(index), ones, np.asarray(len(index), np.int32))
+        return RowIndex(index, np.ones(len(index), dtype), np.asarray(len(index), np.int32))
 
 
 def permute(key: Array, position: Int[Array, " b"], rows: int) -> Int[Array, " b"]:
@@ -73,13 +72,13 @@ def batch_rows(key: Array, number: Integer[Array, ""], size: int, pool: int, shu
     """The rows of batch `number` from a pool: independent draws, or (`shuffle`) every row once an epoch."""
     places = np.arange(size, dtype=np.uint32)
     if not shuffle:
-        return RowIndex.full(below(hashed(derived(key, number), places), pool).astype(jnp.int32), dtype)
+        return RowIndex.full(_settled(below(hashed(derived(key, number), places), pool).astype(jnp.int32)), dtype)
     batches = -(-pool // size)
     number = jnp.asarray(number)
     epoch, slot = number // batches, number % batches
     position = slot.astype(jnp.int32) * size + places.astype(np.int32)
     if pool % size == 0:
-        return RowIndex.full(permute(derived(key, epoch), position, pool), dtype)
+        return RowIndex.full(_settled(permute(derived(key, epoch), position, pool)), dtype)
     real = position < pool
     count = jnp.minimum(pool - slot.astype(jnp.int32) * size, size)
     index = permute(derived(key, epoch), jnp.where(real, position, 0), pool)
