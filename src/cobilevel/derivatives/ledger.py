@@ -22,7 +22,7 @@ class Count(eqx.Module):
     samples: UInt32[_BOTH, " 2"]
 
 
-def added(a: UInt32[_BOTH, "*k 2"], b: UInt32[_BOTH, "*k 2"]) -> UInt32[_BOTH, "*k 2"]:
+def added(a: UInt32[_BOTH, "... 2"], b: UInt32[_BOTH, "... 2"]) -> UInt32[_BOTH, "... 2"]:
     """``a + b``, with a carry from the low half to the high one."""
     with np.errstate(over="ignore"):  # the carry is what that is about
         low = a[..., 1] + b[..., 1]
@@ -30,7 +30,7 @@ def added(a: UInt32[_BOTH, "*k 2"], b: UInt32[_BOTH, "*k 2"]) -> UInt32[_BOTH, "
     return _library(low).stack([high, low], axis=-1)
 
 
-def _product(a: UInt32[_BOTH, "*k"], b: UInt32[_BOTH, "*k"]) -> UInt32[_BOTH, "*k 2"]:
+def _product(a: UInt32[_BOTH, "..."], b: UInt32[_BOTH, "..."]) -> UInt32[_BOTH, "... 2"]:
     """``a * b`` in two halves, by 16-bit parts."""
     low = np.uint32(0xFFFF)
     first = (a & low) * (b & low)
@@ -87,7 +87,9 @@ class Ledger(eqx.Module):
             body = lambda number, total: total + jnp.asarray(one(number), jnp.uint32)
             rows = jax.lax.fori_loop(0, times, body, jnp.uint32(0))
         else:
-            rows = jnp.sum(jnp.where(np.arange(len(counts)) < times, counts, 0), dtype=jnp.uint32)
+            rows = jnp.sum(
+                jnp.where(np.arange(len(counts), dtype=np.uint32) < _word(times), counts, 0), dtype=jnp.uint32
+            )
         return self.enter(kind, _word(times), jnp.stack([jnp.uint32(0), rows]))
 
     def enter(self, kind: str, calls: UInt32[_BOTH, ""], samples: UInt32[_BOTH, " 2"]) -> "Ledger":

@@ -70,7 +70,7 @@ class _Passed(eqx.Module):
     """What a pass over some steps came to: the state without ledger, what is not known of its cost, and records."""
 
     state: State
-    spent: list[Array]
+    spent: list[Any]
     records: dict[str, Array]
 
 
@@ -117,10 +117,8 @@ def advance(solver: Solver, reduced: Bilevel, state: State, count: int) -> tuple
     result = jnp.where(passes == 2, jnp.int32(Result.DIVERGED.code), end.state.result)
     steps = end.state.step - first
     ledger = turn.spent(state.ledger, steps, end.spent)
-    last = eqx.tree_at(
-        lambda s: (s.clock.result, s.ledger), end.state, (result, ledger), is_leaf=lambda v: v is None
-    )
-    return last, (end.records, jnp.arange(count) < steps)
+    last = eqx.tree_at(lambda s: (s.clock.result, s.ledger), end.state, (result, ledger), is_leaf=lambda v: v is None)
+    return last, (end.records, jnp.arange(count, dtype=jnp.int32) < steps)
 
 
 @program

@@ -5,20 +5,23 @@ whenever a sample comes up again; they are computed beforehand, and the rest of 
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 from jaxtyping import Array, PyTree
 
-from .traced import Program, Traced
+from .traced import Program, Traced, as_traced
 
 # operations that only arrange numbers: done again rather than kept, for what they give may be larger than what they get
-_ARRANGE = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "transpose", "iota", "copy"}
+_ARRANGE = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "transpose", "iota"}
 _CALLS = {"pjit", "jit"}  # whose operations are taken as if they stood outside
+_TINY = 64  # numbers in a matrix, up to which a product of its own is not worth the call
 _MOST_TIMES, _MOST_BYTES = 4, 2**26  # what is kept may take so many times the data, or so many bytes in all
 
 
@@ -48,12 +51,25 @@ def _operations(body: Jaxpr, names: dict[Any, Any], fresh: Iterator[int]) -> tup
     return found, [name(var) for var in body.outvars]
 
 
-def _perform(operations: Sequence[_Operation], values: dict[int, Any]) -> None:
-    """Carries out operations on values, and enters what they give."""
+def _small_product(a: Array, b: Array, contract: tuple[Sequence[int], Sequence[int]]) -> Array:
+    """A product of matrices by multiplying and adding: for many tiny ones that is one loop, and not one call for
+    each."""
+    kept = [[k for k in range(part.ndim) if k not in over] for part, over in zip((a, b), contract, strict=True)]
+    shape = [part.shape[k] for part, free in zip((a, b), kept, strict=True) for k in free]
+    left = a.transpose(*kept[0], *contract[0]).reshape(math.prod(a.shape[k] for k in kept[0]), 1, -1)
+    right = b.transpose(*kept[1], *contract[1]).reshape(1, math.prod(b.shape[k] for k in kept[1]), -1)
+    return jnp.sum(left * right, axis=-1).reshape(shape)
+
+
+def _perform(operations: Sequence[_Operation], values: dict[int, Any], small: frozenset = frozenset()) -> None:
+    """Carries out operations on values, and enters what they give; those in `small` are small products."""
     for equation, inputs, outputs in operations:
+        given = [v.val if isinstance(v, Literal) else values[v] for v in inputs]
+        if outputs in small:
+            values[outputs[0]] = _small_product(given[0], given[1], equation.params["dimension_numbers"][0])
+            continue
         bound = equation.primitive.get_bind_params(equation.params)
         functions, settings = bound if isinstance(bound, tuple) else ((), bound)  # by the version of JAX
-        given = [v.val if isinstance(v, Literal) else values[v] for v in inputs]
         with equation.ctx.manager:
             result = equation.primitive.bind(*functions, *given, **settings)
         values.update(zip(outputs, result if equation.primitive.multiple_results else [result], strict=True))
@@ -70,7 +86,7 @@ class _Cut:
         sizes = [part.num_leaves for part in program.structure.children()]
         held = len(inputs) - sum(sizes)
         self.constants, free = inputs[:held], held + sizes[0] + sizes[1]
-        self.point, self.sample = inputs[held:free], inputs[free:]
+        self.point, self.sample, self.decision = inputs[held:free], inputs[free:], sizes[0]
         operations, (self.result,) = _operations(body, names, fresh)
         known, makers = {*self.constants, *self.sample}, {}
         self.first, self.rest = [], []
@@ -99,6 +115,22 @@ class _Cut:
         self.kept = sorted(value for value in kept if value not in set(self.constants))
         self.rest = [operation for operation in self.first if operation.outputs in again] + self.rest
         self.gains = any(value in makers for value in self.kept)
+        self.small = self._small_products()
+
+    def _small_products(self) -> frozenset:
+        """The products of tiny matrices that both differ from sample to sample."""
+        differing, found = {*self.kept, *self.point[self.decision :]}, set()
+        for equation, inputs, outputs in self.rest:
+            if not any(v in differing for v in inputs if not isinstance(v, Literal)):
+                continue
+            differing.update(outputs)
+            sizes = [math.prod(v.aval.shape) for v in equation.invars]
+            both = all(not isinstance(v, Literal) and v in differing for v in inputs)
+            if equation.primitive.name == "dot_general" and both and max(sizes) <= _TINY:
+                (_, batch), kinds = equation.params["dimension_numbers"], {v.aval.dtype for v in equation.invars}
+                if not batch[0] and kinds == {equation.outvars[0].aval.dtype}:
+                    found.add(outputs)
+        return frozenset(found)
 
     def __hash__(self) -> int:
         return hash(self.origin)
@@ -106,19 +138,24 @@ class _Cut:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Cut) and self.origin == other.origin
 
+    def _entered(self, places: Sequence[int], tree: PyTree, shapes: Sequence[Any]) -> Iterator[tuple[int, Array]]:
+        """Arguments in the dtypes they were traced for, at their places."""
+        leaves = jax.tree.leaves(tree)
+        return ((place, as_traced(leaf, like)) for place, leaf, like in zip(places, leaves, shapes, strict=True))
+
     def look(self, constants: list[Array], xi: Array, eta: PyTree) -> list[Array]:
         """The first part, for one sample: what to keep of it."""
         values = dict(zip(self.constants, constants, strict=True))
-        values.update(zip(self.sample, jax.tree.leaves((xi, eta)), strict=True))
+        values.update(self._entered(self.sample, (xi, eta), self.origin.shapes[-len(self.sample) :]))
         _perform(self.first, values)
         return [values[place] for place in self.kept]
 
     def __call__(self, constants: list[Array], x: PyTree, y: PyTree, kept: list[Array]) -> Array:
         """The rest."""
         values = dict(zip(self.constants, constants, strict=True))
-        values.update(zip(self.point, jax.tree.leaves((x, y)), strict=True))
+        values.update(self._entered(self.point, (x, y), self.origin.shapes[: len(self.point)]))
         values.update(zip(self.kept, kept, strict=True))
-        _perform(self.rest, values)
+        _perform(self.rest, values, self.small)
         return values[self.result]
 
 

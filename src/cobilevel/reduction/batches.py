@@ -49,7 +49,7 @@ def batch_of(basis: FeatureMap, samples: Samples) -> Batch:
 class Batches:
     """Batches by number, from 0 on; lives while a step is traced. `counts`: the rows of each, where these differ."""
 
-    def __init__(self, batch: Callable[[Any], Batch], counts: Int[Array, " k"] | None = None):
+    def __init__(self, batch: Callable[[Any], Batch], counts: Int[Array | np.ndarray, " k"] | None = None):
         self._batch, self.counts = batch, counts
 
     def __call__(self, number: Any) -> Batch:
