@@ -22,7 +22,7 @@ from .traced import Program, Traced, as_traced
 _ARRANGE = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "transpose", "iota"}
 _CALLS = {"pjit", "jit"}  # whose operations are taken as if they stood outside
 _TINY = 64  # numbers in a matrix, up to which a product of its own is not worth the call
-_MOST_TIMES, _MOST_BYTES = 4, 2**26  # what is kept may take so many times the data, or so many bytes in all
+_KEPT_TIMES, _KEPT_BYTES = 4, 2**26  # what is kept may take so many times the data, or so many bytes in all
 
 
 class _Operation(NamedTuple):
@@ -179,6 +179,6 @@ def known_parts(objective: Any, xi: Array, eta: PyTree) -> tuple[Rest, list[Arra
         return None
     look = jax.vmap(lambda xi, eta: cut.look(objective.constants, xi, eta))
     size = lambda tree: sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
-    if size(jax.eval_shape(look, xi, eta)) > max(_MOST_TIMES * size((xi, eta)), _MOST_BYTES):
+    if size(jax.eval_shape(look, xi, eta)) > max(_KEPT_TIMES * size((xi, eta)), _KEPT_BYTES):
         return None
     return Rest(objective.constants, cut), jax.jit(look)(xi, eta)
