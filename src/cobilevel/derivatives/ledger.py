@@ -1,41 +1,53 @@
 """The ledger: how often each kind of oracle was called, and on how many samples."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
-from ..programs import put
-from ..reduction import Batch
+from ..reduction import Batch, Batches
+
+_BOTH = Array | np.ndarray
 
 
 class Count(eqx.Module):
     """Calls of one kind of oracle, and the samples they used, as 64-bit numbers in two halves."""
 
-    calls: UInt32[Array, " 2"]
-    samples: UInt32[Array, " 2"]
+    calls: UInt32[_BOTH, " 2"]
+    samples: UInt32[_BOTH, " 2"]
 
 
-def _zero() -> Count:
-    return Count(*put((np.zeros(2, np.uint32), np.zeros(2, np.uint32))))
+def added(a: UInt32[_BOTH, "... 2"], b: UInt32[_BOTH, "... 2"]) -> UInt32[_BOTH, "... 2"]:
+    """``a + b``, with a carry from the low half to the high one."""
+    with np.errstate(over="ignore"):  # the carry is what that is about
+        low = a[..., 1] + b[..., 1]
+        high = a[..., 0] + b[..., 0] + (low < a[..., 1]).astype(np.uint32)
+    return _library(low).stack([high, low], axis=-1)
 
 
-def _carry_add(halves: UInt32[Array, " 2"], amount: UInt32[Array, ""]) -> UInt32[Array, " 2"]:
-    high, low = halves
-    total = low + amount
-    return jnp.stack([high + (total < low).astype(jnp.uint32), total])
-
-
-def _product(a: UInt32[Array, ""], b: UInt32[Array, ""]) -> UInt32[Array, " 2"]:
+def _product(a: UInt32[_BOTH, "..."], b: UInt32[_BOTH, "..."]) -> UInt32[_BOTH, "... 2"]:
     """``a * b`` in two halves, by 16-bit parts."""
-    low = jnp.uint32(0xFFFF)
+    low = np.uint32(0xFFFF)
     first = (a & low) * (b & low)
     middle = (a & low) * (b >> 16) + (first >> 16)
     carry = (a >> 16) * (b & low) + (middle & low)
-    return jnp.stack([(a >> 16) * (b >> 16) + (middle >> 16) + (carry >> 16), (carry << 16) | (first & low)])
+    high = (a >> 16) * (b >> 16) + (middle >> 16) + (carry >> 16)
+    return _library(a, b).stack([high, (carry << 16) | (first & low)], axis=-1)
+
+
+def _library(*arrays: Any) -> Any:
+    """NumPy for numbers that are known while a program is traced, else JAX."""
+    return np if all(isinstance(array, np.ndarray | np.generic) for array in arrays) else jnp
+
+
+def _word(number: Any) -> UInt32[_BOTH, ""]:
+    known = isinstance(number, int | np.ndarray | np.generic)
+    return np.asarray(number, np.uint32) if known else jnp.asarray(number).astype(jnp.uint32)
 
 
 class Ledger(eqx.Module):
@@ -52,16 +64,49 @@ class Ledger(eqx.Module):
 
     @staticmethod
     def empty() -> "Ledger":
-        return Ledger(*(_zero() for _ in fields(Ledger)))
+        return Ledger(*(Count(jnp.zeros(2, jnp.uint32), jnp.zeros(2, jnp.uint32)) for _ in fields(Ledger)))
+
+    @staticmethod
+    def page() -> "Ledger":
+        """An empty one for what one step spends. What is known of that while the step is traced stays a NumPy array,
+        and costs nothing while it runs."""
+        return Ledger(*(Count(np.zeros(2, np.uint32), np.zeros(2, np.uint32)) for _ in fields(Ledger)))
 
     def add(self, kind: str, batch: Batch, times: Any = 1) -> "Ledger":
         """One more call (or `times` more) of a kind, on a batch."""
-        count, times = getattr(self, kind), jnp.asarray(times, jnp.uint32)
-        rows = jnp.asarray(len(batch) if batch.count is None else batch.count, jnp.uint32)
-        high, low = _product(times, rows)
-        samples = _carry_add(count.samples, low).at[0].add(high)
-        grown = Count(_carry_add(count.calls, times), samples)
-        return replace(self, **{kind: grown})
+        rows = len(batch) if batch.count is None else batch.count
+        return self.enter(kind, _word(times), _product(_word(times), _word(rows)))
+
+    def add_each(self, kind: str, draw: Callable[[Any], Batch], times: Any) -> "Ledger":
+        """`times` more calls of a kind, each on the next batch of a draw, from number 0 on."""
+        counts = getattr(draw, "counts", None)
+        if counts is None:
+            one = lambda number: draw(number).count
+            if not isinstance(draw, Batches) or one(0) is None or isinstance(one(0), np.ndarray):
+                return self.add(kind, draw(0), times)  # all of one size
+            body = lambda number, total: total + jnp.asarray(one(number), jnp.uint32)
+            rows = jax.lax.fori_loop(0, times, body, jnp.uint32(0))
+        else:
+            rows = jnp.sum(
+                jnp.where(np.arange(len(counts), dtype=np.uint32) < _word(times), counts, 0), dtype=jnp.uint32
+            )
+        return self.enter(kind, _word(times), jnp.stack([jnp.uint32(0), rows]))
+
+    def enter(self, kind: str, calls: UInt32[_BOTH, ""], samples: UInt32[_BOTH, " 2"]) -> "Ledger":
+        """So many more calls of a kind, and the samples they used."""
+        count = getattr(self, kind)
+        nothing = np.zeros((), np.uint32)
+        more = _library(calls).stack([nothing, calls])
+        return replace(self, **{kind: Count(added(count.calls, more), added(count.samples, samples))})
+
+    def plus(self, other: "Ledger", times: Any = 1) -> "Ledger":
+        """With all of another, so many times."""
+        leaves, structure = jax.tree.flatten(self)
+        more, times = _library(*jax.tree.leaves(other)).stack(jax.tree.leaves(other)), _word(times)
+        many = _product(more[:, 1], times)
+        many = added(many, _library(many).stack([more[:, 0] * times, np.zeros(len(more), np.uint32)], axis=-1))
+        total = added(jnp.stack(leaves), many)
+        return jax.tree.unflatten(structure, list(total))
 
     def totals(self) -> dict[str, dict[str, int]]:
         """Plain numbers: ``{kind: {"calls": ..., "samples": ...}}``, kinds never called left out."""

@@ -104,13 +104,14 @@ class Neumann(LinearSolve):
 
     def __call__(self, reduced, x, W, b, draw, ledger):
         def factor(number, carry):
-            power, total, ledger = carry
-            product, ledger = oracles.hessian_vector(reduced, x, W, power, draw(number), ledger)
+            power, total = carry
+            product, _ = oracles.hessian_vector(reduced, x, W, power, draw(number), Ledger.page())
             power = trees.step(power, self.step, product)
-            return power, trees.add(total, power) if self.kind == "sum" else total, ledger
+            return power, trees.add(total, power) if self.kind == "sum" else total
 
         factors = self.chosen if self.kind == "random" else self.terms
-        power, total, ledger = jax.lax.fori_loop(0, factors, factor, (b, b, ledger))
+        power, total = jax.lax.fori_loop(0, factors, factor, (b, b))
+        ledger = ledger.add_each("hessian_vector", draw, factors)
         if self.kind == "sum":
             return trees.scale(self.step, total), ledger
         times = jnp.asarray(self.terms if self.kind == "random" else 1, jnp.result_type(float))

@@ -5,11 +5,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key, UInt32
 
-from ..derivatives import Draw
-from ..reduction import Batch, Bilevel, RowIndex, Source, batch_rows
+from ..keys import below, derived, hashed
+from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, batch_rows
 
 # what a key is folded with, so that the draws of one step for different purposes are independent
-_LARGE, _INDEPENDENT = 1, 2
+_LARGE, _INDEPENDENT, _CHOICE = 1, 2, 3
 _LARGE_BATCHES = 16  # of a stream a large batch is so many small ones: enough to cut the noise by four
 
 
@@ -31,7 +31,7 @@ class Draws:
 
     def __init__(self, reduced: Bilevel, position: DrawPosition, step: Int[Array, ""], batch: int, shuffle: bool):
         self._sources = {"upper": reduced.upper_source, "lower": reduced.lower_source}
-        for_upper, for_lower, self._other = jax.random.split(position.key, 3)
+        for_upper, for_lower, self._other = (derived(position.key, k) for k in range(3))
         self._keys = {"upper": for_upper, "lower": for_lower}
         self._step, self._batch, self._shuffle, self._dtype = step, batch, shuffle, reduced.dtype
         self.position = position
@@ -43,30 +43,36 @@ class Draws:
         self.position = eqx.tree_at(lambda position: getattr(position, level), self.position, after)
         return begin
 
-    def _take(self, level: str, count: Int[Array, ""] | int) -> Draw:
-        begin, source, key = self._advance(level, count), self._sources[level], self._keys[level]
-        return lambda number: source.batch(key, begin + jnp.asarray(number, jnp.uint32), self._batch, self._shuffle)
+    def _take(self, level: str, count: Int[Array, ""] | int) -> Batches:
+        begin = self._advance(level, count)
+        return self._sources[level].batches(self._keys[level], begin, count, self._batch, self._shuffle)
+
+    def _next(self, level: str) -> Batch:
+        return self._sources[level].batch(self._keys[level], self._advance(level, 1), self._batch, self._shuffle)
 
     def upper(self) -> Batch:
         """The next upper batch."""
-        return self._take("upper", 1)(0)
+        return self._next("upper")
 
     def lower(self) -> Batch:
         """The next lower batch."""
-        return self._take("lower", 1)(0)
+        return self._next("lower")
 
-    def uppers(self, count: Int[Array, ""] | int) -> Draw:
+    def uppers(self, count: Int[Array, ""] | int) -> Batches:
         """The next `count` upper batches, by number."""
         return self._take("upper", count)
 
-    def lowers(self, count: Int[Array, ""] | int) -> Draw:
+    def lowers(self, count: Int[Array, ""] | int) -> Batches:
         """The next `count` lower batches, by number."""
         return self._take("lower", count)
 
-    def independent(self) -> Draw:
-        """Lower batches by number, always with replacement: products of Hessians need them independent."""
-        key, source = jax.random.fold_in(self.key(), _INDEPENDENT), self._sources["lower"]
-        return lambda number: source.batch(key, jnp.asarray(number, jnp.uint32), self._batch, False)
+    def independent(self, count: Int[Array, ""] | int | None = None) -> Batches:
+        """Lower batches by number, always with replacement: products of Hessians need them independent.
+
+        Where `count`, how many at most, is a plain number, their rows are chosen all at once.
+        """
+        key = derived(self.key(), _INDEPENDENT)
+        return self._sources["lower"].batches(key, jnp.uint32(0), count, self._batch, False)
 
     def rows(self, level: str) -> RowIndex:
         """Which rows of the pool of a level come next, for solvers that keep something for each."""
@@ -77,7 +83,11 @@ class Draws:
 
     def key(self) -> Key[Array, ""]:
         """For other random choices in this step."""
-        return jax.random.fold_in(self._other, self._step)
+        return derived(self._other, self._step)
+
+    def choice(self, count: Int[Array, ""] | int) -> Int[Array, ""]:
+        """A random number from 0 to ``count - 1``."""
+        return below(hashed(self.key(), _CHOICE), count).astype(jnp.int32)
 
     def large(self, size: int | None) -> tuple[Batch, Batch]:
         """Of each level all there is, or `size` fresh rows where that is asked for, or there is no end of them."""
@@ -87,5 +97,5 @@ class Draws:
                 return source.pool()
             return source.draw(key, _LARGE_BATCHES * self._batch if size is None else size)
 
-        for_upper, for_lower = jax.random.split(jax.random.fold_in(self.key(), _LARGE))
+        for_upper, for_lower = jax.random.split(derived(self.key(), _LARGE))
         return part(self._sources["upper"], for_upper), part(self._sources["lower"], for_lower)

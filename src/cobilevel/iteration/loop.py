@@ -8,10 +8,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array
 
 from .. import archive, trees
 from ..answer import Result, Saved, Solution
+from ..derivatives import Ledger, added
 from ..programs import program, program_of_steps, put
 from ..progress import ProgressBar
 from ..reduction import Bilevel, Reduced
@@ -19,23 +21,104 @@ from .resume import identity, resume_state
 from .solver import Solver, State
 
 
+class _Turn(eqx.Module):
+    """One step of a solver, traced: from a state without ledger to the next, and what it spends.
+
+    `known` is what every step spends, as far as that is known before it runs; `places` are the other entries.
+    """
+
+    step: Callable[[State], tuple[State, list[Array]]] = eqx.field(static=True)
+    known: Ledger
+    places: tuple[int, ...] = eqx.field(static=True)
+
+    @staticmethod
+    def of(solver: Solver, reduced: Bilevel, state: State) -> "_Turn":
+        """Traces a step, once."""
+        seen: dict[str, Any] = {}
+
+        def one(state: State) -> tuple[State, list[Array]]:
+            after = solver.step(reduced, eqx.tree_at(_book, state, Ledger.page(), is_leaf=lambda v: v is None))
+            spent, seen["structure"] = jax.tree.flatten(after.ledger)
+            seen["known"] = [leaf if isinstance(leaf, np.ndarray) else np.zeros(2, np.uint32) for leaf in spent]
+            seen["places"] = tuple(k for k, leaf in enumerate(spent) if not isinstance(leaf, np.ndarray))
+            after = eqx.tree_at(lambda s: (s.clock.step, s.ledger), after, (state.step + 1, None))
+            result = solver.terminate(reduced, after)
+            fine = trees.finite((after.x, after.W))
+            result = jnp.where(fine, result, jnp.int32(Result.DIVERGED.code))
+            return eqx.tree_at(lambda s: s.clock.result, after, result), [spent[k] for k in seen["places"]]
+
+        bare = eqx.tree_at(_book, state, None)
+        program, shapes = jax.make_jaxpr(one, return_shape=True)(bare)
+        call = lambda state: jax.tree.unflatten(
+            jax.tree.structure(shapes), jaxpr_as_fun(program)(*jax.tree.leaves(state))
+        )
+        return _Turn(call, jax.tree.unflatten(seen["structure"], seen["known"]), seen["places"])
+
+    def spent(self, ledger: Ledger, steps: Array, more: list[Array]) -> Ledger:
+        """A ledger with what so many steps spent."""
+        leaves, structure = jax.tree.flatten(Ledger.page())
+        for place, leaf in zip(self.places, more, strict=True):
+            leaves[place] = leaf
+        return ledger.plus(self.known, steps).plus(jax.tree.unflatten(structure, leaves))
+
+
+def _book(state: State) -> Any:
+    return state.ledger
+
+
+class _Passed(eqx.Module):
+    """What a pass over some steps came to: the state without ledger, what is not known of its cost, and records."""
+
+    state: State
+    spent: list[Any]
+    records: dict[str, Array]
+
+
 @program_of_steps(lambda solver, *_: solver.many_steps)
 def advance(solver: Solver, reduced: Bilevel, state: State, count: int) -> tuple[State, tuple[dict[str, Array], Array]]:
-    """Up to `count` steps, fewer where the run ends or reaches its limit; with records and which of them are real."""
+    """Up to `count` steps, fewer where the run ends or reaches its limit; with records and which of them are real.
 
-    def move(before: State) -> State:
-        after = eqx.tree_at(lambda s: s.clock.step, solver.step(reduced, before), before.step + 1)
-        after = eqx.tree_at(lambda s: s.clock.result, after, solver.terminate(reduced, after))
-        failed = eqx.tree_at(lambda s: s.clock.result, before, jnp.int32(Result.DIVERGED.code))
-        fine = trees.finite((after.x, after.W)) & (after.result != Result.DIVERGED.code)
-        return jax.lax.cond(fine, lambda: after, lambda: failed)
+    Nothing is kept on the way that a failed step could be taken back by: a run that diverges is passed through again,
+    up to the step before.
+    """
+    turn, first = _Turn.of(solver, reduced, state), state.step
+    bare = eqx.tree_at(_book, state, None)
+    room = jnp.where(state.clock.running, jnp.clip(state.limit - first, 0, count), 0)
+    zeros = lambda kind: jnp.zeros((count, *kind.shape), kind.dtype)
+    empty = _Passed(
+        bare,
+        [jnp.zeros(2, jnp.uint32) for _ in turn.places],
+        jax.tree.map(zeros, jax.eval_shape(lambda s: s.record(), bare)),
+    )
 
-    def maybe(state: State, _: None) -> tuple[State, tuple[dict[str, Array], Array]]:
-        active = state.clock.running & (state.step < state.limit)
-        state = jax.lax.cond(active, move, lambda s: s, state)
-        return state, (state.record(), active & (state.result != Result.DIVERGED.code))
+    def onward(most: Array) -> _Passed:
+        def going(now: _Passed) -> Array:
+            return (now.state.step - first < most) & now.state.clock.running
 
-    return jax.lax.scan(maybe, state, None, length=count)
+        def one(now: _Passed) -> _Passed:
+            after, more = turn.step(now.state)
+            place = now.state.step - first
+            put = lambda curve, value: jax.lax.dynamic_update_index_in_dim(curve, value, place, 0)
+            records = jax.tree.map(put, now.records, after.record())
+            return _Passed(after, [added(a, b) for a, b in zip(now.spent, more, strict=True)], records)
+
+        return jax.lax.while_loop(going, one, empty)
+
+    def failed(end: _Passed) -> Array:
+        return state.clock.running & (end.state.result == Result.DIVERGED.code)
+
+    def again(carry: tuple[Array, Array, _Passed]) -> tuple[Array, Array, _Passed]:
+        passes, most, _ = carry
+        end = onward(most)
+        return passes + 1, jnp.where(failed(end), end.state.step - first - 1, most), end
+
+    unfinished = lambda carry: (carry[0] == 0) | (carry[0] == 1) & failed(carry[2])
+    passes, _, end = jax.lax.while_loop(unfinished, again, (jnp.int32(0), room, empty))
+    result = jnp.where(passes == 2, jnp.int32(Result.DIVERGED.code), end.state.result)
+    steps = end.state.step - first
+    ledger = turn.spent(state.ledger, steps, end.spent)
+    last = eqx.tree_at(lambda s: (s.clock.result, s.ledger), end.state, (result, ledger), is_leaf=lambda v: v is None)
+    return last, (end.records, jnp.arange(count, dtype=jnp.int32) < steps)
 
 
 @program
@@ -86,6 +169,7 @@ def run(
         state = _judged(solver, bare, solver.init(prepared, key, put(np.int32(steps))))
     else:
         state = resume_state(solver, prepared, key, steps, resume)
+    bare = solver.ready(bare)
     idle = eqx.tree_at(lambda s: s.clock.limit, state, put(np.int32(0)))
     jax.block_until_ready(advance(solver, bare, idle, solver.chunk)[0].step)  # compiles, and does nothing
     compiled = time.perf_counter()

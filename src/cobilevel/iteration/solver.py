@@ -82,6 +82,10 @@ class Solver(eqx.Module):
         """The form of the problem this solver works on; raises where it cannot."""
         return reduced
 
+    def ready(self, reduced: Bilevel) -> Bilevel:
+        """The same problem as its steps are to see it: what may be computed once for all of them."""
+        return reduced
+
     @abstractmethod
     def init(self, reduced: Bilevel, key: Array, steps: Int[Array, ""] | int) -> State:
         """The state before the first of at most `steps` steps; all draws of the run are those of `key`."""

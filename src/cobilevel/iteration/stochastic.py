@@ -108,6 +108,9 @@ class Stochastic(Solver):
             given = {name: set_from[name] if value is None else value for name, value in given.items()}
         return SimpleNamespace(**{k: v if is_optax(v) else at(v, step, s.dtype) for k, v in given.items()})
 
+    def ready(self, reduced):
+        return reduced.looked_through()
+
     def init(self, reduced, key, steps):
         start = Start.plain(reduced)
         if any(getattr(self, name) is None for name in self.needed()):

@@ -19,6 +19,7 @@ from .domain import Box as Box
 from .domain import Domain as Domain
 from .domain import Finite as Finite
 from .domain import Interval as Interval
+from .known_parts import known_parts as known_parts
 from .precision import Precision as Precision
 from .precision import double as double
 from .precision import in_double as in_double

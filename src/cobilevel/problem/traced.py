@@ -51,12 +51,12 @@ class Program:
         leaves, structure = jax.tree.flatten(args)
         if len(leaves) != len(self.shapes):
             raise ValueError(f"this function was traced for arguments {self.structure}, and got {structure}.")
-        leaves = [_as_traced(leaf, like) for leaf, like in zip(leaves, self.shapes, strict=True)]
+        leaves = [as_traced(leaf, like) for leaf, like in zip(leaves, self.shapes, strict=True)]
         held = len(self.body.constvars)
         return jaxpr_as_fun(ClosedJaxpr(self.body, constants[:held]))(*constants[held:], *leaves)[0]
 
 
-def _as_traced(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:
+def as_traced(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:
     """An argument in the dtype a program was traced for."""
     array = jnp.asarray(leaf)
     if array.shape != like.shape:

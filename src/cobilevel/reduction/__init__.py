@@ -1,6 +1,7 @@
 """The idea: a policy in a basis turns the contextual problem into an ordinary bilevel problem in ``(x, W)``."""
 
 from .batches import Batch as Batch
+from .batches import Batches as Batches
 from .batches import Source as Source
 from .batches import Table as Table
 from .batches import batch_of as batch_of

@@ -1,15 +1,18 @@
 """Where batches come from: a table of samples, contexts crossed with data, or a stream; with features computed."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 
 from ..basis import FeatureMap, Rows
+from ..keys import derived
 from ..problem import Product, Samples, Stream
 from .row_order import RowIndex, batch_rows
 
@@ -26,14 +29,14 @@ class Batch(eqx.Module):
     xi: Shaped[Array, "b ..."]
     eta: PyTree[Shaped[Array, "b ..."]]
     weight: Float[Array, " b"]
-    count: Int[Array, ""] | None = None
+    count: Int[Array | np.ndarray, ""] | None = None
 
     def __len__(self) -> int:
         return len(self.weight)
 
     def take(self, rows: RowIndex) -> "Batch":
         """The given rows of a pool, weighted so that the mean over the batch is the mean over the real ones."""
-        part = jax.tree.map(lambda a: a[rows.index], self)
+        part = jax.tree.map(lambda a: a.at[rows.index].get(mode="promise_in_bounds"), self)
         return replace(part, weight=part.weight * rows.share, count=rows.count)
 
 
@@ -41,6 +44,16 @@ def batch_of(basis: FeatureMap, samples: Samples) -> Batch:
     """Samples with the features of a fitted basis."""
     dtype = basis.constant.dtype
     return Batch(basis.rows(samples.xi), samples.xi, samples.eta, samples.mean_one_weights().astype(dtype))
+
+
+class Batches:
+    """Batches by number, from 0 on; lives while a step is traced. `counts`: the rows of each, where these differ."""
+
+    def __init__(self, batch: Callable[[Any], Batch], counts: Int[Array | np.ndarray, " k"] | None = None):
+        self._batch, self.counts = batch, counts
+
+    def __call__(self, number: Any) -> Batch:
+        return self._batch(number)
 
 
 class Source(eqx.Module):
@@ -57,6 +70,10 @@ class Source(eqx.Module):
     @abstractmethod
     def batch(self, key: Array, number: Integer[Array, ""], size: int, shuffle: bool) -> Batch:
         """Batch `number` of those the key stands for: with replacement, or (`shuffle`) each row once an epoch."""
+
+    def batches(self, key: Array, begin: Any, count: Any, size: int, shuffle: bool) -> "Batches":
+        """The `count` batches from number `begin` on."""
+        return Batches(lambda number: self.batch(key, begin + jnp.asarray(number, jnp.uint32), size, shuffle))
 
     def draw(self, key: Array, size: int) -> Batch:
         """A fresh random batch (with replacement from a finite pool)."""
@@ -88,6 +105,17 @@ class Table(Source):
 
     def batch(self, key, number, size, shuffle):
         return self.table.take(batch_rows(key, number, size, len(self.table), shuffle, self.table.weight.dtype))
+
+    def batches(self, key, begin, count, size, shuffle):
+        if not isinstance(count, int):
+            return super().batches(key, begin, count, size, shuffle)
+        rows = lambda number: batch_rows(key, number, size, len(self.table), shuffle, self.table.weight.dtype)
+        numbers = begin + np.arange(count, dtype=np.uint32)
+        if shuffle and len(self.table) % size:
+            ahead = jax.vmap(rows)(numbers)
+            return Batches(lambda number: self.table.take(jax.tree.map(lambda a: a[number], ahead)), ahead.count)
+        index = jax.vmap(lambda number: rows(number).index)(numbers)
+        return Batches(lambda number: self.table.take(RowIndex.full(index[number], self.table.weight.dtype)))
 
 
 class Pairs(Source):
@@ -122,11 +150,11 @@ class Pairs(Source):
 
     def batch(self, key, number, size, shuffle):
         """Fresh contexts, whatever happens to the data: they are an expectation to sample, not a pool to go through."""
-        for_context, for_data = jax.random.split(key)
+        for_context, for_data = derived(key, 0), derived(key, 1)
         dtype = self.basis.constant.dtype
         data = batch_rows(for_data, number, size, self.product.count, shuffle, dtype)
         if self.product.law is not None:
-            xi = self.product.law.sample(jax.random.fold_in(for_context, number), size).astype(dtype)
+            xi = self.product.law.sample(derived(for_context, number), size).astype(dtype)
             batch = batch_of(self.basis, Samples(xi, jax.tree.map(lambda a: a[data.index], self.product.eta)))
         else:
             i = batch_rows(for_context, number, size, len(self.contexts), False, dtype).index
@@ -147,7 +175,7 @@ class Endless(Source):
         )
 
     def batch(self, key, number, size, shuffle):
-        return batch_of(self.basis, self.stream.draw(jax.random.fold_in(key, number), size))
+        return batch_of(self.basis, self.stream.draw(derived(key, number), size))
 
 
 def source_of(level: Any, basis: FeatureMap) -> Source:

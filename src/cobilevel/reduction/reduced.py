@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 from ..answer import Result, Solution
 from ..basis import Basis, Categorical, Coordinates, FeatureMap, Whitening, combine, dense, whiten
 from ..keys import as_key
-from ..problem import Problem, Samples, Study
+from ..problem import Problem, Samples, Study, known_parts
 from ..programs import arithmetic, put
 from .batches import Batch, Source, Table, source_of
 
@@ -73,6 +73,24 @@ class Bilevel(eqx.Module):
     def project(self, x: PyTree) -> PyTree:
         """The nearest point within the bounds on ``x``."""
         return self.problem.bounds.project(x)
+
+    def looked_through(self) -> Any:
+        """The same problem with all that depends on single samples alone computed beforehand, where pools are tables.
+
+        What the batches hold in place of ``eta`` is then the affair of the objectives.
+        """
+
+        def level(objective: Any, source: Source) -> tuple[Any, Source]:
+            if not isinstance(source, Table):
+                return objective, source
+            pool = source.pool()
+            found = known_parts(objective, pool.xi, pool.eta)
+            return (objective, source) if found is None else (found[0], Table(replace(pool, eta=found[1])))
+
+        upper, upper_source = level(self.problem.upper, self.upper_source)
+        lower, lower_source = level(self.problem.lower, self.lower_source)
+        problem = eqx.tree_at(lambda p: (p.upper, p.lower), self.problem, (upper, lower))
+        return replace(self, problem=problem, upper_source=upper_source, lower_source=lower_source)
 
     def with_pools(self, upper: Batch, lower: Batch) -> Any:
         """The same problem on other finite pools."""

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 
 from .. import trees
-from ..derivatives import linear_direction, oracles, outer_direction
+from ..derivatives import Ledger, linear_direction, oracles, outer_direction
 from ..iteration import Schedule, Stochastic, traced
 from .inner_descent import descend
 
@@ -44,12 +44,12 @@ class AmIGO(Stochastic):
         (value, d1, d2), ledger = oracles.upper_gradients(reduced, s.x, W, draw.upper(), ledger)
         batches = draw.lowers(self.linear_steps)
 
-        def solve(number, carry):
-            v, ledger = carry
-            product, ledger = oracles.hessian_vector(reduced, s.x, W, v, batches(number), ledger)
-            return trees.step(v, rate.linear, linear_direction(product, d2)), ledger
+        def solve(number, v):
+            product, _ = oracles.hessian_vector(reduced, s.x, W, v, batches(number), Ledger.page())
+            return trees.step(v, rate.linear, linear_direction(product, d2))
 
-        v, ledger = jax.lax.fori_loop(0, self.linear_steps, solve, (s.memory, ledger))
+        v = jax.lax.fori_loop(0, self.linear_steps, solve, s.memory)
+        ledger = ledger.add_each("hessian_vector", batches, self.linear_steps)
         cross, ledger = oracles.cross_product(reduced, s.x, W, v, draw.lower(), ledger)
         s = replace(s, W=W, memory=v, ledger=ledger)
         return self.move(reduced, s, value, outer_direction(d1, cross), rate.outer)

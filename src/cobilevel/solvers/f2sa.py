@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
-from ..derivatives import oracles
+from ..derivatives import Ledger, oracles
 from ..iteration import PolynomialDecay, Schedule, Stochastic, at, traced
 
 
@@ -55,15 +55,17 @@ class F2SA(Stochastic):
         lowers, uppers = draw.lowers(self.inner_steps), draw.uppers(self.inner_steps)
 
         def follow(number, carry):
-            y, z, ledger = carry
-            batch = lowers(number)
-            (_, _, pull), ledger = oracles.upper_gradients(reduced, s.x, y, uppers(number), ledger)
-            at_y, ledger = oracles.lower_gradient(reduced, s.x, y, batch, ledger)
-            at_z, ledger = oracles.lower_gradient(reduced, s.x, z, batch, ledger)
+            (y, z), page, batch = carry, Ledger.page(), lowers(number)
+            (_, _, pull), _ = oracles.upper_gradients(reduced, s.x, y, uppers(number), page)
+            at_y, _ = oracles.lower_gradient(reduced, s.x, y, batch, page)
+            at_z, _ = oracles.lower_gradient(reduced, s.x, z, batch, page)
             y = trees.step(y, rate.inner, trees.add(at_y, trees.scale(1 / rate.penalty, pull)))
-            return y, trees.step(z, rate.inner, at_z), ledger
+            return y, trees.step(z, rate.inner, at_z)
 
-        y, z, ledger = jax.lax.fori_loop(0, self.inner_steps, follow, (s.memory, s.W, s.ledger))
+        y, z = jax.lax.fori_loop(0, self.inner_steps, follow, (s.memory, s.W))
+        ledger = s.ledger.add_each("upper_gradient", uppers, self.inner_steps)
+        for _ in (y, z):
+            ledger = ledger.add_each("lower_gradient", lowers, self.inner_steps)
         (value, d1, _), ledger = oracles.upper_gradients(reduced, s.x, y, draw.upper(), ledger)
         batch = draw.lower()
         (at_y, _), ledger = oracles.lower_gradients(reduced, s.x, y, batch, ledger)

@@ -21,9 +21,8 @@ def descend(
 ) -> tuple[PyTree, Ledger]:
     """So many gradient steps on the lower level, each on its own batch; `rate`: the step size of each."""
 
-    def one(number, carry):
-        W, ledger = carry
-        slope, ledger = oracles.lower_gradient(reduced, x, W, draw(number), ledger)
-        return trees.step(W, rate(number), slope), ledger
+    def one(number, W):
+        slope, _ = oracles.lower_gradient(reduced, x, W, draw(number), Ledger.page())
+        return trees.step(W, rate(number), slope)
 
-    return jax.lax.fori_loop(0, steps, one, (W, ledger))
+    return jax.lax.fori_loop(0, steps, one, W), ledger.add_each("lower_gradient", draw, steps)

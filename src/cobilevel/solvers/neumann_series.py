@@ -3,7 +3,6 @@
 from typing import Literal
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 
 from ..derivatives import Draw, Neumann
@@ -46,8 +45,8 @@ class SeriesSolver(Stochastic):
     ) -> tuple[Neumann, Draw]:
         """The series of this step, of a kind (see ``Neumann``), and its batches."""
         full = self.series(s)
-        chosen = jax.random.randint(draw.key(), (), 0, full.terms) if kind == "random" else None
-        return Neumann(full.terms, full.step, kind, chosen), draw.independent()
+        chosen = draw.choice(full.terms) if kind == "random" else None
+        return Neumann(full.terms, full.step, kind, chosen), draw.independent(self.terms)
 
     def finish(self, state):
         x, W, words = super().finish(state)

@@ -38,8 +38,9 @@ class PastTerms(eqx.Module):
         change = jax.tree.map(lambda a, b: a - b[rows.index], new, self.rows)
         shift = _pool_means(batch, change)
         place = jnp.where(rows.share > 0, rows.index, len(pool))  # rows that only fill up a batch fall outside
-        kept = jax.tree.map(lambda old, fresh: old.at[place].set(fresh, mode="drop"), self.rows, new)
-        part = rows.count / len(pool)
+        # the change is added, not the new put in its place: what is read before it is written need not be copied
+        kept = jax.tree.map(lambda old, d: old.at[place].add(d, mode="drop"), self.rows, change)
+        part = jnp.asarray(rows.count / len(pool))
         means = jax.tree.map(lambda old, d: old + part.astype(d.dtype) * d, self.means, shift)
         return trees.add(shift, self.means), PastTerms(kept, means)
 
