@@ -1,66 +1,110 @@
-"""Contextual bilevel optimization in JAX."""
+"""Contextual bilevel optimization in JAX.
 
-from . import gallery as gallery
-from .answer import Result as Result
-from .answer import Solution as Solution
-from .answer import load as load
-from .basis import BSpline as BSpline
-from .basis import Categorical as Categorical
-from .basis import Chebyshev as Chebyshev
-from .basis import Features as Features
-from .basis import Fourier as Fourier
-from .basis import HyperbolicCross as HyperbolicCross
-from .basis import Legendre as Legendre
-from .basis import Listed as Listed
-from .basis import Monomial as Monomial
-from .basis import Neural as Neural
-from .basis import Orthonormal as Orthonormal
-from .basis import Partition as Partition
-from .basis import Snapshot as Snapshot
-from .basis import Tensor as Tensor
-from .basis import TotalDegree as TotalDegree
-from .basis import Union as Union
-from .diagnosis import Diagnosis as Diagnosis
-from .diagnosis import diagnose as diagnose
-from .iteration import Cosine as Cosine
-from .iteration import PolynomialDecay as Polynomial  # noqa: F401  its name before it was PolynomialDecay
-from .iteration import PolynomialDecay as PolynomialDecay
-from .judge import Bootstrap as Bootstrap
-from .judge import Certificate as Certificate
-from .judge import Constants as Constants
-from .judge import Estimate as Estimate
-from .judge import Evaluation as Evaluation
-from .judge import bootstrap as bootstrap
-from .judge import certify as certify
-from .judge import evaluate as evaluate
-from .problem import Box as Box
-from .problem import Finite as Finite
-from .problem import Interval as Interval
-from .problem import Levels as Levels
-from .problem import Mixture as Mixture
-from .problem import Problem as Problem
-from .problem import Product as Product
-from .problem import Samples as Samples
-from .problem import Stream as Stream
-from .problem import TruncatedNormal as TruncatedNormal
-from .problem import Uniform as Uniform
-from .solve import reduce as reduce
-from .solve import solve as solve
-from .solvers import BSA as BSA
-from .solvers import F2SA as F2SA
-from .solvers import HOAG as HOAG
-from .solvers import MRBO as MRBO
-from .solvers import RSVRB as RSVRB
-from .solvers import SABA as SABA
-from .solvers import SOBA as SOBA
-from .solvers import SPABA as SPABA
-from .solvers import STABLE as STABLE
-from .solvers import SUSTAIN as SUSTAIN
-from .solvers import TTSA as TTSA
-from .solvers import VRBO as VRBO
-from .solvers import AmIGO as AmIGO
-from .solvers import FdeHBO as FdeHBO
-from .solvers import Newton as Newton
-from .solvers import StocBiO as StocBiO
+Each name is imported from its room when it is first asked for, so that nothing is loaded that a program does not use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import gallery as gallery
+    from .answer import Result as Result
+    from .answer import Solution as Solution
+    from .answer import load as load
+    from .basis import BSpline as BSpline
+    from .basis import Categorical as Categorical
+    from .basis import Chebyshev as Chebyshev
+    from .basis import Features as Features
+    from .basis import Fourier as Fourier
+    from .basis import HyperbolicCross as HyperbolicCross
+    from .basis import Legendre as Legendre
+    from .basis import Listed as Listed
+    from .basis import Monomial as Monomial
+    from .basis import Neural as Neural
+    from .basis import Orthonormal as Orthonormal
+    from .basis import Partition as Partition
+    from .basis import Snapshot as Snapshot
+    from .basis import Tensor as Tensor
+    from .basis import TotalDegree as TotalDegree
+    from .basis import Union as Union
+    from .diagnosis import Diagnosis as Diagnosis
+    from .diagnosis import diagnose as diagnose
+    from .front_door import reduce as reduce
+    from .front_door import solve as solve
+    from .iteration import Cosine as Cosine
+    from .iteration import PolynomialDecay as Polynomial  # noqa: F401  its name before it was PolynomialDecay
+    from .iteration import PolynomialDecay as PolynomialDecay
+    from .judge import Bootstrap as Bootstrap
+    from .judge import Certificate as Certificate
+    from .judge import Constants as Constants
+    from .judge import Estimate as Estimate
+    from .judge import Evaluation as Evaluation
+    from .judge import bootstrap as bootstrap
+    from .judge import certify as certify
+    from .judge import evaluate as evaluate
+    from .problem import Box as Box
+    from .problem import Finite as Finite
+    from .problem import Interval as Interval
+    from .problem import Levels as Levels
+    from .problem import Mixture as Mixture
+    from .problem import Problem as Problem
+    from .problem import Product as Product
+    from .problem import Samples as Samples
+    from .problem import Stream as Stream
+    from .problem import TruncatedNormal as TruncatedNormal
+    from .problem import Uniform as Uniform
+    from .programs import keep_programs as keep_programs
+    from .solvers import BSA as BSA
+    from .solvers import F2SA as F2SA
+    from .solvers import HOAG as HOAG
+    from .solvers import MRBO as MRBO
+    from .solvers import RSVRB as RSVRB
+    from .solvers import SABA as SABA
+    from .solvers import SOBA as SOBA
+    from .solvers import SPABA as SPABA
+    from .solvers import STABLE as STABLE
+    from .solvers import SUSTAIN as SUSTAIN
+    from .solvers import TTSA as TTSA
+    from .solvers import VRBO as VRBO
+    from .solvers import AmIGO as AmIGO
+    from .solvers import FdeHBO as FdeHBO
+    from .solvers import Newton as Newton
+    from .solvers import StocBiO as StocBiO
 
 __version__ = "0.1.0"
+
+_ROOMS = {
+    "answer": "Result Solution load",
+    "basis": "BSpline Categorical Chebyshev Features Fourier HyperbolicCross Legendre Listed Monomial Neural "
+    "Orthonormal Partition Snapshot Tensor TotalDegree Union",
+    "diagnosis": "Diagnosis diagnose",
+    "iteration": "Cosine PolynomialDecay",
+    "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
+    "programs": "keep_programs",
+    "problem": "Box Finite Interval Levels Mixture Problem Product Samples Stream TruncatedNormal Uniform",
+    "front_door": "reduce solve",
+    "solvers": "BSA F2SA HOAG MRBO RSVRB SABA SOBA SPABA STABLE SUSTAIN TTSA VRBO AmIGO FdeHBO Newton StocBiO",
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
+_RENAMED = {"Polynomial": "PolynomialDecay"}  # its name before
+
+__all__ = [*_HOME, "gallery"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    wanted = _RENAMED.get(name, name)
+    if wanted in _HOME:
+        value = getattr(import_module(f".{_HOME[wanted]}", __name__), wanted)
+    else:
+        try:
+            value = import_module(f".{name}", __name__)
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":
+                raise
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,10 +24,16 @@ def _in_a_sentence() -> Iterator[None]:
 
 @app.callback()
 def main() -> None:
-    """Double precision is switched on for the command line, and for it alone."""
+    """Double precision is switched on for the command line, and for it alone; its programs are kept on disk."""
     import jax
 
+    from .programs import keep_programs
+
     jax.config.update("jax_enable_x64", True)
+    try:
+        keep_programs()
+    except OSError as error:  # no home, or one that cannot be written to: it goes without
+        typer.secho(f"Compiled programs are not kept: {error}", fg="yellow", err=True)
 
 
 @app.command("demo")

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from .answer import Solution
 from .basis import Basis, Chebyshev, Fourier, Partition
+from .front_door import solve
 from .gallery import two_edge_traffic
 from .judge import Evaluation, evaluate
 from .progress import ProgressBar
 from .report import policy_figure
-from .solve import solve
 
 _BASES: tuple[Basis | None, ...] = (
     Chebyshev(3),

@@ -1,12 +1,15 @@
-"""Compiled programs: as few as can be, and how long the compiler may take over them.
+"""Compiled programs: as few as can be, how long the compiler may take over them, and where they are kept.
 
 XLA takes seconds over a program that then runs for milliseconds. Where the arrays are small, most of its optimisations
 gain less than they cost: such programs are compiled with them left out, in about a quarter of the time. Single
 operations outside of a program are compiled too, each for every shape: ``arithmetic`` gives NumPy for these.
 """
 
+import os
 from collections.abc import Callable
-from functools import wraps
+from contextlib import AbstractContextManager
+from functools import cache, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import equinox as eqx
@@ -15,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
+from threadpoolctl import ThreadpoolController
 
 # A JAX array, or a NumPy one: small ones are worked on without a program, and NumPy keeps digits JAX would cut off.
 if TYPE_CHECKING:
@@ -90,3 +94,48 @@ def _compiled(function: Callable[P, R], many: Callable[..., bool]) -> Callable[P
             return thorough(*args, **kwargs)
 
     return call
+
+
+def keep_programs(folder: str | Path | None = None) -> Path:
+    """Keeps compiled programs on disk from now on, so that the next process does not compile them again.
+
+    This is JAX's own persistent cache, switched on for the whole process. What is kept there is code that will be run:
+    the folder is made readable and writable by its owner alone, and one that belongs to someone else, or that others
+    may write to, is refused.
+
+    **Arguments:**
+
+    - `folder`: where; the user's own cache folder when left out.
+
+    **Returns:** the folder.
+    """
+    if folder is None:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "cobilevel" / "programs"
+    folder = Path(folder).expanduser().absolute()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    facts = folder.stat()
+    if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & 0o022):
+        raise PermissionError(
+            f"{folder} belongs to someone else, or others may write to it, and what is kept there is run as code. Give "
+            "a folder of your own, or mend its mode: chmod 700."
+        )
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return folder
+
+
+@cache
+def _pools() -> ThreadpoolController:
+    """The thread pools of the libraries that are loaded."""
+    return ThreadpoolController()
+
+
+def one_thread() -> AbstractContextManager:
+    """Within it, factorisations run on one thread.
+
+    The threads of OpenBLAS wait by spinning: where another process wants the same core, small matrices take many times
+    as long with two threads as with one.
+    """
+    return _pools().limit(limits=1, user_api="blas")

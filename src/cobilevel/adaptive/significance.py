@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy import stats
+from scipy import special
 
 _NEXT, _AHEAD = 0.05, 0.002  # levels of the tests: of the functions that come next, of those further ahead
 # what is not worth a function, at the decision asked about and at those nearby
@@ -35,7 +35,7 @@ class Component:
         """Whether noise does not explain these coefficients."""
         c, n = self.coefficients[part], self.noise[part]
         size = float(np.sum(np.where(n > 0, c**2 / np.where(n > 0, n, 1), 0)))
-        return bool(stats.chi2.sf(size, c.size) < level)
+        return bool(special.chdtrc(c.size, size) < level)
 
     def energies(self) -> Float[np.ndarray, " K"]:
         """The same function by function."""
@@ -45,7 +45,7 @@ class Component:
         """The same function by function."""
         c, n = self.coefficients, self.noise
         size = np.sum(np.where(n > 0, c**2 / np.where(n > 0, n, 1), 0), axis=1)
-        return stats.chi2.sf(size, c.shape[1]) < level
+        return special.chdtrc(c.shape[1], size) < level
 
 
 @dataclass(frozen=True)

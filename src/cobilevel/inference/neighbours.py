@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
-from scipy.spatial import KDTree
 
 from ..problem import Domain, Finite
 
@@ -123,6 +122,8 @@ def neighbours_of(
         widths = [2**k for k in range(20) if 2**k <= widest]
         return [_windows(order, own[order], k, rng, u[order]) for k in widths]
     widths = [k for k in (1, 2, 4, 8, _MOST_NEAR) if k <= widest]
+    from scipy.spatial import KDTree  # takes long to import, and few need it
+
     index: Any = KDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(widths[-1] + 1, n))[1]
     return [_nearest(index[:, : k + 1], own, rng, u) for k in widths]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy import optimize, stats
+from scipy import special
 
 LEVEL = 0.95  # how often an interval covers the truth
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
@@ -12,6 +12,7 @@ TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
 _ROUNDED_SQUARE = 1e-20  # of what they are made of: squares that rounding explains
 _FEWEST_FREE = 0.5  # degrees of freedom below which a spread cannot be measured
 _DRAWN_VECTORS = 4000  # vectors around an estimate
+_HALVINGS = 60  # of the range in which an end of an interval lies
 _QUANTILES = 400  # of the noise across a vector, by which its law is represented
 
 
@@ -36,8 +37,7 @@ class Estimate(float):
         value = float(np.maximum(value, least))
         if not np.isfinite(error) or not np.isfinite(value):
             return Estimate(value, np.nan, (least, np.inf))
-        law: Any = stats.norm if np.isinf(freedom) else stats.t(freedom)
-        reach = float(law.ppf(TAILS[1])) * float(error)
+        reach = _quantile(TAILS[1], freedom) * float(error)
         return Estimate(value, error, (max(value - reach, least), value + reach))
 
     @staticmethod
@@ -50,8 +50,7 @@ class Estimate(float):
         """
         if not np.isfinite(value + variance + growth):
             return Estimate(value, np.nan, (0.0, np.inf))
-        law: Any = stats.norm if np.isinf(freedom) else stats.t(freedom)
-        reach = float(law.ppf(TAILS[1])) ** 2
+        reach = _quantile(TAILS[1], freedom) ** 2
         middle = value + reach * growth / 2
         half = float(np.sqrt(max(reach * (reach * growth**2 / 4 + variance), 0.0)))
         error = float(np.sqrt(max(variance + growth * max(-value, 0.0), 0.0)))
@@ -120,6 +119,11 @@ def runs_estimate(values: Any) -> Estimate:
     return mean_estimate(table, np.full(len(table), 1 / len(table)), least=-np.inf)
 
 
+def _quantile(share: float, freedom: float) -> float:
+    """Of Student's t; of the normal law at infinite `freedom`."""
+    return float(special.ndtri(share) if np.isinf(freedom) else special.stdtrit(freedom, share))
+
+
 class _NoisyLength:
     r"""The law of the length of a normal estimate of a vector of length $r$.
 
@@ -136,26 +140,31 @@ class _NoisyLength:
         self.squares_across = np.zeros(1)
         if self.across > 1e-9 * along and squares > 0:
             scale, count = squares / self.across, self.across**2 / squares
-            self.squares_across = scale * stats.chi2.ppf((np.arange(_QUANTILES) + 0.5) / _QUANTILES, count)
-        self.law: Any = stats.norm if np.isinf(freedom) else stats.t(freedom)
+            self.squares_across = scale * special.chdtri(count, (np.arange(_QUANTILES)[::-1] + 0.5) / _QUANTILES)
+        self.freedom = freedom
 
     def shorter(self, r: float, seen: float) -> float:
         """The probability that an estimate of a vector of length ``r`` is shorter than `seen`."""
         room = np.sqrt(np.maximum(seen**2 - self.squares_across, 0))
-        inside = self.law.cdf((room - r) / self.sigma) - self.law.cdf((-room - r) / self.sigma)
+        below = lambda z: special.ndtr(z) if np.isinf(self.freedom) else special.stdtr(self.freedom, z)
+        inside = below((room - r) / self.sigma) - below((-room - r) / self.sigma)
         return float(np.mean((self.squares_across < seen**2) * inside))
 
     def interval(self, length: float) -> tuple[float, float]:
         """The lengths for which the observed one is neither among the 2.5% shortest nor the 2.5% longest."""
         # shorter ones say no more
         seen = max(length, float(np.sqrt(np.quantile(self.squares_across, 0.05) + self.sigma**2 / 100)))
-        far = seen + 10 * self.sigma * max(1.0, float(self.law.ppf(TAILS[1])))
+        far = seen + 10 * self.sigma * max(1.0, _quantile(TAILS[1], self.freedom))
         least = self.shorter(0.0, seen)
 
         def end(probability: float) -> float:
             if least <= probability:
                 return 0.0
-            return float(optimize.brentq(lambda r: self.shorter(r, seen) - probability, 0.0, far))  # pyright: ignore
+            low, high = 0.0, far
+            for _ in range(_HALVINGS):  # longer vectors make shorter estimates less likely
+                middle = (low + high) / 2
+                low, high = (middle, high) if self.shorter(middle, seen) > probability else (low, middle)
+            return (low + high) / 2
 
         return end(TAILS[1]), end(TAILS[0] * least)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy import stats
+from scipy import special
 
 from .intervals import LEVEL, TAILS, Estimate, norm_estimate
 from .measured import Measured, NoisyVector
@@ -42,7 +42,7 @@ def solved_from_these(found: Measured, free: Bool[np.ndarray, " dx"]) -> bool:
     values, vectors = np.linalg.eigh(noise / np.outer(scale, scale))
     kept = values > 1e-10 * values[-1]
     size = np.sum((vectors[:, kept].T @ (g / scale)) ** 2 / values[kept])
-    return bool(size < stats.chi2.ppf(_CHANCE, kept.sum()))
+    return bool(size < special.chdtri(kept.sum(), 1 - _CHANCE))
 
 
 def length_estimate(vector: NoisyVector, turn: np.ndarray, freedom: float, same: bool) -> Estimate:

@@ -11,7 +11,6 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
-from scipy.spatial import KDTree
 
 from ..programs import Held, arithmetic, put
 from .array_checks import real_numbers
@@ -181,6 +180,8 @@ class Finite(Domain):
             u, table = (np.asarray(self.reference(jnp.asarray(a))) for a in (xi, self.values))
             rows = u.reshape(-1, u.shape[-1])
             known: Any = np.all(np.isfinite(rows), axis=1)
+            from scipy.spatial import KDTree  # takes long to import, and few need it
+
             far, place = KDTree(table.astype(u.dtype)).query(np.where(known[:, None], rows, 0), p=np.inf)
             far = np.where(known, far, np.nan).astype(u.dtype)
             return place.reshape(u.shape[:-1]), far.reshape(u.shape[:-1])

@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from ..programs import Held as Held
+from ..programs import one_thread
 
 _SHARE = 1 / 2  # of the machine's memory that the data may take in double precision
 _PRECISIONS = {"single": np.dtype(np.float32), "double": np.dtype(np.float64)}
@@ -96,8 +97,12 @@ class Precision:
         return Precision(None if in_double() else single, own, words)
 
     def context(self) -> AbstractContextManager:
-        """Where this precision is to be had."""
-        return double() if self.dtype == np.float64 else nullcontext()
+        """Where this precision is to be had; with factorisations on one thread."""
+        stack = ExitStack()
+        stack.enter_context(one_thread())
+        if self.dtype == np.float64:
+            stack.enter_context(double())
+        return stack
 
     def back(self, tree: PyTree) -> PyTree:
         """What is returned: floats in the caller's precision, where double was taken for it."""
