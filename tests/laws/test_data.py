@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
+from cobilevel.keys import as_key, split_key
 from cobilevel.problem import Study
 from problems import LINE, NOISE, XI, joint, scalar
 
@@ -79,7 +80,7 @@ def test_the_same_data_in_other_clothes():
 
 
 def test_a_stream_is_its_draws():
-    key = jax.random.split(jax.random.key(0), 3)[0]
+    key = split_key(as_key(0), 3)[0]
     drawn = Study.of(scalar(x0=1.0), EVERY["stream"]).finite(key).lower
     streamed, fixed = (cb.solve(scalar(x0=1.0), data, basis=BASIS) for data in (EVERY["stream"], drawn))
     np.testing.assert_array_equal(streamed.x, fixed.x)
