@@ -98,8 +98,8 @@ def advance(solver: Solver, reduced: Bilevel, state: State, count: int) -> tuple
         def one(now: _Passed) -> _Passed:
             after, more = turn.step(now.state)
             place = now.state.step - first
-            put = lambda curve, value: jax.lax.dynamic_update_index_in_dim(curve, value, place, 0)
-            records = jax.tree.map(put, now.records, after.record())
+            enter = lambda curve, value: jax.lax.dynamic_update_index_in_dim(curve, value, place, 0)
+            records = jax.tree.map(enter, now.records, after.record())
             return _Passed(after, [added(a, b) for a, b in zip(now.spent, more, strict=True)], records)
 
         return jax.lax.while_loop(going, one, empty)
