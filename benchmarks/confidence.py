@@ -776,9 +776,7 @@ def main() -> int:
     for name, *numbers, middle in rows:
         print(f"{name:<28}{numbers[0]:>6}{numbers[1]:>8}{numbers[2]:>11}{numbers[3]:>8}{middle:>10.1f}")
     held = 100 * SEEN["as printed"] / max(SEEN["intervals"], 1)
-    print(
-        f"{SEEN['intervals']} intervals: {held:.1f}% hold the truth as printed; {SEEN['far']} are far off (see above)"
-    )
+    print(f"{SEEN['intervals']} intervals: {held:.1f}% hold the truth as printed; {SEEN['far']} are far off")
     return 1 if faults else 0
 
 
