@@ -163,3 +163,25 @@ def test_restarts_say_whether_the_answer_depends_on_the_start():
     best = cb.solve(problem, samples, basis=cb.Chebyshev(2), restarts=5)
     assert float(near.x) > 0 > float(best.x)
     assert "depends on x0" in best.choices["restarts"]
+
+
+@pytest.mark.parametrize("wave", [0.0, 40.0])
+def test_structure_that_the_basis_misses_widens_the_error(wave):
+    """``x`` = E cos^2, of which five polynomials see nothing where the wave is short."""
+    problem = cb.Problem(
+        upper=lambda x, y, xi, eta: -jnp.cos(wave * xi) * y + x**2 / 2,
+        lower=lambda x, y, xi, eta: (y - x * jnp.cos(wave * xi) - 1 - xi - eta) ** 2 / 2,
+        x0=0.0,
+        y0=0.0,
+        domain=cb.Interval(0.0, 1.0),
+    )
+    rng = np.random.default_rng(0)
+    samples = cb.Samples(rng.uniform(0, 1, 1000), 0.1 * rng.normal(size=1000))
+    said = cb.solve(problem, samples, basis=cb.Chebyshev(5)).uncertainty
+    truth = float(np.mean(np.cos(wave * np.linspace(0, 1, 100_001)) ** 2))
+    missed = "misses structure" in said.notes[0]
+    assert missed == (wave > 0)
+    assert said.interval[0][0] <= truth <= said.interval[1][0]
+    if missed:
+        assert said.x[0] < 0.1 * truth
+        assert float(said.notes[0].split()[-1]) == pytest.approx(truth, abs=0.08)

@@ -81,3 +81,25 @@ def test_estimates_from_a_value_and_its_error():
     assert (float(risen), risen.error) == (1.0, pytest.approx(0.1))
     assert risen.interval == pytest.approx((np.exp(-0.2), np.exp(0.2)))
     assert cb.Estimate(1.23456, 0.1, (1.0, 1.5)).words(2) == "1.2 [1, 1.5]"
+
+
+def test_squares_near_zero_are_covered():
+    """The mean square of five group means, from products within groups: too small an estimate has too small a variance,
+    and an interval around it would miss."""
+    rng, held = np.random.default_rng(0), []
+    for _ in range(400):
+        truth = rng.normal(size=5) / 20**0.5
+        rows = truth[:, None] + rng.normal(size=(5, 20))
+        mean, noise = rows.mean(axis=1), rows.var(axis=1, ddof=1) / 20
+        value, growth = np.mean(mean**2 - noise), 4 * np.mean(noise) / 5
+        variance = np.mean(4 * mean**2 * noise - 2 * noise**2) / 5
+        found = cb.Estimate.of_square(value, variance, growth)
+        held.append(found.low <= np.mean(truth**2) <= found.high)
+    assert 0.92 <= np.mean(held) <= 0.99
+
+
+def test_a_square_far_below_zero_is_not_certainly_zero():
+    found = cb.Estimate.of_square(-1.0, 0.01, 0.001)
+    assert float(found) == 0 == found.low
+    assert found.high >= found.error > 0
+    assert cb.Estimate.of_square(np.nan, 1.0, 0.0).high == np.inf

@@ -1,0 +1,39 @@
+"""How programs are compiled, and which work needs none."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cobilevel import programs
+
+
+def test_small_programs_are_compiled_quickly_and_large_ones_thoroughly(monkeypatch):
+    monkeypatch.setattr(programs, "_NUMBERS_AT_MOST", 10)
+    seen = []
+    monkeypatch.setattr(programs.eqx, "filter_jit", lambda f, **options: lambda *a: seen.append(bool(options)))
+    compiled, stepped = programs.program(np.sum), programs.program_of_steps(lambda *a: True)(np.sum)
+    compiled(np.zeros(10))
+    compiled(np.zeros(11))
+    stepped(np.zeros(10))
+    jax.eval_shape(compiled, jax.ShapeDtypeStruct((3,), float))
+    assert seen == [True, False, False, False]
+
+
+def test_a_compiler_without_the_options_is_used_without_them(monkeypatch):
+    monkeypatch.setattr(programs, "_QUICKLY", {"xla_no_such_option": 1})
+    double = programs.program(lambda a: 2 * a)
+    for _ in range(2):
+        assert float(double(jnp.ones(()))) == 2
+    assert not programs._QUICKLY
+
+
+def test_arithmetic_is_that_of_what_it_is_given():
+    assert programs.arithmetic(np.ones(2), jnp.ones(2)) is np
+    assert jax.eval_shape(lambda a: jnp.asarray(programs.arithmetic(a) is jnp), 1.0).shape == ()
+    kinds = []
+    jax.jit(lambda a: (kinds.append(programs.arithmetic(a, np.ones(2))), a)[1])(1.0)
+    assert kinds == [jnp]
+    moved = programs.put({"a": np.arange(3.0), "b": jnp.ones(2), "c": "word"})
+    assert isinstance(moved["a"], jax.Array)
+    np.testing.assert_array_equal(moved["a"], np.arange(3.0))
+    assert moved["c"] == "word"
