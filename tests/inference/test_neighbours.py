@@ -58,23 +58,46 @@ def test_nothing_is_promised_where_neighbours_cannot_tell():
     assert "nothing is promised" in repr(found)
 
 
+def rings(u, own, dimension, width):
+    """Weights of all pairs over the near ring and the wide one, by a double loop."""
+    n, order = len(u), np.argsort(np.argsort(u[:, 0]))
+    far = np.abs(order[:, None] - order[None]) if dimension == 1 else np.linalg.norm(u[:, None] - u[None], axis=2)
+    found = []
+    for k in (width, (2 if dimension == 1 else 4) * width):
+        near = far <= (k if dimension == 1 else np.sort(far, axis=1)[:, k, None])
+        near = (near & ~np.eye(n, dtype=bool)) / (near @ own - own)[:, None]
+        found.append((near + near.T) / 2 * np.outer(own, own) / own.sum())
+    return found
+
+
 @pytest.mark.parametrize("dimension", [1, 2])
 def test_means_over_pairs_are_those_of_a_double_loop(dimension):
     rng = np.random.default_rng(0)
-    u, own = rng.uniform(-1, 1, (60, dimension)), rng.uniform(0.5, 1.5, 60)
-    left, right = rng.normal(size=(60, 2)), rng.normal(size=(60, 2))
+    u, own = rng.uniform(-1, 1, (200, dimension)), rng.uniform(0.5, 1.5, 200)
+    left, right = u[:, :1] + rng.normal(size=(200, 2)), u[:, :1] + rng.normal(size=(200, 2))
     domain = AROUND if dimension == 1 else cb.Box([-1.0] * 2, [1.0] * 2)
-    near = neighbours_of(domain, u, u, own, 1)[0]
-    distance = np.linalg.norm(u[:, None] - u[None], axis=2) + 9.0 * np.eye(60)
-    if dimension == 1:
-        rank = np.argsort(np.argsort(u[:, 0]))
-        pairs = np.abs(rank[:, None] - rank[None]) == 1
-    else:
-        pairs = distance == distance.min(axis=1, keepdims=True)
-        pairs = pairs | pairs.T
-    weight = pairs * np.outer(own, own)
-    mean = np.sum(weight * (left @ right.T)) / weight.sum()
-    assert near.shares(near.arranged(left), near.arranged(right)).sum() == pytest.approx(mean)
+    near = neighbours_of(domain, u, u, own, 1)[-1]
+    both = rings(u, own, dimension, near.width)
+    square = [np.sum(w * np.sum((u[:, None] - u[None]) ** 2, axis=2)) for w in both]
+    weight = (square[1] * both[0] - square[0] * both[1]) / (square[1] - square[0])
+    mean = np.sum(weight * (left @ right.T))
+    found = near.shares(near.arranged(left), near.arranged(right)).sum()
+    assert found == pytest.approx(mean, rel=0.01)  # shares of the rings are measured on some of the pairs
+    assert near.shares(np.ones((200, 1)), np.ones((200, 1))).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("dimension", "worst"), [(1, 1e-4), (2, 2e-3), (3, 2e-2)])
+def test_the_distance_of_neighbours_does_not_bias_a_mean_square(dimension, worst):
+    rng = np.random.default_rng(0)
+    u = rng.uniform(-1, 1, (2000, dimension))
+    table = np.sin(3 * u[:, :1] + 1)
+    square = np.mean(table**2)
+    domain = AROUND if dimension == 1 else cb.Box([-1.0] * dimension, [1.0] * dimension)
+    near = neighbours_of(domain, u, u, np.ones(2000), 10)[-1]
+    plain = np.sum(rings(u, np.ones(2000), dimension, near.width)[0] * (table @ table.T))
+    found = near.shares(near.arranged(table), near.arranged(table)).sum()
+    assert abs(found - square) < worst * square
+    assert abs(found - square) < abs(plain - square) / 4
 
 
 def test_groups_are_weighted_by_their_rows():

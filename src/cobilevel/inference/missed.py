@@ -21,7 +21,7 @@ from .level_noise import pool_shares
 from .neighbours import Neighbours, neighbours_of
 
 _AGREE = 2.7  # standard errors by which two widths may differ
-_LEAP = 0.3  # of the estimate: what may be added to it for the distance of the nearest neighbours
+_LEAP = 0.3  # of the estimate: what second neighbours may differ from the nearest by
 _ALIKE = 0.9  # the least correlation between what neighbours are known to be
 _FEWEST_ROWS = 50  # samples below which neighbours say nothing
 _LEAST_CURVATURE = 1e-3  # of the typical one: the least that is divided by
@@ -203,7 +203,7 @@ def _one(near: Neighbours, left: np.ndarray, right: np.ndarray, own: np.ndarray,
 
 def _pick(widths: list[Neighbours], at: Callable[[Neighbours], Products]) -> tuple[Products, bool]:
     """The widest windows that agree with all narrower ones within their noise, or one step narrower where the next ones
-    do not; where the nearest two differ, what both say of distance zero. And whether that is far from either.
+    do not; the nearest neighbours where the second ones differ. And whether that is by much.
 
     One width after the other: what single samples contribute is held for the last three of them alone.
     """
@@ -219,10 +219,8 @@ def _pick(widths: list[Neighbours], at: Callable[[Neighbours], Products]) -> tup
     if agreed or len(values) > 1:
         return last[-1 if agreed else 0], False
     one, two = last
-    ratio = one.near.distance / (two.near.distance - one.near.distance)
-    ends = [part * (1 + ratio) - other * ratio for part, other in ((one.value, two.value), (one.single, two.single))]
-    far = (np.abs(ends[0] - one.value) > _LEAP * np.abs(ends[0])) & (np.abs(two.value - one.value) > bar * errors[0])
-    return Products(ends[0], ends[1], one.pairs, one.near, one.growth), bool(np.any(far))
+    apart = np.abs(two.value - one.value)
+    return one, bool(np.any((apart > _LEAP * np.abs(one.value)) & (apart > bar * errors[0])))
 
 
 def _too_far(around: Around, near: Neighbours, u: np.ndarray) -> bool:

@@ -3,7 +3,10 @@ r"""Products of the residuals of neighbouring samples: what a basis misses, seen
 The product of two conditional means at one context is the mean of the product of two samples there, since their noises
 are independent. No context is met twice on a continuum, but neighbours are near. ``Neighbours`` sums a table over the
 neighbours of each sample, the sample itself left out; a mean of products over pairs is then one such sum. It comes in
-`levels`, from the nearest neighbours to wide windows: wide ones see less and have less noise.
+several widths, from the nearest neighbours to wide windows: wide ones see less and have less noise.
+
+A mean over neighbours differs from what is at the sample itself by a multiple of the square of their distance, to
+leading order. Means over a near ring and over a wide one are combined so that this cancels.
 """
 
 from dataclasses import dataclass, replace
@@ -16,24 +19,59 @@ from scipy import sparse
 
 from ..problem import Domain, Finite
 
-_MOST_NEAR = 16  # neighbours of a context in several dimensions
-_WIDEST = 8  # windows hold at most n / (8 (N + 8)) samples on each side: structure that N functions resolve is not seen
+_MOST_NEAR = 16  # neighbours of a context in the near ring, in several dimensions
+_MOST_PAIRS = 20_000_000  # of neighbours in several dimensions, held at one time
+_WIDEST = 4  # rings hold at most n / (4 (N + 8)) samples on a side: structure that N functions resolve is not seen
 _PAIRS = 200_000  # pairs by which the noise of their products is measured
 _DISTINCT_SHARE = 0.5  # of the samples: with fewer different contexts, those that are equal are the neighbours
 
 
 @dataclass(frozen=True)
+class Ring:
+    """The samples next to each in order, `width` on each side: their means, times `share`."""
+
+    width: int
+    inverse: Float[np.ndarray, " n"]
+    share: float = 1.0
+
+    @staticmethod
+    def of(width: int, own: Float[np.ndarray, " n"]) -> "Ring":
+        return Ring(width, 1 / _window_sums(own[:, None], width)[:, 0])
+
+    def means(self, table: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        """Half the mean over the neighbours of each row, and half what it has in the means of these."""
+        inverse = self.share / 2 * self.inverse[:, None]
+        return inverse * _window_sums(table, self.width) + _window_sums(inverse * table, self.width)
+
+    def weights(self, pairs: Int[np.ndarray, "p 2"]) -> Float[np.ndarray, " p"]:
+        """Of pairs of positions."""
+        i, j = pairs.T
+        return np.where(np.abs(i - j) <= self.width, self.share / 2 * (self.inverse[i] + self.inverse[j]), 0.0)
+
+
+def _window_sums(table: Float[np.ndarray, "n d"], width: int) -> Float[np.ndarray, "n d"]:
+    """Sums over the rows next to each, without itself."""
+    n = len(table)
+    k, running = min(width, n), np.zeros((n + 1, table.shape[1]))
+    np.cumsum(table, axis=0, out=running[1:])
+    window = -table
+    window[: n - k] += running[k + 1 :]
+    window[n - k :] += running[n]
+    window[k:] -= running[: n - k]
+    return window
+
+
+@dataclass(frozen=True)
 class Neighbours:
-    """Who is near whom, at one width.
+    """Who is near whom, at one width: symmetric weights of the pairs, those of each row adding up to about one.
 
     On an interval samples are taken by their contexts in `order`, so that neighbours lie side by side: tables are to be
     ``arranged`` first, and what comes back is in that order too.
 
-    - `own`: weights of the rows, of mean one; `total`: that of all ordered pairs together.
+    - `width`: of the near ring; `own`: weights of the rows, of mean one; `total`: that of all ordered pairs together.
     - `pairs`: some, at random, by which noise is measured, with `pair_weight`; `count`: all they stand for.
-    - `distance`: the mean square distance of the pairs.
-    - by position on an interval, by `matrix` in several dimensions, by `group` (with the weight of `each` of its pairs)
-      where contexts are equal.
+    - by position in `rings` on an interval, by `matrix` in several dimensions, by `group` (with the weight of `each` of
+      its pairs) where contexts are equal.
     """
 
     width: int
@@ -42,8 +80,8 @@ class Neighbours:
     pair_weight: Float[np.ndarray, " p"]
     count: float
     total: float
-    distance: float = 0.0
     order: Int[np.ndarray, " n"] | None = None
+    rings: tuple["Ring", ...] = ()
     matrix: sparse.csr_matrix | None = None
     group: Int[np.ndarray, " n"] | None = None
     each: Float[np.ndarray, " n"] | None = None
@@ -68,14 +106,7 @@ class Neighbours:
             return (sums[self.group] - table) * self.each[:, None]
         if self.matrix is not None:
             return self.matrix @ table
-        n = len(table)
-        k, running = min(self.width, n), np.zeros((n + 1, table.shape[1]))
-        np.cumsum(table, axis=0, out=running[1:])
-        window = -table
-        window[: n - k] += running[k + 1 :]
-        window[n - k :] += running[n]
-        window[k:] -= running[: n - k]
-        return window
+        return np.sum([ring.means(table) for ring in self.rings], axis=0)
 
     def shares(self, left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
         """What each row adds to the mean over pairs of ``left . right``, which is their sum."""
@@ -116,16 +147,16 @@ def neighbours_of(
     group, counts = _groups(u)
     if isinstance(domain, Finite) or (len(counts) <= _DISTINCT_SHARE * n and counts.min() > 1):
         return [_equal(group, counts, own, rng)]
-    widest = max(1, n // (_WIDEST * (functions + 8)))
+    widest = n // (_WIDEST * (functions + 8))
     if u.shape[1] == 1:
         order = np.lexsort((rng.random(n), u[:, 0]))
-        widths = [2**k for k in range(20) if 2**k <= widest]
+        widths = [2**k for k in range(20) if k == 0 or 2 * 2**k <= widest]
         return [_windows(order, own[order], k, rng, u[order]) for k in widths]
-    widths = [k for k in (1, 2, 4, 8, _MOST_NEAR) if k <= widest]
+    widths = [k for k in (1, 2, 4, 8, _MOST_NEAR) if k == 1 or 4 * k <= min(widest, _MOST_PAIRS // n)]
     from scipy.spatial import KDTree  # takes long to import, and few need it
 
-    index: Any = KDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(widths[-1] + 1, n))[1]
-    return [_nearest(index[:, : k + 1], own, rng, u) for k in widths]
+    index: Any = KDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(4 * widths[-1] + 1, n))[1]
+    return [_nearest(index, k, own, rng, u) for k in widths]
 
 
 def _groups(u: Float[np.ndarray, "n d"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " g"]]:
@@ -168,32 +199,44 @@ def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.rando
 
 def _windows(order: np.ndarray, own: np.ndarray, width: int, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
     """On an interval: the samples next to each in order, `width` on each side; weights and contexts in that order."""
-    n = len(order)
-    lag = rng.integers(1, width + 1, min(_PAIRS, 20 * n))
+    n, wide = len(order), min(2 * width, len(order) - 1)
+    lag = rng.integers(1, wide + 1, min(_PAIRS, 20 * n))
     i = rng.integers(0, n, len(lag))
     inside = i + lag < n
     pairs = np.stack([i[inside], (i + lag)[inside]], axis=1)
-    found = Neighbours(
-        width, own, pairs, own[pairs[:, 0]] * own[pairs[:, 1]], 2.0 * (n - (width + 1) / 2) * width, 1.0, order=order
-    )
-    return _normalised(found, u)
+    rings = [Ring.of(k, own) for k in (width, wide)]
+    weights, shares = _combined([ring.weights(pairs) for ring in rings], pairs, own, u)
+    rings = tuple(replace(ring, share=share) for ring, share in zip(rings, shares, strict=True))
+    count = 2.0 * (n - (wide + 1) / 2) * wide
+    return Neighbours(width, own, pairs, weights, count, float(own.sum()), order=order, rings=rings)
 
 
-def _nearest(index: np.ndarray, own: np.ndarray, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
-    """In several dimensions: the nearest few of each, and those of which it is one."""
-    n, k = len(index), index.shape[1] - 1
-    rows, columns = np.repeat(np.arange(n), k + 1), index.ravel()
-    other = rows != columns
-    matrix = sparse.csr_matrix((np.ones(other.sum()), (rows[other], columns[other])), shape=(n, n))
-    matrix = matrix.maximum(matrix.T).tocsr()
-    coo = matrix.tocoo()
-    picked = rng.integers(0, coo.nnz, min(_PAIRS, 20 * n))
-    pairs = np.stack([coo.row[picked], coo.col[picked]], axis=1)
-    found = Neighbours(k, own, pairs, own[pairs[:, 0]] * own[pairs[:, 1]], float(coo.nnz), 1.0, matrix=matrix)
-    return _normalised(found, u)
+def _nearest(index: np.ndarray, width: int, own: np.ndarray, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
+    """In several dimensions: the nearest few of each, from a table of all that are near, nearest first."""
+    matrices = []
+    for k in (width, 4 * width):
+        columns = index[:, : k + 1]
+        rows = np.repeat(np.arange(len(index)), columns.shape[1])
+        other = rows != columns.ravel()
+        ones = (np.ones(other.sum()), (rows[other], columns.ravel()[other]))
+        near: Any = sparse.csr_matrix(ones, shape=(len(index), len(index)))
+        near = sparse.diags(1 / (near @ own)) @ near
+        matrices.append((near + near.T).tocsr() / 2)
+    all_pairs = matrices[1].tocoo()
+    picked = rng.integers(0, all_pairs.nnz, min(_PAIRS, 20 * len(index)))
+    pairs = np.stack([all_pairs.row[picked], all_pairs.col[picked]], axis=1)
+    weights, shares = _combined([np.asarray(m[pairs[:, 0], pairs[:, 1]]).ravel() for m in matrices], pairs, own, u)
+    matrix = shares[0] * matrices[0] + shares[1] * matrices[1]
+    return Neighbours(width, own, pairs, weights, float(all_pairs.nnz), float(own.sum()), matrix=matrix)
 
 
-def _normalised(found: Neighbours, u: np.ndarray) -> Neighbours:
-    total = float(np.sum(found.own * found._sums(np.ones((len(found.own), 1)))[:, 0]))
-    i, j = found.pairs.T
-    return replace(found, total=total, distance=float(np.mean(np.sum((u[i] - u[j]) ** 2, axis=1))))
+def _combined(weights: list[np.ndarray], pairs: np.ndarray, own: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, Any]:
+    """The weights of pairs over two rings together, and the share of each ring.
+
+    Shares add up to one, and the mean square distance is zero: what grows with it cancels.
+    """
+    i, j = pairs.T
+    both = np.stack(weights) * own[i] * own[j]
+    near, far = both @ np.sum((u[i] - u[j]) ** 2, axis=1) / both.sum(axis=1)
+    shares = (far / (far - near), -near / (far - near)) if far > near else (1.0, 0.0)
+    return shares @ both, shares

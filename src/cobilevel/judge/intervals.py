@@ -46,7 +46,7 @@ class Estimate(float):
 
         Its variance grows with the truth, and where the estimate is too small by chance so is the variance: the
         interval holds the values that differ from the estimate by no more than *their* variance explains; at least
-        those up to a standard error, however far below zero the estimate is.
+        the estimate, and what is up to a standard error, however far below zero the estimate is.
         """
         if not np.isfinite(value + variance + growth):
             return Estimate(value, np.nan, (0.0, np.inf))
@@ -54,7 +54,7 @@ class Estimate(float):
         middle = value + reach * growth / 2
         half = float(np.sqrt(max(reach * (reach * growth**2 / 4 + variance), 0.0)))
         error = float(np.sqrt(max(variance + growth * max(-value, 0.0), 0.0)))
-        return Estimate(max(value, 0.0), error, (max(middle - half, 0.0), max(middle + half, error)))
+        return Estimate(max(value, 0.0), error, (max(min(middle - half, value), 0.0), max(middle + half, error)))
 
     def beyond_rounding(self, size: float) -> "Estimate":
         """Itself, or zero where it is no more than the rounding of squares of this size."""
