@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
+from ..programs import put
 from ..reduction import Batch, Batches
 
 _BOTH = Array | np.ndarray
@@ -64,7 +65,7 @@ class Ledger(eqx.Module):
 
     @staticmethod
     def empty() -> "Ledger":
-        return Ledger(*(Count(jnp.zeros(2, jnp.uint32), jnp.zeros(2, jnp.uint32)) for _ in fields(Ledger)))
+        return put(Ledger.page())
 
     @staticmethod
     def page() -> "Ledger":

@@ -76,6 +76,7 @@ def _solve_points(reduced: Bilevel, points: Float[Held, "p dx"], count: Int[Held
     def add(k, table):
         return jax.tree.map(lambda rows, row: rows.at[k].set(row), table, one(points[k]))
 
+    one = jax.jit(one)  # traced once, for its shapes and for the loop
     like = jax.eval_shape(one, points[0])
     return jax.lax.fori_loop(0, count, add, jax.tree.map(lambda a: jnp.zeros((len(points), *a.shape), a.dtype), like))
 

@@ -20,6 +20,7 @@ from ..lower import Point, solve_at
 from ..programs import program
 from ..reduction import Batch, Bilevel, Reduced
 
+_MEASURING = 0x5CA1E  # folded into the key of a run for measuring, so that the draws of the run are those of the key
 _ROWS = 2048  # the most rows a level is measured on
 _LANCZOS, _FEW = 40, 8  # steps on the pool, and on a small batch, of which only the largest curvature matters
 _LOOKS = 32  # small batches whose curvature is looked at: a step must be safe on every one
@@ -150,55 +151,67 @@ def _unblocked(reduced: Bilevel, x: Float[Array, " dx"], slope: Float[Array, " d
     return jnp.where(reduced.problem.bounds.flat().free(x, slope), slope, 0)
 
 
-def _largest_bend(
-    reduced: Bilevel,
-    here: Point,
-    toward: Float[Array, " dx"],
-    target: Float[Array, ""],
-    ledger: Ledger,
-) -> tuple[Float[Array, ""], Ledger]:
-    """The largest rate of change of the hypergradient at a point, by power iteration on differences."""
-    bounds, x = reduced.problem.bounds.flat(), here.x
-    eps, tiny = jnp.finfo(x.dtype).eps, jnp.finfo(x.dtype).tiny
+class _Lookout(eqx.Module):
+    """At a point on the way downhill: the lower solution and the hypergradient there, and how fast that changes.
 
-    def power(carry, _):
-        direction, largest, ledger = carry
-        reach = eps ** (1 / 3) * (1 + jnp.linalg.norm(x))
-        ahead = bounds.project(x + reach * direction)
-        back = bounds.project(x - reach * direction)
-        ahead = jnp.where(jnp.linalg.norm(ahead - x) > reach / 2, ahead, back)
-        there, ledger = solve_at(reduced, ahead, here.W, target, ledger)
-        change = jnp.where(bounds.fixed(), 0, there.gradient - here.gradient)
-        change = change / jnp.maximum(jnp.linalg.norm(ahead - x), tiny)
-        size = jnp.where(there.sound & here.sound, jnp.linalg.norm(change), 0)
-        return (jnp.where(size > 0, _unit(change), direction), jnp.maximum(largest, size), ledger), None
+    - `along`: the direction in which it changed most, so far; `largest`: by how much.
+    - `bend`: the largest curvature of ``F`` at the points before.
+    """
 
-    first = (_unit(jnp.where(bounds.fixed(), 0, toward)), jnp.zeros((), x.dtype), ledger)
-    (_, bend, ledger), _ = jax.lax.scan(power, first, None, length=_POWER)
-    return bend, ledger
+    x: Float[Array, " dx"]
+    W: PyTree
+    gradient: Float[Array, " dx"]
+    sound: Bool[Array, ""]
+    along: Float[Array, " dx"]
+    largest: Float[Array, ""]
+    bend: Float[Array, ""]
 
 
 def _bend(
     reduced: Bilevel, target: Float[Array, ""], key: Key[Array, ""], ledger: Ledger
 ) -> tuple[Point, Float[Array, ""], Ledger]:
-    """The problem at ``x0``, solved, and the largest curvature of ``F`` at a few points from there downhill."""
+    """The problem at ``x0``, solved, and the largest curvature of ``F`` at a few points from there downhill.
+
+    At each the hypergradient is found first; then its largest rate of change, by power iteration on differences.
+    """
+    bounds = reduced.problem.bounds.flat()
     x0 = ravel_pytree(reduced.project(reduced.x0))[0]
+    eps, tiny, none = jnp.finfo(x0.dtype).eps, jnp.finfo(x0.dtype).tiny, jnp.zeros((), x0.dtype)
     jiggle = _JIGGLE * _unit(jax.random.normal(key, x0.shape, x0.dtype))
 
-    def explore(carry, _):
-        """At one point: the hypergradient, and its largest rate of change; then a step along it."""
-        x, W, before, ledger = carry
-        here, ledger = solve_at(reduced, x, W, target, ledger)
-        downhill = _unblocked(reduced, x, here.gradient)
-        bend, ledger = _largest_bend(reduced, here, _unit(downhill) + jiggle, target, ledger)
-        bend = jnp.maximum(bend, jnp.linalg.norm(downhill) / (_LONGEST_STEP * (1 + jnp.linalg.norm(x))))
-        bend = jnp.maximum(jnp.where(bend > 0, bend, 1), before)
-        onward = reduced.problem.bounds.flat().project(x - downhill / bend)
-        return (jnp.where(here.sound, onward, x), here.W, bend, ledger), here
+    def ahead(s: _Lookout) -> Float[Array, " dx"]:
+        reach = eps ** (1 / 3) * (1 + jnp.linalg.norm(s.x))
+        there, back = (bounds.project(s.x + step * s.along) for step in (reach, -reach))
+        return jnp.where(jnp.linalg.norm(there - s.x) > reach / 2, there, back)
 
-    start = (x0, reduced.W0, jnp.zeros((), x0.dtype), ledger)
-    (_, _, bend, ledger), points = jax.lax.scan(explore, start, None, length=_LOOKOUTS)
-    return jax.tree.map(lambda a: a[0], points), bend, ledger
+    def arrived(s: _Lookout, at: Point) -> _Lookout:
+        along = _unit(_unblocked(reduced, s.x, at.gradient)) + jiggle
+        along = _unit(jnp.where(bounds.fixed(), 0, along))
+        return replace(s, W=at.W, gradient=at.gradient, sound=at.sound, along=along, largest=none)
+
+    def compared(s: _Lookout, at: Point) -> _Lookout:
+        change = jnp.where(bounds.fixed(), 0, at.gradient - s.gradient)
+        change = change / jnp.maximum(jnp.linalg.norm(at.x - s.x), tiny)
+        size = jnp.where(at.sound & s.sound, jnp.linalg.norm(change), 0)
+        return replace(s, along=jnp.where(size > 0, _unit(change), s.along), largest=jnp.maximum(s.largest, size))
+
+    def onward(s: _Lookout) -> _Lookout:
+        downhill = _unblocked(reduced, s.x, s.gradient)
+        bend = jnp.maximum(s.largest, jnp.linalg.norm(downhill) / (_LONGEST_STEP * (1 + jnp.linalg.norm(s.x))))
+        bend = jnp.maximum(jnp.where(bend > 0, bend, 1), s.bend)
+        return replace(s, x=jnp.where(s.sound, bounds.project(s.x - downhill / bend), s.x), bend=bend)
+
+    def look(carry, number):
+        s, ledger = carry
+        first, last = number == 0, number == _POWER
+        point, ledger = solve_at(reduced, jnp.where(first, s.x, ahead(s)), s.W, target, ledger)
+        s = trees.where(first, arrived(s, point), compared(s, point))
+        return (trees.where(last, onward(s), s), ledger), point
+
+    start = _Lookout(x0, reduced.W0, jnp.zeros_like(x0), jnp.asarray(False), jnp.zeros_like(x0), none, none)
+    numbers = jnp.tile(jnp.arange(_POWER + 1), _LOOKOUTS)
+    (end, ledger), points = jax.lax.scan(look, (start, ledger), numbers)
+    return jax.tree.map(lambda a: a[0], points), end.bend, ledger
 
 
 def _steepness(
@@ -248,7 +261,7 @@ def _solved_start(
 @program
 def measure(reduced: Bilevel, key: Key[Array, ""], batch: int) -> Start:
     """The scales of a problem for batches of a size, and a start."""
-    keys = jax.random.split(key, 5)
+    keys = jax.random.split(jax.random.fold_in(key, _MEASURING), 5)
     sources = reduced.lower_source, reduced.upper_source
     part = replace(
         reduced, lower_source=sources[0].at_most(keys[0], _ROWS), upper_source=sources[1].at_most(keys[1], _ROWS)
@@ -256,8 +269,11 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int) -> Start:
     x, pool = reduced.project(reduced.x0), part.lower_pool
     here, W, v, bend, ledger = _solved_start(part, keys[2], Ledger.empty())
 
-    ritz, ledger = _curvatures(part, x, W, pool, keys[3], _LANCZOS, ledger)
-    before, ledger = _curvatures(part, x, reduced.W0, pool, keys[3], _LANCZOS, ledger)
+    def spectrum(ledger, at):
+        values, ledger = _curvatures(part, x, at, pool, keys[3], _LANCZOS, ledger)
+        return ledger, values
+
+    ledger, (ritz, before) = jax.lax.scan(spectrum, ledger, jax.tree.map(lambda *a: jnp.stack(a), W, reduced.W0))
 
     def look(ledger, number):
         small = reduced.lower_source.batch(keys[4], number, batch, False)

@@ -26,7 +26,6 @@ from .solver import Clock, Solver
 from .step_scales import Scales, Start, measure
 from .stochastic_state import SPAN, Average, Outer, StochasticState, Trend
 
-_MEASURING = 0x5CA1E  # folded into the key of a run for measuring, so that the draws of the run are those of the key
 _FAR = 1e8  # times the size of the start: iterates this large are lost, although they are finite still
 _LEAST_TOLERANCE = (
     30  # the least tolerance, in units of the precision: the rounding of a hypergradient is of that order
@@ -112,9 +111,8 @@ class Stochastic(Solver):
         return reduced.looked_through()
 
     def init(self, reduced, key, steps):
-        start = Start.plain(reduced)
-        if any(getattr(self, name) is None for name in self.needed()):
-            start = measure(reduced, jax.random.fold_in(key, _MEASURING), self.batch)
+        open_ones = any(getattr(self, name) is None for name in self.needed())
+        start = measure(reduced, key, self.batch) if open_ones else None
         return _first_state(self, reduced, start, key, jnp.asarray(steps, jnp.int32))
 
     def move(
@@ -175,17 +173,25 @@ class Stochastic(Solver):
         missing = [name for name in self.schedules if getattr(self, name) is None]
         words = {}
         if missing:
-            rate = self.rates(state, jnp.int32(0))
-            sizes = ", ".join(f"{name} {float(getattr(rate, name)):.3g}" for name in missing)
+            rate = _first_rates(self, state)
+            sizes = ", ".join(f"{name} {float(rate[name]):.3g}" for name in missing)
             words["step sizes"] = f"{sizes} (at first), from scales: {state.scales.words()}."
         return state.average.x, state.average.W, words
 
 
 @program
+def _first_rates(solver: Stochastic, state: StochasticState) -> dict[str, Array]:
+    """The step sizes that were set from scales, at the first step."""
+    rates = vars(solver.rates(state, jnp.int32(0)))
+    return {name: rates[name] for name in solver.schedules if getattr(solver, name) is None}
+
+
+@program
 def _first_state(
-    solver: Stochastic, reduced: Bilevel, start: Start, key: Key[Array, ""], limit: Int[Array, ""]
+    solver: Stochastic, reduced: Bilevel, start: Start | None, key: Key[Array, ""], limit: Int[Array, ""]
 ) -> StochasticState:
     """The state before the first step, from a start that is measured or the user's."""
+    start = Start.plain(reduced) if start is None else start
     memory, ledger = solver.begin(reduced, start, start.ledger)
     x = reduced.project(reduced.x0)
     convex = jnp.where(start.definite, Result.RUNNING.code, Result.NOT_CONVEX.code)

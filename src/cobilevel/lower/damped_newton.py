@@ -48,7 +48,7 @@ class Curvature(eqx.Module):
 class Dense(Curvature):
     """`model(z)` returns value, gradient and the Hessian matrix; `slope(z)`, where given, the first two for less."""
 
-    model: Callable
+    model: Callable = eqx.field(converter=jax.jit)  # used in several places of a program, and traced once
     slope: Callable | None = None
 
     def local(self, z):

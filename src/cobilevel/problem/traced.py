@@ -6,6 +6,7 @@ variable, an array behind a closure, an attribute. So a change is seen by the ne
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import equinox as eqx
@@ -48,12 +49,28 @@ class Program:
         return f"Program({len(self.body.eqns)} operations)"
 
     def __call__(self, constants: list[Array], *args: Any) -> Array:
+        return _as_one_operation(self)(constants, self._leaves(args))
+
+    def in_place(self, constants: list[Array], *args: Any) -> Array:
+        """The same, operation by operation."""
+        return self.run(constants, self._leaves(args))
+
+    def run(self, constants: list[Array], leaves: list[Array]) -> Array:
+        """On the leaves of its arguments."""
+        held = len(self.body.constvars)
+        return jaxpr_as_fun(ClosedJaxpr(self.body, constants[:held]))(*constants[held:], *leaves)[0]
+
+    def _leaves(self, args: tuple) -> list[Array]:
         leaves, structure = jax.tree.flatten(args)
         if len(leaves) != len(self.shapes):
             raise ValueError(f"this function was traced for arguments {self.structure}, and got {structure}.")
-        leaves = [as_traced(leaf, like) for leaf, like in zip(leaves, self.shapes, strict=True)]
-        held = len(self.body.constvars)
-        return jaxpr_as_fun(ClosedJaxpr(self.body, constants[:held]))(*constants[held:], *leaves)[0]
+        return [as_traced(leaf, like) for leaf, like in zip(leaves, self.shapes, strict=True)]
+
+
+@lru_cache(64)
+def _as_one_operation(program: Program) -> Callable[[list[Array], list[Array]], Array]:
+    """A program to be used within others: JAX keeps what it makes of it, derivatives and batches of these."""
+    return jax.jit(program.run)
 
 
 def as_traced(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:
@@ -109,7 +126,7 @@ def trace_objective(function: Callable, args: tuple, derivatives: Callable[[Call
     program, rules = Program(body, shapes, structure, out), None
     if holds_rules(body) and getattr(out, "shape", None) == ():
         with _anew():
-            closed = jax.make_jaxpr(lambda held, *xs: derivatives(lambda *ys: program(held, *ys))(*xs))(
+            closed = jax.make_jaxpr(lambda held, *xs: derivatives(lambda *ys: program.in_place(held, *ys))(*xs))(
                 constants, *spread
             )
         rules = value_key(closed)
