@@ -6,6 +6,7 @@ $\phi^T G \phi$ with the matrix $G_{kl} = \langle W_k, W_l \rangle$, which is th
 is linear in $y$ is carried in factors, parts and a $\phi$, as long as no operation asks for its numbers.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,8 +28,11 @@ _LINEAR = dict.fromkeys(
     (0,),
 ) | {"mul": (0, 1), "dot_general": (0, 1)}  # fmt: skip
 _SUMS = {"add", "add_any", "sub"}
-_LARGE = 8  # numbers in y, for one function
-_SAVING = 8  # times fewer products with phi
+# When it pays, as measured on processors: a product with y costs as many multiplications either way, but as one product
+# of matrices for a batch it runs several times faster. Against that stand the operations on phi that come on top.
+_FEWER = 8  # times fewer numbers a sample than there are in y
+_ROWS_EACH = 2  # rows of a batch for each function: with fewer, W itself is as large as all y, and so is work on it
+_ROWS_OWN = 8  # rows of a matrix of a sample's own: a product with more of them is as fast with a y that is formed
 _EXACT = jax.lax.Precision.HIGHEST  # of products that stand for sums of numbers, which no one would round
 
 
@@ -48,15 +52,20 @@ class _Factors(NamedTuple):
         return _Factors(jax.vmap(one)(self.parts), self.phi)
 
     def pairs(self, other: "_Factors", two: Callable[[Array, Array], Array]) -> "_Factors":
-        """What a function that is linear in each of two operands makes of both."""
+        """What a function that is linear in each of two operands makes of both; its parts are a sample's own."""
         table = jax.vmap(jax.vmap(two, in_axes=(None, 0)), in_axes=(0, None))(self.parts, other.parts)
-        return _Factors(table.reshape(-1, *table.shape[2:]), jnp.outer(self.phi, other.phi).reshape(-1))
+        return _Factors(_weighted(other.phi, jnp.swapaxes(table, 0, 1)), self.phi)
 
     def joined(self, other: "_Factors") -> "_Factors":
         """The sum of both."""
         if self.phi is other.phi:
             return _Factors(self.parts + other.parts, self.phi)
         return _Factors(jnp.concatenate([self.parts, other.parts]), jnp.concatenate([self.phi, other.phi]))
+
+
+def _weighted(phi: Array, parts: Array) -> Array:
+    """``sum_k phi[k] parts[k]``."""
+    return jnp.einsum("k,k...->...", phi, parts, precision=_EXACT)
 
 
 class _Product(NamedTuple):
@@ -86,11 +95,18 @@ def _bent(listing: Listing) -> set[Any]:
     return found
 
 
+def _free_rows(operation: Operation, place: int) -> int:
+    """How many rows an operand of a product of matrices has."""
+    contract, batch = (numbers[place] for numbers in operation.equation.params["dimension_numbers"])
+    shape = operation.equation.invars[place].aval.shape
+    return math.prod(size for axis, size in enumerate(shape) if axis not in (*contract, *batch))
+
+
 class _Walk:
     """One sample's way through the operations of an objective.
 
-    `own` are the values that differ between samples; `formed` counts the products with ``phi``, one for each number,
-    that are needed where numbers are asked for.
+    `own` are the values that differ between samples; `formed` counts the numbers that a sample has for factors that are
+    multiplied out.
     """
 
     def __init__(self, listing: Listing):
@@ -130,9 +146,14 @@ class _Walk:
         if isinstance(value, _Product):
             return self._multiplied_out(value.left) * self._multiplied_out(value.right)
         if isinstance(value, _Factors):
-            self.formed += value.parts.size
-            return jnp.einsum("k,k...->...", value.phi, value.parts, precision=_EXACT)
+            self.formed += math.prod(value.shape)
+            return _weighted(value.phi, value.parts)
         return value
+
+    def _own_parts(self, value: _Factors) -> Array:
+        """Multiplies out factors whose parts are a sample's own."""
+        self.formed += value.parts.size
+        return _weighted(value.phi, value.parts)
 
     def _in_factors(self, operation: Operation) -> Any:
         """What an operation gives where it need not know the numbers behind factors, else ``None``."""
@@ -155,37 +176,39 @@ class _Walk:
         """The sum of entries of a product."""
         summed = product.summed(operation.equation.params["axes"])
         if not isinstance(product.right, _Factors):
-            return self._multiplied_out(product.left.each(lambda part: summed(part, product.right)))
+            return self._own_parts(product.left.each(lambda part: summed(part, product.right)))
         bent = self.bent.intersection(operation.outputs)
-        return None if bent else product.left.pairs(product.right, summed)
+        return None if bent else self._own_parts(product.left.pairs(product.right, summed))
 
     def _two(self, operation: Operation, given: list[Any]) -> Any:
         """A product of two values in factors."""
         if operation.name == "mul":
             return _Product(*given) if given[0].shape == given[1].shape else None
         bent = self.bent.intersection(operation.outputs)
-        return None if bent else given[0].pairs(given[1], lambda a, b: operation(a, b)[0])
+        return None if bent else self._own_parts(given[0].pairs(given[1], lambda a, b: operation(a, b)[0]))
 
     def _linear(self, operation: Operation, given: list[Any], place: int) -> Any:
         """A linear operation on one value in factors; other operands may be a sample's own."""
-        value = given[place]
+        value, one = given[place], lambda part: operation(*given[:place], part, *given[place + 1 :])[0]
         if not any(self._differs(v) for k, v in enumerate(operation.inputs) if k != place):
-            return value.each(lambda part: operation(*given[:place], part, *given[place + 1 :])[0])
+            return value.each(one)
         if operation.name in ("mul", "div"):
             other = given[1 - place]
             if not jnp.shape(other):
                 return _Factors(value.parts, operation(*(value.phi if k == place else other for k in (0, 1)))[0])
             return _Product(value, other) if operation.name == "mul" and other.shape == value.shape else None
-        return self._multiplied_out(value.each(lambda part: operation(*given[:place], part, *given[place + 1 :])[0]))
+        if operation.name == "dot_general" and _free_rows(operation, 1 - place) > _ROWS_OWN:
+            return None
+        return self._own_parts(value.each(one))
 
     def _sum(self, operation: Operation, given: list[Any]) -> Any:
         """A sum or a difference, of which what is not in factors must be the same for all samples."""
-        terms = []
+        terms, kind = [], operation.equation.outvars[0].aval
         for place, value in zip(operation.inputs, given, strict=True):
             if not isinstance(value, _Factors):
                 if self._differs(place):
                     return None
-                value = _Factors(jnp.asarray(value)[None], jnp.ones(1, operation.equation.outvars[0].aval.dtype))
+                value = _Factors(jnp.broadcast_to(value, (1, *kind.shape)), jnp.ones(1, kind.dtype))
             terms.append(value)
         first, second = terms
         if first.shape != second.shape:
@@ -196,14 +219,17 @@ class _Walk:
 def values_in_factors(
     objective: Any, x: PyTree, W: PyTree, phi: Rows, xi: Array, eta: PyTree
 ) -> Float[Array, " n"] | None:
-    """An objective at the policy, sample by sample; ``None`` where it is better to form the policy first."""
-    leaves, listing = jax.tree.leaves(W), getattr(objective, "listing", None)
-    if listing is None or isinstance(phi, OneHot) or {leaf.dtype for leaf in leaves} != {phi.dtype}:
+    """An objective at the policy, sample by sample; ``None`` where it is as well to form a ``y`` for each first."""
+    listing = getattr(objective, "listing", None)
+    if listing is None or isinstance(phi, OneHot):
         return None
-    size = sum(leaf.size for leaf in leaves)
-    if size < _LARGE * phi.shape[1]:
+    kinds, (rows, functions) = [listing.kinds[y] for y in listing.y], phi.shape
+    size = sum(math.prod(kind.shape) for kind in kinds)
+    if {leaf.dtype for leaf in (*kinds, *jax.tree.leaves(W))} != {phi.dtype}:
+        return None
+    if rows < _ROWS_EACH * functions or size < _FEWER * functions:  # a product with y leaves so many numbers at least
         return None
     walk = _Walk(listing)
     many = jax.vmap(partial(walk, objective.constants), in_axes=(None, None, 0, 0, 0))
     jax.eval_shape(many, x, W, phi, xi, eta)
-    return many(x, W, phi, xi, eta) if _SAVING * walk.formed <= size else None
+    return many(x, W, phi, xi, eta) if _FEWER * walk.formed <= size else None
