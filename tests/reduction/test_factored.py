@@ -1,11 +1,14 @@
 """Objectives followed in factors give what they give at a policy that is formed, and no policy is formed."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import cobilevel as cb
+from cobilevel.basis import OneHot
 from cobilevel.derivatives import Ledger, oracles
 from cobilevel.reduction import factored
 
@@ -70,13 +73,17 @@ def nudged(tree, by=1.0):
 def looks(problem):
     """Value, gradients, the Hessian and the cross product along a direction."""
     x, W, V, batch = nudged(problem.x0), nudged(problem.W0), nudged(problem.W0, 2.0), problem.lower_pool
-    asked = (
-        lambda: oracles.lower_value(problem, x, W, batch, Ledger.page()),
-        lambda: oracles.lower_gradients(problem, x, W, batch, Ledger.page()),
-        lambda: oracles.hessian_vector(problem, x, W, V, batch, Ledger.page()),
-        lambda: oracles.cross_product(problem, x, W, V, batch, Ledger.page()),
-    )
-    return [jax.jit(lambda one=one: one()[0])() for one in asked]
+
+    def all_of_them(x, W, V):
+        one = (problem, x, W)
+        return (
+            oracles.lower_value(*one, batch, Ledger.page())[0],
+            oracles.lower_gradients(*one, batch, Ledger.page())[0],
+            oracles.hessian_vector(*one, V, batch, Ledger.page())[0],
+            oracles.cross_product(*one, V, batch, Ledger.page())[0],
+        )
+
+    return jax.jit(all_of_them)(x, W, V)
 
 
 def formed(problem):
@@ -91,21 +98,39 @@ def same(one, other):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11 * (1 + float(jnp.max(jnp.abs(b)))))
 
 
-@pytest.mark.parametrize("name", [*STRAIGHT, *BENT])
-@pytest.mark.parametrize("ahead", [False, True])
-def test_values_and_derivatives_are_those_at_the_policy(name, ahead, monkeypatch):
-    """Also where a policy is formed on the way, and for what is left of an objective that was looked through."""
-    problem = reduced((STRAIGHT | BENT)[name])
-    assert formed(problem) == (name in BENT)
-    problem = problem.looked_through() if ahead else problem
-    plain = monkeypatch.context()
-    with plain as patch:
+def at_formed_policies(problem):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(factored, "_FEWER", 10**9)
-        expected = looks(problem)
-    same(looks(problem), expected)
-    monkeypatch.setattr(factored, "_FEWER", 0)  # always in factors
+        assert formed(problem)
+        return looks(problem)
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_values_and_derivatives_are_those_at_the_policy(name):
+    problem = reduced(STRAIGHT[name])
+    assert not formed(problem)
+    same(looks(problem), at_formed_policies(problem))
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_a_policy_may_be_formed_on_the_way(name, monkeypatch):
+    """It is formed at once where an operation asks for it; where factors are kept all the same, nothing changes."""
+    problem = reduced(BENT[name])
+    assert formed(problem)
+    expected = at_formed_policies(problem)
+    monkeypatch.setattr(factored, "_FEWER", 0)
     assert not formed(problem)
     same(looks(problem), expected)
+
+
+def test_what_is_left_of_an_objective_is_followed_too():
+    """After all that depends on samples alone has been computed."""
+    lower = lambda x, y, xi, eta: entropy(jnp.sin(eta["a"]) @ y / jnp.exp(xi), eta["label"]) + x[0] * jnp.sum(y**2)
+    problem = reduced(lower)
+    ahead = problem.looked_through()
+    assert ahead.problem.lower is not problem.problem.lower
+    assert not formed(ahead)
+    same(looks(ahead), at_formed_policies(problem))
 
 
 def test_parts_of_a_policy_may_be_small():
@@ -119,10 +144,7 @@ def test_parts_of_a_policy_may_be_small():
     ):
         problem = reduced(lower, y0)
         assert not formed(problem)
-        found = looks(problem)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(factored, "_FEWER", 10**9)
-            same(found, looks(problem))
+        same(looks(problem), at_formed_policies(problem))
 
 
 def test_small_policies_and_small_batches_are_formed():
@@ -134,12 +156,10 @@ def test_small_policies_and_small_batches_are_formed():
 
 
 def test_features_of_one_function_each_are_left_to_themselves():
-    problem = cb.Problem(
-        lambda x, y, xi, eta: jnp.sum(x**2), lambda x, y, xi, eta: jnp.sum((eta @ y - x[0]) ** 2), jnp.ones(2),
-        jnp.zeros((PIXELS, CLASSES)), cb.Finite([0.0, 1.0]),
-    )  # fmt: skip
-    samples = cb.Samples(np.arange(ROWS) % 2.0, np.ones((ROWS, PIXELS)))
-    assert formed(cb.reduce(problem, cb.Categorical(), samples).ordinary())
+    problem = reduced(STRAIGHT["cleaning"])
+    batch, places = problem.lower_pool, jnp.arange(ROWS) % FUNCTIONS
+    hot = replace(batch, features=OneHot(places, jnp.ones(ROWS), FUNCTIONS))
+    assert formed(problem.with_pools(hot, hot))
 
 
 def shapes(program):
