@@ -1,15 +1,15 @@
 """What a step of hyper-cleaning costs, against the products of matrices that it is made of.
 
-The problem has the size of MNIST (784 pixels, 10 classes, 19,000 training images; synthetic ones, nothing is fetched), a
-policy of five functions, and a step of ``StocBiO`` with ten inner steps, ten terms of its series and batches of 512. All
-that a step must compute with images is products of a batch, 512 x 784, with the coefficients, 784 x 50, and of its
-transpose with as many numbers for each image. They come in pairs: one for each of the ten inner gradients, two for each
-of the ten products with a Hessian, three for the hypergradient. The bare pairs are timed in the same run, by themselves:
-33 in a loop, on a batch that lies ready. What a step does besides is drawing its 22 batches, a gather of 512 rows each;
-it is timed too, by itself, and part of the step all the same.
+The problem has the size of MNIST (784 pixels, 10 classes, 19,000 training images; synthetic ones, nothing is fetched),
+a policy of five functions, and a step of ``StocBiO`` with ten inner steps, ten terms of its series and batches of 512.
+All that a step must compute with images is products of a batch, 512 x 784, with coefficients, 784 x 50, and of its
+transpose with as many numbers for each image. They are counted in pairs: one for each of the ten inner gradients, two
+for each of the ten products with a Hessian (which three products would do for), three for the hypergradient. The 33
+bare pairs are timed in the same run, in a loop, on a batch that lies ready. What a step has to do besides is drawing
+its 22 batches, a gather of 512 rows each: it is part of the step, and timed by itself too.
 
-The programs take turns, and medians are printed. On a machine that is shared, ``--cpu`` counts seconds of the processor,
-not of the wall: pin it to one core.
+The programs take turns, and medians are printed. On a machine that is shared, ``--cpu`` counts seconds of the
+processor, not of the wall: pin it to one core.
 Run: python benchmarks/cleaning_step.py [--cpu] [--json FILE]
 """
 
