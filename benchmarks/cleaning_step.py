@@ -30,6 +30,7 @@ PIXELS, CLASSES, TRAIN, VALIDATION = 784, 10, 19_000, 1_000
 BATCH, FUNCTIONS, LOOPS = 512, 5, 10  # rows of a batch; functions; inner steps, and terms of the series
 PAIRS = LOOPS + 2 * LOOPS + 3
 BATCHES = 2 * LOOPS + 2
+RATE = 1e-4  # of all steps: small enough for the coldest classifiers not to diverge
 ROUNDS = 5  # timed runs of each, of which the median counts
 GOAL = 2.0  # times the products
 
@@ -49,11 +50,13 @@ def step(count):
     """So many steps of ``StocBiO``, compiled, as ``solve`` runs them."""
     instance = cb.gallery.cleaning(0, synthetic(), TRAIN, VALIDATION)
     reduced = cb.reduce(instance.problem, cb.Orthonormal(cb.Chebyshev(FUNCTIONS)), instance.train)
-    solver = cb.StocBiO(inner=0.05, outer=10.0, neumann=0.05, inner_steps=LOOPS, terms=LOOPS, batch=BATCH)
+    solver = cb.StocBiO(inner=RATE, outer=RATE, neumann=RATE, inner_steps=LOOPS, terms=LOOPS, batch=BATCH)
     prepared = solver.prepare(reduced)
     state = solver.init(prepared, jax.random.key(1), jnp.int32(2**30))
     bare = solver.ready(prepared.ordinary())
-    return lambda: advance(solver, bare, state, count)[0]
+    call = lambda: advance(solver, bare, state, count)[0]
+    assert int(call().step) == count, "the run broke off, and a step would seem to take less than it does"
+    return call
 
 
 def products(count):
