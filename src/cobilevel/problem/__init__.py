@@ -20,6 +20,8 @@ from .domain import Domain as Domain
 from .domain import Finite as Finite
 from .domain import Interval as Interval
 from .known_parts import known_parts as known_parts
+from .operations import Listing as Listing
+from .operations import Operation as Operation
 from .precision import Precision as Precision
 from .precision import double as double
 from .precision import in_double as in_double

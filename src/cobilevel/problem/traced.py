@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
 from ..programs import put
+from .operations import Listing, as_traced
 from .program_key import holds_rules, key_of, value_key
 
 _FEW_DRAWS = 3  # draws asked of a sampler, to see what it does
@@ -73,14 +74,6 @@ def _as_one_operation(program: Program) -> Callable[[list[Array], list[Array]], 
     return jax.jit(program.run)
 
 
-def as_traced(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:
-    """An argument in the dtype a program was traced for."""
-    array = jnp.asarray(leaf)
-    if array.shape != like.shape:
-        raise ValueError(f"this function was traced for an argument of shape {like.shape}, and got {array.shape}.")
-    return array if array.dtype == like.dtype else array.astype(like.dtype)
-
-
 class Traced(eqx.Module):
     """A function of ``x, y, xi, eta`` as it was when traced: its numbers, and what it does with them."""
 
@@ -94,6 +87,11 @@ class Traced(eqx.Module):
     def out(self) -> Any:
         """The shape and dtype of what it returns."""
         return self.program.out
+
+    @property
+    def listing(self) -> Listing:
+        """What it does, operation by operation."""
+        return Listing.of(self.program.body, self.program.structure, self.program.shapes)
 
     def uses_last_argument(self) -> bool:
         """Whether the output can depend on the last argument, by walking the program backwards.

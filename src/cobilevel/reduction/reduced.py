@@ -20,6 +20,7 @@ from ..keys import as_key
 from ..problem import Problem, Samples, Study, known_parts
 from ..programs import arithmetic, put
 from .batches import Batch, Source, Table, source_of
+from .factored import values_in_factors
 
 
 class Bilevel(eqx.Module):
@@ -34,8 +35,10 @@ class Bilevel(eqx.Module):
     W0: PyTree[Float[Array, "N ..."]]
 
     def _mean(self, function: Any, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
-        y = combine(batch.features, W)
-        values = jax.vmap(function, in_axes=(None, 0, 0, 0))(x, y, batch.xi, batch.eta)
+        values = values_in_factors(function, x, W, batch.features, batch.xi, batch.eta)
+        if values is None:
+            y = combine(batch.features, W)
+            values = jax.vmap(function, in_axes=(None, 0, 0, 0))(x, y, batch.xi, batch.eta)
         return jnp.mean(batch.weight * values).astype(batch.weight.dtype)
 
     def upper(self, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
