@@ -76,3 +76,19 @@ def test_products_meet_fresh_contexts_and_pooled_data():
     batches = [reduced.lower_source.batch(jax.random.key(0), jnp.uint32(n), 3, True) for n in range(2)]
     assert sorted(np.concatenate([b.eta for b in batches])) == list(range(6))
     assert len(np.unique(np.concatenate([b.xi for b in batches]))) == 6
+
+
+@pytest.mark.parametrize("nodes", [None, 12])
+@pytest.mark.parametrize(("shuffle", "rows"), [(True, 12), (True, 10), (False, 10)])
+def test_batches_drawn_at_once_are_those_drawn_one_by_one(nodes, shuffle, rows):
+    """Contexts that meet data: with a law to draw from, or a list of them."""
+    contexts = cb.Uniform(LINE) if nodes is None else np.linspace(0.0, 1.0, nodes)
+    reduced = cb.reduce(scalar(), cb.Chebyshev(2), cb.Product(contexts, np.arange(float(rows))))
+    source, key = reduced.lower_source, jax.random.key(3)
+    together = source.batches(key, jnp.uint32(5), 4, 4, shuffle)
+    for number in range(4):
+        one, other = source.batch(key, jnp.uint32(5 + number), 4, shuffle), together(number)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-14, atol=1e-14)
+        if together.counts is not None:
+            assert together.counts[number] == one.count

@@ -14,9 +14,14 @@ from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 from ..basis import FeatureMap, Rows
 from ..keys import derived
 from ..problem import Product, Samples, Stream
-from .row_order import RowIndex, batch_rows
+from .row_order import RowIndex, batch_rows, rows_ahead
 
 _POOL_BYTES = 8 * 2**30
+
+
+def _at(tree: PyTree, index: Int[Array, " b"]) -> PyTree:
+    """Rows of arrays, none of them beyond the last."""
+    return jax.tree.map(lambda a: jnp.asarray(a).at[index].get(mode="promise_in_bounds"), tree)
 
 
 class Batch(eqx.Module):
@@ -36,7 +41,7 @@ class Batch(eqx.Module):
 
     def take(self, rows: RowIndex) -> "Batch":
         """The given rows of a pool, weighted so that the mean over the batch is the mean over the real ones."""
-        part = jax.tree.map(lambda a: a.at[rows.index].get(mode="promise_in_bounds"), self)
+        part = _at(self, rows.index)
         return replace(part, weight=part.weight * rows.share, count=rows.count)
 
 
@@ -109,13 +114,9 @@ class Table(Source):
     def batches(self, key, begin, count, size, shuffle):
         if not isinstance(count, int):
             return super().batches(key, begin, count, size, shuffle)
-        rows = lambda number: batch_rows(key, number, size, len(self.table), shuffle, self.table.weight.dtype)
         numbers = begin + np.arange(count, dtype=np.uint32)
-        if shuffle and len(self.table) % size:
-            ahead = jax.vmap(rows)(numbers)
-            return Batches(lambda number: self.table.take(jax.tree.map(lambda a: a[number], ahead)), ahead.count)
-        index = jax.vmap(lambda number: rows(number).index)(numbers)
-        return Batches(lambda number: self.table.take(RowIndex.full(index[number], self.table.weight.dtype)))
+        rows, counts = rows_ahead(key, numbers, size, len(self.table), shuffle, self.table.weight.dtype)
+        return Batches(lambda number: self.table.take(rows(number)), counts)
 
 
 class Pairs(Source):
@@ -151,15 +152,34 @@ class Pairs(Source):
     def batch(self, key, number, size, shuffle):
         """Fresh contexts, whatever happens to the data: they are an expectation to sample, not a pool to go through."""
         for_context, for_data = derived(key, 0), derived(key, 1)
+        data = batch_rows(for_data, number, size, self.product.count, shuffle, self.basis.constant.dtype)
+        return self._met(self._drawn(for_context, number, size), data)
+
+    def batches(self, key, begin, count, size, shuffle):
+        """Contexts and features of all of them are computed at once, rows of the data taken when they are asked for."""
+        if not isinstance(count, int):
+            return super().batches(key, begin, count, size, shuffle)
+        for_context, for_data = derived(key, 0), derived(key, 1)
+        numbers = begin + np.arange(count, dtype=np.uint32)
+        contexts = jax.vmap(lambda number: self._drawn(for_context, number, size))(numbers)
+        rows, counts = rows_ahead(for_data, numbers, size, self.product.count, shuffle, self.basis.constant.dtype)
+        drawn = lambda number: jax.tree.map(lambda a: a[number], contexts)
+        return Batches(lambda number: self._met(drawn(number), rows(number)), counts)
+
+    def _drawn(self, key: Array, number: Integer[Array, ""], size: int) -> Batch:
+        """The contexts of a batch, without data."""
         dtype = self.basis.constant.dtype
-        data = batch_rows(for_data, number, size, self.product.count, shuffle, dtype)
         if self.product.law is not None:
-            xi = self.product.law.sample(derived(for_context, number), size).astype(dtype)
-            batch = batch_of(self.basis, Samples(xi, jax.tree.map(lambda a: a[data.index], self.product.eta)))
-        else:
-            i = batch_rows(for_context, number, size, len(self.contexts), False, dtype).index
-            batch = self._pair(i, data.index)
-        return replace(batch, weight=batch.weight * data.share, count=data.count)
+            xi = self.product.law.sample(derived(key, number), size).astype(dtype)
+            return Batch(self.basis.rows(xi), xi, None, jnp.ones(size, dtype))
+        index = batch_rows(key, number, size, len(self.contexts), False, dtype).index
+        return _at(replace(self.contexts, eta=None), index)
+
+    def _met(self, contexts: Batch, data: RowIndex) -> Batch:
+        """Contexts with rows of the data, one each."""
+        return replace(
+            contexts, eta=_at(self.product.eta, data.index), weight=contexts.weight * data.share, count=data.count
+        )
 
 
 class Endless(Source):

@@ -5,9 +5,11 @@ on exactly where it stopped, and nothing is stored per row. Without replacement,
 pseudo-random permutation of the pool, evaluated row by row rather than by sorting.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer
@@ -84,3 +86,15 @@ def batch_rows(key: Array, number: Integer[Array, ""], size: int, pool: int, shu
     index = permute(derived(key, epoch), jnp.where(real, position, 0), pool)
     share = jnp.where(real, size / count.astype(dtype), 0)
     return RowIndex(_settled(index), share, count)
+
+
+def rows_ahead(
+    key: Array, numbers: Integer[Array, " k"], size: int, pool: int, shuffle: bool, dtype: Any
+) -> tuple[Callable[[Any], RowIndex], Int[Array | np.ndarray, " k"] | None]:
+    """The rows of several batches, chosen all at once: by place in the list; and how many of each are real."""
+    rows = lambda number: batch_rows(key, number, size, pool, shuffle, dtype)
+    if shuffle and pool % size:
+        ahead = jax.vmap(rows)(numbers)
+        return lambda place: jax.tree.map(lambda a: a[place], ahead), ahead.count
+    index = jax.vmap(lambda number: rows(number).index)(numbers)
+    return lambda place: RowIndex.full(index[place], dtype), None
