@@ -98,7 +98,7 @@ def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Le
     phi = dense(batch.features)
     hessian = galerkin_hessian(phi, batch.weight / len(batch), curvature)
     idle = jnp.repeat(jnp.all(phi == 0, axis=0), curvature.shape[1])
-    hessian = hessian + jnp.diag(idle * jnp.max(jnp.diagonal(hessian)))
+    hessian = hessian + jnp.diag(jnp.where(idle, jnp.max(jnp.diagonal(hessian)), 0))
     return (value, slope, hessian.astype(batch.weight.dtype)), ledger
 
 
@@ -110,8 +110,8 @@ def lower_blocks(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: L
     blocks = phi.blocks(curvature * (batch.weight / len(batch))[:, None, None])
     blocks = (blocks + jnp.swapaxes(blocks, 1, 2)) / 2
     idle = phi.blocks(jnp.ones(len(phi), phi.dtype)) == 0
-    most = jnp.max(jnp.diagonal(blocks, axis1=1, axis2=2))
-    blocks = blocks + idle[:, None, None] * most * jnp.eye(blocks.shape[1], dtype=blocks.dtype)
+    most = jnp.where(idle, jnp.max(jnp.diagonal(blocks, axis1=1, axis2=2)), 0)
+    blocks = blocks + most[:, None, None] * jnp.eye(blocks.shape[1], dtype=blocks.dtype)
     return (value, slope, blocks.astype(batch.weight.dtype)), ledger
 
 

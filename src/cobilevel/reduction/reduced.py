@@ -105,6 +105,10 @@ class Bilevel(eqx.Module):
         problem = eqx.tree_at(lambda p: (p.upper, p.lower), self.problem, (upper, lower))
         return replace(self, problem=problem, upper_source=upper_source, lower_source=lower_source)
 
+    def ordinary(self) -> "Bilevel":
+        """The problem without the basis it came from: those of one shape share compiled programs."""
+        return Bilevel(self.problem, self.upper_source, self.lower_source, self.W0)
+
     def with_pools(self, upper: Batch, lower: Batch) -> Any:
         """The same problem on other finite pools."""
         return replace(self, upper_source=Table(upper), lower_source=Table(lower))
@@ -120,10 +124,6 @@ class Reduced(Bilevel):
     basis: FeatureMap
     whitening: Whitening | None
     coordinates: Coordinates | None = None
-
-    def ordinary(self) -> Bilevel:
-        """The problem without the basis it came from: those of one shape share compiled programs."""
-        return Bilevel(self.problem, self.upper_source, self.lower_source, self.W0)
 
     @property
     def rank(self) -> int | None:
@@ -205,9 +205,9 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
 
 
 def _round_width(count: int) -> int:
-    """The next round number from 5 on: 5, 10, 20, 50, 100, ... Few, and those that people ask for."""
-    tens = 10 ** len(str(count))
-    return max(5, next(part for part in (tens // 10, tens // 5, tens // 2, tens) if part >= count))
+    """The next of 10, 20, 50, 100, 200, ...: few, and those that people ask for."""
+    tens = 10 ** (len(str(count)) - 1)
+    return max(10, next(times * tens for times in (1, 2, 5, 10) if times * tens >= count))
 
 
 def _check_size(basis: Basis, fitted: FeatureMap, contexts: Samples) -> None:

@@ -1,7 +1,7 @@
 """Every case with every basis: the answers of ``solve``, from few compiled programs."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,7 +25,7 @@ def solve_grid(
     key: Any = 0,
     progress: bool | None = None,
     workers: int | None = None,
-) -> list[list[Solution]]:
+) -> Iterator[list[Solution]]:
     """Solves every case with every basis: what ``solve`` gives for each, up to rounding.
 
     Features are data and not code, so a program serves all bases and problems of one shape. Newton's problems are
@@ -39,7 +39,8 @@ def solve_grid(
     - `solver`, `steps`, `key`, `progress`: as for ``solve``.
     - `workers`: how many are solved at a time; as many as there are processors when left out.
 
-    **Returns:** for each basis a list of solutions, one for each case. They cannot be resumed.
+    **Returns:** an iterator that solves as it goes: for each basis in turn a list of solutions, one for each case. They
+    cannot be resumed.
     """
     for basis in bases:
         check_basis(basis)
@@ -47,14 +48,18 @@ def solve_grid(
     limit = chosen.default_steps if steps is None else whole("steps", steps)
     workers = (os.cpu_count() or 1) if workers is None else whole("workers", workers)
     jobs = [_job(case, chosen, limit, split_key(as_key(key), 3)[2]) for case in cases]
-    found: list[list[Solution]] = []
+    return _rows(jobs, bases, progress, workers)
+
+
+def _rows(
+    jobs: Sequence[tuple[Job, Precision]], bases: Sequence[Basis], progress: bool | None, workers: int
+) -> Iterator[list[Solution]]:
     with ProgressBar(len(bases) * len(jobs), "grid", progress) as bar, ThreadPoolExecutor(workers) as threads:
-        for basis in bases:
-            bar.update(len(found) * len(jobs), f"{basis!r}")
+        for number, basis in enumerate(bases):
+            bar.update(number * len(jobs), f"{basis!r}")
             one = lambda job, b=basis: _solved(*job, b)
             row = [one(job) for job in jobs[:1]]  # compiles for the others
-            found.append(row + list(threads.map(one, jobs[1:])))
-    return found
+            yield row + list(threads.map(one, jobs[1:]))
 
 
 def _job(case: tuple[Problem, Data], solver: Solver, steps: int, key: Any) -> tuple[Job, Precision]:
