@@ -75,7 +75,7 @@ def timed(rows: Any, count: int) -> Any:
         yield row, time.process_time() - began, compiled(first)
 
 
-def measured(instances: list[Any], bases: list[cb.Orthonormal]) -> list[dict[str, Any]]:
+def measured(instances: list[Any], bases: list[Any]) -> list[dict[str, Any]]:
     cases = [(one.problem, one.train) for one in instances]
     firsts = [(seconds, made) for _, seconds, made in timed(solve_grid(cases[:1], bases, progress=False), len(bases))]
     began = time.process_time()

@@ -1,4 +1,4 @@
-"""Many solves as compiled bundles, kept on disk so that a list of them can be stopped and started at any moment."""
+"""Many solves from few compiled programs, and kept on disk, so that a list can be stopped and started at any moment."""
 
 from .bundles import Bundle as Bundle
 from .bundles import How as How
