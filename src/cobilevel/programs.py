@@ -1,13 +1,15 @@
 """Compiled programs: as few as can be, how long the compiler may take over them, and where they are kept.
 
 XLA takes seconds over a program that then runs for milliseconds. Where the arrays are small, most of its optimisations
-gain less than they cost: such programs are compiled with them left out, in about a quarter of the time. Single
-operations outside of a program are compiled too, each for every shape: ``arithmetic`` gives NumPy for these.
+gain less than they cost: such programs are compiled with them left out, in about a quarter of the time. Those that
+will solve many problems are compiled with the cheapest of them. Single operations outside of a program are compiled
+too, each for every shape: ``arithmetic`` gives NumPy for these.
 """
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -35,6 +37,8 @@ _QUICKLY = {
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
 }
+_CHEAPEST = {"xla_backend_optimization_level": 1}  # half as long to compile as with all, and about as fast
+_MANY_SOLVES: ContextVar[bool] = ContextVar("many_solves", default=False)
 
 
 def _small(arguments: Any) -> bool:
@@ -69,24 +73,36 @@ def program(function: Callable[P, R]) -> Callable[P, R]:
 
     Arrays are traced, all else is static.
     """
-    return _compiled(function, lambda *args, **kwargs: False)
+    return _compiled(function, lambda *args, **kwargs: False, {})
 
 
 def program_of_steps(many: Callable[..., bool]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same, with all optimisations also for small arguments where `many` is true of them."""
-    return lambda function: _compiled(function, many)
+    """The same, with all optimisations also for small arguments where `many` is true of them, and with the cheapest
+    where there are `many_solves`."""
+    return lambda function: _compiled(function, many, _CHEAPEST)
 
 
-def _compiled(function: Callable[P, R], many: Callable[..., bool]) -> Callable[P, R]:
-    options: dict[str, Any] = {"compiler_options": dict(_QUICKLY)}
-    thorough, quick = eqx.filter_jit(function), eqx.filter_jit(function, **options)
+@contextmanager
+def many_solves() -> Iterator[None]:
+    """Within it, the steps of a solver are compiled for many problems of one shape; in this thread."""
+    token = _MANY_SOLVES.set(True)
+    try:
+        yield
+    finally:
+        _MANY_SOLVES.reset(token)
+
+
+def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[str, Any]) -> Callable[P, R]:
+    jit: Any = eqx.filter_jit
+    thorough, quick = jit(function), jit(function, compiler_options=dict(_QUICKLY))
+    often = jit(function, compiler_options=_QUICKLY | more) if more else quick
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _QUICKLY or many(*args, **kwargs) or not _small((args, kwargs)):
             return thorough(*args, **kwargs)
         try:
-            return quick(*args, **kwargs)
+            return (often if _MANY_SOLVES.get() else quick)(*args, **kwargs)
         except Exception as error:
             if "compile option" not in str(error):
                 raise

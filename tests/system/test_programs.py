@@ -19,6 +19,18 @@ def test_small_programs_are_compiled_quickly_and_large_ones_thoroughly(monkeypat
     assert seen == [True, False, False, False]
 
 
+def test_steps_for_many_solves_are_compiled_with_the_cheapest_optimisations(monkeypatch):
+    seen = []
+    level = lambda options: options.get("compiler_options", {}).get("xla_backend_optimization_level")
+    monkeypatch.setattr(programs.eqx, "filter_jit", lambda f, **options: lambda *a: seen.append(level(options)))
+    compiled, stepped = programs.program(np.sum), programs.program_of_steps(lambda *a: False)(np.sum)
+    with programs.many_solves():
+        compiled(np.zeros(3))
+        stepped(np.zeros(3))
+    stepped(np.zeros(3))
+    assert seen == [0, 1, 0]
+
+
 def test_a_compiler_without_the_options_is_used_without_them(monkeypatch):
     monkeypatch.setattr(programs, "_QUICKLY", {"xla_no_such_option": 1})
     double = programs.program(lambda a: 2 * a)

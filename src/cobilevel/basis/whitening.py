@@ -8,7 +8,7 @@ from jaxtyping import Float, PyTree
 from .. import trees
 from ..programs import Held, put
 from .base import Basis, FeatureMap, combine
-from .one_hot import OneHot, Rows, dense
+from .one_hot import OneHot, Rows, dense, taller, widened
 
 
 class Whitening(eqx.Module):
@@ -88,6 +88,10 @@ class Coordinates(eqx.Module):
         bare = Coordinates(whitening.transform, whitening.inverse, W)
         seen = bare.direction(bare.enter(W))
         return Coordinates(bare.transform, bare.inverse, trees.sub(W, seen))
+
+    def filled(self, width: int) -> "Coordinates":
+        """With idle ones added up to so many: functions that are zero everywhere, and coefficients that stay zero."""
+        return Coordinates(widened(self.transform, width), taller(self.inverse, width), self.rest)
 
     def enter(self, W: PyTree) -> PyTree:
         """The whitened coefficients ``Z`` of ``W``."""

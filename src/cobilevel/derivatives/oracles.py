@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
@@ -73,24 +74,31 @@ def galerkin_hessian(
 ) -> Float[Array, "M M"]:
     r"""$\sum_n \mathrm{share}_n\, A_n \otimes \Phi_n \Phi_n^T$, rows and columns as in ``flatten(W)``.
 
-    One ``N x N`` product for each pair of components of ``y``.
+    One ``N x N`` product for each pair of components of ``y``, in either order: ``A`` is symmetric.
     """
     size, count = curvature.shape[1], phi.shape[1]
-    weighted = (curvature * share[:, None, None]).reshape(len(phi), -1)
-    block = lambda column: jnp.einsum("nk,n,nl->kl", phi, column, phi, optimize="optimal")
-    blocks = jax.vmap(block)(weighted.T).reshape(size, size, count, count)
-    hessian = blocks.transpose(2, 0, 3, 1).reshape(count * size, count * size)
-    return (hessian + hessian.T) / 2
+    first, second = np.triu_indices(size)
+    pair = np.empty((size, size), int)
+    pair[first, second] = pair[second, first] = np.arange(len(first))
+    weight = (curvature[:, first, second] * share[:, None]).T
+    weighted = (weight[:, None, :] * phi.T).reshape(-1, len(phi))  # samples last: the product runs along them
+    blocks = (weighted @ phi).reshape(-1, count, count)
+    blocks = (blocks + jnp.swapaxes(blocks, 1, 2)) / 2
+    return blocks[pair].transpose(2, 0, 3, 1).reshape(count * size, count * size)
 
 
 def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     r"""``g_Phi``, its gradient and its Hessian $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$, flattened.
 
     The Hessian of ``g`` in ``y`` is taken sample by sample and contracted with the features, never through the
-    ``N d_y`` coefficients; rows and columns follow ``flatten(W)``.
+    ``N d_y`` coefficients; rows and columns follow ``flatten(W)``. The coefficients of a function that is zero at every
+    sample get the largest curvature there is, so that a Newton step leaves them where they are.
     """
     (value, slope, curvature), ledger = _models(reduced, x, W, batch, ledger)
-    hessian = galerkin_hessian(dense(batch.features), batch.weight / len(batch), curvature)
+    phi = dense(batch.features)
+    hessian = galerkin_hessian(phi, batch.weight / len(batch), curvature)
+    idle = jnp.repeat(jnp.all(phi == 0, axis=0), curvature.shape[1])
+    hessian = hessian + jnp.diag(jnp.where(idle, jnp.max(jnp.diagonal(hessian)), 0))
     return (value, slope, hessian.astype(batch.weight.dtype)), ledger
 
 
@@ -101,6 +109,9 @@ def lower_blocks(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: L
     phi: Any = batch.features
     blocks = phi.blocks(curvature * (batch.weight / len(batch))[:, None, None])
     blocks = (blocks + jnp.swapaxes(blocks, 1, 2)) / 2
+    idle = phi.blocks(jnp.ones(len(phi), phi.dtype)) == 0
+    most = jnp.where(idle, jnp.max(jnp.diagonal(blocks, axis1=1, axis2=2)), 0)
+    blocks = blocks + most[:, None, None] * jnp.eye(blocks.shape[1], dtype=blocks.dtype)
     return (value, slope, blocks.astype(batch.weight.dtype)), ledger
 
 
@@ -176,17 +187,16 @@ def flatten(W: PyTree) -> tuple[Float[Array, " M"], Callable[[Array], PyTree]]:
 
 
 @program
-def lower_curvatures(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, " b"]:
+def lower_curvatures(lower: Callable, x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> Float[Array, " b"]:
     """The least eigenvalue of ``d22 g`` at each sample, relative to the largest absolute one: is ``g`` convex there?"""
-    y = combine(batch.features, W)
     _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], y))
 
     def local(point, xi, eta):
         vector, _ = ravel_pytree(point)
-        eigenvalues = jnp.linalg.eigvalsh(jax.hessian(lambda v: reduced.problem.lower(x, unravel(v), xi, eta))(vector))
+        eigenvalues = jnp.linalg.eigvalsh(jax.hessian(lambda v: lower(x, unravel(v), xi, eta))(vector))
         return eigenvalues[0] / jnp.maximum(jnp.max(jnp.abs(eigenvalues)), jnp.finfo(vector.dtype).tiny)
 
-    return jax.vmap(local)(y, batch.xi, batch.eta)
+    return jax.vmap(local)(y, xi, eta)
 
 
 def feature_gradient(

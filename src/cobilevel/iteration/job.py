@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..answer import Result, Solution, Uncertainty
-from ..basis import Basis
+from ..basis import Basis, combine
 from ..derivatives import oracles
 from ..inference import infer
 from ..problem import Study, double
@@ -30,7 +30,8 @@ class Job:
     """What to solve and how, all but the basis.
 
     `choices`: what was chosen for the user so far, in words. `careful`: the same study in double precision, where the
-    solver works in another: a basis is chosen on it.
+    solver works in another: a basis is chosen on it. `one_of_many`: programs are shared with bases of other widths, the
+    run cannot be resumed, and features are computed again when the solution is asked for its standard errors.
     """
 
     study: Study
@@ -40,6 +41,7 @@ class Job:
     progress: bool | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
     careful: Study | None = None
+    one_of_many: bool = False
 
     def chosen_on(self) -> tuple[Study, AbstractContextManager]:
         """The study on which a basis is chosen, and the precision that takes."""
@@ -60,12 +62,22 @@ class Job:
         if resume is not None and resume.state is None:
             raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
         saved = None if resume is None else resume.state
-        found = run(self.solver, reduced, self.key, self.steps, self.progress, saved)
+        found = run(
+            self.solver,
+            reduced,
+            self.key,
+            self.steps,
+            self.progress,
+            saved,
+            resumable=not self.one_of_many,
+            filled=self.one_of_many,
+        )
         choices.setdefault("solver", f"{type(self.solver).__name__}().")
         found = replace(found, choices={**choices, **found.choices})
         if not self.study.endless:
             x, study = found.x, self.study
-            found = replace(found, inference=lambda: _inferred(study, reduced, x))
+            again = (lambda: reduce_study(study, basis)) if self.one_of_many else (lambda: reduced)
+            found = replace(found, inference=lambda: _inferred(study, again(), x))
         return _check_convexity(self.study, reduced, found)
 
 
@@ -114,7 +126,9 @@ def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solu
         return solution
     if rows > _CHECKED_ROWS or rows * size > _CHECKED_NUMBERS:
         return solution
-    least = np.asarray(oracles.lower_curvatures(reduced.ordinary(), solution.x, solution.W, reduced.lower_pool))
+    pool = reduced.lower_pool
+    y = combine(pool.features, solution.W)  # beforehand, so that one program serves all bases
+    least = np.asarray(oracles.lower_curvatures(reduced.problem.lower, solution.x, y, pool.xi, pool.eta))
     bent, flat = least < _BENT, np.abs(least) < _FLAT
     if not bent.any() and flat.mean() < 0.5:
         return solution

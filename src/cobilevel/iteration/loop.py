@@ -157,13 +157,16 @@ def run(
     resume: Saved | None = None,
     observe: Callable[[State], None] | None = None,
     resumable: bool = True,
+    filled: bool = False,
 ) -> Solution:
     """Runs a solver to its end, or a saved run on to it, and lifts what it found.
 
-    `resumable`: whether the state is kept to go on from, which takes a look at all the data.
+    `resumable`: whether the state is kept to go on from, which takes a look at all the data. `filled`: whether problems
+    of several widths share programs.
     """
     clock = time.perf_counter()
     prepared = solver.prepare(reduced)
+    prepared = prepared.filled() if filled else prepared
     bare = prepared.ordinary()  # programs for problems of one shape are shared, whatever their basis
     if resume is None:
         state = _judged(solver, bare, solver.init(prepared, key, put(np.int32(steps))))

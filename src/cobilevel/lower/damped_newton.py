@@ -231,6 +231,28 @@ def _search(
     return jnp.where(usable, jnp.where(level(end), end.length, end.low), 0), end.count - 1
 
 
+def _along(
+    objective: Curvature, here: _Place, p: Float[Array, " n"], usable: Bool[Array, ""]
+) -> tuple[tuple[Array, Array, Any], Float[Array, ""], Int[Array, ""], Int[Array, ""]]:
+    """What is known at the end of a search along ``p``, the length gone, and the evaluations spent, of both kinds.
+
+    The whole step comes first and is often taken, so its hessian is computed at once. A loop that is passed twice where
+    it is not: the hessian is compiled once, and mapped over problems, computed again only where one of them needs it.
+    """
+
+    def look(carry):
+        _, length, passes, slopes, _ = carry
+        local = objective.local(here.z + length * p)
+        first = passes == 0
+        found, more = _search(objective, here, p, local[:2], usable & first)
+        length = jnp.where(first, found, length)
+        return local, length, passes + 1, slopes + more, first & (length > 0) & (length != 1)
+
+    known = (here.value, here.gradient, here.hessian)
+    start = (known, jnp.ones_like(here.value), jnp.int32(0), jnp.int32(0), jnp.asarray(True))
+    return jax.lax.while_loop(lambda carry: carry[-1], look, start)[:-1]
+
+
 class _Progress(eqx.Module):
     """What evolves in ``minimise``: the place, the damping, whether rounding leaves no more to do, and the counts."""
 
@@ -250,16 +272,8 @@ def _advance(objective: Curvature, target: Any, now: _Progress) -> _Progress:
     p, usable, products = objective.solve(here.hessian, -here.gradient, now.damping * here.metric, effort)
     steep = here.gradient @ p
     usable = usable & (steep < 0) & jnp.all(jnp.isfinite(p))
-    whole = objective.local(here.z + p)
-    length, slopes = _search(objective, here, p, whole[:2], usable)
+    local, length, evaluations, slopes = _along(objective, here, p, usable)
     moved = length > 0
-
-    def once(carry):
-        return objective.local(here.z + length * p), jnp.asarray(False), carry[2] + 1
-
-    # a loop and not a branch: mapped over problems, it runs only where one of them needs it
-    again = (whole, moved & (length != 1), now.evaluations + 1)
-    local, _, evaluations = jax.lax.while_loop(lambda carry: carry[1], once, again)
     there, looked = _Place.at(here.z + length * p, local, objective)
     promised = (now.damping * jnp.sum(here.metric * p**2) - steep) / 2
     gained = here.value - there.value
@@ -275,7 +289,7 @@ def _advance(objective: Curvature, target: Any, now: _Progress) -> _Progress:
         damping,
         usable & hidden & ~better,
         now.steps + 1,
-        evaluations,
+        now.evaluations + evaluations,
         now.products + products + looked,
         now.slopes + slopes,
     )

@@ -5,6 +5,7 @@ context and noise, so joint samples are all that is needed, and any solver for s
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,19 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..answer import Result, Solution
-from ..basis import Basis, Categorical, Coordinates, FeatureMap, Whitening, combine, dense, whiten
+from ..basis import (
+    Basis,
+    Categorical,
+    Coordinates,
+    FeatureMap,
+    Rows,
+    Whitening,
+    combine,
+    dense,
+    taller,
+    whiten,
+    widened,
+)
 from ..keys import as_key
 from ..problem import Problem, Samples, Study, known_parts
 from ..programs import arithmetic, put
@@ -95,6 +108,10 @@ class Bilevel(eqx.Module):
         problem = eqx.tree_at(lambda p: (p.upper, p.lower), self.problem, (upper, lower))
         return replace(self, problem=problem, upper_source=upper_source, lower_source=lower_source)
 
+    def ordinary(self) -> "Bilevel":
+        """The problem without the basis it came from: those of one shape share compiled programs."""
+        return Bilevel(self.problem, self.upper_source, self.lower_source, self.W0)
+
     def with_pools(self, upper: Batch, lower: Batch) -> Any:
         """The same problem on other finite pools."""
         return replace(self, upper_source=Table(upper), lower_source=Table(lower))
@@ -110,10 +127,6 @@ class Reduced(Bilevel):
     basis: FeatureMap
     whitening: Whitening | None
     coordinates: Coordinates | None = None
-
-    def ordinary(self) -> Bilevel:
-        """The problem without the basis it came from: those of one shape share compiled programs."""
-        return Bilevel(self.problem, self.upper_source, self.lower_source, self.W0)
 
     @property
     def rank(self) -> int | None:
@@ -149,14 +162,26 @@ class Reduced(Bilevel):
         if self.whitening is None or self.coordinates is not None:
             return self
         coordinates = Coordinates.of(self.whitening, self.W0)
+        turn = lambda phi: combine(phi, coordinates.transform)
+        return self._turned(turn, coordinates.enter(self.W0), coordinates)
+
+    def filled(self) -> "Reduced":
+        """A whitened problem with idle coordinates added up to a round number: few widths, and so few programs."""
+        if self.coordinates is None:
+            return self
+        width = _round_width(self.coordinates.transform.shape[1])
+        W0 = jax.tree.map(lambda leaf: taller(leaf, width), self.W0)
+        return self._turned(lambda phi: widened(phi, width), W0, self.coordinates.filled(width))
+
+    def _turned(self, turn: Callable[[Rows], Rows], W0: PyTree, coordinates: Coordinates) -> "Reduced":
+        """The same problem in other coordinates: `turn` takes the features there."""
 
         def rotate(source: Source) -> Table:
             pool = source.pool()
-            return Table(eqx.tree_at(lambda b: b.features, pool, combine(pool.features, coordinates.transform)))
+            return Table(eqx.tree_at(lambda b: b.features, pool, turn(pool.features)))
 
         lower = rotate(self.lower_source)
         upper = lower if self.upper_source is self.lower_source else rotate(self.upper_source)
-        W0 = coordinates.enter(self.W0)
         return replace(self, upper_source=upper, lower_source=lower, W0=W0, coordinates=coordinates)
 
 
@@ -180,6 +205,12 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
     outer = arithmetic(constant, problem.y0).multiply.outer
     W0 = put(jax.tree.map(lambda y: outer(constant, y), problem.y0)) if W is None else W
     return Reduced(problem, upper, lower, W0, fitted, whitening)
+
+
+def _round_width(count: int) -> int:
+    """The next of 10, 20, 50, 100, 200, ...: few, and those that people ask for."""
+    tens = 10 ** (len(str(count)) - 1)
+    return max(10, next(times * tens for times in (1, 2, 5, 10) if times * tens >= count))
 
 
 def _check_size(basis: Basis, fitted: FeatureMap, contexts: Samples) -> None:

@@ -90,8 +90,11 @@ class Newton(Solver):
     def prepare(self, reduced):
         return reduced.whitened()
 
-    @program
     def init(self, reduced, key, steps):
+        return self._begin(reduced.ordinary(), steps)
+
+    @program
+    def _begin(self, reduced: Bilevel, steps: Int[Array, ""] | int) -> NewtonState:
         start = reduced.project(reduced.x0)
         slope, ledger = oracles.lower_gradient(reduced, start, reduced.W0, reduced.lower_pool, Ledger.empty())
         x = ravel_pytree(start)[0]
