@@ -72,6 +72,10 @@ timed("diagnose", lambda: repr(cb.diagnose(problem, cb.Chebyshev(5), samples)))
 timed("diagnose again", lambda: repr(cb.diagnose(problem, cb.Chebyshev(5), samples)))
 """,
 }
+TWICE = """
+timed("solve", lambda: cb.solve(problem, samples))
+timed("solve again", lambda: cb.solve(problem, samples))
+"""
 END = """
 import json
 print(json.dumps({"import": ready - began, "lines": lines}))
@@ -86,11 +90,11 @@ def measured(code: str, *arguments: str) -> tuple[float, dict]:
     return time.perf_counter() - began, json.loads(done.stdout.splitlines()[-1])
 
 
-def show(title: str, name: str, repeats: int, *arguments: str) -> dict:
+def show(name: str, code: str, repeats: int, *arguments: str) -> dict:
     """Prints the lines of the median process; returns its seconds and its programs, call by call."""
-    runs = [measured(CALLS[name], *arguments) for _ in range(repeats)]
+    runs = [measured(code, *arguments) for _ in range(repeats)]
     total, found = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
-    print(f"{title:<24}{'import, instance':<18}{found['import']:>8.2f} s")
+    print(f"{name:<24}{'import, instance':<18}{found['import']:>8.2f} s")
     for label, seconds, programs, spent in found["lines"]:
         parts = ", ".join(f"{kind} {part:.2f}" for kind, part in spent.items())
         print(f"{'':<24}{label:<18}{seconds:>8.2f} s {programs:>4} programs  ({parts})")
@@ -125,14 +129,14 @@ def main() -> None:
     arguments = parser.parse_args()
     repeats = 1 if arguments.quick else arguments.repeats
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
-    found = {name: show(name, name, repeats) for name in CALLS}
+    found = {name: show(name, code, repeats) for name, code in CALLS.items()}
     seconds = float(np.median([helped() for _ in range(repeats)]))
     print(f"{'cobilevel --help':<42}{seconds:>8.2f} s")
     with tempfile.TemporaryDirectory() as folder:
         measured(CALLS["nothing given"], folder)
-        kept = show("with programs kept", "nothing given", repeats, folder)
+        kept = show("with programs kept", CALLS["nothing given"], repeats, folder)
     with one_core_busy():
-        busy = show("with one core busy", "nothing given", repeats)
+        busy = show("with one core busy", TWICE, repeats)
     first = lambda calls, part: sum(calls[label][part] for label in ("import", "solve", "certify"))
     bare = found["nothing given"]
     lines = [
