@@ -24,13 +24,15 @@ check: $(STAMP)
 types: $(STAMP)
 	$(BIN)/pyright
 
+# what measures speed, with the packages that it is measured against
 bench: $(STAMP)
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
+	$(BIN)/cobilevel bench --out bench
 
 # The versions everything is tested with; the file holds names and versions alone.
 constraints: $(STAMP)
 	$(BIN)/pip install --quiet uv
-	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --no-header --no-annotate \
+	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --extra bench --no-header --no-annotate \
 		--output-file constraints.txt pyproject.toml
 
 $(STAMP): pyproject.toml constraints.txt
@@ -39,4 +41,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo bench

@@ -1,8 +1,8 @@
 """How long is it to the first answer? Each line is a fresh process: seconds, and programs compiled, call by call.
 
-The problem is that of two roads (1000 samples). Times are wall-clock, everything included; run on a quiet machine.
-With ``--kept``, compiled programs are kept in a temporary folder and each line is measured twice, the second time with
-the folder filled.
+The problem is that of two roads (1000 samples). Times are wall-clock, everything included; run on a quiet machine. The
+first process is measured again with compiled programs kept on disk, in a temporary folder that another one filled, and
+while another process keeps a core busy.
 """
 
 import argparse
@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,10 @@ timed("diagnose", lambda: repr(cb.diagnose(problem, cb.Chebyshev(5), samples)))
 timed("diagnose again", lambda: repr(cb.diagnose(problem, cb.Chebyshev(5), samples)))
 """,
 }
+TWICE = """
+timed("solve", lambda: cb.solve(problem, samples))
+timed("solve again", lambda: cb.solve(problem, samples))
+"""
 END = """
 import json
 print(json.dumps({"import": ready - began, "lines": lines}))
@@ -84,35 +90,70 @@ def measured(code: str, *arguments: str) -> tuple[float, dict]:
     return time.perf_counter() - began, json.loads(done.stdout.splitlines()[-1])
 
 
-def show(name: str, repeats: int, *arguments: str) -> None:
-    runs = [measured(CALLS[name], *arguments) for _ in range(repeats)]
+def show(name: str, code: str, repeats: int, *arguments: str) -> dict:
+    """Prints the lines of the median process; returns its seconds and its programs, call by call."""
+    runs = [measured(code, *arguments) for _ in range(repeats)]
     total, found = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
     print(f"{name:<24}{'import, instance':<18}{found['import']:>8.2f} s")
     for label, seconds, programs, spent in found["lines"]:
         parts = ", ".join(f"{kind} {part:.2f}" for kind, part in spent.items())
         print(f"{'':<24}{label:<18}{seconds:>8.2f} s {programs:>4} programs  ({parts})")
     print(f"{'':<24}{'the process':<18}{total:>8.2f} s", flush=True)
+    calls = {label: (seconds, programs) for label, seconds, programs, _ in found["lines"]}
+    return {"import": (found["import"], 0), **calls}
+
+
+def helped() -> float:
+    """Seconds of ``cobilevel --help``."""
+    began = time.perf_counter()
+    subprocess.run([Path(sys.executable).parent / "cobilevel", "--help"], capture_output=True, check=True)
+    return time.perf_counter() - began
+
+
+@contextmanager
+def one_core_busy() -> Iterator[None]:
+    """Another process does nothing, as fast as it can."""
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        other.kill()
+        other.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="of which the median is shown")
-    parser.add_argument("--kept", action="store_true", help="also with the programs kept on disk")
+    parser.add_argument("--quick", action="store_true", help="each once")
+    parser.add_argument("--json", type=Path, help="where the measurements are written, with their goals")
     arguments = parser.parse_args()
+    repeats = 1 if arguments.quick else arguments.repeats
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
-    for name in CALLS:
-        show(name, arguments.repeats)
-    times = []
-    for _ in range(arguments.repeats):
-        began = time.perf_counter()
-        subprocess.run([Path(sys.executable).parent / "cobilevel", "--help"], capture_output=True, check=True)
-        times.append(time.perf_counter() - began)
-    print(f"{'cobilevel --help':<42}{np.median(times):>8.2f} s")
-    if arguments.kept:
-        with tempfile.TemporaryDirectory() as folder:
-            measured(CALLS["nothing given"], folder)
-            print("\nwith the programs kept on disk:")
-            show("nothing given", arguments.repeats, folder)
+    found = {name: show(name, code, repeats) for name, code in CALLS.items()}
+    seconds = float(np.median([helped() for _ in range(repeats)]))
+    print(f"{'cobilevel --help':<42}{seconds:>8.2f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        measured(CALLS["nothing given"], folder)
+        kept = show("with programs kept", CALLS["nothing given"], repeats, folder)
+    with one_core_busy():
+        busy = show("with one core busy", TWICE, repeats)
+    first = lambda calls, part: sum(calls[label][part] for label in ("import", "solve", "certify"))
+    bare = found["nothing given"]
+    lines = [
+        ("fresh process: import, solve, certify", first(bare, 0), "s", 6.0),
+        ("fresh process: programs of solve and certify", first(bare, 1), "programs", 25),
+        ("fresh process, programs kept on disk", first(kept, 0), "s", 2.5),
+        ("nothing given, second solve", bare["solve again"][0], "s", 0.3),
+        ("nothing given, second solve, one core busy", busy["solve again"][0], "s", 0.5),
+        ("Chebyshev(5), first solve", found["Chebyshev(5)"]["solve"][0], "s", 1.5),
+        ("Chebyshev(5), second solve", found["Chebyshev(5)"]["solve again"][0], "s", 0.03),
+        ("SOBA, 1000 steps, first solve", found["SOBA"]["solve"][0], "s", 2.5),
+        ("diagnose, first", found["diagnose"]["diagnose"][0], "s", 2.0),
+        ("cobilevel --help", seconds, "s", 0.5),
+    ]
+    if arguments.json:
+        keys = ("what", "value", "unit", "goal")
+        arguments.json.write_text(json.dumps([dict(zip(keys, line, strict=True)) for line in lines]))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,13 @@ too. `cpu` are seconds of processor time: on a machine with other work they say 
 """
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -81,42 +84,69 @@ PROBLEMS = {
     },
     "rows": {"10^6 rows": line},
 }
+GOALS = {  # seconds
+    "Finite(1000)": {"solve": 5.0, "solve again": 1.0},
+    "Finite(2500)": {"solve": 10.0},
+    "6 dimensions": {"solve": 20.0, "solve again": 5.0},
+    "6 dimensions, all together": {"solve": 20.0, "solve again": 5.0},
+    "20 dimensions, linear": {"solve": 20.0, "solve again": 5.0},
+    "10^6 rows": {"solve": 15.0, "solve again": 6.0, "certify": 15.0, f"{RESAMPLINGS} resamplings": 20.0},
+}
+MEMORY_GOALS = {("10^6 rows", "certify"): 1.5}  # GB held at most, by the end of a call
+QUICK = ("Finite(1000)", "20 dimensions, linear")
 
 
-def timed(name, what, call):
-    """One line of the table; returns what the call did."""
+def timed(name, what, call, lines):
+    """One line of the table, and its entry; returns what the call did."""
     clock, cpu = time.perf_counter(), time.process_time()
     found = call()
     clock, cpu = time.perf_counter() - clock, time.process_time() - cpu
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{name:28s} {what:16s} {clock:8.2f} {cpu:8.2f} {held:9.2f}", flush=True)
+    lines.append({"what": f"{name}: {what}", "value": clock, "unit": "s", "goal": GOALS[name].get(what)})
+    if (name, what) in MEMORY_GOALS:
+        most = MEMORY_GOALS[name, what]
+        lines.append({"what": f"{name}: peak memory, {what}", "value": held, "unit": "GB", "goal": most})
     return found
 
 
 def measure(group, name):
-    """All lines of one problem, in this process."""
+    """All lines of one problem, in this process; returns their entries."""
     problem, samples = PROBLEMS[group][name]()
-    timed(name, "solve", lambda: cb.solve(problem, samples))
-    solution = timed(name, "solve again", lambda: cb.solve(problem, samples))
-    timed(name, "print", lambda: repr(solution))
-    timed(name, "certify", lambda: cb.certify(problem, solution, samples))
-    timed(name, "certify again", lambda: cb.certify(problem, solution, samples))
+    lines = []
+    timed(name, "solve", lambda: cb.solve(problem, samples), lines)
+    solution = timed(name, "solve again", lambda: cb.solve(problem, samples), lines)
+    timed(name, "print", lambda: repr(solution), lines)
+    timed(name, "certify", lambda: cb.certify(problem, solution, samples), lines)
+    timed(name, "certify again", lambda: cb.certify(problem, solution, samples), lines)
     if group == "rows":
-        timed(name, f"{RESAMPLINGS} resamplings", lambda: cb.bootstrap(problem, solution, samples, RESAMPLINGS))
+        again = lambda: cb.bootstrap(problem, solution, samples, RESAMPLINGS)
+        timed(name, f"{RESAMPLINGS} resamplings", again, lines)
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(PROBLEMS), help="one group alone")
     parser.add_argument("--problem", help="one problem of that group, in this process")
+    parser.add_argument("--quick", action="store_true", help=f"{' and '.join(QUICK)} alone")
+    parser.add_argument("--json", type=Path, help="where the measurements are written, with their goals")
     arguments = parser.parse_args()
+    lines = []
     if arguments.problem:
-        measure(arguments.only, arguments.problem)
-        return
-    print(f"{'problem':28s} {'call':16s} {'seconds':>8s} {'cpu':>8s} {'peak, GB':>9s}", flush=True)
-    for group in PROBLEMS if arguments.only is None else (arguments.only,):
-        for name in PROBLEMS[group]:
-            subprocess.run([sys.executable, __file__, "--only", group, "--problem", name], check=True)
+        lines = measure(arguments.only, arguments.problem)
+    else:
+        print(f"{'problem':28s} {'call':16s} {'seconds':>8s} {'cpu':>8s} {'peak, GB':>9s}", flush=True)
+        groups = PROBLEMS if arguments.only is None else (arguments.only,)
+        chosen = [(group, name) for group in groups for name in PROBLEMS[group] if not arguments.quick or name in QUICK]
+        with tempfile.TemporaryDirectory() as folder:
+            for group, name in chosen:
+                part = Path(folder) / "part.json"
+                command = [sys.executable, __file__, "--only", group, "--problem", name, "--json", str(part)]
+                subprocess.run(command, check=True)
+                lines += json.loads(part.read_text())
+    if arguments.json:
+        arguments.json.write_text(json.dumps(lines))
 
 
 if __name__ == "__main__":

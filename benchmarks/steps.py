@@ -8,12 +8,13 @@ averages, no history and no tests of any kind.
 Every program is compiled first; then all take turns, several times, each time from the start for the same number of
 steps (those of BSA grow longer as it goes on), and medians are printed. On a machine that is shared, ``--cpu`` counts
 seconds of the processor, not of the wall, of one thread at best: pin it to one core.
-Run: python benchmarks/steps.py [--cpu] [solver ...]
 """
 
+import argparse
+import json
 import statistics
-import sys
 import time
+from pathlib import Path
 
 import jax
 
@@ -36,8 +37,17 @@ SOLVERS = {
     "TTSA": cb.TTSA(terms=LOOPS),
     "AmIGO": cb.AmIGO(inner_steps=LOOPS, linear_steps=LOOPS),
 }
-
-
+GOALS = {  # steps per second
+    "SOBA": 62_000,
+    "SABA": 32_800,
+    "StocBiO": 7_200,
+    "SUSTAIN": 11_000,
+    "MRBO": 6_960,
+    "BSA": 3_080,
+    "TTSA": 18_000,
+    "AmIGO": 8_800,
+}
+AGAINST_PLAIN = 1.25  # times the steps per second of a plain loop: the goal
 STEPS = {"SOBA": 4000, "SABA": 2000}  # of a timed run; of the others, 1000
 
 
@@ -189,23 +199,39 @@ def plain(name, reduced, clock):
     return Timed(f"plain {name}", call, state, count, STEPS.get(name, 1000), clock)
 
 
-def main(words):
-    clock = time.process_time if "--cpu" in words else time.perf_counter
-    names = [word for word in words if word in SOLVERS] or list(SOLVERS)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("solver", nargs="*", help=f"of {', '.join(SOLVERS)}; all where none is named")
+    parser.add_argument("--cpu", action="store_true", help="seconds of the processor")
+    parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser.add_argument("--json", type=Path, help="where the measurements are written, with their goals")
+    arguments = parser.parse_args()
+    names = arguments.solver or list(SOLVERS)
+    if not set(names) <= set(SOLVERS):
+        parser.error(f"the solvers are {', '.join(SOLVERS)}")
+    clock = time.process_time if arguments.cpu else time.perf_counter
     instance = cb.gallery.quadratic(0, dx=10, dy=4, train=1024, test=10)
     reduced = cb.reduce(instance.problem, cb.Orthonormal(cb.Chebyshev(5)), instance.train)
     table = [ours(name, reduced, clock) for name in names]
     table += [plain(name, reduced, clock) for name in names if hasattr(Plain, name.lower())]
-    for _ in range(ROUNDS):
+    for _ in range(2 if arguments.quick else ROUNDS):
         for row in table:
             row.round()
     print(f"{'solver':<9} {'steps/s':>9} {'plain':>9} {'ratio':>6} {'compile s':>10} {'plain':>6}")
+    lines = []
     for row in table[: len(names)]:
         other = next((r for r in table if r.name == f"plain {row.name}"), None)
         against = f"{other.rate:>9,.0f} {row.rate / other.rate:>6.2f}" if other else f"{'':>9} {'':>6}"
         print(f"{row.name:<9} {row.rate:>9,.0f} {against} {row.compiled:>10.1f}", end="")
         print(f" {other.compiled:>6.1f}" if other else "")
+        lines.append({"what": row.name, "value": row.rate, "unit": "steps/s", "goal": GOALS[row.name]})
+        if other:
+            ratio = row.rate / other.rate
+            lines.append({"what": f"{row.name} against a plain loop", "value": ratio, "unit": "times as many"})
+            lines[-1]["goal"] = AGAINST_PLAIN
+    if arguments.json:
+        arguments.json.write_text(json.dumps([line | {"better": "more"} for line in lines]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -91,6 +91,26 @@ def report_command(folder: Annotated[Path, typer.Argument(help="What cobilevel r
         typer.echo(write_report(folder))
 
 
+@app.command("bench")
+def bench_command(
+    names: Annotated[list[str] | None, typer.Argument(help="Which benchmarks; all where none is named.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the table and the figure are written.")] = Path("bench"),
+    folder: Annotated[Path | None, typer.Option(help="Where the scripts are, if not in benchmarks.")] = None,
+    names_only: Annotated[bool, typer.Option("--list", help="Name the benchmarks and run none.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="The shorter form of scripts that have one.")] = False,
+) -> None:
+    """Measure speed on this machine, against the goals of the project."""
+    from rich.console import Console
+
+    from .bench import chosen_benchmarks, run_benchmarks, speed_benchmarks
+
+    with _in_a_sentence():
+        if names_only:
+            typer.echo("\n".join(chosen_benchmarks(speed_benchmarks(folder), names or [])))
+        elif not run_benchmarks(names or [], out, folder, quick, Console()):
+            raise typer.Exit(1)
+
+
 @app.command("version")
 def version_command() -> None:
     """Print the version."""
