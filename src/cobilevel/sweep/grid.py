@@ -57,7 +57,7 @@ def _rows(
     with ProgressBar(len(bases) * len(jobs), "grid", progress) as bar, ThreadPoolExecutor(workers) as threads:
         for number, basis in enumerate(bases):
             bar.update(number * len(jobs), f"{basis!r}")
-            one = lambda job, b=basis: _solved(*job, b)
+            one = lambda job, b=basis: _solved(job[0], job[1], b)
             row = [one(job) for job in jobs[:1]]  # compiles for the others
             yield row + list(threads.map(one, jobs[1:]))
 
