@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from ..adaptive import solve_learning
@@ -57,7 +58,7 @@ def _rows(
     with ProgressBar(len(bases) * len(jobs), "grid", progress) as bar, ThreadPoolExecutor(workers) as threads:
         for number, basis in enumerate(bases):
             bar.update(number * len(jobs), f"{basis!r}")
-            one = lambda job, b=basis: _solved(job[0], job[1], b)
+            one = partial(_solved, basis)
             row = [one(job) for job in jobs[:1]]  # compiles for the others
             yield row + list(threads.map(one, jobs[1:]))
 
@@ -68,7 +69,8 @@ def _job(case: tuple[Problem, Data], solver: Solver, steps: int, key: Any) -> tu
         return Job(Study.of(*case, wanted), solver, key, steps, False, one_of_many=True), wanted
 
 
-def _solved(job: Job, wanted: Precision, basis: Basis) -> Solution:
+def _solved(basis: Basis, case: tuple[Job, Precision]) -> Solution:
+    job, wanted = case
     with wanted.context(), many_solves():
         found = job.run(basis) if basis.learned else solve_learning(job, basis)
     return found.rounded(wanted.returned)
