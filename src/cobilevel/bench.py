@@ -30,7 +30,7 @@ _TIMED_WITH = ("cobilevel", "jax", "jaxlib", "equinox", "numpy", "scipy")
 _VERDICTS = {True: "met", False: "missed", None: ""}
 _TAIL = 8  # lines shown of what a script said before it failed
 _SHADES = {True: "#3a7d44", False: "#d1495b"}
-_LONGEST_BAR = 300.0  # a bar ends there: so many times better or worse than the goal
+_LONGEST_BAR = 100.0  # a bar ends there: so many times better or worse than the goal
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def _draw_bars(path: Path, lines: Sequence[Measurement]) -> None:
             place += 1
         place += 0.4
     shares = [min(max(line.share or 0.0, 1 / _LONGEST_BAR), _LONGEST_BAR) for _, part in groups for line in part]
-    axis.set(xscale="log", xlim=(min(shares, default=1) / 3, 3 * max([1.0, *shares])), ylim=(max(place, 1) - 0.6, -0.8))
+    axis.set(xscale="log", xlim=(min([1.0, *shares]) / 8, 8 * max([1.0, *shares])), ylim=(max(place, 1) - 0.6, -0.8))
     axis.set_yticks(places, names, fontsize=8)
     axis.tick_params(axis="y", length=0)
     axis.axvline(1, color="black", lw=1)
