@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,11 +132,11 @@ class Truth:
         return out
 
 
-class Noise:
-    """``eta`` given a context."""
+class Noise(eqx.Module):
+    """``eta`` given a context: a pytree, so that problems share compiled programs."""
 
-    def __init__(self, c, sizes):
-        self.c, self.sizes = c, sizes
+    c: jax.Array = eqx.field(converter=jnp.asarray)
+    sizes: jax.Array = eqx.field(converter=jnp.asarray)
 
     def __call__(self, key, xi, size):
         draws = jax.random.normal(key, (2, size), xi.dtype)
