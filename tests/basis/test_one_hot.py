@@ -85,6 +85,9 @@ CASES = {
 }
 
 
+JUDGED = ("categories", "a partition of a square")  # of each kind of basis one, of each kind of context one
+
+
 @pytest.mark.filterwarnings("ignore:basis")
 @pytest.mark.parametrize("case", CASES)
 def test_solutions_and_their_costs_are_those_of_the_dense_way(case, monkeypatch):
@@ -96,15 +99,18 @@ def test_solutions_and_their_costs_are_those_of_the_dense_way(case, monkeypatch)
         solution = cb.solve(problem, samples, basis=basis)
         assert solution.basis.one_hot == (fewest == 64)
         assert solution.converged
-        found.append((solution, solution.uncertainty, cb.certify(problem, solution, samples)))
-    (few, error, verdict), (full, error_full, verdict_full) = found
+        judged = (solution.uncertainty, cb.certify(problem, solution, samples)) if case in JUDGED else None
+        found.append((solution, judged))
+    (few, judged), (full, judged_full) = found
     np.testing.assert_allclose(few.x, full.x, rtol=1e-7)
     np.testing.assert_allclose(few.policy(xi)["b"], full.policy(xi)["b"], atol=1e-7)
     np.testing.assert_allclose(few.policy(xi)["a"], full.policy(xi)["a"], atol=1e-7)
     assert few.stats["oracles"] == full.stats["oracles"]
-    np.testing.assert_allclose(error.error, error_full.error, rtol=1e-4)
-    assert verdict.mode == verdict_full.mode == "neighbours"
-    assert float(verdict.policy_error) == pytest.approx(float(verdict_full.policy_error), rel=1e-4)
+    if judged is not None:
+        (error, verdict), (error_full, verdict_full) = judged, judged_full
+        np.testing.assert_allclose(error.error, error_full.error, rtol=1e-4)
+        assert verdict.mode == verdict_full.mode == "neighbours"
+        assert float(verdict.policy_error) == pytest.approx(float(verdict_full.policy_error), rel=1e-4)
 
 
 def test_contexts_that_were_never_seen_keep_the_start():

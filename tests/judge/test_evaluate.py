@@ -15,8 +15,8 @@ def test_evaluate_agrees_with_closed_forms(quadratic):
     np.testing.assert_allclose(judged.x_error, np.sum((solution.x - quadratic.truth.x) ** 2), rtol=1e-12)
     xi = quadratic.test.xi[:1000]
     exact = np.mean(np.sum((solution.policy(xi) - quadratic.truth.y(solution.x, xi)) ** 2, axis=1))
-    sampled = 3 * 0.3**2 / 512  # the exact solve averages 512 draws of three components
-    assert abs(judged.policy_error - exact - sampled) < 0.3 * sampled
+    sampled = 3 * 0.3**2 / 512  # the exact solve averages 512 draws of three components: that is taken off
+    assert abs(judged.policy_error - exact) < 3 * judged.policy_error.error < sampled / 4
     assert judged.trouble == ""
 
 

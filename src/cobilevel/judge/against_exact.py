@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PyTree
 from ..answer import Solution
 from ..basis import Basis, combine
 from ..derivatives import oracles, sensitivity
-from ..lower import Law, LocalLower, law_at, lower_along, solve_each, trouble_with
+from ..lower import Law, LocalLower, LowerSolution, law_at, lower_along, solve_each, trouble_with
 from ..problem import Level, Samples, Study
 from ..programs import Held, program, put
 from ..reduction import Reduced, reduce_with
@@ -108,7 +108,7 @@ def measure_exactly(study: Study, solution: Solution, draws: int, key: Array, ri
         reduced=NoisyVector(gradient, policy.rows_within.covariance()),
         difference=NoisyVector(true.mean - gradient, doubt),
         parts={"policy": true.mean - policy.rows.mean, "adjoint and sensitivity": policy.rows.mean - gradient},
-        errors=_errors(at, solution, exact.y, policy, found, richer),
+        errors=_errors(at, solution, exact, policy, found, richer),
         freedom=freedom,
         scale=true.size(),
         value=mean_loss(study.problem.upper, solution.x, put(contexts.by_row(exact.y)), study.upper),
@@ -206,7 +206,12 @@ def _difference_noise(
 
 
 def _errors(
-    at: Contextual, solution: Solution, exact: PyTree, policy: ReducedPolicy, found: Galerkin, richer: Basis | None
+    at: Contextual,
+    solution: Solution,
+    exact: LowerSolution,
+    policy: ReducedPolicy,
+    found: Galerkin,
+    richer: Basis | None,
 ) -> Errors:
     """How far the reduced problem's policy, adjoint and sensitivity are from the exact ones."""
     contexts = at.contexts
@@ -222,12 +227,12 @@ def _errors(
     else:
         adjoint = _noisy_square(at, solution, richer, policy.local, d2 - np.einsum("nab,nb->na", A, v))
     return Errors(
-        policy=mean_estimate(squares(exact, solution.policy(contexts.xi)), shares),
+        policy=mean_estimate(squares(exact.y, solution.policy(contexts.xi)) - by_row(exact.noise), shares, least=0.0),
         adjoint=adjoint,
         sensitivity=mean_estimate(np.einsum("naj,nab,nbj->n", lost, A, lost), shares).beyond_rounding(
             float(np.mean(np.einsum("naj,nab,nbj->n", whole, A, whole)))
         ),
-        distance=float(shares @ np.sqrt(squares(exact, policy.y))),
+        distance=float(shares @ np.sqrt(squares(exact.y, policy.y))),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .. import trees
@@ -117,7 +118,7 @@ def _evaluation(study: Study, solution: Solution, truth: Any, draws: int, base: 
         x_error = float(square_distance(solution.x, true_x))
     return Evaluation(
         loss=mean_loss(study.problem.upper, solution.x, exact.y, study.upper),
-        policy_error=mean_estimate(gaps, rows.shares()),
+        policy_error=mean_estimate(np.asarray(gaps) - np.asarray(exact.noise), rows.shares(), least=0.0),
         x_error=x_error,
         trouble=trouble,
     )

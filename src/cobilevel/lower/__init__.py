@@ -9,6 +9,7 @@ from .damped_newton import minimise as minimise
 from .per_context import MISSING as MISSING
 from .per_context import Law as Law
 from .per_context import LocalLower as LocalLower
+from .per_context import LowerSolution as LowerSolution
 from .per_context import exact_lower as exact_lower
 from .per_context import law_at as law_at
 from .per_context import law_is_known as law_is_known

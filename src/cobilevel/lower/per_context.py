@@ -22,12 +22,16 @@ _WORK = 2_000_000  # numbers that contexts solved together may take, about
 
 
 class LowerSolution(eqx.Module):
-    """Exact lower-level solutions, one a context."""
+    """Exact lower-level solutions, one a context.
+
+    `noise`: by how much a squared distance to each is too large on average, where conditional means are over draws.
+    """
 
     y: PyTree[Shaped[Held, "n ..."]]
     converged: Bool[Held, " n"]
     gradient: Float[Held, " n"]
     convex: Bool[Held, " n"]
+    noise: Float[Held, " n"]
 
 
 MISSING = (
@@ -132,6 +136,18 @@ def _each(one: Callable, problem: Problem, law: Law, work: int, *more: Any) -> A
     return jax.lax.map(run, table, batch_size=min(max(1, _WORK // max(1, law.rows * work)), len(law.xi)))
 
 
+def _slopes(problem: Problem, x: PyTree, unravel: Callable, z: Array, law: Law, context: Array, key: Any) -> Array:
+    """``d2 g`` at one context, draw by draw."""
+    one = lambda e: value_and_slope(lambda p: problem.lower(x, unravel(p), context, e))(z)[1]
+    return jax.vmap(one)(problem.conditional(key, context, law.rows))  # pyright: ignore[reportOptionalCall]
+
+
+def _noise_of_minimum(hessian: Float[Array, "dy dy"], slopes: Float[Array, "rows dy"]) -> Float[Array, ""]:
+    """The expected square of how far the minimum of a mean over draws is from that of its expectation."""
+    steps = jnp.linalg.solve(hessian, (slopes - jnp.mean(slopes, axis=0)).T)
+    return jnp.sum(steps**2) / (len(slopes) * (len(slopes) - 1))
+
+
 @program
 def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = None, start: Any = None):
     """The minimiser at each context of a law, from ``y0`` or from `start`, one row a context."""
@@ -150,13 +166,15 @@ def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = 
             curvature = MatrixFree(slope, hessian_product(objective))
         first = jnp.linalg.norm(slope(first_y)[1])
         found = minimise(curvature, first_y if begin is None else ravel_pytree(begin)[0], share * first)
+        convex, noise = jnp.asarray(True), jnp.zeros((), first_y.dtype)
         if isinstance(curvature, Dense):
             eigenvalues = jnp.linalg.eigvalsh(found.hessian)
             convex = eigenvalues[0] >= -1e-8 * jnp.max(jnp.abs(eigenvalues))
-        else:
-            convex = jnp.asarray(True)
+            if key is not None and law.rows > 1:
+                slopes = _slopes(problem, x, unravel, found.point, law, context, key)
+                noise = _noise_of_minimum(found.hessian, slopes)
         size = jnp.linalg.norm(found.gradient) / jnp.maximum(first, jnp.finfo(first.dtype).tiny)
-        return unravel(found.point), found.converged, size, convex
+        return unravel(found.point), found.converged, size, convex, noise
 
     work = len(first_y) * min(len(first_y), _DENSE_Y)
     return LowerSolution(*_each(one, problem, law, work, start))
