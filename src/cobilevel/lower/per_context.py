@@ -136,7 +136,9 @@ def _each(one: Callable, problem: Problem, law: Law, work: int, *more: Any) -> A
     return jax.lax.map(run, table, batch_size=min(max(1, _WORK // max(1, law.rows * work)), len(law.xi)))
 
 
-def _slopes(problem: Problem, x: PyTree, unravel: Callable, z: Array, law: Law, context: Array, key: Any) -> Array:
+def _slopes_by_draw(
+    problem: Problem, x: PyTree, unravel: Callable, z: Array, law: Law, context: Array, key: Any
+) -> Array:
     """``d2 g`` at one context, draw by draw."""
     one = lambda e: value_and_slope(lambda p: problem.lower(x, unravel(p), context, e))(z)[1]
     return jax.vmap(one)(problem.conditional(key, context, law.rows))  # pyright: ignore[reportOptionalCall]
@@ -171,7 +173,7 @@ def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = 
             eigenvalues = jnp.linalg.eigvalsh(found.hessian)
             convex = eigenvalues[0] >= -1e-8 * jnp.max(jnp.abs(eigenvalues))
             if key is not None and law.rows > 1:
-                slopes = _slopes(problem, x, unravel, found.point, law, context, key)
+                slopes = _slopes_by_draw(problem, x, unravel, found.point, law, context, key)
                 noise = _noise_of_minimum(found.hessian, slopes)
         size = jnp.linalg.norm(found.gradient) / jnp.maximum(first, jnp.finfo(first.dtype).tiny)
         return unravel(found.point), found.converged, size, convex, noise
