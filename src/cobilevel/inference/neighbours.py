@@ -22,6 +22,7 @@ from ..problem import Domain, Finite
 _MOST_NEAR = 16  # neighbours of a context in the near ring, in several dimensions
 _MOST_PAIRS = 20_000_000  # of neighbours in several dimensions, held at one time
 _WIDEST = 4  # rings hold at most n / (4 (N + 8)) samples on a side: structure that N functions resolve is not seen
+_FEW_DIMENSIONS = 4  # with more, a ring of four times as many samples is not twice as far, and combining both is noise
 _PAIRS = 200_000  # pairs by which the noise of their products is measured
 _DISTINCT_SHARE = 0.5  # of the samples: with fewer different contexts, those that are equal are the neighbours
 
@@ -152,11 +153,13 @@ def neighbours_of(
         order = np.lexsort((rng.random(n), u[:, 0]))
         widths = [2**k for k in range(20) if k == 0 or 2 * 2**k <= widest]
         return [_windows(order, own[order], k, rng, u[order]) for k in widths]
-    widths = [k for k in (1, 2, 4, 8, _MOST_NEAR) if k == 1 or 4 * k <= min(widest, _MOST_PAIRS // n)]
+    times = 4 if u.shape[1] <= _FEW_DIMENSIONS else 1
+    most = min(widest // max(times, 2), _MOST_PAIRS // (times * n))
+    widths = [k for k in (1, 2, 4, 8, _MOST_NEAR) if k == 1 or k <= most]
     from scipy.spatial import KDTree  # takes long to import, and few need it
 
-    index: Any = KDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(4 * widths[-1] + 1, n))[1]
-    return [_nearest(index, k, own, rng, u) for k in widths]
+    index: Any = KDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(times * widths[-1] + 1, n))[1]
+    return [_nearest(index, k, times * k, own, rng, u) for k in widths]
 
 
 def _groups(u: Float[np.ndarray, "n d"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " g"]]:
@@ -211,10 +214,12 @@ def _windows(order: np.ndarray, own: np.ndarray, width: int, rng: np.random.Gene
     return Neighbours(width, own, pairs, weights, count, float(own.sum()), order=order, rings=rings)
 
 
-def _nearest(index: np.ndarray, width: int, own: np.ndarray, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
+def _nearest(
+    index: np.ndarray, width: int, wide: int, own: np.ndarray, rng: np.random.Generator, u: np.ndarray
+) -> Neighbours:
     """In several dimensions: the nearest few of each, from a table of all that are near, nearest first."""
     matrices = []
-    for k in (width, 4 * width):
+    for k in (width, wide):
         columns = index[:, : k + 1]
         rows = np.repeat(np.arange(len(index)), columns.shape[1])
         other = rows != columns.ravel()
@@ -233,7 +238,8 @@ def _nearest(index: np.ndarray, width: int, own: np.ndarray, rng: np.random.Gene
 def _combined(weights: list[np.ndarray], pairs: np.ndarray, own: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, Any]:
     """The weights of pairs over two rings together, and the share of each ring.
 
-    Shares add up to one, and the mean square distance is zero: what grows with it cancels.
+    Shares add up to one, and the mean square distance is zero: what grows with it cancels. Where both are the same, it
+    stands for itself.
     """
     i, j = pairs.T
     both = np.stack(weights) * own[i] * own[j]
