@@ -1,6 +1,7 @@
 """The demonstration behind ``cobilevel demo``: road capacities from observed flows, with several bases."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +11,11 @@ from rich.table import Table
 
 from .answer import Solution
 from .basis import Basis, Chebyshev, Fourier, Partition
-from .front_door import solve
 from .gallery import two_edge_traffic
-from .judge import Evaluation, evaluate
 from .progress import ProgressBar
-from .report import policy_figure
+
+if TYPE_CHECKING:
+    from .judge import Evaluation
 
 _BASES: tuple[Basis | None, ...] = (
     Chebyshev(3),
@@ -41,7 +42,7 @@ def _results_table() -> Table:
     return table
 
 
-def _add_row(table: Table, name: str, solution: Solution, judged: Evaluation, reference: float) -> None:
+def _add_row(table: Table, name: str, solution: Solution, judged: "Evaluation", reference: float) -> None:
     table.add_row(
         name,
         f"{judged.loss / reference:.4f}",
@@ -58,12 +59,16 @@ def demo(seed: int, out: Path, console: Console) -> None:
     """Solves one two-edge instance with a few bases, prints a table, writes a figure and the solutions."""
     instance = two_edge_traffic(seed)
     truth = instance.truth
-    reference = float(truth.loss(truth.x, instance.test))
     console.print(
-        f"Two parallel roads, instance {seed}: infer their capacities from {len(instance.train)} noisy flows under "
-        f"random demand.\nTrue capacities {np.round(np.asarray(truth.x), 4)}; their loss on {len(instance.test)} test "
-        f"samples, with exact flows: F_ref = {reference:.5f}\n"
+        f"Two parallel roads, instance {seed}: infer their capacities, {np.round(np.asarray(truth.x), 4)}, from "
+        f"{len(instance.train)} noisy flows under random demand."
     )
+    reference = float(truth.loss(truth.x, instance.test))
+    console.print(f"Their loss on {len(instance.test)} test samples, with exact flows: F_ref = {reference:.5f}\n")
+    from .front_door import solve  # these take a while to import: after something is shown
+    from .judge import evaluate
+    from .report import policy_figure
+
     table, contexts = _results_table(), jnp.linspace(0.0, 1.0, 401)
     policies, solutions = {}, []
     with ProgressBar(len(_BASES), "demo") as bar:
