@@ -103,3 +103,10 @@ def test_a_square_far_below_zero_is_not_certainly_zero():
     assert float(found) == 0 == found.low
     assert found.high >= found.error > 0
     assert cb.Estimate.of_square(np.nan, 1.0, 0.0).high == np.inf
+
+
+def test_an_interval_of_a_square_holds_its_estimate():
+    """Also where the variance was estimated to be negative, as for a mean that a fit has made exactly zero."""
+    for value in (0.0, 0.01):
+        found = cb.Estimate.of_square(value, -1e-4, 0.004)
+        assert found.low <= value <= found.high

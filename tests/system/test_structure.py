@@ -305,7 +305,7 @@ def test_every_file_says_what_it_is():
     for module in modules().values():
         words = ast.get_docstring(module.tree)
         assert words, module.name
-        assert " " in words.splitlines()[0], f"{module.name}: a placeholder"
+        assert " " in words.splitlines()[0], f"{module.name}: one word says too little"
     for room in ROOMS:
         words = ast.get_docstring(modules()[room].tree)
         assert "\n" not in words, room
