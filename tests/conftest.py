@@ -4,6 +4,7 @@ Warnings are errors (see pyproject.toml). Most of the time goes into compiling p
 machine code is made the quick way, and hardly optimised.
 """
 
+import gc
 import mmap
 import os
 from pathlib import Path
@@ -19,9 +20,14 @@ jaxtyping.install_import_hook("cobilevel", "beartype.beartype")
 
 import cobilevel as cb
 
-# Without the emitters of fused loops, whose code takes longest to make; in one piece, since each core has a worker of
-# its own; with as few passes over it as there are, but for the tests that run for long.
-FLAGS = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
+# Without the emitters of fused loops, whose code takes longest to make, and without the passes over loops that take
+# longest; in one piece, since each core has a worker of its own; with as few passes over it as there are, but for the
+# tests that run for long.
+FLAGS = {
+    "xla_cpu_use_fusion_emitters": "false",
+    "xla_cpu_parallel_codegen_split_count": "1",
+    "xla_disable_hlo_passes": "while-loop-invariant-code-motion,simplify-while-loops",
+}
 LEVEL, LEVEL_THOROUGH = "0", "2"
 
 
@@ -40,6 +46,8 @@ def pytest_configure(config):
         level = LEVEL_THOROUGH if config.option.markexpr == "thorough" else LEVEL
         chosen = {"xla_backend_optimization_level": level} | FLAGS
         os.environ["XLA_FLAGS"] = " ".join(f"--{flag}={value}" for flag, value in chosen.items() if _known(flag))
+    gc.freeze()  # what is imported stays, and need not be looked through again and again
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 import cobilevel as cb
 from cobilevel.sweep import solve_grid
 
-BASES = (cb.Chebyshev(3), cb.Fourier(7), cb.Orthonormal(cb.Monomial(12)), cb.Partition(4), cb.Partition(70))
+# of one size, so that alone too they share programs; and one that has blocks
+BASES = (cb.Chebyshev(7), cb.Fourier(7), cb.Orthonormal(cb.Monomial(7)), cb.Partition(7), cb.Partition(70))
 
 
 @pytest.fixture(scope="module")
