@@ -156,6 +156,21 @@ def test_members_of_the_span_are_bounded_by_their_mean_square():
         assert np.abs(worst).max() / norm(worst) == pytest.approx(Lambda)
 
 
+def test_a_sensitivity_moves_with_the_point():
+    share = 0.0
+    for seed in range(4):
+        problem, rng = Ridges(seed, bend=0.4, count=1), np.random.default_rng(seed)
+        for _ in range(20):
+            (x1, x2), (y1, y2) = rng.normal(size=(2, 2)), rng.normal(size=(2, NODES.size, 2))
+            one, two = problem.at(x1, y1), problem.at(x2, y2)
+            inner = one.D - two.D + np.einsum("kij,kjl->kil", one.A - two.A, two.s)
+            np.testing.assert_allclose(one.s - two.s, -np.linalg.solve(one.A, inner), atol=1e-12)
+            way = np.sqrt(np.sum((x1 - x2) ** 2) + np.sum((y1 - y2) ** 2, axis=1))
+            ratio = np.linalg.norm(one.s - two.s, axis=(1, 2), ord=2) / way
+            share = max(share, ratio.max() / (problem.L2 / problem.mu * problem.root))
+    assert 0.1 < share <= 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_exact_policy_and_its_sensitivity(seed):
     problem, x = Ridges(seed), np.random.default_rng(seed).normal(size=2)
@@ -283,6 +298,7 @@ def test_the_counterexample_in_closed_form():
     assert mean((s - project(phi, one, s)) * (v - project(phi, one, v))).item() == pytest.approx(full - reduced)
     for x in (-2.0, 0.1, 1.0):
         assert distance(phi, policy + x * s[:, :, 0]) == pytest.approx(abs(x) * np.sqrt(4 / 45))
+    assert full - reduced <= np.e * np.sqrt(4 / 45)  # Theorem 5.5 (1), with every tau and M2 -> 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -366,9 +382,8 @@ def test_the_gap_is_bounded_by_the_policy_error_nearby(seed):
         )
     assert max(ratios) <= 1
     delta = max(error(t) for t in np.linspace(-1, 1, 41))
-    if np.sqrt(2 * delta / M2) <= 1:
-        bound = problem.K1 * delta + problem.f0 * np.sqrt(2 * M2 * delta)
-        assert np.linalg.norm(full - reduced) <= bound
+    assert np.sqrt(2 * delta / M2) <= 1  # the part of the line that part (2) asks about
+    assert np.linalg.norm(full - reduced) <= problem.K1 * delta + problem.f0 * np.sqrt(2 * M2 * delta)
 
 
 def wave(delta, x, sign):
@@ -614,3 +629,5 @@ def test_gram_matrices_of_chebyshev_polynomials():
         gram = T.T * tilted @ T
         assert np.linalg.eigvalsh(gram)[0] >= 0.4 * 3 / (20 * n)
         assert np.sqrt(np.einsum("ka,ka->k", at, np.linalg.solve(gram, at.T).T)).max() <= n / np.sqrt(0.4)
+    half = chebyshev.chebvander(nodes / 2, 9)  # contexts on the middle half of the interval
+    assert np.linalg.eigvalsh(half.T * weights / 2 @ half)[0] == pytest.approx(2e-10, rel=0.1)
