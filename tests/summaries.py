@@ -4,8 +4,12 @@ import math
 
 import numpy as np
 
-FAMILIES, SIZES, SOLVERS = ("Chebyshev", "Fourier", "Monomial", "Partition"), (3, 5, 10, 20, 50), ("StocBiO", "Newton")
-RATES = {"Chebyshev": 1.6, "Fourier": 1.4, "Monomial": 1.3, "Partition": 0.9}
+FAMILIES, SIZES, SOLVERS = (
+    ("R_Chebyshev", "R_Fourier", "R_monomial", "stocBiO"),
+    (3, 5, 10, 20, 50),
+    ("StocBiO", "Newton"),
+)
+RATES = {"R_Chebyshev": 1.6, "R_Fourier": 1.4, "R_monomial": 1.3, "stocBiO": 0.9}
 HOSTILE = "</script><script>window.hostile = 1</script><!-- \u2028 ${1} $title & \"quotes\" 'too'"
 
 
@@ -25,12 +29,12 @@ def panel(name, figure, title, series, xlabel, ylabel, xscale="log", yscale="log
 
 
 def policies():
-    """Flows on two roads, the policy off by a ripple that shrinks with the size; Monomial has no Newton at 50."""
+    """Flows on two roads, the policy off by a ripple that shrinks with the size; monomials have no Newton at 50."""
     demand = np.linspace(0.0, 1.0, 201)
     exact = np.stack([np.maximum(demand - 0.16, 0) ** 0.8 / 2, demand - np.maximum(demand - 0.16, 0) ** 0.8 / 2])
     entries = []
     for k, (basis, size, solver) in enumerate((b, n, s) for b in FAMILIES for n in SIZES for s in SOLVERS):
-        if (basis, size, solver) == ("Monomial", 50, "Newton"):
+        if (basis, size, solver) == ("R_monomial", 50, "Newton"):
             continue
         ripple = 0.2 * size ** -RATES[basis] * np.cos((2 * size + k) * demand + np.array([[0.0], [1.0]]))
         error = np.linalg.norm(ripple, axis=0)
@@ -43,13 +47,12 @@ def policies():
 
 def inverse():
     """Errors against the size of the basis; one run went wrong and left a gap."""
-    pairs = [(f, s) for f in FAMILIES for s in SOLVERS]
     size = np.array(SIZES)
-    drop = lambda f, s, c: c * size ** -RATES[f] * (1.4 if s == "StocBiO" else 1.0) + c * 1e-3
-    loss = [interval(SIZES, 1 + drop(f, s, 0.6), 1.0, label=f, solver=s) for f, s in pairs]
-    error = [interval(SIZES, drop(f, s, 0.3), label=f, solver=s) for f, s in pairs]
-    error[4]["y"][2] = error[4]["low"][2] = math.nan
-    error[5]["low"][4] = -1e-3
+    drop = lambda f, c: 1.4 * c * size ** -RATES[f] + c * 1e-3
+    loss = [interval(SIZES, 1 + drop(f, 0.6), 1.0, label=f) for f in FAMILIES]
+    error = [interval(SIZES, drop(f, 0.3), label=f) for f in FAMILIES]
+    error[2]["y"][2] = error[2]["low"][2] = math.nan
+    error[3]["low"][4] = -1e-3
     rows = [
         [f, n, s, 1 + 0.6 / n, 0.3 * n ** -RATES[f], 12.5 * n, None] for f in FAMILIES for n in SIZES for s in SOLVERS
     ]
@@ -73,12 +76,9 @@ def inverse():
 def cleaning():
     """Curves over time, labels that name a size, no policies, hostile words everywhere."""
     seconds = np.linspace(0.01, 30, 400)
-    labels = ("Chebyshev(5)", "Chebyshev(20)", "Fourier(10)", "one weight for all")
-    falls = [
-        interval(seconds, 0.3 + 0.5 * np.exp(-seconds / (3 + k)), label=w, solver="StocBiO")
-        for k, w in enumerate(labels)
-    ]
-    falls.append(interval([1, 2], [math.inf, math.nan], label=HOSTILE, solver=""))
+    labels = ("R_Chebyshev[5]", "R_Chebyshev[20]", "R_Fourier[10]", "one weight for all")
+    falls = [interval(seconds, 0.3 + 0.5 * np.exp(-seconds / (3 + k)), label=w) for k, w in enumerate(labels)]
+    falls.append(interval([1, 2], [math.inf, math.nan], label=HOSTILE))
     base = inverse() | {"experiment": "cleaning", "title": HOSTILE, "lead": HOSTILE, "policies": None}
     base["panels"] = [
         panel(k, f"{k} {HOSTILE}", HOSTILE, falls, "seconds", "loss $x_$", k, "linear") for k in ("linear", "log")
@@ -103,6 +103,8 @@ def claims():
             claim = {"id": f"I{k + 1}", "claim": f"{family}: {text}.", "verdict": verdict, "threshold": threshold}
             claim["measured"] = None if verdict == "not tested" else measured
             claim["how"] = "The mean over the instances, the flows solved exactly at each context."
+            claim["reading"] = "" if verdict == "not tested" else "every reading" if verdict == "holds" else "none"
+            claim["readings"] = [{"reading": "medians", "verdict": verdict, "measured": "0.4"}]
             if verdict == "fails":
                 claim["why"] = "The noise at this budget exceeds the difference; ten times the samples would show it."
             made.append(claim)

@@ -83,12 +83,20 @@ def reproduce_command(
 
 
 @app.command("report")
-def report_command(folder: Annotated[Path, typer.Argument(help="What cobilevel reproduce wrote.")]) -> None:
-    """Write claims, figures and the page of a folder again."""
-    from .paper import write_report
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(help="What cobilevel reproduce wrote; several for one page.")],
+    out: Annotated[Path | None, typer.Option(help="Where the page of several folders is written.")] = None,
+) -> None:
+    """Write claims, figures and the page of a folder again, or one page for several."""
+    from .paper import write_joint_report, write_report
 
+    if len(folders) > 1 and out is None:
+        raise typer.BadParameter("several folders need --out, the file that their common page is written to.")
     with _in_a_sentence():
-        typer.echo(write_report(folder))
+        for folder in folders:
+            typer.echo(write_report(folder))
+        if out is not None:
+            typer.echo(write_joint_report(folders, out))
 
 
 @app.command("bench")

@@ -39,9 +39,15 @@ def test_figures_are_written(summary, figures, tmp_path):
 
 
 def test_labels_of_one_family_are_distinguished():
+    """By colour, and in print by dashes and markers."""
     styles = label_styles(cleaning())
-    assert styles["Chebyshev(5)"] == label_styles(inverse())["Chebyshev"]
+    assert (
+        styles["R_Chebyshev[5]"]["dash"]
+        == styles["R_Chebyshev[20]"]["dash"]
+        == label_styles(inverse())["R_Chebyshev"]["dash"]
+    )
     assert len({style["colour"] for style in styles.values()}) == len(styles)
+    assert len({(tuple(style["dash"]), style["marker"]) for style in styles.values()}) == len(styles)
 
 
 def test_the_backend_stays_the_users(tmp_path, request):

@@ -23,7 +23,7 @@ def test_the_page_carries_its_data(tmp_path):
     path = write_page(inverse(), claims(), tmp_path / "deep" / "report.html")
     data = embedded(path)
     assert data["claims"] == claims()
-    assert data["summary"]["panels"][1]["series"][4]["y"][2] is None  # NaN is a gap
+    assert data["summary"]["panels"][1]["series"][2]["y"][2] is None  # NaN is a gap
     assert data["summary"]["panels"][0] == inverse()["panels"][0]
     assert list(path.parent.iterdir()) == [path]  # nothing left next to it
     assert not re.search(r"(src|href)=[\"']?(https?:|//)|@import|url\(http", path.read_text(encoding="utf-8"))

@@ -2,4 +2,5 @@
 
 from .reproduce import print_verdicts as print_verdicts
 from .reproduce import reproduce_experiment as reproduce_experiment
+from .reproduce import write_joint_report as write_joint_report
 from .reproduce import write_report as write_report

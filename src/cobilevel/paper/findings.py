@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ..sweep import Run
-from .lab import Method
+from .lab import HELD_OUT
+from .methods import Method
 from .tuning import edges, searched
 
 
@@ -24,20 +26,24 @@ class Findings(ABC):
 
     def __init__(self, lab: Any):
         self.lab, self.budget = lab, lab.budget
-        self._runs: dict[Method, list[Run]] = {}
-        for method, count in lab.plan():
-            self._runs[method] = [lab.runs.get(lab.spec(method, seed)) for seed in range(count)]
+        self.methods = [method for method, _ in lab.plan()]
+        self._runs: dict[tuple[Method, str], list[Run]] = {}
+        for method, most in lab.plan():
+            for tuned, count in lab.choices(method, most):
+                specs = [lab.spec(method, seed, tuned) for seed in range(count)]
+                self._runs[method, tuned] = [lab.runs.get(spec) for spec in specs]
 
-    def runs(self, method: Method) -> list[Run]:
-        return self._runs[method]
+    def runs(self, method: Method, tuned: str = HELD_OUT) -> list[Run]:
+        """The runs of a method with step sizes chosen there; where there is no choice, its only ones."""
+        return self._runs.get((method, tuned)) or self._runs[method, HELD_OUT]
 
-    def values(self, method: Method, name: str) -> np.ndarray:
+    def values(self, method: Method, name: str, tuned: str = HELD_OUT) -> np.ndarray:
         """One quantity, by instance."""
-        return np.array([run.result[name] for run in self._runs[method]], dtype=float)
+        return np.array([run.result[name] for run in self.runs(method, tuned)], dtype=float)
 
     def seconds(self, method: Method) -> float:
         """The mean time of a run."""
-        return float(np.mean([run.cost["seconds"] for run in self._runs[method]]))
+        return float(np.mean([run.cost["seconds"] for run in self.runs(method)]))
 
     @abstractmethod
     def lead(self) -> str:
@@ -73,14 +79,17 @@ class Findings(ABC):
         """The table of the step sizes that were chosen, one row a named method; `score` says what was minimised."""
         rows = []
         for name, method in methods:
-            tuned = self.lab.runs.get(self.lab.tuning_spec(method)).result
-            rows.append([name, *edges(tuned), tuned["inner_steps"], f"{tuned['score']:.4g}"])
+            for tuned, _ in self.lab.choices(method, 1):
+                chosen = asdict(self.lab.setting(method, tuned))
+                ours = f"{np.mean(self.values(method, score, tuned)):.4g}"
+                rows.append([name, tuned, *edges(chosen), chosen["inner_steps"], ours])
         return {
-            "id": "steps",
-            "title": f"Step sizes chosen on tuning {self.unit}s",
-            "columns": ["method", "inner", "outer", "inner steps", f"{score} on tuning {self.unit}s"],
+            "id": f"steps-{self.lab.name}",
+            "title": f"{self.title}: step sizes chosen",
+            "columns": ["method", "chosen on", "inner", "outer", "inner steps", f"{score} with them, mean"],
             "rows": rows,
-            "note": searched(self.budget.grid),
+            "note": f"{searched(self.budget.grid)} On held-out {self.unit}s; of those that came to the last round also "
+            f"on the reported ones; and beyond the ends of the grid, where one was chosen.",
         }
 
     def summary(self) -> dict[str, Any]:
@@ -93,7 +102,7 @@ class Findings(ABC):
             ],
             self.data(),
             ["steps", f"{budget.steps} outer steps with 10 inner ones; otherwise as many oracle calls"],
-            ["StocBiO", f"{self.constants()}, averages over the last tenth"],
+            ["StocBiO", self.constants()],
             ["settings tried", f"{len(budget.grid.settings())} a method, by successive halving"],
         ]
         return {

@@ -5,7 +5,7 @@ An experiment says what its methods, its instances and its judgement are; the re
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -13,50 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..answer import Result
-from ..basis import Basis, Chebyshev, Fourier, Monomial, Partition
 from ..iteration import Solver
 from ..solvers import StocBiO
 from ..sweep import Bundle, How, Pool, Run, Runs, Task, Trials, seconds_each_way, solve_all
-from .tuning import Grid, SearchRung, Setting, race
+from .methods import BARE, BASES, PER_CELL, Method
+from .tuning import Grid, SearchRung, Setting, at_an_end, beyond, race
 
-FAMILIES: Mapping[str, Any] = {
-    "Chebyshev": Chebyshev,
-    "Fourier": Fourier,
-    "Monomial": Monomial,
-    "Partition": Partition,
-}
 TUNING = 10_000  # tuning instances have seeds from here on, reported ones from 0
+HELD_OUT, REPORTED, EXTENDED = "held-out", "reported", "extended"  # where step sizes were chosen, and from which grid
 
 Tell = Callable[[float], None]
-
-
-@dataclass(frozen=True)
-class Method:
-    """What is run on every instance. The defaults are the experiment; other values belong to its ablation."""
-
-    solver: str
-    family: str
-    N: int
-    noise: float = 0.05
-    period: float = 2.0
-    batch: int = 64
-    series: str = "sum"
-    terms: int = 10
-
-    @property
-    def usual(self) -> bool:
-        """Whether it belongs to the experiment, rather than to its ablation."""
-        return self == Method(self.solver, self.family, self.N)
-
-    @property
-    def label(self) -> str:
-        return f"{self.family}({self.N})"
-
-    @property
-    def basis(self) -> Basis:
-        if self.family == "Fourier":
-            return Fourier(self.N, period=self.period)
-        return FAMILIES[self.family](self.N)
 
 
 @dataclass(frozen=True)
@@ -68,8 +34,12 @@ class Budget:
     chunk: int
     rungs: tuple[SearchRung, ...]
     grid: Grid
-    polynomials: tuple[int, ...]
-    partitions: tuple[int, ...]
+    bases: tuple[int, ...]
+    cells: tuple[int, ...]
+    bare: tuple[int, ...] = ()
+    reported: int = 1  # reported instances on which finalists are compared, for the second choice of step sizes
+    further: tuple[SearchRung, ...] = ()  # the search beyond the ends of the grid, if there is one
+    extended: int = 0  # instances that are then run with what it found
     ablation: int = 0
     complexity: int = 0  # steps for the sample complexity of claim T2, if it is to be measured
     candidates: tuple[How, ...] = (How(), How(together=How.block))  # ways to share the machine; measured, if several
@@ -81,8 +51,9 @@ class Budget:
 
     def table(self) -> list[tuple[str, int]]:
         """Families and sizes, the small ones first."""
-        rows = [(family, N) for N in self.polynomials for family in ("Chebyshev", "Fourier", "Monomial")]
-        return sorted(rows + [("Partition", N) for N in self.partitions], key=lambda row: row[1])
+        rows = [(family, N) for N in self.bases for family in BASES]
+        rows += [(PER_CELL, N) for N in self.cells] + [(BARE, N) for N in self.bare]
+        return sorted(rows, key=lambda row: row[1])
 
 
 @dataclass(frozen=True)
@@ -134,7 +105,7 @@ class Lab(ABC):
 
     def identity(self) -> dict[str, Any]:
         """What else, besides method and instance, a run depends on; `protocol` counts changes of the code."""
-        common = {"scale": self.scale, "shuffle": self.shuffle, "chunk": self.budget.chunk, "protocol": 1}
+        common = {"scale": self.scale, "shuffle": self.shuffle, "chunk": self.budget.chunk, "protocol": 2}
         return {"experiment": self.name} | common
 
     # -- the rest is the same for both
@@ -169,7 +140,7 @@ class Lab(ABC):
             kind=method.series, batch=method.batch, shuffle=self.shuffle,  # pyright: ignore
         )  # fmt: skip
         trials = Trials(which, keys, rates)
-        how, look = self.how(solver, pool, trials), self.observe(method, seeds) if final else None
+        how, look = self.how(solver, pool, trials), self.observe(method, seeds)
         chunk = self.chunk(inner_steps)
         bundle = solve_all(solver, pool, trials, steps // self.budget.chunk * chunk, chunk, how, look, tell)
         judged = self.judge(method, seeds, which, bundle, final)
@@ -182,49 +153,102 @@ class Lab(ABC):
         """
         return max(1, round(self.budget.chunk * 22 / (inner_steps + 12)))
 
-    def tune(self, method: Method, tell: Tell) -> Run:
-        """The search for the step sizes of one method."""
-        grid, rungs = self.budget.grid.settings(), self.budget.rungs
-        parts = [0, len(rungs) * len(self.budget.grid.inner_steps)]
+    def _score(self, method: Method, seeds: Sequence[int], settings: Sequence[Setting], steps: int) -> np.ndarray:
+        """The mean score of each setting over instances; infinite where one of them diverged."""
+        scores = np.empty(len(settings))
+        for inner_steps in sorted({s.inner_steps for s in settings}):
+            rows = [k for k, s in enumerate(settings) if s.inner_steps == inner_steps]
+            _, judged, bad = self.stocbio(method, seeds, [settings[k] for k in rows], steps, False, None)
+            scores[rows] = np.where(bad, np.inf, judged.score).reshape(len(rows), len(seeds)).mean(axis=1)
+        return scores
+
+    def _race(self, method: Method, grid: Grid, rungs: Sequence[SearchRung], tell: Tell) -> Any:
+        done = [0]
 
         def score(settings: Sequence[Setting], rung: SearchRung) -> np.ndarray:
-            seeds, scores = range(TUNING, TUNING + rung.instances), np.empty(len(settings))
-            for inner_steps in sorted({s.inner_steps for s in settings}):
-                rows = [k for k, s in enumerate(settings) if s.inner_steps == inner_steps]
-                chosen = [settings[k] for k in rows]
-                _, judged, bad = self.stocbio(method, seeds, chosen, rung.steps, False, None)
-                table = np.where(bad, np.inf, judged.score).reshape(len(rows), len(seeds))
-                scores[rows] = table.mean(axis=1)
-                parts[0] += 1
-                tell(parts[0] / parts[1])
-            return scores
+            found = self._score(method, range(TUNING, TUNING + rung.instances), settings, rung.steps)
+            done[0] += 1
+            tell(done[0] / (len(rungs) + 1))
+            return found
 
-        best, table = race(grid, rungs, score)
-        result = asdict(best) | {"score": float(np.nanmin(table[:, -1])), "tried": len(grid)}
+        return race(grid.settings(), rungs, score)
+
+    def tune(self, method: Method, tell: Tell) -> Run:
+        """The search for the step sizes of a method: the best on held-out instances, and of those that came to the
+        last round the best on reported ones."""
+        grid, rungs = self.budget.grid, self.budget.rungs
+        (best, *_), table = self._race(method, grid, rungs, tell)
+        settings, rows = grid.settings(), np.flatnonzero(np.isfinite(table[:, -1]))
+        finalists = [settings[int(k)] for k in rows] or [best]
+        seen = self._score(method, range(self.budget.reported), finalists, rungs[-1].steps)
+        result = {
+            HELD_OUT: asdict(best),
+            REPORTED: asdict(finalists[int(np.argmin(seen))]),
+            "score": float(np.nanmin(table[:, -1])),
+            "finalists": [asdict(one) for one in finalists],
+            "scores": {HELD_OUT: table[rows, -1].tolist(), REPORTED: seen.tolist()},
+            "tried": len(settings),
+        }
         return Run(self.tuning_spec(method), result, {"scores": table})
 
-    def tuning_spec(self, method: Method) -> dict[str, Any]:
-        rungs, grid = [asdict(rung) for rung in self.budget.rungs], asdict(self.budget.grid)
-        return self.identity() | {"kind": "tune", **asdict(method), "rungs": rungs, "grid": grid}
+    def tune_further(self, method: Method, tell: Tell) -> Run:
+        """The search beyond the ends of the paper's grid, where the setting chosen is at one of them."""
+        chosen = self.setting(method, HELD_OUT)
+        best, table = chosen, np.zeros((1, 1))
+        if at_an_end("inner", chosen.inner) or at_an_end("outer", chosen.outer):
+            (best, *_), table = self._race(method, beyond(chosen), self.budget.further, tell)
+        return Run(self.tuning_spec(method, True), {EXTENDED: asdict(best), "tried": len(table)}, {"scores": table})
 
-    def spec(self, method: Method, seed: int) -> dict[str, Any]:
+    def setting(self, method: Method, tuned: str) -> Setting:
+        """The step sizes that were chosen."""
+        return Setting(**self.runs.get(self.tuning_spec(method, tuned == EXTENDED)).result[tuned])
+
+    def tuning_spec(self, method: Method, further: bool = False) -> dict[str, Any]:
+        kind = {"kind": "tune further", "further": _as_dicts(self.budget.further)} if further else {"kind": "tune"}
+        return self.identity() | kind | asdict(method) | self._search()
+
+    def _search(self) -> dict[str, Any]:
+        return {
+            "rungs": _as_dicts(self.budget.rungs),
+            "grid": asdict(self.budget.grid),
+            "reported": self.budget.reported,
+        }
+
+    def choices(self, method: Method, count: int) -> list[tuple[str, int]]:
+        """Where the step sizes of a method are chosen, and on how many instances it is then run."""
+        if method.solver != "StocBiO" or not self.belongs(method):
+            return [(HELD_OUT, count)]
+        more = [(EXTENDED, min(count, self.budget.extended))] if self.budget.further else []
+        return [(HELD_OUT, count), (REPORTED, count), *more]
+
+    def belongs(self, method: Method) -> bool:
+        """Whether a method belongs to the experiment, rather than to its ablation."""
+        return True
+
+    def spec(self, method: Method, seed: int, tuned: str = HELD_OUT) -> dict[str, Any]:
         base = self.identity() | {"kind": "solve", **asdict(method), "instance": seed}
         if method.solver != "StocBiO":
             return base
-        rungs, grid = [asdict(rung) for rung in self.budget.rungs], asdict(self.budget.grid)
-        return base | {"steps": self.budget.steps, "rungs": rungs, "grid": grid}
+        more = {"further": _as_dicts(self.budget.further)} if tuned == EXTENDED else {}
+        return base | {"steps": self.budget.steps, "tuned": tuned} | self._search() | more
 
-    def solve(self, method: Method, count: int, tell: Tell) -> list[Run]:
-        """One method on all its instances, with the step sizes that were found for it."""
-        tuned = self.runs.get(self.tuning_spec(method)).result
-        setting = Setting(tuned["inner"], tuned["outer"], tuned["inner_steps"])
+    def solve(self, method: Method, count: int, tuned: str, tell: Tell) -> list[Run]:
+        """One method on all its instances, with step sizes that were found for it."""
+        setting = self.setting(method, tuned)
+        if tuned != HELD_OUT and setting == self.setting(method, HELD_OUT):
+            return [self._same(self.spec(method, k), self.spec(method, k, tuned)) for k in range(count)]
         bundle, judged, bad = self.stocbio(method, range(count), [setting], self.budget.steps, True, tell)
-        return [self.run(method, k, k, bundle, judged, bool(bad[k]), asdict(setting)) for k in range(count)]
+        chosen = asdict(setting) | {"tuned": tuned}
+        return [self.run(method, k, k, bundle, judged, bool(bad[k]), chosen) for k in range(count)]
+
+    def _same(self, spec: Mapping[str, Any], again: Mapping[str, Any]) -> Run:
+        """A finished run under another specification."""
+        return replace(self.runs.get(spec), spec=again, curves=self.runs.curves(spec))
 
     def run(
         self, method: Method, seed: int, k: int, bundle: Bundle, judged: Judged, bad: bool, settings: Mapping[str, Any]
     ) -> Run:
-        """The record of run ``k`` of a bundle; `settings` are kept with it."""
+        """The record of run ``k`` of a bundle; `settings`, and where they were chosen, are kept with it."""
         one = jax.tree.map(lambda a: a[k], bundle.states)
         result = {name: float(values[k]) for name, values in judged.numbers.items()} | {
             **settings,
@@ -235,15 +259,26 @@ class Lab(ABC):
             "numbers_held": self.held(method),
         }
         curves = {name: values[k] for name, values in (*judged.curves.items(), *bundle.curves.items())}
-        return Run(self.spec(method, seed), result, curves, {"seconds": bundle.seconds})
+        return Run(self.spec(method, seed, settings["tuned"]), result, curves, {"seconds": bundle.seconds})
 
     def tasks(self) -> Iterator[Task]:
         """Everything there is to do, in an order in which later tasks find what they need."""
         yield from self.extra()
         for method, count in self.plan():
-            if method.solver == "StocBiO":
-                work = lambda tell, m=method: [self.tune(m, tell)]
-                yield Task(f"tuning {method.label}", [self.tuning_spec(method)], work)
-            specs = [self.spec(method, seed) for seed in range(count)]
-            yield Task(f"{method.solver} {method.label}", specs, lambda tell, m=method, c=count: self.solve(m, c, tell))
+            yield from self._tasks_of(method, count)
         yield from self.last()
+
+    def _tasks_of(self, method: Method, count: int) -> Iterator[Task]:
+        if method.solver == "StocBiO":
+            yield Task(f"tuning {method.label}", [self.tuning_spec(method)], lambda tell: [self.tune(method, tell)])
+        for tuned, some in self.choices(method, count):
+            if tuned == EXTENDED:
+                spec = self.tuning_spec(method, True)
+                yield Task(f"tuning {method.label} further", [spec], lambda tell: [self.tune_further(method, tell)])
+            specs = [self.spec(method, seed, tuned) for seed in range(some)]
+            work = lambda tell, c=some, t=tuned: self.solve(method, c, t, tell)
+            yield Task(f"{method.solver} {method.label}, step sizes {tuned}", specs, work)
+
+
+def _as_dicts(rungs: Sequence[SearchRung]) -> list[dict[str, Any]]:
+    return [asdict(rung) for rung in rungs]

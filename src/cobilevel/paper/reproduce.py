@@ -2,13 +2,14 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..gallery import images
-from ..report import panel_figures, write_page
+from ..report import joined, panel_figures, write_page
 from ..sweep import Runs, sweep
 from .claims import complete
 from .cleaning import CLEANING_BUDGETS, Cleaning, CleaningFindings
@@ -88,6 +89,23 @@ def _write_json(path: Path, content: Any) -> None:
 def write_report(out: Path) -> Path:
     """Writes claims, figures and the page from the runs in a folder; or, where those are gone, from its summary."""
     out = Path(out)
+    summary, claims = _reported(out)
+    panel_figures(summary, out / "figures")
+    return write_page(summary, claims, out / "report.html")
+
+
+def write_joint_report(folders: Sequence[Path], path: Path) -> Path:
+    """One page for several experiments, with the claims of all, in their order."""
+    found = [_reported(Path(folder)) for folder in folders]
+    title, lead = "The paper's experiments, reproduced", " ".join(summary["lead"] for summary, _ in found)
+    known = [entry for _, claims in found for entry in claims if entry["verdict"] != "not tested"]
+    summary = joined([summary for summary, _ in found], title, lead)
+    panel_figures(summary, Path(path).parent / "figures")
+    return write_page(summary, complete(known), path)
+
+
+def _reported(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Summary and claims of a folder, written anew where its runs are there."""
     if not (out / _REQUEST).exists():
         if not (out / "summary.json").exists():
             raise FileNotFoundError(
@@ -98,8 +116,7 @@ def write_report(out: Path) -> Path:
         summary, claims = _summarise(out, _read_json(out / _REQUEST))
         _write_json(out / "summary.json", summary)
         _write_json(out / "claims.json", claims)
-    panel_figures(summary, out / "figures")
-    return write_page(summary, claims, out / "report.html")
+    return summary, claims
 
 
 def _summarise(out: Path, request: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -125,11 +142,13 @@ def _summarise(out: Path, request: dict[str, Any]) -> tuple[dict[str, Any], list
 def print_verdicts(out: Path, console: Console) -> None:
     """The verdicts, in the terminal."""
     claims = json.loads((Path(out) / "claims.json").read_text())
-    colours = {"holds": "green", "fails": "red", "not tested": "dim"}
+    colours = {"holds": "green", "holds as corrected": "green", "fails": "red", "not tested": "dim"}
     for entry in claims:
         word = entry["verdict"]
         console.print(f"{entry['id']} {word}", style=colours[word], highlight=False)
         console.print(f"   {entry['claim']}", markup=False, highlight=False)
+        if entry.get("reading"):
+            console.print(f"   under {entry['reading']}", style="dim", markup=False, highlight=False)
         if word != "not tested":
             console.print(f"   {entry['measured']}", style="dim", markup=False, highlight=False)
     console.print(f"\nThe page: {Path(out) / 'report.html'}")

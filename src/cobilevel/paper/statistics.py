@@ -1,8 +1,9 @@
-"""Two sets of runs compared in pairs: means of differences and of ratios, with 95% intervals."""
+"""Sets of runs, alone and compared in pairs: means, medians, differences and ratios, with 95% intervals."""
 
 from typing import Any
 
 import numpy as np
+import scipy.stats
 
 from ..judge import Estimate, runs_estimate
 
@@ -20,3 +21,11 @@ def ratio(ours: Any, theirs: Any) -> Estimate:
 def geometric_mean(values: Any) -> Estimate:
     """The geometric mean of positive values, over runs."""
     return ratio(values, np.ones(len(values)))
+
+
+def median(values: Any) -> Estimate:
+    """The median, between the order statistics that hold it with a chance of 95% at least, whatever the law."""
+    ordered = np.sort(np.asarray(values, dtype=float))
+    k = max(int(scipy.stats.binom.ppf(0.025, len(ordered), 0.5)) - 1, 0)
+    low, high = float(ordered[k]), float(ordered[len(ordered) - 1 - k])
+    return Estimate(float(np.median(ordered)), (high - low) / 4, (low, high))

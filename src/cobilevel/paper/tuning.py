@@ -1,4 +1,4 @@
-"""Step sizes by the paper's grid, searched by successive halving on instances that are reported nowhere."""
+"""Step sizes by the paper's grid, searched by successive halving; the last round has the length of the experiment."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -44,10 +44,10 @@ class Grid:
 Score = Callable[[Sequence[Setting], SearchRung], np.ndarray]  # one number a setting, the smaller the better
 
 
-def race(settings: Sequence[Setting], rungs: Sequence[SearchRung], score: Score) -> tuple[Setting, np.ndarray]:
-    """The setting that survives, and a table with one row a setting tried and one column a rung (NaN: not run).
+def race(settings: Sequence[Setting], rungs: Sequence[SearchRung], score: Score) -> tuple[list[Setting], np.ndarray]:
+    """The settings that survive, best first, and a table with one row a setting tried and one column a rung.
 
-    Runs that diverge count as infinite. With several left after the last rung, the best there is taken.
+    NaN stands for not run. Runs that diverge count as infinite.
     """
     table = np.full((len(settings), len(rungs)), np.nan)
     alive = np.arange(len(settings))
@@ -56,21 +56,34 @@ def race(settings: Sequence[Setting], rungs: Sequence[SearchRung], score: Score)
         scores = np.where(np.isfinite(scores), scores, np.inf)
         table[alive, column] = scores
         alive = alive[np.argsort(scores, kind="stable")[: rung.keep]]
-    return settings[int(alive[0])], table
+    return [settings[int(k)] for k in alive], table
+
+
+def at_an_end(name: str, value: float) -> bool:
+    """Whether a step size is the smallest or the largest of the paper's grid."""
+    return value in (getattr(Grid(), name)[0], getattr(Grid(), name)[-1])
+
+
+def beyond(chosen: Setting) -> Grid:
+    """The grid around a setting, two decades further where it is at an end of the paper's grid."""
+
+    def around(name: str) -> tuple[float, ...]:
+        value = getattr(chosen, name)
+        ends = getattr(Grid(), name)[0], getattr(Grid(), name)[-1]
+        if value == ends[0]:
+            return (value / 100, value / 10, value)
+        return (value, 10 * value, 100 * value) if value == ends[1] else (value / 10, value, 10 * value)
+
+    return Grid(around("inner"), around("outer"), (chosen.inner_steps,))
 
 
 def edges(tuned: Mapping[str, Any]) -> tuple[str, str]:
     """The step sizes that were chosen, in words; those at an end of the paper's grid say so."""
-    words = []
-    for name in ("inner", "outer"):
-        values = getattr(Grid(), name)
-        words.append(f"{tuned[name]:g}" + (" (end of the grid)" if tuned[name] in (values[0], values[-1]) else ""))
+    words = [f"{tuned[n]:g}" + (" (end of the grid)" if at_an_end(n, tuned[n]) else "") for n in ("inner", "outer")]
     return words[0], words[1]
 
 
 def searched(grid: Grid) -> str:
     """How the step sizes were found, for a table's note."""
     which = "The grid of the paper" if grid == Grid() else f"{len(grid.settings())} settings of the paper's grid"
-    return (
-        f"{which}, by successive halving; tuning instances are not among those reported. Verdicts depend on the grid."
-    )
+    return f"{which}, by successive halving; the last round has the length of a run."

@@ -2,7 +2,8 @@
 (() => {
   const { summary, styles } = JSON.parse(document.getElementById("data").textContent);
   const COMPONENTS = ["#1b6ca8", "#d1495b", "#3a7d44", "#b87a0a", "#6a4c93", "#00798c", "#8c5a3c", "#5b6670"];
-  const MARKED = 30; // a longer curve is drawn without markers
+  const MARKED = 30; // of a longer curve only some points are marked
+  const MARKS = 9; // as many
   const SVG = new Set(["svg", "g", "path", "line", "text", "circle", "rect", "clipPath", "defs"]);
 
   // ---- small things ----
@@ -141,7 +142,7 @@
   }
 
   function swatch(curve) {
-    const marker = curve.marker && curve.x.length <= MARKED ? MARKERS[curve.marker](15, 7) : "";
+    const marker = curve.marker ? MARKERS[curve.marker](15, 7) : "";
     return element("svg", { width: 30, height: 14, "aria-hidden": "true" }, ...strokes(curve, "M1 7L29 7", marker));
   }
 
@@ -186,8 +187,10 @@
           if (drawn(value, x.scale) && drawn(curve.y[i], y.scale)) own.push({ curve, i, x: x.at(value), y: y.at(curve.y[i]) });
         });
         if (own.length) points.push(own);
-        const shape = curve.marker && curve.x.length <= MARKED ? MARKERS[curve.marker] : null;
-        inside.append(...strokes(curve, linePath(curve, x, y), shape ? own.map((p) => shape(p.x, p.y)).join("") : ""));
+        const shape = curve.marker ? MARKERS[curve.marker] : null;
+        const every = curve.x.length <= MARKED ? 1 : Math.floor(curve.x.length / MARKS);
+        const marks = shape ? own.filter((p) => p.i % every === 0).map((p) => shape(p.x, p.y)).join("") : "";
+        inside.append(...strokes(curve, linePath(curve, x, y), marks));
       }
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       svg.setAttribute("aria-label", `${spec.title}. Arrow keys read its values.`);
@@ -301,8 +304,7 @@
   // ---- figures ----
 
   function curveOf(series) {
-    const name = [series.label, series.solver].filter(Boolean).join(", ");
-    return { ...series, ...styles.labels[series.label], name, dash: styles.solvers[series.solver || ""] };
+    return { ...series, ...styles[series.label], name: series.label };
   }
 
   for (const group of document.querySelectorAll(".group")) {
@@ -315,7 +317,6 @@
       curves.forEach((curve) => entries.has(curve.name) || entries.set(curve.name, curve));
       return chart(host, () => ({ ...panel, extent, curves: curves.filter((curve) => !hidden.has(curve.name)) }));
     });
-    const columns = new Map(); // the solvers of one label stand together
     for (const [name, curve] of entries) {
       const button = element("button", { type: "button", "aria-pressed": "true" }, swatch(curve), name);
       button.addEventListener("click", () => {
@@ -323,15 +324,14 @@
         button.setAttribute("aria-pressed", String(!hidden.has(name)));
         redraw.forEach((draw) => draw());
       });
-      if (!columns.has(curve.label)) columns.set(curve.label, element("div"));
-      columns.get(curve.label).append(button);
+      group.querySelector(".legend").append(button);
     }
-    group.querySelector(".legend").append(...columns.values());
   }
 
   // ---- policy explorer ----
 
-  function explorer({ context, quantity, components, entries }) {
+  function explorer({ context, quantity, components, entries }, end) {
+    const part = (name) => document.getElementById(name + end);
     const keys = ["basis", "N", "solver"];
     const picked = { ...entries[0] };
     const shown = components.map((_, k) => k < 4);
@@ -348,7 +348,7 @@
           const away = (value) => (typeof value === "number" ? Math.abs(value - picked[key]) : 0);
           picked[key] = options.reduce((best, value) => (away(value) < away(best) ? value : best));
         }
-        const select = document.getElementById(`pick-${key}`);
+        const select = part(`pick-${key}`);
         select.replaceChildren(...options.map((value) => element("option", { selected: value === picked[key] && "" }, String(value))));
         select.onchange = () => {
           picked[key] = options[select.selectedIndex];
@@ -376,17 +376,17 @@
       return `${name}: the largest error is ${number(most)}, at ${context.label} ${number(where)}; the root mean square is ${number(mean)}.`;
     }
 
-    const top = chart(document.getElementById("policy-chart"), () => ({
+    const top = chart(part("policy-chart"), () => ({
       ...common, title: `Policy over exact ${quantity}`, yscale: "linear", curves: policyCurves(),
       ylabel: `${quantity} (thick: exact; dashed: policy)`, tallest: 340,
     }));
-    const lower = chart(document.getElementById("error-chart"), () => ({
+    const lower = chart(part("error-chart"), () => ({
       ...common, title: `Error of the ${quantity}`, yscale: "log", ylabel: `error of the ${quantity}`, tallest: 240,
       curves: [{ name: "error", x: context.values, y: entry.error, colour: "#5b6670", dash: [] }],
     }));
 
     function update() {
-      document.getElementById("policy-words").textContent = words();
+      part("policy-words").textContent = words();
       top();
       lower();
     }
@@ -397,13 +397,14 @@
         shown[k] = box.checked;
         update();
       });
-      document.getElementById("components").append(element("label", {}, box, swatch({ colour: colour(k), dash: [], width: 4 }), name));
+      part("components").append(element("label", {}, box, swatch({ colour: colour(k), dash: [], width: 4 }), name));
     });
     offer();
     update();
   }
 
-  if (document.getElementById("policies")) explorer(summary.policies);
+  const explored = [summary.policies].flat().filter((one) => one && one.entries && one.entries.length);
+  explored.forEach((one, k) => explorer(one, k ? `-${k + 1}` : ""));
 
   // ---- print: what is folded on screen is wanted on paper ----
 

@@ -1,12 +1,14 @@
 """One HTML file that shows a reproduced experiment: what was claimed, what was measured, and the figures.
 
-The text is written here, so that it can be read without scripts; `page.js` draws the figures from the data, which the
-file carries as JSON. It asks the network for nothing.
+The paper's figures come first, then the verdicts in one screen. The text is written here, so that it can be read
+without scripts; `page.js` draws the figures from the data, which the file carries as JSON. It asks the network for
+nothing.
 """
 
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -14,9 +16,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from .panels import by_figure, dashes, label_styles
+from .panels import by_figure, label_styles
 
-VERDICTS = {"holds": "✓", "fails": "✗", "not tested": "○"}
+VERDICTS = {"holds": "✓", "holds as corrected": "≈", "fails": "✗", "not tested": "○"}
+_PAPERS = re.compile(r"Figure \d+(:|$)")  # what the paper calls its own
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -28,18 +31,20 @@ def write_page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], 
     _check(summary, claims)
     summary, claims = _finite(summary), _finite(claims)
     assets = files("cobilevel.report")
+    papers, others = _figures(summary, True), _figures(summary, False)
     sections = {
-        "claims": ("Claims", _claims(claims)),
-        "figures": ("Figures", _figures(summary)),
-        "policies": ("Policy explorer", _explorer(summary.get("policies"))),
+        "figures": ("The paper's figures", papers),
+        "claims": ("What holds, and what does not", _claims(claims)),
+        "more": ("More figures" if papers else "Figures", others),
         "tables": ("Tables", "".join(_html_table(table) for table in summary.get("tables") or ())),
-        "about": ("About this run", _about(summary.get("about") or ())),
+        "policies": ("Policy explorer", "".join(_explorer(one, k) for k, one in enumerate(_explored(summary)))),
+        "about": ("About these runs", _about(summary.get("about") or ())),
     }
     shown = {key: section for key, section in sections.items() if section[1]}
     text = Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
         title=escape(summary["title"]),
         lead=escape(summary["lead"]),
-        kicker=escape(f"{summary['experiment']} experiment · {summary['budget']} budget"),
+        kicker=escape(f"{summary['experiment']} · {summary['budget']} budget"),
         strip=_strip(claims),
         links="".join(f'<a href="#{key}">{title}</a>' for key, (title, _) in shown.items()),
         sections="".join(
@@ -47,7 +52,7 @@ def write_page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], 
         ),
         css=(assets / "page.css").read_text(encoding="utf-8"),
         script=(assets / "page.js").read_text(encoding="utf-8"),
-        data=_embedded({"summary": summary, "claims": claims, "styles": _styles(summary)}),
+        data=_embedded({"summary": summary, "claims": claims, "styles": label_styles(summary)}),
     )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +60,21 @@ def write_page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], 
     draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
     return path
+
+
+def joined(summaries: Sequence[Mapping[str, Any]], title: str, lead: str) -> dict[str, Any]:
+    """Several experiments as one: figures, tables, policies and facts one after the other."""
+    parts = {name: [part for one in summaries for part in one.get(name) or ()] for name in ("panels", "tables")}
+    about = [[f"{one['experiment']}: {label}", value] for one in summaries for label, value in one.get("about") or ()]
+    budgets = dict.fromkeys(one["budget"] for one in summaries)
+    return {
+        "experiment": " and ".join(one["experiment"] for one in summaries),
+        "budget": ", ".join(budgets),
+        "title": title,
+        "lead": lead,
+        "about": about,
+        "policies": [one["policies"] for one in summaries if one.get("policies")],
+    } | parts
 
 
 def number(value: float | int | None, aligned: bool = False) -> str:
@@ -109,11 +129,6 @@ def _embedded(data: Any) -> str:
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
-def _styles(summary: Mapping[str, Any]) -> dict[str, Any]:
-    solvers = {s.get("solver") or "" for panel in summary.get("panels") or () for s in panel["series"]}
-    return {"labels": label_styles(summary), "solvers": {name: dashes(name) for name in sorted(solvers)}}
-
-
 def _strip(claims: Sequence[Mapping[str, Any]]) -> str:
     """The counts of the verdicts; those that fail, and those not tested, by name."""
     cells, bars = [], []
@@ -133,25 +148,36 @@ def _strip(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
-    """The claims that were tested first."""
-    head = "".join(f'<th scope="col">{title}</th>' for title in ("", "Claim", "Verdict", "Measured", "Threshold"))
+    """The claims that were tested first; each in a line or two, with what is behind it folded up."""
+    head = "".join(f'<th scope="col">{title}</th>' for title in ("", "Claim", "Verdict", "Under which reading"))
     rows = "".join(_claim(claim) for claim in sorted(claims, key=lambda claim: claim["verdict"] == "not tested"))
     return f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>' if claims else ""
 
 
 def _claim(claim: Mapping[str, Any]) -> str:
-    """One row; what explains a failure is open from the start."""
-    kind, why, how = claim["verdict"].replace(" ", "-"), claim.get("why"), claim.get("how")
-    details = "".join(f"<p><b>{word}</b> {escape(text)}</p>" for word, text in (("Why.", why), ("How.", how)) if text)
-    if details:
-        title = "Why, and how it was measured" if why else "How it was measured"
-        details = f"<details{' open' if why else ''}><summary>{title}</summary>{details}</details>"
-    cell = lambda name, words: f'<td data-name="{name}"><div>{words}</div></td>' if words else "<td></td>"
+    kind = claim["verdict"].replace(" ", "-")
+    parts = {name: claim.get(name) for name in ("measured", "threshold", "why", "newton", "how")}
+    titles = {"newton": "With Newton", "why": "Why"}
+    details = "".join(
+        f"<p><b>{titles.get(name, name.capitalize())}.</b> {_measured(words)}</p>"
+        for name, words in parts.items()
+        if words
+    )
+    rows = "".join(
+        f"<tr><td>{escape(one['reading'])}</td><td>{one['verdict']}</td><td>{escape(one['measured'])}</td></tr>"
+        for one in claim.get("readings") or ()
+    )
+    if rows:
+        names = "".join(f'<th scope="col">{name}</th>' for name in ("reading", "verdict", "measured"))
+        details += f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table></div>'
+    words = escape(claim["claim"])
+    text = f"<details><summary>{words}</summary>{details}</details>" if details else f"<p>{words}</p>"
+    reading = escape(claim.get("reading") or "")
     return (
         f'<tr id="claim-{escape(claim["id"])}" class="{kind}"><th scope="row">{escape(claim["id"])}</th>'
-        f'<td class="what"><p>{escape(claim["claim"])}</p>{details}</td>'
+        f'<td class="what">{text}</td>'
         f'<td class="verdict"><span aria-hidden="true">{VERDICTS[claim["verdict"]]}</span> {claim["verdict"]}</td>'
-        f"{cell('Measured', _measured(claim.get('measured')))}{cell('Threshold', _words(claim.get('threshold')))}</tr>"
+        f'<td data-name="Reading"><div>{reading}</div></td></tr>'
     )
 
 
@@ -169,17 +195,19 @@ def _words(value: Any, aligned: bool = False) -> str:
     return number(value, aligned) if value is None or isinstance(value, int | float) else escape(str(value))
 
 
-def _figures(summary: Mapping[str, Any]) -> str:
-    """Frames for the script to draw in; a chart finds its panel by position."""
+def _figures(summary: Mapping[str, Any], papers: bool) -> str:
+    """Frames for the script to draw in, the paper's figures or the others; charts find their panel by position."""
     place = {id(panel): k for k, panel in enumerate(summary.get("panels") or ())}
     groups = []
     for name, panels in by_figure(summary).items():
+        if papers != bool(_PAPERS.match(name)):
+            continue
         frames = "".join(
             f"<figure><figcaption><h4>{escape(panel['title'])}</h4></figcaption>"
             f'<div class="chart" data-panel="{place[id(panel)]}"></div>{_note(panel)}</figure>'
             for panel in panels
         )
-        title = escape(name.replace("_", " ").replace("-", " ").strip())
+        title = escape(name.strip())
         groups.append(
             f'<div class="group"><h3>{title[:1].upper()}{title[1:]}</h3>'
             f'<div class="panels count-{min(len(panels), 4)}">{frames}</div>'
@@ -188,19 +216,25 @@ def _figures(summary: Mapping[str, Any]) -> str:
     return "".join(groups)
 
 
-def _explorer(policies: Mapping[str, Any] | None) -> str:
-    if not policies or not policies.get("entries"):
-        return ""
+def _explored(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The policies to explore, of each experiment."""
+    found = summary.get("policies") or []
+    return [one for one in ([found] if isinstance(found, Mapping) else found) if one.get("entries")]
+
+
+def _explorer(policies: Mapping[str, Any], place: int) -> str:
+    end = f"-{place + 1}" if place else ""
     selects = "".join(
-        f'<label>{title}<select id="pick-{key}"></select></label>'
+        f'<label>{title}<select id="pick-{key}{end}"></select></label>'
         for key, title in (("basis", "Basis"), ("N", "Basis size N"), ("solver", "Solver"))
     )
     return (
+        f"<h3>The {escape(policies['quantity'])} by {escape(policies['context']['label'])}</h3>"
         f'<form class="controls" autocomplete="off">{selects}'
-        '<fieldset><legend>Components</legend><div id="components"></div></fieldset></form>'
-        '<p id="policy-words" aria-live="polite"></p>'
-        '<figure><div class="chart" id="policy-chart"></div></figure>'
-        '<figure><div class="chart" id="error-chart"></div></figure>'
+        f'<fieldset><legend>Components</legend><div class="components" id="components{end}"></div></fieldset></form>'
+        f'<p id="policy-words{end}" aria-live="polite"></p>'
+        f'<figure><div class="chart" id="policy-chart{end}"></div></figure>'
+        f'<figure><div class="chart" id="error-chart{end}"></div></figure>'
     )
 
 

@@ -1,7 +1,8 @@
 """The panels of a reproduced experiment on paper: one PNG and one PDF for each figure.
 
-How a series looks is settled here once, for these files and for the page: the basis family has a colour and a marker,
-the solver a dash pattern. Matplotlib is imported where it is used, since it takes seconds to load.
+How a series looks is settled here once, for these files and for the page: a family has a colour and a dash pattern, and
+its members a marker each, so that curves can be told apart without colours. Matplotlib is imported where it is used,
+since it takes seconds to load.
 """
 
 import re
@@ -12,22 +13,23 @@ from typing import Any
 
 import numpy as np
 
-FAMILY_STYLES = {
-    "Chebyshev": ("#1b6ca8", "o"),
-    "Fourier": ("#d9730d", "s"),
-    "Monomial": ("#a8327a", "^"),
-    "Partition": ("#5b6670", "D"),
+FAMILY_STYLES: dict[str, tuple[str, tuple[float, ...]]] = {
+    "R_Chebyshev": ("#1b6ca8", ()),
+    "R_Fourier": ("#d9730d", (6.0, 2.0)),
+    "R_monomial": ("#a8327a", (1.5, 1.5)),
+    "stocBiO": ("#3d464d", (7.0, 2.0, 1.5, 2.0)),
+    "one-hot": ("#8a9299", (3.0, 3.0)),
 }
-SOLVER_DASHES: dict[str, tuple[float, ...]] = {"StocBiO": (), "Newton": (5.0, 2.5)}
-_OTHER_STYLES = (("#3a7d44", "o"), ("#d1495b", "s"), ("#00798c", "^"), ("#6a4c93", "D"), ("#b08900", "o"))
-_OTHER_DASHES = (1.5, 2.0)
-_MARKED = 30  # a longer curve is drawn without markers
-_PALEST = 0.55  # share of white in the last of several labels of one family
+_MARKERS = ("o", "s", "^", "D")
+_OTHER_STYLES = (("#3a7d44", ()), ("#d1495b", (6.0, 2.0)), ("#00798c", (1.5, 1.5)), ("#6a4c93", (7.0, 2.0, 1.5, 2.0)))
+_MARKED = 30  # of a longer curve only some points are marked
+_MARKS = 9  # as many
+_PALEST = 0.45  # share of white in the last of several labels of one family
 
 
 def family(label: str) -> str:
-    """The basis family a label speaks of: ``Chebyshev`` for ``Chebyshev(5)``."""
-    return label.split("(")[0].strip()
+    """The family a label speaks of: ``R_Chebyshev`` for ``R_Chebyshev[5]``."""
+    return label.split("[")[0].strip()
 
 
 def by_figure(summary: Mapping[str, Any]) -> dict[str, list[dict]]:
@@ -38,31 +40,27 @@ def by_figure(summary: Mapping[str, Any]) -> dict[str, list[dict]]:
     return figures
 
 
-def label_styles(summary: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Colour and marker of every label: those of its family, the later labels of one family paler."""
+def label_styles(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Colour and dashes of every label, those of its family, and its marker; later labels of one family are paler."""
     labels = dict.fromkeys(s["label"] for panel in summary.get("panels") or () for s in panel["series"])
     members: dict[str, list[str]] = {}
     for label in labels:
         members.setdefault(family(label), []).append(label)
     strangers = [name for name in members if name not in FAMILY_STYLES]
     styles = {}
-    for name, group in members.items():
+    for place, (name, group) in enumerate(members.items()):
         known = FAMILY_STYLES.get(name)
-        colour, marker = known or _OTHER_STYLES[strangers.index(name) % len(_OTHER_STYLES)]
-        for k, label in enumerate(group):
-            white = _PALEST * k / max(len(group) - 1, 1)
-            styles[label] = {"colour": _paler(colour, white), "marker": marker}
+        colour, dash = known or _OTHER_STYLES[strangers.index(name) % len(_OTHER_STYLES)]
+        sizes = [label for label in group if "[" in label] or group
+        for label in group:
+            k = sizes.index(label) if label in sizes else 0
+            marker = _MARKERS[(k if len(sizes) > 1 and label in sizes else place) % len(_MARKERS)]
+            styles[label] = {
+                "colour": _paler(colour, _PALEST * k / max(len(sizes) - 1, 1)),
+                "marker": marker,
+                "dash": list(dash),
+            }
     return styles
-
-
-def dashes(solver: str) -> tuple[float, ...]:
-    """On and off lengths of a solver's lines; empty for a solid line."""
-    return SOLVER_DASHES.get(solver, _OTHER_DASHES) if solver else ()
-
-
-def series_name(series: Mapping[str, Any]) -> str:
-    """What the legend calls a series."""
-    return ", ".join(part for part in (series["label"], series.get("solver")) if part)
 
 
 def panel_figures(summary: Mapping[str, Any], folder: str | Path) -> list[Path]:
@@ -106,21 +104,22 @@ def _legend(figure: Any, keys: Mapping[str, Any]) -> None:
         figure.legend(list(keys.values()), names, loc="outside lower center", **look)
 
 
-def _draw(axis: Any, panel: Mapping[str, Any], styles: Mapping[str, Mapping[str, str]], keys: dict[str, Any]) -> None:
+def _draw(axis: Any, panel: Mapping[str, Any], styles: Mapping[str, Mapping[str, Any]], keys: dict[str, Any]) -> None:
     """One panel; `keys` gathers one handle for each entry of the legend."""
     log_x, log_y = panel.get("xscale") == "log", panel.get("yscale") == "log"
     foot = _frame(axis, panel, log_x, log_y)
     for series in panel["series"]:
         x, y = _floats(series["x"], log_x), _floats(series["y"], log_y)
-        colour, marker = styles[series["label"]]["colour"], styles[series["label"]]["marker"]
-        dash = dashes(series.get("solver") or "")
+        colour, marker, dash = (styles[series["label"]][key] for key in ("colour", "marker", "dash"))
+        every = 1 if len(x) <= _MARKED else len(x) // _MARKS
         (line,) = axis.plot(
             x,
             y,
             color=colour,
             lw=1.4,
-            ls=(0, dash) if dash else "-",
-            marker=marker if len(x) <= _MARKED else None,
+            ls=(0, tuple(dash)) if dash else "-",
+            marker=marker,
+            markevery=every,
             ms=4.5,
             mfc="white" if dash else colour,
         )
@@ -129,7 +128,7 @@ def _draw(axis: Any, panel: Mapping[str, Any], styles: Mapping[str, Mapping[str,
             if log_y:  # an interval that reaches zero reaches the foot of the axis
                 low, high = np.where(low <= 0, foot, low), np.where(high > 0, high, np.nan)
             axis.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
-        keys.setdefault(series_name(series), line)
+        keys.setdefault(series["label"], line)
     for line in panel.get("lines") or ():
         (height,) = _floats([line["y"]], log_y)
         drawn = axis.axhline(height, color="black", lw=1.0, ls=(0, (3, 3)), zorder=1)

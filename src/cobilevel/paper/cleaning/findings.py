@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ...judge import Estimate, runs_estimate
+from ...judge import runs_estimate
 from ..findings import Findings, rounded
-from ..lab import Method
-from ..statistics import ratio
+from ..lab import HELD_OUT
+from ..methods import Method, family_name
 from .experiment import Cleaning
 from .verdicts import LOSSES, cleaning_verdicts
 
@@ -24,43 +24,31 @@ class CleaningFindings(Findings):
 
     def __init__(self, lab: Cleaning):
         super().__init__(lab)
-        self.methods = list(self._runs)
-        self._curves = {m: [lab.runs.curves(run.spec) for run in runs] for m, runs in self._runs.items()}
+        self._curves = {key: [lab.runs.curves(run.spec) for run in runs] for key, runs in self._runs.items()}
 
-    def steps(self, method: Method) -> np.ndarray:
+    def steps(self, method: Method, tuned: str = HELD_OUT) -> np.ndarray:
         """The steps at which curves were looked at."""
-        chunk = self.lab.chunk(self._runs[method][0].result["inner_steps"])
-        return (np.arange(len(self._curves[method][0]["validation"])) + 1) * chunk
+        chunk = self.lab.chunk(self.runs(method, tuned)[0].result["inner_steps"])
+        return (np.arange(self.by_temperature(method, "validation", tuned).shape[1]) + 1) * chunk
 
-    def samples(self, method: Method) -> np.ndarray:
-        """The samples used until then, by all oracles."""
-        return self.steps(method) * self.values(method, "samples").mean() / self.values(method, "steps").mean()
+    def samples(self, method: Method, tuned: str = HELD_OUT) -> np.ndarray:
+        """Every sample drawn until then, by all oracles."""
+        spent = self.values(method, "samples", tuned).mean() / self.values(method, "steps", tuned).mean()
+        return self.steps(method, tuned) * spent
 
-    def find(self, family: str, N: int) -> Method:
-        return next(m for m in self.methods if (m.family, m.N) == (family, N))
-
-    def sizes(self, family: str) -> list[int]:
-        return [m.N for m in self.methods if m.family == family]
-
-    def curve(self, method: Method, name: str) -> Float[np.ndarray, "trials looks"]:
+    def curve(self, method: Method, name: str, tuned: str = HELD_OUT) -> Float[np.ndarray, "trials looks"]:
         """A moving average over the last tenth of the run before each look."""
-        table = self.by_temperature(method, name)
+        table = self.by_temperature(method, name, tuned)
         width = max(1, round(_WINDOW * table.shape[1]))
         sums = np.cumsum(np.pad(table, ((0, 0), (1, 0))), axis=1)
         ends = np.arange(1, table.shape[1] + 1)
         starts = np.maximum(ends - width, 0)
         return (sums[:, ends] - sums[:, starts]) / (ends - starts)
 
-    def by_temperature(self, method: Method, name: str) -> Float[np.ndarray, "trials ..."]:
+    def by_temperature(self, method: Method, name: str, tuned: str = HELD_OUT) -> Float[np.ndarray, "trials ..."]:
         """A curve as it is, trial by trial."""
-        return np.array([curves[name] for curves in self._curves[method]], dtype=float)
-
-    def pace(self, ours: Method, theirs: Method) -> Estimate:
-        """Samples until the validation loss is down to the higher of the two last values, ours over theirs, paired."""
-        curves = [self.curve(method, "validation") for method in (ours, theirs)]
-        level = np.maximum(curves[0][:, -1:], curves[1][:, -1:])
-        first = [np.argmax(curve <= level, axis=1) for curve in curves]  # the last look at least is down there
-        return ratio(self.samples(ours)[first[0]], self.samples(theirs)[first[1]])
+        found = self._curves.get((method, tuned)) or self._curves[method, HELD_OUT]
+        return np.array([curves[name] for curves in found], dtype=float)
 
     # -- what the page shows
 
@@ -85,26 +73,25 @@ class CleaningFindings(Findings):
         return f"batches of {self.methods[0].batch}, K = 10, s = 0.01"
 
     def panels(self):
-        """The figure of the paper in its layout; the same against samples and seconds; weights; by temperature."""
+        """The paper's Figure 2; the same against seconds; weights; errors by temperature."""
         train, _ = self._counts()
-        batch = self.methods[0].batch
         clock = lambda m: self.steps(m) * self.seconds(m) / self.steps(m)[-1]
-        epochs = ("epochs", "epochs of the training images", lambda m: self.steps(m) * batch / train)
-        samples = ("samples", "samples used, all oracles", self.samples)
+        epochs = ("epochs", "epochs: all samples drawn, over the training images", lambda m: self.samples(m) / train)
         seconds = ("seconds", "seconds a run, trials sharing the machine", clock)
+        figure = "Figure 2: hyper-cleaning"
         return [
-            *(_curves(self, name, epochs, "losses", f"{name.capitalize()} loss", "loss") for name in LOSSES),
-            _curves(self, "validation", samples, "cost", "Validation loss by samples", "loss"),
-            _curves(self, "validation", seconds, "cost", "Validation loss by seconds", "loss"),
-            _curves(self, "weight", epochs, "weights", "Mean weight", "mean of sigmoid(x)"),
-            _errors_by_temperature(self),
+            *(_curves(self, name, epochs, figure, f"{name.capitalize()} loss", "loss") for name in LOSSES),
+            _curves(self, "weight", epochs, "Weights, and time", "Mean weight", "mean of sigmoid(x)"),
+            _curves(self, "validation", seconds, "Weights, and time", "Validation loss by seconds", "loss"),
+            *(_errors_by_temperature(self, name) for name in ("error", "within")),
         ]
 
     def tables(self):
         """Every method in numbers, and the step sizes that were chosen."""
-        names = (*LOSSES, "loss", "policy_error", "weight", "auc", "accuracy")
-        columns = ["method", "validation loss", "training loss", "true F", "Delta_y", "mean weight", "AUC",
-                   "test accuracy", "diverged", "numbers held", "seconds a run"]  # fmt: skip
+        names = (*LOSSES, *(f"{loss}_averaged" for loss in LOSSES), "loss", "policy_error", "weight", "auc", "accuracy")
+        columns = ["method", "validation loss", "training loss", "validation, averaged answer",
+                   "training, averaged answer", "true F", "Delta_y", "mean weight", "AUC", "test accuracy", "diverged",
+                   "numbers held", "seconds a run"]  # fmt: skip
         rows = []
         for method in self.methods:
             spread = [runs_estimate(self.values(method, name)).words(4) for name in names]
@@ -112,14 +99,14 @@ class CleaningFindings(Findings):
             seconds = f"{self.seconds(method):.2g}"
             rows.append([method.label, *spread, diverged, self.lab.held(method), seconds])
         note = (
-            "Averaged answers; means over trials with 95% intervals. True F and Delta_y: lower level solved exactly at "
-            "a grid of temperatures. AUC: how well small weights indicate wrong labels. Trials are splits and seeds of "
-            "one data set."
+            "Losses are moving averages along the iterates where the runs end, and those of averaged answers; means "
+            "over trials with 95% intervals. Of averaged answers also true F and Delta_y (lower level solved exactly "
+            "at 32 temperatures), AUC (how well small weights indicate wrong labels) and accuracy."
         )
         tuned = [(method.label, method) for method in self.methods]
         return [
-            {"id": "methods", "title": "Every method", "columns": columns, "rows": rows, "note": note},
-            self.step_sizes(tuned, "validation loss"),
+            {"id": "methods", "title": "Hyper-cleaning: every method", "columns": columns, "rows": rows, "note": note},
+            self.step_sizes(tuned, "validation"),
         ]
 
     def policies(self):
@@ -128,7 +115,7 @@ class CleaningFindings(Findings):
         for method in self.methods:
             policy, exact, error = (self.by_temperature(method, name)[0] for name in ("policy", "exact", "error"))
             entries.append(
-                {"basis": method.family, "N": method.N, "solver": method.solver,
+                {"basis": family_name(method.family), "N": method.N, "solver": method.solver,
                  "policy": [rounded(c) for c in policy.T], "exact": [rounded(c) for c in exact.T],
                  "error": rounded(np.sqrt(error))}
             )  # fmt: skip
@@ -146,7 +133,7 @@ def _line(method: Method, x: np.ndarray, table: Float[np.ndarray, "trials x"]) -
     spread = [runs_estimate(column) for column in table.T]
     ends = {name: rounded((getattr(s, name) for s in spread), 5) for name in ("low", "high")}
     numbers = {"x": rounded(x, 5), "y": rounded(spread, 5)} | ends
-    return {"label": method.label, "solver": method.solver} | numbers
+    return {"label": method.label} | numbers
 
 
 def _curves(
@@ -165,14 +152,16 @@ def _curves(
             "xscale": "linear", "yscale": "linear", "note": note, "series": lines}  # fmt: skip
 
 
-def _errors_by_temperature(findings: CleaningFindings) -> dict[str, Any]:
-    """Where each basis errs, relative to the size of the exact classifiers."""
+def _errors_by_temperature(findings: CleaningFindings, name: str) -> dict[str, Any]:
+    """Where each method errs, relative to the size of the exact classifiers; or the best policy in its span."""
     xi, lines = findings.lab.temperatures(), []
     for method in findings.methods:
         size = findings.by_temperature(method, "exact")[:, :, 2] ** 2
-        lines.append(_line(method, xi, findings.by_temperature(method, "error") / size))
+        error = findings.by_temperature(method, name) / size
+        lines.append(_line(method, xi, error[np.isfinite(error).all(axis=1)]))
+    title = {"error": "Of the policies found", "within": "Of the best policy in the span"}[name]
     return {
-        "id": "by-context", "figure": "by-context", "title": "Error of the policy by temperature", "series": lines,
-        "xlabel": "temperature", "ylabel": "|y - y*|^2 / |y*|^2", "xscale": "linear", "yscale": "log", "lines": [],
+        "id": f"by-temperature-{name}", "figure": "Error of the policy by temperature", "title": title, "series": lines,
+        "xlabel": "temperature", "ylabel": "|y - y*|^2 / |y*|^2", "xscale": "log", "yscale": "log", "lines": [],
         "note": "Against exact classifiers at the same weights; means over trials with 95% intervals.",
     }  # fmt: skip

@@ -1,146 +1,200 @@
-"""The verdicts on H1 to H6, computed from the runs of the cleaning experiment."""
+"""The verdicts on H1 to H6, computed from the runs of the cleaning experiment, under every reading of it."""
 
 from typing import Any
 
 import numpy as np
 
 from ...judge import Estimate, runs_estimate
-from ..claims import verdict
-from ..lab import Method
+from ..lab import EXTENDED, HELD_OUT, REPORTED
+from ..methods import BARE, PER_CELL, Method
+from ..readings import Judgement, Reading, every_reading, judged, listed
 from ..statistics import difference, geometric_mean, ratio
 
 LOSSES = ("validation", "training")
+_START = float(np.log(10.0))  # the loss of classifiers that are zero
 
 
 def cleaning_verdicts(findings: Any) -> list[dict[str, Any]]:
     """H1 to H6."""
-    judges = (_larger_partitions, _rising, _fastest, _monomials, _alike, _sharp)
-    return [judge(findings) for judge in judges]
+    tuned = [HELD_OUT, REPORTED] + [EXTENDED] * bool(findings.budget.further)
+    cells = [PER_CELL] + [BARE] * bool(findings.budget.bare)
+    views = [(reading, CleaningView(findings, reading)) for reading in every_reading(cells, tuned, "averaged")]
+    return [
+        judged(name, judge, views, threshold, how, _flatness(views)) for name, judge, threshold, how in _CLEANING_CLAIMS
+    ]
 
 
-def _gap(findings: Any, ours: Method, theirs: Method, name: str = "validation") -> Estimate:
-    """Ours less theirs, of averaged answers, paired over trials."""
-    return difference(findings.values(ours, name), findings.values(theirs, name))
+def _flatness(views: list[tuple[Reading, "CleaningView"]]) -> str:
+    """How far the curves are from flat, since a loss is final only where it has stopped moving."""
+    drifts = views[0][1].drifts()
+    worst = max(drifts, key=lambda name: abs(drifts[name]))
+    most = f"{100 * abs(drifts[worst]):.1f}% ({worst})"
+    return f"Over the last fifth of the runs mean validation losses still change by at most {most}."
 
 
-def _larger_partitions(findings: Any) -> dict[str, Any]:
-    sizes = findings.sizes("Partition")
-    small, large = (findings.find("Partition", N) for N in (sizes[0], sizes[-1]))
-    gain, slower = _gap(findings, large, small), findings.pace(large, small)
-    lower, slow = gain.high < 0, slower.low > 1
-    measured = (
-        f"{large.label} less {small.label}, final validation loss: {gain.words()}; samples to a common loss, ratio: "
-        f"{slower.words()}"
+class CleaningView:
+    """The findings under one reading; `cells` stands for whichever stocBiO[N] that is."""
+
+    def __init__(self, findings: Any, reading: Reading):
+        self._findings, self._reading = findings, reading
+        other = {PER_CELL: BARE, BARE: PER_CELL}[reading.cells]
+        self.methods = [method for method in findings.methods if method.family != other]
+
+    def find(self, family: str, N: int) -> Method:
+        family = self._reading.cells if family == "cells" else family
+        return next(method for method in self.methods if (method.family, method.N) == (family, N))
+
+    def sizes(self, family: str) -> list[int]:
+        family = self._reading.cells if family == "cells" else family
+        return [method.N for method in self.methods if method.family == family]
+
+    def cells(self) -> list[Method]:
+        return [self.find("cells", N) for N in self.sizes("cells")]
+
+    def final(self, method: Method, loss: str) -> np.ndarray:
+        """Of each trial: the moving average where the run ends, or the loss of its averaged answer."""
+        name = f"{loss}_averaged" if self._reading.averaged else loss
+        return self._findings.values(method, name, self._reading.tuned)
+
+    def gap(self, ours: Method, theirs: Method, loss: str = "validation") -> Estimate:
+        return difference(self.final(ours, loss), self.final(theirs, loss))
+
+    def curve(self, method: Method, name: str) -> np.ndarray:
+        return self._findings.curve(method, name, self._reading.tuned)
+
+    def level(self) -> float:
+        """Halfway from where all start to the lowest loss that any method reaches: one level for all."""
+        lowest = min(float(self.curve(method, "validation").mean(axis=0).min()) for method in self.methods)
+        return (_START + lowest) / 2
+
+    def samples_until(self, method: Method) -> np.ndarray:
+        """Samples drawn until the validation loss is down to the level, by trial; the whole run where it never is."""
+        curve, drawn = self.curve(method, "validation"), self._findings.samples(method, self._reading.tuned)
+        below = curve <= self.level()
+        return np.where(below.any(axis=1), drawn[np.argmax(below, axis=1)], drawn[-1])
+
+    def pace(self, ours: Method, theirs: Method) -> Estimate:
+        return ratio(self.samples_until(ours), self.samples_until(theirs))
+
+    def drifts(self) -> dict[str, float]:
+        """By how much the mean validation loss of each method changes over the last fifth of its run."""
+        found = {}
+        for method in self.methods:
+            curve = self.curve(method, "validation").mean(axis=0)
+            found[method.label] = float(curve[-1] / curve[-1 - max(1, len(curve) // 5)] - 1)
+        return found
+
+    def in_the_span(self, method: Method) -> np.ndarray:
+        """Squared errors of the best policy in the span, over the squared size of the exact one; trial, temperature."""
+        within = self._findings.by_temperature(method, "within", self._reading.tuned)
+        size = self._findings.by_temperature(method, "exact", self._reading.tuned)[:, :, 2] ** 2
+        return (within / size)[np.isfinite(within).all(axis=1)]
+
+
+def _larger_cells(view: CleaningView) -> Judgement:
+    small, large = view.cells()[0], view.cells()[-1]
+    gain, slower = view.gap(large, small), view.pace(large, small)
+    return Judgement(
+        gain.high < 0 and slower.low > 1,
+        f"{large.label} less {small.label}, final validation loss: {gain.words()}; samples until a loss of "
+        f"{view.level():.3g}, ratio: {slower.words()}",
     )
-    why = []
-    if not lower:
-        ends = f"{large.label} ends higher than" if gain.low > 0 else f"{large.label} is indistinguishable from"
-        why.append(f"{ends} {small.label} within this budget of samples.")
-    if not slow:
-        why.append("Whether it is slower is within chance." if slower.high > 1 else "It is not slower.")
-    threshold = "difference below 0 (upper end) and ratio above 1 (lower end)"
-    how = "Averaged answers; samples until the validation curve is down to the higher of the two last values; paired."
-    return verdict("H1", lower and slow, measured, threshold, how, " ".join(why))
 
 
-def _rising(findings: Any) -> dict[str, Any]:
-    small, ours = findings.find("Partition", findings.sizes("Partition")[0]), findings.find("Chebyshev", 5)
-    curve, weight = findings.curve(small, "training"), findings.curve(small, "weight")
-    middle = curve.shape[1] // 2
+def _rising(view: CleaningView) -> Judgement:
+    small, ours = view.cells()[0], view.find("Chebyshev", 5)
+    curve, weight = view.curve(small, "training"), view.curve(small, "weight")
     parts = {
-        f"training loss of {small.label} less {ours.label}'s": _gap(findings, small, ours, "training"),
-        "its change over the second half": runs_estimate(curve[:, -1] - curve[:, middle]),
+        f"training loss of {small.label} less {ours.label}'s": view.gap(small, ours, "training"),
+        "its end less its lowest": runs_estimate(curve[:, -1] - curve.min(axis=1)),
         "change of the mean weight": runs_estimate(weight[:, -1] - weight[:, 0]),
     }
-    missing = [name for name, part in parts.items() if part.low <= 0]
-    measured = "; ".join(f"{name}: {part.words()}" for name, part in parts.items())
-    why = f"Not above 0: {'; '.join(missing)}." if missing else ""
-    how = "Weighted, regularised training loss along the policy."
-    return verdict("H2", not missing, measured, "all three above 0 (lower ends)", how, why)
+    return Judgement(
+        all(part.low > 0 for part in parts.values()),
+        "; ".join(f"{name}: {part.words()}" for name, part in parts.items()),
+    )
 
 
-def _fastest(findings: Any) -> dict[str, Any]:
-    ours = findings.find("Chebyshev", 5)
-    others = [m for m in findings.methods if m.family in ("Partition", "Monomial")]
-    gaps = {loss: {m: _gap(findings, ours, m, loss) for m in others} for loss in LOSSES}
-    paces = {m: findings.pace(ours, m) for m in others}
-    more = {m: _gap(findings, m, ours) for m in findings.methods if m.family == "Chebyshev" and m.N > 5}
-    words = lambda table: ", ".join(f"{m.label} {interval.words(2)}" for m, interval in table.items())
-    measured = [f"{loss} loss less that of {words(table)}" for loss, table in gaps.items()]
-    measured.append(f"samples to a common loss, over those of {words(paces)}")
-    measured += [f"more functions: {words(more)}"] if more else []
-    why = _not_below(findings, ours, gaps)
-    slow = [m.label for m, pace in paces.items() if pace.high >= 1]
-    why += [f"Not shown to be faster than {', '.join(slow)}."] if slow else []
-    level = findings.values(ours, "validation").mean()
-    gains = [m.label for m, gap in more.items() if gap < -0.02 * level]
-    why += [f"More functions gain over 2%: {', '.join(gains)}."] if gains else []
-    threshold = "below 0 (upper ends) on both losses; fewer samples (upper ends below 1); more functions gain under 2%"
-    how = "Against every partition and monomial basis, paired over trials; a common loss is the higher of the last two."
-    return verdict("H3", not why, "; ".join(measured), threshold, how, " ".join(why))
+def _fastest(view: CleaningView) -> Judgement:
+    ours = view.find("Chebyshev", 5)
+    others = view.cells() + [view.find("Monomial", N) for N in view.sizes("Monomial")]
+    gaps = {loss: {method: view.gap(ours, method, loss) for method in others} for loss in LOSSES}
+    paces = {method: view.pace(ours, method) for method in others}
+    more = {m: view.gap(m, ours) for m in view.methods if m.family == "Chebyshev" and m.N > 5}
+    limit = -0.02 * float(np.mean(view.final(ours, "validation")))
+    holds = all(gap.high < 0 for table in gaps.values() for gap in table.values())
+    holds = holds and all(pace.high < 1 for pace in paces.values()) and all(gap > limit for gap in more.values())
+    words = [f"{loss} loss less that of {listed(table, 2)}" for loss, table in gaps.items()]
+    words.append(f"samples until a loss of {view.level():.3g}, over those of {listed(paces, 2)}")
+    words += [f"more functions: {listed(more, 2)}"] if more else []
+    return Judgement(holds, f"{ours.label}: {'; '.join(words)}")
 
 
-def _not_below(findings: Any, ours: Method, gaps: dict[str, dict[Method, Estimate]]) -> list[str]:
-    """Where ours is not shown to end lower, with the mean weights: the training loss is weighted by them."""
-    weight = lambda method: f"mean weight {np.mean(findings.values(method, 'weight')):.2g}"
-    found = []
-    for loss, table in gaps.items():
-        lost = [m for m, gap in table.items() if gap.high >= 0]
-        if lost and loss == "training":
-            named = ", ".join(f"{m.label} ({weight(m)})" for m in lost)
-            found.append(f"Not below on training loss, which is weighted: {named}, ours {weight(ours)}.")
-        elif lost:
-            found.append(f"Not below on {loss} loss: {', '.join(m.label for m in lost)}.")
-    return found
-
-
-def _monomials(findings: Any) -> dict[str, Any]:
-    largest = findings.sizes("Monomial")[-1]
-    ours = findings.find("Monomial", largest)
-    others = [m for m in findings.methods if largest == m.N and m.family != "Monomial"]
-    gaps = {m: _gap(findings, ours, m) for m in others}
-    measured = f"{ours.label} less, validation loss: " + ", ".join(f"{m.label} {g.words()}" for m, g in gaps.items())
-    threshold = f"above 0 (lower ends), against {', '.join(m.label for m in others)}"
+def _monomials(view: CleaningView) -> Judgement:
+    largest = view.sizes("Monomial")[-1]
     if largest < 10:
-        return verdict("H4", None, measured, threshold, "Needs N >= 10, which this budget leaves out.")
-    equal = [m.label for m, gap in gaps.items() if gap.low <= 0]
-    why = f"Not worse than {', '.join(equal)}." if equal else ""
-    how = "Averaged answers, paired over trials, against every other basis of that size that was run."
-    return verdict("H4", not equal, measured, threshold, how, why)
+        return Judgement(None, "Needs N >= 10, which this budget leaves out.")
+    ours = view.find("Monomial", largest)
+    others = [m for m in view.methods if largest == m.N and m.family != "Monomial"]
+    gaps = {method: view.gap(ours, method) for method in others}
+    holds = bool(gaps) and all(gap.low > 0 for gap in gaps.values())
+    return Judgement(holds, f"{ours.label}, validation loss less that of {listed(gaps, 2)}")
 
 
-def _alike(findings: Any) -> dict[str, Any]:
+def _alike(view: CleaningView) -> Judgement:
     ratios = {}
-    for N in findings.sizes("Fourier"):
-        ours, theirs = findings.find("Fourier", N), findings.find("Chebyshev", N)
-        ratios[N] = ratio(findings.values(ours, "validation"), findings.values(theirs, "validation"))
-    apart = [f"N = {N}" for N, r in ratios.items() if r.low < 0.98 or r.high > 1.02]
-    measured = "; ".join(f"N = {N}: {r.words(4)}" for N, r in ratios.items())
-    threshold = "ratio of validation losses between 0.98 and 1.02 (whole interval), at each N"
-    how = "Averaged answers, geometric mean over trials, paired."
-    return verdict("H5", not apart, measured, threshold, how, f"Further apart at {', '.join(apart)}." if apart else "")
+    for N in view.sizes("Fourier"):
+        ours, theirs = (view.final(view.find(family, N), "validation") for family in ("Fourier", "Chebyshev"))
+        ratios[N] = ratio(ours, theirs)
+    return Judgement(
+        all(r.low >= 0.98 and r.high <= 1.02 for r in ratios.values()),
+        "validation loss of Fourier over Chebyshev: " + "; ".join(f"N = {N}: {r.words(4)}" for N, r in ratios.items()),
+    )
 
 
-def _sharp(findings: Any) -> dict[str, Any]:
+def _sharp(view: CleaningView) -> Judgement:
     """The policy varies most at the coldest temperatures."""
-    cells, ours = findings.find("Partition", findings.sizes("Partition")[-1]), findings.find("Chebyshev", 5)
-
-    def share(method: Method) -> np.ndarray:
-        """The relative squared error at the coldest node over the median of the others, in each trial."""
-        error = findings.by_temperature(method, "error") / findings.by_temperature(method, "exact")[:, :, 2] ** 2
-        return error[:, 0] / np.median(error[:, 1:], axis=1)
-
-    cold = lambda method: findings.by_temperature(method, "error")[:, 0]
-    concentrated = share(cells)
+    large, ours = view.cells()[-1], view.find("Chebyshev", 5)
+    error, theirs = view.in_the_span(large), view.in_the_span(ours)
     parts = {
-        f"squared error of {cells.label} at the coldest node over the median of the others": geometric_mean(
-            concentrated
-        ),
-        f"that, over the same of {ours.label}": ratio(concentrated, share(ours)),
-        f"error at the coldest node, over {ours.label}'s": ratio(cold(cells), cold(ours)),
+        f"{large.label} at the coldest temperature, over its median": geometric_mean(error[:, 0] / np.median(error, 1)),
+        f"there over {ours.label}": ratio(error[:, 0], theirs[:, 0]),
     }
-    missing = [name for name, part in parts.items() if part.low <= 1]
-    measured = "; ".join(f"{name}: {part.words(2)}" for name, part in parts.items())
-    why = f"Not above 1: {'; '.join(missing)}." if missing else ""
-    how = "Against exact classifiers at the same weights, by temperature; geometric means over trials."
-    return verdict("H6", not missing, measured, "all three above 1 (lower ends)", how, why)
+    return Judgement(
+        all(part.low > 1 for part in parts.values()),
+        f"squared error of the best policy in the span over |y*|^2, {large.label}: {np.mean(error[:, 0]):.2g} at the "
+        f"coldest of {error.shape[1]} temperatures, {np.mean(np.median(error, axis=1)):.2g} at the median; "
+        + "; ".join(f"{name}: {part.words(2)}" for name, part in parts.items()),
+    )
+
+
+_CLEANING_CLAIMS = (
+    (
+        "H1",
+        _larger_cells,
+        "difference below 0 (upper end) and ratio above 1 (lower end)",
+        "Largest against smallest number of cells, paired over trials; speed by the samples until a loss halfway from "
+        "the start to the lowest that any method reaches.",
+    ),
+    ("H2", _rising, "all three above 0 (lower ends)", "Weighted, regularised training loss along the policy."),
+    (
+        "H3",
+        _fastest,
+        "below 0 (upper ends) on both losses; fewer samples (upper ends below 1); more functions gain under 2%",
+        "Against every number of cells and every monomial basis, paired over trials; speed as in H1.",
+    ),
+    ("H4", _monomials, "above 0 (lower ends), N >= 10", "Against every other method of that size, paired over trials."),
+    (
+        "H5",
+        _alike,
+        "ratio of validation losses between 0.98 and 1.02 (whole interval), at each N",
+        "Geometric means over trials, paired.",
+    ),
+    (
+        "H6",
+        _sharp,
+        "both ratios above 1 (lower ends)",
+        "The reduced lower level is solved exactly at the weights found, in the first trials, so that what is left is "
+        "the basis's own error; against exact classifiers.",
+    ),
+)  # fmt: skip

@@ -6,6 +6,7 @@ last tenth of a run, the grid of step sizes, 50 instances. Not printed, and chos
 polynomials on [-1, 1]; an ablation varies what matters.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -16,26 +17,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...answer import Solution
 from ...gallery import Instance, two_edge_traffic
 from ...iteration import PolynomialDecay
 from ...problem import Study
-from ...reduction import Reduced, reduce_study
+from ...reduction import Reduced
 from ...solvers import FdeHBO, Newton
-from ...sweep import How, Pool, Run, Task, Trials, solve_all
-from ..lab import Budget, Judged, Lab, Method, Tell
+from ...sweep import How, Pool, Run, Task, solve_grid
+from ..lab import Budget, Judged, Lab, Tell
+from ..methods import BARE, Method
 from ..tuning import Grid, SearchRung
 from . import complexity
 
 CONTEXTS = np.linspace(0.0, 1.0, 201)
 
+_SIZES = (3, 5, 10, 20, 50, 100)
+
 _DEFAULT = Budget(
     instances=50,
     steps=2000,
     chunk=50,
-    rungs=(SearchRung(24, 2, 100), SearchRung(6, 4, 400), SearchRung(1, 8, 1000)),
+    rungs=(SearchRung(24, 2, 100), SearchRung(3, 4, 400), SearchRung(1, 8, 2000)),
     grid=Grid(),
-    polynomials=(3, 5, 10, 20),
-    partitions=(3, 5, 10, 20, 50, 100),
+    bases=(3, 5, 10, 20),
+    cells=(3, 5, 10, 20, 50, 100),
+    bare=(5, 50),
+    reported=8,
     ablation=20,
     complexity=2**15,
 )
@@ -45,10 +52,12 @@ INVERSE_BUDGETS = {
         _DEFAULT,
         instances=8,
         steps=400,
-        rungs=(SearchRung(3, 2, 100), SearchRung(1, 6, 400)),
+        rungs=(SearchRung(2, 2, 100), SearchRung(1, 6, 400)),
         grid=Grid((1e-3, 1e-2), (1e-2, 1e-1, 1.0), (10,)),
-        polynomials=(5, 10),
-        partitions=(5, 10, 50),
+        bases=(5, 10),
+        cells=(5, 10, 50),
+        bare=(5,),
+        reported=6,
         ablation=0,
         complexity=0,
         candidates=(How(),),
@@ -57,7 +66,13 @@ INVERSE_BUDGETS = {
     "full": replace(
         _DEFAULT,
         steps=5000,
-        rungs=(SearchRung(40, 4, 150), SearchRung(8, 8, 500), SearchRung(1, 16, 1500)),
+        rungs=(SearchRung(24, 4, 150), SearchRung(3, 8, 500), SearchRung(1, 16, 5000)),
+        bases=_SIZES,
+        cells=_SIZES,
+        bare=_SIZES,
+        reported=50,
+        further=(SearchRung(2, 8, 1000), SearchRung(1, 16, 5000)),
+        extended=50,
         ablation=0,
         complexity=2**17,
     ),
@@ -82,10 +97,9 @@ def _loss(truth: Any, x: jax.Array, samples: Any) -> jax.Array:
 
 
 def _reduced(method: Method, seed: int) -> Reduced:
-    """The reduced problem of an instance, in the form its solver works on."""
+    """The reduced problem of an instance."""
     one = instance(seed, method.noise)
-    reduced = reduce_study(Study.of(one.problem, one.train), method.basis)
-    return Newton().prepare(reduced) if method.solver == "Newton" else reduced
+    return method.reduced(Study.of(one.problem, one.train))
 
 
 class _Known(eqx.Module):
@@ -125,8 +139,12 @@ class Inverse(Lab):
 
     def plan(self):
         table = self.budget.table()
-        plan = [(Method(s, *row), self.budget.instances) for s in ("Newton", "StocBiO") for row in table]
+        plan = [(Method("Newton", *row), self.budget.instances) for row in table if row[0] != BARE]  # alike for Newton
+        plan += [(Method("StocBiO", *row), self.budget.instances) for row in table]
         return plan + [(method, self.budget.ablation) for method in self.variants()]
+
+    def belongs(self, method):
+        return method.usual
 
     def variants(self) -> list[Method]:
         """The ablation: one thing changed at a time."""
@@ -149,7 +167,7 @@ class Inverse(Lab):
 
     def _judged(self, method: Method, seeds: Sequence[int], which: Any, xs: Any, Ws: Any) -> Judged:
         table = [instance(seed, method.noise) for seed in seeds]
-        fitted = reduce_study(Study.of(table[0].problem, table[0].train), method.basis).basis
+        fitted = method.features(Study.of(table[0].problem, table[0].train))
         known = Pool.of([_Known(one.truth, one.test) for one in table])
         features = jnp.stack([fitted(one.test.xi) for one in table])
         found = _judge(known, features, fitted(jnp.asarray(CONTEXTS)), jnp.asarray(which), xs, Ws)
@@ -159,25 +177,32 @@ class Inverse(Lab):
         curves = {name: found[name].astype(np.float32) for name in ("policy", "exact")}
         return Judged(numbers, curves, found["loss"] / reference)
 
-    def solve(self, method, count, tell):
-        return super().solve(method, count, tell) if method.solver == "StocBiO" else self._newton(method, count, tell)
+    def solve(self, method, count, tuned, tell):
+        if method.solver == "StocBiO":
+            return super().solve(method, count, tuned, tell)
+        return self._newton(method, count, tell)
 
     def _newton(self, method: Method, count: int, tell: Tell) -> list[Run]:
-        """Whitening may leave a different number of functions on each instance: bundles of equal shape."""
-        table = [_reduced(method, seed) for seed in range(count)]
-        ranks = [len(reduced.W0) for reduced in table]
-        found: dict[int, Run] = {}
-        for rank in sorted(set(ranks)):
-            rows = [k for k, r in enumerate(ranks) if r == rank]
-            pool = Pool.of([table[k].ordinary() for k in rows])
-            trials = Trials(jnp.arange(len(rows)), jax.random.split(jax.random.key(0), len(rows)), {})
-            how = self.how(Newton(), pool, trials)
-            bundle = solve_all(Newton(), pool, trials, Newton.default_steps, Newton.default_steps, how)
-            Ws = jnp.stack([table[k].restore(bundle.states.W[i]) for i, k in enumerate(rows)])
-            judged = self._judged(method, rows, np.arange(len(rows)), bundle.states.x, Ws)
-            found |= {k: self.run(method, k, i, bundle, judged, False, {"rank": rank}) for i, k in enumerate(rows)}
-            tell(len(found) / count)
-        return [found[k] for k in range(count)]
+        """Exactly, and so whatever the functions are multiplied with."""
+        clock = time.perf_counter()
+        cases = [(one.problem, one.train) for one in (instance(seed, method.noise) for seed in range(count))]
+        (found,) = solve_grid(cases, [method.basis], Newton(), progress=False)
+        xs, Ws = jnp.stack([s.x for s in found]), jnp.stack([s.W for s in found]) / method.scale
+        judged = self._judged(method, range(count), np.arange(count), xs, Ws)
+        tell(1.0)
+        seconds = (time.perf_counter() - clock) / count
+        return [self._record(method, k, one, judged, seconds) for k, one in enumerate(found)]
+
+    def _record(self, method: Method, k: int, found: Solution, judged: Judged, seconds: float) -> Run:
+        result = {name: float(values[k]) for name, values in judged.numbers.items()} | {
+            "rank": found.stats["rank"],
+            "diverged": False,
+            "ended": found.result.name,
+            "steps": int(found.stats["steps"]),
+            "numbers_held": self.held(method),
+        }
+        curves = {name: values[k] for name, values in judged.curves.items()}
+        return Run(self.spec(method, k), result, curves, {"seconds": seconds})
 
     def extra(self) -> Iterator[Task]:
         """What runs are held against: the loss at the exact-lower-level optimum of the training sample."""

@@ -1,17 +1,19 @@
 """What the runs of the inverse experiment say: tables, panels, policies to explore."""
 
-import copy
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ...judge import runs_estimate
+from ...judge import Estimate, runs_estimate
 from ..findings import Findings, rounded
-from ..lab import Method
-from ..statistics import geometric_mean
+from ..lab import HELD_OUT
+from ..methods import BARE, BASES, PER_CELL, Method, family_name
+from ..statistics import geometric_mean, median
 from ..theory import theory
-from .experiment import CONTEXTS, Inverse
-from .verdicts import BASES, inverse_verdicts
+from .experiment import CONTEXTS
+from .verdicts import inverse_verdicts
 
 _EDGES = ["edge 1", "edge 2"]
 _SHOWN = 2  # every second context of the curves is shown: enough for the eye
@@ -24,39 +26,34 @@ class InverseFindings(Findings):
     title = "Road capacities from observed flows"
     unit = "instance"
 
-    def __init__(self, lab: Inverse):
-        super().__init__(lab)
-        self._left_out: frozenset[int] = frozenset()
-
     def has(self, solver: str, family: str, N: int) -> bool:
-        return Method(solver, family, N) in self._runs
+        return Method(solver, family, N) in self.methods
 
-    def values(self, method, name):
+    def values(self, method, name, tuned=HELD_OUT):
         """``ratio`` is the loss over F_ref, ``gap`` the loss over that of the exact-lower-level optimum, less 1."""
-        kept = [(k, run.result) for k, run in enumerate(self._runs[method]) if k not in self._left_out]
+        runs = self.runs(method, tuned)
         if name == "ratio":
-            return np.array([result["loss"] / result["loss_true"] for _, result in kept])
+            return np.array([run.result["loss"] / run.result["loss_true"] for run in runs])
         if name == "gap":
-            best = lambda k: self.lab.runs.get(self.lab.reference_spec(method.noise, k)).result["loss_best"]
-            return np.array([result["loss"] / best(k) - 1 for k, result in kept])
-        return np.array([result[name] for _, result in kept], dtype=float)
+            best = self._best[method.noise]
+            return np.array([run.result["loss"] / best[k] - 1 for k, run in enumerate(runs)])
+        return np.array([run.result[name] for run in runs], dtype=float)
 
-    def without(self, seed: int) -> "InverseFindings":
-        """The same with one instance left out."""
-        fewer = copy.copy(self)
-        fewer._left_out = frozenset({*self._left_out, seed})
-        return fewer
-
-    def worst(self) -> int:
-        """The instance on which ``StocBiO`` ends furthest above F_ref, on average over methods."""
-        usual = [method for method in self._runs if method.solver == "StocBiO" and method.usual]
-        return int(np.argmax(np.mean([self.values(method, "ratio") for method in usual], axis=0)))
+    @cached_property
+    def _best(self) -> dict[float, list[float]]:
+        """The losses at the exact-lower-level optima, by noise."""
+        found = {}
+        for noise in {method.noise for method in self.methods}:
+            most = max(count for method, count in self.lab.plan() if method.noise == noise)
+            specs = [self.lab.reference_spec(noise, seed) for seed in range(most)]
+            found[noise] = [self.lab.runs.get(spec).result["loss_best"] for spec in specs]
+        return found
 
     def of(self, solver: str, family: str, N: int, name: str) -> np.ndarray:
         return self.values(Method(solver, family, N), name)
 
     def sizes(self, family: str) -> tuple[int, ...]:
-        return self.budget.partitions if family == "Partition" else self.budget.polynomials
+        return {PER_CELL: self.budget.cells, BARE: self.budget.bare}.get(family, self.budget.bases)
 
     # -- what the page shows
 
@@ -75,30 +72,24 @@ class InverseFindings(Findings):
         return "batches of 64, K = 10, s = 0.001"
 
     def panels(self):
-        """The figure of the paper in its layout, and errors by context."""
-        base = {"figure": "inverse", "xlabel": "N", "xscale": "log", "lines": []}
-        note = "Means over instances with 95% intervals"
-        loss = {"id": "loss", "title": "Loss", "ylabel": "F(x) / F_ref", "yscale": "linear"}
-        loss["note"] = f"{note}; a wide band is a run or two that diverged, or nearly so."
-        policy = {"id": "policy", "title": "Lower-level error", "ylabel": "Delta_y", "yscale": "log"}
-        capacity = {"id": "capacity", "title": "Upper-level error", "ylabel": "Delta_x", "yscale": "log"}
-        words = {"note": f"{note}, both of logarithms."}
+        """The paper's Figure 1; the same in medians, and with Newton; errors by context."""
+        newton = "The same reduced problems solved by Newton"
         return [
-            base | loss | {"series": _series(self, "ratio", False), "lines": [{"label": "F_ref", "y": 1.0}]},
-            base | policy | words | {"series": _series(self, "policy_error", True)},
-            base | capacity | words | {"series": _series(self, "x_error", True)},
-            _errors_by_demand(self),
+            *_three_panels(self, "Figure 1: road capacities", "StocBiO", runs_estimate, "Means"),
+            *_three_panels(self, "The same in medians", "StocBiO", median, "Medians"),
+            *_three_panels(self, newton, "Newton", runs_estimate, "Means"),
+            *(_errors_by_demand(self, solver) for solver in ("StocBiO", "Newton")),
         ]
 
     def tables(self):
         """Every method in numbers, the step sizes that were chosen, the ablation."""
-        columns = ["method", "solver", "F / F_ref", "F / best - 1", "Delta_y", "Delta_x", "diverged", "numbers held",
-                   "seconds a run"]  # fmt: skip
+        columns = ["method", "solver", "F / F_ref", "median", "F / best - 1", "median", "Delta_y", "Delta_x",
+                   "diverged", "numbers held", "seconds a run"]  # fmt: skip
         rows, ablation, tuned = [], [], []
-        for method in self._runs:
+        for method in self.methods:
             changed, cells = _change(method), _cells(self, method)
             if method.usual:
-                held = self._runs[method][0].result["numbers_held"]
+                held = self.runs(method)[0].result["numbers_held"]
                 rows.append([method.label, method.solver, *cells, held, f"{self.seconds(method):.2g}"])
             else:
                 ablation.append([method.label, method.solver, changed, *cells])
@@ -109,24 +100,24 @@ class InverseFindings(Findings):
             "count as they stood last. The paper: 16 MB and 10 to 90 minutes a run."
         )
         found = [
-            {"id": "methods", "title": "Every method", "columns": columns, "rows": rows, "note": note},
-            self.step_sizes(tuned, "score"),
+            {"id": "methods", "title": "Road capacities: every method", "columns": columns, "rows": rows, "note": note},
+            self.step_sizes(tuned, "ratio"),
         ]
         if ablation:
             note = "One thing changed at a time; step sizes searched anew for each."
             found.append({"id": "ablation", "title": "What the paper leaves open", "rows": ablation, "note": note,
-                          "columns": ["method", "solver", "changed", *columns[2:7]]})  # fmt: skip
+                          "columns": ["method", "solver", "changed", *columns[2:9]]})  # fmt: skip
         return found
 
     def policies(self):
         entries = []
-        for method in (method for method in self._runs if method.usual):
-            curves = self.lab.runs.curves(self._runs[method][0].spec)
+        for method in (method for method in self.methods if method.usual):
+            curves = self.lab.runs.curves(self.runs(method)[0].spec)
             shown = lambda table: [rounded(column) for column in table[::_SHOWN].T]
             error = np.linalg.norm(curves["policy"] - curves["exact"], axis=1)[::_SHOWN]
             entries.append(
-                {"basis": method.family, "N": method.N, "solver": method.solver, "policy": shown(curves["policy"]),
-                 "exact": shown(curves["exact"]), "error": rounded(error)}
+                {"basis": family_name(method.family), "N": method.N, "solver": method.solver,
+                 "policy": shown(curves["policy"]), "exact": shown(curves["exact"]), "error": rounded(error)}
             )  # fmt: skip
         context = {"label": "demand", "values": CONTEXTS[::_SHOWN].tolist()}
         return {"context": context, "quantity": "flow", "components": _EDGES, "entries": entries}
@@ -136,55 +127,66 @@ class InverseFindings(Findings):
         return inverse_verdicts(self) + theory()
 
 
-def _series(findings: InverseFindings, name: str, logarithmic: bool) -> list[dict[str, Any]]:
-    """One line a family and solver: means over instances (of logarithms where so drawn) with 95% intervals."""
+def _three_panels(
+    findings: InverseFindings, name: str, solver: str, centre: Callable[[Any], Estimate], word: str
+) -> list[dict[str, Any]]:
+    """Loss, lower-level and upper-level error against N, as the paper shows them."""
+    base = {"figure": name, "xlabel": "N", "xscale": "log", "lines": []}
+    note = f"{word} over instances with 95% intervals"
+    middle = centre if centre is median else geometric_mean
+    parts = (
+        ("ratio", "Loss", "F(x) / F_ref", "linear", centre, f"{note}."),
+        ("policy_error", "Lower-level error", "Delta_y", "log", middle, f"{note}, of logarithms."),
+        ("x_error", "Upper-level error", "Delta_x", "log", middle, f"{note}, of logarithms."),
+    )
+    found = []
+    for quantity, title, label, scale, over, words in parts:
+        lines = [{"label": "F_ref", "y": 1.0}] if quantity == "ratio" else []
+        panel = {"id": f"{name}-{quantity}", "title": title, "ylabel": label, "yscale": scale, "note": words}
+        found.append(base | panel | {"series": _series(findings, quantity, solver, over), "lines": lines})
+    return found
+
+
+def _series(
+    findings: InverseFindings, name: str, solver: str, centre: Callable[[Any], Estimate]
+) -> list[dict[str, Any]]:
+    """One line a family."""
     lines = []
-    for solver in ("StocBiO", "Newton"):
-        for family in (*BASES, "Partition"):
-            sizes = findings.sizes(family)
-            values = [findings.of(solver, family, N, name) for N in sizes]
-            spread = [geometric_mean(v) if logarithmic else runs_estimate(v) for v in values]
-            lines.append(
-                {
-                    "label": family,
-                    "solver": solver,
-                    "x": list(sizes),
-                    "y": [float(s) for s in spread],
-                    "low": [s.low for s in spread],
-                    "high": [s.high for s in spread],
-                }
-            )
+    for family in (*BASES, PER_CELL, BARE):
+        sizes = [N for N in findings.sizes(family) if findings.has(solver, family, N)]
+        spread = [centre(findings.of(solver, family, N, name)) for N in sizes]
+        ends = {end: [getattr(s, end) for s in spread] for end in ("low", "high")}
+        if sizes:
+            lines.append({"label": family_name(family), "x": sizes, "y": [float(s) for s in spread]} | ends)
     return lines
 
 
-def _errors_by_demand(findings: InverseFindings) -> dict[str, Any]:
-    """Where each basis errs: geometric means over instances, at about equal and at larger memory."""
+def _errors_by_demand(findings: InverseFindings, solver: str) -> dict[str, Any]:
+    """Where each basis errs: geometric means over instances, at equal and at larger memory."""
     lines = []
-    wanted = [(family, 10) for family in (*BASES, "Partition")] + [("Partition", 50)]
-    for solver in ("StocBiO", "Newton"):
-        for family, N in wanted:
-            if not findings.has(solver, family, N):
-                continue
-            curves = [findings.lab.runs.curves(run.spec) for run in findings.runs(Method(solver, family, N))]
-            errors = np.array([np.sum((c["policy"] - c["exact"]) ** 2, axis=1) for c in curves])
-            middle = np.exp(np.mean(np.log(np.maximum(errors, _TINIEST)), axis=0) / 2)
-            lines.append(
-                {"label": f"{family}({N})", "solver": solver, "x": CONTEXTS.tolist(), "y": middle.tolist(),
-                 "low": [None] * len(middle), "high": [None] * len(middle)}
-            )  # fmt: skip
+    wanted = [(family, 10) for family in (*BASES, PER_CELL)] + [(PER_CELL, 50)]
+    for family, N in wanted:
+        if not findings.has(solver, family, N):
+            continue
+        method = Method(solver, family, N)
+        curves = [findings.lab.runs.curves(run.spec) for run in findings.runs(method)]
+        errors = np.array([np.sum((c["policy"] - c["exact"]) ** 2, axis=1) for c in curves])
+        middle = np.exp(np.mean(np.log(np.maximum(errors, _TINIEST)), axis=0) / 2)
+        lines.append({"label": method.label, "x": CONTEXTS.tolist(), "y": rounded(middle), "low": None, "high": None})
     return {
-        "id": "by-context", "figure": "by-context", "title": "Error of the flows by demand", "xlabel": "demand",
-        "ylabel": "error of the flows", "xscale": "linear", "yscale": "log", "lines": [], "series": lines,
-        "note": "Geometric means over instances. Cells err most at their ends.",
+        "id": f"by-demand-{solver}", "figure": "Error of the flows by demand", "title": f"Solved by {solver}",
+        "xlabel": "demand", "ylabel": "error of the flows", "xscale": "linear", "yscale": "log", "lines": [],
+        "series": lines, "note": "Geometric means over instances. Cells err most at their ends.",
     }  # fmt: skip
 
 
 def _cells(findings: InverseFindings, method: Method) -> list[Any]:
     """Losses, errors and divergences of a method, as cells of a table."""
-    ratio, gap = (runs_estimate(findings.values(method, name)) for name in ("ratio", "gap"))
+    ratio, gap = (findings.values(method, name) for name in ("ratio", "gap"))
     errors = [float(geometric_mean(findings.values(method, name))) for name in ("policy_error", "x_error")]
     diverged = int(findings.values(method, "diverged").sum())
-    return [ratio.words(4), gap.words(2), *(f"{error:.2g}" for error in errors), diverged]
+    losses = [runs_estimate(ratio).words(4), f"{np.median(ratio):.4f}", runs_estimate(gap).words(2)]
+    return [*losses, f"{np.median(gap):.2g}", *(f"{error:.2g}" for error in errors), diverged]
 
 
 def _change(method: Method) -> str:
