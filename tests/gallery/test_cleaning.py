@@ -8,8 +8,8 @@ import scipy.optimize
 import scipy.special
 
 import cobilevel as cb
+from cobilevel.gallery import best_coefficients, softmax
 from cobilevel.gallery import images as loader
-from cobilevel.gallery import softmax
 from cobilevel.gallery.cleaning import exact_classifiers
 from cobilevel.lower import exact_lower
 from cobilevel.problem import Study
@@ -188,3 +188,29 @@ def test_it_can_be_solved_and_finds_wrong_labels(digits):
     assert solution.policy(jnp.array([0.5, 5.0])).shape == (2, 64, 10)
     weight, wrong = np.asarray(solution.x), instance.truth.corrupted
     assert weight[wrong].mean() < weight[~wrong].mean()
+
+
+def test_the_best_policy_in_a_span(small):
+    """With one function for each of a few temperatures it is the exact classifiers; with fewer, stationary."""
+    one = small
+    x = jnp.asarray(np.random.default_rng(0).normal(size=len(one.problem.x0)), one.truth.images.dtype)
+    xi, dtype = jnp.asarray([0.5, 2.0, 6.0], one.truth.images.dtype), one.truth.images.dtype
+    shares, ridge = jnp.asarray([0.2, 0.3, 0.5], dtype), jnp.asarray(one.problem.lower.regulariser, dtype)
+    start = jnp.zeros((3, *one.problem.y0.shape), dtype)
+    known = (one.truth.images, one.truth.labels, jax.nn.sigmoid(x), ridge)
+    found = best_coefficients(*known, jnp.eye(3, dtype=dtype), xi, shares, start)
+    exact = one.truth.fit(x, xi).y
+    error = jnp.linalg.norm(found - exact, axis=(1, 2)) / jnp.linalg.norm(exact, axis=(1, 2))
+    assert np.all(error < 2e-3)
+    phi = jnp.asarray([[1.0, -1.0], [1.0, 0.2], [1.0, 1.5]], dtype)
+    best = best_coefficients(*known, phi, xi, shares, start[:2])
+
+    def value(W):
+        y = jnp.einsum("mk,kdc->mdc", phi, W)
+        logits = jnp.einsum("nd,mdc->mnc", one.truth.images, y) / xi[:, None, None]
+        chosen = jnp.take_along_axis(logits, one.truth.labels[None, :, None], axis=2)[..., 0]
+        entropy = jax.nn.logsumexp(logits, axis=-1) - chosen
+        return shares @ (jnp.mean(entropy * jax.nn.sigmoid(x), axis=1) + ridge * jnp.sum(y**2, axis=(1, 2)))
+
+    slope = jax.grad(value)
+    assert jnp.linalg.norm(slope(best)) < 1e-3 * jnp.linalg.norm(slope(start[:2]))

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import cobilevel as cb
 from cobilevel.judge import runs_estimate
 from cobilevel.paper import theory
 from cobilevel.paper.claims import CLAIMS, complete, verdict
 from cobilevel.paper.cleaning.experiment import auc
 from cobilevel.paper.lab import TUNING
+from cobilevel.paper.methods import BARE, PER_CELL, Method
 from cobilevel.paper.statistics import difference, ratio
 from cobilevel.paper.tuning import Grid, SearchRung, race
+from cobilevel.problem import Study
 
 
 def test_the_grid_is_the_papers():
@@ -93,3 +96,21 @@ def test_the_page_on_the_paper_says_what_was_computed():
                 computed[entry["id"]] = entry["verdict"]
     rows = re.findall(r"^\| ([A-Z]\d) \| (holds|fails|not tested) \|", (docs / "paper.md").read_text(), re.MULTILINE)
     assert dict(rows) == {name: computed.get(name, "not tested") for name in CLAIMS}
+
+
+def test_each_cell_takes_steps_on_its_own_mean():
+    """stocBiO[N]: a step moves a cell's answer as in a problem of its own; bare functions, 1/N of it."""
+    N, beta = 4, 0.1
+    xi = (np.arange(40) + 0.5) / 40  # ten samples a cell
+    eta = np.random.default_rng(0).normal(size=40)
+    square = lambda x, y, xi, eta: 0.5 * (y - x - eta) ** 2
+    problem = cb.Problem(square, square, 0.3, 0.0, cb.Interval(0.0, 1.0))
+    study = Study.of(problem, cb.Samples(xi, eta))
+    own = beta * (0.3 + eta.reshape(N, 10).mean(axis=1))
+    for family, share in ((PER_CELL, 1.0), (BARE, 1 / N)):
+        reduced = Method("StocBiO", family, N).reduced(study)
+        phi = np.asarray(reduced.basis(xi))
+        np.testing.assert_allclose(phi @ np.asarray(reduced.W0), 0.0)
+        slope = phi.T @ (phi @ np.asarray(reduced.W0) - 0.3 - eta) / len(xi)
+        moved = phi[::10] @ (np.asarray(reduced.W0) - beta * slope)
+        np.testing.assert_allclose(moved, share * own, rtol=1e-12)
