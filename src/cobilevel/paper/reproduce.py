@@ -95,13 +95,15 @@ def write_report(out: Path) -> Path:
 
 
 def write_joint_report(folders: Sequence[Path], path: Path) -> Path:
-    """One page for several experiments, with the claims of all, in their order."""
+    """One page for several experiments, with figures and the claims of all, in their order, next to it."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     found = [_reported(Path(folder)) for folder in folders]
     title, lead = "The paper's experiments, reproduced", " ".join(summary["lead"] for summary, _ in found)
     known = [entry for _, claims in found for entry in claims if entry["verdict"] != "not tested"]
-    summary = joined([summary for summary, _ in found], title, lead)
+    summary, claims = joined([summary for summary, _ in found], title, lead), complete(known)
     panel_figures(summary, Path(path).parent / "figures")
-    return write_page(summary, complete(known), path)
+    _write_json(Path(path).parent / "claims.json", claims)
+    return write_page(summary, claims, path)
 
 
 def _reported(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
