@@ -54,7 +54,7 @@ def curvature_range(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> tup
     With features $\Phi = Q R$ it is $R^T H_Q R$, and $H_Q = C^T C$ is as well conditioned as ``g`` itself: the singular
     values of $C R$ give eigenvalues far below the rounding of the largest one.
     """
-    size = len(oracles.flatten(W)[0])
+    size = sum(leaf.size for leaf in jax.tree.leaves(W))
     components = size // batch.features.shape[1]
     if size > DENSE_LIMIT or len(batch) * components**2 > _MOST_SECOND_DERIVATIVES:
         ritz = np.asarray(_ritz_values(reduced, x, W, batch), dtype=float)

@@ -18,6 +18,7 @@ from ..basis import Basis, check_basis
 from ..inference import natural_step
 from ..lower import lower_minimiser
 from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study, precision_for
+from ..programs import put
 from ..reduction import Reduced, batch_of, reduce_study
 from .advice import Seen, advise
 from .conditions import conditions_of
@@ -72,7 +73,7 @@ def _points(study: Study, reduced: Reduced) -> list[PyTree]:
         return [study.problem.x0]
     step, rng = _NEARBY * natural_step(reduced.whitened(), flat), np.random.default_rng(0)
     moves = [step * rng.choice([-1.0, 1.0], len(flat)) * rng.uniform(0.5, 1.5, len(flat)) for _ in range(2)]
-    nearby = [unravel(flat + jnp.asarray(move, flat.dtype)) for move in moves]
+    nearby = [unravel(put((np.asarray(flat) + move).astype(flat.dtype))) for move in moves]
     return [study.problem.x0, *(study.problem.bounds.project(point) for point in nearby)]
 
 
@@ -158,6 +159,6 @@ def _supremum(reduced: Reduced, xi: Array) -> float:
             u = np.stack(np.meshgrid(*[np.linspace(-1, 1, each)] * d, indexing="ij"), axis=-1)
         else:  # many dimensions: corners and points in between, at random
             u = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], (most, d), p=[0.45, 0.1, 0.45])
-        grid = domain.place(jnp.asarray(u.reshape(-1, d), reduced.dtype))
+        grid = domain.place(put(u.reshape(-1, d).astype(reduced.dtype)))
         places = [grid, domain.snap(xi[:most], reduced.dtype)]
-    return max(float(jnp.max(jnp.linalg.norm(reduced.basis(place), axis=-1))) for place in places)
+    return max(float(np.linalg.norm(np.asarray(reduced.basis(place)), axis=-1).max()) for place in places)

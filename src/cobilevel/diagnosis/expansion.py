@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..basis import combine
-from ..derivatives import oracles
 from ..lower import exact_lower, law_is_known
 from ..problem import Finite, Interval, Look, Study
+from ..programs import put
 from ..reduction import Reduced
 from .decay import FEW, GRIDS, Decay, from_coefficients, from_values
 from .kinks import Kink, find_kinks, find_noisy_kinks
@@ -53,7 +53,8 @@ class Expansion:
 
 def policy_rows(y: PyTree) -> Float[np.ndarray, "n d"]:
     """Policies at many contexts as rows, in double precision."""
-    return np.asarray(oracles.flatten(y)[0].reshape(len(jax.tree.leaves(y)[0]), -1), dtype=float)
+    leaves = [np.asarray(leaf, dtype=float) for leaf in jax.tree.leaves(y)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
 def expand(study: Study, x: PyTree, look: Look) -> Expansion:
@@ -109,9 +110,9 @@ def _from_exact(study: Study, x: PyTree) -> Expansion | None:
         parts = []
         for begin in range(0, len(u), many):
             piece = np.resize(u[begin : begin + many], many)
-            xi = domain.place(jnp.asarray(piece[:, None], study.dtype))
+            xi = domain.place(put(piece[:, None].astype(study.dtype)))
             found = exact_lower(study, x, xi, draws=rows, tolerance=4 * eps)
-            failed.append(not bool(jnp.all(found.gradient <= eps**0.25)))
+            failed.append(not np.all(np.asarray(found.gradient) <= eps**0.25))
             parts.append(policy_rows(found.y)[: len(u) - begin])
         return np.concatenate(parts)
 
