@@ -28,6 +28,11 @@ def family_name(family: str) -> str:
     return _NAMES.get(family, family)
 
 
+def line_name(family: str) -> str:
+    """What a line over all sizes of a family is called."""
+    return _NAMES.get(family, f"{family}[N]")
+
+
 @dataclass(frozen=True)
 class Method:
     """What is run on every instance. The defaults are the experiment; other values belong to its ablation."""

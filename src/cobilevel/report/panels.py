@@ -21,6 +21,7 @@ FAMILY_STYLES: dict[str, tuple[str, tuple[float, ...]]] = {
     "one-hot": ("#8a9299", (3.0, 3.0)),
 }
 _MARKERS = ("o", "s", "^", "D")
+_SIZE = re.compile(r"\[(\d+)\]$")  # of a method, in its label
 _OTHER_STYLES = (("#3a7d44", ()), ("#d1495b", (6.0, 2.0)), ("#00798c", (1.5, 1.5)), ("#6a4c93", (7.0, 2.0, 1.5, 2.0)))
 _MARKED = 30  # of a longer curve only some points are marked
 _MARKS = 9  # as many
@@ -51,7 +52,9 @@ def label_styles(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for place, (name, group) in enumerate(members.items()):
         known = FAMILY_STYLES.get(name)
         colour, dash = known or _OTHER_STYLES[strangers.index(name) % len(_OTHER_STYLES)]
-        sizes = [label for label in group if "[" in label] or group
+        sizes = (
+            sorted((label for label in group if _SIZE.search(label)), key=lambda k: int(_SIZE.findall(k)[0])) or group
+        )
         for label in group:
             k = sizes.index(label) if label in sizes else 0
             marker = _MARKERS[(k if len(sizes) > 1 and label in sizes else place) % len(_MARKERS)]

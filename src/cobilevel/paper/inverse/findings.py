@@ -9,7 +9,7 @@ import numpy as np
 from ...judge import Estimate, runs_estimate
 from ..findings import Findings, rounded
 from ..lab import HELD_OUT
-from ..methods import BARE, BASES, PER_CELL, Method, family_name
+from ..methods import BARE, BASES, PER_CELL, Method, family_name, line_name
 from ..statistics import geometric_mean, median
 from ..theory import theory
 from .experiment import CONTEXTS
@@ -134,8 +134,9 @@ def _three_panels(
     base = {"figure": name, "xlabel": "N", "xscale": "log", "lines": []}
     note = f"{word} over instances with 95% intervals"
     middle = centre if centre is median else geometric_mean
+    bare = " one-hot[N]: stocBiO[N] with indicator functions as they are." if solver == "StocBiO" else ""
     parts = (
-        ("ratio", "Loss", "F(x) / F_ref", "linear", centre, f"{note}."),
+        ("ratio", "Loss", "F(x) / F_ref", "linear", centre, f"{note}.{bare}"),
         ("policy_error", "Lower-level error", "Delta_y", "log", middle, f"{note}, of logarithms."),
         ("x_error", "Upper-level error", "Delta_x", "log", middle, f"{note}, of logarithms."),
     )
@@ -157,7 +158,7 @@ def _series(
         spread = [centre(findings.of(solver, family, N, name)) for N in sizes]
         ends = {end: [getattr(s, end) for s in spread] for end in ("low", "high")}
         if sizes:
-            lines.append({"label": family_name(family), "x": sizes, "y": [float(s) for s in spread]} | ends)
+            lines.append({"label": line_name(family), "x": sizes, "y": [float(s) for s in spread]} | ends)
     return lines
 
 
