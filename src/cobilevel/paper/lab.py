@@ -265,19 +265,23 @@ class Lab(ABC):
         """Everything there is to do, in an order in which later tasks find what they need."""
         yield from self.extra()
         for method, count in self.plan():
-            yield from self._tasks_of(method, count)
+            if method.solver == "StocBiO":
+                work = lambda tell, m=method: [self.tune(m, tell)]
+                yield Task(f"tuning {method.label}", [self.tuning_spec(method)], work)
+            yield from self._solves(method, count, (HELD_OUT, REPORTED))
+        for method, count in self.plan():  # a second answer, after all the first ones
+            if EXTENDED in dict(self.choices(method, count)):
+                work = lambda tell, m=method: [self.tune_further(m, tell)]
+                yield Task(f"tuning {method.label} further", [self.tuning_spec(method, True)], work)
+                yield from self._solves(method, count, (EXTENDED,))
         yield from self.last()
 
-    def _tasks_of(self, method: Method, count: int) -> Iterator[Task]:
-        if method.solver == "StocBiO":
-            yield Task(f"tuning {method.label}", [self.tuning_spec(method)], lambda tell: [self.tune(method, tell)])
+    def _solves(self, method: Method, count: int, wanted: Sequence[str]) -> Iterator[Task]:
         for tuned, some in self.choices(method, count):
-            if tuned == EXTENDED:
-                spec = self.tuning_spec(method, True)
-                yield Task(f"tuning {method.label} further", [spec], lambda tell: [self.tune_further(method, tell)])
-            specs = [self.spec(method, seed, tuned) for seed in range(some)]
-            work = lambda tell, c=some, t=tuned: self.solve(method, c, t, tell)
-            yield Task(f"{method.solver} {method.label}, step sizes {tuned}", specs, work)
+            if tuned in wanted:
+                specs = [self.spec(method, seed, tuned) for seed in range(some)]
+                work = lambda tell, c=some, t=tuned: self.solve(method, c, t, tell)
+                yield Task(f"{method.solver} {method.label}, step sizes {tuned}", specs, work)
 
 
 def _as_dicts(rungs: Sequence[SearchRung]) -> list[dict[str, Any]]:

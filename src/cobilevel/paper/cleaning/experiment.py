@@ -57,6 +57,8 @@ CLEANING_BUDGETS = {
         bases=(5, 20),
         cells=(5, 20, 50),
         bare=(5, 50),
+        further=(SearchRung(2, 1, 1000), SearchRung(1, 1, 12_000)),
+        extended=4,
         candidates=_GPU,
     ),
 }
