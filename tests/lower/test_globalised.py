@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.derivatives import Ledger, oracles
+from cobilevel.derivatives import oracles
 from cobilevel.lower import lower_objective, minimise
 from problems import LINE
 
@@ -90,10 +90,7 @@ def solved(lower, y0, count, dense):
     @eqx.filter_jit
     def run(reduced):
         start, _ = oracles.flatten(reduced.W0)
-        kinds = [
-            lower_objective(reduced, reduced.x0, reduced.W0, reduced.lower_pool, Ledger.empty(), kind)
-            for kind in (dense, True)
-        ]
+        kinds = [lower_objective(reduced, reduced.x0, reduced.W0, reduced.lower_pool, kind) for kind in (dense, True)]
         first = jnp.linalg.norm(kinds[0].value_and_gradient(start)[1])
         found = minimise(kinds[0], start, jnp.finfo(start.dtype).eps ** 0.9 * first)
         return found, kinds[1].local(found.point)

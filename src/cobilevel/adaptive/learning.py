@@ -27,7 +27,7 @@ from ..basis import (
     network,
     whiten,
 )
-from ..derivatives import Ledger, oracles
+from ..derivatives import oracles
 from ..lower import DENSE_LIMIT, exact_lower, lower_minimiser, lower_objective, minimise
 from ..problem import LOOK_ROWS, Finite, Look, Problem, Samples, Study
 from ..programs import program
@@ -149,13 +149,13 @@ def _train(
     """
     import optax  # here alone, as it takes a while to load
 
-    pool, ledger = reduced.lower_pool, Ledger.empty()
+    pool = reduced.lower_pool
     inputs = reduced.problem.domain.reference(pool.xi).astype(pool.features.dtype)
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps), **_ADAM)  # pyright: ignore[reportArgumentType]
 
     def settle(x, W, batch):
         start, unflatten = oracles.flatten(W)
-        objective = lower_objective(reduced, x, W, batch, ledger, len(start) <= DENSE_LIMIT)
+        objective = lower_objective(reduced, x, W, batch, len(start) <= DENSE_LIMIT)
         return unflatten(minimise(objective, start, 0.0, steps=_SETTLING).point)
 
     def step(carry, _):

@@ -59,10 +59,10 @@ def masked_minimum(
     idle = jnp.diag(jnp.repeat(1 - mask, len(z) // len(mask)))
 
     def model(point):
-        (value, slope, hessian), _ = oracles.lower_model(bare, x, unflatten(point), lower, Ledger.empty())
+        (value, slope, hessian), _ = oracles.lower_model(bare, x, unflatten(point), lower, Ledger.page())
         return value, slope, hessian + idle
 
-    slope, _ = oracles.lower_gradient(bare, x, unflatten(jnp.zeros_like(z)), lower, Ledger.empty())
+    slope, _ = oracles.lower_gradient(bare, x, unflatten(jnp.zeros_like(z)), lower, Ledger.page())
     target = jnp.finfo(z.dtype).eps ** 0.5 * jnp.linalg.norm(oracles.flatten(slope)[0])
     found = minimise(Dense(model), z, target)
     return found, unflatten(found.point)

@@ -100,13 +100,14 @@ class Ledger(eqx.Module):
         more = _library(calls).stack([nothing, calls])
         return replace(self, **{kind: Count(added(count.calls, more), added(count.samples, samples))})
 
-    def plus(self, other: "Ledger", times: Any = 1) -> "Ledger":
-        """With all of another, so many times."""
+    def plus(self, other: "Ledger", times: Any = 1, more_rows: UInt32[Array, "rows 2"] | None = None) -> "Ledger":
+        """With all of another, so many times; and with a table of further amounts, a row for each entry."""
         leaves, structure = jax.tree.flatten(self)
         more, times = _library(*jax.tree.leaves(other)).stack(jax.tree.leaves(other)), _word(times)
         many = _product(more[:, 1], times)
         many = added(many, _library(many).stack([more[:, 0] * times, np.zeros(len(more), np.uint32)], axis=-1))
         total = added(jnp.stack(leaves), many)
+        total = total if more_rows is None else added(total, more_rows)
         return jax.tree.unflatten(structure, list(total))
 
     def totals(self) -> dict[str, dict[str, int]]:

@@ -21,7 +21,7 @@ _LANCZOS_STEPS = 60  # where the Hessian is too large to be formed
 @program
 def lower_hessian(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, "M M"]:
     """The Hessian of the reduced lower level."""
-    (_, _, hessian), _ = oracles.lower_model(reduced, x, W, batch, Ledger.empty())
+    (_, _, hessian), _ = oracles.lower_model(reduced, x, W, batch, Ledger.page())
     return hessian
 
 
@@ -30,7 +30,7 @@ def _ritz_values(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[
     flat, unflatten = oracles.flatten(W)
 
     def product(vector):
-        return oracles.flatten(oracles.hessian_vector(reduced, x, W, unflatten(vector), batch, Ledger.empty())[0])[0]
+        return oracles.flatten(oracles.hessian_vector(reduced, x, W, unflatten(vector), batch, Ledger.page())[0])[0]
 
     return lanczos(product, jax.random.normal(jax.random.key(0), flat.shape, flat.dtype), _LANCZOS_STEPS)
 

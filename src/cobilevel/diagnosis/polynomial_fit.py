@@ -88,7 +88,7 @@ def _supported_polynomials(look: Look, d: int, d_y: int) -> tuple[Chebyshev, Int
 @program
 def _lower_slopes(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, "n dy"]:
     """The gradient of ``g`` in ``y``, sample by sample."""
-    (slopes, _, _), _ = oracles.lower_rows(reduced, x, W, W, batch, Ledger.empty())
+    (slopes, _, _), _ = oracles.lower_rows(reduced, x, W, W, batch, Ledger.page())
     return oracles.flatten(slopes)[0].reshape(len(batch), -1)
 
 

@@ -61,12 +61,12 @@ def _solve_points(reduced: Bilevel, points: Float[Held, "p dx"], count: Int[Held
     """Solves at the first `count` points from the coefficients at hand, one after the other; zeros at the others."""
     unravel = ravel_pytree(reduced.x0)[1]
     upper, lower, start = reduced.upper_pool, reduced.lower_pool, reduced.W0
-    slope, _ = oracles.lower_gradient(reduced, unravel(points[0]), trees.zeros(start), lower, Ledger.empty())
+    slope, _ = oracles.lower_gradient(reduced, unravel(points[0]), trees.zeros(start), lower, Ledger.page())
     target = jnp.finfo(points.dtype).eps ** _LOWER_TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
     functions = len(jax.tree.leaves(start)[0])
 
     def one(x):
-        point, _ = solve_at(reduced, x, start, target, Ledger.empty())
+        point, _ = solve_at(reduced, x, start, target, Ledger.page())
         rows = expansion_rows(reduced, unravel(x), point.W, point.adjoint, upper, lower, joint)
         W, V = (oracles.flatten(part)[0].reshape(functions, -1) for part in (point.W, point.adjoint))
         return Solved(
@@ -83,7 +83,7 @@ def _solve_points(reduced: Bilevel, points: Float[Held, "p dx"], count: Int[Held
 
 def _row_scales(reduced: Bilevel, x: PyTree, point: Point, values: Float[Held, " n"]) -> tuple[Array, Array, Array]:
     """The size of single samples' gradients, by coordinate; the spread of ``f``; and how far the noise reaches."""
-    upper, lower, ledger = reduced.upper_pool, reduced.lower_pool, Ledger.empty()
+    upper, lower, ledger = reduced.upper_pool, reduced.lower_pool, Ledger.page()
     (_, d1, _), _ = oracles.upper_rows(reduced, x, point.W, upper, ledger)
     (_, _, cross), _ = oracles.lower_rows(reduced, x, point.W, point.adjoint, lower, ledger)
     flat = lambda rows: jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(rows)

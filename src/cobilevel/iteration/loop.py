@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
-from jaxtyping import Array
+from jaxtyping import Array, UInt32
 
 from .. import archive, trees
 from ..answer import Result, Saved, Solution
@@ -27,7 +27,7 @@ class _Turn(eqx.Module):
     `known` is what every step spends, as far as that is known before it runs; `places` are the other entries.
     """
 
-    step: Callable[[State], tuple[State, list[Array]]] = eqx.field(static=True)
+    step: Callable[[State], tuple[State, Array]] = eqx.field(static=True)
     known: Ledger
     places: tuple[int, ...] = eqx.field(static=True)
 
@@ -36,7 +36,7 @@ class _Turn(eqx.Module):
         """Traces a step, once."""
         seen: dict[str, Any] = {}
 
-        def one(state: State) -> tuple[State, list[Array]]:
+        def one(state: State) -> tuple[State, Array]:
             after = solver.step(reduced, eqx.tree_at(_book, state, Ledger.page(), is_leaf=lambda v: v is None))
             spent, seen["structure"] = jax.tree.flatten(after.ledger)
             seen["known"] = [leaf if isinstance(leaf, np.ndarray) else np.zeros(2, np.uint32) for leaf in spent]
@@ -45,7 +45,9 @@ class _Turn(eqx.Module):
             result = solver.terminate(reduced, after)
             fine = trees.finite((after.x, after.W))
             result = jnp.where(fine, result, jnp.int32(Result.DIVERGED.code))
-            return eqx.tree_at(lambda s: s.clock.result, after, result), [spent[k] for k in seen["places"]]
+            unknown = [spent[k] for k in seen["places"]]
+            table = jnp.stack(unknown) if unknown else jnp.zeros((0, 2), jnp.uint32)
+            return eqx.tree_at(lambda s: s.clock.result, after, result), table
 
         bare = eqx.tree_at(_book, state, None)
         program, shapes = jax.make_jaxpr(one, return_shape=True)(bare)
@@ -54,12 +56,12 @@ class _Turn(eqx.Module):
         )
         return _Turn(call, jax.tree.unflatten(seen["structure"], seen["known"]), seen["places"])
 
-    def spent(self, ledger: Ledger, steps: Array, more: list[Array]) -> Ledger:
+    def spent(self, ledger: Ledger, steps: Array, more: UInt32[Array, "places 2"]) -> Ledger:
         """A ledger with what so many steps spent."""
-        leaves, structure = jax.tree.flatten(Ledger.page())
-        for place, leaf in zip(self.places, more, strict=True):
-            leaves[place] = leaf
-        return ledger.plus(self.known, steps).plus(jax.tree.unflatten(structure, leaves))
+        if not self.places:
+            return ledger.plus(self.known, steps)
+        rows = jnp.zeros((len(jax.tree.leaves(ledger)), 2), jnp.uint32).at[np.array(self.places)].set(more)
+        return ledger.plus(self.known, steps, rows)
 
 
 def _book(state: State) -> Any:
@@ -70,7 +72,7 @@ class _Passed(eqx.Module):
     """What a pass over some steps came to: the state without ledger, what is not known of its cost, and records."""
 
     state: State
-    spent: list[Any]
+    spent: UInt32[Any, "places 2"]
     records: dict[str, Array]
 
 
@@ -87,7 +89,7 @@ def advance(solver: Solver, reduced: Bilevel, state: State, count: int) -> tuple
     zeros = lambda kind: jnp.zeros((count, *kind.shape), kind.dtype)
     empty = _Passed(
         bare,
-        [jnp.zeros(2, jnp.uint32) for _ in turn.places],
+        jnp.zeros((len(turn.places), 2), jnp.uint32),
         jax.tree.map(zeros, jax.eval_shape(lambda s: s.record(), bare)),
     )
 
@@ -100,7 +102,7 @@ def advance(solver: Solver, reduced: Bilevel, state: State, count: int) -> tuple
             place = now.state.step - first
             enter = lambda curve, value: jax.lax.dynamic_update_index_in_dim(curve, value, place, 0)
             records = jax.tree.map(enter, now.records, after.record())
-            return _Passed(after, [added(a, b) for a, b in zip(now.spent, more, strict=True)], records)
+            return _Passed(after, added(now.spent, more), records)
 
         return jax.lax.while_loop(going, one, empty)
 

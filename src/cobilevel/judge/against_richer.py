@@ -87,7 +87,7 @@ def _policy_distance(study: Study, solution: Solution, rich: Reduced) -> Callabl
 @program
 def _noise_rows(reduced: Reduced, x: PyTree, W: PyTree, V: PyTree, shared: bool) -> tuple[PyTree, PyTree]:
     """Row by row, ``d2 g`` and ``d22 g v``, less ``d2 f`` where both levels see these rows."""
-    ledger = Ledger.empty()
+    ledger = Ledger.page()
     (d2, product, _), _ = oracles.lower_rows(reduced, x, W, V, reduced.lower_pool, ledger)
     if not shared:
         return d2, product

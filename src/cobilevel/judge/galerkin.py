@@ -37,7 +37,7 @@ class Galerkin(eqx.Module):
 def galerkin(reduced: Bilevel, x: Float[Held, " dx"], matrices: bool = True) -> Galerkin:
     """Solves the reduced problem at ``x``; without its matrices only coefficients and gradient."""
     tree = ravel_pytree(reduced.x0)[1](x)
-    ledger, pool = Ledger.empty(), reduced.lower_pool
+    ledger, pool = Ledger.page(), reduced.lower_pool
     slope, _ = oracles.lower_gradient(reduced, tree, reduced.W0, pool, ledger)
     target = jnp.finfo(x.dtype).eps ** _TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
     point, _ = solve_at(reduced, x, reduced.W0, target, ledger)

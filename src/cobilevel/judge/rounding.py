@@ -19,7 +19,7 @@ _COMPARED_ROWS = 2048  # samples over which the two gradients are taken
 
 @program
 def _slopes(bare: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> PyTree[Float[Held, "..."]]:
-    (_, d1, d2), _ = oracles.upper_gradients(bare, x, W, batch, Ledger.empty())
+    (_, d1, d2), _ = oracles.upper_gradients(bare, x, W, batch, Ledger.page())
     return d1, d2
 
 

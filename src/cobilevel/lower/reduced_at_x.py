@@ -43,9 +43,11 @@ def hessian_is_formed(start: Float[Array, " M"], batch: Batch) -> bool:
     return held <= DENSE_LIMIT**2
 
 
-def lower_objective(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger, dense: bool) -> Curvature:
-    """The reduced lower level at ``x`` as a function of ``flatten(W)``, for ``minimise``."""
+def lower_objective(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, dense: bool) -> Curvature:
+    """The reduced lower level at ``x`` as a function of ``flatten(W)``, for ``minimise``; what that spends is counted
+    afterwards, by ``charge``."""
     _, unflatten = oracles.flatten(W)
+    ledger = Ledger.page()
 
     def slope(z):
         value, _ = oracles.lower_value(reduced, x, unflatten(z), batch, ledger)
@@ -79,7 +81,7 @@ def solve_at(reduced: Bilevel, x: Float[Array, " dx"], W: PyTree, target: Any, l
     start, unflatten = oracles.flatten(W)
     batch, tree = reduced.lower_pool, unravel(x)
     dense = hessian_is_formed(start, batch)
-    found = minimise(lower_objective(reduced, tree, W, batch, ledger, dense), start, target)
+    found = minimise(lower_objective(reduced, tree, W, batch, dense), start, target)
     ledger = charge(ledger, found, batch, dense)
     linear = Direct(found.hessian) if dense else ConjugateGradient()
     # a last Newton correction with the Hessian at hand: it brings the residual to rounding, and with it the noise in F
@@ -104,7 +106,7 @@ def lower_minimiser(reduced: Bilevel, x: PyTree, W: PyTree, share: float) -> PyT
     """
     start, unflatten = oracles.flatten(W)
     dense = hessian_is_formed(start, reduced.lower_pool)
-    objective = lower_objective(reduced, x, W, reduced.lower_pool, Ledger.empty(), dense)
+    objective = lower_objective(reduced, x, W, reduced.lower_pool, dense)
     first = jnp.linalg.norm(objective.local(oracles.flatten(reduced.W0)[0])[1])
     share = share if dense else max(share, float(jnp.finfo(start.dtype).eps) ** 0.5)
     return unflatten(minimise(objective, start, share * first).point)

@@ -78,7 +78,7 @@ class HOAG(Stochastic):
     def update(self, reduced, s, draw, rate):
         last, pool, eps = s.memory, reduced.lower_pool, jnp.finfo(s.dtype).eps
         accuracy = jnp.maximum(rate.accuracy, eps**_SHARPEST)
-        objective = lower_objective(reduced, s.x, s.W, pool, s.ledger, dense=False)
+        objective = lower_objective(reduced, s.x, s.W, pool, dense=False)
         flat, unflatten = oracles.flatten(s.W)
         found = minimise(objective, flat, accuracy * last.first)
         ledger, W = charge(s.ledger, found, pool, dense=False), unflatten(found.point)

@@ -84,7 +84,7 @@ class Units(eqx.Module):
         tree = ravel_pytree(reduced.x0)[1](x)
         upper, lower = _some(reduced.upper_pool, len(x)), _some(reduced.lower_pool, len(x))
         (values, d1, _), ledger = oracles.upper_rows(reduced, tree, point.W, upper, ledger)
-        (_, _, cross), _ = oracles.lower_rows(reduced, tree, point.W, point.adjoint, lower, ledger)
+        (_, _, cross), _ = oracles.lower_rows(reduced, tree, point.W, point.adjoint, lower, Ledger.page())
         ledger = ledger.add("cross_product", lower)  # of the rows nothing else is used, or computed
         sigma = jnp.hypot(_root_mean_square(upper, d1), _root_mean_square(lower, cross))
         spread = self._spread(point, upper, values)
