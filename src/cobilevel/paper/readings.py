@@ -64,7 +64,8 @@ def judged(
     kept = [words for words, one in found if one.holds]
     first = next((pair for pair in found if pair[1].holds), found[0])
     entry = verdict(name, bool(kept), first[1].measured, threshold, how, "" if kept else why)
-    entry["reading"] = "every reading" if len(kept) == len(found) else first[0] if kept else "none"
+    some = f"{len(kept)} of {len(found)}, first: {first[0]}" if kept else "none"
+    entry["reading"] = "every reading" if len(kept) == len(found) else some
     entry["readings"] = [
         {"reading": words, "verdict": "holds" if one.holds else "fails", "measured": one.measured}
         for words, one in found
