@@ -42,14 +42,18 @@ if TYPE_CHECKING:
     from .judge import bootstrap as bootstrap
     from .judge import certify as certify
     from .judge import evaluate as evaluate
+    from .problem import Bounds as Bounds
     from .problem import Box as Box
+    from .problem import Equalities as Equalities
     from .problem import Finite as Finite
+    from .problem import Inequalities as Inequalities
     from .problem import Interval as Interval
     from .problem import Levels as Levels
     from .problem import Mixture as Mixture
     from .problem import Problem as Problem
     from .problem import Product as Product
     from .problem import Samples as Samples
+    from .problem import Simplex as Simplex
     from .problem import Stream as Stream
     from .problem import TruncatedNormal as TruncatedNormal
     from .problem import Uniform as Uniform
@@ -81,7 +85,8 @@ _ROOMS = {
     "iteration": "Cosine PolynomialDecay",
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
     "programs": "keep_programs",
-    "problem": "Box Finite Interval Levels Mixture Problem Product Samples Stream TruncatedNormal Uniform",
+    "problem": "Bounds Box Equalities Finite Inequalities Interval Levels Mixture Problem Product Samples Simplex Stream "
+    "TruncatedNormal Uniform",
     "front_door": "reduce solve",
     "solvers": "BSA F2SA HOAG MRBO RSVRB SABA SOBA SPABA STABLE SUSTAIN TTSA VRBO AmIGO FdeHBO Newton StocBiO",
 }

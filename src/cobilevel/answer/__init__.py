@@ -1,5 +1,7 @@
 """What comes back: the decision and the policy, the sentence a run ends with, and the file they are saved in."""
 
+from .feasibility import Feasibility as Feasibility
+from .feasibility import Met as Met
 from .result import Result as Result
 from .solution import Saved as Saved
 from .solution import Solution as Solution

@@ -49,6 +49,10 @@ class Result(enum.StrEnum):
         "Converged: the hypergradient as this solver estimates it, averaged over about the last hundred steps, is "
         "below the tolerance. A bias of the estimate itself would not show; judge the solution with certify."
     )
+    INFEASIBLE = (
+        "The constraints on y cannot all be met at some contexts, for the x returned. Loosen the one named, leave these "
+        "contexts out, or bound x away from where it happens."
+    )
     LIFTED = "Lifted from coefficients given by the caller; not checked."
 
     @property

@@ -1,7 +1,7 @@
 """``Solution``: the decision, the policy for every context, and how they were obtained; saved and loaded."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from jaxtyping import Array, ArrayLike, PyTree
 
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
-from ..problem import Problem, double, in_double, kept_digits
+from ..problem import Form, Problem, Smoothing, double, form_of, in_double, kept_digits
+from .feasibility import Feasibility
 from .result import Result
 from .uncertainty import Uncertainty, from_file, like_x, to_file, unknown
 
@@ -49,6 +50,8 @@ class Solution:
     - `history`: curves over steps; `stats`: oracle calls, samples, seconds, bytes, rank.
     - `choices`: what the library chose for the user, in words.
     - `inference`: what `uncertainty` is, or computes it.
+    - `form`, `smoothing`: where ``y`` is constrained, how it follows from the unknown that `W` belongs to, and the
+      barrier in place of inequalities; `feasibility`: how far these are met.
     - `precise`: `x`, `W` and the basis in double precision, where they come back in single; used to judge, save and go
       on.
     """
@@ -64,6 +67,9 @@ class Solution:
     detail: str = ""
     inference: "Uncertainty | Callable[[], Uncertainty] | None" = None
     precise: Precise | None = None
+    form: Form | None = None
+    smoothing: Smoothing | None = None
+    feasibility: Feasibility | None = None
 
     @property
     def converged(self) -> bool:
@@ -95,11 +101,16 @@ class Solution:
     def policy(self, xi: ArrayLike) -> PyTree[Array]:
         """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain."""
         if self.precise is None or isinstance(xi, Tracer):
-            return combine(self.basis(xi), self.W)
+            return self._as_y(self.x, combine(self.basis(xi), self.W), xi)
         with double():
-            full = jax.tree.map(jnp.asarray, self.full_parts())
-            y = combine(replace(self.basis, transform=full[2], constant=full[3])(kept_digits(xi)), full[1])
-        return jax.tree.map(lambda a, w: a.astype(w.dtype), y, self.W)
+            full, xi = jax.tree.map(jnp.asarray, self.full_parts()), kept_digits(xi)
+            u = combine(replace(self.basis, transform=full[2], constant=full[3])(xi), full[1])
+            y = self._as_y(full[0], u, xi)
+        return jax.tree.map(lambda a: a.astype(self.basis.constant.dtype), y)
+
+    def _as_y(self, x: PyTree, u: PyTree, xi: ArrayLike) -> PyTree[Array]:
+        """``y`` at many contexts from the unknown there."""
+        return u if self.form is None else self.form.along(x, u, jnp.asarray(xi), len(self.basis.domain.shape))
 
     def full_parts(self) -> tuple[PyTree, PyTree, Any, Any]:
         """``x``, ``W``, and transform and constant of the basis, in double precision where that is what they were found
@@ -145,6 +156,8 @@ class Solution:
             "returned": str(np.dtype(self.basis.constant.dtype)),
             "state": None if self.state is None else self.state.structure,
             "uncertainty": words,
+            "smoothing": None if self.smoothing is None else self.smoothing.to_json(),
+            "feasibility": None if self.feasibility is None else asdict(self.feasibility),
         }
         return archive.write(path, document, arrays)
 
@@ -157,6 +170,7 @@ class Solution:
             f"{words[0].upper()}{words[1:]}" if words.startswith("the ") else words for words in found.undetermined
         ]
         said += [f"{self.result}" + (f" {self.detail}" if self.detail else "")]
+        said += [] if self.feasibility is None else self.feasibility.words()
         said += [f"{topic}: {words}" for topic, words in self.choices.items()]
         lines = [value] if value else []
         lines += [*found.table().splitlines(), *said]
@@ -241,7 +255,9 @@ def _loaded(
         return jax.tree.map(jnp.asarray, rebuilt)
 
     x = rebuild("x", problem.x0)
-    W = rebuild("W", jax.tree.map(lambda y: np.empty((fitted.size, *y.shape)), problem.y0))
+    form = form_of(problem) if problem.constraints else None
+    unknown_y = problem.y0 if form is None else form.enter(problem.y0)
+    W = rebuild("W", jax.tree.map(lambda y: np.empty((fitted.size, *y.shape)), unknown_y))
     if version == _FIRST_FORMAT:
         words, state = document["result"], None
         result = Result.from_words(words)
@@ -253,4 +269,11 @@ def _loaded(
     words = document.get("uncertainty")
     known = None if words is None else from_file(words, under("uncertainty/"))
     stats, choices, history = document["stats"], document["choices"], under("history/")
-    return Solution(x, W, fitted, result, history, stats, choices, state, detail, inference=known)
+    smoothing, met = document.get("smoothing"), document.get("feasibility")
+    return Solution(
+        x, W, fitted, result, history, stats, choices, state, detail,
+        inference=known,
+        form=form,
+        smoothing=None if smoothing is None else Smoothing.from_json(smoothing),
+        feasibility=None if met is None else Feasibility.from_json(met),
+    )  # fmt: skip

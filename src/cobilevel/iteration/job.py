@@ -13,6 +13,7 @@ from ..answer import Result, Solution, Uncertainty
 from ..basis import Basis, combine
 from ..derivatives import oracles
 from ..inference import infer
+from ..lower import feasibility_of
 from ..problem import Study, double
 from ..reduction import Reduced, reduce_study
 from .loop import run
@@ -78,7 +79,7 @@ class Job:
             x, study = found.x, self.study
             again = (lambda: reduce_study(study, basis)) if self.one_of_many else (lambda: reduced)
             found = replace(found, inference=lambda: _inferred(study, again(), x))
-        return _check_convexity(self.study, reduced, found)
+        return _check_constraints(self.study, _check_convexity(self.study, reduced, found))
 
 
 def _inferred(study: Study, reduced: Reduced, x: PyTree) -> Uncertainty:
@@ -113,6 +114,18 @@ def _unseen(reduced: Reduced) -> dict[str, str]:
     )
     warnings.warn(words, stacklevel=5)
     return {"unseen": words}
+
+
+def _check_constraints(study: Study, solution: Solution) -> Solution:
+    """With how far the constraints on ``y`` are met; where they cannot be, the solution says so."""
+    met, impossible = feasibility_of(study, solution)
+    if met is None:
+        return solution
+    solution = replace(solution, feasibility=met)
+    if not impossible:
+        return solution
+    warnings.warn(f"{Result.INFEASIBLE} {impossible}", stacklevel=4)
+    return replace(solution, result=Result.INFEASIBLE, detail=impossible)
 
 
 def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solution:

@@ -50,7 +50,7 @@ def in_precision_of(study: Study, solution: Any) -> Solution:
     check_solution(study.problem, solution)
     x, W, transform, constant = jax.tree.map(lambda a: jnp.asarray(a, study.dtype), solution.full_parts())
     basis = replace(solution.basis, transform=transform, constant=constant)
-    return replace(solution, x=x, W=W, basis=basis, precise=None)
+    return replace(solution, x=x, W=W, basis=basis, precise=None, form=None)  # its policy is then the unknown
 
 
 @program

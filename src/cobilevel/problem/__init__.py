@@ -1,6 +1,9 @@
 """What the user states: contexts, data (and the part looked at where they are many), objectives; checked: the study."""
 
 from .bounds import Bounds as Bounds
+from .constraints import Equalities as Equalities
+from .constraints import Inequalities as Inequalities
+from .constraints import Simplex as Simplex
 from .data import CONTEXTS_EACH as CONTEXTS_EACH
 from .data import LOOK_ROWS as LOOK_ROWS
 from .data import SAMPLES_EACH as SAMPLES_EACH
@@ -27,5 +30,9 @@ from .precision import double as double
 from .precision import in_double as in_double
 from .precision import kept_digits as kept_digits
 from .problem import Problem as Problem
+from .smoothing import Smoothing as Smoothing
+from .standard_form import Constrained as Constrained
+from .standard_form import Form as Form
+from .standard_form import form_of as form_of
 from .study import Study as Study
 from .study import precision_for as precision_for

@@ -1,4 +1,4 @@
-"""Bounds on a decision: which coordinates they leave free, the nearest point within them, the gradient they leave."""
+"""Bounds: on the decision, which coordinates they leave free and what gradient they leave; on ``y``, their slacks."""
 
 from typing import Any
 
@@ -11,17 +11,53 @@ from jaxtyping import PyTree
 
 from ..programs import arithmetic, put
 from .array_checks import concrete, path_name
-from .precision import Held
+from .constraint import Constraint, entry_names
 
 
-class Bounds(eqx.Module):
-    """``lo <= x <= hi``, each shaped like ``x``, infinite where there is no bound.
+class Bounds(Constraint):
+    """``lo <= y <= hi``, as a constraint on ``y``: numbers, arrays (prefix pytrees of ``y``) or functions of ``xi``;
+    ``None`` or infinity where there is no bound.
 
-    Points, gradients and bounds are pytrees of one structure; ``flat`` gives the same bounds on flattened vectors.
+    On ``x`` the library keeps bounds in the same form, each shaped like ``x``. Points, gradients and bounds are then
+    pytrees of one structure; ``flat`` gives the same bounds on flattened vectors.
     """
 
-    lo: PyTree[Held]
-    hi: PyTree[Held]
+    lo: Any = None
+    hi: Any = None
+
+    def _ends(self, y: PyTree, xi: Any) -> list[tuple[int, Any, np.ndarray]]:
+        """Each side that bounds something: its sign, its value on the flattened ``y``, and which entries it bounds."""
+        found = []
+        for side, sign, end in (("lower", 1, self.lo), ("upper", -1, self.hi)):
+            if end is None:
+                continue
+            if callable(end):
+                filled = ravel_pytree(_fill_bound(end(xi), y, side, -sign * np.inf, "Bounds"))[0]
+                some = np.ones(len(filled), bool)
+            else:
+                shapes = jax.tree.map(lambda a: np.empty(a.shape, a.dtype), y)
+                leaves = jax.tree.leaves(_fill_bound(end, shapes, side, -sign * np.inf, "Bounds"))
+                filled = np.concatenate([leaf.ravel() for leaf in leaves])
+                some = np.isfinite(filled)
+            found += [(sign, filled, some)] if some.any() else []
+        return found
+
+    def slack(self, x, y, xi):
+        flat = ravel_pytree(y)[0]
+        gaps = [(sign * (flat - end))[some] for sign, end, some in self._ends(y, xi)]
+        return jnp.concatenate(gaps) if gaps else None
+
+    def names(self, y0, count):
+        entries, found = entry_names(y0), []
+        for sign, end in ((1, self.lo), (-1, self.hi)):
+            sign_words, name = (">=", "lo(xi)") if sign > 0 else ("<=", "hi(xi)")
+            if callable(end):
+                found += [f"{entry} {sign_words} {name}" for entry in entries]
+                continue
+            for _, filled, some in Bounds(end if sign > 0 else None, end if sign < 0 else None)._ends(y0, None):
+                rows = zip(entries, filled, some, strict=True)
+                found += [f"{entry} {sign_words} {value:.6g}" for entry, value, there in rows if there]
+        return found
 
     @staticmethod
     def of(pair: Any, x0: PyTree) -> "Bounds":
@@ -76,7 +112,7 @@ class Bounds(eqx.Module):
         return jax.tree.map(leaf, x, gradient, self.lo, self.hi)
 
 
-def _fill_bound(bound: PyTree, x0: PyTree, side: str, default: float) -> PyTree:
+def _fill_bound(bound: PyTree, x0: PyTree, side: str, default: float, argument: str = "x_bounds") -> PyTree:
     """A prefix pytree of ``x``, spread over all its leaves; ``None`` means no bound."""
 
     def spread(value, subtree):
@@ -91,7 +127,8 @@ def _fill_bound(bound: PyTree, x0: PyTree, side: str, default: float) -> PyTree:
                 return jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape)
             except (ValueError, TypeError) as error:
                 raise ValueError(
-                    f"x_bounds: the {side} bound of shape {np.shape(value)} does not fit x0 of shape {x.shape}."
+                    f"{argument}: the {side} bound of shape {np.shape(value)} does not fit "
+                    f"{'x0' if argument == 'x_bounds' else 'y'} of shape {x.shape}."
                 ) from error
 
         return jax.tree.map(leaf, subtree)
@@ -99,10 +136,11 @@ def _fill_bound(bound: PyTree, x0: PyTree, side: str, default: float) -> PyTree:
     try:
         return jax.tree.map(spread, bound, x0, is_leaf=lambda v: v is None)
     except ValueError as error:
-        if str(error).startswith("x_bounds"):
+        if str(error).startswith(argument):
             raise
         raise ValueError(
-            f"x_bounds: the {side} bound must be a prefix of the pytree x0 (a single number bounds everything): {error}"
+            f"{argument}: the {side} bound must be a prefix of the pytree "
+            f"{'x0' if argument == 'x_bounds' else 'y'} (a single number bounds everything): {error}"
         ) from error
 
 

@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from ..checks import positive
 from .array_checks import float_tree
 from .bounds import Bounds
+from .constraint import Constraint
+from .constraints import as_constraints
 from .domain import Domain
 from .precision import Held
 
@@ -27,10 +30,15 @@ class Problem(eqx.Module):
     - `lower`: ``g(x, y, xi, eta)``, a scalar for ONE sample, strongly convex in ``y``, differentiated twice.
     - `x0`, `y0`: starting points, any pytrees of float arrays. They fix the shapes of ``x`` and ``y``.
     - `domain`: where contexts live.
-    - `x_bounds`: ``(lo, hi)``, each a prefix pytree of ``x``; ``None`` on a side means unbounded. There are no
-      constraints on ``y``: penalise them in ``lower``, or reparametrise.
+    - `x_bounds`: ``(lo, hi)``, each a prefix pytree of ``x``; ``None`` on a side means unbounded.
     - `conditional`: optional ``draw(key, xi, size) -> eta``, a sampler of ``eta`` given one context.
     - `lower_noise`: whether ``g`` depends on ``eta``; found by tracing when left at ``None``.
+    - `constraints`: on ``y``, stated for one context: a list of ``Equalities``, ``Bounds``, ``Simplex``,
+      ``Inequalities`` or functions ``h(x, y, xi)`` that are to be at most zero. The minimum over ``y`` is then taken
+      under them, and ``g`` need be strongly convex along the equalities only.
+    - `smoothing`: the weight of the barrier that stands for inequalities, relative to the lower objective's own scale:
+      1e-4 when left out (1e-2 with solvers on batches). Less rounds corners of the policy less, and takes more
+      functions.
     """
 
     upper: Callable
@@ -41,6 +49,8 @@ class Problem(eqx.Module):
     x_bounds: tuple[PyTree[Held], PyTree[Held]]
     conditional: Callable | None
     lower_noise: bool | None = eqx.field(static=True)
+    constraints: tuple[Constraint, ...]
+    smoothing: Any
 
     def __init__(
         self,
@@ -52,6 +62,8 @@ class Problem(eqx.Module):
         x_bounds: tuple[PyTree, PyTree] | None = None,
         conditional: Callable | None = None,
         lower_noise: bool | None = None,
+        constraints: Any = None,
+        smoothing: Any = None,
     ):
         for name, function, call in (
             ("upper", upper, "f(x, y, xi, eta)"),
@@ -70,6 +82,10 @@ class Problem(eqx.Module):
         self.x0, self.y0 = float_tree(x0, "x0"), float_tree(y0, "y0")
         self.domain = domain
         self.lower_noise = lower_noise
+        self.constraints = as_constraints(constraints)
+        if isinstance(smoothing, int | float | str):
+            positive("smoothing", smoothing)
+        self.smoothing = smoothing
         bounds = Bounds.of(x_bounds, self.x0)
         self.x_bounds = (bounds.lo, bounds.hi)
 
@@ -83,6 +99,10 @@ class Problem(eqx.Module):
         """The dimensions of ``x`` and ``y``: how many numbers each holds."""
         count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
         return count(self.x0), count(self.y0)
+
+    def smoothed(self, smoothing: Any) -> "Problem":
+        """The same problem with another barrier, where it has constraints that take one."""
+        return eqx.tree_at(lambda p: p.smoothing, self, smoothing, is_leaf=lambda v: v is None)
 
     def at(self, x: PyTree) -> "Problem":
         """The same problem, starting from ``x``."""

@@ -19,6 +19,7 @@ from .domain import Domain, Finite
 from .noise_dependence import lower_depends_on_noise
 from .precision import Precision
 from .problem import Problem
+from .standard_form import Constrained, standard_form
 from .traced import Sampler, Traced, first_derivatives, second_derivatives, trace_objective
 
 _STREAM_CHECK = 1024  # contexts of a stream that are checked
@@ -33,6 +34,7 @@ class Study:
     - `upper`, `lower`: the data of the two levels, parsed (rows of no weight are left out); the same object where they
       share it.
     - `lower_noise`: whether ``g`` depends on ``eta``.
+    - `constrained`: where ``y`` is constrained, how it follows from the unknown that `problem` has in its place.
     """
 
     problem: Problem
@@ -40,6 +42,7 @@ class Study:
     lower: Level
     dtype: Any
     lower_noise: bool
+    constrained: Constrained | None = None
 
     @staticmethod
     def of(problem: Problem, samples: Data, precision: Precision | None = None) -> "Study":
@@ -54,8 +57,12 @@ class Study:
         dtype = np.result_type(*floats) if wanted.dtype is None else wanted.dtype
         mixed = nullcontext() if wanted.dtype is None else jax.numpy_dtype_promotion("standard")
         with mixed:  # a function may hold numbers in another precision than the one asked for
-            problem = _as_of_now(problem.astype(dtype), upper, lower)
-        return Study(problem, upper, lower, dtype, lower_depends_on_noise(problem, lower))
+            problem, constrained = problem.astype(dtype), None
+            if problem.constraints:
+                _as_of_now(problem, upper, lower)  # what fails without them is named as it is
+                problem, constrained = standard_form(problem, lower)
+            problem = _as_of_now(problem, upper, lower)
+        return Study(problem, upper, lower, dtype, lower_depends_on_noise(problem, lower), constrained)
 
     @property
     def shared(self) -> bool:

@@ -30,7 +30,7 @@ from ..basis import (
     widened,
 )
 from ..keys import as_key
-from ..problem import Problem, Samples, Study, known_parts
+from ..problem import Constrained, Problem, Samples, Study, known_parts
 from ..programs import arithmetic, put
 from .batches import Batch, Source, Table, source_of
 from .factored import values_in_factors
@@ -127,6 +127,7 @@ class Reduced(Bilevel):
     basis: FeatureMap
     whitening: Whitening | None
     coordinates: Coordinates | None = None
+    constrained: Constrained | None = None
 
     @property
     def rank(self) -> int | None:
@@ -155,6 +156,8 @@ class Reduced(Bilevel):
             if shapes != jax.tree.map(jnp.shape, like):
                 raise ValueError(f"lift: {name} must have the shapes {jax.tree.map(jnp.shape, like)}, got {shapes}.")
         x, W = (jax.tree.map(lambda a: a if isinstance(a, jax.Array) else put(np.asarray(a)), tree) for tree in (x, W))
+        if self.constrained is not None:
+            fields = {"form": self.constrained.form, "smoothing": self.constrained.smoothing, **fields}
         return Solution(x, self.restore(W), self.basis, result, **fields)
 
     def whitened(self) -> "Reduced":
@@ -204,7 +207,7 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
     constant = fitted.constant.astype(study.dtype)
     outer = arithmetic(constant, problem.y0).multiply.outer
     W0 = put(jax.tree.map(lambda y: outer(constant, y), problem.y0)) if W is None else W
-    return Reduced(problem, upper, lower, W0, fitted, whitening)
+    return Reduced(problem, upper, lower, W0, fitted, whitening, constrained=study.constrained)
 
 
 def _round_width(count: int) -> int:

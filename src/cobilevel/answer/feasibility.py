@@ -1,0 +1,78 @@
+"""``Feasibility``: how far a policy meets the constraints on ``y``, and what smoothing them has cost."""
+
+from dataclasses import dataclass
+from typing import Any
+
+_SHOWN = 5  # constraints that are named when printed
+
+
+@dataclass(frozen=True)
+class Met:
+    """One inequality: its violation at the samples and at fresh contexts, and where it is active.
+
+    Violations are in the constraint's own units: how far below zero its slack lies, 0 where it is met. `active`: the
+    share of samples at which it is; `where`: between which contexts, of scalar contexts.
+    """
+
+    name: str
+    largest: float
+    mean: float
+    largest_fresh: float
+    mean_fresh: float
+    active: float
+    where: tuple[float, float] | None = None
+    worst: Any = None
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """How far the policy meets the inequalities; equalities are met by construction.
+
+    - `largest`, `mean`: violations at the samples, over all inequalities, in units of ``y``; `largest_fresh`,
+      `mean_fresh`: at fresh contexts between them.
+    - `price`: by how much the lower objective of an exact policy lies above the constrained minimum at most, on account
+      of smoothing. `equalities`: how many equalities were eliminated.
+    """
+
+    equalities: int
+    largest: float
+    mean: float
+    largest_fresh: float
+    mean_fresh: float
+    price: float
+    rows: tuple[Met, ...] = ()
+
+    @property
+    def active(self) -> tuple[Met, ...]:
+        """The inequalities that are active somewhere, those that are so most often first."""
+        return tuple(sorted((row for row in self.rows if row.active > 0), key=lambda row: -row.active))
+
+    def words(self) -> list[str]:
+        """For printing."""
+        said = []
+        if self.equalities:
+            said.append(f"equalities: {self.equalities}, eliminated; the policy meets them at every context to rounding.")
+        if not self.rows:
+            return said
+        said.append(
+            f"constraints: violated by {self.largest:.2g} at most at the samples (mean {self.mean:.2g}), by "
+            f"{self.largest_fresh:.2g} at fresh contexts (mean {self.mean_fresh:.2g}), in units of y; smoothing them costs "
+            f"the lower objective at most {self.price:.2g}."
+        )
+        active = [_where(row) for row in self.active]
+        if active:
+            more = f", and {len(active) - _SHOWN} more" if len(active) > _SHOWN else ""
+            said.append(f"active: {'; '.join(active[:_SHOWN])}{more}.")
+        return said
+
+    @staticmethod
+    def from_json(entry: dict[str, Any]) -> "Feasibility":
+        """The inverse of ``dataclasses.asdict``, from a file."""
+        tupled = lambda value: tuple(value) if isinstance(value, list) else value
+        rows = tuple(Met(**{name: tupled(value) for name, value in row.items()}) for row in entry["rows"])
+        return Feasibility(**{**entry, "rows": rows})
+
+
+def _where(row: Met) -> str:
+    ends = "" if row.where is None else f" (xi from {row.where[0]:.3g} to {row.where[1]:.3g})"
+    return f"{row.name} at {row.active:.0%} of samples{ends}"

@@ -1,0 +1,116 @@
+"""How far a policy meets the inequalities on ``y``, at the samples and between them, and whether it could."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree, Shaped
+
+from ..answer import Feasibility, Met, Solution
+from ..basis import combine
+from ..derivatives import local_model
+from ..keys import generator
+from ..problem import Constrained, Domain, Finite, Study
+from ..programs import Held, program
+from .damped_newton import Dense, minimise
+
+_FRESH = 1000  # contexts between the observed ones
+_LOOKED_AT = 20_000  # samples at which violations are measured, at most
+_FULL_CHECK = 200  # contexts at which it is asked whether the constraints can be met at all
+
+
+@program
+def _slacks_along(constrained: Constrained, x: PyTree, u: PyTree, xi: Array, eta: PyTree) -> Float[Held, "n m"]:
+    return jax.vmap(lambda one, context: constrained.slacks(x, one, context, eta))(u, xi)
+
+
+@program
+def _least_violation(
+    constrained: Constrained, x: PyTree, u: PyTree, xi: Array, eta: PyTree, units: Array
+) -> Float[Held, "n m"]:
+    """The slacks, in units of ``y``, that are left at each context where the squares of the violations are least."""
+
+    def one(start, context):
+        flat, unravel = ravel_pytree(start)
+        scaled = lambda z: constrained.slacks(x, unravel(z), context, eta) / units
+        squares = lambda z: jnp.sum(jnp.minimum(scaled(z), 0) ** 2)
+        return scaled(minimise(Dense(local_model(squares)), flat, 0.0, steps=50).point)
+
+    return jax.vmap(one)(u, xi)
+
+
+def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]:
+    """Contexts between pairs of observed ones; of a finite domain, those observed."""
+    rng = generator(jax.random.key(1))
+    if isinstance(domain, Finite):
+        return xi[rng.integers(len(xi), size=_FRESH)]
+    u = np.asarray(domain.reference(xi))
+    one, other = (u[rng.integers(len(u), size=_FRESH)] for _ in range(2))
+    share = rng.uniform(size=one.shape)
+    return domain.place(jnp.asarray(share * one + (1 - share) * other, u.dtype))
+
+
+def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None, str]:
+    """How far the constraints are met; and, in words, where they cannot be, empty where they can."""
+    constrained = study.constrained
+    if constrained is None:
+        return None, ""
+    eliminated = 0 if constrained.form.inverse is None else constrained.form.inverse.shape[1]
+    smoothing = constrained.smoothing
+    if smoothing is None:
+        return Feasibility(eliminated, 0.0, 0.0, 0.0, 0.0, 0.0), ""
+    rows = study.lower.example(_LOOKED_AT) if study.endless else study.lower.contexts()
+    seen = jnp.asarray(rows.xi[:_LOOKED_AT])
+    eta = jax.tree.map(lambda a: jnp.asarray(a)[0], study.lower.example().eta)
+    domain, units = study.problem.domain, np.asarray(smoothing.units)
+    tables = []
+    for xi in (seen, jnp.asarray(_between(domain, seen))):
+        u = combine(solution.basis(xi), solution.W)
+        tables.append(np.asarray(_slacks_along(constrained, solution.x, u, xi, eta), float))
+    here, fresh = tables
+    short, short_fresh = (np.maximum(-table, 0) for table in tables)
+    found = []
+    for k, name in enumerate(constrained.names):
+        active = here[:, k] / units[k] < float(smoothing.width)
+        where = None
+        if active.any() and domain.shape == ():
+            some = np.asarray(seen, float)[active]
+            where = (float(some.min()), float(some.max()))
+        worst = np.asarray(seen)[int(np.argmax(short[:, k]))].tolist() if short[:, k].max() > 0 else None
+        measured = (float(part) for part in (short[:, k].max(), short[:, k].mean(), short_fresh[:, k].max()))
+        found.append(Met(name, *measured, float(short_fresh[:, k].mean()), float(active.mean()), where, worst))
+    scaled, scaled_fresh = short / units, short_fresh / units
+    record = Feasibility(
+        equalities=eliminated,
+        largest=float(scaled.max()),
+        mean=float(scaled.mean()),
+        largest_fresh=float(scaled_fresh.max()),
+        mean_fresh=float(scaled_fresh.mean()),
+        price=smoothing.price,
+        rows=tuple(found),
+    )
+    suspect = record.largest > float(smoothing.width) or not np.isfinite(record.largest)
+    return record, _impossible_at(study, constrained, solution, seen, scaled, eta) if suspect else ""
+
+
+def _impossible_at(
+    study: Study, constrained: Constrained, solution: Solution, xi: Array, short: np.ndarray, eta: PyTree
+) -> str:
+    """Where no ``y`` meets the constraints, in words: of the contexts at which they are violated most."""
+    smoothing: Any = constrained.smoothing
+    worst = np.argsort(-short.max(axis=1))[:_FULL_CHECK]
+    start = jax.tree.map(lambda y: jnp.broadcast_to(y, (len(worst), *y.shape)), study.problem.y0)
+    units = jnp.asarray(smoothing.units, study.dtype)
+    left = np.asarray(_least_violation(constrained, solution.x, start, xi[worst], eta, units), float)
+    lacking = -left.min(axis=1)
+    if not lacking.max() > float(smoothing.width) / 2:
+        return ""
+    first = int(np.argmax(lacking))
+    name = constrained.names[int(np.argmin(left[first]))]
+    return (
+        f"(At xi = {np.asarray(xi[worst[first]])} no y meets {name} together with the others: by {lacking[first]:.2g} at "
+        f"least it is violated. So it is at {int(np.sum(lacking > float(smoothing.width) / 2))} of the "
+        f"{len(worst)} contexts looked at.)"
+    )

@@ -1,0 +1,124 @@
+r"""Inequalities on ``y`` as a barrier: smooth, finite everywhere, and with a known price.
+
+In place of slacks $s_i \ge 0$ the lower level gets $t \sum_i \varphi(s_i)$, with $\varphi(s) = -\log s$ down to a
+floor $\delta$ and the parabola that continues it below. The minimiser is then smooth in ``x`` and the context, and where
+its slacks stay above the floor its objective is within $m t$ of the constrained one ($m$ slacks). Below the floor
+nothing breaks: any start is allowed, and any solver.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from ..programs import program
+from .data import Samples
+from .problem import Problem
+
+SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
+_LOOKED_AT = 256  # samples from which units are taken
+_DIRECTIONS = 16  # random ones, along which slopes and curvatures are taken
+_STRONGER = 4  # times what typical samples show: forces of the objective that the barrier must withstand
+_BROAD = 1e100  # slacks beyond count as none
+
+
+class Smoothing(eqx.Module):
+    """The barrier's numbers.
+
+    - `weight`: $t$, in units of the lower objective; `share`: the same in units of its own curvature times the squared
+      distance over which ``y`` moves, so that it has no units.
+    - `units`: by how much each slack changes over a unit of ``y``; `floor`: $\\delta$, in units of ``y``.
+    - `width`: the slack, in units of ``y``, below which a constraint counts as active: about the distance over which the
+      barrier rounds off a corner of the policy.
+    """
+
+    weight: Any
+    floor: Any
+    units: Any
+    width: Any
+    share: float = eqx.field(static=True)
+
+    def barrier(self, slack: Float[Array, " m"]) -> Float[Array, ""]:
+        """The barrier at these slacks, zero where each is at the floor."""
+        s = jnp.minimum(slack / self.units.astype(slack.dtype), _BROAD) / jnp.asarray(self.floor, slack.dtype)
+        inside = s > 1
+        below = jnp.where(inside, 0, s - 1)
+        terms = jnp.where(inside, -jnp.log(jnp.where(inside, s, 1)), below * (below / 2 - 1))
+        return jnp.asarray(self.weight, slack.dtype) * jnp.sum(terms)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain numbers."""
+        return {name: np.asarray(getattr(self, name)).tolist() for name in ("weight", "floor", "units", "width", "share")}
+
+    @staticmethod
+    def from_json(entry: dict[str, Any]) -> "Smoothing":
+        """The inverse of ``to_json``."""
+        parts = {name: np.asarray(entry[name], float) for name in ("weight", "floor", "units", "width")}
+        return Smoothing(**parts, share=float(entry["share"]))
+
+    @property
+    def price(self) -> float:
+        """By how much the lower objective may lie above the constrained minimum, at most."""
+        return float(self.weight) * len(self.units)
+
+    def sharper(self, factor: float) -> "Smoothing":
+        """The same barrier with its weight divided by a factor."""
+        new = (self.weight / factor, self.floor / factor, self.width / factor**0.5)
+        return replace(self, weight=new[0], floor=new[1], width=new[2], share=self.share / factor)
+
+    def stiffer(self, factor: float) -> "Smoothing":
+        """The same weight with a lower floor: it withstands forces so many times as strong."""
+        return replace(self, floor=self.floor / factor)
+
+
+@program
+def _slopes(lower: Any, slack: Any, problem: Problem, rows: Samples, key: Array) -> tuple[Array, Array, Array, Array]:
+    """At the start: slacks; mean squares of their slopes; of the objective's slope; its mean curvature."""
+    flat, unravel = ravel_pytree(problem.y0)
+    directions = jax.random.normal(key, (_DIRECTIONS, len(flat)), flat.dtype)
+
+    def along(direction, xi, eta):
+        step = unravel(direction)
+        g = lambda y: lower(problem.x0, y, xi, eta)
+        h = lambda y: slack(problem.x0, y, xi, eta)
+        slope = lambda y: jax.jvp(g, (y,), (step,))[1]
+        first, second = jax.jvp(slope, (problem.y0,), (step,))
+        here, change = jax.jvp(h, (problem.y0,), (step,))
+        return here, change**2, first**2, second / len(flat)
+
+    each = jax.vmap(jax.vmap(along, in_axes=(None, 0, 0)), in_axes=(0, None, None))
+    here, change, first, second = each(directions, rows.xi, rows.eta)
+    return here[0], jnp.mean(change, axis=(0, 1)), jnp.mean(first), jnp.mean(second)
+
+
+def smoothing_for(lower: Any, slack: Any, names: list[str], problem: Problem, rows: Samples, share: float) -> Smoothing:
+    """The barrier in units that the problem itself shows at its start.
+
+    Lengths are those that slacks, or a Newton step, have there; forces are the objective's slope and its curvature over
+    such a length, times a few.
+    """
+    rows = rows.rows(slice(0, _LOOKED_AT))
+    found = _slopes(lower, slack, problem, rows, jax.random.key(0))
+    here, change, slope, curvature = (np.asarray(part, float) for part in found)
+    units = np.sqrt(change)
+    for k, name in enumerate(names):
+        if not np.isfinite(units[k]) or units[k] <= 0:
+            raise ValueError(
+                f"constraints: {name} does not change with y at the start (or gives NaN), so no choice of y can meet it. "
+                "Check its function, or start from another y0."
+            )
+    force, curvature = float(np.sqrt(slope)), max(float(curvature), 0.0)
+    distances = np.abs(here / units)
+    distances = distances[np.isfinite(distances) & (distances < _BROAD)]
+    length = float(np.median(distances)) if distances.size else 0.0
+    length = max(length, force / curvature if curvature > 0 else 0.0) or 1.0
+    stiff = curvature * length**2 if curvature > 0 else force * length
+    weight = share * (stiff or 1.0)
+    strength = _STRONGER * (force + stiff / length) or 1.0
+    width = float(np.sqrt(share)) * length
+    return Smoothing(np.asarray(weight), np.asarray(weight / strength), units, np.asarray(width), share)

@@ -1,0 +1,216 @@
+r"""A problem with constraints on ``y`` as one without: equalities eliminated, inequalities as a barrier.
+
+With $A y = b(x, \xi)$, the unknown is $u$ in $y = A^+ b + Z u$, where the columns of $Z$ are orthonormal and span
+$A y = 0$: the equalities hold whatever $u$ is, and distances in $u$ are distances in $y$. Everything after the study works
+on $u$; a solution turns it back into ``y``.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from .constraint import Constraint
+from .data import Level, Samples
+from .problem import Problem
+from .smoothing import SHARE, Smoothing, smoothing_for
+from .traced import Traced, first_derivatives, trace_objective
+
+_CHECKED = 1024  # contexts at which equalities are checked for contradictions
+_RANK = 1e-10  # singular values, relative to the largest, that count as zero
+_CONTRADICTS = 1e-6  # of the size of b: what no y can meet
+
+
+class Form(eqx.Module):
+    """``y`` from the unknown that is left: ``inverse @ b(x, xi) + null @ u`` with equalities, ``u`` itself without."""
+
+    inverse: Float[Array, "dy m"] | None
+    null: Float[Array, "dy k"] | None
+    right: Callable | None
+    like: PyTree[Array]
+
+    def y(self, x: PyTree, u: PyTree, xi: Any) -> PyTree:
+        """At one context."""
+        if self.null is None or self.inverse is None or self.right is None:
+            return u
+        right = jnp.asarray(self.right(x, xi), u.dtype)
+        return _like(self.like, self.inverse.astype(u.dtype) @ right + self.null.astype(u.dtype) @ u)
+
+    def along(self, x: PyTree, u: PyTree, xi: Array, depth: int) -> PyTree:
+        """At many contexts, the last `depth` axes of ``xi`` being those of one."""
+        if self.null is None:
+            return u
+        lead = xi.shape[: xi.ndim - depth]
+        rows = jax.vmap(lambda one, context: self.y(x, one, context))(
+            u.reshape(-1, u.shape[-1]), xi.reshape(-1, *xi.shape[xi.ndim - depth :])
+        )
+        return jax.tree.map(lambda a: a.reshape(*lead, *a.shape[1:]), rows)
+
+    def enter(self, y: PyTree) -> PyTree:
+        """The unknown nearest to a given ``y``."""
+        return y if self.null is None else self.null.T @ ravel_pytree(y)[0]
+
+
+def _like(tree: PyTree, flat: Array) -> PyTree:
+    """A vector in the shapes of a pytree, in its own precision."""
+    leaves, structure = jax.tree.flatten(tree)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    parts = jnp.split(flat, ends)
+    return structure.unflatten([part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
+
+
+class Stated(eqx.Module):
+    """A user's objective as a function of the unknown."""
+
+    function: Callable
+    form: Form
+
+    def __call__(self, x: PyTree, u: PyTree, xi: Any, eta: PyTree) -> Array:
+        return self.function(x, self.form.y(x, u, xi), xi, eta)
+
+
+class Slacks(eqx.Module):
+    """All slacks of a problem as a function of the unknown."""
+
+    constraints: tuple[Constraint, ...]
+    form: Form
+
+    def __call__(self, x: PyTree, u: PyTree, xi: Any) -> Float[Array, " m"]:
+        y = self.form.y(x, u, xi)
+        found = [one.slack(x, y, xi) for one in self.constraints]
+        some = [part for part in found if part is not None]
+        return jnp.concatenate(some) if some else jnp.zeros(0, ravel_pytree(u)[0].dtype)
+
+
+class Smoothed(eqx.Module):
+    """The lower objective with the barrier of the inequalities."""
+
+    lower: Callable
+    slacks: Slacks
+    smoothing: Smoothing
+
+    def __call__(self, x: PyTree, u: PyTree, xi: Any, eta: PyTree) -> Array:
+        return self.lower(x, u, xi, eta) + self.smoothing.barrier(self.slacks(x, u, xi))
+
+
+class Constrained(eqx.Module):
+    """What a solution needs of the constraints, as they are now: how ``y`` follows, the slacks, the barrier.
+
+    `slacks` and `lower`, the objective without the barrier, are functions of ``x``, the unknown, context and noise.
+    """
+
+    form: Form
+    slacks: Traced
+    smoothing: Smoothing | None
+    lower: Traced
+    names: tuple[str, ...] = eqx.field(static=True)
+
+
+def form_of(problem: Problem) -> Form:
+    """How ``y`` follows from the unknown, for a problem without data at hand."""
+    form = _form(problem)
+    if form.right is None:
+        return form
+    right, middle = form.right, problem.domain.place(jnp.zeros(problem.domain.dimension))
+    args = (problem.x0, None, middle, None)
+    return replace(form, right=_Right(trace_objective(lambda x, u, xi, eta: right(x, xi), args, first_derivatives)))
+
+
+def standard_form(problem: Problem, level: Level) -> tuple[Problem, Constrained]:
+    """The problem in its unknown, without constraints; raises where these contradict each other at observed contexts."""
+    rows = level.example(_CHECKED) if level.endless else level.contexts()
+    form = _form(problem)
+    _check_consistent(problem, form, rows)
+    free = replace(problem, y0=form.enter(problem.y0), constraints=(), smoothing=None)
+    example = level.example(min(_CHECKED, level.count or _CHECKED))
+    slacks, names = Slacks(problem.constraints, form), _names(problem, example)
+    one = jax.tree.map(lambda a: np.asarray(a)[0], (example.xi, example.eta))
+    trace = lambda function: trace_objective(function, (problem.x0, free.y0, *one), first_derivatives)
+    upper, lower = Stated(problem.upper, form), Stated(problem.lower, form)
+    seen, objective = trace(lambda x, u, xi, eta: slacks(x, u, xi)), trace(lower)
+    smoothing = problem.smoothing if names else None
+    if names and not isinstance(smoothing, Smoothing):
+        share = SHARE if smoothing is None else float(smoothing)
+        smoothing = smoothing_for(objective, seen, names, free, example, share)
+    whole = lower if smoothing is None else Smoothed(lower, slacks, smoothing)
+    kept = form if form.right is None else replace(form, right=_Right(trace(lambda x, u, xi, eta: form.right(x, xi))))  # pyright: ignore
+    constrained = Constrained(kept, seen, smoothing, objective, tuple(names))
+    return replace(free, upper=upper, lower=whole), constrained
+
+
+class _Right(eqx.Module):
+    """Right-hand sides as they were when traced; the unknown and the noise take no part."""
+
+    traced: Traced
+
+    def __call__(self, x: PyTree, xi: Any) -> Array:
+        shapes = self.traced.program.shapes
+        unused = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.traced.program.structure.unflatten(shapes))
+        return self.traced(x, unused[1], xi, unused[3])
+
+
+def _form(problem: Problem) -> Form:
+    """How ``y`` follows from what the equalities leave free."""
+    stated = [one.equalities(problem.y0) for one in problem.constraints]
+    parts = [part for part in stated if part is not None]
+    if not parts:
+        return Form(None, None, None, problem.y0)
+    A = np.concatenate([matrix for matrix, _ in parts])
+    right = lambda x, xi: jnp.concatenate([jnp.asarray(b(x, xi)) for _, b in parts])
+    left, sizes, rows_of = np.linalg.svd(A)
+    rank = int(np.sum(sizes > _RANK * sizes[0])) if len(sizes) else 0
+    dy = A.shape[1]
+    if rank == dy:
+        raise ValueError(
+            f"constraints: {rank} independent equalities leave nothing of the {dy} numbers of y to choose. Drop some, or "
+            "take y out of the problem."
+        )
+    inverse = (rows_of[:rank].T / sizes[:rank]) @ left[:, :rank].T
+    dtype = jax.tree.leaves(problem.y0)[0].dtype
+    return Form(jnp.asarray(inverse, dtype), jnp.asarray(rows_of[rank:].T, dtype), right, problem.y0)
+
+
+def _check_consistent(problem: Problem, form: Form, rows: Samples) -> None:
+    """Raises where equalities contradict each other, or have no value."""
+    right = form.right
+    if right is None:
+        return
+    A = np.concatenate([part[0] for one in problem.constraints if (part := one.equalities(problem.y0)) is not None])
+    xi = rows.xi[:_CHECKED]
+    values = np.asarray(jax.vmap(lambda context: right(problem.x0, context))(jnp.asarray(xi)), float)
+    missed = values - values @ (A @ np.asarray(form.inverse, float)).T
+    bad = ~np.isfinite(values).all(axis=1)
+    bad |= np.abs(missed).max(axis=1) > _CONTRADICTS * (1e-300 + np.abs(values).max(axis=1))
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise ValueError(
+            f"constraints: the equalities contradict each other, or b is not finite, at {int(bad.sum())} of {len(bad)} "
+            f"contexts, first at xi = {np.asarray(xi)[first]}, where b(x0, xi) = {values[first]}. Drop dependent rows of "
+            "A, or make b agree."
+        )
+
+
+def _names(problem: Problem, rows: Samples) -> list[str]:
+    """All slacks in words; raises where a constraint fails on one context, or has a shape of its own."""
+    xi, found = np.asarray(rows.xi)[0], []
+    y = problem.y0
+    for one in problem.constraints:
+        try:
+            shape = eqx.filter_eval_shape(lambda x, y, xi, one=one: one.slack(x, y, xi), problem.x0, y, xi)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            hint = ""
+            if isinstance(error, jax.errors.JAXTypeError):
+                hint = " JAX traces it: use jax.numpy instead of numpy, and jnp.where instead of if."
+            raise ValueError(
+                f"constraints: {type(one).__name__} fails on one context with xi of shape {xi.shape}: {reason}.{hint}"
+            ) from error
+        if shape is not None:
+            found += one.names(y, shape.shape[0])
+    return found
