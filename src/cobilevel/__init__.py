@@ -85,8 +85,8 @@ _ROOMS = {
     "iteration": "Cosine PolynomialDecay",
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
     "programs": "keep_programs",
-    "problem": "Bounds Box Equalities Finite Inequalities Interval Levels Mixture Problem Product Samples Simplex Stream "
-    "TruncatedNormal Uniform",
+    "problem": "Bounds Box Equalities Finite Inequalities Interval Levels Mixture Problem Product Samples Simplex "
+    "Stream TruncatedNormal Uniform",
     "front_door": "reduce solve",
     "solvers": "BSA F2SA HOAG MRBO RSVRB SABA SOBA SPABA STABLE SUSTAIN TTSA VRBO AmIGO FdeHBO Newton StocBiO",
 }

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_learning
-from .answer import Solution
+from .answer import Solution, as_solved
 from .basis import Basis, check_basis, same_recipe
 from .checks import positive, whole
 from .iteration import Job, Solver
@@ -17,6 +17,8 @@ from .keys import as_key, split_key
 from .problem import Data, Problem, Study, precision_for
 from .reduction import Reduced, reduce_study
 from .solvers import Newton
+
+_SOFTER = 1e-2  # the barrier's weight for solvers on batches, whose steps are as short as its curvature is large
 
 
 def solve(
@@ -51,7 +53,6 @@ def solve(
     - `precision`: ``"single"`` or ``"double"``. Left out, Newton computes in double whatever JAX is switched to, and
       solvers on batches in what the data came in. What comes back is in the caller's precision; ``solution.precise``
       keeps the digits.
-
     - `restarts`: how many times to solve again from other starting points, at random around ``x0``. The best answer is
       returned, and ``solution.choices`` states whether they agree.
 
@@ -61,6 +62,7 @@ def solve(
     _check_goals(basis, resume, tolerance)
     chosen = Newton() if solver is None else solver
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
+    problem = _with_barrier(problem, chosen, resume)
     with wanted.context():
         study = Study.of(problem, samples, wanted)
         for_stream, for_basis, for_solver = split_key(as_key(key), 3)
@@ -79,6 +81,15 @@ def solve(
         solution = replace(solution, choices={**solution.choices, "precision": words})
     solution = replace(solution, stats={**solution.stats, "total_seconds": time.perf_counter() - began})
     return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
+
+
+def _with_barrier(problem: Problem, solver: Any, resume: Solution | None) -> Problem:
+    """The problem with the barrier of the run that is gone on with; on batches, a softer one than for Newton."""
+    if not problem.constraints:
+        return problem
+    if resume is not None:
+        return as_solved(problem, resume)
+    return problem if problem.smoothing is not None or isinstance(solver, Newton) else problem.smoothed(_SOFTER)
 
 
 def _with_newton(study: Study, key: jax.Array) -> tuple[Study, dict[str, str]]:

@@ -44,6 +44,7 @@ KINDS_ASKED: dict[str, str] = {}
 
 # Modules outside the room of derivatives that take some, and why.
 DIFFERENTIATES = {
+    "problem.smoothing": "a barrier is in units that slopes and curvature at the start show; no method uses them",
     "problem.traced": "what custom rules say is seen from the derivatives alone; nothing is computed with them",
 }
 

@@ -5,6 +5,7 @@ from .feasibility import Met as Met
 from .result import Result as Result
 from .solution import Saved as Saved
 from .solution import Solution as Solution
+from .solution import as_solved as as_solved
 from .solution import check_solution as check_solution
 from .solution import load as load
 from .uncertainty import Uncertainty as Uncertainty

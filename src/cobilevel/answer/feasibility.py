@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-_SHOWN = 5  # constraints that are named when printed
+_NAMED = 5  # constraints that are named when printed
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,27 @@ class Feasibility:
         """For printing."""
         said = []
         if self.equalities:
-            said.append(f"equalities: {self.equalities}, eliminated; the policy meets them at every context to rounding.")
+            said.append(f"equalities: {self.equalities}, eliminated: the policy meets them everywhere, to rounding.")
         if not self.rows:
             return said
-        said.append(
-            f"constraints: violated by {self.largest:.2g} at most at the samples (mean {self.mean:.2g}), by "
-            f"{self.largest_fresh:.2g} at fresh contexts (mean {self.mean_fresh:.2g}), in units of y; smoothing them costs "
-            f"the lower objective at most {self.price:.2g}."
-        )
+        met = "met at all samples and fresh contexts"
+        if max(self.largest, self.largest_fresh) > 0:
+            met = (
+                f"violated by {self.largest:.2g} at most at the samples (mean {self.mean:.2g}), by "
+                f"{self.largest_fresh:.2g} at fresh contexts (mean {self.mean_fresh:.2g}), in units of y"
+            )
+        said.append(f"constraints: {met}; smoothing them costs the lower objective {self.price:.2g} at most.")
         active = [_where(row) for row in self.active]
         if active:
-            more = f", and {len(active) - _SHOWN} more" if len(active) > _SHOWN else ""
-            said.append(f"active: {'; '.join(active[:_SHOWN])}{more}.")
+            more = f", and {len(active) - _NAMED} more" if len(active) > _NAMED else ""
+            said.append(f"active: {'; '.join(active[:_NAMED])}{more}.")
         return said
 
     @staticmethod
     def from_json(entry: dict[str, Any]) -> "Feasibility":
         """The inverse of ``dataclasses.asdict``, from a file."""
-        tupled = lambda value: tuple(value) if isinstance(value, list) else value
-        rows = tuple(Met(**{name: tupled(value) for name, value in row.items()}) for row in entry["rows"])
+        ends = lambda row: None if row["where"] is None else tuple(row["where"])
+        rows = tuple(Met(**{**row, "where": ends(row)}) for row in entry["rows"])
         return Feasibility(**{**entry, "rows": rows})
 
 

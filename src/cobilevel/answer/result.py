@@ -50,8 +50,8 @@ class Result(enum.StrEnum):
         "below the tolerance. A bias of the estimate itself would not show; judge the solution with certify."
     )
     INFEASIBLE = (
-        "The constraints on y cannot all be met at some contexts, for the x returned. Loosen the one named, leave these "
-        "contexts out, or bound x away from where it happens."
+        "The constraints on y cannot all be met at some contexts, for the x returned. Loosen the one named, leave "
+        "these contexts out, or bound x away from where it happens."
     )
     LIFTED = "Lifted from coefficients given by the caller; not checked."
 

@@ -203,6 +203,12 @@ def check_solution(problem: Problem, solution: Any) -> None:
             )
 
 
+def as_solved(problem: Problem, solution: Any) -> Problem:
+    """The problem with the barrier that a solution was found with, where it has constraints that take one."""
+    smoothing = getattr(solution, "smoothing", None)
+    return problem if smoothing is None or not problem.constraints else problem.smoothed(smoothing)
+
+
 def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solution:
     """Reads a saved solution back, for the problem it belongs to; no code in the file is run.
 
@@ -258,13 +264,9 @@ def _loaded(
     form = form_of(problem) if problem.constraints else None
     unknown_y = problem.y0 if form is None else form.enter(problem.y0)
     W = rebuild("W", jax.tree.map(lambda y: np.empty((fitted.size, *y.shape)), unknown_y))
-    if version == _FIRST_FORMAT:
-        words, state = document["result"], None
-        result = Result.from_words(words)
-        detail = words.removeprefix(result).strip() if words.startswith(result) else ""
-    else:
-        result, detail = Result[document["result"]], document["detail"]
-        state = None if document["state"] is None else Saved(group("state"), document["state"])
+    result, detail = _ending(document)
+    kept = None if version == _FIRST_FORMAT else document["state"]
+    state = None if kept is None else Saved(group("state"), kept)
     under = lambda part: {name.removeprefix(part): arrays[name] for name in arrays if name.startswith(part)}
     words = document.get("uncertainty")
     known = None if words is None else from_file(words, under("uncertainty/"))
@@ -277,3 +279,12 @@ def _loaded(
         smoothing=None if smoothing is None else Smoothing.from_json(smoothing),
         feasibility=None if met is None else Feasibility.from_json(met),
     )  # fmt: skip
+
+
+def _ending(document: dict[str, Any]) -> tuple[Result, str]:
+    """How a saved run ended."""
+    words = document["result"]
+    if document["format"] != _FIRST_FORMAT:
+        return Result[words], document["detail"]
+    result = Result.from_words(words)
+    return result, words.removeprefix(result).strip() if words.startswith(result) else ""

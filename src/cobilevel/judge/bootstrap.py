@@ -10,12 +10,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from ..answer import Solution, Uncertainty, like_x
+from ..answer import Solution, Uncertainty, as_solved, like_x
 from ..checks import whole
 from ..inference import infer
 from ..iteration import run
 from ..keys import as_key
-from ..problem import Data, Precision, Problem, Study, precision_for
+from ..problem import Data, Precision, Problem, Study, Turned, precision_for
 from ..programs import Held
 from ..progress import ProgressBar
 from ..reduction import Batch, Reduced, reduce_with
@@ -82,6 +82,7 @@ def bootstrap(
     """
     wanted = precision_for(problem, samples, precision)
     with wanted.context():
+        problem = as_solved(problem, solution)
         study = Study.of(problem, samples, wanted)
         found = _resampled(problem, samples, wanted, study, in_precision_of(study, solution), replicates, key, progress)
     return replace(found, x=wanted.back(found.x))
@@ -202,6 +203,8 @@ class Spread:
             stated.domain,
             self.bounds,
             lower_noise=stated.lower_noise,
+            constraints=tuple(Turned(one, lambda u: self.shaped(self.x(u))) for one in stated.constraints),
+            smoothing=stated.smoothing,
         )
 
 

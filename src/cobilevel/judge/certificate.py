@@ -7,6 +7,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from ..answer import Feasibility
 from ..checks import positive
 from .intervals import Estimate
 from .regret import Regret
@@ -57,6 +58,8 @@ class Certificate:
     - `unresolved`: why the samples cannot decide what the basis misses; empty where they can. Then nothing is promised.
     - `bound`: the corrected theorem's bound on the gradient norm, where constants were given.
     - `trouble`: what went wrong, empty where nothing did.
+    - `feasibility`: how far constraints on ``y`` are met on these samples. All other figures are then of the problem
+      with the barrier it was solved with, whose price is stated.
     """
 
     gradient_norm: Estimate
@@ -79,6 +82,7 @@ class Certificate:
     typical: float = float("nan")
     unresolved: str = ""
     names: tuple[str, ...] = ()
+    feasibility: Feasibility | None = None
 
     def stationary(self, threshold: float) -> bool | None:
         """Whether the gradient of ``F`` is at most `threshold` at ``x``.
@@ -130,6 +134,7 @@ class Certificate:
         ):
             lines += [] if value is None else [f"  {name:<24} {value!r}"]
         lines += [] if self.bound is None else [f"  {'bound by the constants':<24} {self.bound:.3g}"]
+        lines += [] if self.feasibility is None else [f"  {words}" for words in self.feasibility.words()]
         lines += [] if not self.trouble else [f"  trouble: {self.trouble}"]
         return "\n".join(lines)
 

@@ -7,11 +7,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from .. import trees
-from ..answer import Solution, names_of
+from ..answer import Solution, as_solved, names_of
 from ..basis import Basis, Orthonormal, richer_basis
 from ..inference import Around, infer_flat, look_around, too_large
 from ..keys import as_key
-from ..lower import DENSE_LIMIT, MISSING, law_is_known
+from ..lower import DENSE_LIMIT, MISSING, feasibility_of, law_is_known
 from ..problem import Data, Problem, Study, precision_for
 from ..programs import put
 from ..reduction import reduce_with
@@ -60,7 +60,7 @@ def certify(
     """
     wanted = precision_for(problem, samples, precision)
     with wanted.context():
-        study = Study.of(problem, samples, wanted)
+        study = Study.of(as_solved(problem, solution), samples, wanted)
         found = _certified(study, solution, mode, constants, draws, key)
     gradient, parts = wanted.back((found.gradient, found.parts))
     return replace(found, gradient=gradient, parts=parts)
@@ -174,6 +174,7 @@ def _certificate(
         spread = float(np.sqrt(errors.adjoint.high * errors.sensitivity.high))
         bound = reduced_norm.high + constants.policy * float(np.sqrt(errors.policy.high)) + spread
     policy = solution.policy(study.lower.contexts().xi)
+    stated = study.problem.lower if study.constrained is None else study.constrained.lower
     trouble = [found.trouble] if found.trouble else []
     trouble += [] if np.all(np.isfinite(found.gradient.covariance)) else [_UNSURE]
     trouble += [_SAME_SAMPLES] if same else []
@@ -184,7 +185,7 @@ def _certificate(
         adjoint_error=None if errors is None else errors.adjoint,
         sensitivity_error=None if errors is None else errors.sensitivity,
         hypergradient_gap=gap,
-        lower_loss=mean_loss(study.problem.lower, solution.x, policy, study.lower),
+        lower_loss=mean_loss(stated, solution.x, policy, study.lower),
         gradient=as_x(found.gradient.mean),
         parts={name: as_x(part) for name, part in found.parts.items()},
         mode=mode,
@@ -198,6 +199,7 @@ def _certificate(
         typical=found.scale or float("nan"),
         unresolved=found.unresolved,
         names=names_of(study.problem.x0),
+        feasibility=feasibility_of(study, solution)[0],
     )
 
 

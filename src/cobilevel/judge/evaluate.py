@@ -10,12 +10,14 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .. import trees
-from ..answer import Solution, check_solution
+from ..answer import Feasibility, Solution, as_solved, check_solution
 from ..keys import as_key
-from ..lower import exact_lower, trouble_with
+from ..lower import LowerSolution, exact_lower, feasibility_of, trouble_with
 from ..problem import Data, Level, Problem, Study, precision_for
 from ..programs import Held, program
 from .intervals import Estimate, mean_estimate
+
+_SHARPER = (10.0, 100.0, 1e3, 1e4)  # times the solution's barrier, one after the other: the constrained lower level
 
 
 @dataclass(frozen=True)
@@ -26,17 +28,21 @@ class Evaluation:
     - `policy_error`: the mean of ``|y*(x, xi) - policy(xi)|^2``.
     - `x_error`: ``|x - x*|^2`` where the truth is known, else ``None``.
     - `trouble`: what went wrong with the exact solves, empty where nothing did.
+    - `feasibility`: how far the policy meets constraints on ``y`` on these data, where there are any. Exact solutions
+      are then those of the constrained lower level, by a barrier far sharper than the solution's.
     """
 
     loss: Estimate
     policy_error: Estimate
     x_error: float | None
     trouble: str
+    feasibility: Feasibility | None = None
 
     def __repr__(self):
         x_error = "" if self.x_error is None else f", x_error={self.x_error:.3g}"
         trouble = f", trouble={self.trouble!r}" if self.trouble else ""
-        return f"Evaluation(loss={self.loss.words(6)}, policy_error={self.policy_error!r}{x_error}{trouble})"
+        violation = "" if self.feasibility is None else f", largest violation={self.feasibility.largest:.3g}"
+        return f"Evaluation(loss={self.loss.words(6)}, policy_error={self.policy_error!r}{x_error}{violation}{trouble})"
 
 
 def square_distance(a: PyTree, b: PyTree) -> Float[Held, ""]:
@@ -92,14 +98,20 @@ def evaluate(
     wanted = precision_for(problem, samples, precision)
     with wanted.context():
         base = as_key(key)
-        study = Study.of(problem, samples, wanted).finite(jax.random.fold_in(base, 1))
-        return _evaluation(study, in_precision_of(study, solution), truth, draws, base)
+        stated = as_solved(problem, solution)
+        study = Study.of(stated, samples, wanted).finite(jax.random.fold_in(base, 1))
+        known = in_precision_of(study, solution)
+        exact = exact_lower(study, known.x, study.upper.contexts().xi, draws, base)
+        for factor in _SHARPER if known.smoothing is not None else ():
+            sharper = Study.of(problem.smoothed(known.smoothing.sharper(factor)), samples, wanted)  # pyright: ignore
+            study = sharper.finite(jax.random.fold_in(base, 1))
+            exact = exact_lower(study, known.x, study.upper.contexts().xi, draws, base, start=exact.y)
+        return _evaluation(study, known, exact, truth)
 
 
-def _evaluation(study: Study, solution: Solution, truth: Any, draws: int, base: Array) -> Evaluation:
-    """The figures of merit, in the precision of the study."""
+def _evaluation(study: Study, solution: Solution, exact: LowerSolution, truth: Any) -> Evaluation:
+    """The figures of merit, in the precision of the study, given exact solutions at the upper level's contexts."""
     rows = study.upper.contexts()
-    exact = exact_lower(study, solution.x, rows.xi, draws, base)
     trouble = trouble_with(exact)
     if study.noisy and study.problem.conditional is None:
         seen = study.lower.contexts()
@@ -121,4 +133,5 @@ def _evaluation(study: Study, solution: Solution, truth: Any, draws: int, base: 
         policy_error=mean_estimate(np.asarray(gaps) - np.asarray(exact.noise), rows.shares(), least=0.0),
         x_error=x_error,
         trouble=trouble,
+        feasibility=feasibility_of(study, solution)[0],
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, PyTree
 
 from .. import trees
-from ..answer import Solution
+from ..answer import Solution, as_solved
 from ..derivatives import Ledger, oracles
 from ..problem import Data, Problem, Study, double, precision_for
 from ..programs import Held, program
@@ -25,7 +25,7 @@ def _slopes(bare: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> PyTree[Float[H
 
 def _slopes_in(precision: str, problem: Problem, solution: Solution, samples: Data) -> PyTree:
     wanted = precision_for(problem, samples, precision)
-    study = Study.of(problem, samples, wanted)
+    study = Study.of(as_solved(problem, solution), samples, wanted)
     point = in_precision_of(study, solution)
     batch = batch_of(point.basis, study.upper.look(jax.random.key(0), _COMPARED_ROWS).samples)
     bare = Bilevel(study.problem, Table(batch), Table(batch), point.W)

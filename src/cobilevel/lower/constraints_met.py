@@ -17,7 +17,7 @@ from ..programs import Held, program
 from .damped_newton import Dense, minimise
 
 _FRESH = 1000  # contexts between the observed ones
-_LOOKED_AT = 20_000  # samples at which violations are measured, at most
+_MEASURED_ROWS = 20_000  # samples at which violations are measured, at most
 _FULL_CHECK = 200  # contexts at which it is asked whether the constraints can be met at all
 
 
@@ -61,15 +61,15 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
     smoothing = constrained.smoothing
     if smoothing is None:
         return Feasibility(eliminated, 0.0, 0.0, 0.0, 0.0, 0.0), ""
-    rows = study.lower.example(_LOOKED_AT) if study.endless else study.lower.contexts()
-    seen = jnp.asarray(rows.xi[:_LOOKED_AT])
+    rows = study.lower.example(_MEASURED_ROWS) if study.endless else study.lower.contexts()
+    seen = jnp.asarray(rows.xi[:_MEASURED_ROWS])
     eta = jax.tree.map(lambda a: jnp.asarray(a)[0], study.lower.example().eta)
     domain, units = study.problem.domain, np.asarray(smoothing.units)
     tables = []
     for xi in (seen, jnp.asarray(_between(domain, seen))):
         u = combine(solution.basis(xi), solution.W)
         tables.append(np.asarray(_slacks_along(constrained, solution.x, u, xi, eta), float))
-    here, fresh = tables
+    here = tables[0]
     short, short_fresh = (np.maximum(-table, 0) for table in tables)
     found = []
     for k, name in enumerate(constrained.names):
@@ -79,8 +79,12 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
             some = np.asarray(seen, float)[active]
             where = (float(some.min()), float(some.max()))
         worst = np.asarray(seen)[int(np.argmax(short[:, k]))].tolist() if short[:, k].max() > 0 else None
-        measured = (float(part) for part in (short[:, k].max(), short[:, k].mean(), short_fresh[:, k].max()))
-        found.append(Met(name, *measured, float(short_fresh[:, k].mean()), float(active.mean()), where, worst))
+        sizes = {
+            f"{what}{when}": float(measure(part[:, k]))
+            for when, part in (("", short), ("_fresh", short_fresh))
+            for what, measure in (("largest", np.max), ("mean", np.mean))
+        }
+        found.append(Met(name=name, active=float(active.mean()), where=where, worst=worst, **sizes))
     scaled, scaled_fresh = short / units, short_fresh / units
     record = Feasibility(
         equalities=eliminated,
@@ -110,7 +114,7 @@ def _impossible_at(
     first = int(np.argmax(lacking))
     name = constrained.names[int(np.argmin(left[first]))]
     return (
-        f"(At xi = {np.asarray(xi[worst[first]])} no y meets {name} together with the others: by {lacking[first]:.2g} at "
-        f"least it is violated. So it is at {int(np.sum(lacking > float(smoothing.width) / 2))} of the "
+        f"(At xi = {np.asarray(xi[worst[first]])} no y meets {name} together with the others: it is violated by at "
+        f"least {lacking[first]:.2g}. That is so at {int(np.sum(lacking > float(smoothing.width) / 2))} of the "
         f"{len(worst)} contexts looked at.)"
     )

@@ -102,18 +102,23 @@ def exact_lower(
     draws: int = 1024,
     key: Any = 0,
     tolerance: float | None = None,
+    start: PyTree | None = None,
 ) -> LowerSolution:
-    r"""$y^\star(x, \xi) = \arg\min_y E[g(x, y, \xi, \eta) \mid \xi]$ for each context, from ``y0``.
+    r"""$y^\star(x, \xi) = \arg\min_y E[g(x, y, \xi, \eta) \mid \xi]$ for each context, from ``y0``
+    or from `start`, one row a context.
 
     With the conditional means of ``law_at``, solved until the gradient is `tolerance` (1e-10, or what the precision
     allows) of its size at ``y0``.
     """
     problem = study.problem
     if isinstance(problem.domain, Finite):  # each value once
-        values, place = np.unique(np.asarray(problem.domain.index(jnp.asarray(xi))), return_inverse=True)
+        values, first, place = np.unique(
+            np.asarray(problem.domain.index(jnp.asarray(xi))), return_index=True, return_inverse=True
+        )
         law = law_at(study, jnp.asarray(problem.domain.values)[values], draws, key)
-        return jax.tree.map(lambda a: a[place.ravel()], solve_each(problem, x, law, tolerance))
-    return solve_each(problem, x, law_at(study, xi, draws, key), tolerance)
+        start = None if start is None else jax.tree.map(lambda a: a[first], start)
+        return jax.tree.map(lambda a: a[place.ravel()], solve_each(problem, x, law, tolerance, start))
+    return solve_each(problem, x, law_at(study, xi, draws, key), tolerance, start)
 
 
 def _objective(problem: Problem, unravel: Callable, law: Law, context: Array, weight: Any, key: Any):

@@ -1,6 +1,7 @@
 """What the user states: contexts, data (and the part looked at where they are many), objectives; checked: the study."""
 
 from .bounds import Bounds as Bounds
+from .constraint import Turned as Turned
 from .constraints import Equalities as Equalities
 from .constraints import Inequalities as Inequalities
 from .constraints import Simplex as Simplex

@@ -34,6 +34,23 @@ class Constraint(eqx.Module):
         return []
 
 
+class Turned(Constraint):
+    """A constraint with the decision written in other coordinates: `decision` gives ``x``."""
+
+    stated: Constraint
+    decision: Callable
+
+    def equalities(self, y0):
+        found = self.stated.equalities(y0)
+        return None if found is None else (found[0], lambda x, xi: found[1](self.decision(x), xi))
+
+    def slack(self, x, y, xi):
+        return self.stated.slack(self.decision(x), y, xi)
+
+    def names(self, y0, count):
+        return self.stated.names(y0, count)
+
+
 def entry_names(y0: PyTree[Held]) -> list[str]:
     """``y[0]``, ``y['flow'][1]``, ...: the numbers of ``y``, flattened."""
     found = []

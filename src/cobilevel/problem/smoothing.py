@@ -1,8 +1,8 @@
 r"""Inequalities on ``y`` as a barrier: smooth, finite everywhere, and with a known price.
 
 In place of slacks $s_i \ge 0$ the lower level gets $t \sum_i \varphi(s_i)$, with $\varphi(s) = -\log s$ down to a
-floor $\delta$ and the parabola that continues it below. The minimiser is then smooth in ``x`` and the context, and where
-its slacks stay above the floor its objective is within $m t$ of the constrained one ($m$ slacks). Below the floor
+floor $\delta$ and the parabola that continues it below. The minimiser is then smooth in ``x`` and the context, and
+where its slacks stay above the floor its objective is within $m t$ of the constrained one ($m$ slacks). Below the floor
 nothing breaks: any start is allowed, and any solver.
 """
 
@@ -21,8 +21,8 @@ from .data import Samples
 from .problem import Problem
 
 SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
-_LOOKED_AT = 256  # samples from which units are taken
-_DIRECTIONS = 16  # random ones, along which slopes and curvatures are taken
+_UNIT_ROWS = 256  # samples from which units are taken
+_PROBES = 16  # random ones, along which slopes and curvatures are taken
 _STRONGER = 4  # times what typical samples show: forces of the objective that the barrier must withstand
 _BROAD = 1e100  # slacks beyond count as none
 
@@ -33,15 +33,15 @@ class Smoothing(eqx.Module):
     - `weight`: $t$, in units of the lower objective; `share`: the same in units of its own curvature times the squared
       distance over which ``y`` moves, so that it has no units.
     - `units`: by how much each slack changes over a unit of ``y``; `floor`: $\\delta$, in units of ``y``.
-    - `width`: the slack, in units of ``y``, below which a constraint counts as active: about the distance over which the
-      barrier rounds off a corner of the policy.
+    - `width`: the slack, in units of ``y``, below which a constraint counts as active: about the distance over which
+      the barrier rounds off a corner of the policy.
     """
 
     weight: Any
     floor: Any
     units: Any
     width: Any
-    share: float = eqx.field(static=True)
+    share: Any
 
     def barrier(self, slack: Float[Array, " m"]) -> Float[Array, ""]:
         """The barrier at these slacks, zero where each is at the floor."""
@@ -53,13 +53,14 @@ class Smoothing(eqx.Module):
 
     def to_json(self) -> dict[str, Any]:
         """As plain numbers."""
-        return {name: np.asarray(getattr(self, name)).tolist() for name in ("weight", "floor", "units", "width", "share")}
+        return {
+            name: np.asarray(getattr(self, name)).tolist() for name in ("weight", "floor", "units", "width", "share")
+        }
 
     @staticmethod
     def from_json(entry: dict[str, Any]) -> "Smoothing":
         """The inverse of ``to_json``."""
-        parts = {name: np.asarray(entry[name], float) for name in ("weight", "floor", "units", "width")}
-        return Smoothing(**parts, share=float(entry["share"]))
+        return Smoothing(**{name: np.asarray(value, float) for name, value in entry.items()})
 
     @property
     def price(self) -> float:
@@ -77,10 +78,12 @@ class Smoothing(eqx.Module):
 
 
 @program
-def _slopes(lower: Any, slack: Any, problem: Problem, rows: Samples, key: Array) -> tuple[Array, Array, Array, Array]:
+def _slopes_at_start(
+    lower: Any, slack: Any, problem: Problem, rows: Samples, key: Array
+) -> tuple[Array, Array, Array, Array]:
     """At the start: slacks; mean squares of their slopes; of the objective's slope; its mean curvature."""
     flat, unravel = ravel_pytree(problem.y0)
-    directions = jax.random.normal(key, (_DIRECTIONS, len(flat)), flat.dtype)
+    directions = jax.random.normal(key, (_PROBES, len(flat)), flat.dtype)
 
     def along(direction, xi, eta):
         step = unravel(direction)
@@ -102,15 +105,15 @@ def smoothing_for(lower: Any, slack: Any, names: list[str], problem: Problem, ro
     Lengths are those that slacks, or a Newton step, have there; forces are the objective's slope and its curvature over
     such a length, times a few.
     """
-    rows = rows.rows(slice(0, _LOOKED_AT))
-    found = _slopes(lower, slack, problem, rows, jax.random.key(0))
+    rows = rows.rows(slice(0, _UNIT_ROWS))
+    found = _slopes_at_start(lower, slack, problem, rows, jax.random.key(0))
     here, change, slope, curvature = (np.asarray(part, float) for part in found)
     units = np.sqrt(change)
     for k, name in enumerate(names):
         if not np.isfinite(units[k]) or units[k] <= 0:
             raise ValueError(
-                f"constraints: {name} does not change with y at the start (or gives NaN), so no choice of y can meet it. "
-                "Check its function, or start from another y0."
+                f"constraints: {name} does not change with y at the start, or gives NaN, so no choice of y can meet "
+                "it. Check its function, or start from another y0."
             )
     force, curvature = float(np.sqrt(slope)), max(float(curvature), 0.0)
     distances = np.abs(here / units)
@@ -121,4 +124,4 @@ def smoothing_for(lower: Any, slack: Any, names: list[str], problem: Problem, ro
     weight = share * (stiff or 1.0)
     strength = _STRONGER * (force + stiff / length) or 1.0
     width = float(np.sqrt(share)) * length
-    return Smoothing(np.asarray(weight), np.asarray(weight / strength), units, np.asarray(width), share)
+    return Smoothing(np.asarray(weight), np.asarray(weight / strength), units, np.asarray(width), np.asarray(share))

@@ -1,8 +1,8 @@
 r"""A problem with constraints on ``y`` as one without: equalities eliminated, inequalities as a barrier.
 
 With $A y = b(x, \xi)$, the unknown is $u$ in $y = A^+ b + Z u$, where the columns of $Z$ are orthonormal and span
-$A y = 0$: the equalities hold whatever $u$ is, and distances in $u$ are distances in $y$. Everything after the study works
-on $u$; a solution turns it back into ``y``.
+$A y = 0$: the equalities hold whatever $u$ is, and distances in $u$ are distances in $y$. Everything after the study
+works on $u$; a solution turns it back into ``y``.
 """
 
 from collections.abc import Callable
@@ -123,7 +123,7 @@ def form_of(problem: Problem) -> Form:
 
 
 def standard_form(problem: Problem, level: Level) -> tuple[Problem, Constrained]:
-    """The problem in its unknown, without constraints; raises where these contradict each other at observed contexts."""
+    """The problem in its unknown, without constraints; raises where these contradict each other at some context."""
     rows = level.example(_CHECKED) if level.endless else level.contexts()
     form = _form(problem)
     _check_consistent(problem, form, rows)
@@ -168,8 +168,8 @@ def _form(problem: Problem) -> Form:
     dy = A.shape[1]
     if rank == dy:
         raise ValueError(
-            f"constraints: {rank} independent equalities leave nothing of the {dy} numbers of y to choose. Drop some, or "
-            "take y out of the problem."
+            f"constraints: {rank} independent equalities leave nothing of the {dy} numbers of y to choose. Drop some, "
+            "or take y out of the problem."
         )
     inverse = (rows_of[:rank].T / sizes[:rank]) @ left[:, :rank].T
     dtype = jax.tree.leaves(problem.y0)[0].dtype
@@ -190,9 +190,9 @@ def _check_consistent(problem: Problem, form: Form, rows: Samples) -> None:
     if bad.any():
         first = int(np.argmax(bad))
         raise ValueError(
-            f"constraints: the equalities contradict each other, or b is not finite, at {int(bad.sum())} of {len(bad)} "
-            f"contexts, first at xi = {np.asarray(xi)[first]}, where b(x0, xi) = {values[first]}. Drop dependent rows of "
-            "A, or make b agree."
+            f"constraints: the equalities contradict each other, or b is not finite, at {int(bad.sum())} of "
+            f"{len(bad)} contexts, first at xi = {np.asarray(xi)[first]}, where b(x0, xi) = {values[first]}. Drop "
+            "dependent rows of A, or make b agree."
         )
 
 

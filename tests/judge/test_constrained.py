@@ -1,0 +1,64 @@
+"""The certificate of a constrained problem: its gradient is that of the constrained objective, as smoothing falls."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+from problems import LINE
+
+X = np.array([0.4, 0.7])
+XI = np.concatenate([np.linspace(0.02, 0.25, 40), np.linspace(0.55, 0.95, 40)])  # no policy close to a corner there
+
+
+def centre(x, xi, np=jnp):
+    """The first is above 1 for small contexts and below 0 for large ones; the second is inside the bounds."""
+    return np.stack([x[0] + 2 - 5 * xi, x[1] * xi + 0.2], axis=-1)
+
+
+def objective(x, xi):
+    """F of the constrained problem, in closed form."""
+    y = np.clip(centre(x, xi, np), 0, 1)
+    return np.mean(np.sum((y - 0.5) ** 2 * np.array([1.0, 2.0]), axis=1) + 0.1 * x[0] * y[:, 0])
+
+
+def certified(smoothing, aside=0.0):
+    """The certificate of a constant policy, `aside` of one that meets the constraints."""
+    stated = cb.Problem(
+        lambda x, y, xi, eta: jnp.sum((y - 0.5) ** 2 * jnp.array([1.0, 2.0])) + 0.1 * x[0] * y[0],
+        lambda x, y, xi, eta: jnp.sum((y - centre(x, xi)) ** 2),
+        jnp.asarray(X), jnp.full(2, 0.5), LINE, constraints=[cb.Bounds(0.0, 1.0)], smoothing=smoothing,
+    )  # fmt: skip
+    reduced = cb.reduce(stated, cb.Chebyshev(6), cb.Samples(XI))
+    W = reduced.W0.at[0].add(aside)
+    return cb.certify(stated, reduced.lift(reduced.x0, W), cb.Samples(XI), mode="exact")
+
+
+def test_the_gradient_is_that_of_the_constrained_problem_as_smoothing_falls():
+    h = 1e-5
+    slope = np.array([(objective(X + h * e, XI) - objective(X - h * e, XI)) / (2 * h) for e in np.eye(2)])
+    errors = [np.abs(np.asarray(certified(s).gradient) - slope).max() for s in (1e-3, 1e-4, 1e-5, 1e-6)]
+    assert errors[-1] < 1e-4
+    assert all(after < before / 3 for before, after in zip(errors, errors[1:], strict=False))
+
+
+def test_the_certificate_says_how_far_constraints_are_met():
+    found = certified(1e-4, aside=1.2)
+    assert found.feasibility.largest == pytest.approx(0.7, rel=0.2)  # 1.7 where at most 1 is allowed, in units of y
+    assert found.feasibility.rows[2].largest == pytest.approx(0.7)  # and in the constraint's own
+    assert "violated by" in repr(found)
+
+
+@pytest.mark.thorough
+def test_bootstrap_keeps_the_constraints():
+    rng = np.random.default_rng(0)
+    xi = rng.uniform(size=200)
+    stated = cb.Problem(
+        lambda x, y, xi, eta: (y - eta) ** 2 + 0.1 * x**2,
+        lambda x, y, xi, eta: (y - x * xi) ** 2,
+        0.5, 0.2, LINE, constraints=[cb.Bounds(0.0, 0.4)],
+    )  # fmt: skip
+    samples = cb.Samples(xi, 0.3 + 0.1 * rng.normal(size=200))
+    found = cb.solve(stated, samples, basis=cb.Chebyshev(10))
+    spread = cb.bootstrap(stated, found, samples, replicates=20)
+    np.testing.assert_allclose(float(spread.error), float(found.standard_error), rtol=0.7)
