@@ -1,5 +1,7 @@
 """The certificate of a constrained problem: its gradient is that of the constrained objective, as smoothing falls."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,7 +41,7 @@ def test_the_gradient_is_that_of_the_constrained_problem_as_smoothing_falls():
     slope = np.array([(objective(X + h * e, XI) - objective(X - h * e, XI)) / (2 * h) for e in np.eye(2)])
     errors = [np.abs(np.asarray(certified(s).gradient) - slope).max() for s in (1e-3, 1e-4, 1e-5, 1e-6)]
     assert errors[-1] < 1e-4
-    assert all(after < before / 3 for before, after in zip(errors, errors[1:], strict=False))
+    assert all(after < before / 3 for before, after in itertools.pairwise(errors))
 
 
 def test_the_certificate_says_how_far_constraints_are_met():

@@ -56,7 +56,8 @@ def test_bounds_give_the_clipped_policy(boxed):
     assert np.mean(np.sum((found - exact) ** 2, axis=1)) < 1e-4  # the corners of the policy, by 20 polynomials
     seen = np.asarray(boxed.policy(XI))
     assert boxed.feasibility.largest == max(0.0, -seen.min(), seen.max() - 1) == 0.0
-    assert 0 < boxed.feasibility.largest_fresh < 2e-3 and 0 < max(-found.min(), found.max() - 1) < 2e-3
+    assert 0 < boxed.feasibility.largest_fresh < 2e-3
+    assert 0 < max(-found.min(), found.max() - 1) < 2e-3
 
 
 def test_evaluate_solves_the_constrained_lower_level(boxed):
@@ -89,7 +90,8 @@ def test_simplex_gives_the_projection_and_adds_up_everywhere():
     np.testing.assert_allclose(y.sum(axis=1), 1, atol=1e-12)
     exact = on_simplex(centre(np.asarray(found.x), FRESH, np))
     assert np.mean(np.sum((y - exact) ** 2, axis=1)) < 2e-5
-    assert found.feasibility.equalities == 1 and found.W.shape == (20, 2)
+    assert found.feasibility.equalities == 1
+    assert found.W.shape == (20, 2)
     assert np.isnan(np.asarray(found.policy(jnp.array([1.5])))).all()
 
 
@@ -152,7 +154,8 @@ def test_the_barrier_is_the_logarithm_and_below_the_floor_its_parabola():
         np.testing.assert_allclose(above, below, rtol=1e-6)
     np.testing.assert_allclose(float(slope(jnp.asarray(0.5))), -0.1 / 0.5)
     np.testing.assert_allclose(float(slope(jnp.asarray(-1.0))), -0.1 / 0.02 * (1 + 1.02 / 0.02))
-    assert np.isfinite(value(np.inf)) and value(-1e6) > 0
+    assert np.isfinite(value(np.inf))
+    assert value(-1e6) > 0
 
 
 def test_the_smoothed_policy_is_the_closed_form():
@@ -167,7 +170,8 @@ def test_the_smoothed_policy_is_the_closed_form():
     closed = (xi + np.sqrt(xi**2 + 4 * t)) / 2
     np.testing.assert_allclose(found.policy(xi), closed, atol=1e-4)
     cost = ((closed - xi) ** 2 - (np.maximum(xi, 0) - xi) ** 2) / 2
-    assert np.all(cost <= found.feasibility.price) and np.max(cost) > 0.3 * found.feasibility.price
+    assert np.all(cost <= found.feasibility.price)
+    assert np.max(cost) > 0.3 * found.feasibility.price
 
 
 def test_the_units_of_a_constraint_do_not_matter():
@@ -185,7 +189,8 @@ def test_constraints_that_cannot_be_met_are_named_with_the_context():
     crowded = [cb.Bounds(0.0, 1.0), lambda x, y, xi: 2.5 + xi - jnp.sum(y)]  # impossible from xi = 0.5 on
     with pytest.warns(UserWarning, match="cannot all be met"):
         found = cb.solve(problem(crowded), cb.Samples(XI), basis=cb.Chebyshev(8))
-    assert found.result == cb.Result.INFEASIBLE and not found.converged
+    assert found.result == cb.Result.INFEASIBLE
+    assert not found.converged
     worst = float(found.detail.split("xi = ")[1].split()[0])
     assert worst > 0.9
 
