@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cobilevel.paper.cleaning.verdicts import cleaning_verdicts
+from cobilevel.paper.cleaning.verdicts import CleaningView, cleaning_verdicts
 from cobilevel.paper.inverse.complexity import complexity_verdict
 from cobilevel.paper.inverse.experiment import Inverse
 from cobilevel.paper.inverse.findings import InverseFindings
@@ -119,12 +119,11 @@ def test_medians_are_covered():
 class Cleaned:
     """A cleaning experiment with made-up results."""
 
-    budget = Budget(5, 100, 50, (), Grid(), (5, 20), (5, 20, 50), (5, 50))
-
-    def __init__(self, validation, training=None, slow=None, cold=None, rise=1.0):
+    def __init__(self, validation, training=None, slow=None, cold=None, rise=1.0, bare=(5, 20, 50)):
+        self.budget = Budget(5, 100, 50, (), Grid(), (5, 20), (5, 20, 50), bare)
         self.methods = [Method("StocBiO", f, N) for f in ("Chebyshev", "Fourier", "Monomial") for N in (5, 20)]
         self.methods += [Method("StocBiO", PER_CELL, N) for N in (5, 20, 50)]
-        self.methods += [Method("StocBiO", BARE, N) for N in (5, 50)]
+        self.methods += [Method("StocBiO", BARE, N) for N in bare]
         self.rng = np.random.default_rng(0)
         self.tables = {"validation": validation, "training": training or validation}
         self._slow = slow or (lambda m: {"Chebyshev": 2.0}.get(m.family, 10.0 + m.N))
@@ -181,6 +180,29 @@ def test_cleaning_as_claimed_and_otherwise():
     slow = cleaned(slow=lambda m: 30.0 if m.family == "Chebyshev" else 10.0 + m.N)
     assert slow["H3"]["verdict"] == "fails"
     assert slow["H1"]["verdict"] == "holds"
+
+
+def test_a_claim_is_read_only_in_ways_that_were_run():
+    """Bare cells of one size say nothing on how their number matters; some claims do not speak of cells at all."""
+    few = cleaned(bare=(5,))
+    starts = {name: {one["reading"].split(",")[0].split()[0] for one in few[name]["readings"]} for name in few}
+    assert starts["H1"] == starts["H3"] == starts["H6"] == {"each"}
+    assert starts["H2"] == {"each", "bare"}
+    assert starts["H5"] == {"step"}
+    between = lambda f, N: (
+        1.3 if (f, N) == (PER_CELL, 20) else 1.25 if (f, N) == ("Monomial", 20) else as_the_paper(f, N)
+    )
+    others = cleaned(validation=between)["H4"]  # worse than the other bases, better than cells
+    assert others["verdict"] == "holds"
+    assert {one["verdict"] for one in others["readings"] if "other bases" in one["reading"]} == {"holds"}
+    assert {one["verdict"] for one in others["readings"] if "other bases" not in one["reading"]} == {"fails"}
+
+
+def test_speed_is_judged_at_a_level_that_every_method_reaches():
+    view = CleaningView(Cleaned(as_the_paper), Reading())
+    reached = [view.curve(method, "validation").mean(axis=0).min() for method in view.methods]
+    assert all(view.level() >= least - 1e-3 for least in reached)
+    assert min(abs(view.level() - least) for least in reached) < 1e-3
 
 
 def test_complexity_is_judged_by_both_fits():

@@ -22,14 +22,17 @@ _TUNED = {
 class Reading:
     """What stocBiO[N] is, where step sizes were chosen, what is averaged; the defaults are read first."""
 
-    cells: str = PER_CELL
+    cells: str | None = PER_CELL  # none where a claim does not speak of them
     tuned: str = HELD_OUT
     medians: bool = False  # over instances, rather than means
     averaged: bool = False  # answers averaged over the last tenth, rather than losses along the iterates
+    bases_only: bool = False  # "the others" are the other bases, rather than all other methods
 
     def words(self) -> str:
+        about = [] if self.cells is None else [_CELLS[self.cells]]
         more = ["medians"] * self.medians + ["averaged answers"] * self.averaged
-        return ", ".join([_CELLS[self.cells], _TUNED[self.tuned], *more])
+        more += ["against the other bases"] * self.bases_only
+        return ", ".join([*about, _TUNED[self.tuned], *more])
 
 
 def every_reading(cells: Iterable[str], tuned: Iterable[str], flag: str) -> list[Reading]:

@@ -57,8 +57,8 @@ class InverseView:
         return self.sizes("cells") == self._findings.budget.cells
 
     def of(self, family: str, N: int, name: str) -> np.ndarray:
-        family = self._reading.cells if family == "cells" and self._solver != "Newton" else family
-        family = PER_CELL if family == "cells" else family
+        if family == "cells":
+            family = PER_CELL if self._solver == "Newton" else self._reading.cells or PER_CELL
         return self._findings.values(Method(self._solver, family, N), name, self._reading.tuned)
 
     def centre(self, values: Any) -> Estimate:
