@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from .answer import Result as Result
     from .answer import Solution as Solution
     from .answer import load as load
+    from .basis import Additive as Additive
     from .basis import BSpline as BSpline
     from .basis import Categorical as Categorical
     from .basis import Chebyshev as Chebyshev
+    from .basis import Components as Components
     from .basis import Features as Features
     from .basis import Fourier as Fourier
     from .basis import HyperbolicCross as HyperbolicCross
+    from .basis import Interactions as Interactions
     from .basis import Legendre as Legendre
     from .basis import Listed as Listed
     from .basis import Monomial as Monomial
@@ -49,13 +52,16 @@ if TYPE_CHECKING:
     from .problem import Inequalities as Inequalities
     from .problem import Interval as Interval
     from .problem import Levels as Levels
+    from .problem import Mixed as Mixed
     from .problem import Mixture as Mixture
+    from .problem import Periodic as Periodic
     from .problem import Problem as Problem
     from .problem import Product as Product
     from .problem import Samples as Samples
     from .problem import Simplex as Simplex
     from .problem import Stream as Stream
     from .problem import TruncatedNormal as TruncatedNormal
+    from .problem import Unbounded as Unbounded
     from .problem import Uniform as Uniform
     from .programs import keep_programs as keep_programs
     from .solvers import BSA as BSA
@@ -79,14 +85,14 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "answer": "Result Solution load",
-    "basis": "BSpline Categorical Chebyshev Features Fourier HyperbolicCross Legendre Listed Monomial Neural "
-    "Orthonormal Partition Snapshot Tensor TotalDegree Union",
+    "basis": "Additive BSpline Categorical Chebyshev Components Features Fourier HyperbolicCross Interactions Legendre "
+    "Listed Monomial Neural Orthonormal Partition Snapshot Tensor TotalDegree Union",
     "diagnosis": "Diagnosis diagnose",
     "iteration": "Cosine PolynomialDecay",
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
     "programs": "keep_programs",
-    "problem": "Bounds Box Equalities Finite Inequalities Interval Levels Mixture Problem Product Samples Simplex "
-    "Stream TruncatedNormal Uniform",
+    "problem": "Bounds Box Equalities Finite Inequalities Interval Levels Mixed Mixture Periodic Problem Product "
+    "Samples Simplex Stream TruncatedNormal Unbounded Uniform",
     "front_door": "reduce solve",
     "solvers": "BSA F2SA HOAG MRBO RSVRB SABA SOBA SPABA STABLE SUSTAIN TTSA VRBO AmIGO FdeHBO Newton StocBiO",
 }
