@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .problem import TruncatedNormal as TruncatedNormal
     from .problem import Unbounded as Unbounded
     from .problem import Uniform as Uniform
+    from .problem import domain_of as domain_of
     from .programs import keep_programs as keep_programs
     from .solvers import BSA as BSA
     from .solvers import F2SA as F2SA
@@ -88,7 +89,7 @@ _ROOMS = {
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
     "programs": "keep_programs",
     "problem": "Box Finite Interval Levels Mixed Mixture Periodic Problem Product Samples Stream TruncatedNormal "
-    "Unbounded Uniform",
+    "Unbounded Uniform domain_of",
     "front_door": "reduce solve",
     "solvers": "BSA F2SA HOAG MRBO RSVRB SABA SOBA SPABA STABLE SUSTAIN TTSA VRBO AmIGO FdeHBO Newton StocBiO",
 }

@@ -168,3 +168,56 @@ def test_no_library_of_frames_is_imported_for_the_other():
     )
     for name in ("pandas", "polars"):
         subprocess.run([sys.executable, "-c", code.format(name)], check=True)
+
+
+@LIBRARIES
+def test_a_list_of_contexts_reaches_the_functions_by_name(library):
+    """Text stays text, booleans and whole numbers become floats; the domain packs them."""
+    found = cb.Samples.from_frame(table(library), context=["weather", "day", "open", "hour"], eta="demand")
+    assert list(found.xi) == ["weather", "day", "open", "hour"]
+    np.testing.assert_array_equal(np.asarray(found.xi["day"]), TABLE["day"])
+    domain = cb.Mixed(
+        weather=cb.Interval(0, 1), day=cb.Finite(["mon", "tue", "sun"]), open=cb.Finite([0, 1]), hour=cb.Periodic(0, 24)
+    )
+    wanted = [[0.1, 0, 1, 1], [0.5, 1, 0, 2], [0.9, 0, 1, 3], [0.3, 2, 1, 0]]
+    np.testing.assert_array_equal(domain.pack(found.xi), wanted)
+    box = cb.Box([0.0, 0.0], [1.0, 24.0])
+    by_order = cb.Samples.from_frame(table(library), context=["weather", "hour"])
+    np.testing.assert_array_equal(box.pack(by_order.xi)[:, 1], TABLE["hour"])
+
+
+@LIBRARIES
+def test_text_is_for_a_finite_domain(library):
+    found = cb.Samples.from_frame(table(library), context="day", eta="demand")
+    np.testing.assert_array_equal(cb.Finite(["sun", "mon", "tue"]).pack(found.xi), [1, 2, 1, 0])
+    with pytest.raises(TypeError, match=r"holds strings \('mon', 'sun', 'tue'\), but contexts of Interval"):
+        cb.Interval(0.0, 1.0).pack(found.xi)
+    with pytest.raises(ValueError, match=r"holds 'sun' in 1 of 4 rows"):
+        cb.Finite(["mon", "tue"]).pack(found.xi)
+
+
+def test_categories_of_either_library():
+    frames = (
+        pandas.DataFrame({"day": pandas.Categorical(["b", "a", "b"], ["b", "a", "c"])}),
+        polars.DataFrame({"day": polars.Series(["b", "a", "b"], dtype=polars.Enum(["b", "a", "c"]))}),
+        polars.DataFrame({"day": polars.Series(["b", "a", "b"], dtype=polars.Categorical)}),
+    )
+    for frame in frames:
+        np.testing.assert_array_equal(np.asarray(cb.Samples.from_frame(frame, "day").xi), ["b", "a", "b"])
+        assert repr(cb.domain_of(frame, "day")) == "Finite(['a', 'b'])"
+
+
+@LIBRARIES
+def test_a_domain_is_proposed(library):
+    found = cb.domain_of(table(library), ["weather", "day", "open", "hour"])
+    assert repr(found) == (
+        "Mixed(weather=Interval(0.1, 0.9), day=Finite(['mon', 'sun', 'tue']), open=Finite([0.0, 1.0]), "
+        "hour=Interval(1.0, 24.0))"
+    )
+    samples = cb.Samples.from_frame(table(library), ["weather", "day", "open", "hour"])
+    assert np.all(found.contains(found.pack(samples.xi)))
+    assert repr(cb.domain_of(table(library), "hour")) == "Interval(1.0, 24.0)"
+    with pytest.raises(ValueError, match="'one' is 1 in every row"):
+        cb.domain_of(table(library, one=[1, 1, 1, 1]), ["one"])
+    with pytest.raises(TypeError, match="domain_of: the context column 'time' holds dates"):
+        cb.domain_of(table(library), "time")

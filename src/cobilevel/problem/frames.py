@@ -118,12 +118,10 @@ class Frame:
         """The columns of these names as they are, and the results after them, in a frame of the same library."""
         if self.library == "pandas":
             return self.frame[names].assign(**results)
-        frame = self.frame.select(names)
-        if self.library == "polars":
-            return frame.with_columns(**results)
-        tool, backend = self.tool, self.frame.implementation
-        more = [tool.new_series(name, values, backend=backend) for name, values in results.items()]
-        return frame.with_columns(*more).to_native()
+        series = self.tool.Series if self.library == "polars" else self.tool.new_series
+        where = {} if self.library == "polars" else {"backend": self.frame.implementation}
+        found = self.frame.select(names).with_columns(*(series(name, v, **where) for name, v in results.items()))
+        return found if self.library == "polars" else self.tool.to_native(found)
 
 
 def _narwhals(frame: Any, caller: str) -> Any:
@@ -197,34 +195,46 @@ class ReadsFrames:
         Whole numbers become floats in contexts and stay whole in `eta`; booleans become 0 and 1. Missing values, text
         in `eta`, and dates are refused, with what to do.
         """
-        return cls(*columns_of(frame, context, eta, weights, f"{cls.__name__}.from_frame"))
+        return cls(*frame_columns(frame, context, eta, weights, f"{cls.__name__}.from_frame"))
 
 
-def columns_of(frame: Any, context: Any, eta: Any, weights: Any, caller: str) -> tuple[Any, Any, Any]:
+def frame_columns(frame: Any, context: Any, eta: Any, weights: Any, caller: str) -> tuple[Any, Any, Any]:
     """Contexts, noise and weights by the names of their columns: one name gives an array, a list a dict by name."""
-    held = Frame(frame, caller)
-    roles = {"context": context, "eta": eta, "weights": weights}
-    named = {role: _as_names(names, held, role) for role, names in roles.items()}
-    _one_role_each(named, caller)
-    if not named["context"]:
-        raise ValueError(f"{caller}: context must name at least one column, got {context!r}.")
-    if isinstance(weights, list | tuple):
-        raise TypeError(f"{caller}: weights must name one column, got {weights!r}.")
-    if not len(held):
-        raise ValueError(f"{caller}: the frame has no rows: at least one sample is needed.")
-    found = {name: held.column(name) for names in named.values() for name in names}
-    _none_missing(held, found, named)
+    held, roles = Frame(frame, caller), {"context": context, "eta": eta, "weights": weights}
+    found = _checked_columns(held, roles)
     read = {
-        role: {
-            name: (_context_column if role == "context" else _noise_column)(held, found[name], role) for name in names
-        }
-        for role, names in named.items()
+        role: {c.name: (_context_column if role == "context" else _noise_column)(held, c, role) for c in columns}
+        for role, columns in found.items()
     }
     contexts, noise, weight = (
         table if isinstance(roles[role], list | tuple) else next(iter(table.values()), None)
         for role, table in read.items()
     )
     return contexts, noise, weight
+
+
+def frame_contexts(frame: Any, context: Any, caller: str) -> dict[Any, Column]:
+    """The columns of the contexts, by name."""
+    held = Frame(frame, caller)
+    (columns,) = _checked_columns(held, {"context": context}).values()
+    for column in columns:
+        _refuse_times(held, column, "context")
+    return {column.name: column for column in columns}
+
+
+def _checked_columns(held: Frame, roles: dict[str, Any]) -> dict[str, list[Column]]:
+    """The columns that each argument names; raises where one is not there, is named twice, or lacks values."""
+    named = {role: _as_names(names, held, role) for role, names in roles.items()}
+    _one_role_each(named, held.caller)
+    if not named["context"]:
+        raise ValueError(f"{held.caller}: context must name at least one column, got {roles['context']!r}.")
+    if isinstance(roles.get("weights"), list | tuple):
+        raise TypeError(f"{held.caller}: weights must name one column, got {roles['weights']!r}.")
+    if not len(held):
+        raise ValueError(f"{held.caller}: the frame has no rows: at least one sample is needed.")
+    found = {role: [held.column(name) for name in names] for role, names in named.items()}
+    _none_missing(held, found)
+    return found
 
 
 def _as_names(names: Any, held: Frame, argument: str) -> list:
@@ -247,12 +257,12 @@ def _one_role_each(named: dict[str, list], caller: str) -> None:
             raise ValueError(f"{caller}: the column {name!r} is named {where}, and may be named once.{remedy}")
 
 
-def _none_missing(held: Frame, found: dict[Any, Column], named: dict[str, list]) -> None:
-    lacking = [column for column in found.values() if column.missing.any()]
-    if not lacking:
+def _none_missing(held: Frame, found: dict[str, list[Column]]) -> None:
+    roles = [(column, role) for role, columns in found.items() for column in columns if column.missing.any()]
+    if not roles:
         return
-    role = {name: role for role, names in named.items() for name in names}
-    counts = ", ".join(f"{c.missing.sum()} in {c.name!r} ({role[c.name]})" for c in lacking)
+    lacking = [column for column, _ in roles]
+    counts = ", ".join(f"{column.missing.sum()} in {column.name!r} ({role})" for column, role in roles)
     rows = int(np.sum(np.any([column.missing for column in lacking], axis=0)))
     raise ValueError(
         f"{held.caller}: missing values, {counts}; {rows} of {len(held)} rows have one. Drop these rows, "
