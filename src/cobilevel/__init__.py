@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from .problem import TruncatedNormal as TruncatedNormal
     from .problem import Unbounded as Unbounded
     from .problem import Uniform as Uniform
+    from .problem import domain_of as domain_of
     from .programs import keep_programs as keep_programs
     from .solvers import BSA as BSA
     from .solvers import F2SA as F2SA
@@ -92,7 +93,7 @@ _ROOMS = {
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
     "programs": "keep_programs",
     "problem": "Bounds Box Equalities Finite Inequalities Interval Levels Mixed Mixture Periodic Problem Product "
-    "Samples Simplex Stream TruncatedNormal Unbounded Uniform",
+    "Samples Simplex Stream TruncatedNormal Unbounded Uniform domain_of",
     "front_door": "reduce solve",
     "solvers": "BSA F2SA HOAG MRBO RSVRB SABA SOBA SPABA STABLE SUSTAIN TTSA VRBO AmIGO FdeHBO Newton StocBiO",
 }

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_quick_start_runs_and_is_right(tmp_path):
-    code, further, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    code, _, further, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     check = "\nprint(float(solution.x), *map(float, solution.policy(jnp.array([0.1, 0.5, 0.9]))))\n"
     script = tmp_path / "quick_start.py"
@@ -27,9 +27,45 @@ def test_quick_start_runs_and_is_right(tmp_path):
     np.testing.assert_allclose(stock, mean_demand - 0.8 * price, atol=0.3)
 
 
+def run_script(path, code):
+    """What a script prints, line by line."""
+    path.write_text(code)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, cwd=path.parent)
+    return done.stdout.splitlines()
+
+
+def test_the_example_from_a_data_frame_runs(tmp_path):
+    pytest.importorskip("pandas")
+    code, frame, _, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    printed = run_script(tmp_path / "frame.py", code + "first = solution\n" + frame + "print(solution.x == first.x)")
+    assert printed[-5].split() == ["weather", "y", "in_domain"]
+    assert [line.split()[-1] for line in printed[-4:]] == ["True"] * 4
+
+
+def test_the_page_on_frames_runs_as_it_stands(tmp_path):
+    """In no more lines than the first example of the README, with a category more; and it prints what it says."""
+    pytest.importorskip("pandas")
+    page = (ROOT / "docs" / "frames.md").read_text()
+    first, second = re.findall(r"```python\n(.*?)```", page, re.S)
+    (readme, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    count = lambda code: len([line for line in code.splitlines() if line.strip()])
+    assert count(first) <= count(readme)
+    printed = run_script(tmp_path / "page.py", "import matplotlib\nmatplotlib.use('agg')\n" + first + second)
+    assert printed[0] == "Solution, converged"
+    (shown,) = re.findall(r"```\n( +weather.*?)\n```", page, re.S)
+    price = float(re.search(r"^  x +([\d.]+)", "\n".join(printed), re.M)[1])
+    truth = [7 + 3 * np.sin(0.8) - 0.8 * price, 5 + 3 * np.sin(3.6) - 0.8 * price, np.nan]
+    for lines in (printed[-4:], shown.splitlines()):
+        table = [line.split() for line in lines]
+        assert [row[:3] for row in table[1:]] == [["0", "0.2", "sun"], ["1", "0.9", "mon"], ["2", "0.5", "holiday"]]
+        np.testing.assert_allclose([float(row[3]) for row in table[1:]], truth, atol=0.3)
+        assert [row[4] for row in table[1:]] == ["True", "True", "False"]
+    assert (tmp_path / "policy.png").exists()
+
+
 @pytest.mark.thorough
 def test_judging_runs_and_is_right(tmp_path):
-    code, _, judging = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    code, _, _, judging = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     script = tmp_path / "judging.py"
     script.write_text(code + judging)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)

@@ -1,7 +1,13 @@
 """What comes back: the decision and the policy, the sentence a run ends with, and the file they are saved in."""
 
+from .drawing import COLOURS as COLOURS
+from .drawing import DOTS as DOTS
+from .drawing import DPI as DPI
+from .drawing import shown_figure as shown_figure
+from .drawing import tidy as tidy
 from .feasibility import Feasibility as Feasibility
 from .feasibility import Met as Met
+from .notebook import html_block as html_block
 from .result import Result as Result
 from .solution import Saved as Saved
 from .solution import Solution as Solution

@@ -15,7 +15,10 @@ from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
 from ..problem import Form, Problem, Smoothing, double, form_of, in_double, kept_digits
 from .feasibility import Feasibility
+from .plot_policy import plot_policy
 from .result import Result
+from .summary import in_notebook, printed, summarised
+from .table import policy_table
 from .uncertainty import Uncertainty, from_file, like_x, to_file, unknown
 
 FORMAT = 2
@@ -54,6 +57,7 @@ class Solution:
       barrier in place of inequalities; `feasibility`: how far these are met.
     - `precise`: `x`, `W` and the basis in double precision, where they come back in single; used to judge, save and go
       on.
+    - `policy_noise`: computes what `policy_standard_error` gives; a solution from a file has none.
     """
 
     x: PyTree[Array]
@@ -70,6 +74,7 @@ class Solution:
     form: Form | None = None
     smoothing: Smoothing | None = None
     feasibility: Feasibility | None = None
+    policy_noise: Callable[[Any], Any] | None = None
 
     @property
     def converged(self) -> bool:
@@ -112,9 +117,29 @@ class Solution:
             y = self._as_y(full[0], u, xi)
         return jax.tree.map(lambda a: a.astype(self.basis.constant.dtype), y)
 
-    def _as_y(self, x: PyTree, u: PyTree, xi: ArrayLike) -> PyTree[Array]:
+    def _as_y(self, x: PyTree, u: PyTree, xi: Any) -> PyTree[Array]:
         """``y`` at many contexts from the unknown there."""
         return u if self.form is None else self.form.along(x, u, jnp.asarray(xi), len(self.basis.domain.shape))
+
+    def policy_standard_error(self, xi: Any) -> PyTree[np.ndarray]:
+        """Of the policy at contexts, given ``x``, in the shape of ``policy(xi)``: the noise of the samples.
+
+        The policy plus or minus 1.96 of them covers, 95% of the time, the best policy in the basis at this ``x``; what
+        the basis cannot follow is not in it (``certify`` measures that).
+        """
+        xi = self.basis.domain.pack(xi)
+        y, rows = self.policy(xi), np.asarray(xi).reshape(-1, *self.basis.domain.shape)
+        found = "a solution from a file, or of a stream, keeps no samples." if self.policy_noise is None else ""
+        if self.form is not None and self.form.null is not None:
+            found = "not known for a policy under equalities."
+        found = found or self.policy_noise(rows)  # pyright: ignore[reportOptionalCall]
+        if isinstance(found, str):
+            raise ValueError(f"policy_standard_error: {found}")
+        leaves, structure = jax.tree.flatten(y)
+        sizes = [leaf[0].size for leaf in jax.tree.leaves(self.W)]
+        parts = np.split(found, np.cumsum(sizes)[:-1], axis=1)
+        shaped = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+        return jax.tree.unflatten(structure, shaped)
 
     def full_parts(self) -> tuple[PyTree, PyTree, Any, Any]:
         """``x``, ``W``, and transform and constant of the basis, in double precision where that is what they were found
@@ -165,20 +190,36 @@ class Solution:
         }
         return archive.write(path, document, arrays)
 
+    def table(self, contexts: Any) -> Any:
+        """The policy at contexts given as an array, a dict of columns or a data frame, one context a row.
+
+        A data frame of the same library comes back, or a dict of NumPy columns where no frame was given: the contexts,
+        the components of ``y``, and ``in_domain``. The policy is NaN at contexts outside, and at unknown categories.
+        """
+        return policy_table(self, contexts)
+
+    def plot(self, over: Any = None, at: Mapping[str, Any] | None = None, samples: Any = None) -> Any:
+        """Draws the policy over one or two contexts and returns the Matplotlib figure.
+
+        - `over`: the name of a context, or two; by default all where they are one or two, else the first. Contexts of
+          an ``Interval`` are called ``"xi"``, of a ``Box`` ``"xi[0]"``, ``"xi[1]"``.
+        - `at`: values at which others are held, by name; by default their median or most frequent value in `samples`,
+          without these the middle of the domain or the first category. The title states them.
+        - `samples`: shown as faint points where ``eta`` has the shapes of ``y``.
+
+        Lines and categories come with a 95% interval, of ``policy_standard_error``.
+        """
+        return plot_policy(self, over, at, samples)
+
+    def summary(self) -> str:
+        """``x`` with its errors, how the run ended, the basis, what was chosen, samples and seconds, as text."""
+        return summarised(self)
+
     def __repr__(self):
-        found = self.uncertainty
-        value = "" if np.isnan(found.value) else f"objective {found.value:.6g}"
-        value += "" if np.isnan(found.value_error) else f" +- {found.value_error:.2g}"
-        said = [found.why_not] if found.why_not else []
-        said += [
-            f"{words[0].upper()}{words[1:]}" if words.startswith("the ") else words for words in found.undetermined
-        ]
-        said += [f"{self.result}" + (f" {self.detail}" if self.detail else "")]
-        said += [] if self.feasibility is None else self.feasibility.words()
-        said += [f"{topic}: {words}" for topic, words in self.choices.items()]
-        lines = [value] if value else []
-        lines += [*found.table().splitlines(), *said]
-        return f"Solution(converged={self.converged}, basis={self.basis.basis!r})\n  " + "\n  ".join(lines)
+        return printed(self)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self)
 
 
 def _full(precise: PyTree, given: PyTree) -> PyTree:

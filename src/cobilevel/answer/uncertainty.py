@@ -9,7 +9,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 _MOST_ROWS = 40  # coordinates of x that are printed
-_QUANTILE = 1.959963984540054  # of the normal law, for 95%
+TABLE_HEAD = ("", "estimate", "std. error", "95% interval", "")
+QUANTILE = 1.959963984540054  # of the normal law, for 95%
 
 
 @dataclass(frozen=True)
@@ -43,24 +44,29 @@ class Uncertainty:
     def interval(self) -> Float[np.ndarray, "2 dx"]:
         """The ends of the 95% intervals; the whole line where a coordinate is not determined."""
         middle = np.where(np.isfinite(self.bias), self.x - self.bias, self.x)
-        reach = _QUANTILE * self.error
+        reach = QUANTILE * self.error
         return np.stack([middle - reach, middle + reach])
 
-    def table(self) -> str:
-        """The decision, one coordinate a line: estimate, standard error, 95% interval, note."""
-        lo, hi = self.interval
-        lines = [("", "estimate", "std. error", "95% interval", "")]
+    def cells(self) -> list[tuple[str, ...]]:
+        """The decision, one coordinate a row: name, estimate, standard error, 95% interval, note."""
+        (lo, hi), rows = self.interval, []
         for j, name in enumerate(self.names[:_MOST_ROWS]):
             ends = f"[{lo[j]:.5g}, {hi[j]:.5g}]" if np.isfinite(self.error[j]) else ""
             error = "" if np.isnan(self.error[j]) else f"{self.error[j]:.3g}"
-            lines.append((name, f"{self.x[j]:.6g}", error, ends, self.notes[j]))
+            rows.append((name, f"{self.x[j]:.6g}", error, ends, self.notes[j]))
+        more = len(self.names) - _MOST_ROWS
+        return rows + ([(f"... and {more} more", "", "", "", "")] if more > 0 else [])
+
+    def table(self) -> str:
+        """The same as text."""
+        lines = [TABLE_HEAD, *self.cells()[:_MOST_ROWS]]
         widths = [max(len(line[k]) for line in lines) for k in range(4)]
         rows = [
             "  ".join([line[0].ljust(widths[0]), *(line[k].rjust(widths[k]) for k in (1, 2, 3)), line[4]])
             for line in lines
         ]
-        more = len(self.names) - _MOST_ROWS
-        return "\n".join(row.rstrip() for row in rows) + (f"\n... and {more} more" if more > 0 else "")
+        rows += [line[0] for line in self.cells()[_MOST_ROWS:]]
+        return "\n".join(row.rstrip() for row in rows)
 
 
 _ARRAYS = ("x", "error", "bias", "covariance", "hessian", "directions")
@@ -80,11 +86,11 @@ def from_file(document: dict[str, Any], arrays: dict[str, Any]) -> Uncertainty:
     return Uncertainty(**words, **arrays)
 
 
-def names_of(x: PyTree) -> tuple[str, ...]:
+def names_of(x: PyTree, letter: str = "x") -> tuple[str, ...]:
     """A name for each coordinate of a decision: ``x``, ``x[3]``, ``x['price']``, ``x['toll'][0]``."""
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-        base = "x" + jax.tree_util.keystr(path)
+        base = letter + jax.tree_util.keystr(path)
         shape = np.shape(leaf)
         found += [base + (f"[{', '.join(map(str, place))}]" if shape else "") for place in np.ndindex(*shape)]
     return tuple(found)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..answer import html_block
 from ..basis import Basis
 from ..problem import Domain
 from .decay import Decay
@@ -81,22 +82,33 @@ class Diagnosis:
             raise ValueError("predict needs the decay of the policy, which finite contexts do not have: Categorical().")
         return self.decay.predict(accuracy)
 
-    def __repr__(self):
+    def rows(self) -> list[tuple[str, str]]:
+        """What was found, each with its name, in words."""
         held = {True: "yes", False: "no", None: "cannot tell"}
-        lines = [
-            f"Diagnosis of {self.basis!r}",
-            f"  features    {self.functions} functions, {self.rank} distinguished by {self.distinct} distinct contexts"
-            f"; m = {self.m_Phi:.2g}, M = {self.M_Phi:.3g}",
-            f"  samples     {self.per_function:.3g} for each function",
-            f"  lower level curvature {self.mu:.2g} to {self.L:.2g}: steps of {self.inner_step:.2g} (stable below "
-            f"{2 * self.inner_step:.2g}), {self.condition:.2g} of them to relax",
-            f"  policy      {self.source if self.decay is None else f'{self.decay} ({self.source})'}",
+        rows = [
+            (
+                "features",
+                f"{self.functions} functions, {self.rank} distinguished by {self.distinct} distinct contexts"
+                f"; m = {self.m_Phi:.2g}, M = {self.M_Phi:.3g}",
+            ),
+            ("samples", f"{self.per_function:.3g} for each function"),
+            (
+                "lower level",
+                f"curvature {self.mu:.2g} to {self.L:.2g}: steps of {self.inner_step:.2g} (stable below "
+                f"{2 * self.inner_step:.2g}), {self.condition:.2g} of them to relax",
+            ),
+            ("policy", self.source if self.decay is None else f"{self.decay} ({self.source})"),
         ]
         if self.misfit is not None:
-            lines.append(f"  misfit      the fitted policy is {self.misfit:.2g} of its size off the exact one")
-        lines += [f"  {name:<11} {held[state.holds]}: {state.words}" for name, state in self.conditions.items()]
-        lines += [f"  advice      {line}" for line in self.advice] or ["  advice      nothing stands out."]
-        return "\n".join(lines)
+            rows.append(("misfit", f"the fitted policy is {self.misfit:.2g} of its size off the exact one"))
+        rows += [(name, f"{held[state.holds]}: {state.words}") for name, state in self.conditions.items()]
+        return rows + ([("advice", str(line)) for line in self.advice] or [("advice", "nothing stands out.")])
+
+    def __repr__(self):
+        return "\n".join([f"Diagnosis of {self.basis!r}", *(f"  {name:<11} {words}" for name, words in self.rows())])
+
+    def _repr_html_(self) -> str:
+        return html_block(f"Diagnosis of {self.basis!r}", self.rows())
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Coefficients by degree with the law they follow; written to `path` where one is given, else the figure."""

@@ -12,3 +12,4 @@ from .missed import Products as Products
 from .missed import features_of as features_of
 from .missed import what_is_missed as what_is_missed
 from .neighbours import Neighbours as Neighbours
+from .policy_noise import policy_noise as policy_noise

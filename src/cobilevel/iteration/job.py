@@ -1,9 +1,11 @@
 """``Job``: one solve with one basis, and what its data say against the answer."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from jaxtyping import Array, PyTree
 from ..answer import Result, Solution, Uncertainty
 from ..basis import Basis, combine
 from ..derivatives import oracles
-from ..inference import infer
+from ..inference import infer, policy_noise
 from ..lower import feasibility_of
 from ..problem import Study, double
 from ..reduction import Reduced, reduce_study
@@ -78,7 +80,8 @@ class Job:
         if not self.study.endless:
             x, study = found.x, self.study
             again = (lambda: reduce_study(study, basis)) if self.one_of_many else (lambda: reduced)
-            found = replace(found, inference=lambda: _inferred(study, again(), x))
+            noise = _errors_of_policy(study, again, found)
+            found = replace(found, inference=lambda: _inferred(study, again(), x), policy_noise=noise)
         return _check_constraints(self.study, _check_convexity(self.study, reduced, found))
 
 
@@ -86,6 +89,22 @@ def _inferred(study: Study, reduced: Reduced, x: PyTree) -> Uncertainty:
     """How well the samples determine ``x``, in the precision of the study."""
     with double() if study.dtype == np.float64 else nullcontext():
         return infer(study, reduced.whitened(), x, study.problem.x0)
+
+
+def _errors_of_policy(study: Study, again: Callable[[], Reduced], found: Solution) -> Callable:
+    """Standard errors of the policy at contexts, in the precision of the study; found out when first asked for."""
+    precision = lambda: double() if study.dtype == np.float64 else nullcontext()
+
+    @cache
+    def known() -> Any:
+        reduced = again().whitened()
+        return policy_noise(study, reduced, found.x, reduced.enter(found.W))
+
+    def errors(xi: np.ndarray) -> Any:
+        with precision():
+            return known() if isinstance(known(), str) else known()(xi)
+
+    return errors
 
 
 def _deficiency(reduced: Reduced) -> dict[str, str]:

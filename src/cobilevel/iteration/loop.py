@@ -142,6 +142,7 @@ def _statistics(reduced: Reduced, state: State) -> dict[str, Any]:
         "steps": int(state.step),
         "oracles": totals,
         "samples": sum(kind["samples"] for kind in totals.values()),
+        "rows": {"upper": reduced.upper_source.rows, "lower": reduced.lower_source.rows},
         "functions": reduced.basis.size,
         "numbers_held": held,
         "bytes": held * reduced.dtype.itemsize,

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from ..answer import Feasibility
+from ..answer import Feasibility, html_block
 from ..checks import positive
 from .intervals import Estimate
+from .plot_certificate import plot_estimates
 from .regret import Regret
 
 _ROUNDING_GAP = 1e-12  # a gap, relative to the gradient, that rounding explains
@@ -110,50 +112,80 @@ class Certificate:
             return "rounding"
         return ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in sizes.items())
 
-    def __repr__(self):
-        lines = [f"Certificate({self.mode} mode, {self.samples} samples: compared with {self.compared})"]
-        if self.unresolved:
-            lines.append(
-                f"  unresolved: {self.unresolved}. What the basis misses is not known, and nothing is promised."
-            )
-        lines += _about_regret(self)
+    @property
+    def title(self) -> str:
+        """By which samples, and compared with what."""
+        return f"Certificate({self.mode} mode, {self.samples} samples: compared with {self.compared})"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The figures, each with its name, in words."""
+        rows = _about_regret(self)
         scale = "" if np.isnan(self.typical) else f"  (of a single sample: {self.typical:.2g})"
         blocked = f"  ({self.blocked} coordinates blocked by bounds left out)" if self.blocked else ""
-        lines += [
-            f"  gradient of F            {self.gradient_norm!r}{scale}{blocked}",
-            f"  gradient of F_Phi        {self.reduced_gradient_norm!r}",
+        rows += [
+            ("gradient of F", f"{self.gradient_norm!r}{scale}{blocked}"),
+            ("gradient of F_Phi", repr(self.reduced_gradient_norm)),
         ]
         if self.hypergradient_gap is not None:
             gap = "0" if self.blame == "rounding" else repr(self.hypergradient_gap)
-            lines.append(f"  their difference         {gap}  from {self.blame}")
+            rows.append(("their difference", f"{gap}  from {self.blame}"))
         for name, value in (
             ("policy error, squared", self.policy_error),
             ("adjoint error, squared", self.adjoint_error),
             ("sensitivity error, squared", self.sensitivity_error),
             ("lower objective", self.lower_loss),
         ):
-            lines += [] if value is None else [f"  {name:<24} {value!r}"]
-        lines += [] if self.bound is None else [f"  {'bound by the constants':<24} {self.bound:.3g}"]
-        lines += [] if self.feasibility is None else [f"  {words}" for words in self.feasibility.words()]
-        lines += [] if not self.trouble else [f"  trouble: {self.trouble}"]
-        return "\n".join(lines)
+            rows += [] if value is None else [(name, repr(value))]
+        return rows + ([] if self.bound is None else [("bound by the constants", f"{self.bound:.3g}")])
+
+    def _warnings(self) -> tuple[str, str]:
+        """What is not known, and what went wrong, in words; empty where there is nothing to say."""
+        unknown = f"unresolved: {self.unresolved}. What the basis misses is not known, and nothing is promised."
+        return unknown if self.unresolved else "", f"trouble: {self.trouble}" if self.trouble else ""
+
+    def __repr__(self):
+        before, after = ([f"  {words}"] if words else [] for words in self._warnings())
+        rows = [f"  {name:<24} {words}" for name, words in self.rows()]
+        return "\n".join([self.title, *before, *rows, *(f"  {words}" for words in self._constraints()), *after])
+
+    def _constraints(self) -> list[str]:
+        """How far constraints on ``y`` are met, in words."""
+        return [] if self.feasibility is None else self.feasibility.words()
+
+    def plot(self) -> Any:
+        """Draws the figures with their 95% intervals and returns the Matplotlib figure."""
+        of = lambda **rows: {name.replace("_", " "): value for name, value in rows.items() if value is not None}
+        regret = (
+            {}
+            if self.regret is None
+            else of(regret=self.regret.total, from_sampling=self.regret.sampling, from_the_basis=self.regret.basis)
+        )
+        slopes = {"gradient of F": self.gradient_norm, "gradient of F_Phi": self.reduced_gradient_norm}
+        slopes |= of(their_difference=self.hypergradient_gap)
+        errors = of(policy=self.policy_error, adjoint=self.adjoint_error, sensitivity=self.sensitivity_error)
+        groups = {"regret, in units of the objective": regret, "norms of gradients": slopes, "squared errors": errors}
+        objective = "" if self.objective is None else f", F = {self.objective.words(4)}"
+        title = f"Certificate, {self.mode} mode, {self.samples} samples{objective}"
+        return plot_estimates(title + ("; unresolved: nothing is promised" if self.unresolved else ""), groups)
+
+    def _repr_html_(self) -> str:
+        return html_block(self.title, self.rows(), filter(None, (*self._constraints(), *self._warnings())))
 
 
-def _about_regret(found: Certificate) -> list[str]:
+def _about_regret(found: Certificate) -> list[tuple[str, str]]:
     """What is at stake, in units of the objective and of ``x``."""
-    lines = [] if found.objective is None else [f"  {'objective F':<24} {found.objective.words(4)}"]
+    rows = [] if found.objective is None else [("objective F", found.objective.words(4))]
     if found.regret is None:
-        return lines
+        return rows
     total, share, size = found.regret.total, "", 0.0
     if found.objective is not None and float(found.objective):
         size = abs(float(found.objective))
         share = f", at most {100 * total.high / size:.2g}% of F"
-    lines.append(f"  {'regret':<24} {total!r}{share}")
-    lines.append(f"  {'  from sampling':<24} {found.regret.sampling.beyond_rounding(size)!r}")
+    rows.append(("regret", f"{total!r}{share}"))
+    rows.append(("  from sampling", repr(found.regret.sampling.beyond_rounding(size))))
     if found.regret.basis is not None:
-        lines.append(f"  {'  from the basis':<24} {found.regret.basis.beyond_rounding(size)!r}")
+        rows.append(("  from the basis", repr(found.regret.basis.beyond_rounding(size))))
     steps = zip(found.names, found.regret.step, found.regret.step_error, strict=True)
     shown = [f"{name} {move:+.2g} +- {error:.2g}" for name, move, error in steps]
     more = f", ... and {len(shown) - _MOST_LISTED} more" if len(shown) > _MOST_LISTED else ""
-    lines.append(f"  {'from x to the minimum':<24} {', '.join(shown[:_MOST_LISTED])}{more}")
-    return lines
+    return [*rows, ("from x to the minimum", f"{', '.join(shown[:_MOST_LISTED])}{more}")]

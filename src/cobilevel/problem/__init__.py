@@ -25,6 +25,8 @@ from .domain import Finite as Finite
 from .domain import Interval as Interval
 from .endless import Periodic as Periodic
 from .endless import Unbounded as Unbounded
+from .frames import Frame as Frame
+from .frames import is_frame as is_frame
 from .known_parts import known_parts as known_parts
 from .mixed import Mixed as Mixed
 from .mixed import never_seen as never_seen
@@ -35,6 +37,7 @@ from .precision import double as double
 from .precision import in_double as in_double
 from .precision import kept_digits as kept_digits
 from .problem import Problem as Problem
+from .propose import domain_of as domain_of
 from .smoothing import Smoothing as Smoothing
 from .standard_form import Constrained as Constrained
 from .standard_form import Form as Form

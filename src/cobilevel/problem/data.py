@@ -23,6 +23,7 @@ from ..programs import arithmetic, put, rows_at
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .columns import context_count, contexts_of, require_contexts
 from .distributions import Distribution
+from .frames import ReadsFrames
 from .precision import Held, cast
 from .traced import Sampler
 
@@ -103,7 +104,7 @@ def _cast_leaf(path: tuple, leaf: Any, dtype: Any) -> Any:
     return cast(leaf, dtype, path_name("samples", path)) if own and hasattr(leaf, "dtype") else leaf
 
 
-class Samples(Level):
+class Samples(Level, ReadsFrames):
     """Joint samples of context and noise, one per row.
 
     **Arguments:**

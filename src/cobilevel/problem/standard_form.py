@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .constraint import Constraint
 from .data import Level, Samples
+from .mixed import Unpacked
 from .problem import Problem
 from .smoothing import SHARE, Smoothing, smoothing_for
 from .traced import Traced, first_derivatives, trace_objective
@@ -118,8 +119,8 @@ def form_of(problem: Problem) -> Form:
     if form.right is None:
         return form
     right, middle = form.right, problem.domain.place(jnp.zeros(problem.domain.dimension))
-    args = (problem.x0, None, middle, None)
-    return replace(form, right=_Right(trace_objective(lambda x, u, xi, eta: right(x, xi), args, first_derivatives)))
+    args, stated = (problem.x0, None, middle, None), Unpacked(lambda x, u, xi, eta: right(x, xi), problem.domain)
+    return replace(form, right=_Right(trace_objective(stated, args, first_derivatives)))
 
 
 def standard_form(problem: Problem, level: Level) -> tuple[Problem, Constrained]:
@@ -131,7 +132,8 @@ def standard_form(problem: Problem, level: Level) -> tuple[Problem, Constrained]
     example = level.example(min(_CHECKED, level.count or _CHECKED))
     slacks, names = Slacks(problem.constraints, form), _names(problem, example)
     one = jax.tree.map(lambda a: np.asarray(a)[0], (example.xi, example.eta))
-    trace = lambda function: trace_objective(function, (problem.x0, free.y0, *one), first_derivatives)
+    seen_by = lambda function: Unpacked(function, problem.domain)
+    trace = lambda function: trace_objective(seen_by(function), (problem.x0, free.y0, *one), first_derivatives)
     upper, lower = Stated(problem.upper, form), Stated(problem.lower, form)
     seen, objective = trace(lambda x, u, xi, eta: slacks(x, u, xi)), trace(lower)
     smoothing = problem.smoothing if names else None
@@ -183,7 +185,9 @@ def _check_consistent(problem: Problem, form: Form, rows: Samples) -> None:
         return
     A = np.concatenate([part[0] for one in problem.constraints if (part := one.equalities(problem.y0)) is not None])
     xi = rows.xi[:_CHECKED]
-    values = np.asarray(jax.vmap(lambda context: right(problem.x0, context))(jnp.asarray(xi)), float)
+    values = np.asarray(
+        jax.vmap(lambda context: right(problem.x0, problem.domain.unpack(context)))(jnp.asarray(xi)), float
+    )
     missed = values - values @ (A @ np.asarray(form.inverse, float)).T
     bad = ~np.isfinite(values).all(axis=1)
     bad |= np.abs(missed).max(axis=1) > _CONTRADICTS * (1e-300 + np.abs(values).max(axis=1))
@@ -202,7 +206,8 @@ def _names(problem: Problem, rows: Samples) -> list[str]:
     y = problem.y0
     for one in problem.constraints:
         try:
-            shape = eqx.filter_eval_shape(lambda x, y, xi, one=one: one.slack(x, y, xi), problem.x0, y, xi)
+            slack = lambda x, y, xi, one=one: one.slack(x, y, problem.domain.unpack(xi))
+            shape = eqx.filter_eval_shape(slack, problem.x0, y, xi)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             hint = ""

@@ -144,6 +144,10 @@ class Reduced(Bilevel):
         """Coefficients of the basis, from those of this problem, which may be whitened."""
         return W if self.coordinates is None else self.coordinates.restore(W)
 
+    def enter(self, W: PyTree) -> PyTree:
+        """Coefficients of this problem, which may be whitened, from those of the basis."""
+        return W if self.coordinates is None else self.coordinates.enter(W)
+
     def features(self, xi: Array) -> Float[Array, "... N"]:
         """The features in the coordinates of this problem."""
         if self.coordinates is None:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..answer import COLOURS, DOTS, DPI, tidy
 from ..problem import Samples
 
-_COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#edae49", "#a0a0a0", "#5c5c5c", "#6a4c93", "#00798c")
-_DOTS = 400  # observations shown: more would hide the curves
 _LEAST_ERROR = 1e-12  # drawn on a logarithmic axis
-_DPI = 150
 
 
 def policy_figure(
@@ -37,21 +35,20 @@ def policy_figure(
     left, right = figure.subplots(1, 2)
     policy, exact = policies[shown]
     for k, label in enumerate(labels):
-        colour = _COLOURS[k]
-        observed = np.asarray(samples.eta)[:_DOTS, k]
-        left.plot(np.asarray(samples.xi)[:_DOTS], observed, ".", ms=3, color=colour, alpha=0.25, mew=0)
+        colour = COLOURS[k]
+        observed = np.asarray(samples.eta)[:DOTS, k]
+        left.plot(np.asarray(samples.xi)[:DOTS], observed, ".", ms=3, color=colour, alpha=0.25, mew=0)
         left.plot(contexts, exact[:, k], color=colour, lw=3.5, alpha=0.35, label=f"{label}, exact")
         left.plot(contexts, policy[:, k], color=colour, lw=1.4, ls="--", label=f"{label}, policy")
     left.set(xlabel=context_label, ylabel=policy_label, title=f"Policy of {shown}, exact {policy_label}s, observations")
     left.legend(frameon=False)
     for k, (name, (policy, exact)) in enumerate(policies.items()):
         error = np.linalg.norm(policy - exact, axis=1)
-        right.semilogy(contexts, np.maximum(error, _LEAST_ERROR), color=_COLOURS[k % len(_COLOURS)], lw=1.2, label=name)
+        right.semilogy(contexts, np.maximum(error, _LEAST_ERROR), color=COLOURS[k % len(COLOURS)], lw=1.2, label=name)
     right.set(xlabel=context_label, ylabel=f"error of the {policy_label}s", title="Where each basis errs")
     right.legend(frameon=False, ncols=3, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
+    tidy(left, right)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path, dpi=DPI)
     return path

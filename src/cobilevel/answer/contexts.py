@@ -1,0 +1,137 @@
+"""Contexts coordinate by coordinate: how each is called, which values it takes, and how they make up a context."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame
+
+_FAR_OUT = 0.9  # how far out, on the reference interval, a domain without ends is shown: about twice its scale
+_SHORT = 4  # digits of a number in a label
+
+
+@dataclass(frozen=True)
+class ContextAxis:
+    """One coordinate of the contexts: its name, and the domain it lies in alone."""
+
+    name: str
+    part: Domain
+
+    @property
+    def finite(self) -> bool:
+        """Whether it takes finitely many values."""
+        return isinstance(self.part, Finite)
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The strings that its values stand for, if they do."""
+        return self.part.labels if isinstance(self.part, Finite) else None
+
+    def has(self, values: Any) -> np.ndarray:
+        """Whether values belong to the domain."""
+        rows: Any = np.atleast_1d(np.asarray(values, float))
+        return np.asarray(self.part.contains(rows), bool).reshape(np.shape(values))
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values, where they are finitely many: of strings, their positions."""
+        part: Any = self.part
+        return np.asarray(part.values, float)
+
+    def along(self, count: int) -> np.ndarray:
+        """So many values from one end to the other."""
+        part: Any = self.part
+        end = 1.0 if np.all(np.isfinite(part.bounds)) else _FAR_OUT
+        return np.asarray(part.place(np.linspace(-end, end, count)[:, None]), float)
+
+    def label(self, value: Any) -> str:
+        """One value in words: strings as they are, numbers short."""
+        if self.labels is not None:
+            return self.labels[round(float(value))]
+        return ", ".join(f"{number:.{_SHORT}g}" for number in np.atleast_1d(value))
+
+    def codes(self, column: Any) -> np.ndarray:
+        """A column as numbers; strings by their position, NaN where the domain does not have them."""
+        array = np.asarray(column)
+        if array.dtype.kind not in "OUT":
+            return array
+        known: dict[str, int] = {label: place for place, label in enumerate(self.labels or ())}
+        return np.array([known.get(str(item), np.nan) for item in array.ravel()]).reshape(array.shape)
+
+    def words(self, codes: np.ndarray) -> np.ndarray:
+        """The way back: strings where the domain has them; empty outside."""
+        if self.labels is None:
+            return codes
+        inside = self.has(codes)
+        return np.where(inside, np.asarray(self.labels)[np.where(inside, codes, 0).astype(int)], "")
+
+
+def axes_of(domain: Domain) -> list[ContextAxis]:
+    """The coordinates of contexts: by name where the domain has names, else ``xi``, or ``xi[0]``, ``xi[1]``."""
+    if isinstance(domain, Mixed):
+        return [ContextAxis(name, part) for name, part in domain.parts.items()]
+    if isinstance(domain, Box):
+        return [
+            ContextAxis(f"xi[{j}]", Interval(*ends)) for j, ends in enumerate(zip(domain.lo, domain.hi, strict=True))
+        ]
+    return [ContextAxis("xi", domain)]
+
+
+def from_coordinates(domain: Domain, columns: Sequence[Any]) -> np.ndarray:
+    """Contexts from their coordinates, one array each."""
+    return np.stack(np.broadcast_arrays(*columns), axis=-1) if domain.shape and len(columns) > 1 else columns[0]
+
+
+def coordinates_of(domain: Domain, xi: Any) -> np.ndarray:
+    """Contexts of a data set, one coordinate a column."""
+    packed: Any = np.asarray(domain.pack(xi, "samples: xi"), float)
+    return domain.coordinates(packed)  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True)
+class ContextRows:
+    """A list of contexts: as the library has them, and as columns to show; `frame`: what they came in, if in one."""
+
+    xi: np.ndarray
+    columns: dict[str, np.ndarray]
+    frame: Frame | None = None
+
+
+def context_rows(domain: Domain, contexts: Any, caller: str) -> ContextRows:
+    """Contexts as an array, a dict of columns or a data frame, one a row; what the domain does not know is NaN."""
+    axes = axes_of(domain)
+    if len(axes) < domain.dimension:  # vectors of which there are finitely many
+        axes = [ContextAxis(f"xi[{j}]", domain) for j in range(domain.dimension)]
+    named = isinstance(domain, Mixed)
+    if is_frame(contexts):
+        frame = Frame(contexts, caller)
+        names = [axis.name for axis in axes] if named else frame.names
+        frame.require(names, "the domain")
+        columns = {name: frame.column(name).values for name in names}
+        return ContextRows(_from_columns(domain, axes, columns, caller), columns, frame)
+    if isinstance(contexts, Mapping):
+        columns = {name: np.atleast_1d(np.asarray(column)) for name, column in contexts.items()}
+        chosen = {axis.name: columns[axis.name] for axis in axes if axis.name in columns} if named else columns
+        return ContextRows(_from_columns(domain, axes, chosen, caller), columns)
+    array = np.asarray(contexts)
+    array = axes[0].codes(array) if array.dtype.kind in "OUT" else array
+    if array.shape[array.ndim - len(domain.shape) :] != domain.shape:
+        raise ValueError(f"{caller}: contexts of {domain!r} end in shape {domain.shape}, got {array.shape}.")
+    rows = array.reshape(-1, *domain.shape)
+    parts: Any = domain.coordinates(rows)  # pyright: ignore[reportArgumentType]
+    return ContextRows(rows, {axis.name: axis.words(parts[:, j]) for j, axis in enumerate(axes)})
+
+
+def _from_columns(domain: Domain, axes: list[ContextAxis], columns: dict[str, np.ndarray], caller: str) -> np.ndarray:
+    """Contexts from columns that are in the order of the coordinates."""
+    if len(columns) != len(axes):
+        wanted = ", ".join(repr(axis.name) for axis in axes)
+        raise ValueError(
+            f"{caller}: contexts of {domain!r} have {len(axes)} column{'s'[: len(axes) != 1]} ({wanted}), got "
+            f"{len(columns)}: {', '.join(map(repr, columns))}. Pass the contexts alone."
+        )
+    coded = [axis.codes(column) for axis, column in zip(axes, columns.values(), strict=True)]
+    table = np.stack(np.broadcast_arrays(*[column.astype(float) for column in coded]), axis=-1)
+    return table if domain.shape else table[:, 0]

@@ -1,0 +1,305 @@
+"""Columns out of a data frame, each read by what it holds, and results back into a frame of the same library.
+
+pandas, polars and, through narwhals, others: a library is imported only where the user's own object comes from it.
+"""
+
+import difflib
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_FILLS = {"boolean": (False, bool), "whole": (np.nan, int), "number": (np.nan, float), "text": ("", str)}
+_LISTED = 3  # values of a column that a message shows
+_TEXT = ("string", "empty", "categorical")  # what pandas calls columns of objects that are categories
+_NAMED = {"boolean": "boolean", "integer": "whole", "floating": "number", "decimal": "number"}
+_NAMED |= {"mixed-integer-float": "number", "integer-na": "whole"} | dict.fromkeys(_TEXT, "text")
+_NAMED |= dict.fromkeys(("datetime", "datetime64", "date", "time", "timedelta", "timedelta64", "period"), "time")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its `kind` is boolean, whole, number, text, time or other; `missing` says where there is no value."""
+
+    name: Any
+    kind: str
+    values: np.ndarray
+    missing: np.ndarray
+    category: bool = False
+
+    def some(self) -> str:
+        """A few of its values, in words."""
+        seen = list(dict.fromkeys(str(value) for value in self.values[~self.missing][: 100 * _LISTED]))
+        return ", ".join(map(repr, seen[:_LISTED])) + (", ..." if len(seen) > _LISTED else "")
+
+
+def is_frame(value: Any) -> bool:
+    """Whether something is a data frame, of whatever library."""
+    if _library_of(value) or hasattr(value, "__dataframe__") or hasattr(value, "__narwhals_dataframe__"):
+        return True
+    return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns")
+
+
+def _library_of(value: Any) -> str:
+    """The package that an object's class, or one that it derives from, comes from, of those that are known here."""
+    kinds = [kind for kind in type(value).__mro__ if kind.__name__ in ("DataFrame", "LazyFrame")]
+    homes = [kind.__module__.partition(".")[0] for kind in kinds]
+    return next((home for home in homes if home in ("pandas", "polars", "narwhals")), "")
+
+
+class Frame:
+    """A data frame, seen through the few things that are asked of one.
+
+    `native` is the user's object; `names` are its columns, `library` is pandas, polars or narwhals.
+    """
+
+    def __init__(self, frame: Any, caller: str):
+        self.native, self.caller = frame, caller
+        self.library = _library_of(frame) or "narwhals"
+        if not is_frame(frame):
+            raise TypeError(
+                f"{caller}: needs a data frame, of pandas or polars, got {type(frame).__name__}. Arrays go to "
+                "cb.Samples(xi, eta) as they are."
+            )
+        if type(frame).__name__ == "LazyFrame":
+            raise TypeError(f"{caller}: this frame is lazy and holds no rows yet; pass frame.collect().")
+        self.tool: Any = sys.modules.get(self.library)
+        self.frame = frame
+        if self.library == "narwhals":
+            self.tool = _narwhals(frame, caller)
+            self.frame = self.tool.from_native(frame, eager_only=True)
+        self.names = list(self.frame.columns)
+        if getattr(self.frame.columns, "nlevels", 1) > 1:
+            raise ValueError(f"{caller}: the columns have names of several levels; flatten them to one name each.")
+        twice = [name for name in dict.fromkeys(self.names) if self.names.count(name) > 1]
+        if twice:
+            raise ValueError(f"{caller}: the frame has more than one column named {twice[0]!r}; rename them.")
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def require(self, names: list, argument: str) -> None:
+        """Raises where a name is no column, and says which is close to it."""
+        for name in names:
+            if name not in self.names:
+                close = difflib.get_close_matches(str(name), map(str, self.names), 2)
+                meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+                raise ValueError(
+                    f"{self.caller}: {argument} names {name!r}, which is no column of the frame.{meant} Its columns "
+                    f"are {', '.join(map(repr, self.names))}."
+                )
+
+    def column(self, name: Any) -> Column:
+        """One column, read by its dtype; columns of Python objects by what these are."""
+        read = _pandas_column if self.library == "pandas" else _polars_column
+        return read(self.tool, self.frame[name], name)
+
+    def without_missing(self, columns: list[Column]) -> str:
+        """The code that drops the rows in which one of these columns has no value."""
+        names = [column.name for column in columns]
+        if self.library == "pandas":
+            return f"df.dropna(subset={names!r})"
+        floats = [column.name for column in columns if column.kind == "number"] if self.library == "polars" else []
+        return f"df.drop_nulls({names!r})" + (f".drop_nans({floats!r})" if floats else "")
+
+    def codes(self, name: Any) -> str:
+        """The code that numbers the categories of a column."""
+        by_polars = f"df[{name!r}].cast(polars.Categorical).to_physical()"
+        return f"df[{name!r}].astype('category').cat.codes" if self.library == "pandas" else by_polars
+
+    def clock(self, name: Any) -> tuple[str, str]:
+        """The code for the hours since the first time in a column, and for the hour of the day."""
+        column, called = f"df[{name!r}]", "" if self.library == "pandas" else "()"
+        return f"({column} - {column}.min()).dt.total_seconds() / 3600", f"{column}.dt.hour{called}"
+
+    def with_results(self, names: list, results: dict[str, np.ndarray]) -> Any:
+        """The columns of these names as they are, and the results after them, in a frame of the same library."""
+        if self.library == "pandas":
+            return self.frame[names].assign(**results)
+        series = self.tool.Series if self.library == "polars" else self.tool.new_series
+        where = {} if self.library == "polars" else {"backend": self.frame.implementation}
+        found = self.frame.select(names).with_columns(*(series(name, v, **where) for name, v in results.items()))
+        return found if self.library == "polars" else self.tool.to_native(found)
+
+
+def _narwhals(frame: Any, caller: str) -> Any:
+    """narwhals, which knows frames of other libraries."""
+    try:
+        return importlib.import_module("narwhals")
+    except ModuleNotFoundError as error:
+        raise TypeError(
+            f"{caller}: a {type(frame).__module__}.{type(frame).__name__} is read through narwhals, which is not "
+            "installed: pip install narwhals, or convert it to a data frame of pandas or polars."
+        ) from error
+
+
+def _pandas_column(pandas: Any, series: Any, name: Any) -> Column:
+    missing, category = np.asarray(series.isna(), bool), isinstance(series.dtype, pandas.CategoricalDtype)
+    present = series[~missing]
+    present = present.astype(present.cat.categories.dtype) if category else present
+    kind = _NAMED.get(pandas.api.types.infer_dtype(present, skipna=True), "other")
+    return _read_column(name, kind, present.to_numpy(), missing, category)
+
+
+def _polars_column(tool: Any, series: Any, name: Any) -> Column:
+    """Of polars, and of narwhals, whose names are the same."""
+    dtype, missing = series.dtype, series.is_null().to_numpy().astype(bool)
+    category = dtype in (tool.Categorical, tool.Enum)
+    if category or dtype == tool.String:
+        kind = "text"
+    elif dtype == tool.Boolean:
+        kind = "boolean"
+    elif dtype.is_numeric():
+        kind = "whole" if dtype.is_integer() else "number"
+    else:
+        kind = "time" if dtype.is_temporal() else "text" if missing.all() else "other"
+    if kind == "number" and dtype.is_float():
+        missing = missing | series.is_nan().fill_null(True).to_numpy().astype(bool)
+    objects = lambda: np.array([*series.to_list(), None], dtype=object)[:-1]  # also of lists, as they are
+    plain = kind in _FILLS and kind != "text" and not missing.any()
+    return _read_column(name, kind, series.to_numpy() if plain else objects()[~missing], missing, category)
+
+
+def _read_column(name: Any, kind: str, present: np.ndarray, missing: np.ndarray, category: bool) -> Column:
+    """A column from the values it has; where it has none stands what no number or category is."""
+    if kind not in _FILLS:
+        objects = np.full(len(missing), None, object)
+        objects[~missing] = present
+        return Column(name, kind, objects, missing, category)
+    fill, dtype = _FILLS[kind]
+    if kind == "whole" and missing.any():
+        dtype = float
+    if present.dtype.kind not in np.dtype(dtype).kind + ("u" if dtype is int else ""):
+        present = present.astype(dtype)
+    values = np.full(len(missing), fill if missing.any() else 0, present.dtype)
+    values[~missing] = present
+    return Column(name, kind, values, missing, category)
+
+
+class ReadsFrames:
+    """Data with contexts, noise and weights that can be read out of a data frame."""
+
+    @classmethod
+    def from_frame(cls: Any, frame: Any, context: Any, eta: Any = None, weights: Any = None) -> Any:
+        """Joint samples out of a data frame of pandas or polars (or one that narwhals knows), one per row.
+
+        **Arguments:**
+
+        - `context`: the name of a column, for an ``Interval`` or a ``Finite`` domain; or a list of names, for a
+          ``Mixed`` domain (or a ``Box``, in this order). Text, categories and booleans belong to ``Finite``.
+        - `eta`: the name of a column, or a list: then ``f`` and ``g`` find it by name, ``eta["demand"]``.
+        - `weights`: the name of a column, optional.
+
+        Whole numbers become floats in contexts and stay whole in `eta`; booleans become 0 and 1. Missing values, text
+        in `eta`, and dates are refused, with what to do.
+        """
+        return cls(*frame_columns(frame, context, eta, weights, f"{cls.__name__}.from_frame"))
+
+
+def frame_columns(frame: Any, context: Any, eta: Any, weights: Any, caller: str) -> tuple[Any, Any, Any]:
+    """Contexts, noise and weights by the names of their columns: one name gives an array, a list a dict by name."""
+    held, roles = Frame(frame, caller), {"context": context, "eta": eta, "weights": weights}
+    found = _checked_columns(held, roles)
+    read = {
+        role: {c.name: (_context_column if role == "context" else _noise_column)(held, c, role) for c in columns}
+        for role, columns in found.items()
+    }
+    contexts, noise, weight = (
+        table if isinstance(roles[role], list | tuple) else next(iter(table.values()), None)
+        for role, table in read.items()
+    )
+    return contexts, noise, weight
+
+
+def frame_contexts(frame: Any, context: Any, caller: str) -> dict[Any, Column]:
+    """The columns of the contexts, by name."""
+    held = Frame(frame, caller)
+    (columns,) = _checked_columns(held, {"context": context}).values()
+    for column in columns:
+        _refuse_times(held, column, "context")
+    return {column.name: column for column in columns}
+
+
+def _checked_columns(held: Frame, roles: dict[str, Any]) -> dict[str, list[Column]]:
+    """The columns that each argument names; raises where one is not there, is named twice, or lacks values."""
+    named = {role: _as_names(names, held, role) for role, names in roles.items()}
+    _one_role_each(named, held.caller)
+    if not named["context"]:
+        raise ValueError(f"{held.caller}: context must name at least one column, got {roles['context']!r}.")
+    if isinstance(roles.get("weights"), list | tuple):
+        raise TypeError(f"{held.caller}: weights must name one column, got {roles['weights']!r}.")
+    if not len(held):
+        raise ValueError(f"{held.caller}: the frame has no rows: at least one sample is needed.")
+    found = {role: [held.column(name) for name in names] for role, names in named.items()}
+    _none_missing(held, found)
+    return found
+
+
+def _as_names(names: Any, held: Frame, argument: str) -> list:
+    """What an argument names, as a list of columns that there are."""
+    if names is None:
+        return []
+    listed = list(names) if isinstance(names, list | tuple) else [names]
+    held.require(listed, argument)
+    return listed
+
+
+def _one_role_each(named: dict[str, list], caller: str) -> None:
+    uses = [(name, role) for role, names in named.items() for name in names]
+    for name in dict.fromkeys(name for name, _ in uses):
+        roles = [role for used, role in uses if used == name]
+        if len(roles) > 1:
+            both = len(set(roles)) > 1
+            where = f"in {' and in '.join(dict.fromkeys(roles))}" if both else f"twice in {roles[0]}"
+            remedy = " The functions get contexts as xi anyhow." if "context" in roles and both else ""
+            raise ValueError(f"{caller}: the column {name!r} is named {where}, and may be named once.{remedy}")
+
+
+def _none_missing(held: Frame, found: dict[str, list[Column]]) -> None:
+    roles = [(column, role) for role, columns in found.items() for column in columns if column.missing.any()]
+    if not roles:
+        return
+    lacking = [column for column, _ in roles]
+    counts = ", ".join(f"{column.missing.sum()} in {column.name!r} ({role})" for column, role in roles)
+    rows = int(np.sum(np.any([column.missing for column in lacking], axis=0)))
+    raise ValueError(
+        f"{held.caller}: missing values, {counts}; {rows} of {len(held)} rows have one. Drop these rows, "
+        f"{held.without_missing(lacking)}, or fill the values in."
+    )
+
+
+def _context_column(held: Frame, column: Column, role: str) -> np.ndarray:
+    """A context: whole numbers and booleans as floats, text as it is, to be matched with the values of a Finite."""
+    _refuse_times(held, column, role)
+    if column.kind == "text":
+        return column.values
+    return column.values if column.kind == "number" else column.values.astype(float)
+
+
+def _noise_column(held: Frame, column: Column, role: str) -> np.ndarray:
+    """Noise, or weights: numbers; whole ones stay whole (they may be codes), booleans are 0 and 1."""
+    _refuse_times(held, column, role)
+    if column.kind == "text":
+        raise TypeError(
+            f"{held.caller}: the {role} column {column.name!r} holds text ({column.some()}) where numbers are needed. "
+            f"Make it a context, context=[..., {column.name!r}] with cb.Finite as its domain, or number it, "
+            f"{held.codes(column.name)}; text that reads as numbers must be converted first."
+        )
+    return column.values.astype(float) if column.kind == "boolean" or role == "weights" else column.values
+
+
+def _refuse_times(held: Frame, column: Column, role: str) -> None:
+    if column.kind == "time":
+        since, hour = held.clock(column.name)
+        raise TypeError(
+            f"{held.caller}: the {role} column {column.name!r} holds dates or times ({column.some()}), which must be "
+            f"encoded as numbers: the hours since the first, {since}; or the hour of the day, {hour}, with "
+            "cb.Periodic(0, 24) as its domain."
+        )
+    if column.kind == "other":
+        raise TypeError(
+            f"{held.caller}: the {role} column {column.name!r} holds values that are neither numbers nor text of one "
+            f"kind ({column.some()}). Convert it, or split it into columns of numbers."
+        )

@@ -1,0 +1,98 @@
+"""The policy as a table: a frame comes back as one of its library, anything else as columns."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+
+XI = np.linspace(0.0, 1.0, 20)
+DAYS = ["mon", "tue", "sun"]
+MIXED = cb.Mixed(weather=cb.Interval(0.0, 1.0), day=cb.Finite(DAYS))
+
+
+def lifted(domain, xi, y0, W, basis):
+    """A solution with coefficients of our own, so that its policy is known."""
+    problem = cb.Problem(lambda x, y, xi, eta: x**2, lambda x, y, xi, eta: x**2, x0=1.0, y0=y0, domain=domain)
+    reduced = cb.reduce(problem, basis, cb.Samples(xi))
+    return reduced.lift(reduced.x0, W)
+
+
+@pytest.fixture(scope="module")
+def line():
+    """``y = 1 + 2 xi`` and ``y = 3 - xi`` in two components."""
+    basis = cb.Features(lambda xi: jnp.stack([jnp.ones_like(xi), xi]), 2)
+    W = jnp.array([[1.0, 3.0], [2.0, -1.0]])
+    return lifted(cb.Interval(0.0, 1.0), XI, jnp.zeros(2), W, basis)
+
+
+@pytest.fixture(scope="module")
+def by_day():
+    """``stock = weather + 10 day`` with days counted from 0."""
+    basis = cb.Features(lambda xi: jnp.stack([xi["weather"], xi["day"].astype(xi["weather"].dtype)]), 2)
+    xi = {"weather": XI, "day": np.resize(DAYS, 20)}
+    return lifted(MIXED, xi, {"stock": jnp.zeros(())}, {"stock": jnp.array([1.0, 10.0])}, basis)
+
+
+def test_arrays_give_columns(line):
+    found = line.table([0.0, 0.5, 1.5])
+    assert list(found) == ["xi", "y[0]", "y[1]", "in_domain"]
+    np.testing.assert_allclose(found["y[0]"], [1.0, 2.0, np.nan])
+    np.testing.assert_allclose(found["y[1]"], [3.0, 2.5, np.nan])
+    np.testing.assert_array_equal(found["in_domain"], [True, True, False])
+    assert len(line.table(0.5)["xi"]) == 1
+    with pytest.raises(ValueError, match=r"1 column .*got 2"):
+        line.table({"a": [0.1], "b": [0.2]})
+
+
+def test_dicts_and_names(by_day, line):
+    found = by_day.table({"weather": [0.5, 0.25, 2.0], "day": ["tue", "holiday", "mon"]})
+    assert list(found) == ["weather", "day", "stock", "in_domain"]
+    np.testing.assert_allclose(found["stock"], [10.5, np.nan, np.nan])
+    np.testing.assert_array_equal(found["in_domain"], [True, False, False])
+    np.testing.assert_array_equal(found["day"], ["tue", "holiday", "mon"])
+    same = by_day.table(np.array([[0.5, 1.0], [0.25, 7.0]]))
+    np.testing.assert_array_equal(same["day"], ["tue", ""])
+    np.testing.assert_allclose(same["stock"], [10.5, np.nan])
+    clash = line.table({"y[0]": [0.5]})
+    assert list(clash) == ["y[0]", "policy y[0]", "y[1]", "in_domain"]
+
+
+@pytest.mark.parametrize("name", ["pandas", "polars", "narwhals"])
+def test_frames_come_back_in_their_library(name, by_day, line):
+    library = pytest.importorskip("polars" if name == "narwhals" else name)
+    columns = {"more": [1, 2, 3], "day": ["sun", "holiday", None], "weather": [0.5, 0.5, 0.5]}
+    frame = library.DataFrame(columns)
+    given = pytest.importorskip("narwhals").from_native(frame) if name == "narwhals" else frame
+    found = by_day.table(given)
+    assert type(found) is library.DataFrame
+    assert list(found.columns) == ["weather", "day", "stock", "in_domain"]
+    np.testing.assert_allclose(np.asarray(found["stock"], float), [20.5, np.nan, np.nan])
+    np.testing.assert_array_equal(np.asarray(found["in_domain"]), [True, False, False])
+    assert list(found["day"])[:2] == ["sun", "holiday"]
+    with pytest.raises(ValueError, match=r"the domain names 'weather', .*Did you mean 'wether'"):
+        by_day.table(library.DataFrame({"wether": [0.5], "day": ["sun"]}))
+    with pytest.raises(ValueError, match=r"1 column .*got 3: 'more'"):
+        line.table(frame)
+
+
+def test_pandas_keeps_its_index_and_categories(by_day):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"weather": [0.5, 0.5], "day": pandas.Categorical(["sun", "mon"])}, index=[7, 3])
+    found = by_day.table(frame)
+    assert list(found.index) == [7, 3]
+    assert found["day"].dtype == frame["day"].dtype
+    np.testing.assert_allclose(found["stock"], [20.5, 0.5])
+
+
+def test_boxes_and_vectors_of_a_finite_domain():
+    basis = cb.Features(lambda xi: xi, 2)
+    xi = np.stack([XI, 1 - XI], axis=1)
+    for domain in (cb.Box([0.0, 0.0], [1.0, 1.0]), cb.Finite(xi)):
+        found = lifted(domain, xi, jnp.zeros(()), jnp.array([1.0, 10.0]), basis)
+        for contexts in (xi[:2], {"b": xi[:2, 0], "a": xi[:2, 1]}):
+            table = found.table(contexts)
+            assert list(table)[2:] == ["y", "in_domain"]
+            np.testing.assert_allclose(table["y"], xi[:2] @ [1.0, 10.0])
+            assert table["in_domain"].all()
+        np.testing.assert_array_equal(found.table([[5.0, 0.0]])["in_domain"], [False])
