@@ -223,3 +223,27 @@ def test_what_is_no_constraint_is_refused():
         problem(BOX, smoothing=0.0)
     with pytest.raises(ValueError, match="one row an equality"):
         cb.Equalities(np.ones(3))
+
+
+def test_constraints_see_the_parts_of_a_mixed_context():
+    """Capacity depends on the day, and what must add up on the hour."""
+    domain = cb.Mixed(hour=cb.Interval(0.0, 1.0), day=cb.Finite(["mon", "sun"]))
+    rng = np.random.default_rng(2)
+    xi = {"hour": rng.uniform(size=200), "day": rng.choice(["mon", "sun"], 200)}
+    stated = cb.Problem(
+        lambda x, y, xi, eta: jnp.sum((y - 0.4) ** 2) + 0.1 * x**2,
+        lambda x, y, xi, eta: jnp.sum((y - jnp.stack([x, 0.0])) ** 2),
+        0.5, jnp.full(2, 0.3), domain,
+        constraints=[
+            cb.Equalities([[1.0, 1.0]], lambda x, xi: 0.5 + xi["hour"]),
+            lambda x, y, xi: y[0] - jnp.where(xi["day"] == 0, 0.6, 2.0),
+        ],
+    )  # fmt: skip
+    basis = cb.Components(hour=cb.Chebyshev(12), day=cb.Categorical())
+    found = cb.solve(stated, cb.Samples(xi), basis=basis)
+    hours = np.linspace(0, 1, 50)
+    for day, most in (("mon", 0.6), ("sun", 2.0)):
+        y = np.asarray(found.policy({"hour": hours, "day": np.full(50, day)}))
+        np.testing.assert_allclose(y.sum(axis=1), 0.5 + hours, atol=1e-12)
+        exact = np.minimum((float(found.x) + 0.5 + hours) / 2, most)
+        assert np.mean((y[:, 0] - exact) ** 2) < 1e-4
