@@ -46,12 +46,15 @@ if TYPE_CHECKING:
     from .problem import Finite as Finite
     from .problem import Interval as Interval
     from .problem import Levels as Levels
+    from .problem import Mixed as Mixed
     from .problem import Mixture as Mixture
+    from .problem import Periodic as Periodic
     from .problem import Problem as Problem
     from .problem import Product as Product
     from .problem import Samples as Samples
     from .problem import Stream as Stream
     from .problem import TruncatedNormal as TruncatedNormal
+    from .problem import Unbounded as Unbounded
     from .problem import Uniform as Uniform
     from .programs import keep_programs as keep_programs
     from .solvers import BSA as BSA
@@ -81,7 +84,8 @@ _ROOMS = {
     "iteration": "Cosine PolynomialDecay",
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
     "programs": "keep_programs",
-    "problem": "Box Finite Interval Levels Mixture Problem Product Samples Stream TruncatedNormal Uniform",
+    "problem": "Box Finite Interval Levels Mixed Mixture Periodic Problem Product Samples Stream TruncatedNormal "
+    "Unbounded Uniform",
     "front_door": "reduce solve",
     "solvers": "BSA F2SA HOAG MRBO RSVRB SABA SOBA SPABA STABLE SUSTAIN TTSA VRBO AmIGO FdeHBO Newton StocBiO",
 }

@@ -14,7 +14,7 @@ from .checks import positive, whole
 from .iteration import Job, Solver
 from .judge import rounding_error
 from .keys import as_key, split_key
-from .problem import Data, Problem, Study, precision_for
+from .problem import Data, Problem, Study, never_seen, precision_for
 from .reduction import Reduced, reduce_study
 from .solvers import Newton
 
@@ -70,7 +70,7 @@ def solve(
         chosen = _configured(chosen, batch, study)
         limit = chosen.default_steps if steps is None else whole("steps", steps)
         careful = _careful(problem, samples, study) if basis is None and resume is None and precision is None else None
-        job = Job(study, chosen, for_solver, limit, progress, choices, careful)
+        job = Job(study, chosen, for_solver, limit, progress, choices | _values_unseen(study), careful)
         solution = _dispatch(job, for_basis, basis, resume, tolerance)
         if whole("restarts", restarts, 0):
             solution = solve_again(job, solution, restarts, for_basis)
@@ -89,6 +89,14 @@ def _with_newton(study: Study, key: jax.Array) -> tuple[Study, dict[str, str]]:
         drawn = f"{study.lower.count} samples drawn once from the stream, and the problem solved on them."
         choices["samples"] = drawn
     return study, choices
+
+
+def _values_unseen(study: Study) -> dict[str, str]:
+    """That values of categories were never seen, and what the policy is there."""
+    words = never_seen(study.problem.domain, study.lower.contexts().xi)
+    if not words:
+        return {}
+    return {"contexts": f"never seen: {words}. The policy there is what the others suggest, or y0; not learned."}
 
 
 def _careful(problem: Problem, samples: Data, study: Study) -> Study | None:

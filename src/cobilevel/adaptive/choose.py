@@ -107,7 +107,7 @@ def _of_categories(study: Study, domain: Finite, key: Array, ledger: Ledger) -> 
     seen, count = study.lower.contexts().distinct(), len(domain.values)
     known = None if study.lower.crossed else study.lower.count  # joint samples need not be looked at to be counted
     looked = len(study.lower.look(key).samples) if known is None else min(LOOK_ROWS, known)
-    if _SAMPLES_A_CATEGORY * seen > looked and study.noisy:
+    if _SAMPLES_A_CATEGORY * seen > looked and study.noisy and domain.labels is None:  # strings have no order
         return None
     words = f"Categorical(): a free policy for each of the {count} contexts."
     if seen < count:

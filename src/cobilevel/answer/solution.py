@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, PyTree
+from jaxtyping import Array, PyTree
 
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
@@ -92,8 +92,12 @@ class Solution:
         lo, hi = self.uncertainty.interval
         return like_x(lo, self.x), like_x(hi, self.x)
 
-    def policy(self, xi: ArrayLike) -> PyTree[Array]:
-        """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain."""
+    def policy(self, xi: Any) -> PyTree[Array]:
+        """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain.
+
+        Contexts as in the data: an array, strings, or a dict of columns, among which single values are repeated.
+        """
+        xi = self.basis.domain.pack(xi)
         if self.precise is None or isinstance(xi, Tracer):
             return combine(self.basis(xi), self.W)
         with double():

@@ -42,8 +42,8 @@ class FeatureMap(eqx.Module):
         """``N``, the number of functions."""
         return len(self.constant)
 
-    def __call__(self, xi: ArrayLike) -> Float[Held, "... N"]:
-        xi = jnp.asarray(xi)
+    def __call__(self, xi: Any) -> Float[Held, "... N"]:
+        xi = jnp.asarray(self.domain.pack(xi))
         depth = len(self.domain.shape)
         if xi.shape[xi.ndim - depth :] != self.domain.shape or xi.ndim < depth:
             raise ValueError(f"contexts of {self.domain!r} end in shape {self.domain.shape}, got {xi.shape}.")

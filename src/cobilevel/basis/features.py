@@ -22,7 +22,7 @@ class Features(Basis):
 
     def evaluate(self, domain, xi):
         flat = xi.reshape(-1, *domain.shape)
-        phi = jax.vmap(self.function)(flat)
+        phi = jax.vmap(lambda row: self.function(domain.unpack(row)))(flat)
         if getattr(phi, "shape", None) != (len(flat), self.n):
             shape = getattr(phi, "shape", (None,))[1:]
             raise ValueError(f"Features: function(xi) must return an array of shape ({self.n},), got {shape}.")

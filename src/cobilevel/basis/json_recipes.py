@@ -13,7 +13,22 @@ from .index_sets import IndexSet
 
 
 def domain_to_json(domain: Domain) -> dict[str, Any]:
-    return {"name": type(domain).__name__, **{f.name: getattr(domain, f.name).tolist() for f in fields(domain)}}
+    """A domain in plain words: the class and its fields, those that are not there left out."""
+    named = {part.name: getattr(domain, part.name) for part in fields(domain)}
+    return {
+        "name": type(domain).__name__,
+        **{name: _field_to_json(value) for name, value in named.items() if value is not None},
+    }
+
+
+def _field_to_json(value: Any) -> Any:
+    if isinstance(value, Domain):
+        return domain_to_json(value)
+    return (
+        [_field_to_json(item) for item in value]
+        if isinstance(value, tuple)
+        else getattr(value, "tolist", lambda: value)()
+    )
 
 
 def basis_to_json(basis: Any) -> dict[str, Any]:

@@ -243,7 +243,7 @@ def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = Non
     """
     study = around.study
     domain, xi = study.problem.domain, study.lower.contexts().xi
-    u = np.asarray(domain.reference(domain.snap(xi, study.dtype)), float).reshape(len(xi), -1)
+    u = np.asarray(domain.embedded(domain.snap(xi, study.dtype)), float).reshape(len(xi), -1)
     shares = pool_shares(study.lower)
     if "widths" not in around.held:
         functions = around.solved.W.shape[1]

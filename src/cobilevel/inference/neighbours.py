@@ -143,7 +143,7 @@ class Neighbours:
 def neighbours_of(
     domain: Domain, xi: np.ndarray, u: Float[np.ndarray, "n d"], own: Float[np.ndarray, " n"], functions: int
 ) -> list[Neighbours]:
-    """The neighbours at growing widths; `u`: contexts on the reference cube, `own`: weights of mean one."""
+    """The neighbours at growing widths; `u`: contexts as ``Domain.embedded`` gives them, `own`: weights of mean one."""
     n, rng = len(u), np.random.default_rng(0)
     group, counts = _groups(u)
     if isinstance(domain, Finite) or (len(counts) <= _DISTINCT_SHARE * n and counts.min() > 1):

@@ -19,7 +19,11 @@ from .domain import Box as Box
 from .domain import Domain as Domain
 from .domain import Finite as Finite
 from .domain import Interval as Interval
+from .endless import Periodic as Periodic
+from .endless import Unbounded as Unbounded
 from .known_parts import known_parts as known_parts
+from .mixed import Mixed as Mixed
+from .mixed import never_seen as never_seen
 from .operations import Listing as Listing
 from .operations import Operation as Operation
 from .precision import Precision as Precision

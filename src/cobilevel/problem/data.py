@@ -21,12 +21,12 @@ from ..checks import whole
 from ..keys import as_key, generator, split_key
 from ..programs import arithmetic, put, rows_at
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
+from .columns import context_count, contexts_of, require_contexts
 from .distributions import Distribution
 from .precision import Held, cast
 from .traced import Sampler
 
-LOOK_ROWS = 8192  # joint samples that are looked at closely: to choose or to judge a basis
-LOOK_CONTEXTS = 200  # contexts among them, where each meets all the data
+LOOK_ROWS, LOOK_CONTEXTS = 8192, 200  # joint samples looked at closely, and contexts where each meets all the data
 STREAM_ROWS = 10_000  # drawn once from a stream, where a method needs a finite pool
 CONTEXTS_EACH, SAMPLES_EACH = 2, 8  # asked for each function: distinct contexts; samples, where they are noisy
 
@@ -108,19 +108,19 @@ class Samples(Level):
 
     **Arguments:**
 
-    - `xi`: contexts, shape ``(n,)`` for an ``Interval``, ``(n, d)`` for a ``Box``.
+    - `xi`: contexts, shape ``(n,)`` for an ``Interval``, ``(n, d)`` for a ``Box``; strings, or a dict of columns.
     - `eta`: noise, any pytree of arrays with leading axis ``n`` (or ``None``).
     - `weights`: optional nonnegative weights, shape ``(n,)``; only their ratios matter.
     """
 
-    xi: Shaped[Held, "n ..."] = eqx.field(converter=lambda v: array_of(v, "Samples: xi"))
+    xi: Any = eqx.field(converter=lambda v: contexts_of(v, "Samples: xi"))
     eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Samples: eta"), default=None)
     weights: Float[Held, " n"] | None = eqx.field(
         converter=lambda v: None if v is None else array_of(v, "Samples: weights"), default=None
     )
 
     def __check_init__(self):
-        rows = require_rows(self.xi, "Samples: xi", None)
+        rows = require_contexts(self.xi, "Samples: xi")
         if jax.tree.leaves(self.eta):
             require_rows(self.eta, "Samples: eta", rows)
         if self.weights is None:
@@ -133,7 +133,7 @@ class Samples(Level):
             raise ValueError("Samples: weights must be nonnegative and not all zero.")
 
     def __len__(self) -> int:
-        return len(self.xi)
+        return context_count(self.xi)
 
     @property
     def count(self):
@@ -207,7 +207,7 @@ class Product(Level):
 
     **Arguments:**
 
-    - `contexts`: an array of contexts, or a distribution on the domain (then methods that need a finite pool use its
+    - `contexts`: as for ``Samples``, or a distribution on the domain (then methods that need a finite pool use its
       Gauss quadrature with ``nodes`` nodes per dimension, and methods that draw, draw fresh contexts).
     - `eta`: the data, any pytree of arrays with a common leading axis.
     """
@@ -217,13 +217,13 @@ class Product(Level):
     nodes: int = eqx.field(static=True)
 
     def __init__(self, contexts: Any, eta: PyTree, nodes: int = 64):
-        self.given = contexts if isinstance(contexts, Distribution) else array_of(contexts, "Product: contexts")
+        self.given = contexts if isinstance(contexts, Distribution) else contexts_of(contexts, "Product: contexts")
         self.eta = eta
         self.nodes = nodes
 
     def __check_init__(self):
         if self.law is None:
-            require_rows(self.given, "Product: contexts", None)
+            require_contexts(self.given, "Product: contexts")
         require_rows(self.eta, "Product: eta", None)
         whole("Product: nodes", self.nodes)
 

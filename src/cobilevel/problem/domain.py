@@ -5,6 +5,7 @@ whether a context belongs to it at all.
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +15,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from ..programs import Held, arithmetic, put
 from .array_checks import real_numbers
+from .columns import Strings, contexts_of, listed_values
+from .precision import kept_digits
 
 
 class Domain(eqx.Module):
@@ -61,6 +64,46 @@ class Domain(eqx.Module):
         lo, hi = (xp.asarray(end, u.dtype) for end in self.bounds)
         xi = lo + (hi - lo) * (xp.asarray(u) + 1) / 2
         return put(xi if self.shape else xi[..., 0])
+
+    def pack(self, xi: Any, where: str = "xi") -> Any:
+        """Contexts as a user hands them over, as one array; a dict of columns is taken in its order.
+
+        `where` names them in errors.
+        """
+        if isinstance(xi, Mapping):
+            if len(xi) != self.dimension:
+                raise ValueError(
+                    f"{where} has the columns {listed_values(list(xi))}, but contexts of {self!r} have "
+                    f"{self.dimension}. Give as many, or state them by name: cb.Mixed(weather=cb.Interval(0, 1))."
+                )
+            columns = [self.pack_column(column, f"{where}[{name!r}]") for name, column in xi.items()]
+            if not self.shape:
+                return self.wrap(columns[0])
+            xp = arithmetic(columns)
+            return kept_digits(xp.stack(xp.broadcast_arrays(*map(xp.asarray, columns)), axis=-1))
+        return self.wrap(self.pack_column(xi, where))
+
+    def pack_column(self, xi: Any, where: str) -> Any:
+        """The same for what is no dict."""
+        found = contexts_of(xi, where)
+        if isinstance(found, Strings):
+            raise TypeError(
+                f"{where} holds strings ({listed_values(found.labels)}), but contexts of {self!r} are numbers. For "
+                "categories state the domain as cb.Finite([...]), with all the strings that may occur."
+            )
+        return found
+
+    def wrap(self, xi: Any) -> Any:
+        """Contexts written in the one way in which they are compared: itself, but for domains that repeat."""
+        return xi
+
+    def unpack(self, row: Shaped[Held, "..."]) -> Any:
+        """One context as the user's functions see it."""
+        return row
+
+    def embedded(self, xi: Shaped[Held, "..."]) -> Float[Held, "... k"]:
+        """Coordinates in which contexts that are alike are near, and others are not."""
+        return self.reference(xi)
 
     def _inside_box(self, xi: Shaped[Held, "..."]) -> Bool[Held, "..."]:
         u = self.reference(xi)
@@ -144,9 +187,20 @@ class Box(Domain):
 
 
 class Finite(Domain):
-    """Finitely many contexts: ``values`` has shape ``(m,)`` or ``(m, d)``, one context a row."""
+    """Finitely many contexts: ``values`` has shape ``(m,)`` or ``(m, d)``, one context a row; or they are strings.
 
-    values: Any = eqx.field(converter=lambda v: np.asarray(v))
+    Of strings, a context is the position among them, 0, 1, 2, ...; data and ``policy`` take the strings too.
+    """
+
+    values: Any
+    labels: tuple[str, ...] | None = eqx.field(static=True)
+
+    def __init__(self, values: Any):
+        found = contexts_of(values, "Finite: values")
+        self.labels = tuple(np.asarray(found).ravel().tolist()) if isinstance(found, Strings) else None
+        self.values = np.asarray(values) if self.labels is None else np.arange(len(self.labels))
+        if self.labels is not None and len(set(self.labels)) < len(self.labels):
+            raise ValueError("Finite: values must be distinct; drop the repeated ones (numpy.unique does it).")
 
     def __check_init__(self):
         if self.values.ndim not in (1, 2) or not self.values.size:
@@ -158,6 +212,30 @@ class Finite(Domain):
     @property
     def shape(self):
         return self.values.shape[1:]
+
+    def pack_column(self, xi, where):
+        found = contexts_of(xi, where)
+        if not isinstance(found, Strings):
+            return found
+        if self.labels is None:
+            raise TypeError(
+                f"{where} holds strings ({listed_values(found.labels)}), but {self!r} holds numbers. State it with the "
+                "strings, cb.Finite([...])."
+            )
+        known = {label: place for place, label in enumerate(self.labels)}
+        places = np.array([known.get(label, -1) for label in found.labels])[np.asarray(found.code)]
+        if np.any(places < 0):
+            new = [label for label in found.labels if label not in known]
+            raise ValueError(
+                f"{where} holds {listed_values(new)} in {np.sum(places < 0)} of {places.size} rows, first in row "
+                f"{int(np.argmax(places.ravel() < 0))}; known are {listed_values(self.labels)}. State the domain with "
+                "it, cb.Finite([...]), and solve again; or drop these rows, or put a known value in its place."
+            )
+        return places.astype(np.int32)
+
+    def named(self, place: int) -> str:
+        """One of the values, for a sentence."""
+        return repr(self.labels[place]) if self.labels is not None else str(self.values[place])
 
     @property
     def bounds(self):
@@ -220,4 +298,4 @@ class Finite(Domain):
         return jnp.asarray(values[self.index(xi)])
 
     def __repr__(self):
-        return f"Finite({self.values.tolist()})"
+        return f"Finite({self.values.tolist() if self.labels is None else list(self.labels)})"

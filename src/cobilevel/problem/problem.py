@@ -63,8 +63,8 @@ class Problem(eqx.Module):
             _check_callable(name, function, call)
         if not isinstance(domain, Domain):
             raise TypeError(
-                f"domain must be Interval, Box or Finite, got {type(domain).__name__}. For scalar contexts in [0, 1]: "
-                "cb.Interval(0.0, 1.0)."
+                f"domain must be Interval, Box, Finite, Periodic, Unbounded or Mixed, got {type(domain).__name__}. For "
+                "scalar contexts in [0, 1]: cb.Interval(0.0, 1.0)."
             )
         self.upper, self.lower, self.conditional = upper, lower, conditional
         self.x0, self.y0 = float_tree(x0, "x0"), float_tree(y0, "y0")

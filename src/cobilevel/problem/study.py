@@ -13,10 +13,12 @@ from jaxtyping import Array, PyTree
 
 from ..keys import as_key, split_key
 from ..programs import put
-from .data import Data, Level, Levels, Samples
+from .data import Data, Level, Levels
 from .distributions import Distribution
 from .domain import Domain, Finite
+from .mixed import Mixed, Unpacked, UnpackedDraw, columns_of
 from .noise_dependence import lower_depends_on_noise
+from .packing import contexts_field, packed_level
 from .precision import Precision
 from .problem import Problem
 from .traced import Sampler, Traced, first_derivatives, second_derivatives, trace_objective
@@ -122,11 +124,12 @@ def precision_for(problem: Any, samples: Any, asked: str | None = None, exact: b
 
 def _parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level:
     """The data parsed; their contexts are checked in the precision they came in, and moved onto the domain with it."""
+    level = packed_level(domain, level, where)
     given = level.parsed(None if dtype == np.float64 else dtype)
     _check_contexts(domain, given, where)
     if dtype != np.float64:
         return given
-    field = "xi" if isinstance(given, Samples) else "given"
+    field = contexts_field(level)
     contexts, raised = getattr(given, field, None), level.parsed(dtype)
     if getattr(contexts, "dtype", None) != np.float32:
         return raised
@@ -139,9 +142,19 @@ def _check_contexts(domain: Domain, level: Level, where: str) -> None:
     if xi.shape[1:] != domain.shape:
         wanted = "(n,)" if not domain.shape else f"(n, {domain.dimension})"
         raise ValueError(f"{where} has shape {xi.shape}, but contexts of {domain!r} are given as {wanted}.")
+    for part, column, name in columns_of(domain, xi, where):
+        _check_inside(part, column, name, isinstance(domain, Finite))
+    if level.law is not None:
+        corners = level.law.domain.place(jnp.outer(jnp.array([-1.0, 1.0]), jnp.ones(domain.dimension)))
+        if not bool(jnp.all(domain.contains(corners))):
+            raise ValueError(f"{where}: the distribution lives on {level.law.domain!r}, not inside {domain!r}.")
+
+
+def _check_inside(domain: Domain, xi: Any, where: str, whole: bool) -> None:
+    """Raises where contexts, or one column of them, are not of the domain; `whole` numbers may be as they are."""
     if isinstance(domain, Finite):
         domain.check_distinct()
-    elif not jnp.issubdtype(xi.dtype, jnp.floating):
+    if not whole and not jnp.issubdtype(xi.dtype, jnp.floating):
         raise TypeError(
             f"{where} has dtype {xi.dtype}, but contexts of {domain!r} are floats: convert with .astype(float), or use "
             "cb.Finite(values) if they are categories."
@@ -154,15 +167,13 @@ def _check_contexts(domain: Domain, level: Level, where: str) -> None:
             f"{where}: {np.sum(~inside)} of {len(inside)} contexts lie outside {domain!r}, first in row {first} "
             f"({np.asarray(xi[first])}). {hint}, or drop these rows."
         )
-    if level.law is not None:
-        corners = level.law.domain.place(jnp.outer(jnp.array([-1.0, 1.0]), jnp.ones(domain.dimension)))
-        if not bool(jnp.all(domain.contains(corners))):
-            raise ValueError(f"{where}: the distribution lives on {level.law.domain!r}, not inside {domain!r}.")
 
 
 def _as_of_now(problem: Problem, upper: Level, lower: Level) -> Problem:
     """The problem with its functions traced: what they say now, whatever changes later."""
-    draw, row = problem.conditional, lower.example()
+    draw, row, apart = problem.conditional, lower.example(), isinstance(problem.domain, Mixed)
+    if apart and draw is not None and not isinstance(draw, Sampler):
+        draw = UnpackedDraw(draw, problem.domain)
     return replace(
         problem,
         upper=_objective_as_of_now(problem, "upper", problem.upper, upper, first_derivatives),
@@ -175,10 +186,13 @@ def _objective_as_of_now(problem: Problem, name: str, function: Callable, level:
     """An objective traced; raises where it fails on one sample, or does not return a float."""
     row = level.example()
     xi, eta = jax.tree.map(lambda a: np.asarray(a)[0], (row.xi, row.eta))
+    if isinstance(problem.domain, Mixed) and not isinstance(function, Traced):  # what is traced has been unpacked
+        function = Unpacked(function, problem.domain)
     try:
         found = trace_objective(function, (problem.x0, problem.y0, xi, eta), derivatives)
     except Exception as error:
-        shapes = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", (problem.x0, problem.y0, xi, eta))
+        seen = (problem.x0, problem.y0, problem.domain.unpack(xi), eta)
+        shapes = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", seen)
         hint = ""
         if isinstance(error, jax.errors.JAXTypeError):
             hint = " JAX traces the function: use jax.numpy instead of numpy, and jnp.where instead of if."
