@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from .answer import Result as Result
     from .answer import Solution as Solution
     from .answer import load as load
+    from .basis import Additive as Additive
     from .basis import BSpline as BSpline
     from .basis import Categorical as Categorical
     from .basis import Chebyshev as Chebyshev
+    from .basis import Components as Components
     from .basis import Features as Features
     from .basis import Fourier as Fourier
     from .basis import HyperbolicCross as HyperbolicCross
+    from .basis import Interactions as Interactions
     from .basis import Legendre as Legendre
     from .basis import Listed as Listed
     from .basis import Monomial as Monomial
@@ -78,8 +81,8 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "answer": "Result Solution load",
-    "basis": "BSpline Categorical Chebyshev Features Fourier HyperbolicCross Legendre Listed Monomial Neural "
-    "Orthonormal Partition Snapshot Tensor TotalDegree Union",
+    "basis": "Additive BSpline Categorical Chebyshev Components Features Fourier HyperbolicCross Interactions Legendre "
+    "Listed Monomial Neural Orthonormal Partition Snapshot Tensor TotalDegree Union",
     "diagnosis": "Diagnosis diagnose",
     "iteration": "Cosine PolynomialDecay",
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",

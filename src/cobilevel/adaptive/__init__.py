@@ -1,6 +1,5 @@
 """The basis chosen for you: from the data at one ``x``, grown to a tolerance, or learned from the problem."""
 
-from .choose import basis_of as basis_of
 from .choose import choose_basis as choose_basis
 from .learning import choose_background as choose_background
 from .learning import learn as learn

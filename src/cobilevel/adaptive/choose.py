@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..basis import Basis, BSpline, Categorical, Chebyshev, Listed, Orthonormal
+from ..basis import Basis, BSpline, Categorical, Orthonormal, basis_of
 from ..derivatives import Ledger
-from ..problem import LOOK_ROWS, Finite, Study
+from ..problem import LOOK_ROWS, Finite, Periodic, Study
 from .hunt import Hunt
 from .nested_fits import MOST_COEFFICIENTS, Candidate, NestedFits, Split, by_degree, by_margin
 
@@ -22,12 +22,6 @@ _GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth
 _STABLE = 3  # polynomials are stable up to about the square root of so many times the samples
 _SPLINES_EACH = 1.5  # splines that do what a polynomial does
 _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each a policy of its own
-
-
-def basis_of(members: np.ndarray) -> Basis:
-    """The Chebyshev functions with these multi-indices, whitened."""
-    top = int(members.max()) + 1
-    return Orthonormal(Chebyshev(top) if members.shape[1] == 1 else Chebyshev(top, index=Listed(members.tolist())))
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ class Search:
     def climb(self, x: PyTree, members: np.ndarray, ledger: Ledger, enough: Callable[[list[Candidate]], bool]):
         """Candidates from `members` up until there are enough, or no more; whether a fit failed; the ledger."""
         fits, found = NestedFits(self.study, self.split, ledger), []
-        steps = (by_degree if members.shape[1] == 1 else by_margin)(fits, x, members, self.most)
+        steps = (by_degree if fits.axes.nested else by_margin)(fits, x, members, self.most)
         for candidate in steps if len(self.split.held) >= 2 else ():
             if candidate is None:
                 return found, True, fits.ledger
@@ -82,10 +76,10 @@ class Search:
 def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = None) -> Choice:
     """A basis for these data around the decision ``x``, and the reason in words.
 
-    Chebyshev functions are added while what is left without them stands out of the noise, of the policy or of what
-    moves the decision (``significance``), at ``x`` or at a few points nearby. Never fewer than ``x`` has coordinates,
-    where the samples support so many. `before`: a choice made for the same study with the same key, whose costs count
-    too.
+    The functions natural to each coordinate (``Axes``), and products of them, are added while what is left without
+    them stands out of the noise, of the policy or of what moves the decision (``significance``), at ``x`` or at a few
+    points nearby. Never fewer than ``x`` has coordinates, where the samples support so many. `before`: a choice made
+    for the same study with the same key, whose costs count too.
     """
     domain, ledger = study.problem.domain, Ledger.empty() if before is None else before.ledger
     if isinstance(domain, Finite):
@@ -94,8 +88,9 @@ def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = No
             return found
     hunt = Hunt.on(study, key, ledger) if before is None or before.hunt is None else before.hunt.afresh()
     members, words = hunt.at(x, key)
-    basis, count = basis_of(members), len(members)
-    if domain.dimension == 1 and _STABLE * len(hunt.shares) < count**2:
+    basis, count = basis_of(members, domain), len(members)
+    polynomials = hunt.axes.nested and not isinstance(domain, Periodic)
+    if polynomials and _STABLE * len(hunt.shares) < count**2:
         basis = Orthonormal(BSpline(min(hunt.most, round(_SPLINES_EACH * count))))
         words = f"{words} Splines, since {count} polynomials would be unstable near the ends of the interval."
     tried = (Candidate(members, np.zeros(0), np.zeros(0), np.nan),)

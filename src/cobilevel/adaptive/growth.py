@@ -11,10 +11,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ..basis import TotalDegree, neighbours
+from ..basis import Axes, basis_of
 from ..derivatives import Ledger
-from ..problem import Study
-from .choose import Choice, Search, basis_of
+from ..problem import Domain, Study
+from .choose import Choice, Search
 from .nested_fits import Candidate, NestedFits, Split
 
 LOOK_AROUND = 400  # samples to look around with: a quarter of them, or so many
@@ -45,9 +45,10 @@ class Goal:
         return [self.lost(c.gradient - candidates[-1].gradient) for c in candidates]
 
 
-def first_members(dimension: int) -> np.ndarray:
-    """A few functions to begin with: polynomials of degree 3 on an interval, of degree 2 elsewhere."""
-    return TotalDegree().table(4 if dimension == 1 else 3, dimension)
+def first_members(domain: Domain) -> np.ndarray:
+    """A few functions to begin with: up to level 3 of one coordinate, level 2 of several."""
+    axes = Axes.of(domain)
+    return axes.up_to(3 if axes.nested else 2)
 
 
 def grow_basis(
@@ -75,19 +76,19 @@ def grow_basis(
     pick = next((k for k in range(last + 1) if max(lost[k:]) <= goal.excess), last)
     while pick and len(found[pick].members) > most:
         pick -= 1
-    basis, sizes = basis_of(found[pick].members), [len(c.members) for c in found]
+    basis, sizes = basis_of(found[pick].members, study.problem.domain), [len(c.members) for c in found]
     words = f"{basis!r} loses {lost[pick]:.2g} of the objective (asked {goal.excess:.2g}), judged by N = {sizes[last]}"
     if pick == last:
         words = f"{basis!r} is the largest that the samples support, with none to judge it by"
     return Choice(basis, words, tuple(found), pick, ledger)
 
 
-def _doubled(members: np.ndarray) -> np.ndarray:
+def _doubled(members: np.ndarray, axes: Axes) -> np.ndarray:
     """About twice the functions, the given ones first."""
-    if members.shape[1] == 1:  # and never less than shows an odd and an even function more
+    if axes.nested:  # and never less than shows an odd and an even function more
         return np.arange(max(2 * len(members), len(members) + 3))[:, None]
-    ahead = np.concatenate([members, neighbours(members)])
-    return np.concatenate([ahead, neighbours(ahead)])
+    ahead = np.concatenate([members, axes.neighbours(members)])
+    return np.concatenate([ahead, axes.neighbours(ahead)])
 
 
 def lost_at(
@@ -95,8 +96,8 @@ def lost_at(
 ) -> tuple[float, int, Ledger]:
     """What a basis loses of the objective at ``x``, judged by one about twice as large; that one's size."""
     search = Search.on(study, key)
-    table = _doubled(members)[: search.most]
     fits = NestedFits(study, search.split, ledger)
+    table = _doubled(members, fits.axes)[: search.most]
     fits.lay(table)
     near, far = (fits.fit(x, min(count, fits.usable)) for count in (len(members), len(table)))
     if len(table) <= len(members) or near is None or far is None:

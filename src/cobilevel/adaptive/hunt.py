@@ -1,18 +1,18 @@
 """The hunt for the functions a problem needs: fit some, test what is left, add, until nothing is."""
 
 from dataclasses import dataclass
-from itertools import combinations
+from typing import Any
 
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from ..basis import neighbours
+from ..basis import Axes
 from ..derivatives import Ledger
 from ..keys import generator
-from ..problem import Samples, Study
+from ..problem import Mixed, Samples, Study
 from ..programs import put
-from .nested_fits import MOST_COEFFICIENTS, SMALLEST_PIVOT, NestedFits, Split, chebyshev_table, closed
+from .nested_fits import MOST_COEFFICIENTS, SMALLEST_PIVOT, NestedFits, Split
 from .residuals import Residuals
 from .significance import Evidence, Projection, Tests
 
@@ -27,6 +27,7 @@ _NEIGHBOURS_OF_X, _PART_OF_SPREAD = (
 _PART_OF_TURN = 0.1  # and not less than so much of the distance over which the lower level's noise turns
 _HIGHEST = 16  # degree of functions of one coordinate that are tested in several dimensions
 _MOST_CANDIDATES = 600
+_SMALLEST_LEFT = 1e-4  # of a function's size: what is left of it beyond those before, below which it is not tested
 
 
 @dataclass
@@ -50,8 +51,13 @@ class Hunt:
         contexts = rows.rows(slice(None, None, look.together))
         most = max(1, min(contexts.supported(study.noisy), MOST_COEFFICIENTS // study.problem.sizes[1]))
         most = most if study.noisy else min(most, _MOST_EXACT)
-        u = fits.places[0].reshape(len(rows), -1)[:: look.together]
+        u = fits.places[0][:: look.together]
         return Hunt(study, rows, look.together, fits, most, u, contexts.shares())
+
+    @property
+    def axes(self) -> Axes:
+        """The coordinates of the context."""
+        return self.fits.axes
 
     def afresh(self) -> "Hunt":
         """The same samples and functions, with nothing fitted yet."""
@@ -138,43 +144,64 @@ class Hunt:
         return found
 
     def _tested(self, members: np.ndarray) -> np.ndarray:
-        """Functions orthonormal over the samples: on an interval by degree, those fitted first; elsewhere those that
+        """Functions orthonormal over the samples: of one coordinate by degree, those fitted first; elsewhere those that
         may come next, each orthogonal to all that are fitted."""
         n, root = len(self.u), np.sqrt(self.shares)[:, None]
-        if members.shape[1] == 1:
+        if self.axes.nested:
             if not hasattr(self, "_psi"):
                 count = int(min(self.most, max(8, (_PRODUCTS / n) ** 0.5)))
-                self._psi = _orthonormal(chebyshev_table(self.u, np.arange(count)[:, None]), root)
+                self._psi = _orthonormal(self.axes.table(self.u, np.arange(count)[:, None]), root)
             return self._psi
-        self.ahead = _ahead(members, min(_MOST_CANDIDATES, int(max(8, _PRODUCTS / n / max(len(members), 1)))))
+        most = min(_MOST_CANDIDATES, int(max(8, _PRODUCTS / n / max(len(members), 1))))
+        in_turn = isinstance(self.study.problem.domain, Mixed)
+        self.ahead = _ahead(self.axes, members, min(most, int((_PRODUCTS / n) ** 0.5)) if in_turn else most)
         fitted = self.fits.table[:: self.together, : self.fits.usable]  # laid, and so orthonormal already
-        table = chebyshev_table(self.u, self.ahead)
+        table = self.axes.table(self.u, self.ahead)
         size = np.sqrt(self.shares @ table**2)
         table = table - fitted @ ((fitted * self.shares[:, None]).T @ table)
+        if in_turn:
+            return _orthonormal_in_turn(table, self.shares, size)
         left = np.sqrt(self.shares @ table**2)
         seen = left > SMALLEST_PIVOT * np.maximum(size, 1e-300)
         return np.where(seen, table / np.where(seen, left, 1), 0.0)
 
     def _grown(self, members: np.ndarray, tests: Tests) -> np.ndarray:
-        if members.shape[1] == 1:
+        if self.axes.nested:
             return np.arange(min(self.most, tests.reach(len(members), self._psi.shape[1])))[:, None]
-        wanted = tests.single(len(self.ahead))
+        grouped = self.study.noisy and isinstance(self.study.problem.domain, Mixed)
+        wanted = tests.grouped(self.axes.groups(self.ahead)) if grouped else tests.single(len(self.ahead))
         if not wanted.any():
             return members
         strength = np.max([np.sum(one.policy.coefficients**2, axis=1) for one in tests.evidence], axis=0)
         grown = members
         for k in np.argsort(-np.where(wanted, strength, -1.0))[: int(wanted.sum())]:
-            larger = closed(grown, {tuple(self.ahead[k].tolist())})
+            larger = self.axes.closed(grown, {tuple(self.ahead[k].tolist())})
             if len(larger) <= self.most:
                 grown = larger
-        return grown
+        return self._distinguished(grown) if self.axes.categories else grown
+
+    def _distinguished(self, members: np.ndarray) -> np.ndarray:
+        """Without functions that the samples do not distinguish from those before them."""
+        table: Any = np.sqrt(self.shares)[:, None] * self.axes.table(self.u, members)
+        triangle = np.asarray(np.linalg.qr(table, mode="r"))
+        kept = list(range(len(members)))
+        while kept:
+            pivots = np.abs(np.diag(np.linalg.qr(triangle[:, kept], mode="r")))
+            weak = np.flatnonzero(pivots <= SMALLEST_PIVOT * pivots[0])
+            if not len(weak):
+                break
+            del kept[weak[0]]
+        return members[kept]
 
     def _at_least(self, members: np.ndarray, least: int) -> np.ndarray:
         """With the next functions added, those of low degree first."""
-        if members.shape[1] == 1:
+        if self.axes.nested:
             return np.arange(least)[:, None]
         while len(members) < least:
-            members = np.concatenate([members, neighbours(members)])
+            ahead = self.axes.neighbours(members)
+            if not len(ahead):
+                break
+            members = np.concatenate([members, ahead])
         return members[:least]
 
 
@@ -187,19 +214,29 @@ def _orthonormal(table: np.ndarray, root: np.ndarray) -> np.ndarray:
     return q / root
 
 
-def _ahead(members: np.ndarray, most: int) -> np.ndarray:
-    """Functions that may come next: two rings around the set, and powers of single coordinates."""
-    d = members.shape[1]
+def _orthonormal_in_turn(table: np.ndarray, shares: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """The functions made orthonormal, each against those before it; zero where too little of its `size` is left.
+
+    Products of categories lean on those of fewer coordinates: only what they add to these is to be tested.
+    """
+    gram = (table * shares[:, None]).T @ table
+    triangle, seen = np.eye(len(gram)), np.zeros(len(gram), bool)
+    for k in range(len(gram)):
+        seen[k] = gram[k, k] > (_SMALLEST_LEFT * size[k]) ** 2
+        if seen[k]:
+            triangle[k, k:] = gram[k, k:] / np.sqrt(gram[k, k])
+            gram[k + 1 :, k + 1 :] -= np.outer(triangle[k, k + 1 :], triangle[k, k + 1 :])
+    return np.where(seen, table @ np.linalg.inv(triangle), 0.0)
+
+
+def _ahead(axes: Axes, members: np.ndarray, most: int) -> np.ndarray:
+    """Functions that may come next: two rings around the set, those of single coordinates, and first products."""
     have = {tuple(row) for row in members.tolist()}
-    ring = neighbours(members)
-    rows = [tuple(row) for row in ring.tolist()]
-    rows += [
-        tuple(int(k) for k in degree * np.eye(d, dtype=int)[j]) for j in range(d) for degree in range(1, _HIGHEST + 1)
-    ]
-    if d <= most:
-        pairs = (np.eye(d, dtype=int)[[i, j]].sum(axis=0) for i, j in combinations(range(d), 2))
-        rows += [tuple(int(k) for k in pair) for pair in pairs]
-    if len(ring) * d <= most:
-        rows += [tuple(row) for row in neighbours(np.concatenate([members, ring])).tolist()]
-    found = list(dict.fromkeys(row for row in rows if row not in have))
-    return np.array(sorted(found, key=lambda row: (sum(row), row))[:most], dtype=int)
+    ring = axes.neighbours(members)
+    rows = [tuple(row) for row in ring.tolist()] + axes.singles(_HIGHEST)
+    if len(axes) <= most:
+        rows += axes.pairs()
+    if len(ring) * len(axes) <= most:
+        rows += [tuple(row) for row in axes.neighbours(np.concatenate([members, ring])).tolist()]
+    found = dict.fromkeys(row for row in rows if row not in have)
+    return np.array(axes.ordered(found)[:most], dtype=int).reshape(-1, len(axes))

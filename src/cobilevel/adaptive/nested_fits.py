@@ -10,7 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..basis import combine, neighbours
+from ..basis import Axes, combine
 from ..derivatives import Direct, Ledger, hypergradient
 from ..problem import Samples, Study
 from ..programs import program, put
@@ -79,17 +79,6 @@ def _masked_fit(
     return MaskedFit(found.point, values, flat, value, sound, ledger)
 
 
-def chebyshev_table(u: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """Products of Chebyshev polynomials; in NumPy, as lists of functions change too often to be compiled."""
-    phi = np.ones((len(members), len(u)))
-    for j in range(members.shape[1]):
-        used = np.flatnonzero(members[:, j])  # few: most products are of one or two coordinates
-        if len(used):
-            powers = np.polynomial.chebyshev.chebvander(u[:, j], int(members[:, j].max())).T
-            phi[used] *= powers[members[used, j]]
-    return phi.T
-
-
 class NestedFits:
     """Fits with the leading functions of a list, at one ``x``; features orthonormal on the samples fitted to.
 
@@ -103,7 +92,8 @@ class NestedFits:
         self.weights = [part.mean_one_weights().astype(self.dtype) for part in self.parts]
         self.size = study.problem.sizes[1]
         domain = self.problem.domain
-        self.places = [np.asarray(domain.reference(domain.snap(part.xi, self.dtype)), float) for part in self.parts]
+        self.axes = Axes.of(domain)
+        self.places = [self.axes.places(domain, domain.snap(part.xi, self.dtype)) for part in self.parts]
         self.z = np.zeros(0)
         self.usable = 0
 
@@ -111,7 +101,7 @@ class NestedFits:
         """Takes a longer list of functions, which begins with the one before."""
         fewest = _WIDE if members.shape[1] > 1 and self.size * _WIDE <= _NARROW else 0
         width = next(w for w in _WIDTHS if w >= max(len(members), fewest))
-        train = chebyshev_table(self.places[0], members)
+        train = self.axes.table(self.places[0], members)
         root = np.sqrt(self.parts[0].shares())[:, None]
         triangle = np.asarray(np.linalg.qr(root * train, mode="r"))
         pivots = np.abs(np.diag(triangle))
@@ -120,9 +110,9 @@ class NestedFits:
         forth[: self.usable, : self.usable] = np.linalg.inv(triangle[: self.usable, : self.usable])
         self.table = train @ forth
         lower = self._batch(0, self.table)
-        self.held = self._batch(1, chebyshev_table(self.places[1], members) @ forth)
+        self.held = self._batch(1, self.axes.table(self.places[1], members) @ forth)
         shared = self.parts[2] is self.parts[0]
-        upper = lower if shared else self._batch(2, chebyshev_table(self.places[2], members) @ forth)
+        upper = lower if shared else self._batch(2, self.axes.table(self.places[2], members) @ forth)
         flat = np.zeros((width, self.size))
         flat[0] = triangle[0, 0] * np.asarray(ravel_pytree(self.problem.y0)[0])  # y0, the constant policy
         old = self.z.reshape(-1, self.size)[: self.usable]
@@ -169,7 +159,7 @@ class NestedFits:
 
 
 def by_degree(fits: NestedFits, x: PyTree, members: np.ndarray, most: int) -> Iterator[Candidate | None]:
-    """On an interval: polynomials of growing degree, from those given on."""
+    """Of one coordinate: functions of growing degree, from those given on."""
     for tier in TIERS:
         tier = [n for n in tier if len(members) <= n <= most]
         if tier:
@@ -181,8 +171,8 @@ def by_degree(fits: NestedFits, x: PyTree, members: np.ndarray, most: int) -> It
 def by_margin(fits: NestedFits, x: PyTree, members: np.ndarray, most: int) -> Iterator[Candidate | None]:
     """In several dimensions: the next functions are tried all together, and those that bring the most are kept."""
     for _ in range(_ROUNDS_AHEAD):
-        ahead = neighbours(members)
-        further = neighbours(np.concatenate([members, ahead]))
+        ahead = fits.axes.neighbours(members)
+        further = fits.axes.neighbours(np.concatenate([members, ahead]))
         table = np.concatenate([members, ahead, further])[: max(most, len(members))]
         fits.lay(table)
         yield fits.candidate(x, members)
@@ -193,18 +183,6 @@ def by_margin(fits: NestedFits, x: PyTree, members: np.ndarray, most: int) -> It
         order = np.argsort(-brought)
         share = np.cumsum(brought[order] ** 2) / max(np.sum(brought**2), np.finfo(float).tiny)
         wanted = {tuple(table[len(members) + k]) for k in order[: int(np.argmax(share >= _BULK)) + 1]}
-        members, fits.z = closed(members, wanted), kept
+        members, fits.z = fits.axes.closed(members, wanted), kept
         if len(members) > most:
             return
-
-
-def closed(members: np.ndarray, wanted: set) -> np.ndarray:
-    """The set with some functions added, and all that come before these."""
-    have, grown = {tuple(row) for row in members.tolist()}, list(members.tolist())
-    for top in sorted(wanted, key=lambda k: (sum(k), k)):
-        before = np.stack(np.meshgrid(*[np.arange(k + 1) for k in top], indexing="ij"), axis=-1).reshape(-1, len(top))
-        for row in sorted(map(tuple, before.tolist()), key=lambda k: (sum(k), k)):
-            if row not in have:
-                have.add(row)
-                grown.append(list(row))
-    return np.array(grown, dtype=int)

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from .. import trees
 from ..answer import Result, Solution
-from ..basis import Basis
+from ..basis import Basis, basis_of
 from ..derivatives import Ledger
 from ..iteration import Job
 from ..lower import solve_at
@@ -18,7 +18,7 @@ from ..problem import Finite
 from ..programs import program
 from ..reduction import reduce_study
 from ..solvers import Newton
-from .choose import basis_of, choose_basis
+from .choose import choose_basis
 from .growth import LOOK_AROUND, first_members, goal_at, grow_basis, lost_at
 from .learning import learn
 
@@ -72,9 +72,9 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Led
     domain = newton.study.problem.domain
     if isinstance(domain, Finite):
         return "the contexts are finite in number"
-    part, members = newton.study.thinned(key, LOOK_AROUND), first_members(domain.dimension)
+    part, members = newton.study.thinned(key, LOOK_AROUND), first_members(domain)
     scout = replace(newton, study=part, steps=min(_SCOUT, newton.steps), progress=False)
-    solution = scout.run(basis_of(members))
+    solution = scout.run(basis_of(members, domain))
     story, ledger, start, goal = [], Ledger.empty(), members[:1], None
     for _ in range(_GROWTHS):
         excess = tolerance * abs(float(solution.history["upper"][-1]))
@@ -91,7 +91,7 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Led
             story.append(f"there, after all, {choice.words}")
             break
         members = start = grown
-        solution = _run_from(newton, basis_of(members), solution)
+        solution = _run_from(newton, basis_of(members, domain), solution)
         lost, judge, ledger = lost_at(part, solution.x, members, goal, key, ledger)
         story.append(f"{choice.words}; where that led it loses {lost:.2g}, judged by N = {judge}")
         if lost <= excess:

@@ -14,6 +14,8 @@ from jaxtyping import Bool, Float
 from scipy import special
 
 _NEXT, _AHEAD = 0.05, 0.002  # levels of the tests: of the functions that come next, of those further ahead
+_FALSE = 0.2  # functions, and groups of them, that noise alone may bring in at a time where they are tested in groups
+_WORTH = 0.157  # level at which a function of a group that is needed brings more than its noise costs: a square of 2
 # what is not worth a function, at the decision asked about and at those nearby
 _POLICY_SHARE = (1e-5, 1e-4)  # of the policy's variance over contexts
 _PRODUCT_SHARE = (3e-3, 1e-2)  # of the gradient
@@ -160,3 +162,23 @@ class Tests:
             explained &= False if one.noisy else ~one.policy.each_stands_out(level)
         clear = wanted & ~explained
         return clear if clear.any() else wanted
+
+    def grouped(self, groups: list[np.ndarray]) -> np.ndarray:
+        """Which functions are needed, tested alone and in groups that belong together, through noise.
+
+        Of many functions hardly any of which is needed, a level that lets some in by chance costs much: those that
+        noise picks are the ones it moves most. The effect of a category is spread over several functions, none of which
+        may stand out: of a group that does, those are taken that bring more than they cost.
+        """
+        count = sum(len(group) for group in groups)
+        wanted, worth = (self._each_needed(count, level) for level in (_FALSE / max(count, 1), _WORTH))
+        for group in groups:
+            if len(group) > 1 and self.needed(group, _FALSE / len(groups)):
+                wanted[group] |= worth[group]
+        return wanted
+
+    def _each_needed(self, count: int, level: float) -> np.ndarray:
+        found = np.zeros(count, bool)
+        for one in self.evidence:
+            found |= one.each_needed(level, self.policy_total, self.product_total)
+        return found

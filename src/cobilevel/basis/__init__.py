@@ -1,10 +1,14 @@
 """Functions of the context: the families a user can name, fitted to the contexts observed."""
 
+from .axes import Axes as Axes
 from .base import Basis as Basis
 from .base import FeatureMap as FeatureMap
 from .base import check_basis as check_basis
 from .base import combine as combine
 from .categorical import Categorical as Categorical
+from .components import Components as Components
+from .components import basis_of as basis_of
+from .components import by_component as by_component
 from .families import BSpline as BSpline
 from .families import Chebyshev as Chebyshev
 from .families import Fourier as Fourier
@@ -14,8 +18,10 @@ from .families import Partition as Partition
 from .families import PolynomialBasis as PolynomialBasis
 from .families import ProductBasis as ProductBasis
 from .features import Features as Features
+from .index_sets import Additive as Additive
 from .index_sets import HyperbolicCross as HyperbolicCross
 from .index_sets import IndexSet as IndexSet
+from .index_sets import Interactions as Interactions
 from .index_sets import Listed as Listed
 from .index_sets import Tensor as Tensor
 from .index_sets import TotalDegree as TotalDegree

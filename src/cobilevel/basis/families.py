@@ -1,6 +1,7 @@
 """Families of functions on the reference interval ``[-1, 1]``, multiplied over an index set in several dimensions."""
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
@@ -10,8 +11,27 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..checks import whole
+from ..problem import Mixed, Periodic
 from .base import Basis, check_count, plain_integer
 from .index_sets import IndexSet, Tensor
+
+
+def products(
+    values: Float[Array, "... all"], table: np.ndarray, starts: np.ndarray, from_one: bool
+) -> Float[Array, "... N"]:
+    """Products of functions that lie one after another, those of each coordinate from `starts` on.
+
+    Where the first of each is 1 (`from_one`), such factors are left out.
+    """
+    places = starts + table
+    if from_one:
+        order = np.argsort(table == 0, axis=1, kind="stable")
+        most = max(1, int(np.sum(table > 0, axis=1).max()))
+        places = np.take_along_axis(places, order, axis=1)[:, :most]
+    phi = values[..., places[:, 0]]
+    for column in places.T[1:]:
+        phi = phi * values[..., column]
+    return phi
 
 
 class ProductBasis(Basis):
@@ -26,8 +46,8 @@ class ProductBasis(Basis):
         check_count(type(self).__name__, self.n)
         if not isinstance(self.index, IndexSet):
             raise TypeError(
-                f"{type(self).__name__}: index must be Tensor(), TotalDegree() or HyperbolicCross(), got "
-                f"{self.index!r}."
+                f"{type(self).__name__}: index must be Tensor(), TotalDegree(), HyperbolicCross(), Additive() or "
+                f"Interactions(order), got {self.index!r}."
             )
 
     @abstractmethod
@@ -35,18 +55,16 @@ class ProductBasis(Basis):
         """The one-dimensional functions on ``[-1, 1]``."""
 
     def evaluate(self, domain, xi):
+        if isinstance(domain, Mixed):
+            raise TypeError(
+                f"{self!r} has one kind of functions, and {domain!r} several kinds of contexts. Write "
+                f"cb.Components({{{', '.join(f'{name!r}: ...' for name in domain.names)}}})."
+            )
         values = self.univariate(domain.reference(xi))
         table = self.index.table(self.n, domain.dimension)
-        places = np.arange(domain.dimension) * self.n + table
-        if type(self).constant is ProductBasis.constant:  # factors that are 1 are left out
-            order = np.argsort(table == 0, axis=1, kind="stable")
-            most = max(1, int(np.sum(table > 0, axis=1).max()))
-            places = np.take_along_axis(places, order, axis=1)[:, :most]
-        values = values.reshape(*values.shape[:-2], -1)
-        phi = values[..., places[:, 0]]
-        for column in places.T[1:]:
-            phi = phi * values[..., column]
-        return phi
+        starts = np.arange(domain.dimension) * self.n
+        from_one = type(self).constant is ProductBasis.constant
+        return products(values.reshape(*values.shape[:-2], -1), table, starts, from_one)
 
     def constant(self, domain):
         table = self.index.table(self.n, domain.dimension)
@@ -104,7 +122,8 @@ class Fourier(ProductBasis):
     """``1, sin, cos, sin, cos, ...`` with `period` in units of the domain's length.
 
     With the default of 2 the domain is half a period, so that policies that do not repeat do not ring; the price is
-    near-dependence (smallest singular value 3e-7 at ``n = 20``). For truly periodic contexts take ``period=1.0``.
+    near-dependence (smallest singular value 3e-7 at ``n = 20``). On a ``Periodic`` domain the period is at most 1, its
+    length, so that ``Fourier(n)`` repeats as its contexts do.
     """
 
     period: float = eqx.field(static=True, default=2.0, kw_only=True)
@@ -114,6 +133,10 @@ class Fourier(ProductBasis):
             raise ValueError(
                 f"Fourier: period must be positive, got {self.period}: 2.0 makes the domain half a period."
             )
+
+    def evaluate(self, domain, xi):
+        once = isinstance(domain, Periodic) and self.period > 1
+        return ProductBasis.evaluate(replace(self, period=1.0) if once else self, domain, xi)
 
     def univariate(self, u):
         waves = np.arange(1, self.n // 2 + 1)

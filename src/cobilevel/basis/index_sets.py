@@ -1,7 +1,9 @@
 """Multi-index sets: which products of one-dimensional functions make up a basis in several dimensions.
 
 A multi-index ``k = (k_1, ..., k_d)`` stands for ``prod_j phi_{k_j}(xi_j)``, with ``0 <= k_j < n``. Sets are listed by
-growing total degree, so that a smaller ``n`` gives a prefix-closed part of a larger one.
+growing total degree, so that a smaller ``n`` gives a prefix-closed part of a larger one. Where the coordinates are of
+several kinds, each function has a degree of its own: a sine and its cosine have the same, and categories have none
+beyond 1.
 """
 
 from abc import abstractmethod
@@ -9,6 +11,8 @@ from typing import Any
 
 import equinox as eqx
 import numpy as np
+
+from ..checks import whole
 
 
 class IndexSet(eqx.Module):
@@ -27,12 +31,21 @@ class IndexSet(eqx.Module):
 
     def table(self, n: int, dimension: int) -> np.ndarray:
         """All multi-indices, shape ``(N, dimension)``, by total degree and then lexicographically."""
+        return self.coupled([np.arange(n)] * dimension)
+
+    def coupled(self, degrees: list[np.ndarray]) -> np.ndarray:
+        """The same where the functions of each coordinate have these degrees."""
+        top = 1 + max(int(own.max()) for own in degrees)
         kept = np.zeros((1, 0), dtype=int)
-        for _ in range(dimension):  # every set is downward closed, so prefixes of members are members
-            grown = np.column_stack([np.repeat(kept, n, axis=0), np.tile(np.arange(n), len(kept))])
-            kept = grown[self.admits_each(grown, n)]
-        order = np.lexsort((*kept.T[::-1], kept.sum(axis=1)))
-        return kept[order]
+        for j, own in enumerate(degrees):  # every set is downward closed, so prefixes of members are members
+            grown = np.column_stack([np.repeat(kept, len(own), axis=0), np.tile(np.arange(len(own)), len(kept))])
+            kept = grown[self.admits_each(_degree_of(grown, degrees[: j + 1]), top)]
+        total = _degree_of(kept, degrees).sum(axis=1)
+        return kept[np.lexsort((*kept.T[::-1], total))]
+
+
+def _degree_of(rows: np.ndarray, degrees: list[np.ndarray]) -> np.ndarray:
+    return np.column_stack([own[column] for own, column in zip(degrees, rows.T, strict=True)])
 
 
 class Tensor(IndexSet):
@@ -53,6 +66,34 @@ class TotalDegree(IndexSet):
 
     def admits_each(self, rows, n):
         return rows.sum(axis=1) <= n - 1
+
+
+class Additive(IndexSet):
+    """At most one coordinate varies: a sum of functions of single coordinates, ``1 + d (n - 1)`` functions."""
+
+    def admits(self, k, n):
+        return bool(np.sum(k > 0) <= 1)
+
+    def admits_each(self, rows, n):
+        return np.sum(rows > 0, axis=1) <= 1
+
+
+class Interactions(IndexSet):
+    """At most `order` coordinates vary together: sums of functions of so many coordinates each (ANOVA)."""
+
+    order: int = eqx.field(static=True, default=2)
+
+    def __check_init__(self):
+        whole("Interactions: order", self.order)
+
+    def __repr__(self):
+        return f"Interactions({self.order})"
+
+    def admits(self, k, n):
+        return bool(np.sum(k > 0) <= self.order)
+
+    def admits_each(self, rows, n):
+        return np.sum(rows > 0, axis=1) <= self.order
 
 
 def _members(rows: Any) -> tuple[tuple[int, ...], ...]:
@@ -85,6 +126,15 @@ class Listed(IndexSet):
             raise ValueError(
                 f"Listed: multi-indices of length {kept.shape[1]} up to {kept.max()} do not fit {dimension} dimensions "
                 f"with n = {n} functions each."
+            )
+        return kept
+
+    def coupled(self, degrees):
+        kept, counts = np.array(self.members, dtype=int), np.array([len(own) for own in degrees])
+        if kept.shape[1] != len(counts) or np.any(kept.max(axis=0) >= counts):
+            raise ValueError(
+                f"Listed: multi-indices up to {kept.max(axis=0).tolist()} do not fit coordinates with "
+                f"{counts.tolist()} functions."
             )
         return kept
 

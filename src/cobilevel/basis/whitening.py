@@ -135,7 +135,8 @@ class Orthonormal(Basis):
         turned = dense(factors.transform)
         transform = turned if plain.transform is None else combine(plain.transform, turned)
         constant = combine(factors.inverse, plain.constant.astype(factors.inverse.dtype))
-        return FeatureMap(self, domain, transform, constant)
+        own = self if plain.basis is self.basis else Orthonormal(plain.basis, self.tolerance)
+        return FeatureMap(own, domain, transform, constant)
 
     def __repr__(self):
         return f"Orthonormal({self.basis!r})"

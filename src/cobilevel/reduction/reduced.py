@@ -23,6 +23,7 @@ from ..basis import (
     FeatureMap,
     Rows,
     Whitening,
+    by_component,
     combine,
     dense,
     taller,
@@ -188,6 +189,7 @@ class Reduced(Bilevel):
 def reduce_study(study: Study, basis: Basis) -> Reduced:
     """Fits a basis to the contexts of the lower level, and reduces; the basis must have nothing left to learn."""
     domain, observed = study.problem.domain, study.lower.contexts()
+    basis = by_component(basis, domain)
     fitted = basis.fit(domain, domain.snap(observed.xi, study.dtype), observed.weights)
     if not study.lower.endless:
         _check_size(basis, fitted, observed)
