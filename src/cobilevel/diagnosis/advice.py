@@ -12,6 +12,7 @@ from ..basis import (
     BSpline,
     Categorical,
     Chebyshev,
+    Components,
     Listed,
     Orthonormal,
     Partition,
@@ -19,6 +20,7 @@ from ..basis import (
     ProductBasis,
     Tensor,
     TotalDegree,
+    by_component,
 )
 from ..problem import CONTEXTS_EACH, SAMPLES_EACH, Box, Domain, Interval
 from .decay import Decay
@@ -76,7 +78,7 @@ def _largest(basis: Basis, domain: Domain, most: int) -> Basis:
     if not isinstance(plain, ProductBasis) or isinstance(plain.index, Listed):
         plain = _polynomials(1, domain)
     n = 1
-    while len(plain.index.table(n + 1, domain.dimension)) <= most:
+    while n < most and _count(replace(plain, n=n + 1), domain) <= most:
         n += 1
     return replace(plain, n=n) if bare else Orthonormal(replace(plain, n=n))
 
@@ -84,6 +86,9 @@ def _largest(basis: Basis, domain: Domain, most: int) -> Basis:
 def _count(basis: Basis, domain: Domain) -> int:
     """How many functions a basis made by ``_largest`` has."""
     plain: Any = _plain(basis)
+    parts = by_component(plain, domain)
+    if isinstance(parts, Components):
+        return len(parts.coupling.coupled(parts.degrees(domain)))
     return len(plain.index.table(plain.n, domain.dimension))
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..basis import combine
 from ..lower import exact_lower, law_is_known
-from ..problem import Finite, Interval, Look, Study
+from ..problem import Box, Finite, Interval, Look, Study
 from ..programs import put
 from ..reduction import Reduced
 from .decay import FEW, GRIDS, Decay, from_coefficients, from_values
@@ -66,6 +66,10 @@ def expand(study: Study, x: PyTree, look: Look) -> Expansion:
     domain = study.problem.domain
     if isinstance(domain, Finite):
         return Expansion(None, "contexts are finite: there is no degree to go by")
+    if not isinstance(domain, Interval | Box):
+        return Expansion(
+            None, "how a policy falls off by degree is known on an interval or a box alone"
+        )
     exact = None
     if isinstance(domain, Interval) and law_is_known(study):
         exact = _from_exact(study.on(look.level), x)

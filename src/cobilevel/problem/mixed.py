@@ -77,7 +77,13 @@ class Mixed(Domain):
         return _joined(self._each(lambda part, column: part.reference(column), xi))
 
     def place(self, u):
-        return _stacked(self._each(lambda part, column: part.place(column[..., None]), u))
+        """The inverse of ``reference``; between categories, the nearest."""
+
+        def one(part, column):
+            found = part.place(column[..., None])
+            return part.snap(found, found.dtype) if isinstance(part, Finite) else found
+
+        return _stacked([arithmetic(column).asarray(column, u.dtype) for column in self._each(one, u)])
 
     def snap(self, xi, dtype):
         return _stacked(self._each(lambda part, column: part.snap(column, dtype), xi))
