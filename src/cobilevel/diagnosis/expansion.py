@@ -67,9 +67,7 @@ def expand(study: Study, x: PyTree, look: Look) -> Expansion:
     if isinstance(domain, Finite):
         return Expansion(None, "contexts are finite: there is no degree to go by")
     if not isinstance(domain, Interval | Box):
-        return Expansion(
-            None, "how a policy falls off by degree is known on an interval or a box alone"
-        )
+        return Expansion(None, "how a policy falls off by degree is known on an interval or a box alone")
     exact = None
     if isinstance(domain, Interval) and law_is_known(study):
         exact = _from_exact(study.on(look.level), x)
