@@ -92,3 +92,19 @@ def test_a_solver_from_outside_solves_the_reduced_problem():
     np.testing.assert_allclose(solution.x, best.x, atol=0.02 * np.linalg.norm(best.x))
     xi = np.linspace(-1, 1, 9)
     np.testing.assert_allclose(solution.policy(xi), best.policy(xi), atol=0.1)
+
+
+def test_the_page_on_contexts_runs_and_is_right(promotion):
+    """The stock is the mean demand at the price: known but for noise."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "contexts.md").read_text(), re.S)
+    names: dict = {}
+    exec(code, names)
+    for found in (names["solution"], names["additive"]):
+        at = {
+            "weather": np.array([0.1, 0.9, 0.4]),
+            "hour": np.array([6.0, 24.0, -12.0]),
+            "day": np.array(["sat", "mon", "sun"]),
+        }
+        wanted = 5 + at["weather"] - np.cos(2 * np.pi * at["hour"] / 24) + np.array([2, 0, 2]) - 0.8 * float(found.x)
+        np.testing.assert_allclose(found.policy(at), wanted, atol=0.15)
+    assert names["additive"].basis.size == 11
