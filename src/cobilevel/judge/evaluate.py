@@ -103,8 +103,7 @@ def evaluate(
         known = in_precision_of(study, solution)
         exact = exact_lower(study, known.x, study.upper.contexts().xi, draws, base)
         for factor in _SHARPER if known.smoothing is not None else ():
-            sharper = Study.of(problem.smoothed(known.smoothing.sharper(factor)), samples, wanted)  # pyright: ignore
-            study = sharper.finite(jax.random.fold_in(base, 1))
+            study = study.smoothed(known.smoothing.sharper(factor))  # pyright: ignore
             exact = exact_lower(study, known.x, study.upper.contexts().xi, draws, base, start=exact.y)
         return _evaluation(study, known, exact, truth)
 

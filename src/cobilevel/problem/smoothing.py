@@ -23,7 +23,7 @@ from .problem import Problem
 SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
 _UNIT_ROWS = 256  # samples from which units are taken
 _PROBES = 16  # random ones, along which slopes and curvatures are taken
-_STRONGER = 4  # times what typical samples show: forces of the objective that the barrier must withstand
+_STRONGER = 1  # times what typical samples show: forces of the objective that the barrier withstands above its floor
 _BROAD = 1e100  # slacks beyond count as none
 
 
@@ -32,7 +32,7 @@ class Smoothing(eqx.Module):
 
     - `weight`: $t$, in units of the lower objective; `share`: the same in units of its own curvature times the squared
       distance over which ``y`` moves, so that it has no units.
-    - `units`: by how much each slack changes over a unit of ``y``; `floor`: $\\delta$, in units of ``y``.
+    - `units`: by how much each slack changes over a unit of ``y``; `floor`: $\\delta$ of each, in units of ``y``.
     - `width`: the slack, in units of ``y``, below which a constraint counts as active: about the distance over which
       the barrier rounds off a corner of the policy.
     """
@@ -78,10 +78,9 @@ class Smoothing(eqx.Module):
 
 
 @program
-def _slopes_at_start(
-    lower: Any, slack: Any, problem: Problem, rows: Samples, key: Array
-) -> tuple[Array, Array, Array, Array]:
-    """At the start: slacks; mean squares of their slopes; of the objective's slope; its mean curvature."""
+def _slopes_at_start(lower: Any, slack: Any, problem: Problem, rows: Samples, key: Array) -> tuple[Array, ...]:
+    """At the start: slacks; mean squares of their slopes; of the objective's slope; its mean curvature; mean squares of
+    the objective's slope along each constraint's, times its length."""
     flat, unravel = ravel_pytree(problem.y0)
     directions = jax.random.normal(key, (_PROBES, len(flat)), flat.dtype)
 
@@ -92,11 +91,13 @@ def _slopes_at_start(
         slope = lambda y: jax.jvp(g, (y,), (step,))[1]
         first, second = jax.jvp(slope, (problem.y0,), (step,))
         here, change = jax.jvp(h, (problem.y0,), (step,))
-        return here, change**2, first**2, second / len(flat)
+        pressed = jax.jvp(h, (problem.y0,), (jax.grad(g)(problem.y0),))[1]
+        return here, change**2, first**2, second / len(flat), pressed**2
 
     each = jax.vmap(jax.vmap(along, in_axes=(None, 0, 0)), in_axes=(0, None, None))
-    here, change, first, second = each(directions, rows.xi, rows.eta)
-    return here[0], jnp.mean(change, axis=(0, 1)), jnp.mean(first), jnp.mean(second)
+    here, change, first, second, pressed = each(directions, rows.xi, rows.eta)
+    both = lambda table: jnp.mean(table, axis=(0, 1))
+    return here[0], both(change), jnp.mean(first), jnp.mean(second), jnp.mean(pressed[0], axis=0)
 
 
 def smoothing_for(lower: Any, slack: Any, names: list[str], problem: Problem, rows: Samples, share: float) -> Smoothing:
@@ -107,7 +108,7 @@ def smoothing_for(lower: Any, slack: Any, names: list[str], problem: Problem, ro
     """
     rows = rows.rows(slice(0, _UNIT_ROWS))
     found = _slopes_at_start(lower, slack, problem, rows, jax.random.key(0))
-    here, change, slope, curvature = (np.asarray(part, float) for part in found)
+    here, change, slope, curvature, pressed = (np.asarray(part, float) for part in found)
     units = np.sqrt(change)
     for k, name in enumerate(names):
         if not np.isfinite(units[k]) or units[k] <= 0:
@@ -119,9 +120,11 @@ def smoothing_for(lower: Any, slack: Any, names: list[str], problem: Problem, ro
     distances = np.abs(here / units)
     distances = distances[np.isfinite(distances) & (distances < _BROAD)]
     length = float(np.median(distances)) if distances.size else 0.0
-    length = max(length, force / curvature if curvature > 0 else 0.0) or 1.0
+    single = force / problem.sizes[1] ** 0.5  # along one coordinate
+    length = max(length, single / curvature if curvature > 0 else 0.0) or 1.0
     stiff = curvature * length**2 if curvature > 0 else force * length
     weight = share * (stiff or 1.0)
-    strength = _STRONGER * (force + stiff / length) or 1.0
+    strength = _STRONGER * (np.sqrt(pressed) / units + stiff / length)
+    floor = weight / np.where(strength > 0, strength, 1.0)
     width = float(np.sqrt(share)) * length
-    return Smoothing(np.asarray(weight), np.asarray(weight / strength), units, np.asarray(width), np.asarray(share))
+    return Smoothing(np.asarray(weight), floor, units, np.asarray(width), np.asarray(share))

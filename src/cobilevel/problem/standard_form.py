@@ -21,7 +21,7 @@ from .data import Level, Samples
 from .mixed import Unpacked
 from .problem import Problem
 from .smoothing import SHARE, Smoothing, smoothing_for
-from .traced import Traced, first_derivatives, trace_objective
+from .traced import Traced, first_derivatives, second_derivatives, trace_objective
 
 _CHECKED = 1024  # contexts at which equalities are checked for contradictions
 _RANK = 1e-10  # singular values, relative to the largest, that count as zero
@@ -92,12 +92,12 @@ class Slacks(eqx.Module):
 class Smoothed(eqx.Module):
     """The lower objective with the barrier of the inequalities."""
 
-    lower: Callable
-    slacks: Slacks
+    lower: Traced
+    slacks: Traced
     smoothing: Smoothing
 
     def __call__(self, x: PyTree, u: PyTree, xi: Any, eta: PyTree) -> Array:
-        return self.lower(x, u, xi, eta) + self.smoothing.barrier(self.slacks(x, u, xi))
+        return self.lower.in_place(x, u, xi, eta) + self.smoothing.barrier(self.slacks.in_place(x, u, xi, eta))
 
 
 class Constrained(eqx.Module):
@@ -112,6 +112,11 @@ class Constrained(eqx.Module):
     lower: Traced
     names: tuple[str, ...] = eqx.field(static=True)
 
+    def smoothed(self, smoothing: Smoothing, example: tuple) -> tuple["Constrained", Traced]:
+        """The same with another barrier, and the lower objective with it, traced for arguments like `example`."""
+        whole = Smoothed(self.lower, self.slacks, smoothing)
+        return replace(self, smoothing=smoothing), trace_objective(whole, example, second_derivatives)
+
 
 def form_of(problem: Problem) -> Form:
     """How ``y`` follows from the unknown, for a problem without data at hand."""
@@ -123,27 +128,30 @@ def form_of(problem: Problem) -> Form:
     return replace(form, right=_Right(trace_objective(stated, args, first_derivatives)))
 
 
-def standard_form(problem: Problem, level: Level) -> tuple[Problem, Constrained]:
-    """The problem in its unknown, without constraints; raises where these contradict each other at some context."""
+def standard_form(problem: Problem, upper: Level, level: Level) -> tuple[Problem, Constrained]:
+    """The problem in its unknown, without constraints, its objectives traced; raises where constraints contradict each
+    other at some context. `level` is what the lower level sees."""
     rows = level.example(_CHECKED) if level.endless else level.contexts()
     form = _form(problem)
     _check_consistent(problem, form, rows)
     free = replace(problem, y0=form.enter(problem.y0), constraints=(), smoothing=None)
     example = level.example(min(_CHECKED, level.count or _CHECKED))
     slacks, names = Slacks(problem.constraints, form), _names(problem, example)
-    one = jax.tree.map(lambda a: np.asarray(a)[0], (example.xi, example.eta))
-    seen_by = lambda function: Unpacked(function, problem.domain)
-    trace = lambda function: trace_objective(seen_by(function), (problem.x0, free.y0, *one), first_derivatives)
-    upper, lower = Stated(problem.upper, form), Stated(problem.lower, form)
-    seen, objective = trace(lambda x, u, xi, eta: slacks(x, u, xi)), trace(lower)
+    first = lambda rows: (problem.x0, free.y0, *jax.tree.map(lambda a: np.asarray(a)[0], (rows.xi, rows.eta)))
+    trace = lambda function, rows: trace_objective(Unpacked(function, problem.domain), first(rows), first_derivatives)
+    seen = trace(lambda x, u, xi, eta: slacks(x, u, xi), example)
+    objective = trace(Stated(problem.lower, form), example)
     smoothing = problem.smoothing if names else None
     if names and not isinstance(smoothing, Smoothing):
         share = SHARE if smoothing is None else float(smoothing)
         smoothing = smoothing_for(objective, seen, names, free, example, share)
-    whole = lower if smoothing is None else Smoothed(lower, slacks, smoothing)
-    kept = form if form.right is None else replace(form, right=_Right(trace(lambda x, u, xi, eta: form.right(x, xi))))  # pyright: ignore
-    constrained = Constrained(kept, seen, smoothing, objective, tuple(names))
-    return replace(free, upper=upper, lower=whole), constrained
+    right = form.right
+    if right is not None:
+        form = replace(form, right=_Right(trace(lambda x, u, xi, eta: right(x, xi), example)))
+    constrained, lower = Constrained(form, seen, smoothing, objective, tuple(names)), objective
+    if smoothing is not None:
+        constrained, lower = constrained.smoothed(smoothing, first(example))
+    return replace(free, upper=trace(Stated(problem.upper, form), upper.example()), lower=lower), constrained
 
 
 class _Right(eqx.Module):

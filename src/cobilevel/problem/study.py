@@ -21,6 +21,7 @@ from .noise_dependence import lower_depends_on_noise
 from .packing import contexts_field, packed_level
 from .precision import Precision
 from .problem import Problem
+from .smoothing import Smoothing
 from .standard_form import Constrained, standard_form
 from .traced import Sampler, Traced, first_derivatives, second_derivatives, trace_objective
 
@@ -60,10 +61,11 @@ class Study:
         mixed = nullcontext() if wanted.dtype is None else jax.numpy_dtype_promotion("standard")
         with mixed:  # a function may hold numbers in another precision than the one asked for
             problem, constrained = problem.astype(dtype), None
+            now = _as_of_now(problem, upper, lower)  # also under constraints: what fails without them is named as it is
             if problem.constraints:
-                _as_of_now(problem, upper, lower)  # what fails without them is named as it is
-                problem, constrained = standard_form(problem, lower)
-            problem = _as_of_now(problem, upper, lower)
+                problem, constrained = standard_form(problem, upper, lower)
+                now = replace(problem, conditional=now.conditional)
+            problem = now
         return Study(problem, upper, lower, dtype, lower_depends_on_noise(problem, lower), constrained)
 
     @property
@@ -94,6 +96,14 @@ class Study:
     def at(self, x: PyTree) -> "Study":
         """The same study with the problem starting from ``x``."""
         return replace(self, problem=self.problem.at(put(jax.tree.map(lambda a: np.asarray(a, self.dtype), x))))
+
+    def smoothed(self, smoothing: Smoothing) -> "Study":
+        """The same study with another barrier in place of its inequalities."""
+        if self.constrained is None or self.constrained.smoothing is None:
+            return self
+        row = jax.tree.map(lambda a: np.asarray(a)[0], (self.lower.example().xi, self.lower.example().eta))
+        constrained, lower = self.constrained.smoothed(smoothing, (self.problem.x0, self.problem.y0, *row))
+        return replace(self, problem=replace(self.problem, lower=lower), constrained=constrained)
 
     def on(self, lower: Level, upper: Level | None = None) -> "Study":
         """The same problem on other data of the same kind; on `lower` alone, where that is what both levels see."""

@@ -83,6 +83,10 @@ class Traced(eqx.Module):
     def __call__(self, x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> Array:
         return self.program(self.constants, x, y, xi, eta)
 
+    def in_place(self, x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> Array:
+        """The same, operation by operation, for a larger function that is traced in turn."""
+        return self.program.in_place(self.constants, x, y, xi, eta)
+
     @property
     def out(self) -> Any:
         """The shape and dtype of what it returns."""
