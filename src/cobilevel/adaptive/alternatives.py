@@ -38,6 +38,7 @@ _FITTED_PART = 0.8  # share of these that families are fitted to
 _COUNTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # functions of a kernel
 _SAMPLES_A_FUNCTION = 8  # of those fitted to, whatever the noise
 _COMPONENTS = 4  # of y, that directions are learned from
+_CLEARLY = 3.0  # standard errors by which a family learned anew must be better to be solved with
 _FITS, _NO_GAIN = 4, 1e-3  # fits of a family to the lower objective, and the relative gain that calls for no other
 
 _NEARNESS = {
@@ -190,8 +191,8 @@ class Contest:
         flat = [np.asarray(leaf, float).reshape(len(self.rows), -1) for leaf in jax.tree.leaves(slopes)]
         return np.asarray(values, float), np.concatenate(flat, axis=1)
 
-    def decide(self, families: Sequence[Family]) -> tuple[int, str]:
-        """The first family that is within a standard error of the best one; the comparison in words."""
+    def decide(self, families: Sequence[Family], errors_apart: float = 1.0) -> tuple[int, str]:
+        """The first family that is within so many standard errors of the best one; the comparison in words."""
         held = self.responses.shares[self.cut :]
         held = held / held.sum()
         table = np.stack([self.judged(family.made) for family in families])
@@ -199,7 +200,7 @@ class Contest:
         best = int(np.nanargmin(means)) if np.isfinite(means).any() else 0
         apart = table - table[best]
         errors = np.sqrt((apart - (apart @ held)[:, None]) ** 2 @ held**2)
-        pick = int(np.argmax(means - means[best] <= errors))
+        pick = int(np.argmax(means - means[best] <= errors_apart * errors))
         parts = [
             f"{family.name} {mean:.4g} ({family.functions} functions)"
             for family, mean in zip(families, means, strict=True)
@@ -237,11 +238,11 @@ def compared(hunt: Hunt, x: PyTree, members: np.ndarray, kept: Family | None = N
     contest = Contest(hunt, x, start)
     if kept is None:
         first = Family("products over the coordinates", Polynomials(members), len(members))
-        families = [first, *contest.families()]
+        pick, words = contest.decide(families := [first, *contest.families()])
     else:
         assert kept.learn is not None  # only such are kept
         families = [kept, replace(kept, name=f"{kept.name}, learned anew", made=kept.learn(start, _FITTED_PART))]
-    pick, words = contest.decide(families)
+        pick, words = contest.decide(families, _CLEARLY)
     family = families[pick]
     if pick == 0 or family.learn is None:
         return Verdict(words)

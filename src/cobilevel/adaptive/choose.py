@@ -126,7 +126,7 @@ def _again(before: Choice, hunt: Hunt, x: PyTree) -> Choice:
     ledger = hunt.fits.ledger
     if verdict is None or verdict.basis is None:
         return replace(before, ledger=ledger)
-    words = f"{verdict.basis!r}, learned from the samples. {verdict.words}"
+    words = f"{before.words} Learned anew where that led: {verdict.words}"
     return replace(before, basis=verdict.basis, words=words, ledger=ledger, family=verdict.family)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from ..checks import positive, whole
+from ..programs import Held
 from .base import Basis, plain_integer
 from .learned import UNLEARNED, given_options
 
@@ -64,9 +65,9 @@ class KernelFeatures(Basis):
     scale: float | None = eqx.field(static=True, default=None)
     metric: str | None = eqx.field(static=True, default=None)
     seed: int = eqx.field(static=True, default=0)
-    axes: Float[Array, "d k"] | None = None  # learned: A / s
-    landmarks: Float[Array, "p k"] | None = None
-    table: Float[Array, "p m"] | None = None
+    axes: Float[Held, "d k"] | None = None  # learned: A / s
+    landmarks: Float[Held, "p k"] | None = None
+    table: Float[Held, "p m"] | None = None
 
     def __check_init__(self):
         whole("KernelFeatures: n", self.n, 2, "the constant, and at least one function of the kernel")

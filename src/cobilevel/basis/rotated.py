@@ -5,10 +5,11 @@ from dataclasses import replace
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from ..checks import whole
 from ..problem import Box
+from ..programs import Held
 from .base import Basis, plain_integer
 from .families import Chebyshev, ProductBasis
 from .index_sets import TotalDegree
@@ -31,8 +32,8 @@ class Rotated(Basis):
 
     k: int = eqx.field(static=True, converter=plain_integer)
     basis: Basis = eqx.field(default_factory=lambda: Chebyshev(6, index=TotalDegree()))
-    axes: Float[Array, "d k"] | None = None  # learned, so that observed contexts fill the cube
-    shift: Float[Array, " k"] | None = None
+    axes: Float[Held, "d k"] | None = None  # learned, so that observed contexts fill the cube
+    shift: Float[Held, " k"] | None = None
 
     def __check_init__(self):
         whole("Rotated: k", self.k, 1, "the directions")

@@ -134,7 +134,7 @@ def degrees_up_to(k: int, most: int) -> tuple[int, ...]:
 
 
 def tune_directions(rows: Responses, outer: np.ndarray, most: int) -> tuple[Projected, float] | None:
-    """How many directions and which degree err least on rows held out, by more than a standard error; and that error."""
+    """How many directions and which degree err least held out, by more than a standard error; and that error."""
     fitted, held = rows.to_tune()
     best = None
     for k in range(1, min(MOST_DIRECTIONS, rows.u.shape[1] - 1) + 1):

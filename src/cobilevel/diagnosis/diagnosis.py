@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..basis import Basis
+from ..covariates import Structure
 from ..problem import Domain
 from .decay import Decay
 from .plot_decay import plot_decay
@@ -46,6 +47,8 @@ class Diagnosis:
       the policy that varies with each coordinate of the context, and its error.
     - `misfit`: how far the fitted policy is from the exact one, relative root mean square, where that can be had.
     - `conditions`: those of the convergence theorem for Chebyshev bases, as far as data can check them.
+    - `structure`: on a ``Box`` of four dimensions or more, how much of the policy is additive, in pairs of coordinates,
+      along few directions or in all of them, and how many functions these take.
     - `advice`: what to change; empty where nothing stands out.
     """
 
@@ -64,6 +67,7 @@ class Diagnosis:
     misfit: float | None
     conditions: Mapping[str, Condition]
     advice: tuple[Advice, ...] = ()
+    structure: Structure | None = None
 
     @property
     def condition(self) -> float:
@@ -94,6 +98,8 @@ class Diagnosis:
         ]
         if self.misfit is not None:
             lines.append(f"  misfit      the fitted policy is {self.misfit:.2g} of its size off the exact one")
+        if self.structure is not None:
+            lines.append(f"  structure   {self.structure}")
         lines += [f"  {name:<11} {held[state.holds]}: {state.words}" for name, state in self.conditions.items()]
         lines += [f"  advice      {line}" for line in self.advice] or ["  advice      nothing stands out."]
         return "\n".join(lines)
