@@ -134,7 +134,7 @@ def degrees_up_to(k: int, most: int) -> tuple[int, ...]:
 
 
 def tune_directions(rows: Responses, outer: np.ndarray, most: int) -> tuple[Projected, float] | None:
-    """How many directions and which degree err least held out, by more than a standard error; and that error."""
+    """How many directions and which degree err least held out (more directions by a standard error); and that error."""
     fitted, held = rows.to_tune()
     best = None
     for k in range(1, min(MOST_DIRECTIONS, rows.u.shape[1] - 1) + 1):
@@ -143,7 +143,12 @@ def tune_directions(rows: Responses, outer: np.ndarray, most: int) -> tuple[Proj
             tables = found.features(fitted.u), found.features(held.u)
             rows_left = nested_errors(fitted, held, tables, [found.size])[0]
             error = float(rows_left @ held.shares)
-            if best is None or error + held.error_of(rows_left - best[1]) < float(best[1] @ held.shares):
+            better = best is None
+            if best is not None:
+                further = k > best[0].axes.shape[1]  # another direction must be worth a standard error
+                slack = held.error_of(rows_left - best[1]) if further else 0.0
+                better = error + slack < float(best[1] @ held.shares)
+            if better:
                 best = (found, rows_left)
             if error > least:  # more functions fit noise
                 break

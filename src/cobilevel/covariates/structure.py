@@ -126,14 +126,18 @@ def _additive(fitted: Responses, held: Responses, most: int) -> tuple[int, _Trie
 
 
 def _few_directions(fitted: Responses, held: Responses, outer: np.ndarray, most: int) -> tuple[FewDirections, _Tried]:
-    """One or two directions, with the polynomials that err least."""
-    found = []
+    """One or two directions, with the polynomials that err least; more only for more than a standard error."""
+    best = None
     for k in (1, 2):
         for place in fit_directions(fitted, outer, k, degrees_up_to(k, most)):
             errors = nested_errors(fitted, held, (place.features(fitted.u), place.features(held.u)), [place.size])[0]
             numbers = place.size + k * (fitted.u.shape[1] - k)
-            found.append((FewDirections(k, place.degree), _Tried.of(place.size, len(fitted), numbers, errors)))
-    return min(found, key=lambda one: float(held.shares @ one[1].left))
+            tried = _Tried.of(place.size, len(fitted), numbers, errors)
+            gain = np.zeros(len(held)) if best is None else best[1].left - tried.left
+            if best is None or float(held.shares @ gain) > held.error_of(gain):
+                best = FewDirections(k, place.degree), tried
+    assert best is not None  # the samples support a degree
+    return best
 
 
 def _kernel(fitted: Responses, held: Responses, settings: KernelSettings, count: int) -> _Tried:

@@ -22,7 +22,7 @@ def about_structure(basis: Basis, structure: Structure, functions: int) -> list[
     better, inner = _family(name, structure), basis.basis if isinstance(basis, Orthonormal) else basis
     if isinstance(inner, KernelFeatures | Rotated | Neural) or functions <= structure.functions[name]:
         return []
-    shares = ", ".join(f"{_WORDS[one]} {share:.0%}" for one, (share, _) in structure.explained.items())
+    shares = ", ".join(f"{_EXPLAINING[one]} {share:.0%}" for one, (share, _) in structure.explained.items())
     what = f"of the policy's variance, held out, {shares} is explained"
     remedy = f"{structure.functions[name]} functions will do: {better!r}"
     if name == "all":
@@ -30,7 +30,7 @@ def about_structure(basis: Basis, structure: Structure, functions: int) -> list[
     return [Advice(what, remedy, basis=better)]
 
 
-_WORDS = {
+_EXPLAINING = {
     "additive": "by functions of single coordinates",
     "pairs": "by those of pairs",
     "directions": "along few directions",
