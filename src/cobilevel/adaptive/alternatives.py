@@ -33,7 +33,7 @@ from ..programs import program, put
 from .hunt import Hunt
 from .nested_fits import SMALLEST_PIVOT, chebyshev_table
 
-_CONTEST_ROWS, _FEWEST_COMPARED = 8192, 400  # samples that families are compared on
+_CONTEST_ROWS, _FEWEST_COMPARED = 32_768, 400  # samples that families are compared on
 _FITTED_PART = 0.8  # share of these that families are fitted to
 _COUNTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # functions of a kernel
 _SAMPLES_A_FUNCTION = 8  # of those fitted to, whatever the noise

@@ -13,6 +13,7 @@ from .responses import Responses, nested_errors
 _STEPS = 6  # of Gauss and Newton, at each degree
 _DAMPING, _HARDER, _EASIER, _TRIES = 1e-3, 10.0, 0.2, 4  # relative to the mean curvature; how it changes
 _OUTSIDE = 5  # contexts on either side that count as lying on the faces of the cube
+_DEGREE_ROWS = 12_288  # at most, while degrees are tuned
 _STAYING = 1e-3  # relative gain of a step below which directions stay
 _DEGREES = (2, 3, 5, 7, 9)  # of the polynomials, in turn: low ones find the way
 MOST_DIRECTIONS = 3
@@ -135,7 +136,7 @@ def degrees_up_to(k: int, most: int) -> tuple[int, ...]:
 
 def tune_directions(rows: Responses, outer: np.ndarray, most: int) -> tuple[Projected, float] | None:
     """How many directions and which degree err least held out (more directions by a standard error); and that error."""
-    fitted, held = rows.to_tune()
+    fitted, held = rows.to_tune(_DEGREE_ROWS)
     best = None
     for k in range(1, min(MOST_DIRECTIONS, rows.u.shape[1] - 1) + 1):
         least = np.inf

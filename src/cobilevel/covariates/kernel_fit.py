@@ -15,6 +15,7 @@ _METRIC_ROUNDS = ((1.0,), (0.7, 1.4))  # the same where gradients of a fit give 
 _PENALTIES = 10.0 ** np.arange(-6, 1.6, 0.5)  # tried, relative to the mean square of a function
 _LANDMARKS_EACH, _FEWEST_LANDMARKS, _MOST_LANDMARKS = 4, 300, 512  # for each function kept
 _MEASURED = 200  # places whose distances are measured
+_METRIC_ROWS = 4096  # at most, while metrics are compared
 _VISIBLE = 1e-8  # eigenvalue, relative to the largest: below, functions drown in rounding
 _MOST_COMPONENTS = 4  # of y, that the metric is learned from
 
@@ -165,17 +166,27 @@ def tune_kernel(
 
     And that error, and the mean outer product of the gradients of a first fit.
     """
-    fitted, held = rows.to_tune()
+    fitted, held = rows.to_tune(_METRIC_ROWS)
     found, outer = fit_kernel(fitted, kernel, METRICS if metric is None else (metric,), scale, seed)
     best = None
     for settings in found.values():
-        made = KernelMap.of(settings, fitted.u, max(counts) - 1, _landmarks_for(max(counts)), seed)
-        tables = made.features(fitted.u), made.features(held.u)
-        errors = nested_errors(fitted, held, tables, counts) @ held.shares
-        if best is None or errors.min() < best[2]:
-            best = (settings, counts[int(np.argmin(errors))], float(errors.min()))
+        tried = _best_count(fitted, held, settings, counts, seed)
+        best = tried if best is None or tried[2] < best[2] else best
     assert best is not None  # there is a metric
+    if len(rows) > _METRIC_ROWS and len(counts) > 1:  # more rows are worth more functions
+        fitted, held = rows.to_tune(len(rows))
+        best = _best_count(fitted, held, best[0], counts, seed)
     return *best, outer
+
+
+def _best_count(
+    fitted: Responses, held: Responses, settings: KernelSettings, counts: Sequence[int], seed: int
+) -> tuple[KernelSettings, int, float]:
+    """The number of functions that errs least, and its error."""
+    made = KernelMap.tuned(fitted.u, settings, max(counts), seed)
+    tables = made.features(fitted.u), made.features(held.u)
+    errors = nested_errors(fitted, held, tables, counts) @ held.shares
+    return settings, counts[int(np.argmin(errors))], float(errors.min())
 
 
 def refreshed(rows: Responses, settings: KernelSettings, seed: int = 0) -> KernelSettings:

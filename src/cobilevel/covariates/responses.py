@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-_TUNED_ROWS, _TUNED_ON = 4096, 0.75  # rows looked at while settings are tuned, and the share of them fitted to
+_TUNED_ON = 0.75  # share of the rows fitted to while settings are tuned
 _SMALLEST = 1e-9  # pivot, relative to the largest: below, contexts do not distinguish a function from those before it
 
 
@@ -54,9 +54,9 @@ class Responses:
         shares = self.shares[rows]
         return Responses(self.u[rows], self.t[rows], shares / shares.sum())
 
-    def to_tune(self) -> "tuple[Responses, Responses]":
-        """Some rows to fit to while settings are tuned, and others to tune them on."""
-        rows = self.part(0.0, min(1.0, _TUNED_ROWS / len(self)))
+    def to_tune(self, most: int) -> "tuple[Responses, Responses]":
+        """Some rows to fit to while settings are tuned, and others to tune them on; at most so many."""
+        rows = self.part(0.0, min(1.0, most / len(self)))
         return rows.part(0.0, _TUNED_ON), rows.part(_TUNED_ON, 1.0)
 
     def leading(self, smooth: Float[np.ndarray, "n k"], most: int) -> "Responses":
