@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from .basis import Fourier as Fourier
     from .basis import HyperbolicCross as HyperbolicCross
     from .basis import Interactions as Interactions
+    from .basis import KernelFeatures as KernelFeatures
     from .basis import Legendre as Legendre
     from .basis import Listed as Listed
     from .basis import Monomial as Monomial
     from .basis import Neural as Neural
     from .basis import Orthonormal as Orthonormal
     from .basis import Partition as Partition
+    from .basis import Rotated as Rotated
     from .basis import Snapshot as Snapshot
     from .basis import Tensor as Tensor
     from .basis import TotalDegree as TotalDegree
@@ -86,8 +88,8 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "answer": "Result Solution load",
-    "basis": "Additive BSpline Categorical Chebyshev Components Features Fourier HyperbolicCross Interactions Legendre "
-    "Listed Monomial Neural Orthonormal Partition Snapshot Tensor TotalDegree Union",
+    "basis": "Additive BSpline Categorical Chebyshev Components Features Fourier HyperbolicCross Interactions "
+    "KernelFeatures Legendre Listed Monomial Neural Orthonormal Partition Rotated Snapshot Tensor TotalDegree Union",
     "diagnosis": "Diagnosis diagnose",
     "iteration": "Cosine PolynomialDecay",
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",

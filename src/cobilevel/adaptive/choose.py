@@ -6,7 +6,7 @@ tried is what the samples support (``Samples.supported``).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Array, Float, PyTree
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from ..basis import Basis, BSpline, Categorical, Orthonormal, basis_of
 from ..derivatives import Ledger
 from ..problem import LOOK_ROWS, Finite, Periodic, Study
+from .alternatives import Family, compared
 from .hunt import Hunt
 from .nested_fits import MOST_COEFFICIENTS, Candidate, NestedFits, Split, by_degree, by_margin
 
@@ -27,7 +28,8 @@ _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each
 @dataclass(frozen=True)
 class Choice:
     """The basis chosen at one ``x``, and why; `candidates` are all that were tried, `pick` the one chosen; `hunt` is
-    what it was found with, to be used again at another ``x``."""
+    what it was found with, to be used again at another ``x``; `family`: its functions, where they are no products over
+    the coordinates."""
 
     basis: Basis
     words: str
@@ -35,11 +37,18 @@ class Choice:
     pick: int
     ledger: Ledger
     hunt: Hunt | None = None
+    family: Family | None = None
 
     @property
     def functions(self) -> int:
         """How large it is, to compare two choices."""
         return len(self.candidates[self.pick].members) if self.candidates else 0
+
+    def replaces(self, before: "Choice") -> bool:
+        """Whether to solve again with this one, chosen where another led: it has more functions, or others."""
+        if self.family is None and before.family is None:
+            return self.functions > before.functions
+        return self.family is not before.family
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,8 @@ def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = No
         if found is not None:
             return found
     hunt = Hunt.on(study, key, ledger) if before is None or before.hunt is None else before.hunt.afresh()
+    if before is not None and before.family is not None:
+        return _again(before, hunt, x)
     members, words = hunt.at(x, key)
     basis, count = basis_of(members, domain), len(members)
     polynomials = hunt.axes.nested and not isinstance(domain, Periodic)
@@ -94,7 +105,24 @@ def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = No
         basis = Orthonormal(BSpline(min(hunt.most, round(_SPLINES_EACH * count))))
         words = f"{words} Splines, since {count} polynomials would be unstable near the ends of the interval."
     tried = (Candidate(members, np.zeros(0), np.zeros(0), np.nan),)
-    return Choice(basis, f"{basis!r}: {words}", tried, 0, hunt.fits.ledger, hunt)
+    # where no more functions are found than before, families were compared already
+    anew = before is None or len(members) > before.functions
+    verdict = compared(hunt, x, members) if anew else None
+    if verdict is not None and verdict.basis is not None:
+        words = f"{verdict.basis!r}, learned from the samples. {verdict.words}"
+        return Choice(verdict.basis, words, tried, 0, hunt.fits.ledger, hunt, verdict.family)
+    words = f"{basis!r}: {words}" if verdict is None else f"{basis!r}: {words} {verdict.words}"
+    return Choice(basis, words, tried, 0, hunt.fits.ledger, hunt)
+
+
+def _again(before: Choice, hunt: Hunt, x: PyTree) -> Choice:
+    """A learned family where it led: kept while nothing else is better there by more than a standard error."""
+    verdict = compared(hunt, x, before.candidates[before.pick].members, before.family)
+    ledger = hunt.fits.ledger
+    if verdict is None or verdict.basis is None:
+        return replace(before, ledger=ledger)
+    words = f"{before.words} Learned anew where that led: {verdict.words}"
+    return replace(before, basis=verdict.basis, words=words, ledger=ledger, family=verdict.family)
 
 
 def _of_categories(study: Study, domain: Finite, key: Array, ledger: Ledger) -> Choice | None:

@@ -2,7 +2,8 @@ r"""How learned bases learn their functions from a problem, so that few of them 
 
 The policies $y^\star(x, \cdot)$ at the decisions $x$ a solver meets are few among all functions of the context, however
 kinked each may be. ``Snapshot`` solves the lower level at some of these decisions and keeps the functions they share;
-``Neural`` trains a network to provide such functions. Both learn at ``problem.x0``; what was learned is kept in the
+``Neural`` trains a network to provide such functions; ``KernelFeatures`` and ``Rotated`` learn along which coordinates
+or directions the policy varies. All learn at ``problem.x0``; what was learned is kept in the
 recipe, as arrays, and is not learned again.
 """
 
@@ -20,18 +21,32 @@ from ..basis import (
     BSpline,
     Categorical,
     Chebyshev,
+    KernelFeatures,
     Neural,
+    Rotated,
     Snapshot,
     Tensor,
     TotalDegree,
     network,
     whiten,
 )
-from ..derivatives import oracles
+from ..covariates import (
+    KernelMap,
+    degrees_up_to,
+    fit_directions,
+    fit_kernel,
+    refreshed,
+    tune_kernel,
+    with_directions,
+    with_map,
+)
+from ..derivatives import Ledger, oracles
 from ..lower import DENSE_LIMIT, exact_lower, lower_minimiser, lower_objective, minimise
 from ..problem import LOOK_ROWS, Finite, Look, Problem, Samples, Study
 from ..programs import program
 from ..reduction import Bilevel, Reduced, reduce_study
+from .alternatives import Beginning
+from .hunt import Hunt
 
 _MOST_BACKGROUND = 1000  # the largest N d_y of a background chosen here
 _BACKGROUND_SHARE = 2  # a background takes half the functions that the samples support: it must not fit noise
@@ -49,7 +64,43 @@ def learn(basis: Basis, study: Study) -> Basis:
         return _learn_snapshot(basis, study)
     if isinstance(basis, Neural):
         return _learn_network(basis, study)
+    if isinstance(basis, KernelFeatures):
+        return _learn_kernel(basis, study)
+    if isinstance(basis, Rotated):
+        return _learn_directions(basis, study)
     return basis.with_parts(lambda part: learn(part, study))
+
+
+def _start(basis: Basis, study: Study) -> Beginning:
+    """What samples ask for at ``x0``, seen from a policy that is linear in the context."""
+    key = jax.random.key(0)
+    hunt, d = Hunt.on(study, key, Ledger.empty()), study.problem.domain.dimension
+    members = np.concatenate([np.zeros((1, d), int), np.eye(d, dtype=int)])[: hunt.most]
+    found = Beginning.at(hunt, study.problem.x0, members)
+    if found is None:
+        raise ValueError(f"{basis!r}: the lower level could not be minimised at x0; check lower, or move x0 or y0.")
+    return found
+
+
+def _learn_kernel(basis: KernelFeatures, study: Study) -> KernelFeatures:
+    """Tunes metric and scale on rows held out, then takes the functions from all."""
+    rows = _start(basis, study).responses
+    settings, count, _, _ = tune_kernel(rows, [basis.n], basis.kernel, basis.metric, basis.scale, basis.seed)
+    again = settings if basis.scale is not None else refreshed(rows, settings, basis.seed)
+    return with_map(basis, KernelMap.tuned(rows.u, again, count, basis.seed))
+
+
+def _learn_directions(basis: Rotated, study: Study) -> Rotated:
+    """Directions from gradients, refined with polynomials of growing degree, up to what the basis holds."""
+    d = study.problem.domain.dimension
+    if basis.k > d:
+        raise ValueError(f"Rotated: k = {basis.k} directions of a context with {d} coordinates; take at most {d}.")
+    start = _start(basis, study)
+    outer = fit_kernel(start.responses, "gaussian", ("isotropic",), None, 0)[1]
+    most = study.lower.contexts().supported(study.noisy)
+    degrees = [n for n in degrees_up_to(basis.k, most) if n < max(basis.basis.n, 3)] or [2]  # pyright: ignore
+    *_, found = fit_directions(start.leading(1.0), outer, basis.k, degrees)
+    return with_directions(basis, found)
 
 
 def _nearby(problem: Problem, count: int, spread: float, key: Array) -> list[PyTree[Array]]:

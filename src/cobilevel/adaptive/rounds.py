@@ -41,7 +41,7 @@ def solve_choosing(job: Job, key: Array) -> Solution:
         with job.chosen_on()[1]:
             again = choose_basis(study, study.at(solution.x).problem.x0, key, before=replace(choice, ledger=costs))
         costs = again.ledger
-        if again.functions <= choice.functions:
+        if not again.replaces(choice):
             break
         words = f"{again.words} (Chosen again at the solution with {choice.basis!r}.)"
         solution = _run_from(job.choosing(basis=words), again.basis, solution)

@@ -29,6 +29,12 @@ from .json_recipes import basis_from_json as basis_from_json
 from .json_recipes import basis_to_json as basis_to_json
 from .json_recipes import domain_to_json as domain_to_json
 from .json_recipes import same_recipe as same_recipe
+from .kernel_features import KERNELS as KERNELS
+from .kernel_features import METRICS as METRICS
+from .kernel_features import KernelFeatures as KernelFeatures
+from .kernel_features import kernel_profile as kernel_profile
+from .kernel_features import kernel_slope as kernel_slope
+from .kernel_features import squared_distances as squared_distances
 from .learned import Neural as Neural
 from .learned import Snapshot as Snapshot
 from .learned import network as network
@@ -40,6 +46,7 @@ from .one_hot import widened as widened
 from .richer import count_of as count_of
 from .richer import neighbours as neighbours
 from .richer import richer_basis as richer_basis
+from .rotated import Rotated as Rotated
 from .union import Union as Union
 from .whitening import Coordinates as Coordinates
 from .whitening import Orthonormal as Orthonormal

@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 from ..checks import positive, whole
 from .base import Basis, check_count, plain_integer
 
-_UNLEARNED = "{} has to learn its functions from a problem first: pass it to cb.solve or cb.reduce."
+UNLEARNED = "{} has to learn its functions from a problem first: pass it to cb.solve or cb.reduce."
 
 
-def _given(basis: Basis, **defaults: Any) -> str:
+def given_options(basis: Basis, **defaults: Any) -> str:
     """The options set otherwise than by default, in words."""
     options = {name: getattr(basis, name) for name in defaults}
     return "".join(f", {name}={value!r}" for name, value in options.items() if value is not defaults[name] != value)
@@ -69,7 +69,7 @@ class Snapshot(Basis):
 
     def evaluate(self, domain, xi):
         if self.rich is None or self.table is None:
-            raise RuntimeError(_UNLEARNED.format(self))
+            raise RuntimeError(UNLEARNED.format(self))
         phi = self.rich.evaluate(domain, xi)
         return phi @ self.table.astype(phi.dtype)
 
@@ -77,7 +77,7 @@ class Snapshot(Basis):
         return None
 
     def __repr__(self):
-        return f"Snapshot({self.n}{_given(self, background=None, decisions=8, spread=0.05)})"
+        return f"Snapshot({self.n}{given_options(self, background=None, decisions=8, spread=0.05)})"
 
 
 def network(layers: tuple[Array, ...], u: Float[Array, "... d"]) -> Float[Array, "... n"]:
@@ -130,14 +130,14 @@ class Neural(Basis):
 
     def evaluate(self, domain, xi):
         if not self.learned:
-            raise RuntimeError(_UNLEARNED.format(self))
+            raise RuntimeError(UNLEARNED.format(self))
         return network(self.layers, domain.reference(xi))
 
     def constant(self, domain):
         if not self.learned:
-            raise RuntimeError(_UNLEARNED.format(self))
+            raise RuntimeError(UNLEARNED.format(self))
         return np.eye(1, 1 + self.layers[-1].shape[1])[0]
 
     def __repr__(self):
         options = {part.name: part.default for part in fields(self) if part.name not in ("n", "layers")}
-        return f"Neural({self.n}{_given(self, **options)})"
+        return f"Neural({self.n}{given_options(self, **options)})"

@@ -23,5 +23,6 @@ from .linear_systems import positive_solve as positive_solve
 from .pointwise import hessian_product as hessian_product
 from .pointwise import local_model as local_model
 from .pointwise import lower_derivatives as lower_derivatives
+from .pointwise import lower_slopes as lower_slopes
 from .pointwise import upper_derivatives as upper_derivatives
 from .pointwise import value_and_slope as value_and_slope

@@ -39,3 +39,8 @@ def upper_derivatives(
     rows = jax.vmap(jax.value_and_grad(upper, argnums=(0, 1)), in_axes=(None, 0, 0, 0))
     values, (d1, d2) = rows(x, y, xi, eta)
     return values, d1, d2
+
+
+def lower_slopes(lower: Callable, x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> tuple[Float[Array, " n"], PyTree]:
+    """``(g, d2 g)`` sample by sample, at a ``y`` for each."""
+    return jax.vmap(jax.value_and_grad(lower, argnums=1), in_axes=(None, 0, 0, 0))(x, y, xi, eta)

@@ -25,6 +25,7 @@ from ..basis import (
 from ..problem import CONTEXTS_EACH, SAMPLES_EACH, Box, Domain, Interval
 from .decay import Decay
 from .diagnosis import Advice, Diagnosis
+from .many_dimensions import about_structure
 
 _DEPENDENT = 1e-4  # ratio of the extreme eigenvalues of E[Phi Phi^T] below which features count as nearly dependent
 _POOR, _GOOD = 1e-2, 1e-3  # a misfit of the policy that is worth more functions, and what these should reach
@@ -96,6 +97,8 @@ def advise(found: Diagnosis, seen: Seen) -> tuple[Advice, ...]:
     """What stands out, the gravest first."""
     said = _about_convexity(found) + _about_coverage(found, seen) + _about_samples(found, seen)
     said += _about_dependence(found, seen)
+    if found.structure is not None:
+        said += about_structure(found.basis, found.structure, found.functions)
     if found.decay is not None:
         said += _about_decay(found, found.decay, seen)
     return tuple(said)

@@ -5,7 +5,7 @@ reduced lower level is curved, and how fast the coefficients of the policy fall,
 """
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from ..basis import Basis, check_basis
+from ..covariates import Responses, structure_of
 from ..inference import natural_step
 from ..lower import lower_minimiser
 from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study, precision_for
@@ -53,17 +54,35 @@ def diagnose(
         return _diagnosis(Study.of(problem, samples, wanted), basis, x)
 
 
+@dataclass(frozen=True)
+class _Looked:
+    """What was found at one ``x``, and what advice on it rests on."""
+
+    found: Diagnosis
+    seen: Seen
+    responses: Responses | None
+
+    def advised(self) -> Diagnosis:
+        """With its structure in many dimensions, which takes a second or two, and advice."""
+        structure = None if self.responses is None else structure_of(self.responses, self.seen.supported)
+        found = replace(self.found, structure=structure)
+        return replace(found, advice=advise(found, self.seen))
+
+
 def _diagnosis(study: Study, basis: Basis, x: PyTree | None) -> Diagnosis:
     """What is measured, in the precision of the study."""
     endless = study.lower.endless
     study = study.finite(jax.random.key(0))
     reduced = _reduce(study, basis)
     if x is not None:
-        return _diagnose_at(study, reduced, basis, _point(study, x), endless)
-    found = [_diagnose_at(study, reduced, basis, point, endless) for point in _points(study, reduced)]
-    asked = [0 if one.decay is None else one.decay.length for one in found]
+        return _diagnose_at(study, reduced, basis, _point(study, x), endless).advised()
+    looked = [_diagnose_at(study, reduced, basis, point, endless) for point in _points(study, reduced)]
+    asked = [0 if one.found.decay is None else one.found.decay.length for one in looked]
     most = int(np.argmax(asked))
-    return found[0] if asked[most] <= asked[0] else replace(found[most], source=f"{found[most].source}, near x0")
+    if asked[most] <= asked[0]:
+        return looked[0].advised()
+    found = looked[most].advised()
+    return replace(found, source=f"{found.source}, near x0")
 
 
 def _points(study: Study, reduced: Reduced) -> list[PyTree]:
@@ -77,7 +96,7 @@ def _points(study: Study, reduced: Reduced) -> list[PyTree]:
     return [study.problem.x0, *(study.problem.bounds.project(point) for point in nearby)]
 
 
-def _diagnose_at(study: Study, reduced: Reduced, basis: Basis, x: PyTree, endless: bool) -> Diagnosis:
+def _diagnose_at(study: Study, reduced: Reduced, basis: Basis, x: PyTree, endless: bool) -> _Looked:
     functions, rank = reduced.basis.size, reduced.rank or 0
     contexts, xi = study.lower.contexts(), study.lower.draw_contexts(jax.random.key(0), LOOK_ROWS)
     distinct, u = contexts.distinct(), np.asarray(study.problem.domain.reference(xi), dtype=float)
@@ -107,7 +126,7 @@ def _diagnose_at(study: Study, reduced: Reduced, basis: Basis, x: PyTree, endles
         conditions=conditions_of(study.problem.domain, u, policy.decay),
     )
     seen = Seen(study.problem.domain, u, spectrum, study.noisy, contexts.supported(study.noisy))
-    return replace(found, advice=advise(found, seen))
+    return _Looked(found, seen, policy.responses)
 
 
 def _point(study: Study, x: PyTree | None) -> PyTree[Array]:

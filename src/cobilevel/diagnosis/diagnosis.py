@@ -7,6 +7,7 @@ from typing import Any
 
 from ..answer import html_block
 from ..basis import Basis
+from ..covariates import Structure
 from ..problem import Domain
 from .decay import Decay
 from .plot_decay import plot_decay
@@ -47,6 +48,8 @@ class Diagnosis:
       the policy that varies with each coordinate of the context, and its error.
     - `misfit`: how far the fitted policy is from the exact one, relative root mean square, where that can be had.
     - `conditions`: those of the convergence theorem for Chebyshev bases, as far as data can check them.
+    - `structure`: on a ``Box`` of four dimensions or more, how much of the policy is additive, in pairs of coordinates,
+      along few directions or in all of them, and how many functions these take.
     - `advice`: what to change; empty where nothing stands out.
     """
 
@@ -65,6 +68,7 @@ class Diagnosis:
     misfit: float | None
     conditions: Mapping[str, Condition]
     advice: tuple[Advice, ...] = ()
+    structure: Structure | None = None
 
     @property
     def condition(self) -> float:
@@ -101,6 +105,7 @@ class Diagnosis:
         ]
         if self.misfit is not None:
             rows.append(("misfit", f"the fitted policy is {self.misfit:.2g} of its size off the exact one"))
+        rows += [] if self.structure is None else [("structure", str(self.structure))]
         rows += [(name, f"{held[state.holds]}: {state.words}") for name, state in self.conditions.items()]
         return rows + ([("advice", str(line)) for line in self.advice] or [("advice", "nothing stands out.")])
 

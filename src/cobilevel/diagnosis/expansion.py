@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..basis import combine
+from ..covariates import FEWEST_DIMENSIONS, Responses
 from ..lower import exact_lower, law_is_known
 from ..problem import Box, Finite, Interval, Look, Study
 from ..programs import put
@@ -21,6 +22,7 @@ from .polynomial_fit import PolynomialFit, fit_polynomials
 
 _MULTIPLICATIONS = 2e10  # that exact solves at all points of a grid may take, about: some seconds
 _SOLVE_STEPS, _HESSIAN_Y = 100, 64  # evaluations of an exact solve, about, and the largest y whose Hessian it forms
+_FEWEST_RESPONSES = 200  # from which on the structure of a policy of many coordinates is looked at
 _DRAWS = 1024  # of noise at each context, where there is a sampler
 
 
@@ -29,7 +31,8 @@ class Expansion:
     """The policy by degree.
 
     `decay` and where it comes from, in words; `spread`: the share that varies with each coordinate of the context, and
-    the error of that, in several dimensions; `u`, `values`: reference points and exact policies, where there are any.
+    the error of that, in several dimensions; `u`, `values`: reference points and exact policies, where there are any;
+    `responses`: what single samples ask for, in many dimensions.
     """
 
     decay: Decay | None
@@ -37,6 +40,7 @@ class Expansion:
     spread: tuple[tuple[float, float], ...] = ()
     u: Float[np.ndarray, " n"] | None = None
     values: Float[np.ndarray, "n d"] | None = None
+    responses: Responses | None = None
 
     def misfit(self, reduced: Reduced, W: PyTree, ends: tuple[float, float]) -> float | None:
         """The relative root mean square error of the policy ``W Phi`` between two (reference) ends."""
@@ -151,7 +155,10 @@ def _from_fit(study: Study, x: PyTree, look: Look) -> Expansion:
         return Expansion(replace(decay, kinks=_placed(kinks, fit.study)), source)
     low = degree < decay.length  # the rest is noise; Chebyshev coefficients of these distinguish coordinates
     raw, moves = fit.in_chebyshev(low)
-    return Expansion(decay, source, tuple(_share(raw, moves, fit.table[low, j] > 0, fit.rms) for j in range(d)))
+    spread = tuple(_share(raw, moves, fit.table[low, j] > 0, fit.rms) for j in range(d))
+    many = isinstance(study.problem.domain, Box) and d >= FEWEST_DIMENSIONS and look.together == 1
+    responses = fit.responses() if many and len(fit.u) >= _FEWEST_RESPONSES else None
+    return Expansion(decay, source, spread, responses=responses)
 
 
 def _kinks_in(fit: PolynomialFit, degrees: int) -> tuple[Kink, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ..basis import Chebyshev, Tensor, TotalDegree
+from ..covariates import Responses
 from ..derivatives import Ledger, oracles
 from ..lower import lower_minimiser
 from ..problem import Box, Interval, Look, Problem, Study
@@ -28,7 +29,8 @@ class PolynomialFit:
     - `table`: the multi-index of each function; `r`: the way from Chebyshev polynomials to them.
     - `coefficients`, and `moves`: how each of the `groups` of samples moves them, scaled so that squares add up to
       the variance, by the sandwich formula $H^{-1} \mathrm{cov}(\partial_2 g\, \Phi) H^{-1} / n$.
-    - `values`, `steps`: the policy at the samples, and a Newton step ``d22 g^-1 d2 g`` of each sample from there.
+    - `values`, `steps`: the policy at the samples, and a Newton step ``d22 g^-1 d2 g`` of each sample from there;
+      `curvature`: the mean of ``d22 g``.
     """
 
     study: Study
@@ -40,6 +42,7 @@ class PolynomialFit:
     moves: Float[np.ndarray, "groups N dy"]
     values: Float[np.ndarray, "n dy"]
     steps: Float[np.ndarray, "n dy"]
+    curvature: Float[np.ndarray, "dy dy"]
 
     @property
     def groups(self) -> int:
@@ -58,6 +61,10 @@ class PolynomialFit:
     def response(self) -> Float[np.ndarray, "n dy"]:
         """What each sample alone asks for: the policy and a Newton step."""
         return self.values - self.steps
+
+    def responses(self) -> Responses:
+        """The same in the units of the lower objective."""
+        return Responses.of(self.u, self.response(), self.curvature, self.weight / self.weight.sum())
 
     def in_chebyshev(self, low: np.ndarray) -> tuple[Float[np.ndarray, "K dy"], Float[np.ndarray, "groups K dy"]]:
         """Coefficients and moves of some of the functions, the first ones, in Chebyshev polynomials."""
@@ -119,5 +126,6 @@ def fit_polynomials(study: Study, x: PyTree, look: Look) -> PolynomialFit:
         coefficients=coefficients,
         moves=moves.reshape(groups, -1, d_y),
         values=phi @ coefficients,
+        curvature=hessian[:d_y, :d_y],
         steps=np.linalg.lstsq(hessian[:d_y, :d_y], slopes.T, rcond=None)[0].T,  # the first function is 1: E[d22 g]
     )
