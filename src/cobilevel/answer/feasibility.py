@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-_MOST_NAMED = 5  # constraints that are named when printed
+_LISTED_ACTIVE = 5  # constraints that are named when printed
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Feasibility:
         said.append(f"constraints: {met}; smoothing them costs the lower objective {self.price:.2g} at most.")
         active = [_where(row) for row in self.active]
         if active:
-            more = f", and {len(active) - _MOST_NAMED} more" if len(active) > _MOST_NAMED else ""
-            said.append(f"active: {'; '.join(active[:_MOST_NAMED])}{more}.")
+            more = f", and {len(active) - _LISTED_ACTIVE} more" if len(active) > _LISTED_ACTIVE else ""
+            said.append(f"active: {'; '.join(active[:_LISTED_ACTIVE])}{more}.")
         return said
 
     @staticmethod

@@ -24,7 +24,7 @@ def _local(basis: Basis) -> bool:
     return isinstance(basis, Categorical) or (isinstance(basis, ProductBasis) and basis.local)
 
 
-def _pairs(parts: Any) -> tuple[tuple[str, Any], ...]:
+def _named_parts(parts: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((str(name), basis) for name, basis in (parts.items() if isinstance(parts, Mapping) else parts))
 
 
@@ -50,7 +50,7 @@ class Components(Basis):
     means: tuple[Float[Held, " n"] | None, ...] | None
 
     def __init__(self, parts: Any = (), coupling: Any = Tensor(), means: Any = None, **named: Any):  # noqa: B008
-        self.parts = (*_pairs(parts), *_pairs(named))
+        self.parts = (*_named_parts(parts), *_named_parts(named))
         self.coupling, self.means = coupling, None if means is None else tuple(means)
 
     def __check_init__(self):
