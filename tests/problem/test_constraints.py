@@ -77,6 +77,9 @@ def test_a_solution_with_constraints_is_saved_and_loaded(boxed, tmp_path):
     assert again.feasibility == boxed.feasibility
     assert again.smoothing.to_json() == boxed.smoothing.to_json()
     assert repr(again) == repr(boxed)
+    for others in ([cb.Bounds(0.0, 2.0)], None):
+        with pytest.raises(ValueError, match="was solved under 6 inequalities"):
+            cb.load(tmp_path / "run.npz", problem(others))
 
 
 def test_the_active_ones_are_named_with_where(boxed):

@@ -108,3 +108,17 @@ def test_the_page_on_contexts_runs_and_is_right(promotion):
         wanted = 5 + at["weather"] - np.cos(2 * np.pi * at["hour"] / 24) + np.array([2, 0, 2]) - 0.8 * float(found.x)
         np.testing.assert_allclose(found.policy(at), wanted, atol=0.15)
     assert names["additive"].basis.size == 11
+
+
+def test_the_page_on_constraints_runs_and_is_right(promotion):
+    """Flows are in proportion to capacities, until a road is full."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "constraints.md").read_text(), re.S)
+    names: dict = {}
+    exec(code, names)
+    found, demand = names["solution"], np.linspace(0.2, 1, 50)
+    capacity, flow = np.asarray(found.x), np.asarray(found.policy(demand))
+    np.testing.assert_allclose(flow.sum(axis=1), demand, atol=1e-12)
+    first = np.clip(demand * capacity[0] / capacity.sum(), demand - 0.55, 0.55)
+    np.testing.assert_allclose(flow[:, 0], first, atol=0.01)
+    assert found.converged
+    assert found.feasibility.active[0].name == "y[0] <= 0.55"

@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
-from ..problem import Form, Problem, Smoothing, double, form_of, in_double, kept_digits
+from ..problem import Form, Problem, Smoothing, constraint_names, double, form_of, in_double, kept_digits
 from .feasibility import Feasibility
 from .plot_policy import plot_policy
 from .result import Result
@@ -317,6 +317,7 @@ def _loaded(
     known = None if words is None else from_file(words, under("uncertainty/"))
     stats, choices, history = document["stats"], document["choices"], under("history/")
     smoothing, met = document.get("smoothing"), document.get("feasibility")
+    _check_same_inequalities(path, document, problem)
     return Solution(
         x, W, fitted, result, history, stats, choices, state, detail,
         inference=known,
@@ -333,3 +334,15 @@ def _ending(document: dict[str, Any]) -> tuple[Result, str]:
         return Result[words], document["detail"]
     result = Result.from_words(words)
     return result, words.removeprefix(result).strip() if words.startswith(result) else ""
+
+
+def _check_same_inequalities(path: str | Path, document: dict[str, Any], problem: Problem) -> None:
+    """Raises where a solution was found under other inequalities on ``y`` than the problem has."""
+    names, smoothing, met = constraint_names(problem), document.get("smoothing"), document.get("feasibility")
+    count = 0 if smoothing is None else len(smoothing["units"])
+    saved = names[:count] if met is None else [row["name"] for row in met["rows"]]
+    if len(names) != count or saved != names:
+        raise ValueError(
+            f"{path} was solved under {count} inequalities ({', '.join(saved[:4])}), and this problem has {len(names)} "
+            f"({', '.join(names[:4])}): load it with the problem it was solved for."
+        )

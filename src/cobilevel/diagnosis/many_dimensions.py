@@ -9,7 +9,6 @@ from ..covariates import Structure
 from .diagnosis import Advice
 
 _ENOUGH = 0.98  # share of the policy's variance from which on a simpler family will do
-_NETWORK = 16  # functions of a network that is advised
 
 
 def about_structure(basis: Basis, structure: Structure, functions: int) -> list[Advice]:
@@ -25,8 +24,6 @@ def about_structure(basis: Basis, structure: Structure, functions: int) -> list[
     shares = ", ".join(f"{_EXPLAINING[one]} {share:.0%}" for one, (share, _) in structure.explained.items())
     what = f"of the policy's variance, held out, {shares} is explained"
     remedy = f"{structure.functions[name]} functions will do: {better!r}"
-    if name == "all":
-        remedy += f"; or {Neural(_NETWORK)!r}, which takes longer"
     return [Advice(what, remedy, basis=better)]
 
 

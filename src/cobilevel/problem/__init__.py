@@ -41,6 +41,7 @@ from .propose import domain_of as domain_of
 from .smoothing import Smoothing as Smoothing
 from .standard_form import Constrained as Constrained
 from .standard_form import Form as Form
+from .standard_form import constraint_names as constraint_names
 from .standard_form import form_of as form_of
 from .study import Study as Study
 from .study import precision_for as precision_for

@@ -123,7 +123,7 @@ def form_of(problem: Problem) -> Form:
     form = _form(problem)
     if form.right is None:
         return form
-    right, middle = form.right, problem.domain.place(jnp.zeros(problem.domain.dimension))
+    right, middle = form.right, _some_context(problem)
     args, stated = (problem.x0, None, middle, None), Unpacked(lambda x, u, xi, eta: right(x, xi), problem.domain)
     return replace(form, right=_Right(trace_objective(stated, args, first_derivatives)))
 
@@ -136,7 +136,7 @@ def standard_form(problem: Problem, upper: Level, level: Level) -> tuple[Problem
     _check_consistent(problem, form, rows)
     free = replace(problem, y0=form.enter(problem.y0), constraints=(), smoothing=None)
     example = level.example(min(_CHECKED, level.count or _CHECKED))
-    slacks, names = Slacks(problem.constraints, form), _names(problem, example)
+    slacks, names = Slacks(problem.constraints, form), _slack_names(problem, np.asarray(example.xi)[0])
     first = lambda rows: (problem.x0, free.y0, *jax.tree.map(lambda a: np.asarray(a)[0], (rows.xi, rows.eta)))
     trace = lambda function, rows: trace_objective(Unpacked(function, problem.domain), first(rows), first_derivatives)
     seen = trace(lambda x, u, xi, eta: slacks(x, u, xi), example)
@@ -208,9 +208,19 @@ def _check_consistent(problem: Problem, form: Form, rows: Samples) -> None:
         )
 
 
-def _names(problem: Problem, rows: Samples) -> list[str]:
-    """All slacks in words; raises where a constraint fails on one context, or has a shape of its own."""
-    xi, found = np.asarray(rows.xi)[0], []
+def constraint_names(problem: Problem) -> list[str]:
+    """All inequalities in words, for a problem without data at hand."""
+    return _slack_names(problem, np.asarray(_some_context(problem)))
+
+
+def _some_context(problem: Problem) -> Array:
+    """The middle of the domain."""
+    return problem.domain.place(jnp.zeros(problem.domain.dimension))
+
+
+def _slack_names(problem: Problem, xi: Any) -> list[str]:
+    """All slacks in words; raises where a constraint fails on one context."""
+    found = []
     y = problem.y0
     for one in problem.constraints:
         try:
