@@ -145,13 +145,13 @@ def standard_form(problem: Problem, upper: Level, level: Level) -> tuple[Problem
     if names and not isinstance(smoothing, Smoothing):
         share = SHARE if smoothing is None else float(smoothing)
         smoothing = smoothing_for(objective, seen, names, free, example, share)
-    right = form.right
+    traced_upper, right = trace(Stated(problem.upper, form), upper.example()), form.right
     if right is not None:
         form = replace(form, right=_Right(trace(lambda x, u, xi, eta: right(x, xi), example)))
     constrained, lower = Constrained(form, seen, smoothing, objective, tuple(names)), objective
     if smoothing is not None:
         constrained, lower = constrained.smoothed(smoothing, first(example))
-    return replace(free, upper=trace(Stated(problem.upper, form), upper.example()), lower=lower), constrained
+    return replace(free, upper=traced_upper, lower=lower), constrained
 
 
 class _Right(eqx.Module):
