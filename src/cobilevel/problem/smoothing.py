@@ -22,7 +22,7 @@ from .problem import Problem
 
 SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
 _UNIT_ROWS = 256  # samples from which units are taken
-_PROBES = 16  # random ones, along which slopes and curvatures are taken
+_PROBES = 64  # directions along which slopes and curvatures are taken; at random where y has more
 _STRONGER = 1  # times what typical samples show: forces of the objective that the barrier withstands above its floor
 _BROAD = 1e100  # slacks beyond count as none
 
@@ -72,17 +72,15 @@ class Smoothing(eqx.Module):
         new = (self.weight / factor, self.floor / factor, self.width / factor**0.5)
         return replace(self, weight=new[0], floor=new[1], width=new[2], share=self.share / factor)
 
-    def stiffer(self, factor: float) -> "Smoothing":
-        """The same weight with a lower floor: it withstands forces so many times as strong."""
-        return replace(self, floor=self.floor / factor)
-
 
 @program
 def _slopes_at_start(lower: Any, slack: Any, problem: Problem, rows: Samples, key: Array) -> tuple[Array, ...]:
     """At the start: slacks; mean squares of their slopes; of the objective's slope; its mean curvature; mean squares of
     the objective's slope along each constraint's, times its length."""
     flat, unravel = ravel_pytree(problem.y0)
-    directions = jax.random.normal(key, (_PROBES, len(flat)), flat.dtype)
+    directions = len(flat) ** 0.5 * jnp.eye(len(flat), dtype=flat.dtype)  # means of squares along these are exact
+    if len(flat) > _PROBES:
+        directions = jax.random.normal(key, (_PROBES, len(flat)), flat.dtype)
 
     def along(direction, xi, eta):
         step = unravel(direction)
