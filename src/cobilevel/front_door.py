@@ -14,6 +14,7 @@ from .checks import positive, whole
 from .iteration import Job, Solver
 from .judge import rounding_error
 from .keys import as_key, split_key
+from .lower import with_barrier
 from .problem import Data, Problem, Study, never_seen, precision_for
 from .reduction import Reduced, reduce_study
 from .solvers import Newton
@@ -64,7 +65,7 @@ def solve(
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
     problem = _with_barrier(problem, chosen, resume)
     with wanted.context():
-        study = Study.of(problem, samples, wanted)
+        study = with_barrier(Study.of(problem, samples, wanted))
         for_stream, for_basis, for_solver = split_key(as_key(key), 3)
         choices = {}
         if solver is None:
@@ -85,10 +86,10 @@ def solve(
 
 def _with_barrier(problem: Problem, solver: Any, resume: Solution | None) -> Problem:
     """The problem with the barrier of the run that is gone on with; on batches, a softer one than for Newton."""
-    if not problem.constraints:
-        return problem
     if resume is not None:
         return as_solved(problem, resume)
+    if not problem.constraints:
+        return problem
     return problem if problem.smoothing is not None or isinstance(solver, Newton) else problem.smoothed(_SOFTER)
 
 
@@ -116,7 +117,7 @@ def _careful(problem: Problem, samples: Data, study: Study) -> Study | None:
         return None
     wanted = precision_for(problem, samples)
     with wanted.context():
-        return Study.of(problem, samples, wanted) if wanted.dtype == np.float64 else None
+        return with_barrier(Study.of(problem, samples, wanted)) if wanted.dtype == np.float64 else None
 
 
 def _rounding_words(problem: Problem, solution: Solution, samples: Data, study: Study, why: str) -> str:
@@ -157,7 +158,7 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
     - `samples`: ``Samples``, ``Product``, ``Levels`` or ``Stream``.
     """
     check_basis(basis)
-    study = Study.of(problem, samples)
+    study = with_barrier(Study.of(problem, samples))
     return reduce_study(study, learn(basis, study))
 
 

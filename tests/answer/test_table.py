@@ -90,9 +90,29 @@ def test_boxes_and_vectors_of_a_finite_domain():
     xi = np.stack([XI, 1 - XI], axis=1)
     for domain in (cb.Box([0.0, 0.0], [1.0, 1.0]), cb.Finite(xi)):
         found = lifted(domain, xi, jnp.zeros(()), jnp.array([1.0, 10.0]), basis)
-        for contexts in (xi[:2], {"b": xi[:2, 0], "a": xi[:2, 1]}):
+        by_name = {"b": xi[:2, 0], "a": xi[:2, 1]}
+        if isinstance(domain, cb.Box):  # which has no names to tell columns apart by
+            for use in (found.table, found.policy):
+                with pytest.raises(TypeError, match="have no names"):
+                    use(by_name)
+        for contexts in (xi[:2],) if isinstance(domain, cb.Box) else (xi[:2], by_name):
             table = found.table(contexts)
             assert list(table)[2:] == ["y", "in_domain"]
             np.testing.assert_allclose(table["y"], xi[:2] @ [1.0, 10.0])
             assert table["in_domain"].all()
         np.testing.assert_array_equal(found.table([[5.0, 0.0]])["in_domain"], [False])
+
+
+def test_all_of_y_is_in_the_table_under_equalities():
+    """What the basis holds has a component less than ``y``."""
+    stated = cb.Problem(
+        lambda x, y, xi, eta: jnp.sum(y**2) + x**2, lambda x, y, xi, eta: jnp.sum((y - x) ** 2),
+        0.1, jnp.zeros(3), cb.Interval(0.0, 1.0), constraints=[cb.Simplex()],
+    )  # fmt: skip
+    reduced = cb.reduce(stated, cb.Chebyshev(2), cb.Samples(XI))
+    found = reduced.lift(reduced.x0, reduced.W0)
+    table = found.table(XI[:4])
+    assert list(table) == ["xi", "y[0]", "y[1]", "y[2]", "in_domain"]
+    np.testing.assert_allclose(np.stack([table[f"y[{k}]"] for k in range(3)], axis=1), found.policy(XI[:4]))
+    assert len(found.plot().axes[0].lines) >= 3
+    assert list(found.table(XI[:0])) == ["xi", "y[0]", "y[1]", "in_domain"] or len(found.table(XI[:0])["xi"]) == 0

@@ -78,7 +78,7 @@ def test_a_solution_with_constraints_is_saved_and_loaded(boxed, tmp_path):
     assert again.smoothing.to_json() == boxed.smoothing.to_json()
     assert repr(again) == repr(boxed)
     for others in ([cb.Bounds(0.0, 2.0)], None):
-        with pytest.raises(ValueError, match="was solved under 6 inequalities"):
+        with pytest.raises(ValueError, match="was found under other constraints"):
             cb.load(tmp_path / "run.npz", problem(others))
 
 
@@ -188,7 +188,7 @@ def test_the_units_of_a_constraint_do_not_matter():
     assert all(one.converged for one in found)
     for one in found:
         np.testing.assert_allclose(one.x, found[1].x, rtol=1e-4)
-        assert one.feasibility.rows[0].name == "h(x, y, xi) <= 0"
+        assert one.feasibility.rows[0].name == "constraints[0]: h(x, y, xi) <= 0"
 
 
 def test_constraints_that_cannot_be_met_are_named_with_the_context():
@@ -223,12 +223,99 @@ def test_what_is_no_constraint_is_refused():
     for wrong, message in (([3.0], "list of"), ([cb.Bounds], "list of"), ("y >= 0", "list of")):
         with pytest.raises(TypeError, match=message):
             problem(wrong)
+    for lo, hi, message in (
+        (np.nan, 1.0, "numbers that y can meet"),
+        (np.inf, None, "can meet"),
+        (2.0, 1.0, "above hi"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            problem([cb.Bounds(lo, hi)])
+    with pytest.raises(ValueError, match="one number"):
+        cb.Simplex(np.ones(3))
+    with pytest.raises(ValueError, match="row 1 of A is zero"):
+        cb.Equalities([[1.0, 0.0], [0.0, 0.0]])
     with pytest.raises(ValueError, match="bounds nothing"):
         problem([cb.Bounds()])
     with pytest.raises(ValueError, match="smoothing"):
         problem(BOX, smoothing=0.0)
     with pytest.raises(ValueError, match="one row an equality"):
         cb.Equalities(np.ones(3))
+
+
+def test_neither_the_start_nor_a_far_bound_sets_the_barrier():
+    """The policy and the price are the same from any start, and whatever a bound that is never reached is."""
+    aim = lambda x, y, xi, eta: (y - 3 * xi) ** 2
+    judge = lambda x, y, xi, eta: (x - 0.5) ** 2 + 0.01 * y**2
+    exact, places = np.minimum(3 * FRESH, 2.0), FRESH
+    prices = []
+    for y0, far in ((0.0, -9.0), (50.0, -9.0), (1e6, -9.0), (0.0, -1e6)):
+        stated = cb.Problem(judge, aim, 0.4, y0, LINE, constraints=[cb.Bounds(far, 2.0)])
+        found = cb.solve(stated, cb.Samples(XI), basis=cb.Chebyshev(20))
+        assert np.abs(np.asarray(found.policy(places)) - exact).max() < 0.05, (y0, far)
+        prices.append(found.feasibility.price)
+    np.testing.assert_allclose(prices, prices[0], rtol=0.2)
+
+
+def test_a_disc_around_the_start_is_a_constraint():
+    """Its slope vanishes there, and nowhere else."""
+    stated = cb.Problem(
+        lambda x, y, xi, eta: (x - 0.5) ** 2 + 0.01 * jnp.sum(y**2),
+        lambda x, y, xi, eta: jnp.sum((y - jnp.stack([2 * xi, 1.0])) ** 2),
+        0.4, jnp.zeros(2), LINE, constraints=[lambda x, y, xi: jnp.sum(y**2) - 1],
+    )  # fmt: skip
+    found = cb.solve(stated, cb.Samples(XI), basis=cb.Chebyshev(20))
+    wanted = np.stack([2 * FRESH, np.ones_like(FRESH)], axis=1)
+    wanted /= np.linalg.norm(wanted, axis=1)[:, None]
+    np.testing.assert_allclose(found.policy(FRESH), wanted, atol=0.02)
+
+
+def test_noise_under_constraints_does_not_run_the_basis_up():
+    rng = np.random.default_rng(3)
+    xi = rng.uniform(size=800)
+    eta = 2 * xi + 0.3 * rng.normal(size=800)
+    stated = cb.Problem(
+        lambda x, y, xi, eta: (y - 0.6 * eta) ** 2 + 0.05 * x**2, lambda x, y, xi, eta: (y - x * eta) ** 2,
+        1.0, 0.5, LINE, constraints=[cb.Bounds(0.3, 0.8)],
+    )  # fmt: skip
+    found = cb.solve(stated, cb.Samples(xi, eta))
+    assert 4 <= found.basis.size <= 20
+    exact = np.clip(2 * float(found.x) * FRESH, 0.3, 0.8)
+    assert np.sqrt(np.mean((np.asarray(found.policy(FRESH)) - exact) ** 2)) < 0.03
+    assert 5e-4 < float(found.standard_error) < 1e-2  # twenty resamplings gave 0.003
+
+
+def test_a_run_goes_on_under_its_own_constraints_only(boxed):
+    for others in ([cb.Bounds(-0.1, 0.1)], None):
+        with pytest.raises(ValueError, match="was found under other constraints"):
+            cb.solve(problem(others), cb.Samples(XI), basis=cb.Chebyshev(20), resume=boxed)
+        with pytest.raises(ValueError, match="was found under other constraints"):
+            cb.evaluate(problem(others), boxed, cb.Samples(XI))
+
+
+def test_equalities_are_told_apart_by_their_numbers(tmp_path):
+    stated = lambda A, b: problem([cb.Equalities(A, b)])
+    reduced = cb.reduce(stated([[1.0, 2.0, 3.0]], 1.0), cb.Chebyshev(3), cb.Samples(XI))
+    path = reduced.lift(reduced.x0, reduced.W0).save(tmp_path / "run.npz")
+    cb.load(path, stated([[2.0, 4.0, 6.0]], 2.0))  # the same, in other units
+    for A, b in (([[1.0, 2.0, 3.0]], 5.0), ([[3.0, -1.0, 0.0]], 1.0)):
+        with pytest.raises(ValueError, match="was found under other constraints"):
+            cb.load(path, stated(A, b))
+
+
+def test_rows_of_equalities_in_other_units_count():
+    A, b = [[1.0, 1.0, 1.0], [1e-11, -1e-11, 0.0]], np.array([1.0, 1e-11])
+    reduced = cb.reduce(problem([cb.Equalities(A, b)]), cb.Chebyshev(3), cb.Samples(XI))
+    y = np.asarray(reduced.lift(reduced.x0, reduced.W0).policy(FRESH))
+    np.testing.assert_allclose(y[:, 0] - y[:, 1], 1, atol=1e-9)
+
+
+def test_equalities_that_contradict_each_other_at_the_solution():
+    """They agree at ``x0``, and the upper level leads away from it."""
+    both = cb.Equalities(np.ones((2, 3)), lambda x, xi: jnp.stack([1.0, 2 * x[0]]))
+    stated = cb.Problem(lambda x, y, xi, eta: jnp.sum((x - 2) ** 2), lower, X0, Y0, LINE, constraints=[both])
+    with pytest.warns(UserWarning, match="contradict each other, for this x"):
+        found = cb.solve(stated, cb.Samples(XI), basis=cb.Chebyshev(3))
+    assert found.result == cb.Result.INFEASIBLE
 
 
 def test_constraints_see_the_parts_of_a_mixed_context():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..basis import Basis, BSpline, Categorical, Orthonormal, basis_of
+from ..basis import Axes, Basis, BSpline, Categorical, Orthonormal, basis_of
 from ..derivatives import Ledger
 from ..problem import LOOK_ROWS, Finite, Periodic, Study
 from .alternatives import Family, compared
@@ -22,6 +22,7 @@ _FITTED_SHARE = 0.8  # of the samples looked at; the others are held out
 _GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth more functions
 _STABLE = 3  # polynomials are stable up to about the square root of so many times the samples
 _SPLINES_EACH = 1.5  # splines that do what a polynomial does
+_FURTHER = 4  # candidates beyond the one that held-out samples prefer
 _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each a policy of its own
 
 
@@ -95,6 +96,8 @@ def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = No
         found = _of_categories(study, domain, key, ledger)
         if found is not None:
             return found
+    if study.noisy and study.constrained is not None and study.constrained.smoothing is not None:
+        return _by_held_out(study, x, key, ledger)
     hunt = Hunt.on(study, key, ledger) if before is None or before.hunt is None else before.hunt.afresh()
     if before is not None and before.family is not None:
         return _again(before, hunt, x)
@@ -113,6 +116,22 @@ def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = No
         return Choice(verdict.basis, words, tried, 0, hunt.fits.ledger, hunt, verdict.family)
     words = f"{basis!r}: {words}" if verdict is None else f"{basis!r}: {words} {verdict.words}"
     return Choice(basis, words, tried, 0, hunt.fits.ledger, hunt)
+
+
+def _by_held_out(study: Study, x: PyTree, key: Array, ledger: Ledger) -> Choice:
+    """As few functions as held-out samples find as good as more: under a barrier, what is left has forces of the
+    constraints in it, and tests of it against noise say little."""
+    search = Search.on(study, key)
+    past = lambda found: search.pick(found)[0] < len(found) - _FURTHER
+    found, _, ledger = search.climb(x, Axes.of(study.problem.domain).up_to(0), ledger, past)
+    if not found:
+        members = Axes.of(study.problem.domain).up_to(1)
+        tried, pick = (Candidate(members, np.zeros(0), np.zeros(0), np.nan),), 0
+    else:
+        tried, pick = tuple(found), search.pick(found)[0]
+    basis = basis_of(tried[pick].members, study.problem.domain)
+    sizes = f"of up to {len(tried[-1].members)} functions, as good on {len(search.split.held)} samples held out as any"
+    return Choice(basis, f"{basis!r}: {sizes}, with the constraints smoothed.", tried, pick, ledger)
 
 
 def _again(before: Choice, hunt: Hunt, x: PyTree) -> Choice:

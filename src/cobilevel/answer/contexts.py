@@ -99,8 +99,21 @@ class ContextRows:
     frame: Frame | None = None
 
 
+def packed_by_name(domain: Domain, xi: Any) -> Any:
+    """Contexts as one array; raises where they come by name and the domain has none, since their order may differ."""
+    if isinstance(domain, Box) and (isinstance(xi, Mapping) or is_frame(xi)):
+        raise TypeError(
+            f"contexts of {domain!r} have no names, so columns cannot be told apart by theirs. Pass an array with the "
+            "columns in the order in which they were solved with, such as df[['a', 'b']].to_numpy(); or state the "
+            "domain by name, cb.Mixed(a=cb.Interval(lo, hi), ...)."
+        )
+    return domain.pack(xi)
+
+
 def context_rows(domain: Domain, contexts: Any, caller: str) -> ContextRows:
     """Contexts as an array, a dict of columns or a data frame, one a row; what the domain does not know is NaN."""
+    if isinstance(domain, Box):
+        packed_by_name(domain, contexts)
     axes = axes_of(domain)
     if len(axes) < domain.dimension:  # vectors of which there are finitely many
         axes = [ContextAxis(f"xi[{j}]", domain) for j in range(domain.dimension)]

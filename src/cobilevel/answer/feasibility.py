@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+_RARELY = 0.005  # of the samples: less often, a constraint does not count as active
 _LISTED_ACTIVE = 5  # constraints that are named when printed
 
 
@@ -45,7 +46,7 @@ class Feasibility:
     @property
     def active(self) -> tuple[Met, ...]:
         """The inequalities that are active somewhere, those that are so most often first."""
-        return tuple(sorted((row for row in self.rows if row.active > 0), key=lambda row: -row.active))
+        return tuple(sorted((row for row in self.rows if row.active >= _RARELY), key=lambda row: -row.active))
 
     def words(self) -> list[str]:
         """For printing."""
@@ -54,12 +55,11 @@ class Feasibility:
             said.append(f"equalities: {self.equalities}, eliminated: the policy meets them everywhere, to rounding.")
         if not self.rows:
             return said
-        met = "met at all samples and fresh contexts"
-        if max(self.largest, self.largest_fresh) > 0:
-            met = (
-                f"violated by {self.largest:.2g} at most at the samples (mean {self.mean:.2g}), by "
-                f"{self.largest_fresh:.2g} at fresh contexts (mean {self.mean_fresh:.2g}), in units of y"
-            )
+        size = lambda largest, mean: f"violated by {largest:.2g} at most (mean {mean:.2g})" if largest > 0 else "met"
+        met = (
+            f"{size(self.largest, self.mean)} at the samples, {size(self.largest_fresh, self.mean_fresh)} at fresh "
+            "contexts, in units of y"
+        )
         said.append(f"constraints: {met}; smoothing them costs the lower objective {self.price:.2g} at most.")
         active = [_where(row) for row in self.active]
         if active:

@@ -52,7 +52,8 @@ class Slice:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the components of ``y``."""
-        return component_names(self.solution.W)
+        middle = self.solution.basis.domain.place(np.zeros((1, self.solution.basis.domain.dimension)))
+        return component_names(self.solution.policy(middle))
 
 
 def plot_policy(solution: Any, over: Any, at: Mapping[str, Any] | None, samples: Any) -> Any:

@@ -13,10 +13,12 @@ from jaxtyping import Array, PyTree
 
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
-from ..problem import Form, Problem, Smoothing, constraint_names, double, form_of, in_double, kept_digits
+from ..problem import Form, Problem, Smoothing, double, form_of, in_double, kept_digits
+from .contexts import packed_by_name
 from .feasibility import Feasibility
 from .plot_policy import plot_policy
 from .result import Result
+from .same_constraints import check_constraints
 from .summary import in_notebook, printed, summarised
 from .table import policy_table
 from .uncertainty import Uncertainty, from_file, like_x, to_file, unknown
@@ -54,7 +56,7 @@ class Solution:
     - `choices`: what the library chose for the user, in words.
     - `inference`: what `uncertainty` is, or computes it.
     - `form`, `smoothing`: where ``y`` is constrained, how it follows from the unknown that `W` belongs to, and the
-      barrier in place of inequalities; `feasibility`: how far these are met.
+      barrier in place of inequalities; `feasibility`: how far these are met; `constraints`: all of them in words.
     - `precise`: `x`, `W` and the basis in double precision, where they come back in single; used to judge, save and go
       on.
     - `policy_noise`: computes what `policy_standard_error` gives; a solution from a file has none.
@@ -74,6 +76,7 @@ class Solution:
     form: Form | None = None
     smoothing: Smoothing | None = None
     feasibility: Feasibility | None = None
+    constraints: tuple[str, ...] = ()
     policy_noise: Callable[[Any], Any] | None = None
 
     @property
@@ -108,7 +111,7 @@ class Solution:
 
         Contexts as in the data: an array, strings, or a dict of columns, among which single values are repeated.
         """
-        xi = self.basis.domain.pack(xi)
+        xi = packed_by_name(self.basis.domain, xi)
         if self.precise is None or isinstance(xi, Tracer):
             return self._as_y(self.x, combine(self.basis(xi), self.W), xi)
         with double():
@@ -187,6 +190,7 @@ class Solution:
             "uncertainty": words,
             "smoothing": None if self.smoothing is None else self.smoothing.to_json(),
             "feasibility": None if self.feasibility is None else asdict(self.feasibility),
+            "constraints": list(self.constraints),
         }
         return archive.write(path, document, arrays)
 
@@ -249,7 +253,10 @@ def check_solution(problem: Problem, solution: Any) -> None:
 
 
 def as_solved(problem: Problem, solution: Any) -> Problem:
-    """The problem with the barrier that a solution was found with, where it has constraints that take one."""
+    """The problem with the barrier that a solution was found with, where it has constraints that take one; raises where
+    it was found under other constraints."""
+    if isinstance(solution, Solution):
+        check_constraints(problem, solution.constraints, "the solution")
     smoothing = getattr(solution, "smoothing", None)
     return problem if smoothing is None or not problem.constraints else problem.smoothed(smoothing)
 
@@ -317,13 +324,14 @@ def _loaded(
     known = None if words is None else from_file(words, under("uncertainty/"))
     stats, choices, history = document["stats"], document["choices"], under("history/")
     smoothing, met = document.get("smoothing"), document.get("feasibility")
-    _check_same_inequalities(path, document, problem)
+    check_constraints(problem, document.get("constraints", ()), str(path))
     return Solution(
         x, W, fitted, result, history, stats, choices, state, detail,
         inference=known,
         form=form,
         smoothing=None if smoothing is None else Smoothing.from_json(smoothing),
         feasibility=None if met is None else Feasibility.from_json(met),
+        constraints=tuple(document.get("constraints", ())),
     )  # fmt: skip
 
 
@@ -334,15 +342,3 @@ def _ending(document: dict[str, Any]) -> tuple[Result, str]:
         return Result[words], document["detail"]
     result = Result.from_words(words)
     return result, words.removeprefix(result).strip() if words.startswith(result) else ""
-
-
-def _check_same_inequalities(path: str | Path, document: dict[str, Any], problem: Problem) -> None:
-    """Raises where a solution was found under other inequalities on ``y`` than the problem has."""
-    names, smoothing, met = constraint_names(problem), document.get("smoothing"), document.get("feasibility")
-    count = 0 if smoothing is None else len(smoothing["units"])
-    saved = names[:count] if met is None else [row["name"] for row in met["rows"]]
-    if len(names) != count or saved != names:
-        raise ValueError(
-            f"{path} was solved under {count} inequalities ({', '.join(saved[:4])}), and this problem has {len(names)} "
-            f"({', '.join(names[:4])}): load it with the problem it was solved for."
-        )

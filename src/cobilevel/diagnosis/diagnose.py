@@ -17,7 +17,7 @@ from jaxtyping import Array, PyTree
 from ..basis import Basis, check_basis
 from ..covariates import Responses, structure_of
 from ..inference import natural_step
-from ..lower import lower_minimiser
+from ..lower import lower_minimiser, with_barrier
 from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study, precision_for
 from ..programs import put
 from ..reduction import Reduced, batch_of, reduce_study
@@ -51,7 +51,7 @@ def diagnose(
     """
     wanted = precision_for(problem, samples, precision)
     with wanted.context():
-        return _diagnosis(Study.of(problem, samples, wanted), basis, x)
+        return _diagnosis(with_barrier(Study.of(problem, samples, wanted)), basis, x)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Job:
 
     def chosen_on(self) -> tuple[Study, AbstractContextManager]:
         """The study on which a basis is chosen, and the precision that takes."""
-        return (self.study, nullcontext()) if self.careful is None else (self.careful, double())
+        return (self.study.softened(), nullcontext()) if self.careful is None else (self.careful.softened(), double())
 
     def at(self, x: PyTree) -> "Job":
         """The same job, starting from ``x``."""
@@ -88,7 +88,9 @@ class Job:
 def _inferred(study: Study, reduced: Reduced, x: PyTree) -> Uncertainty:
     """How well the samples determine ``x``, in the precision of the study."""
     with double() if study.dtype == np.float64 else nullcontext():
-        return infer(study, reduced.whitened(), x, study.problem.x0)
+        soft = study.softened()
+        reduced = reduced if soft is study else replace(reduced, problem=soft.problem)
+        return infer(soft, reduced.whitened(), x, study.problem.x0)
 
 
 def _errors_of_policy(study: Study, again: Callable[[], Reduced], found: Solution) -> Callable:

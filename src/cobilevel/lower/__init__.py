@@ -1,5 +1,6 @@
 """The lower level, exactly: minimised over coefficients or context by context, with the hypergradient there."""
 
+from .barrier import with_barrier as with_barrier
 from .constraints_met import feasibility_of as feasibility_of
 from .damped_newton import DENSE_LIMIT as DENSE_LIMIT
 from .damped_newton import Blocks as Blocks

@@ -12,12 +12,13 @@ from ..answer import Feasibility, Met, Solution
 from ..basis import combine
 from ..derivatives import local_model
 from ..keys import generator
-from ..problem import Constrained, Domain, Finite, Study
+from ..problem import Constrained, Domain, Finite, Interval, Study
 from ..programs import Held, program
 from .damped_newton import Dense, minimise
 
 _FRESH = 1000  # contexts between the observed ones
 _MEASURED_ROWS = 20_000  # samples at which violations are measured, at most
+_CONTRADICTION = 1e-6  # of the size of b: what no y can meet
 _FULL_CHECK = 200  # contexts at which it is asked whether the constraints can be met at all
 
 
@@ -59,8 +60,9 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
         return None, ""
     eliminated = 0 if constrained.form.inverse is None else constrained.form.inverse.shape[1]
     smoothing = constrained.smoothing
-    if smoothing is None:
-        return Feasibility(eliminated, 0.0, 0.0, 0.0, 0.0, 0.0), ""
+    missed = _equalities_missed(study, constrained, solution)
+    if smoothing is None or missed:
+        return Feasibility(eliminated, 0.0, 0.0, 0.0, 0.0, 0.0), missed
     rows = study.lower.example(_MEASURED_ROWS) if study.endless else study.lower.contexts()
     seen = jnp.asarray(rows.xi[:_MEASURED_ROWS])
     eta = jax.tree.map(lambda a: jnp.asarray(a)[0], study.lower.example().eta)
@@ -75,7 +77,7 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
     for k, name in enumerate(constrained.names):
         active = here[:, k] / units[k] < float(smoothing.width)
         where = None
-        if active.any() and domain.shape == ():
+        if active.any() and isinstance(domain, Interval):
             some = np.asarray(seen, float)[active]
             where = (float(some.min()), float(some.max()))
         worst = np.asarray(seen)[int(np.argmax(short[:, k]))].tolist() if short[:, k].max() > 0 else None
@@ -99,6 +101,20 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
     return record, _impossible_at(study, constrained, solution, seen, scaled, eta) if suspect else ""
 
 
+def _equalities_missed(study: Study, constrained: Constrained, solution: Solution) -> str:
+    """Where equalities contradict each other at the decision found, in words; at ``x0`` they do not."""
+    form = constrained.form
+    if form.right is None or form.matrix is None or not study.lower.count:
+        return ""
+    xi = jnp.asarray(study.lower.contexts().xi[:_FULL_CHECK])
+    b = np.asarray(jax.vmap(lambda one: form.right(solution.x, one))(xi), float)  # pyright: ignore[reportOptionalCall]
+    gap = np.abs(b - b @ (form.matrix @ np.asarray(form.inverse, float)).T).max(axis=1)
+    bad = gap > _CONTRADICTION * (1e-300 + np.abs(b).max(axis=1))
+    if not bad.any():
+        return ""
+    return f"(At xi = {np.asarray(xi)[int(np.argmax(bad))]} the equalities contradict each other, for this x.)"
+
+
 def _impossible_at(
     study: Study, constrained: Constrained, solution: Solution, xi: Array, short: np.ndarray, eta: PyTree
 ) -> str:
@@ -113,8 +129,9 @@ def _impossible_at(
         return ""
     first = int(np.argmax(lacking))
     name = constrained.names[int(np.argmin(left[first]))]
+    often = int(np.sum(lacking > float(smoothing.width) / 2))
     return (
         f"(At xi = {np.asarray(xi[worst[first]])} no y meets {name} together with the others: it is violated by at "
-        f"least {lacking[first]:.2g}. That is so at {int(np.sum(lacking > float(smoothing.width) / 2))} of the "
-        f"{len(worst)} contexts looked at.)"
+        f"least {lacking[first]:.2g}, shared with others. So it is at {often} of the {len(worst)} samples at which the "
+        "policy violates constraints most.)"
     )

@@ -38,10 +38,14 @@ from .precision import in_double as in_double
 from .precision import kept_digits as kept_digits
 from .problem import Problem as Problem
 from .propose import domain_of as domain_of
+from .smoothing import UNIT_ROWS as UNIT_ROWS
 from .smoothing import Smoothing as Smoothing
+from .smoothing import length_of as length_of
+from .smoothing import scales_at as scales_at
+from .smoothing import smoothing_from as smoothing_from
 from .standard_form import Constrained as Constrained
 from .standard_form import Form as Form
-from .standard_form import constraint_names as constraint_names
 from .standard_form import form_of as form_of
+from .standard_form import statement_of as statement_of
 from .study import Study as Study
 from .study import precision_for as precision_for

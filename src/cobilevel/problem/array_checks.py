@@ -99,6 +99,9 @@ def float_tree(tree: PyTree, argument: str) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: float_leaf(leaf, path_name(argument, path)), tree)
 
 
+_BOUNDED = " The basis lives on a bounded domain: choose bounds that hold every context you will ask for."
+
+
 def real_numbers(value: Any, argument: str) -> np.ndarray:
     """`value` as a finite NumPy array in double precision: an end of a domain, a parameter of a distribution."""
     array = np.asarray(value)
@@ -107,7 +110,7 @@ def real_numbers(value: Any, argument: str) -> np.ndarray:
     array = array.astype(float)
     if not np.all(np.isfinite(array)):
         raise ValueError(
-            f"{argument} must be finite, got {array}. The basis lives on a bounded domain: choose bounds that hold "
-            "every context you will ask for."
+            f"{argument} must be finite, got {array}."
+            + _BOUNDED * argument.startswith(("Interval", "Box", "Finite", "Periodic"))
         )
     return array

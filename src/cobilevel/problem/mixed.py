@@ -122,6 +122,7 @@ class Mixed(Domain):
                 f"cb.Mixed({unknown}=cb.Interval(lo, hi), ...)."
             )
         columns = [part.pack_column(xi[name], f"{where}[{name!r}]") for name, part in self.parts.items()]
+        columns = [part.wrap(c) for part, c in zip(self.parts.values(), columns, strict=True)]  # with all their digits
         floats = [np.dtype(c.dtype) for c in columns if np.ndim(c) and jnp.issubdtype(c.dtype, jnp.floating)]
         dtype = np.result_type(*floats) if floats else jnp.result_type(float)
         if any(isinstance(column, Tracer) for column in columns):

@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from ..checks import positive
@@ -83,8 +84,8 @@ class Problem(eqx.Module):
         self.domain = domain
         self.lower_noise = lower_noise
         self.constraints = as_constraints(constraints)
-        if isinstance(smoothing, int | float | str):
-            positive("smoothing", smoothing)
+        if smoothing is not None and not hasattr(smoothing, "weight"):
+            positive("smoothing", None if isinstance(smoothing, bool) or np.ndim(smoothing) else smoothing)
         self.smoothing = smoothing
         bounds = Bounds.of(x_bounds, self.x0)
         self.x_bounds = (bounds.lo, bounds.hi)

@@ -6,6 +6,7 @@ where its slacks stay above the floor its objective is within $m t$ of the const
 nothing breaks: any start is allowed, and any solver.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,10 @@ from .data import Samples
 from .problem import Problem
 
 SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
-_UNIT_ROWS = 256  # samples from which units are taken
+UNIT_ROWS = 128  # samples from which units are taken
 _PROBES = 64  # directions along which slopes and curvatures are taken; at random where y has more
-_STRONGER = 1  # times what typical samples show: forces of the objective that the barrier withstands above its floor
+_STRONGER = 2  # times what is typical: forces that the barrier withstands above its floor
+_HARDLY = 1e-6  # of the distance from the constraints: below, a policy does not vary
 _BROAD = 1e100  # slacks beyond count as none
 
 
@@ -73,56 +75,77 @@ class Smoothing(eqx.Module):
         return replace(self, weight=new[0], floor=new[1], width=new[2], share=self.share / factor)
 
 
+class BarrierScales(eqx.Module):
+    """What a barrier is measured by, at some samples: their slacks; of each slack the mean square of its slope, and of
+    the objective's slope along it; the objective's mean curvature; how far ``y`` lies from its mean, coordinate by
+    coordinate."""
+
+    slack: Float[Array, "n m"]
+    change: Float[Array, " m"]
+    pressed: Float[Array, " m"]
+    curvature: Float[Array, ""]
+    spread: Float[Array, ""]
+
+
 @program
-def _slopes_at_start(lower: Any, slack: Any, problem: Problem, rows: Samples, key: Array) -> tuple[Array, ...]:
-    """At the start: slacks; mean squares of their slopes; of the objective's slope; its mean curvature; mean squares of
-    the objective's slope along each constraint's, times its length."""
+def scales_at(lower: Any, slack: Any, problem: Problem, rows: Samples, y: Any) -> BarrierScales:
+    """At a ``y`` for each sample, flattened; without one, where a step down the slope from ``y0`` leads, of the length
+    that the mean curvature suggests."""
     flat, unravel = ravel_pytree(problem.y0)
-    directions = len(flat) ** 0.5 * jnp.eye(len(flat), dtype=flat.dtype)  # means of squares along these are exact
-    if len(flat) > _PROBES:
-        directions = jax.random.normal(key, (_PROBES, len(flat)), flat.dtype)
+    size = len(flat)
+    directions = size**0.5 * jnp.eye(size, dtype=flat.dtype)  # means of squares along these are exact
+    if size > _PROBES:
+        directions = jax.random.normal(jax.random.key(0), (_PROBES, size), flat.dtype)
+    objective = lambda z, xi, eta: lower(problem.x0, unravel(z), xi, eta)
+    slopes = jax.vmap(jax.grad(objective))
 
-    def along(direction, xi, eta):
-        step = unravel(direction)
-        g = lambda y: lower(problem.x0, y, xi, eta)
-        h = lambda y: slack(problem.x0, y, xi, eta)
-        slope = lambda y: jax.jvp(g, (y,), (step,))[1]
-        first, second = jax.jvp(slope, (problem.y0,), (step,))
-        here, change = jax.jvp(h, (problem.y0,), (step,))
-        pressed = jax.jvp(h, (problem.y0,), (jax.grad(g)(problem.y0),))[1]
-        return here, change**2, first**2, second / len(flat), pressed**2
+    def bend(z, xi, eta):
+        along = lambda v: jax.jvp(lambda w: jax.jvp(lambda u: objective(u, xi, eta), (w,), (v,))[1], (z,), (v,))[1]
+        return jnp.mean(jax.vmap(along)(directions)) / size
 
-    each = jax.vmap(jax.vmap(along, in_axes=(None, 0, 0)), in_axes=(0, None, None))
-    here, change, first, second, pressed = each(directions, rows.xi, rows.eta)
-    both = lambda table: jnp.mean(table, axis=(0, 1))
-    return here[0], both(change), jnp.mean(first), jnp.mean(second), jnp.mean(pressed[0], axis=0)
+    if y is None:
+        start = jnp.broadcast_to(flat, (len(rows), size))
+        first = jnp.mean(jax.vmap(bend)(start, rows.xi, rows.eta))
+        y = start - jnp.where(first > 0, slopes(start, rows.xi, rows.eta) / jnp.where(first > 0, first, 1), 0)
+
+    def of_slack(z, slope, xi, eta):
+        h = lambda w: slack(problem.x0, unravel(w), xi, eta)
+        change = jax.vmap(lambda v: jax.jvp(h, (z,), (v,))[1])(directions)
+        return h(z), jnp.mean(change**2, axis=0), jax.jvp(h, (z,), (slope,))[1] ** 2
+
+    here, change, pressed = jax.vmap(of_slack)(y, slopes(y, rows.xi, rows.eta), rows.xi, rows.eta)
+    spread = jnp.sqrt(jnp.mean((y - jnp.mean(y, axis=0)) ** 2))
+    mean = lambda table: jnp.mean(table, axis=0)
+    return BarrierScales(here, mean(change), mean(pressed), jnp.mean(jax.vmap(bend)(y, rows.xi, rows.eta)), spread)
 
 
-def smoothing_for(lower: Any, slack: Any, names: list[str], problem: Problem, rows: Samples, share: float) -> Smoothing:
-    """The barrier in units that the problem itself shows at its start.
+def smoothing_from(found: BarrierScales, names: Sequence[str], share: float, length: float | None = None) -> Smoothing:
+    """The barrier in these units; `length` in place of the spread of ``y``.
 
-    Lengths are those that slacks, or a Newton step, have there; forces are the objective's slope and its curvature over
-    such a length, times a few.
+    The length is how far the policy varies; where it does not, how far it is from its constraints. Forces are the
+    objective's slope along each constraint, and its curvature over that length.
     """
-    rows = rows.rows(slice(0, _UNIT_ROWS))
-    found = _slopes_at_start(lower, slack, problem, rows, jax.random.key(0))
-    here, change, slope, curvature, pressed = (np.asarray(part, float) for part in found)
+    change, pressed = (np.asarray(part, float) for part in (found.change, found.pressed))
     units = np.sqrt(change)
     for k, name in enumerate(names):
         if not np.isfinite(units[k]) or units[k] <= 0:
             raise ValueError(
-                f"constraints: {name} does not change with y at the start, or gives NaN, so no choice of y can meet "
-                "it. Check its function, or start from another y0."
+                f"constraints: {name} does not change with y around the start, or gives NaN there, so no choice of y "
+                "can meet it. Check its function, or start from another y0."
             )
-    force, curvature = float(np.sqrt(slope)), max(float(curvature), 0.0)
-    distances = np.abs(here / units)
-    distances = distances[np.isfinite(distances) & (distances < _BROAD)]
-    length = float(np.median(distances)) if distances.size else 0.0
-    single = force / problem.sizes[1] ** 0.5  # along one coordinate
-    length = max(length, single / curvature if curvature > 0 else 0.0) or 1.0
-    stiff = curvature * length**2 if curvature > 0 else force * length
-    weight = share * (stiff or 1.0)
+    curvature = max(float(found.curvature), 0.0)
+    length = length_of(found) if length is None else length
+    stiff = curvature * length**2 or length * float(np.sqrt(np.max(pressed / change))) or 1.0
     strength = _STRONGER * (np.sqrt(pressed) / units + stiff / length)
-    floor = weight / np.where(strength > 0, strength, 1.0)
-    width = float(np.sqrt(share)) * length
-    return Smoothing(np.asarray(weight), floor, units, np.asarray(width), np.asarray(share))
+    weight, width = share * stiff, float(np.sqrt(share)) * length
+    return Smoothing(np.asarray(weight), weight / strength, units, np.asarray(width), np.asarray(share))
+
+
+def length_of(found: BarrierScales) -> float:
+    """How far the policy varies; where it does not, how far it is from its constraints; else 1."""
+    spread = float(found.spread)
+    gaps = np.abs(np.asarray(found.slack, float) / np.sqrt(np.asarray(found.change, float)))
+    nearest = np.min(np.where(np.isfinite(gaps), gaps, np.inf), axis=1)
+    nearest = nearest[np.isfinite(nearest)]
+    typical = float(np.median(nearest)) if nearest.size else 0.0
+    return (spread if spread > _HARDLY * typical else typical) or 1.0

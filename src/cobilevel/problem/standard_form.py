@@ -5,6 +5,7 @@ $A y = 0$: the equalities hold whatever $u$ is, and distances in $u$ are distanc
 works on $u$; a solution turns it back into ``y``.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,11 +17,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from ..keys import as_key
 from .constraint import Constraint
 from .data import Level, Samples
 from .mixed import Unpacked
 from .problem import Problem
-from .smoothing import SHARE, Smoothing, smoothing_for
+from .smoothing import SHARE, UNIT_ROWS, Smoothing, scales_at, smoothing_from
 from .traced import Traced, first_derivatives, second_derivatives, trace_objective
 
 _CHECKED = 1024  # contexts at which equalities are checked for contradictions
@@ -35,6 +37,7 @@ class Form(eqx.Module):
     null: Float[Array, "dy k"] | None
     right: Callable | None
     like: PyTree[Array]
+    matrix: Float[np.ndarray, "m dy"] | None = None
 
     def y(self, x: PyTree, u: PyTree, xi: Any) -> PyTree:
         """At one context."""
@@ -111,11 +114,13 @@ class Constrained(eqx.Module):
     smoothing: Smoothing | None
     lower: Traced
     names: tuple[str, ...] = eqx.field(static=True)
+    statement: tuple[str, ...] = eqx.field(static=True)
+    settled: bool = eqx.field(static=True)  # whether the barrier is that of a run, rather than a first guess
 
     def smoothed(self, smoothing: Smoothing, example: tuple) -> tuple["Constrained", Traced]:
         """The same with another barrier, and the lower objective with it, traced for arguments like `example`."""
         whole = Smoothed(self.lower, self.slacks, smoothing)
-        return replace(self, smoothing=smoothing), trace_objective(whole, example, second_derivatives)
+        return replace(self, smoothing=smoothing, settled=True), trace_objective(whole, example, second_derivatives)
 
 
 def form_of(problem: Problem) -> Form:
@@ -144,13 +149,16 @@ def standard_form(problem: Problem, upper: Level, level: Level) -> tuple[Problem
     smoothing = problem.smoothing if names else None
     if names and not isinstance(smoothing, Smoothing):
         share = SHARE if smoothing is None else float(smoothing)
-        smoothing = smoothing_for(objective, seen, names, free, example, share)
+        some = level.look(as_key(0), UNIT_ROWS).samples.rows(slice(0, UNIT_ROWS))
+        smoothing = smoothing_from(scales_at(objective, seen, free, some, None), names, share)
     traced_upper, right = trace(Stated(problem.upper, form), upper.example()), form.right
     if right is not None:
         form = replace(form, right=_Right(trace(lambda x, u, xi, eta: right(x, xi), example)))
-    constrained, lower = Constrained(form, seen, smoothing, objective, tuple(names)), objective
+    settled = isinstance(problem.smoothing, Smoothing)
+    said = statement_of(problem)
+    constrained, lower = Constrained(form, seen, smoothing, objective, tuple(names), said, settled), objective
     if smoothing is not None:
-        constrained, lower = constrained.smoothed(smoothing, first(example))
+        lower = constrained.smoothed(smoothing, first(example))[1]
     return replace(free, upper=traced_upper, lower=lower), constrained
 
 
@@ -183,7 +191,7 @@ def _form(problem: Problem) -> Form:
         )
     inverse = (rows_of[:rank].T / sizes[:rank]) @ left[:, :rank].T
     dtype = jax.tree.leaves(problem.y0)[0].dtype
-    return Form(jnp.asarray(inverse, dtype), jnp.asarray(rows_of[rank:].T, dtype), right, problem.y0)
+    return Form(jnp.asarray(inverse, dtype), jnp.asarray(rows_of[rank:].T, dtype), right, problem.y0, A)
 
 
 def _check_consistent(problem: Problem, form: Form, rows: Samples) -> None:
@@ -191,7 +199,7 @@ def _check_consistent(problem: Problem, form: Form, rows: Samples) -> None:
     right = form.right
     if right is None:
         return
-    A = np.concatenate([part[0] for one in problem.constraints if (part := one.equalities(problem.y0)) is not None])
+    A: Any = form.matrix
     xi = rows.xi[:_CHECKED]
     values = np.asarray(
         jax.vmap(lambda context: right(problem.x0, problem.domain.unpack(context)))(jnp.asarray(xi)), float
@@ -208,9 +216,25 @@ def _check_consistent(problem: Problem, form: Form, rows: Samples) -> None:
         )
 
 
-def constraint_names(problem: Problem) -> list[str]:
-    """All inequalities in words, for a problem without data at hand."""
-    return _slack_names(problem, np.asarray(_some_context(problem)))
+def statement_of(problem: Problem) -> tuple[str, ...]:
+    """The constraints in words, those that differ in other words: inequalities by name, equalities by their numbers."""
+    if not problem.constraints:
+        return ()
+    xi = np.asarray(_some_context(problem))
+    form, stated = _form(problem), tuple(_slack_names(problem, xi))
+    if form.right is None:
+        return stated
+    b = np.asarray(form.right(problem.x0, problem.domain.unpack(jnp.asarray(xi))), float)
+    particular = np.asarray(form.inverse, float) @ b
+    numbers = lambda array: " ".join(f"{value:.6g}" for value in np.ravel(array) + 0.0)
+    return (*stated, f"equalities leaving y = {numbers(particular)} at x0 and {xi}, projector {_projector(form)}")
+
+
+def _projector(form: Form) -> str:
+    """A digest of what the equalities leave free, whatever basis that is written in."""
+    null = np.asarray(form.null, float)
+    rounded = np.round(null @ null.T, 6) + 0.0
+    return hashlib.sha256(np.ascontiguousarray(rounded).tobytes()).hexdigest()[:12]
 
 
 def _some_context(problem: Problem) -> Array:
@@ -222,7 +246,7 @@ def _slack_names(problem: Problem, xi: Any) -> list[str]:
     """All slacks in words; raises where a constraint fails on one context."""
     found = []
     y = problem.y0
-    for one in problem.constraints:
+    for place, one in enumerate(problem.constraints):
         try:
             slack = lambda x, y, xi, one=one: one.slack(x, y, problem.domain.unpack(xi))
             shape = eqx.filter_eval_shape(slack, problem.x0, y, xi)
@@ -232,8 +256,9 @@ def _slack_names(problem: Problem, xi: Any) -> list[str]:
             if isinstance(error, jax.errors.JAXTypeError):
                 hint = " JAX traces it: use jax.numpy instead of numpy, and jnp.where instead of if."
             raise ValueError(
-                f"constraints: {type(one).__name__} fails on one context with xi of shape {xi.shape}: {reason}.{hint}"
+                f"constraints[{place}] ({type(one).__name__}) fails on one context: {reason}.{hint}"
             ) from error
         if shape is not None:
-            found += one.names(y, shape.shape[0])
+            named = one.names(y, shape.shape[0])
+            found += [f"constraints[{place}]: {name}" if name.startswith("h(") else name for name in named]
     return found

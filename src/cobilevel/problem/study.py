@@ -25,6 +25,7 @@ from .smoothing import Smoothing
 from .standard_form import Constrained, standard_form
 from .traced import Sampler, Traced, first_derivatives, second_derivatives, trace_objective
 
+_SOFT = 1e-2  # the weight of a soft barrier, in its own units
 _STREAM_CHECK = 1024  # contexts of a stream that are checked
 
 
@@ -104,6 +105,13 @@ class Study:
         row = jax.tree.map(lambda a: np.asarray(a)[0], (self.lower.example().xi, self.lower.example().eta))
         constrained, lower = self.constrained.smoothed(smoothing, (self.problem.x0, self.problem.y0, *row))
         return replace(self, problem=replace(self.problem, lower=lower), constrained=constrained)
+
+    def softened(self) -> "Study":
+        """The same study with a barrier soft enough that no few samples carry it: to test and to measure noise with."""
+        smoothing = None if self.constrained is None else self.constrained.smoothing
+        if smoothing is None or float(smoothing.share) >= _SOFT:
+            return self
+        return self.smoothed(smoothing.sharper(float(smoothing.share) / _SOFT))
 
     def on(self, lower: Level, upper: Level | None = None) -> "Study":
         """The same problem on other data of the same kind; on `lower` alone, where that is what both levels see."""

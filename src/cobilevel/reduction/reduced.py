@@ -162,7 +162,8 @@ class Reduced(Bilevel):
                 raise ValueError(f"lift: {name} must have the shapes {jax.tree.map(jnp.shape, like)}, got {shapes}.")
         x, W = (jax.tree.map(lambda a: a if isinstance(a, jax.Array) else put(np.asarray(a)), tree) for tree in (x, W))
         if self.constrained is not None:
-            fields = {"form": self.constrained.form, "smoothing": self.constrained.smoothing, **fields}
+            known = self.constrained
+            fields = {"form": known.form, "smoothing": known.smoothing, "constraints": known.statement, **fields}
         return Solution(x, self.restore(W), self.basis, result, **fields)
 
     def whitened(self) -> "Reduced":

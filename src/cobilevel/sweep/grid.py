@@ -12,6 +12,7 @@ from ..basis import Basis, check_basis
 from ..checks import whole
 from ..iteration import Job, Solver
 from ..keys import as_key, split_key
+from ..lower import with_barrier
 from ..problem import Data, Precision, Problem, Study, precision_for
 from ..programs import many_solves
 from ..progress import ProgressBar
@@ -66,7 +67,7 @@ def _rows(
 def _job(case: tuple[Problem, Data], solver: Solver, steps: int, key: Any) -> tuple[Job, Precision]:
     wanted = precision_for(*case, exact=isinstance(solver, Newton))
     with wanted.context():
-        return Job(Study.of(*case, wanted), solver, key, steps, False, one_of_many=True), wanted
+        return Job(with_barrier(Study.of(*case, wanted)), solver, key, steps, False, one_of_many=True), wanted
 
 
 def _solved(basis: Basis, case: tuple[Job, Precision]) -> Solution:
