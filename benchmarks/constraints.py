@@ -130,8 +130,8 @@ def against_clarabel(level: Level, program: Program, bases: list, smoothings: li
             near = search_from(level, program, xi, x)
             print(
                 f"  {basis!r:<16}{smoothing or 1e-4:<9.0e}  {error:<12.1e}  {broken:<9.1e}  {missed:<10.1e}  "
-                f"{np.abs(x - near.x).max():<9.1e}  {level.objective(program, x, xi) - near.fun:<8.1e}  {near.fun:<8.5f}  "
-                f"{seconds:<7.1f}  {found.result.name.lower()}"
+                f"{np.abs(x - near.x).max():<9.1e}  {level.objective(program, x, xi) - near.fun:<8.1e}  "
+                f"{near.fun:<7.5f}  {seconds:.1f}" + ("" if found.converged else f"  {found.result.name.lower()}")
             )
 
 
