@@ -114,9 +114,7 @@ def against_clarabel(level: Level, program: Program, bases: list, smoothings: li
     search = best_decision(level, program, xi)
     print(f"\n{program.name}: lowest F {search.fun:.6f} at x = {np.round(search.x, 4)}, from {len(STARTS)} starts")
     print("  x* and F*: where a search without derivatives leads from the x found, every context solved by Clarabel")
-    print(
-        "  basis           smoothing  policy error  violation  equalities  |x - x*|   F - F*    F*        seconds  ended"
-    )
+    print("  basis           smoothing  policy error  violation  equalities  |x - x*|   F - F*    F*       seconds")
     for basis in bases:
         for smoothing in smoothings:
             clock = time.perf_counter()
