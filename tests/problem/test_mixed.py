@@ -190,3 +190,11 @@ def test_errors_of_domains(unchecked):
 def test_an_unknown_value_is_named_by_the_policy(solution):
     with pytest.raises(ValueError, match=r"xi\['day'\] holds 'sun'.*known are 'mon', 'tue', 'wed'.*cb.Finite"):
         solution.policy({"weather": 0.1, "hour": 0.0, "day": "sun"})
+
+
+def test_a_single_time_keeps_its_digits_until_it_is_wrapped():
+    """Seconds since 1970 do not fit in single precision; those of the day do."""
+    day = cb.Mixed(t=cb.Periodic(0, 86400), d=cb.Finite(["a", "b"]))
+    with jax.enable_x64(False):
+        packed = np.asarray(day.pack({"t": 1.7e9 + 1410, "d": "a"}))
+    np.testing.assert_allclose(packed, [(1.7e9 + 1410) % 86400, 0], atol=0.01)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .contexts import ContextAxis, axes_of, coordinates_of, from_coordinates
 from .drawing import COLOURS, DOTS, shown_figure, tidy
-from .table import component_names, components_at
+from .table import component_names, components_at, policy_names
 from .uncertainty import QUANTILE
 
 _POINTS = 201  # on a line
@@ -52,8 +52,7 @@ class Slice:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the components of ``y``."""
-        middle = self.solution.basis.domain.place(np.zeros((1, self.solution.basis.domain.dimension)))
-        return component_names(self.solution.policy(middle))
+        return policy_names(self.solution)
 
 
 def plot_policy(solution: Any, over: Any, at: Mapping[str, Any] | None, samples: Any) -> Any:

@@ -22,22 +22,23 @@ def component_names(rows: Any, letter: str = "y") -> tuple[str, ...]:
 
 def components_at(solution: Any, xi: Any) -> np.ndarray:
     """The policy with one column for each component of ``y``, in the order of their names."""
-    return components_of(solution.policy(xi), len(xi))
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(solution.policy(xi))]
+    return np.concatenate([leaf.reshape(len(xi), -1) for leaf in leaves], axis=1)
 
 
-def components_of(policy: Any, rows: int) -> np.ndarray:
-    """The same, from the policy at so many contexts."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(policy)]
-    return np.concatenate([leaf.reshape(rows, int(np.prod(leaf.shape[1:]))) for leaf in leaves], axis=1)
+def policy_names(solution: Any) -> tuple[str, ...]:
+    """The components of ``y``: of the policy, since coefficients have fewer under equalities."""
+    domain = solution.basis.domain
+    return component_names(solution.policy(domain.place(np.zeros((1, domain.dimension)))))
 
 
 def policy_table(solution: Any, contexts: Any) -> Any:
     """A data frame of the library that the contexts came in, or a dict of NumPy columns."""
     domain = solution.basis.domain
     rows = context_rows(domain, contexts, "solution.table")
-    policy = solution.policy(rows.xi) if len(rows.xi) else jax.tree.map(lambda w: w[:0], solution.W)
-    y, results = components_of(policy, len(rows.xi)), {}
-    for j, name in enumerate(component_names(policy if len(rows.xi) else solution.W)):
+    names = policy_names(solution)
+    y, results = components_at(solution, rows.xi) if len(rows.xi) else np.zeros((0, len(names))), {}
+    for j, name in enumerate(names):
         results[_free_name(name, rows.columns)] = y[:, j]
     results[_free_name(_INSIDE, rows.columns)] = np.asarray(domain.contains(rows.xi), bool)
     return {**rows.columns, **results} if rows.frame is None else rows.frame.with_results(list(rows.columns), results)

@@ -122,6 +122,15 @@ class Domain(eqx.Module):
         return put(xp.clip(self.coordinates(xp.asarray(xi)).astype(dtype), lo, hi).reshape(xi.shape))
 
 
+def check_ends(domain: Any, several: str) -> None:
+    """Raises where a domain between two scalars has none; `several` says what to use for more."""
+    name, lo, hi = type(domain).__name__, domain.lo, domain.hi
+    if lo.ndim or hi.ndim:
+        raise ValueError(f"{name} takes two scalars, got shapes {lo.shape} and {hi.shape}. {several}")
+    if not lo < hi:
+        raise ValueError(f"{name} needs lo < hi, got lo={lo} and hi={hi}. Swap or widen them.")
+
+
 class Interval(Domain):
     """``[lo, hi]``: a context is a scalar."""
 
@@ -129,13 +138,7 @@ class Interval(Domain):
     hi: Any = eqx.field(converter=lambda v: real_numbers(v, "Interval: hi"))
 
     def __check_init__(self):
-        if self.lo.ndim or self.hi.ndim:
-            raise ValueError(
-                f"Interval takes two scalars, got shapes {self.lo.shape} and {self.hi.shape}. For contexts that are "
-                "vectors use Box(lo, hi)."
-            )
-        if not self.lo < self.hi:
-            raise ValueError(f"Interval needs lo < hi, got lo={self.lo} and hi={self.hi}. Swap or widen them.")
+        check_ends(self, "For contexts that are vectors use Box(lo, hi).")
 
     @property
     def shape(self):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..programs import arithmetic, put
 from .array_checks import real_numbers
-from .domain import Domain
+from .domain import Domain, check_ends
 from .precision import kept_digits
 
 _SPREADS = 2.0  # standard deviations of the data that make the scale of a fitted map: half of it is nearly straight
@@ -30,13 +30,7 @@ class Periodic(Domain):
     hi: Any = eqx.field(converter=lambda v: real_numbers(v, "Periodic: hi"))
 
     def __check_init__(self):
-        if self.lo.ndim or self.hi.ndim:
-            raise ValueError(
-                f"Periodic takes two scalars, got shapes {self.lo.shape} and {self.hi.shape}. For several contexts use "
-                "Mixed(hour=Periodic(0, 24), ...)."
-            )
-        if not self.lo < self.hi:
-            raise ValueError(f"Periodic needs lo < hi, got lo={self.lo} and hi={self.hi}. Swap or widen them.")
+        check_ends(self, "For several contexts use Mixed(hour=Periodic(0, 24), ...).")
 
     @property
     def shape(self):
