@@ -32,7 +32,7 @@ bench: $(STAMP)
 # The versions everything is tested with; the file holds names and versions alone.
 constraints: $(STAMP)
 	$(BIN)/pip install --quiet uv
-	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --extra bench --no-header --no-annotate \
+	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --extra bench --extra cluster --no-header --no-annotate \
 		--output-file constraints.txt pyproject.toml
 
 $(STAMP): pyproject.toml constraints.txt
