@@ -30,6 +30,7 @@ from .frames import is_frame as is_frame
 from .known_parts import known_parts as known_parts
 from .mixed import Mixed as Mixed
 from .mixed import never_seen as never_seen
+from .objectives import objective_digest as objective_digest
 from .operations import Listing as Listing
 from .operations import Operation as Operation
 from .precision import Precision as Precision

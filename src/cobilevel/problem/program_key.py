@@ -8,7 +8,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 # What programs hold of a custom rule: functions made anew by each trace, which say nothing by themselves.
-_RULES = {"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees"}
+RULES = {"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees"}
 
 
 class _Itself:
@@ -54,7 +54,7 @@ def _type_key(aval: Any) -> tuple:
 
 
 def _parameter_key(name: str, part: Any) -> Any:
-    return "a rule" if name in _RULES and not isinstance(part, ClosedJaxpr) else value_key(part)
+    return "a rule" if name in RULES and not isinstance(part, ClosedJaxpr) else value_key(part)
 
 
 def value_key(value: Any) -> Any:
@@ -86,7 +86,7 @@ def _array_key(array: Any) -> tuple:
 
 def holds_rules(program: Jaxpr) -> bool:
     """Whether derivatives of a program are stated by hand somewhere in it."""
-    return _any_equation(program, lambda equation: bool(_RULES.intersection(equation.params)))
+    return _any_equation(program, lambda equation: bool(RULES.intersection(equation.params)))
 
 
 def _any_equation(program: Jaxpr, asked: Callable[[Any], bool]) -> bool:

@@ -128,7 +128,7 @@ def form_of(problem: Problem) -> Form:
     form = _form(problem)
     if form.right is None:
         return form
-    right, middle = form.right, _some_context(problem)
+    right, middle = form.right, some_context(problem)
     args, stated = (problem.x0, None, middle, None), Unpacked(lambda x, u, xi, eta: right(x, xi), problem.domain)
     return replace(form, right=_Right(trace_objective(stated, args, first_derivatives)))
 
@@ -220,7 +220,7 @@ def statement_of(problem: Problem) -> tuple[str, ...]:
     """The constraints in words, those that differ in other words: inequalities by name, equalities by their numbers."""
     if not problem.constraints:
         return ()
-    xi = np.asarray(_some_context(problem))
+    xi = np.asarray(some_context(problem))
     form, stated = _form(problem), tuple(_slack_names(problem, xi))
     if form.right is None:
         return stated
@@ -237,7 +237,7 @@ def _projector(form: Form) -> str:
     return hashlib.sha256(np.ascontiguousarray(rounded).tobytes()).hexdigest()[:12]
 
 
-def _some_context(problem: Problem) -> Array:
+def some_context(problem: Problem) -> Array:
     """The middle of the domain."""
     return problem.domain.place(jnp.zeros(problem.domain.dimension))
 

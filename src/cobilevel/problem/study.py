@@ -39,6 +39,7 @@ class Study:
       share it.
     - `lower_noise`: whether ``g`` depends on ``eta``.
     - `constrained`: where ``y`` is constrained, how it follows from the unknown that `problem` has in its place.
+    - `stated`: the problem in ``y`` itself, with its constraints, its functions traced: what it is recognised by.
     """
 
     problem: Problem
@@ -47,6 +48,7 @@ class Study:
     dtype: Any
     lower_noise: bool
     constrained: Constrained | None = None
+    stated: Problem | None = None
 
     @staticmethod
     def of(problem: Problem, samples: Data, precision: Precision | None = None) -> "Study":
@@ -62,12 +64,12 @@ class Study:
         mixed = nullcontext() if wanted.dtype is None else jax.numpy_dtype_promotion("standard")
         with mixed:  # a function may hold numbers in another precision than the one asked for
             problem, constrained = problem.astype(dtype), None
-            now = _as_of_now(problem, upper, lower)  # also under constraints: what fails without them is named as it is
+            stated = now = as_of_now(problem, upper, lower)  # also under constraints: errors are named as they are
             if problem.constraints:
                 problem, constrained = standard_form(problem, upper, lower)
                 now = replace(problem, conditional=now.conditional)
             problem = now
-        return Study(problem, upper, lower, dtype, lower_depends_on_noise(problem, lower), constrained)
+        return Study(problem, upper, lower, dtype, lower_depends_on_noise(problem, lower), constrained, stated)
 
     @property
     def shared(self) -> bool:
@@ -194,7 +196,7 @@ def _check_inside(domain: Domain, xi: Any, where: str, whole: bool) -> None:
         )
 
 
-def _as_of_now(problem: Problem, upper: Level, lower: Level) -> Problem:
+def as_of_now(problem: Problem, upper: Level, lower: Level) -> Problem:
     """The problem with its functions traced: what they say now, whatever changes later."""
     draw, row, apart = problem.conditional, lower.example(), isinstance(problem.domain, Mixed)
     if apart and draw is not None and not isinstance(draw, Sampler):

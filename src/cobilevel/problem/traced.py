@@ -195,6 +195,7 @@ class _Drawing:
     def __init__(self, rest: Any, finish: Callable[[Any], Any]):
         self.rest, self.finish = rest, finish
         self.key: Any = object()  # equal to no other, until it is known what is drawn
+        self.program: ClosedJaxpr | None = None
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -218,7 +219,8 @@ class Sampler(eqx.Module):
         one = lambda held, *args: finish(eqx.combine(held, rest)(*args, _FEW_DRAWS))
         try:
             with _anew():
-                self.drawing.key = value_key(jax.make_jaxpr(one)(arrays, *example))
+                self.drawing.program = jax.make_jaxpr(one)(arrays, *example)
+            self.drawing.key = value_key(self.drawing.program)
         except Exception:
             return  # a user's function may raise anything: its first use raises it again, where it can be named
 
