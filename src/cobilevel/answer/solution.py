@@ -23,8 +23,9 @@ from .summary import in_notebook, printed, summarised
 from .table import policy_table
 from .uncertainty import Uncertainty, from_file, like_x, to_file, unknown
 
-FORMAT = 2
+FORMAT = 3
 _FIRST_FORMAT = 1  # results as sentences, solver states of another shape
+_UNSEALED = (1, 2)  # formats without a manifest
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,7 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
 
     `basis` is needed only where the solution was found with ``Features``: a user's function is not stored.
     """
-    document, arrays = archive.read(path)
+    document, arrays = archive.read(path, unsealed=_UNSEALED)
     with double():
         found = _loaded(path, document, arrays, problem, basis)
     if not in_double():
@@ -279,8 +280,8 @@ def _loaded(
 ) -> Solution:
     """What a file holds, in the precision it was saved in."""
     version = document.get("format")
-    if version not in (_FIRST_FORMAT, FORMAT):
-        raise ValueError(f"{path} has format {version}, this version reads formats {_FIRST_FORMAT} and {FORMAT}.")
+    if version not in (*_UNSEALED, FORMAT):
+        raise ValueError(f"{path} has format {version}, this version reads formats up to {FORMAT}.")
     if document["domain"] != domain_to_json(problem.domain):
         raise ValueError(
             f"{path} was solved on another domain ({document['domain']}) than the problem's ({problem.domain!r})."
