@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .front_door import reduce as reduce
     from .front_door import solve as solve
     from .iteration import Cosine as Cosine
+    from .iteration import Interrupted as Interrupted
     from .iteration import PolynomialDecay as Polynomial  # noqa: F401  its name before it was PolynomialDecay
     from .iteration import PolynomialDecay as PolynomialDecay
     from .judge import Bootstrap as Bootstrap
@@ -91,7 +92,7 @@ _ROOMS = {
     "basis": "Additive BSpline Categorical Chebyshev Components Features Fourier HyperbolicCross Interactions "
     "KernelFeatures Legendre Listed Monomial Neural Orthonormal Partition Rotated Snapshot Tensor TotalDegree Union",
     "diagnosis": "Diagnosis diagnose",
-    "iteration": "Cosine PolynomialDecay",
+    "iteration": "Cosine Interrupted PolynomialDecay",
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
     "programs": "keep_programs",
     "problem": "Bounds Box Equalities Finite Inequalities Interval Levels Mixed Mixture Periodic Problem Product "

@@ -28,7 +28,7 @@ from .keys import is_key
 _DOCUMENT, _MANIFEST = "__document__", "__manifest__"
 _SEAL = b"cobilevel archive, sha-256 of what is before: "  # ends the file, with the digest after it
 _DIGITS = 64  # of a SHA-256, hexadecimal
-_KINDS = "biufcU"  # of dtypes that are plain numbers or text
+_PLAIN_KINDS = "biufcU"  # of dtypes that are plain numbers or text
 _MOST_WORDS = 2**28  # characters of a document
 _SUFFIX = ".npy"
 _LOCAL = struct.Struct("<4s5H3I2H")  # what stands before each member of a zip
@@ -68,7 +68,7 @@ def write(path: str | Path, document: dict[str, Any], arrays: dict[str, np.ndarr
     path = Path(path)
     arrays = {_DOCUMENT: np.asarray(_as_words(document)), **{name: np.asarray(part) for name, part in arrays.items()}}
     for name, array in arrays.items():
-        if array.dtype.kind not in _KINDS or name == _MANIFEST:
+        if array.dtype.kind not in _PLAIN_KINDS or name == _MANIFEST:
             raise TypeError(f"{name!r} cannot be saved: its dtype is {array.dtype}, which is no plain number or text.")
     manifest = {name: _entry(array) for name, array in arrays.items()}
     draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")

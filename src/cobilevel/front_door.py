@@ -1,7 +1,10 @@
 """The front door: ``solve`` a contextual bilevel problem from samples, or ``reduce`` it for a solver of one's own."""
 
 import time
-from dataclasses import fields, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,11 +14,11 @@ from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_l
 from .answer import Solution, as_solved
 from .basis import Basis, check_basis, same_recipe
 from .checks import positive, whole
-from .iteration import Job, Solver
+from .iteration import Checkpoint, Interrupted, Job, Solver, Stochastic, run_digests
 from .judge import rounding_error
 from .keys import as_key, split_key
 from .lower import with_barrier
-from .problem import Data, Problem, Study, never_seen, precision_for
+from .problem import Data, Precision, Problem, Study, never_seen, precision_for
 from .reduction import Reduced, reduce_study
 from .solvers import Newton
 
@@ -35,6 +38,8 @@ def solve(
     batch: int | None = None,
     precision: str | None = None,
     restarts: int = 0,
+    checkpoint: str | Path | None = None,
+    retreats: int = 0,
 ) -> Solution:
     """Solves a contextual bilevel problem from samples.
 
@@ -56,27 +61,109 @@ def solve(
       keeps the digits.
     - `restarts`: how many times to solve again from other starting points, at random around ``x0``. The best answer is
       returned, and ``solution.choices`` states whether they agree.
+    - `checkpoint`: a folder in which the whole run is kept while it goes on, in one file. Where that holds a run of
+      this very call, it goes on from there, to the same answer as if it had not been stopped; another's is refused.
+    - `retreats`: how many times a run that diverges may go back to where it was sound, and on with steps half as long;
+      ``solution.choices`` states whether it did. For solvers with step sizes.
 
-    **Returns:** a ``Solution``; ``solution.choices`` states what was chosen.
+    **Returns:** a ``Solution``; ``solution.choices`` states what was chosen. Ctrl-C raises ``cb.Interrupted``, a
+    ``KeyboardInterrupt`` that carries what was found so far as ``error.solution``.
     """
+    goal = _Goal(basis, resume, tolerance, restarts, checkpoint, retreats)
+    return _solve_for(problem, samples, solver, steps, key, progress, batch, precision, goal)
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """What a solve is to come to, and what it may go on from: the arguments of ``solve`` of these names."""
+
+    basis: Any
+    resume: Any
+    tolerance: Any
+    restarts: Any
+    checkpoint: Any
+    retreats: Any
+
+    def __post_init__(self) -> None:
+        """Raises where they are not what they should be, or contradict each other."""
+        if self.basis is not None:
+            check_basis(self.basis)
+        if self.resume is not None and not isinstance(self.resume, Solution):
+            raise TypeError(
+                f"resume must be a Solution (cb.load reads one from a file), got {type(self.resume).__name__}."
+            )
+        whole("restarts", self.restarts, 0)
+        whole("retreats", self.retreats, 0)
+        if not isinstance(self.checkpoint, str | Path | None):
+            raise TypeError(f"checkpoint must be the path of a folder, got {type(self.checkpoint).__name__}.")
+        if self.checkpoint is not None and self.resume is not None:
+            raise TypeError("checkpoint goes on from what its folder holds, and resume from a solution: leave one out.")
+        if self.tolerance is None:
+            return
+        positive("tolerance", self.tolerance)
+        if self.basis is not None or self.resume is not None:
+            raise TypeError(
+                "tolerance says how far the basis is grown, and a basis (or a solution to resume, which has one) was "
+                "given. Leave one of them out; for the solver's own tolerance, cb.Newton(tolerance=...)."
+            )
+
+    def reached(self, job: Job, key: jax.Array, seed: Any) -> Solution:
+        """Solves, from what a checkpoint holds where there is one."""
+        if self.checkpoint is None:
+            return self._reached(job, key)
+        settings = {"tolerance": self.tolerance, "restarts": self.restarts, "retreats": self.retreats}
+        if self.basis is None or not self.basis.learned:  # with other steps another basis would be found
+            settings["steps"] = job.steps
+        digests = run_digests(job.study, job.solver, as_key(seed), self.basis, settings)
+        with Checkpoint(self.checkpoint, digests) as checkpoint:
+            return self._reached(replace(job, checkpoint=checkpoint), key)
+
+    def _reached(self, job: Job, key: jax.Array) -> Solution:
+        found = self._dispatch(job, key)
+        return solve_again(job, found, self.restarts, key) if self.restarts else found
+
+    def _dispatch(self, job: Job, key: jax.Array) -> Solution:
+        """One run where the basis is known; rounds where it is to be chosen, grown or learned."""
+        basis = self.basis
+        if self.resume is not None:
+            recipe = self.resume.basis.basis
+            if basis is None or (not basis.learned and same_recipe(basis, recipe)):
+                basis = recipe  # what it has learned is not learned again
+            return job.run(learn(basis, job.study), self.resume)
+        if basis is None:
+            return solve_choosing(job, key) if self.tolerance is None else solve_growing(job, key, self.tolerance)
+        return job.run(basis) if basis.learned else solve_learning(job, basis)
+
+
+def _solve_for(
+    problem: Problem,
+    samples: Data,
+    solver: Any,
+    steps: int | None,
+    key: Any,
+    progress: bool | None,
+    batch: int | None,
+    precision: str | None,
+    goal: _Goal,
+) -> Solution:
+    """What ``solve`` does, with the same arguments."""
     began = time.perf_counter()
-    _check_goals(basis, resume, tolerance)
     chosen = Newton() if solver is None else solver
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
-    problem = _with_barrier(problem, chosen, resume)
-    with wanted.context():
+    problem = _with_barrier(problem, chosen, goal.resume)
+    with wanted.context(), _handed_over(wanted):
         study = with_barrier(Study.of(problem, samples, wanted))
         for_stream, for_basis, for_solver = split_key(as_key(key), 3)
         choices = {}
         if solver is None:
             study, choices = _with_newton(study, for_stream)
-        chosen = _configured(chosen, batch, study)
+        chosen = _configured(chosen, batch, goal.retreats, study)
         limit = chosen.default_steps if steps is None else whole("steps", steps)
-        careful = _careful(problem, samples, study) if basis is None and resume is None and precision is None else None
-        job = Job(study, chosen, for_solver, limit, progress, choices | _values_unseen(study), careful)
-        solution = _dispatch(job, for_basis, basis, resume, tolerance)
-        if whole("restarts", restarts, 0):
-            solution = solve_again(job, solution, restarts, for_basis)
+        anew = goal.basis is None and goal.resume is None and precision is None
+        careful = _careful(problem, samples, study) if anew else None
+        choices = choices | _values_unseen(study)
+        job = Job(study, chosen, for_solver, limit, progress, choices, careful, retreats=goal.retreats)
+        solution = goal.reached(job, for_basis, key)
     if study.dtype != np.float64:
         words = _rounding_words(problem, solution, samples, study, wanted.words)
         solution = replace(solution, choices={**solution.choices, "precision": words})
@@ -134,18 +221,15 @@ def _rounding_words(problem: Problem, solution: Solution, samples: Data, study: 
     return f'{words} For more: precision="double".'
 
 
-def _dispatch(
-    job: Job, key: jax.Array, basis: Basis | None, resume: Solution | None, tolerance: float | None
-) -> Solution:
-    """One run where the basis is known; rounds where it is to be chosen, grown or learned."""
-    if resume is not None:
-        recipe = resume.basis.basis
-        if basis is None or (not basis.learned and same_recipe(basis, recipe)):
-            basis = recipe  # what it has learned is not learned again
-        return job.run(learn(basis, job.study), resume)
-    if basis is None:
-        return solve_choosing(job, key) if tolerance is None else solve_growing(job, key, tolerance)
-    return job.run(basis) if basis.learned else solve_learning(job, basis)
+@contextmanager
+def _handed_over(wanted: Precision) -> Iterator[None]:
+    """What an interrupted solve hands over comes in the caller's precision too."""
+    try:
+        yield
+    except Interrupted as stop:
+        if wanted.dtype == np.float64:
+            stop.solution = stop.solution.rounded(wanted.returned)
+        raise
 
 
 def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
@@ -162,7 +246,7 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
     return reduce_study(study, learn(basis, study))
 
 
-def _configured(solver: Any, batch: int | None, study: Study) -> Solver:
+def _configured(solver: Any, batch: int | None, retreats: int, study: Study) -> Solver:
     """The solver with its batch size set; raises on what is none, takes no batches, or does not suit the data."""
     if not isinstance(solver, Solver):
         hint = f" (a class: write cb.{solver.__name__}(), with parentheses)" if isinstance(solver, type) else ""
@@ -172,24 +256,10 @@ def _configured(solver: Any, batch: int | None, study: Study) -> Solver:
             "Newton needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
             "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
         )
+    if retreats and not isinstance(solver, Stochastic):
+        raise TypeError(f"{type(solver).__name__} finds the lengths of its steps itself; leave retreats out.")
     if batch is None:
         return solver
     if "batch" not in {part.name for part in fields(solver)}:
         raise TypeError(f"{type(solver).__name__} works on all samples at once and takes no batch. Leave it out.")
     return replace(solver, batch=batch)
-
-
-def _check_goals(basis: Any, resume: Any, tolerance: Any) -> None:
-    """Raises where basis, resume and tolerance are not what they should be, or contradict each other."""
-    if basis is not None:
-        check_basis(basis)
-    if resume is not None and not isinstance(resume, Solution):
-        raise TypeError(f"resume must be a Solution (cb.load reads one from a file), got {type(resume).__name__}.")
-    if tolerance is None:
-        return
-    positive("tolerance", tolerance)
-    if basis is not None or resume is not None:
-        raise TypeError(
-            "tolerance says how far the basis is grown, and a basis (or a solution to resume, which has one) was "
-            "given. Leave one of them out; for the solver's own tolerance, cb.Newton(tolerance=...)."
-        )

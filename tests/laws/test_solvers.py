@@ -207,7 +207,10 @@ def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_reported
     whole = run(solver, reduced, jax.random.key(5), 14)
     half = run(solver, reduced, jax.random.key(5), 7)
     loaded = cb.load(half.save(tmp_path / "half.npz"), instance.problem)
-    resumed = run(solver, reduced, jax.random.key(5), 14, resume=loaded.state)
+    resumed = run(solver, reduced, jax.random.key(5), 14, resume=loaded)
+    assert resumed.history.keys() == whole.history.keys()
+    for name, curve in whole.history.items():
+        np.testing.assert_array_equal(resumed.history[name], curve)
     for before, after in zip(whole.state.leaves, resumed.state.leaves, strict=True):
         np.testing.assert_array_equal(before, after)
     assert np.any(half.x != whole.x)

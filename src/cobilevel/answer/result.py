@@ -54,6 +54,10 @@ class Result(enum.StrEnum):
         "these contexts out, or bound x away from where it happens."
     )
     LIFTED = "Lifted from coefficients given by the caller; not checked."
+    INTERRUPTED = (
+        "Interrupted: stopped by a signal before it had ended; this is what it had by then, and not an answer. Go on "
+        "with resume=..., or with the same call where it was given a checkpoint."
+    )
 
     @property
     def code(self) -> int:

@@ -18,6 +18,8 @@ from ..inference import infer, policy_noise
 from ..lower import feasibility_of
 from ..problem import Study, double
 from ..reduction import Reduced, reduce_study
+from .checkpoint import Checkpoint
+from .interruption import Interrupted
 from .loop import run
 from .solver import Solver
 
@@ -35,6 +37,7 @@ class Job:
     `choices`: what was chosen for the user so far, in words. `careful`: the same study in double precision, where the
     solver works in another: a basis is chosen on it. `one_of_many`: programs are shared with bases of other widths, the
     run cannot be resumed, and features are computed again when the solution is asked for its standard errors.
+    `checkpoint`: where its runs are kept as they go. `retreats`: how many times each may go back where it diverges.
     """
 
     study: Study
@@ -45,6 +48,8 @@ class Job:
     choices: Mapping[str, str] = field(default_factory=dict)
     careful: Study | None = None
     one_of_many: bool = False
+    checkpoint: Checkpoint | None = None
+    retreats: int = 0
 
     def chosen_on(self) -> tuple[Study, AbstractContextManager]:
         """The study on which a basis is chosen, and the precision that takes."""
@@ -62,20 +67,23 @@ class Job:
         """Reduces with the basis, which must have nothing left to learn, and runs the solver to its end."""
         reduced = reduce_study(self.study, basis)
         choices = {**self.choices, **_deficiency(reduced)}
-        if resume is not None and resume.state is None:
-            raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
-        saved = None if resume is None else resume.state
-        found = run(
-            self.solver,
-            reduced,
-            self.key,
-            self.steps,
-            self.progress,
-            saved,
-            resumable=not self.one_of_many,
-            filled=self.one_of_many,
-        )
         choices.setdefault("solver", f"{type(self.solver).__name__}().")
+        try:
+            found = run(
+                self.solver,
+                reduced,
+                self.key,
+                self.steps,
+                self.progress,
+                resume,
+                self.checkpoint,
+                self.retreats,
+                resumable=not self.one_of_many,
+                filled=self.one_of_many,
+            )
+        except Interrupted as stop:
+            stop.solution = replace(stop.solution, choices={**choices, **stop.solution.choices})
+            raise
         found = replace(found, choices={**choices, **found.choices})
         if not self.study.endless:
             x, study = found.x, self.study

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -14,11 +15,16 @@ from jaxtyping import Array, UInt32
 from .. import archive, trees
 from ..answer import Result, Saved, Solution
 from ..derivatives import Ledger, added
-from ..programs import program, program_of_steps, put
+from ..programs import program_of_steps, put
 from ..progress import ProgressBar
 from ..reduction import Bilevel, Reduced
-from .resume import identity, resume_state
+from .checkpoint import Checkpoint, Kept
+from .course import Course
+from .interruption import Interrupted, Signals
+from .resume import begin, identity, with_result
 from .solver import Solver, State
+
+_LONG = 1.0  # seconds that steps may take before they are looked at
 
 
 class _Turn(eqx.Module):
@@ -77,8 +83,10 @@ class _Passed(eqx.Module):
 
 
 @program_of_steps(lambda solver, *_: solver.many_steps)
-def advance(solver: Solver, reduced: Bilevel, state: State, count: int) -> tuple[State, tuple[dict[str, Array], Array]]:
-    """Up to `count` steps, fewer where the run ends or reaches its limit; with records and which of them are real.
+def advance(
+    solver: Solver, reduced: Bilevel, state: State, count: int, most: Array | None = None
+) -> tuple[State, tuple[dict[str, Array], Array]]:
+    """Up to `count` steps (or `most`), fewer where the run ends or reaches its limit; with records, some of them real.
 
     Nothing is kept on the way that a failed step could be taken back by: a run that diverges is passed through again,
     up to the step before.
@@ -86,6 +94,7 @@ def advance(solver: Solver, reduced: Bilevel, state: State, count: int) -> tuple
     turn, first = _Turn.of(solver, reduced, state), state.step
     bare = eqx.tree_at(_book, state, None)
     room = jnp.where(state.clock.running, jnp.clip(state.limit - first, 0, count), 0)
+    room = room if most is None else jnp.minimum(room, most)
     zeros = lambda kind: jnp.zeros((count, *kind.shape), kind.dtype)
     empty = _Passed(
         bare,
@@ -123,16 +132,6 @@ def advance(solver: Solver, reduced: Bilevel, state: State, count: int) -> tuple
     return last, (end.records, jnp.arange(count, dtype=jnp.int32) < steps)
 
 
-@program
-def _judged(solver: Solver, reduced: Bilevel, state: State) -> State:
-    """The state with the result as the solver sees it, outside of a step."""
-    return eqx.tree_at(lambda s: s.clock.result, state, solver.terminate(reduced, state))
-
-
-def _going(state: State) -> bool:
-    return int(state.result) == Result.RUNNING.code and int(state.step) < int(state.limit)
-
-
 def _statistics(reduced: Reduced, state: State) -> dict[str, Any]:
     """What a run took, time apart: steps, oracle calls, samples and memory."""
     held = sum(leaf.size for leaf in jax.tree.leaves((reduced.x0, reduced.W0)))
@@ -151,55 +150,108 @@ def _statistics(reduced: Reduced, state: State) -> dict[str, Any]:
     }
 
 
+class _Stride:
+    """How many steps to take at once: few enough that a look at them, to stop or to keep them, is never far away."""
+
+    def __init__(self, chunk: int):
+        self._chunk, self._most = chunk, 1
+
+    def most(self, step: int) -> int:
+        """The steps to take now; every multiple of the chunk is looked at."""
+        return min(self._most, self._chunk - step % self._chunk)
+
+    def took(self, seconds: float) -> None:
+        """Learns how long the last ones took."""
+        if seconds > _LONG:
+            self._most = max(1, self._most // 2)
+        elif seconds < _LONG / 4:
+            self._most = min(self._chunk, 2 * self._most)
+
+
 def run(
     solver: Solver,
     reduced: Reduced,
     key: Array,
     steps: int,
     progress: bool | None = None,
-    resume: Saved | None = None,
-    observe: Callable[[State], None] | None = None,
+    resume: Solution | None = None,
+    checkpoint: Checkpoint | None = None,
+    retreats: int = 0,
     resumable: bool = True,
     filled: bool = False,
 ) -> Solution:
     """Runs a solver to its end, or a saved run on to it, and lifts what it found.
 
-    `resumable`: whether the state is kept to go on from, which takes a look at all the data. `filled`: whether problems
-    of several widths share programs.
+    `checkpoint`: where it is kept as it goes, and what it goes on from. `retreats`: how many times it may go back where
+    it diverges. `resumable`: whether the state is kept to go on from, which takes a look at all the data. `filled`:
+    whether problems of several widths share programs. Raises ``Interrupted`` where a signal ends it.
     """
     clock = time.perf_counter()
     prepared = solver.prepare(reduced)
     prepared = prepared.filled() if filled else prepared
     bare = prepared.ordinary()  # programs for problems of one shape are shared, whatever their basis
-    if resume is None:
-        state = _judged(solver, bare, solver.init(prepared, key, put(np.int32(steps))))
-    else:
-        state = resume_state(solver, prepared, key, steps, resume)
+    kept, course = begin(solver, prepared, bare, key, steps, resume, checkpoint)
+    if retreats and course.good is None:
+        course.good = course.state
     bare = solver.ready(bare)
-    idle = eqx.tree_at(lambda s: s.clock.limit, state, put(np.int32(0)))
-    jax.block_until_ready(advance(solver, bare, idle, solver.chunk)[0].step)  # compiles, and does nothing
-    compiled = time.perf_counter()
-    records: list[dict[str, np.ndarray]] = []
-    with ProgressBar(steps, type(solver).__name__, progress) as bar:
-        while _going(state):
-            state, (record, real) = advance(solver, bare, state, solver.chunk)
-            real = np.asarray(real)
-            records.append({name: np.asarray(curve)[real] for name, curve in record.items()})
-            if observe is not None:
-                observe(state)
-            bar.update(int(state.step), " ".join(f"{k} {v[-1]:.3g}" for k, v in records[-1].items() if len(v)))
-    if int(state.result) == Result.RUNNING.code:  # a run resumed with no steps left
-        state = _judged(solver, bare, state)
-    times = {"seconds": time.perf_counter() - compiled, "compile_seconds": compiled - clock}
-    result = Result.of(int(state.result))
+    if course.going:
+        idle = eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0)))
+        jax.block_until_ready(advance(solver, bare, idle, solver.chunk, put(np.int32(1)))[0].step)  # only compiles
+    compiled = time.perf_counter() - clock
+    with ProgressBar(steps, type(solver).__name__, progress) as bar, Signals(ends=kept is not None) as signals:
+        _steps_to_end(solver, bare, course, kept, retreats, bar, signals)
+    if course.result is Result.RUNNING and not course.going:  # a run resumed with no steps left
+        course.state = with_result(solver, bare, course.state)
+    found = _lifted(solver, prepared, reduced, course, compiled, resumable)
+    if signals.raised is None:
+        return found
+    if course.going:
+        found = replace(found, result=Result.INTERRUPTED, detail=f"(At step {course.step} of {steps}.)")
+    go_on = "solve(..., resume=error.solution) goes on from there." if kept is None else kept.words()
+    raise Interrupted(f"Interrupted at step {course.step} of {steps}. {go_on}", found, signals.raised)
+
+
+def _steps_to_end(
+    solver: Solver, bare: Bilevel, course: Course, kept: Kept | None, retreats: int, bar: ProgressBar, signals: Signals
+) -> None:
+    """Steps to the end of the run, or to an interruption."""
+    stride, moved = _Stride(solver.chunk), False
+    if kept is not None and course.going:
+        kept.put(course, at_once=True)
+    while course.going and signals.raised is None:
+        began = time.perf_counter()
+        most = stride.most(course.step)
+        state, (record, real) = advance(solver, bare, course.state, solver.chunk, put(np.int32(most)))
+        real = np.asarray(real)
+        records = {name: np.asarray(curve)[real] for name, curve in record.items()}
+        course.add(state, records, solver.chunk)
+        if course.result is Result.DIVERGED and len(course.retreats) < retreats:
+            course.retreat()
+        took = time.perf_counter() - began
+        stride.took(took)
+        course.seconds, moved = course.seconds + took, True
+        bar.update(course.step, " ".join(f"{k} {v[-1]:.3g}" for k, v in records.items() if len(v)))
+        if kept is not None and course.going and signals.raised is None:
+            kept.put(course)
+    if kept is not None and moved:
+        kept.put(course, at_once=True)
+
+
+def _lifted(
+    solver: Solver, prepared: Reduced, reduced: Reduced, course: Course, compiled: float, resumable: bool
+) -> Solution:
+    """The solution that a run has come to."""
+    state = course.state
     x, W, choices = solver.finish(state)
+    times = {"seconds": course.seconds, "compile_seconds": compiled}
+    more = {"retreats": len(course.retreats)} if course.retreats else {}
     return prepared.lift(
         x,
         W,
-        result=result,
-        detail=f"It happened at step {int(state.step) + 1}." if result is Result.DIVERGED else "",
-        history={name: np.concatenate([part[name] for part in records]) for name in (records[0] if records else ())},
-        stats=_statistics(reduced, state) | times,
-        choices=choices,
+        result=course.result,
+        detail=f"It happened at step {course.step + 1}." if course.result is Result.DIVERGED else "",
+        history=course.history.curves(),
+        stats=_statistics(reduced, state) | times | more,
+        choices=choices | course.words(),
         state=Saved(archive.to_plain(state), identity(solver, prepared, state)) if resumable else None,
     )

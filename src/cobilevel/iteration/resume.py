@@ -1,4 +1,4 @@
-"""How a saved run goes on: what its state belongs to, and the state read back."""
+"""How a run begins or goes on: what a saved state belongs to, and the state read back."""
 
 import hashlib
 import json
@@ -11,9 +11,13 @@ import numpy as np
 from jaxtyping import Array
 
 from .. import archive
-from ..answer import Result, Saved
+from ..answer import Result, Solution
 from ..basis import basis_to_json
-from ..reduction import Reduced
+from ..programs import program, put
+from ..reduction import Bilevel, Reduced
+from .checkpoint import Checkpoint, Kept
+from .course import Course
+from .history import History
 from .solver import Solver, State
 
 
@@ -29,15 +33,53 @@ def identity(solver: Solver, reduced: Reduced, state: State) -> str:
     return f"{archive.fingerprint(state)} {settings} {basis} {digest.hexdigest()}"
 
 
-def resume_state(solver: Solver, reduced: Reduced, key: Array, steps: int, saved: Saved) -> State:
-    """The state a snapshot holds, with a new limit; raises where it belongs to another solver or problem."""
+@program
+def with_result(solver: Solver, reduced: Bilevel, state: State) -> State:
+    """The state with the result as the solver sees it, outside of a step."""
+    return eqx.tree_at(lambda s: s.clock.result, state, solver.terminate(reduced, state))
+
+
+def begin(
+    solver: Solver,
+    reduced: Reduced,
+    bare: Bilevel,
+    key: Array,
+    steps: int,
+    resume: Solution | None,
+    checkpoint: Checkpoint | None,
+) -> tuple[Kept | None, Course]:
+    """Where a run is kept, if anywhere, and where it stands: at its beginning, or where an earlier one has left off."""
+    kept = course = None
+    if checkpoint is not None:
+        like = eqx.filter_eval_shape(solver.init, reduced, key, jnp.int32(steps))
+        kept, course = checkpoint.next_run(identity(solver, reduced, like), like)
+    if course is not None:
+        if int(course.state.limit) != steps:
+            course.state = _with_limit(course.state, steps)
+    elif resume is not None:
+        course = _resumed(solver, reduced, key, steps, resume)
+    else:
+        course = Course(with_result(solver, bare, solver.init(reduced, key, put(np.int32(steps)))))
+    return kept, course
+
+
+def _resumed(solver: Solver, reduced: Reduced, key: Array, steps: int, solution: Solution) -> Course:
+    """The run of an earlier solution, with a new limit; raises where it belongs to another solver or problem."""
+    saved = solution.state
+    if saved is None:
+        raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
     like = eqx.filter_eval_shape(solver.init, reduced, key, jnp.int32(steps))
     if identity(solver, reduced, like) != saved.structure:
         raise ValueError(
             "resume: the saved state belongs to another solver or other settings of it, another basis, data, bounds or "
             "precision. Pass the same ones as for the run that is to go on."
         )
-    state = archive.from_plain(saved.leaves, like)
-    reached = int(state.result)
-    result = Result.RUNNING.code if Result.of(reached).resumable else reached
-    return eqx.tree_at(lambda s: (s.clock.limit, s.clock.result), state, (jnp.int32(steps), jnp.int32(result)))
+    state = _with_limit(archive.from_plain(saved.leaves, like), steps)
+    return Course(state, History(solution.history, int(state.step)))
+
+
+def _with_limit(state: State, steps: int) -> State:
+    """The state with another limit, running again where it ended for want of steps."""
+    reached = Result.of(int(state.result))
+    result = Result.RUNNING if reached.resumable else reached
+    return eqx.tree_at(lambda s: (s.clock.limit, s.clock.result), state, (jnp.int32(steps), jnp.int32(result.code)))

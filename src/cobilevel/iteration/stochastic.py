@@ -26,6 +26,7 @@ from .solver import Clock, Solver
 from .step_scales import Scales, Start, measure
 from .stochastic_state import SPAN, Average, Outer, StochasticState, Trend
 
+_STEP_SIZES = ("inner", "outer", "linear")  # the schedules that are lengths of steps, and not weights or accuracies
 _FAR = 1e8  # times the size of the start: iterates this large are lost, although they are finite still
 _LEAST_TOLERANCE = (
     30  # the least tolerance, in units of the precision: the rounding of a hypergradient is of that order
@@ -105,7 +106,9 @@ class Stochastic(Solver):
         if any(value is None for value in given.values()):
             set_from = self.defaults(s.scales)
             given = {name: set_from[name] if value is None else value for name, value in given.items()}
-        return SimpleNamespace(**{k: v if is_optax(v) else at(v, step, s.dtype) for k, v in given.items()})
+        rates = {k: v if is_optax(v) else at(v, step, s.dtype) for k, v in given.items()}
+        shorter = {k: s.outer.pace * v for k, v in rates.items() if k in _STEP_SIZES and not is_optax(v)}
+        return SimpleNamespace(**rates | shorter)
 
     def ready(self, reduced):
         return reduced.looked_through()
@@ -121,12 +124,12 @@ class Stochastic(Solver):
         """The outer step along minus the direction, projected to the bounds; `value` is the upper one before it."""
         if is_optax(rate):
             updates, optimizer = rate.update(direction, s.outer.optimizer, s.x)
-            x = reduced.project(jax.tree.map(lambda a, u: a + u.astype(a.dtype), s.x, updates))
+            x = reduced.project(jax.tree.map(lambda a, u: a + (s.outer.pace * u).astype(a.dtype), s.x, updates))
             length = 1
         else:
             x, optimizer, length = reduced.project(trees.step(s.x, rate, direction)), s.outer.optimizer, rate
         left = reduced.problem.bounds.projected_gradient(s.x, direction, length)
-        return replace(s, x=x, outer=Outer(value, left, optimizer))
+        return replace(s, x=x, outer=Outer(value, left, optimizer, s.outer.pace))
 
     def step(self, reduced, state):
         draw = Draws(reduced, state.draws, state.step, self.batch, self.shuffle)
@@ -182,7 +185,8 @@ class Stochastic(Solver):
 @program
 def _first_rates(solver: Stochastic, state: StochasticState) -> dict[str, Array]:
     """The step sizes that were set from scales, at the first step."""
-    rates = vars(solver.rates(state, jnp.int32(0)))
+    asked = eqx.tree_at(lambda s: s.outer.pace, state, jnp.ones_like(state.outer.pace))
+    rates = vars(solver.rates(asked, jnp.int32(0)))
     return {name: rates[name] for name in solver.schedules if getattr(solver, name) is None}
 
 
@@ -205,7 +209,7 @@ def _first_state(
         draws=DrawPosition.start(key),
         memory=memory,
         scales=start.scales,
-        outer=Outer(jnp.zeros((), reduced.dtype), trees.zeros(x), optimizer),
+        outer=Outer(jnp.zeros((), reduced.dtype), trees.zeros(x), optimizer, jnp.ones((), reduced.dtype)),
         trend=Trend.start(x, start.scales.gradient),
         average=Average(x, start.W, jnp.int32(0)),
     )

@@ -18,11 +18,15 @@ _DEVIATIONS = 2  # of the mean from zero, in standard errors, that chance explai
 
 
 class Outer(eqx.Module):
-    """The last step of ``x``: the upper `value` before it, its projected `direction`, and Optax's state, if any."""
+    """The last step of ``x``: the upper `value` before it, its projected `direction`, and Optax's state, if any.
+
+    `pace`: what all step sizes, of both levels, are multiplied with; less than 1 after a retreat.
+    """
 
     value: Float[Array, ""]
     direction: PyTree[Array]
     optimizer: PyTree[Array]
+    pace: Float[Array, ""]
 
 
 class Trend(eqx.Module):

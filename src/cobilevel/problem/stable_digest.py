@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import hashlib
+from types import CodeType, FunctionType
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ class _Writer:
 
     def __init__(self):
         self.sum, self.partial = hashlib.sha256(), False
+        self._within: list[FunctionType] = []
 
     def words(self, *parts: Any) -> None:
         for part in parts:
@@ -120,10 +122,26 @@ class _Writer:
 
     def _other(self, value: Any) -> None:
         """What has no parts: by its words, if these are the same in each process; a function's name is not enough."""
+        if isinstance(value, FunctionType):
+            self._function(value)
+            return
         said = repr(value)
         known = not callable(value) and " at 0x" not in said
         self.partial |= not known
         self.words(type(value).__name__, said if known else getattr(value, "__qualname__", ""))
+
+    def _function(self, function: FunctionType) -> None:
+        """A function of Python's by its code and the values it holds; what it looks up by name is not seen."""
+        self.partial = True
+        self.words("function", function.__qualname__)
+        if function in self._within:  # it holds itself
+            return
+        self._within.append(function)
+        self.words(function.__code__.co_code, function.__code__.co_names)
+        self.value([part for part in function.__code__.co_consts if not isinstance(part, CodeType)])
+        self.value([cell.cell_contents for cell in function.__closure__ or ()])
+        self.value(function.__defaults__)
+        self._within.pop()
 
     def digest(self) -> str:
         return self.sum.hexdigest() + PARTIAL * self.partial
