@@ -188,7 +188,7 @@ def _contents(file: BinaryIO, unsealed: tuple[int, ...]) -> tuple[dict[str, Any]
     sealed = _check_seal(file)
     if not sealed and not unsealed:
         raise ValueError("it does not end as such files do.")
-    places = dict(_members(file))
+    places = dict(_listed_members(file))
     manifest = None
     if _MANIFEST in places:
         manifest = _from_words(_member(file, *places.pop(_MANIFEST)))
@@ -223,7 +223,7 @@ def _check_seal(file: BinaryIO) -> bool:
     return True
 
 
-def _members(file: BinaryIO) -> Iterator[tuple[str, tuple[int, int, int]]]:
+def _listed_members(file: BinaryIO) -> Iterator[tuple[str, tuple[int, int, int]]]:
     """Name, place, size and check sum of each member; raises unless they fill the file, one after another."""
     with zipfile.ZipFile(file) as archive:
         entries, end = sorted(archive.infolist(), key=lambda info: info.header_offset), archive.start_dir

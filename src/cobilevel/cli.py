@@ -44,9 +44,35 @@ def demo_command(
     """Infer road capacities from noisy flows: solve, judge, draw."""
     from rich.console import Console
 
-    from .demo import demo
+    from .commands import demo
 
     demo(seed, out, Console())
+
+
+@app.command("solve")
+def solve_command(
+    file: Annotated[Path, typer.Argument(help="A file of Python that defines problem and samples. It is run.")],
+    out: Annotated[Path, typer.Option(help="Where the solution and the checkpoint are kept.")] = Path("solution"),
+    steps: Annotated[int | None, typer.Option(min=1, help="The most steps to take.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    judge: Annotated[bool, typer.Option("--certify", help="Judge the solution too.")] = False,
+) -> None:
+    """Solve the problem that a file states; stopped at any moment, the same command goes on.
+
+    The file is code, and may do all that you may: run only files that you trust. It may define basis, solver and
+    options (a dict of further arguments of cobilevel.solve) as well.
+    """
+    from rich.console import Console
+
+    from .commands import solve_file
+    from .iteration import Interrupted
+
+    try:
+        with _in_a_sentence():
+            solve_file(file, out, Console(), steps, seed, judge)
+    except Interrupted as stop:
+        typer.secho(str(stop), fg="yellow", err=True)
+        raise typer.Exit(128 + stop.signal) from stop
 
 
 @app.command("reproduce")
@@ -110,7 +136,7 @@ def bench_command(
     """Measure speed on this machine, against the goals of the project."""
     from rich.console import Console
 
-    from .bench import chosen_benchmarks, run_benchmarks, speed_benchmarks
+    from .commands import chosen_benchmarks, run_benchmarks, speed_benchmarks
 
     with _in_a_sentence():
         if names_only:

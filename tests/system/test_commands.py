@@ -79,3 +79,43 @@ def test_commands_say_what_is_wrong(tmp_path):
     unfinished = invoke("report", tmp_path)
     assert unfinished[0] == 2
     assert "not finished" in unfinished[1]
+
+
+FILE = """
+import jax.numpy as jnp
+import numpy as np
+import cobilevel as cb
+
+xi = np.linspace(0.0, 1.0, 50)
+problem = cb.Problem(
+    lambda x, y, xi, eta: (y - xi) ** 2, lambda x, y, xi, eta: (y - x * xi) ** 2, 0.5, 0.0, cb.Interval(0.0, 1.0)
+)
+samples = cb.Samples(xi, np.zeros(50))
+basis = cb.Chebyshev(3)
+options = {"precision": "double"}
+"""
+
+
+def test_solve_runs_a_file_into_a_folder(tmp_path):
+    """And the same command again goes on from what is there; what is no statement of a problem is refused in words."""
+    file, out = tmp_path / "stated.py", tmp_path / "out"
+    file.write_text(FILE)
+    before = jax.config.jax_enable_x64
+    try:
+        done = CliRunner().invoke(app, ["solve", str(file), "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        assert "Converged" in done.output
+        assert {path.name for path in out.iterdir()} >= {"solution.npz", "checkpoint.npz", "summary.txt", "policy.png"}
+        kept = (out / "checkpoint.npz").stat().st_mtime_ns
+        again = CliRunner().invoke(app, ["solve", str(file), "--out", str(out)])
+        assert again.exit_code == 0, again.output
+        assert (out / "checkpoint.npz").stat().st_mtime_ns == kept
+        other = CliRunner().invoke(app, ["solve", str(file), "--out", str(out), "--seed", "3"])
+        assert other.exit_code == 2
+        assert "differs in: key" in other.output
+        file.write_text("problem = 3")
+        wrong = CliRunner().invoke(app, ["solve", str(file), "--out", str(out)])
+        assert wrong.exit_code == 2
+        assert "does not define samples" in wrong.output
+    finally:
+        jax.config.update("jax_enable_x64", before)

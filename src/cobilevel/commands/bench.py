@@ -90,7 +90,7 @@ def _figure(number: float) -> str:
 
 def speed_benchmarks(folder: Path | None = None) -> dict[str, Path]:
     """The scripts that measure speed, by name: those of a folder, or of ``benchmarks`` here or in the source tree."""
-    places = (Path("benchmarks"), Path(__file__).parents[2] / "benchmarks") if folder is None else (folder,)
+    places = (Path("benchmarks"), Path(__file__).parents[3] / "benchmarks") if folder is None else (folder,)
     for place in places:
         scripts = sorted(place.glob("*.py"))
         found = {path.stem: path for path in scripts if '"--json"' in path.read_text(encoding="utf-8")}

@@ -6,9 +6,9 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from cobilevel import bench
-from cobilevel.bench import Measurement, speed_benchmarks
 from cobilevel.cli import app
+from cobilevel.commands import bench
+from cobilevel.commands.bench import Measurement, speed_benchmarks
 
 WRITES = """
 import argparse, json

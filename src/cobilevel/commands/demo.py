@@ -9,13 +9,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .answer import Solution
-from .basis import Basis, Chebyshev, Fourier, Partition
-from .gallery import two_edge_traffic
-from .progress import ProgressBar
+from ..answer import Solution
+from ..basis import Basis, Chebyshev, Fourier, Partition
+from ..gallery import two_edge_traffic
+from ..progress import ProgressBar
 
 if TYPE_CHECKING:
-    from .judge import Evaluation
+    from ..judge import Evaluation
 
 _BASES: tuple[Basis | None, ...] = (
     Chebyshev(3),
@@ -65,9 +65,9 @@ def demo(seed: int, out: Path, console: Console) -> None:
     )
     reference = float(truth.loss(truth.x, instance.test))
     console.print(f"Their loss on {len(instance.test)} test samples, with exact flows: F_ref = {reference:.5f}\n")
-    from .front_door import solve  # these take a while to import: after something is shown
-    from .judge import evaluate
-    from .report import policy_figure
+    from ..front_door import solve  # these take a while to import: after something is shown
+    from ..judge import evaluate
+    from ..report import policy_figure
 
     table, contexts = _results_table(), jnp.linspace(0.0, 1.0, 401)
     policies, solutions = {}, []
