@@ -7,8 +7,8 @@ from .bundles import Trials as Trials
 from .bundles import seconds_each_way as seconds_each_way
 from .bundles import solve_all as solve_all
 from .grid import solve_grid as solve_grid
-from .store import Run as Run
+from .run_files import Run as Run
+from .run_files import name_of as name_of
 from .store import Runs as Runs
-from .store import name_of as name_of
 from .tasks import Task as Task
 from .tasks import sweep as sweep

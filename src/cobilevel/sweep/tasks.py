@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..progress import ProgressBar
-from .store import Run, Runs
+from .run_files import Run
+from .store import Runs
 
 
 @dataclass(frozen=True)
