@@ -12,11 +12,11 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Contextual b
 
 
 @contextmanager
-def _in_a_sentence() -> Iterator[None]:
+def _in_a_sentence(*more: type[Exception]) -> Iterator[None]:
     """Errors that a user can mend are reported in a sentence; anything else is a fault, and shows where it is."""
     try:
         yield
-    except (ValueError, OSError, ImportError, sqlite3.Error) as error:
+    except (ValueError, OSError, ImportError, sqlite3.Error, *more) as error:
         words = f"The store of runs is damaged: {error}." if isinstance(error, sqlite3.Error) else str(error)
         typer.secho(words, fg="red", err=True)
         raise typer.Exit(2) from error
@@ -85,12 +85,16 @@ def reproduce_command(
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Begin nothing new after so many; start again to go on.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share the work, on a machine with many processors.")
+    ] = None,
 ) -> None:
     """Run an experiment of the paper: every run is kept, and a second start goes on where the first was stopped."""
     import jax
     from rich.console import Console
 
     from .paper import print_verdicts, reproduce_experiment
+    from .sweep import SweepError
 
     if quick and full:
         raise typer.BadParameter("give --quick or --full, not both.")
@@ -98,10 +102,9 @@ def reproduce_command(
     budget = "quick" if quick else "full" if full else "default"
     folder = Path(f"{experiment}-{budget}") if out is None else out
     console = Console()
-    with _in_a_sentence():
-        finished = reproduce_experiment(
-            experiment, budget, folder, data, limit=None if minutes is None else 60 * minutes
-        )
+    limit = None if minutes is None else 60 * minutes
+    with _in_a_sentence(SweepError):
+        finished = reproduce_experiment(experiment, budget, folder, data, limit=limit, workers=workers)
     if finished:
         print_verdicts(folder, console)
     else:

@@ -57,10 +57,10 @@ def test_a_store_heals(tmp_path):
 
 def test_a_limit_begins_nothing_new(tmp_path):
     task = Task("one", [{"k": 1}], lambda tell: [Run({"k": 1}, {})])
-    assert not sweep([task], Runs(tmp_path), 1, "test", False, limit=0.0)
-    assert sweep([task], Runs(tmp_path), 1, "test", False)
+    assert not sweep([task], Runs(tmp_path), 1, "test", False, limit=0.0, executor="here")
+    assert sweep([task], Runs(tmp_path), 1, "test", False, executor="here")
     never = Task("one", [{"k": 1}], lambda tell: pytest.fail("run twice"))
-    assert sweep([never], Runs(tmp_path), 1, "test", False)
+    assert sweep([never], Runs(tmp_path), 1, "test", False, executor="here")
 
 
 SWEEP = """
@@ -74,7 +74,7 @@ def work(k):
     return run
 tasks = [Task(str(k), [{"bundle": k, "run": j} for j in range(8)], work(k)) for k in range(25)]
 print("begun", flush=True)
-sweep(tasks, Runs(sys.argv[1]), len(tasks), "test", False)
+sweep(tasks, Runs(sys.argv[1]), len(tasks), "test", False, executor="here")
 print("done", flush=True)
 """
 

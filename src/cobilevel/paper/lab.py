@@ -6,6 +6,7 @@ An experiment says what its methods, its instances and its judgement are; the re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -173,7 +174,7 @@ class Lab(ABC):
 
         return race(grid.settings(), rungs, score)
 
-    def tune(self, method: Method, tell: Tell) -> Run:
+    def tune(self, method: Method, tell: Tell) -> list[Run]:
         """The search for the step sizes of a method: the best on held-out instances, and of those that came to the
         last round the best on reported ones."""
         grid, rungs = self.budget.grid, self.budget.rungs
@@ -189,15 +190,15 @@ class Lab(ABC):
             "scores": {HELD_OUT: table[rows, -1].tolist(), REPORTED: seen.tolist()},
             "tried": len(settings),
         }
-        return Run(self.tuning_spec(method), result, {"scores": table})
+        return [Run(self.tuning_spec(method), result, {"scores": table})]
 
-    def tune_further(self, method: Method, tell: Tell) -> Run:
+    def tune_further(self, method: Method, tell: Tell) -> list[Run]:
         """The search beyond the ends of the paper's grid, where the setting chosen is at one of them."""
         chosen = self.setting(method, HELD_OUT)
         best, table = chosen, np.zeros((1, 1))
         if at_an_end("inner", chosen.inner) or at_an_end("outer", chosen.outer):
             (best, *_), table = self._race(method, beyond(chosen), self.budget.further, tell)
-        return Run(self.tuning_spec(method, True), {EXTENDED: asdict(best), "tried": len(table)}, {"scores": table})
+        return [Run(self.tuning_spec(method, True), {EXTENDED: asdict(best), "tried": len(table)}, {"scores": table})]
 
     def setting(self, method: Method, tuned: str) -> Setting:
         """The step sizes that were chosen."""
@@ -266,13 +267,12 @@ class Lab(ABC):
         yield from self.extra()
         for method, count in self.plan():
             if method.solver == "StocBiO":
-                work = lambda tell, m=method: [self.tune(m, tell)]
-                yield Task(f"tuning {method.label}", [self.tuning_spec(method)], work)
+                yield Task(f"tuning {method.label}", [self.tuning_spec(method)], partial(self.tune, method))
             yield from self._solves(method, count, (HELD_OUT, REPORTED))
         for method, count in self.plan():  # a second answer, after all the first ones
             if EXTENDED in dict(self.choices(method, count)):
-                work = lambda tell, m=method: [self.tune_further(m, tell)]
-                yield Task(f"tuning {method.label} further", [self.tuning_spec(method, True)], work)
+                found, wanted = self.tuning_spec(method), self.tuning_spec(method, True)
+                yield Task(f"tuning {method.label} further", [wanted], partial(self.tune_further, method), [found])
                 yield from self._solves(method, count, (EXTENDED,))
         yield from self.last()
 
@@ -280,8 +280,18 @@ class Lab(ABC):
         for tuned, some in self.choices(method, count):
             if tuned in wanted:
                 specs = [self.spec(method, seed, tuned) for seed in range(some)]
-                work = lambda tell, c=some, t=tuned: self.solve(method, c, t, tell)
-                yield Task(f"{method.solver} {method.label}, step sizes {tuned}", specs, work)
+                work = partial(self.solve, method, some, tuned)
+                after = self._read_by(method, some, tuned)
+                yield Task(f"{method.solver} {method.label}, step sizes {tuned}", specs, work, after)
+
+    def _read_by(self, method: Method, count: int, tuned: str) -> list[dict[str, Any]]:
+        """What ``solve`` looks up: step sizes, and where these were chosen in another way, the runs of the first."""
+        if method.solver != "StocBiO":
+            return []
+        if tuned == HELD_OUT:
+            return [self.tuning_spec(method)]
+        further = [self.tuning_spec(method, True)] if tuned == EXTENDED else []
+        return [self.tuning_spec(method), *further, *(self.spec(method, seed) for seed in range(count))]
 
 
 def _as_dicts(rungs: Sequence[SearchRung]) -> list[dict[str, Any]]:

@@ -42,10 +42,12 @@ def reproduce_experiment(
     data: str = "digits",
     progress: bool | None = None,
     limit: float | None = None,
+    workers: int | None = None,
 ) -> bool:
     """Runs what is not finished yet, and writes ``claims.json``, ``summary.json``, figures and ``report.html``.
 
-    `limit`: seconds after which no further bundle is begun. Returns whether all is done.
+    `limit`: seconds after which no further bundle is begun. `workers`: processes that share the work; without them
+    it is done in this one. Returns whether all is done.
     """
     if experiment not in EXPERIMENTS:
         raise ValueError(f"experiment must be one of {', '.join(EXPERIMENTS)}, got {experiment!r}.")
@@ -60,7 +62,8 @@ def reproduce_experiment(
     runs = Runs(out)
     lab = _lab(request, runs, known)
     total = sum(1 for _ in lab.tasks())
-    if not sweep(lab.tasks(), runs, total, f"{experiment}, {budget}", progress, limit):
+    executor = "here" if workers is None else "processes"
+    if not sweep(lab.tasks(), runs, total, f"{experiment}, {budget}", progress, limit, executor, workers):
         return False
     write_report(out)
     return True

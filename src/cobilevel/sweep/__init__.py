@@ -10,5 +10,7 @@ from .grid import solve_grid as solve_grid
 from .run_files import Run as Run
 from .run_files import name_of as name_of
 from .store import Runs as Runs
+from .tabulate import tabulate as tabulate
+from .tasks import SweepError as SweepError
 from .tasks import Task as Task
 from .tasks import sweep as sweep

@@ -1,47 +1,248 @@
-"""A list of tasks worked off to its end, however often it is stopped."""
+"""A list of tasks worked off to its end, however often it is stopped, by one process or many."""
 
+import logging
+import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..checks import whole
 from ..progress import ProgressBar
-from .run_files import Run
+from .crews import Crew, Event, crew_of
+from .run_files import DamageError, Run, name_of
 from .store import Runs
+from .worker import Outcome, packed_task
+
+_RETRIES = 3
+_HELD = 64  # tasks that may wait for others before no further ones are asked for
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Runs that are computed together: `work(tell)` returns one ``Run`` for each of `specs`, in their order."""
+    """Runs that are computed together: `work(tell)` returns one ``Run`` for each of `specs`, in their order.
+
+    `after`: specifications whose runs the work reads from the store; it is begun once they are there.
+    """
 
     label: str
     specs: Sequence[Mapping[str, Any]]
     work: Callable[[Callable[[float], None]], Sequence[Run]]
+    after: Sequence[Mapping[str, Any]] = ()
+
+
+class SweepError(RuntimeError):
+    """Tasks that could not be finished; `failures` has the reason of each by its label. The others are kept."""
+
+    def __init__(self, failures: Mapping[str, str], finished: int):
+        self.failures = dict(failures)
+        words = "".join(f"\n  {label}: {reason}" for label, reason in failures.items())
+        super().__init__(
+            f"{len(failures)} tasks could not be finished; the other {finished} are, and are kept. Start again to try "
+            f"those that failed once more:{words}"
+        )
 
 
 def sweep(
     tasks: Iterable[Task],
     runs: Runs,
-    total: int,
-    label: str,
+    total: int | None = None,
+    label: str = "sweep",
     progress: bool | None = None,
     limit: float | None = None,
+    executor: Any = "processes",
+    workers: int | None = None,
+    retries: int = _RETRIES,
+    in_order: bool = False,
 ) -> bool:
     """Works off the tasks that are not finished yet. Stop it when you like, and start again.
 
-    `tasks` may be a generator, whose later tasks look at what earlier ones found; `total` is how many it will yield.
-    After `limit` seconds no further task is begun. Returns whether all are finished.
+    A run is in the store once, whatever happens: tasks are done elsewhere, and this process alone writes what comes
+    back. A task whose worker died is done again; one that raises is reported at the end, and the others go on.
+
+    **Arguments:**
+
+    - `tasks`: a list, or a generator, which is asked for the next ones as there is room for them.
+    - `total`: how many a generator will yield, for the progress bar.
+    - `limit`: seconds after which no further task is begun.
+    - `executor`: ``"processes"`` of this machine, each with its share of the processors; ``"here"``, one after the
+      other in this process, where errors are raised at once; a client of a dask cluster, or the address of its
+      scheduler; or any executor with ``submit``.
+    - `workers`: how many processes; as many as there are processors when left out.
+    - `retries`: how often a task is tried again after its worker died.
+    - `in_order`: whether a generator looks at what earlier tasks found before it yields: then it is asked for the
+      next task when all before are finished.
+
+    **Returns:** whether all are finished; ``False`` where time was up. Raises a ``SweepError`` where some failed.
     """
+    whole("retries", retries, 0)
+    count = total or operator.length_hint(tasks, 0) or 1
+    runs.mend()
+    with ProgressBar(1000 * count, label, progress) as bar:
+        if isinstance(executor, str) and executor == "here":
+            return _one_by_one(tasks, runs, bar, limit)
+        with crew_of(executor, workers, progress is not False) as crew:
+            return _Sweep(iter(tasks), runs, crew, bar, limit, retries, in_order).to_its_end()
+
+
+def _one_by_one(tasks: Iterable[Task], runs: Runs, bar: ProgressBar, limit: float | None) -> bool:
     clock = time.monotonic()
-    with ProgressBar(1000 * total, label, progress) as bar:
-        for number, task in enumerate(tasks):
-            if not runs.missing(task.specs):
-                continue
-            if limit is not None and time.monotonic() - clock > limit:
-                return False
-            tell = lambda share, n=number, t=task: bar.update(int(1000 * (n + share)), t.label)
-            tell(0.0)
-            began = time.monotonic()
-            runs.add(task.work(tell))
-            runs.spend(time.monotonic() - began)
+    for number, task in enumerate(tasks):
+        if not runs.missing(task.specs):
+            continue
+        if limit is not None and time.monotonic() - clock > limit:
+            return False
+        tell = lambda share, n=number, t=task: bar.update(int(1000 * (n + share)), t.label)
+        tell(0.0)
+        began = time.monotonic()
+        found = task.work(tell)
+        if amiss := _other_runs(task, found):
+            raise ValueError(f"the task {task.label!r} {amiss}.")
+        runs.add(found)
+        runs.spend(time.monotonic() - began)
     return True
+
+
+def _other_runs(task: Task, found: Sequence[Run]) -> str:
+    """What is wrong with the runs that a task returned, if anything."""
+    wanted, got = ({name_of(spec) for spec in specs} for specs in (task.specs, [run.spec for run in found]))
+    return "" if wanted == got else f"returned {len(got)} runs that are not the {len(wanted)} of its specifications"
+
+
+class _Sweep:
+    """The state of a sweep that others work for. Tasks go by number: unfinished ones are held or flying."""
+
+    def __init__(
+        self,
+        tasks: Iterator[Task],
+        runs: Runs,
+        crew: Crew,
+        bar: ProgressBar,
+        limit: float | None,
+        retries: int,
+        in_order: bool,
+    ):
+        self.tasks, self.runs, self.crew, self.bar = tasks, runs, crew, bar
+        self.limit, self.retries, self.in_order = limit, retries, in_order
+        self.clock = self.mark = time.monotonic()
+        self.held: dict[int, Task] = {}
+        self.flying: dict[int, Task] = {}
+        self.makers: dict[str, int] = {}  # by the name of a run: the unfinished task that computes it
+        self.failures: dict[str, str] = {}
+        self.spoiled: dict[str, str] = {}  # by the name of a run: the task that failed to compute it
+        self.deaths: Counter[int] = Counter()
+        self.shares: dict[int, float] = {}
+        self.asked, self.finished, self.exhausted, self.late = 0, 0, False, False
+
+    def to_its_end(self) -> bool:
+        while True:
+            before = (self.asked, len(self.held))
+            self.fill()
+            if self.flying:
+                self.handle(self.crew.wait())
+            elif self.late or (self.exhausted and not self.held):
+                break
+            elif self.exhausted and before == (self.asked, len(self.held)):
+                for number, task in list(self.held.items()):
+                    self.fail(number, task, "it waits for tasks that wait for it")
+        if self.failures:
+            raise SweepError(self.failures, self.finished)
+        return not self.late
+
+    def fill(self) -> None:
+        """Begins what can be begun, and asks for further tasks while there is room."""
+        for number, task in list(self.held.items()):
+            self.consider(number, task)
+        while self.crew.room and not (self.exhausted or self.late):
+            if self.flying and (self.in_order or len(self.held) >= _HELD):
+                return
+            task = next(self.tasks, None)
+            self.exhausted = task is None
+            if task is not None:
+                for spec in task.specs:
+                    self.makers.setdefault(name_of(spec), self.asked)
+                self.asked += 1
+                self.consider(self.asked - 1, task)
+
+    def consider(self, number: int, task: Task) -> None:
+        """Begins a task, or holds it, or finds it finished or impossible."""
+        self.held[number] = task
+        own, needed = [name_of(spec) for spec in task.specs], [name_of(spec) for spec in task.after]
+        lost = next((self.spoiled[name] for name in (*own, *needed) if name in self.spoiled), None)
+        if lost is not None:
+            return self.fail(number, task, f"it needs {lost!r}, which failed")
+        if any(self.makers.get(name, number) != number for name in (*own, *needed)):
+            return None
+        if needed and self.runs.missing(task.after):
+            return self.fail(number, task, "it needs runs that no task computes") if self.exhausted else None
+        if not self.runs.missing(task.specs):
+            self.finished += 1
+            return self.leave(number, task)
+        if not self.crew.room:
+            return None
+        if self.limit is not None and time.monotonic() - self.clock > self.limit:
+            self.late = True
+            return None
+        return self.begin(number, self.held.pop(number))
+
+    def begin(self, number: int, task: Task) -> None:
+        if not self.flying:
+            self.mark = time.monotonic()
+        self.flying[number] = task
+        self.crew.submit(number, packed_task(task.label, task.work, self.crew.local))
+        self.show(task.label)
+
+    def handle(self, event: Event) -> None:
+        """Takes note of what a worker reports."""
+        number, task = event.number, self.flying[event.number]
+        if event.kind == "tell":
+            self.shares[number] = event.content
+            self.show(task.label)
+        elif event.kind == "failed":
+            self.fail(number, task, event.content)
+        elif event.kind == "died":
+            self.deaths[number] += 1
+            if self.deaths[number] > self.retries:
+                self.fail(number, task, f"its worker died {self.deaths[number]} times, at last {event.content}")
+            else:
+                _log.warning("the worker of %r died (%s): it is done again.", task.label, event.content)
+                self.shares.pop(number, None)
+                self.begin(number, task)
+        else:
+            self.keep(number, task, event.content)
+
+    def keep(self, number: int, task: Task, outcome: Outcome) -> None:
+        """Writes the runs of a finished task."""
+        if amiss := outcome.failure or _other_runs(task, outcome.runs):
+            return self.fail(number, task, amiss)
+        try:
+            self.runs.add(outcome.runs, outcome.used)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, DamageError):
+                raise
+            return self.fail(number, task, str(error))  # what it returned cannot be kept
+        now = time.monotonic()
+        self.runs.spend(now - self.mark)
+        self.mark = now
+        self.finished += 1
+        self.leave(number, task)
+        return self.show(task.label)
+
+    def fail(self, number: int, task: Task, reason: str) -> None:
+        self.failures[task.label if task.label not in self.failures else f"{task.label} ({number})"] = reason
+        self.spoiled.update({name: task.label for name in map(name_of, task.specs) if self.makers.get(name) == number})
+        self.leave(number, task)
+
+    def leave(self, number: int, task: Task) -> None:
+        for part in (self.held, self.flying, self.shares):
+            part.pop(number, None)
+        for name in map(name_of, task.specs):
+            if self.makers.get(name) == number:
+                del self.makers[name]
+
+    def show(self, words: str) -> None:
+        share = self.finished + len(self.failures) + sum(self.shares.values())
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        self.bar.update(int(1000 * share), f"{self.finished} done, {len(self.flying)} at work{failed}: {words}")

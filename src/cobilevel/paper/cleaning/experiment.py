@@ -173,6 +173,10 @@ class Cleaning(Lab):
         self._instances: dict[int, Instance] = {}
         self._pools: dict[Any, Pool] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """As it goes to another process: without what can be made again."""
+        return self.__dict__ | {"_instances": {}, "_pools": {}}
+
     def identity(self):
         return super().identity() | {"data": self.images.name}
 

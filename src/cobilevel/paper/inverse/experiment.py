@@ -9,7 +9,7 @@ polynomials on [-1, 1]; an ablation varies what matters.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -210,7 +210,7 @@ class Inverse(Lab):
         for noise in dict.fromkeys(method.noise for method, _ in plan):
             count = max(count for method, count in plan if method.noise == noise)
             specs = [self.reference_spec(noise, seed) for seed in range(count)]
-            yield Task(f"optima, noise {noise}", specs, lambda tell, n=noise, c=count: self._references(n, c, tell))
+            yield Task(f"optima, noise {noise}", specs, partial(self._references, noise, count))
 
     def last(self) -> Iterator[Task]:
         """The sample complexity of claim T2, on problems of its own."""
