@@ -17,12 +17,11 @@ import numpy as np
 
 from cobilevel.sweep import Run, Runs, name_of
 
-COUNT = 6
 SEED = 20240607
 KINDS = ("flip", "flip", "flip", "cut", "zeros", "noise", "emptied", "removed")  # single bits most often
 
 
-def made_runs():
+def made_runs(count):
     """A few runs with numbers of every kind."""
     rng = np.random.default_rng(0)
     return [
@@ -32,16 +31,13 @@ def made_runs():
             {"curve": rng.normal(size=40), "counts": np.arange(5 * k, dtype=np.int32).reshape(k, 5)},
             {"seconds": 0.25 * k},
         )
-        for k in range(COUNT)
+        for k in range(count)
     ]
 
 
-MADE = made_runs()
-
-
-def make_store(folder):
+def make_store(folder, table):
     runs = Runs(folder)
-    runs.add(MADE)
+    runs.add(table)
     runs.note("how", {"block": 4, "workers": 2})
     runs.spend(1.5)
 
@@ -50,9 +46,8 @@ def plain(run, curves):
     return dict(run.spec), dict(run.result), dict(run.cost), {k: (v.dtype.str, v.tolist()) for k, v in curves.items()}
 
 
-def answers(folder):
+def answers(folder, table):
     """Each question that a store is asked, and what it says: an answer, or the error."""
-    table = MADE
     questions = {
         "find": lambda runs: [plain(run, {}) for run in runs.find(kind="solve")],
         "missing": lambda runs: [name_of(spec) for spec in runs.missing([one.spec for one in table])],
@@ -124,7 +119,7 @@ def judge(before, after, gone):
     return None, refused
 
 
-def mended(folder, before):
+def mended(folder, before, table):
     """What is wrong after mending, if anything."""
     try:
         runs = Runs(folder)
@@ -134,22 +129,22 @@ def mended(folder, before):
             return f"mend: {error}"
         (folder / "runs.sqlite").unlink(missing_ok=True)
         runs = Runs(folder)
-    again = {name_of(spec) for spec in runs.missing([one.spec for one in MADE])}
-    runs.add([one for one in MADE if name_of(one.spec) in again])
-    after = answers(folder)
+    again = {name_of(spec) for spec in runs.missing([one.spec for one in table])}
+    runs.add([one for one in table if name_of(one.spec) in again])
+    after = answers(folder, table)
     for name, expected in before.items():
         if name not in ("how", "seconds") and repr(after[name]) != repr(expected):  # notes may be lost with the table
             return f"after mending, {name}: {after[name]!r} instead of {expected!r}"
     return None
 
 
-def trial(count, seed=SEED):
+def trial(count, seed=SEED, runs=6):
     """Damages a store so many times; the faults found, and what was counted."""
-    rng, faults, seen = np.random.default_rng(seed), [], Counter()
+    rng, faults, seen, table = np.random.default_rng(seed), [], Counter(), made_runs(runs)
     with tempfile.TemporaryDirectory() as place:
         whole, hurt = Path(place) / "whole", Path(place) / "hurt"
-        make_store(whole)
-        before = answers(whole)
+        make_store(whole, table)
+        before = answers(whole, table)
         assert not any(isinstance(found, Exception) for found in before.values()), before
         files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
         for number in range(count):
@@ -159,8 +154,8 @@ def trial(count, seed=SEED):
             kind = KINDS[int(rng.integers(len(KINDS)))]
             how = damage(hurt / chosen, kind, rng)
             gone = not (hurt / "runs.sqlite").exists()
-            fault, refused = judge(before, answers(hurt), gone)
-            fault = fault or mended(hurt, before)
+            fault, refused = judge(before, answers(hurt, table), gone)
+            fault = fault or mended(hurt, before, table)
             if fault:
                 faults.append(f"{number}: {chosen.name} {how}: {fault}")
             seen[chosen.name] += 1

@@ -122,3 +122,14 @@ def test_the_page_on_constraints_runs_and_is_right(promotion):
     np.testing.assert_allclose(flow[:, 0], first, atol=0.01)
     assert found.converged
     assert found.feasibility.active[0].name == "y[0] <= 0.55"
+
+
+@pytest.mark.thorough
+def test_the_page_on_sweeps_runs_as_it_stands(tmp_path):
+    """As a script, whose processes cannot import it; started again it computes nothing."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), re.S)
+    first = run_script(tmp_path / "page.py", code)
+    assert [line.split()[:3] for line in first[:2]] == [["0", "0.02", "BUDGET"], ["0", "0.1", "BUDGET"]]
+    assert len(first) == 7
+    again = run_script(tmp_path / "page.py", code.replace("    one =", "    raise ValueError\n    one ="))
+    assert again == first

@@ -14,6 +14,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from .run_files import (
 _PACKAGES = ("cobilevel", "jax", "jaxlib", "equinox", "numpy")
 
 
+@cache
 def versions() -> dict[str, str]:
     """What a run was computed with."""
 
