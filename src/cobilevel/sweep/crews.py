@@ -179,7 +179,7 @@ class LocalProcesses(Crew):
                 hand.end()
                 self._count_false_starts(hand, content)
                 if number is not None:
-                    return Event("died", number, _ending(content))
+                    return Event("died", number, _how_it_ended(content))
             elif number is not None:
                 if kind == "done":
                     hand.task = None
@@ -189,7 +189,7 @@ class LocalProcesses(Crew):
         self._false_starts += not hand.began
         if self._false_starts >= _STARTS:
             raise RuntimeError(
-                f"worker processes end before they begin ({_ending(code)}); what they printed says why. "
+                f"worker processes end before they begin ({_how_it_ended(code)}); what they printed says why. "
                 'executor="here" works without them.'
             )
 
@@ -198,7 +198,7 @@ class LocalProcesses(Crew):
             hand.end()
 
 
-def _ending(code: int) -> str:
+def _how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     with suppress(ValueError):

@@ -40,7 +40,7 @@ class Row(NamedTuple):
     @staticmethod
     def sealed(name: str, spec: str, result: str, cost: str, manifest: str) -> "Row":
         parts = name.encode(), spec.encode(), result.encode(), cost.encode(), manifest.encode()
-        return Row(*parts, digest_of(parts))
+        return Row(*parts, cells_digest(parts))
 
 
 def _bytes_of(cell: Any) -> bytes:
@@ -49,7 +49,7 @@ def _bytes_of(cell: Any) -> bytes:
     return repr(cell).encode()
 
 
-def digest_of(cells: Sequence[Any]) -> bytes:
+def cells_digest(cells: Sequence[Any]) -> bytes:
     """The SHA-256 of the cells of a row, in hexadecimal digits; where one ends and the next begins counts too."""
     found = hashlib.sha256()
     for cell in map(_bytes_of, cells):
@@ -59,7 +59,7 @@ def digest_of(cells: Sequence[Any]) -> bytes:
 
 def is_sound(cells: Sequence[Any]) -> bool:
     """Whether the last cell is the digest of the others."""
-    return all(isinstance(cell, bytes) for cell in cells) and digest_of(cells[:-1]) == cells[-1]
+    return all(isinstance(cell, bytes) for cell in cells) and cells_digest(cells[:-1]) == cells[-1]
 
 
 def word_of(cell: Any) -> str:
@@ -68,7 +68,7 @@ def word_of(cell: Any) -> str:
 
 
 def _weight(cells: Sequence[Any]) -> int:
-    return int(digest_of(cells), 16)
+    return int(cells_digest(cells), 16)
 
 
 class RunTable:

@@ -24,7 +24,7 @@ import numpy as np
 SPECIFICATION, RESULT, CURVES, MANIFEST = "specification.json", "result.json", "curves.npz", "manifest.json"
 MOST_CURVE_BYTES = 2**30  # of the curves of one run, inflated: the memory that reading them back may take
 MOST_TEXT_BYTES = 2**26  # of a JSON document
-_STALE = 86400.0  # seconds after which a draft is nobody's, whatever process has its number now
+_DRAFT_SECONDS = 86400.0  # seconds after which a draft is nobody's, whatever process has its number now
 _DRAFT = re.compile(r"\.[0-9a-f]{20}-(?:([0-9a-f]{8})-)?([0-9]{1,9})-[0-9a-f]{8}(?:-old)?")
 
 
@@ -102,7 +102,7 @@ def sweep_out_drafts(folder: Path) -> None:
 
 def _abandoned(draft: Path, host: str | None, process: int) -> bool:
     try:
-        if time.time() - draft.stat().st_mtime > _STALE:
+        if time.time() - draft.stat().st_mtime > _DRAFT_SECONDS:
             return True
     except OSError:  # its writer has just moved it to its place
         return False

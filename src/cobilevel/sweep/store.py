@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .rows import Row, RunTable, digest_of, is_sound, word_of
+from .rows import Row, RunTable, cells_digest, is_sound, word_of
 from .run_files import (
     CURVES,
     MANIFEST,
@@ -305,7 +305,7 @@ class Runs:
 
     def _put_note(self, base: sqlite3.Connection, topic: str, words: Any) -> None:
         cells = [topic.encode(), as_json(words).encode()]
-        self._table.put(base, "notes", [*cells, digest_of(cells)])
+        self._table.put(base, "notes", [*cells, cells_digest(cells)])
 
     def noted(self, topic: str) -> Any:
         """What was noted under a topic, or ``None``."""

@@ -16,8 +16,8 @@ from .store import Runs
 from .worker import Outcome, packed_task
 
 _RETRIES = 3
-_HELD = 64  # tasks that may wait for others before no further ones are asked for
-_log = logging.getLogger(__name__)
+_MAY_WAIT = 64  # tasks that may wait for others before no further ones are asked for
+_sweep_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class _Sweep:
         for number, task in list(self.held.items()):
             self.consider(number, task)
         while self.crew.room and not (self.exhausted or self.late):
-            if self.flying and (self.in_order or len(self.held) >= _HELD):
+            if self.flying and (self.in_order or len(self.held) >= _MAY_WAIT):
                 return
             task = next(self.tasks, None)
             self.exhausted = task is None
@@ -207,7 +207,7 @@ class _Sweep:
             if self.deaths[number] > self.retries:
                 self.fail(number, task, f"its worker died {self.deaths[number]} times, at last {event.content}")
             else:
-                _log.warning("the worker of %r died (%s): it is done again.", task.label, event.content)
+                _sweep_log.warning("the worker of %r died (%s): it is done again.", task.label, event.content)
                 self.shares.pop(number, None)
                 self.begin(number, task)
         else:
