@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
+from ..cluster import RowLayout
 from ..keys import as_key, generator, split_key
 from ..programs import arithmetic, put, rows_at
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
@@ -65,6 +66,20 @@ class Level(eqx.Module):
         """The distribution of the contexts, where that is what was given."""
         return None
 
+    @property
+    def layout(self) -> RowLayout | None:
+        """How rows are spread over the processes of a cluster, where they are."""
+        return None
+
+    @property
+    def all_here(self) -> bool:
+        """Whether this process has all the data; else only its share of the rows."""
+        return True
+
+    def whole(self) -> "Level":
+        """The data of all processes."""
+        return self
+
     @abstractmethod
     def contexts(self) -> "Samples":
         """The observed contexts as a weighted finite set; of a stream, a look at some."""
@@ -88,6 +103,14 @@ class Level(eqx.Module):
     def parsed(self, dtype: Any = None) -> "Level":
         """What everything after the checks works on: a copy of its own, floats in `dtype`, with weights in one form."""
         return jax.tree_util.tree_map_with_path(lambda path, a: _cast_leaf(path, a, dtype), self)
+
+    def placed(self) -> "Samples":
+        """The samples, each row where it is held."""
+        raise NotImplementedError
+
+    def distinct(self) -> int:
+        """How many different contexts there are."""
+        return self.contexts().distinct()
 
     def draw_contexts(self, key: Array, rows: int) -> Shaped[Array, "n ..."]:
         """Contexts as they are drawn, rather than as a quadrature rule."""

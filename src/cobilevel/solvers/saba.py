@@ -73,6 +73,8 @@ class SABA(Stochastic):
         if not self.shuffle:
             raise ValueError("SABA: its table needs batches without repeated rows; leave shuffle at True.")
 
+    keeps_rows = True
+
     def prepare(self, reduced):
         dx, dy = reduced.problem.sizes
         lower, upper = reduced.lower_source.rows or 0, reduced.upper_source.rows or 0
