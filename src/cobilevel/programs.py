@@ -109,8 +109,7 @@ def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[st
     thorough, quick = jit(function), jit(function, compiler_options=dict(_QUICKLY))
     often = jit(function, compiler_options=_QUICKLY | more) if more else quick
 
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _QUICKLY or many(*args, **kwargs) or not _small((args, kwargs)):
             return thorough(*args, **kwargs)
         try:
@@ -120,6 +119,12 @@ def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[st
                 raise
             _QUICKLY.clear()  # another version of the compiler, which has not all of them
             return thorough(*args, **kwargs)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        found = chosen(*args, **kwargs)
+        # two programs that wait for other devices must not be under way at once: each could wait for the other's turn
+        return jax.block_until_ready(found) if any(map(is_spread, jax.tree.leaves((args, kwargs)))) else found
 
     return call
 

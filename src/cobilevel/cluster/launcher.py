@@ -44,6 +44,8 @@ def launch(command: Sequence[str], processes: int, shards: int | None = None) ->
         _send(children, signal.SIGKILL)
         for number, handler in before.items():
             signal.signal(number, handler)
+    for child in children:
+        child.wait()
     for reader in readers:
         reader.join(timeout=1)
     return code
@@ -57,9 +59,9 @@ def _started(command: Sequence[str], environment: dict[str, str], number: int) -
 
 def _passing_on(source: BinaryIO, prefix: bytes) -> threading.Thread:
     def copy() -> None:
-        for line in source:
-            sys.stderr.buffer.write(prefix + line)
-            sys.stderr.buffer.flush()
+        with source:
+            for line in source:
+                os.write(2, prefix + line)
 
     thread = threading.Thread(target=copy, daemon=True)
     thread.start()

@@ -77,8 +77,10 @@ class Cluster:
     def _everywhere(self, pieces: list[np.ndarray]) -> np.ndarray:
         """Pieces of one shape from all shards, stacked."""
         table = self.placed([piece[None] for piece in pieces])
-        copied = jax.jit(lambda a: a, out_shardings=NamedSharding(table.sharding.mesh, PartitionSpec()))(table)
-        return np.asarray(copied.addressable_data(0))
+        assert self.mesh is not None
+        with self.in_touch():
+            copied = jax.jit(lambda a: a, out_shardings=NamedSharding(self.mesh, PartitionSpec()))(table)
+            return np.asarray(copied.addressable_data(0))
 
     def agreed(self, array: np.ndarray) -> np.ndarray:
         """What process 0 has: for numbers that all must have to the last bit, whatever their processors round to."""
@@ -89,7 +91,7 @@ class Cluster:
         """Around work that needs the others: should that fail, the watch has time to find out whose fault it is."""
         try:
             yield
-        except jax.errors.JaxRuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # JAX raises either
             if self._watch is None or self.processes == 1 or not _broken_off(error):
                 raise
             self._watch.name_the_culprit()
@@ -100,8 +102,9 @@ class Cluster:
 
 
 def _broken_off(error: Exception) -> bool:
+    """Whether an error is the compiler's word for a peer that does not answer."""
     words = str(error).lower()
-    return any(sign in words for sign in ("gloo", "connection", "nccl", "socket", "timed out"))
+    return any(sign in words for sign in ("gloo ", "nccl", "coordination service"))
 
 
 def joined() -> Cluster:
@@ -140,6 +143,7 @@ def join(shards: int | None = None) -> Cluster:
 
 def _come_together(place: Place, shards: int | None) -> Cluster:
     jax.config.update("jax_num_cpu_devices", 1 if shards is None else shards // place.processes)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # programs that wait for others must not wait in a queue
     if shards is not None:  # sums within a device are split among threads, and how depends on their number
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
     watch = None if place.processes * (shards or 1) == 1 else meet(place)
@@ -149,11 +153,11 @@ def _come_together(place: Place, shards: int | None) -> Cluster:
             f"shards is {shards}, and there are {len(devices)} devices ({devices[0].platform}). On other devices than "
             "processors there is one shard for each: leave shards out."
         )
+    if watch is not None:
+        watch.start()
     cluster = Cluster(place.process, place.processes, Mesh(np.array(devices), (ROWS,)), watch)
     with without_output():
         cluster.gathered([np.zeros(1)] * len(cluster.own))  # connects all to all
-    if watch is not None:
-        watch.start()
     _TOGETHER.append(cluster)
     return cluster
 

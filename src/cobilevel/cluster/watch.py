@@ -27,7 +27,7 @@ class Watch:
         self._seen = dict.fromkeys(range(processes), ("", time.monotonic()))
         self._said: dict[int, dict[str, Any]] = {}
         self._answered = time.monotonic()
-        self._count, self._over = 0, False
+        self._count, self._failures, self._over = 0, 0, False
         self._state = "at work"
 
     def start(self) -> None:
@@ -55,16 +55,17 @@ class Watch:
         while not self._over:
             try:
                 self._beat()
-                for key, text in self.client.key_value_dir_get(_ROOT):
-                    self._note(int(key.rpartition("/")[2]), text)
-                self._answered = time.monotonic()
-            except Exception:  # noqa: S110  the other thread sees that there was no answer
-                pass
+                self._read()
+            except Exception:  # the other thread sees that there was no answer
+                self._failures += 1
             time.sleep(_BEAT)
 
-    def _note(self, peer: int, text: str) -> None:
-        if self._seen[peer][0] != text:
-            self._seen[peer], self._said[peer] = (text, time.monotonic()), json.loads(text)
+    def _read(self) -> None:
+        for key, text in self.client.key_value_dir_get(_ROOT):
+            peer = int(key.rpartition("/")[2])
+            if self._seen[peer][0] != text:
+                self._seen[peer], self._said[peer] = (text, time.monotonic()), json.loads(text)
+        self._answered = time.monotonic()
 
     def _looking(self) -> None:
         while not self._over:

@@ -18,13 +18,13 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
-from ..cluster import RowLayout
 from ..keys import as_key, generator, split_key
 from ..programs import arithmetic, put, rows_at
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .columns import context_count, contexts_of, require_contexts
 from .distributions import Distribution
 from .frames import ReadsFrames
+from .held_rows import HeldRows
 from .precision import Held, cast
 from .traced import Sampler
 
@@ -33,7 +33,7 @@ STREAM_ROWS = 10_000  # drawn once from a stream, where a method needs a finite 
 CONTEXTS_EACH, SAMPLES_EACH = 2, 8  # asked for each function: distinct contexts; samples, where they are noisy
 
 
-class Level(eqx.Module):
+class Level(HeldRows):
     """What one level of the problem sees."""
 
     @property
@@ -66,20 +66,6 @@ class Level(eqx.Module):
         """The distribution of the contexts, where that is what was given."""
         return None
 
-    @property
-    def layout(self) -> RowLayout | None:
-        """How rows are spread over the processes of a cluster, where they are."""
-        return None
-
-    @property
-    def all_here(self) -> bool:
-        """Whether this process has all the data; else only its share of the rows."""
-        return True
-
-    def whole(self) -> "Level":
-        """The data of all processes."""
-        return self
-
     @abstractmethod
     def contexts(self) -> "Samples":
         """The observed contexts as a weighted finite set; of a stream, a look at some."""
@@ -103,14 +89,6 @@ class Level(eqx.Module):
     def parsed(self, dtype: Any = None) -> "Level":
         """What everything after the checks works on: a copy of its own, floats in `dtype`, with weights in one form."""
         return jax.tree_util.tree_map_with_path(lambda path, a: _cast_leaf(path, a, dtype), self)
-
-    def placed(self) -> "Samples":
-        """The samples, each row where it is held."""
-        raise NotImplementedError
-
-    def distinct(self) -> int:
-        """How many different contexts there are."""
-        return self.contexts().distinct()
 
     def draw_contexts(self, key: Array, rows: int) -> Shaped[Array, "n ..."]:
         """Contexts as they are drawn, rather than as a quadrature rule."""
@@ -172,9 +150,8 @@ class Samples(Level, ReadsFrames):
         if self.weights is None:
             dtype = self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float
             return put(np.ones(len(self), dtype))
-        xp = arithmetic(self.weights)
-        weights = xp.asarray(self.weights)
-        return put(weights / xp.mean(weights))
+        weights = (xp := arithmetic(self.weights)).asarray(self.weights)
+        return jax.block_until_ready(put(weights / xp.mean(weights)))
 
     def shares(self) -> Float[np.ndarray, " n"]:
         """The weights scaled to sum to 1, in double precision."""

@@ -18,6 +18,7 @@ from ..problem import Product, Samples, Stream
 from .row_order import RowIndex, batch_rows, rows_ahead
 
 _POOL_BYTES = 8 * 2**30
+_FETCHED_AHEAD = 2**16  # rows of several batches that are fetched from other devices at once
 
 
 def _at(tree: PyTree, index: Int[Array, " b"]) -> PyTree:
@@ -155,7 +156,17 @@ class SpreadTable(Table):
             return Source.batches(self, key, begin, count, size, shuffle)
         numbers = begin + np.arange(count, dtype=np.uint32)
         rows, counts = rows_ahead(key, numbers, size, self.rows, shuffle, self.table.weight.dtype)
-        return Batches(lambda number: self._fetched(rows(number)), counts)
+        if not 0 < count * size <= _FETCHED_AHEAD:
+            return Batches(lambda number: self._fetched(rows(number)), counts)
+        index = jnp.concatenate([rows(place).index for place in range(count)])  # one message for all of them
+        part = self._fetched(RowIndex.full(index, self.table.weight.dtype))
+        ahead = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), replace(part, count=None))
+
+        def batch(number: Any) -> Batch:
+            found, own = jax.tree.map(lambda a: a[number], ahead), rows(number)
+            return replace(found, weight=found.weight * own.share, count=own.count)
+
+        return Batches(batch, counts)
 
 
 class Pairs(Source):
