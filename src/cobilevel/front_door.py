@@ -117,6 +117,8 @@ class _Goal:
             settings["steps"] = job.steps
         digests = run_digests(job.study, job.solver, as_key(seed), self.basis, settings)
         with Checkpoint(self.checkpoint, digests) as checkpoint:
+            if job.study.spread:
+                checkpoint.check_everywhere(joined())
             return self._reached(replace(job, checkpoint=checkpoint), key)
 
     def _reached(self, job: Job, key: jax.Array) -> Solution:

@@ -84,11 +84,17 @@ def _raw(basis: "Basis", domain: Domain, xi: Shaped[Held, "..."]) -> Float[Held,
     return basis.evaluate(domain, xi)
 
 
+def upper_triangle(table: np.ndarray) -> np.ndarray:
+    """The triangle of a table, which has the same least squares and singular values, and is small."""
+    found: Any = np.linalg.qr(table, mode="r")
+    return found
+
+
 def _fit_of_one(parts: list[np.ndarray], spread: bool) -> np.ndarray:
     """The coefficients whose function is nearest to 1, from features in one table or in the shards of a cluster."""
     tables = [np.column_stack([part, np.ones(len(part))]) for part in parts]
     if spread:
-        tables = joined().gathered([np.linalg.qr(table, mode="r") for table in tables])
+        tables = joined().gathered([upper_triangle(table) for table in tables])
     table = np.concatenate(tables)
     found = np.linalg.lstsq(table[:, :-1], table[:, -1], rcond=None)[0]
     return joined().agreed(found) if spread else found

@@ -10,7 +10,7 @@ from jaxtyping import Float, PyTree
 from .. import trees
 from ..cluster import joined, shards_of
 from ..programs import Held, is_spread, put
-from .base import Basis, FeatureMap, combine
+from .base import Basis, FeatureMap, combine, upper_triangle
 from .one_hot import OneHot, Rows, dense, taller, widened
 
 
@@ -63,14 +63,14 @@ def _triangle(phi: Float[Held, "n N"], weights: Float[Held, " n"] | None) -> Flo
     table = np.asarray(phi, dtype=float)
     mass = np.full(len(table), 1.0) if weights is None else np.asarray(weights, dtype=float)
     scaled = table * np.sqrt(mass / mass.sum())[:, None]
-    return np.linalg.qr(scaled, mode="r") if len(scaled) > scaled.shape[1] else scaled
+    return upper_triangle(scaled) if len(scaled) > scaled.shape[1] else scaled
 
 
 def _spread_triangle(phi: Float[Held, "n N"], weights: Any) -> Float[np.ndarray, "r N"]:
     """The same of features that are spread over processes: the triangle of those of all shards."""
     rows = [part * np.sqrt(mass)[:, None] for part, mass in zip(shards_of(phi), _masses(weights), strict=True)]
-    parts = joined().gathered([np.linalg.qr(np.asarray(part, float), mode="r") for part in rows])
-    return np.linalg.qr(np.concatenate(parts), mode="r")
+    parts = joined().gathered([upper_triangle(np.asarray(part, float)) for part in rows])
+    return upper_triangle(np.concatenate(parts))
 
 
 def _masses(weights: Any) -> list[Float[np.ndarray, " n"]]:

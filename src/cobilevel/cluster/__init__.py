@@ -6,6 +6,7 @@ from .membership import Cluster as Cluster
 from .membership import all_rows as all_rows
 from .membership import digest_of as digest_of
 from .membership import everywhere as everywhere
+from .membership import in_step as in_step
 from .membership import join as join
 from .membership import joined as joined
 from .rows import RowLayout as RowLayout

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax.extend.backend import register_backend_factory
-from jaxlib import _jax
 
 from .environment import Place
 from .meeting import enter_meeting, open_meeting
@@ -57,7 +56,8 @@ def _exchange_on(address: str, client: Any) -> None:
         probe.connect(target)  # sends nothing
         own = probe.getsockname()[0]
     bridge: Any = importlib.import_module("jax._src.xla_bridge")
-    wires = lambda: _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=own)
+    library: Any = importlib.import_module("jaxlib._jax")
+    wires = lambda: library.make_gloo_tcp_collectives(distributed_client=client, hostname=own)
     register_backend_factory("cpu", lambda: bridge.make_cpu_client(collectives=wires()), priority=0, fail_quietly=False)
 
 

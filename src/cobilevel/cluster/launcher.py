@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 from .connections import free_port
 from .environment import COORDINATOR, PARENT, PROCESS, PROCESSES, SHARDS
@@ -57,7 +57,7 @@ def _started(command: Sequence[str], environment: dict[str, str], number: int) -
     return subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True, **mute)
 
 
-def _passing_on(source: BinaryIO, prefix: bytes) -> threading.Thread:
+def _passing_on(source: Any, prefix: bytes) -> threading.Thread:
     def copy() -> None:
         with source:
             for line in source:

@@ -3,12 +3,11 @@
 JAX has the first process host it. When that one is killed, all others are ended on the spot, without a word on why.
 """
 
+import importlib
 import subprocess
 import sys
 import time
 from typing import Any
-
-from jaxlib import _jax
 
 _LINGER = 20  # seconds it goes on after the first process is gone: the others need it to find out, and to say so
 _BIND = 30  # seconds in which the port must become free
@@ -29,12 +28,17 @@ def open_meeting(address: str, processes: int) -> Any:
     return host
 
 
+def _library() -> Any:
+    """What of JAX the service and its clients are in; it has no public name."""
+    return importlib.import_module("jaxlib._jax")
+
+
 def serve(address: str, processes: int) -> None:
     """Hosts the service until standard input is closed, and a while longer; what the helper process runs."""
     give_up = time.monotonic() + _BIND
     while True:
         try:
-            service = _jax.get_distributed_runtime_service(
+            service = _library().get_distributed_runtime_service(
                 address, processes, heartbeat_timeout=_HEARTBEAT, shutdown_timeout=_SHUTDOWN
             )
             break
@@ -50,7 +54,7 @@ def serve(address: str, processes: int) -> None:
 
 def enter_meeting(address: str, process: int, seconds: int) -> Any:
     """A client of the service, connected: all processes must come within so many seconds."""
-    client = _jax.get_distributed_runtime_client(
+    client = _library().get_distributed_runtime_client(
         address,
         process,
         init_timeout=seconds,

@@ -5,8 +5,8 @@ order, gives the same bits for any number of processes.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
@@ -47,7 +47,7 @@ def even_counts(rows: int, shards: int) -> tuple[int, ...]:
     return tuple(max(0, min(each, rows - k * each)) for k in range(shards))
 
 
-def shards_of(array: jax.Array) -> list[np.ndarray]:
+def shards_of(array: Any) -> list[np.ndarray]:
     """What this process holds of an array, shard by shard, in order."""
     parts = sorted(array.addressable_shards, key=lambda part: part.index[0].start or 0)
     return [np.asarray(part.data) for part in parts]

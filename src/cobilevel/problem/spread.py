@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from ..cluster import Cluster, RowLayout, even_counts, joined
+from ..cluster import Cluster, RowLayout, digest_of, even_counts, joined
 from .data import Level, Samples
 
 _FEW_CONTEXTS = 10_000  # distinct ones of a shard, up to which those of different shards are compared
@@ -99,6 +99,10 @@ class Spread(Level):
 
     def contexts(self):
         return eqx.tree_at(lambda s: s.eta, self._placed, None, is_leaf=lambda v: v is self._placed.eta)
+
+    def known_by(self):
+        arrays = jax.tree.leaves((self._placed.xi, self._placed.eta, self._placed.weights))
+        return [self.row_layout.counts, *[np.frombuffer(digest_of(array), np.uint8) for array in arrays]]
 
     def distinct(self):
         """How many contexts are different, over all processes; those of large shards are not compared."""
