@@ -272,9 +272,8 @@ def _configured(solver: Any, batch: int | None, retreats: int, study: Study) -> 
 
 def _check_spread(samples: Any, problem: Any, goal: _Goal, solver: Any) -> None:
     """Raises on what is not done with samples that are spread over processes."""
-    if all(
-        getattr(samples, level, samples).layout is None for level in ("upper", "lower") if isinstance(samples, Data)
-    ):
+    levels = [getattr(samples, level, None) for level in ("upper", "lower")]
+    if all(getattr(level, "layout", None) is None for level in levels):
         return
     why, basis = "", goal.basis
     if basis is None and goal.resume is None:

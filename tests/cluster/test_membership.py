@@ -97,3 +97,22 @@ def test_a_process_that_is_lost_ends_the_other_with_a_sentence(tmp_path, number,
         for process in started:
             process.kill()
             process.wait()
+
+
+@pytest.mark.thorough
+def test_a_run_that_lost_a_process_goes_on_from_its_checkpoint(tmp_path):
+    """With another number of processes, to the same bits as a run that lost none."""
+    steps = "600"
+    assert launch([SCRIPT, "keep", str(tmp_path / "smooth"), str(tmp_path / "one"), steps], 2, 2) == 0
+    again = [SCRIPT, "keep", str(tmp_path / "broken"), str(tmp_path / "two"), steps]
+    code = f"import sys; from cobilevel.cluster import launch; sys.exit(launch({again!r}, 2, 2))"
+    first = subprocess.Popen([sys.executable, "-c", code])
+    while not (tmp_path / "two" / "checkpoint.npz").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    time.sleep(1)
+    first.terminate()  # passed on to both processes
+    assert first.wait(60) != 0
+    assert not (tmp_path / "broken").exists()
+    assert launch(again, 1, 2) == 0
+    assert (tmp_path / "broken").read_text() == (tmp_path / "smooth").read_text()

@@ -1,5 +1,6 @@
 """Rows dealt out to shards, and found again."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +21,6 @@ def test_every_row_is_found_in_its_shard(counts):
     table = np.full((len(counts), layout.length), -1)
     for k, count in enumerate(counts):
         table[k, :count] = sum(counts[:k]) + np.arange(count)
-    rows = np.arange(layout.rows, dtype=np.int32)
+    rows = jnp.arange(layout.rows, dtype=np.int32)
     assert layout.filled == table.size
     np.testing.assert_array_equal(table.ravel()[np.asarray(layout.place(rows))], rows)

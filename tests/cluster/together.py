@@ -51,6 +51,16 @@ def solve(out, *kinds):
         Path(out).write_text(json.dumps(found))
 
 
+def keep(out, folder, steps):
+    """A run of many steps that is kept; how far it has come is seen from its checkpoint."""
+    cluster = cb.cluster.join()
+    problem, samples = stated(cluster, False)
+    given = cb.SOBA(inner=0.01, linear=0.01, outer=0.001, batch=8)
+    solution = cb.solve(problem, samples, cb.Chebyshev(4), given, int(steps), progress=False, checkpoint=folder)
+    if cluster.first:
+        Path(out).write_text(np.asarray(solution.x).tobytes().hex() + np.asarray(solution.W).tobytes().hex())
+
+
 def talk(out):
     """Messages without end; that they have begun is written."""
     cluster = cb.cluster.join()
@@ -62,4 +72,4 @@ def talk(out):
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    {"solve": solve, "talk": talk}[sys.argv[1]](*sys.argv[2:])
+    {"solve": solve, "keep": keep, "talk": talk}[sys.argv[1]](*sys.argv[2:])

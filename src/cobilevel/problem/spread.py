@@ -122,7 +122,7 @@ class Spread(Level):
     def thinned(self, key, rows):
         raise _no_look()
 
-    def with_part(self, part: Samples, all_rows: Callable[[], Any] | None) -> "Spread":
+    def with_part(self, part: Any, all_rows: Callable[[], Any] | None) -> "Spread":
         """The same rows, parsed."""
         return Spread(part, self.mass, self.row_layout, self.cluster, all_rows)
 
