@@ -14,7 +14,7 @@ from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_l
 from .answer import Solution, as_solved
 from .basis import Basis, check_basis, same_recipe
 from .checks import positive, whole
-from .cluster import joined
+from .cluster import this_cluster
 from .iteration import Checkpoint, Interrupted, Job, Solver, Stochastic, run_digests
 from .judge import rounding_error
 from .keys import as_key, split_key
@@ -118,7 +118,7 @@ class _Goal:
         digests = run_digests(job.study, job.solver, as_key(seed), self.basis, settings)
         with Checkpoint(self.checkpoint, digests) as checkpoint:
             if job.study.spread:
-                checkpoint.check_everywhere(joined())
+                checkpoint.check_everywhere(this_cluster())
             return self._reached(replace(job, checkpoint=checkpoint), key)
 
     def _reached(self, job: Job, key: jax.Array) -> Solution:
@@ -155,7 +155,7 @@ def _solve_for(
     chosen = Newton() if solver is None else solver
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
     problem = _with_barrier(problem, chosen, goal.resume)
-    with wanted.context(), _handed_over(wanted), joined().in_touch():
+    with wanted.context(), _handed_over(wanted), this_cluster().in_touch():
         study = with_barrier(Study.of(problem, samples, wanted))
         for_stream, for_basis, for_solver = split_key(as_key(key), 3)
         choices = {}
@@ -166,7 +166,7 @@ def _solve_for(
         anew = goal.basis is None and goal.resume is None and precision is None
         careful = _careful(problem, samples, study) if anew else None
         choices = choices | _values_unseen(study)
-        progress = progress if joined().first else False
+        progress = progress if this_cluster().first else False
         job = Job(study, chosen, for_solver, limit, progress, choices, careful, retreats=goal.retreats)
         solution = goal.reached(job, for_basis, key)
     if study.dtype != np.float64:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.cluster import free_port, joined, launch
+from cobilevel.cluster import free_port, launch, this_cluster
 from cobilevel.cluster.watch import ENDED_BY_PEER
 
 SCRIPT = str(Path(__file__).with_name("together.py"))
@@ -30,7 +30,7 @@ def test_alone_nothing_happens():
     samples = cb.Samples(np.arange(3.0))
     assert cb.spread(samples) is samples
     array = [np.arange(3.0)]
-    assert joined().gathered(array) is array
+    assert this_cluster().gathered(array) is array
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -46,29 +46,34 @@ def test_join_comes_first(monkeypatch):
         cb.cluster.join()
 
 
-def test_spread_over_two_devices_of_one_process(tmp_path):
-    """Against a plain solve of the same samples."""
-    found = run(tmp_path, 1, 2, "Newton with error")["Newton with error"]
+def plain():
+    """The same samples in one process."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
-        from together import ROWS, stated  # pyright: ignore[reportMissingImports]
+        from together import stated  # pyright: ignore[reportMissingImports]
     finally:
         sys.path.pop(0)
-    problem, samples = stated(joined(), False)
-    plain = cb.solve(problem, samples, cb.Chebyshev(4))
-    assert found["x"] == pytest.approx(float(plain.x), abs=1e-12)
-    assert found["rows"] == ROWS - len(range(0, ROWS, 7))
-    assert found["samples"] == plain.stats["samples"]
-    assert found["error"] == pytest.approx(float(plain.standard_error), rel=1e-9)
+    problem, samples = stated(this_cluster(), False)
+    return cb.solve(problem, samples, cb.Chebyshev(4))
+
+
+def test_spread_over_two_devices_of_one_process(tmp_path):
+    """Against a plain solve of the same samples, of which every seventh has no weight."""
+    found, wanted = run(tmp_path, 1, 2, "Newton")["Newton"], plain()
+    assert found["x"] == pytest.approx(float(wanted.x), abs=1e-12)
+    assert found["rows"] == 203 - 29
+    assert found["samples"] == wanted.stats["samples"]
 
 
 @pytest.mark.thorough
 def test_one_and_two_processes_give_the_same_bits(tmp_path):
-    one, two = run(tmp_path, 1, 2, "Newton"), run(tmp_path, 2, 2, "Newton", "Newton own")
-    assert one["Newton"] == two["Newton"]
+    one, two = run(tmp_path, 1, 2, "Newton with error"), run(tmp_path, 2, 2, "Newton with error", "Newton own")
+    (first,), (second, own) = one.values(), two.values()
+    assert first == second
+    assert first["error"] == pytest.approx(float(plain().standard_error), rel=1e-9)
     # shares of 60 and 143 rows: other sums, to rounding the same
-    assert two["Newton own"]["x"] == pytest.approx(one["Newton"]["x"], abs=1e-12)
-    assert two["Newton own"]["rows"] == one["Newton"]["rows"]
+    assert own["x"] == pytest.approx(first["x"], abs=1e-12)
+    assert own["rows"] == first["rows"]
 
 
 @pytest.mark.thorough

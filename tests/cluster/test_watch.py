@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cobilevel.cluster import watch
-from cobilevel.cluster.watch import ENDED_BY_PEER, Watch, end_with
+from cobilevel.cluster.watch import ENDED_BY_PEER, PeerWatch, end_with
 
 
 class Board:
@@ -29,7 +29,7 @@ def pair(monkeypatch):
     """Two watches that look at one board, and a clock to move."""
     board, clock = Board(), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    return Watch(board, 0, 2), Watch(board, 1, 2), clock
+    return PeerWatch(board, 0, 2), PeerWatch(board, 1, 2), clock
 
 
 def looked(one):

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Shaped
 
 from ..checks import whole
-from ..cluster import joined, shards_of
+from ..cluster import shards_of, this_cluster
 from ..problem import Domain
 from ..programs import Held, arithmetic, is_spread, program, put
 from .one_hot import OneHot, Rows
@@ -94,10 +94,10 @@ def _fit_of_one(parts: list[np.ndarray], spread: bool) -> np.ndarray:
     """The coefficients whose function is nearest to 1, from features in one table or in the shards of a cluster."""
     tables = [np.column_stack([part, np.ones(len(part))]) for part in parts]
     if spread:
-        tables = joined().gathered([upper_triangle(table) for table in tables])
+        tables = this_cluster().gathered([upper_triangle(table) for table in tables])
     table = np.concatenate(tables)
     found = np.linalg.lstsq(table[:, :-1], table[:, -1], rcond=None)[0]
-    return joined().agreed(found) if spread else found
+    return this_cluster().agreed(found) if spread else found
 
 
 class Basis(eqx.Module):

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from .. import trees
-from ..cluster import joined, shards_of
+from ..cluster import shards_of, this_cluster
 from ..programs import Held, is_spread, put
 from .base import Basis, FeatureMap, combine, upper_triangle
 from .one_hot import OneHot, Rows, dense, taller, widened
@@ -55,7 +55,7 @@ def whiten(phi: Rows, weights: Float[Held, " n"] | None = None, tolerance: float
     kept, basis = values[:rank], rows[:rank]
     forth, back = basis.T / kept / norms[:, None], kept[:, None] * basis * norms
     found = [part.astype(dtype) for part in (forth, back, spectrum)]
-    return Whitening(*put([joined().agreed(part) for part in found] if is_spread(phi) else found))
+    return Whitening(*put([this_cluster().agreed(part) for part in found] if is_spread(phi) else found))
 
 
 def _triangle(phi: Float[Held, "n N"], weights: Float[Held, " n"] | None) -> Float[np.ndarray, "r N"]:
@@ -69,14 +69,14 @@ def _triangle(phi: Float[Held, "n N"], weights: Float[Held, " n"] | None) -> Flo
 def _spread_triangle(phi: Float[Held, "n N"], weights: Any) -> Float[np.ndarray, "r N"]:
     """The same of features that are spread over processes: the triangle of those of all shards."""
     rows = [part * np.sqrt(mass)[:, None] for part, mass in zip(shards_of(phi), _masses(weights), strict=True)]
-    parts = joined().gathered([upper_triangle(np.asarray(part, float)) for part in rows])
+    parts = this_cluster().gathered([upper_triangle(np.asarray(part, float)) for part in rows])
     return upper_triangle(np.concatenate(parts))
 
 
 def _masses(weights: Any) -> list[Float[np.ndarray, " n"]]:
     """Weights that are spread, as they lie in the shards of this process; 1 in all."""
     parts = [np.asarray(part, float) for part in shards_of(weights)]
-    total = sum(float(part[0]) for part in joined().gathered([np.atleast_1d(part.sum()) for part in parts]))
+    total = sum(float(part[0]) for part in this_cluster().gathered([np.atleast_1d(part.sum()) for part in parts]))
     return [part / total for part in parts]
 
 
@@ -85,7 +85,7 @@ def _whiten_cells(phi: OneHot, weights: Float[Held, " n"] | None) -> Whitening:
     if is_spread(phi.place):
         cells = [OneHot(*part, phi.size) for part in zip(shards_of(phi.place), shards_of(phi.value), strict=True)]
         parts = [cell.on_host().blocks(mass) for cell, mass in zip(cells, _masses(weights), strict=True)]
-        norms = np.sqrt(sum(joined().gathered(parts)))
+        norms = np.sqrt(sum(this_cluster().gathered(parts)))
     else:
         mass = np.full(len(phi), 1.0) if weights is None else np.asarray(weights, dtype=float)
         norms = np.sqrt(phi.on_host().blocks(mass / mass.sum()))

@@ -8,7 +8,7 @@ from .membership import digest_of as digest_of
 from .membership import everywhere as everywhere
 from .membership import in_step as in_step
 from .membership import join as join
-from .membership import joined as joined
+from .membership import this_cluster as this_cluster
 from .rows import RowLayout as RowLayout
 from .rows import even_counts as even_counts
 from .rows import shards_of as shards_of

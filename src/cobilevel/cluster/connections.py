@@ -13,7 +13,7 @@ from jax.extend.backend import register_backend_factory
 
 from .environment import Place
 from .meeting import enter_meeting, open_meeting
-from .watch import Watch
+from .watch import PeerWatch
 
 _COME = 300  # seconds in which all processes must have come
 
@@ -25,7 +25,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def meet(place: Place) -> Watch:
+def meet(place: Place) -> PeerWatch:
     """Finds the other processes. JAX knows of them from then on, and a watch over them is ready to begin."""
     state: Any = importlib.import_module("jax._src.distributed").global_state
     if state.client is not None:
@@ -43,7 +43,7 @@ def meet(place: Place) -> Watch:
     state.client, state.coordinator_address = client, address
     state.process_id, state.num_processes = place.process, place.processes
     _exchange_on(address, client)
-    watch = Watch(client, place.process, place.processes, place.parent)
+    watch = PeerWatch(client, place.process, place.processes, place.parent)
     _leave_in_order(watch, state, host)
     return watch
 
@@ -61,7 +61,7 @@ def _exchange_on(address: str, client: Any) -> None:
     register_backend_factory("cpu", lambda: bridge.make_cpu_client(collectives=wires()), priority=0, fail_quietly=False)
 
 
-def _leave_in_order(watch: Watch, state: Any, host: Any) -> None:
+def _leave_in_order(watch: PeerWatch, state: Any, host: Any) -> None:
     """At the end the others are informed, of an error too, and the meeting point is closed."""
     before, failed = sys.excepthook, []
 

@@ -28,7 +28,7 @@ def open_meeting(address: str, processes: int) -> Any:
     return host
 
 
-def _library() -> Any:
+def _coordination() -> Any:
     """What of JAX the service and its clients are in; it has no public name."""
     return importlib.import_module("jaxlib._jax")
 
@@ -38,7 +38,7 @@ def serve(address: str, processes: int) -> None:
     give_up = time.monotonic() + _BIND
     while True:
         try:
-            service = _library().get_distributed_runtime_service(
+            service = _coordination().get_distributed_runtime_service(
                 address, processes, heartbeat_timeout=_HEARTBEAT, shutdown_timeout=_SHUTDOWN
             )
             break
@@ -54,7 +54,7 @@ def serve(address: str, processes: int) -> None:
 
 def enter_meeting(address: str, process: int, seconds: int) -> Any:
     """A client of the service, connected: all processes must come within so many seconds."""
-    client = _library().get_distributed_runtime_client(
+    client = _coordination().get_distributed_runtime_client(
         address,
         process,
         init_timeout=seconds,

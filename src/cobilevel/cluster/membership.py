@@ -17,7 +17,7 @@ from ..programs import is_spread
 from .connections import meet, without_output
 from .environment import Place, place_in
 from .rows import shards_of
-from .watch import Watch
+from .watch import PeerWatch
 
 ROWS = "rows"  # the axis of the mesh: samples are cut along it
 _DIMENSIONS = 8  # the most that an array which is gathered has
@@ -31,7 +31,7 @@ class Cluster:
     - `mesh`: the devices, one for each shard of the samples; ``None`` for a process alone.
     """
 
-    def __init__(self, process: int = 0, processes: int = 1, mesh: Mesh | None = None, watch: Watch | None = None):
+    def __init__(self, process: int = 0, processes: int = 1, mesh: Mesh | None = None, watch: PeerWatch | None = None):
         self.process, self.processes, self.mesh, self._watch = process, processes, mesh, watch
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ def _broken_off(error: Exception) -> bool:
     return any(sign in words for sign in ("gloo ", "nccl", "coordination service"))
 
 
-def joined() -> Cluster:
+def this_cluster() -> Cluster:
     """The cluster this process has joined; one of its own where it has not."""
     return _TOGETHER[0] if _TOGETHER else Cluster()
 
@@ -167,12 +167,12 @@ def digest_of(array: Any) -> bytes:
     if not is_spread(array):
         return np.ascontiguousarray(array).tobytes()
     digests = [hashlib.sha256(np.ascontiguousarray(part).tobytes()).digest() for part in shards_of(array)]
-    return b"".join(part.tobytes() for part in joined().gathered([np.frombuffer(d, np.uint8) for d in digests]))
+    return b"".join(part.tobytes() for part in this_cluster().gathered([np.frombuffer(d, np.uint8) for d in digests]))
 
 
 def all_rows(array: Any) -> np.ndarray:
     """An array in NumPy; one that is spread is fetched from all processes."""
-    return np.concatenate(joined().gathered(shards_of(array))) if is_spread(array) else np.asarray(array)
+    return np.concatenate(this_cluster().gathered(shards_of(array))) if is_spread(array) else np.asarray(array)
 
 
 def everywhere(tree: Any, like: Any) -> Any:
@@ -201,6 +201,6 @@ def in_step(like: Any, number: int, signal: int | None) -> tuple[int, int | None
     """
     if not any(map(is_spread, jax.tree.leaves(like))):
         return number, signal
-    cluster = joined()
+    cluster = this_cluster()
     found = cluster.gathered([np.array([number, signal or 0])] * len(cluster.own))
     return int(found[0][0]), int(max(part[1] for part in found)) or None

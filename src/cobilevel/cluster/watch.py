@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 _BEAT, _SILENT = 1.0, 10.0  # seconds between beats; without one, after which a process counts as gone
-_PATIENCE = 3.0  # seconds more that an error in communication waits for the watch to name the culprit
+_TIME_TO_NAME = 3.0  # seconds more that an error in communication waits for the watch to name the culprit
 ENDED_BY_PEER = 75  # exit code: a failure that may pass, start again
 _ROOT = "cobilevel/alive/"
 
 
-class Watch:
+class PeerWatch:
     """Watches all processes of a cluster from one of them."""
 
     def __init__(self, client: Any, process: int, processes: int, parent: int = 0):
@@ -44,7 +44,7 @@ class Watch:
 
     def name_the_culprit(self) -> None:
         """After an error in communication: gives the watch the time to find out whose fault it is, and to end."""
-        time.sleep(_SILENT + _PATIENCE)
+        time.sleep(_SILENT + _TIME_TO_NAME)
 
     def _beat(self) -> None:
         self._count += 1

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from ..cluster import Cluster, RowLayout, digest_of, even_counts, joined
+from ..cluster import Cluster, RowLayout, digest_of, even_counts, this_cluster
 from .data import Level, Samples
 
 _FEW_CONTEXTS = 10_000  # distinct ones of a shard, up to which those of different shards are compared
@@ -28,7 +28,7 @@ def spread(samples: Samples, own: bool = False) -> Any:
     """
     if not isinstance(samples, Samples):
         raise TypeError(f"spread takes Samples, got {type(samples).__name__}: other data are not cut into rows.")
-    cluster = joined()
+    cluster = this_cluster()
     if cluster.mesh is None:
         return samples
     if samples.weights is not None:  # rows of no weight say nothing
@@ -36,15 +36,15 @@ def spread(samples: Samples, own: bool = False) -> Any:
     if own:
         counts = even_counts(len(samples), len(cluster.own))
         each = np.concatenate(cluster.gathered([np.array([count]) for count in counts]))
-        return Spread.of(samples, RowLayout(tuple(each.tolist())), cluster, None)
+        return SpreadSamples.of(samples, RowLayout(tuple(each.tolist())), cluster, None)
     layout = RowLayout(even_counts(len(samples), cluster.shards))
     begin = sum(layout.counts[: cluster.own.start])
     mine = sum(layout.counts[k] for k in cluster.own)
     part = samples.rows(slice(begin, begin + mine) if mine else slice(0, 1))  # at least one, to fill up with
-    return Spread.of(part, layout, cluster, samples)
+    return SpreadSamples.of(part, layout, cluster, samples)
 
 
-class Spread(Level):
+class SpreadSamples(Level):
     """This process's share of the samples of a cluster; made by ``spread``.
 
     - `part`: its own rows, without weights.
@@ -60,11 +60,11 @@ class Spread(Level):
     all_rows: Callable[[], Samples] | None = eqx.field(static=True)
 
     @staticmethod
-    def of(part: Samples, layout: RowLayout, cluster: Cluster, whole: Samples | None) -> "Spread":
+    def of(part: Samples, layout: RowLayout, cluster: Cluster, whole: Samples | None) -> "SpreadSamples":
         """With the weights of all processes brought to mean one; sums are taken shard by shard."""
         given = np.ones(len(part)) if part.weights is None else np.asarray(part.weights, float)
         bare = Samples(part.xi, part.eta)
-        spread = Spread(bare, given, layout, cluster, None if whole is None else lambda: whole)
+        spread = SpreadSamples(bare, given, layout, cluster, None if whole is None else lambda: whole)
         sums = cluster.gathered([np.atleast_1d(np.sum(piece[piece > 0])) for piece in spread._pieces(given, 0)])
         total = float(np.sum(np.concatenate(sums)))
         return eqx.tree_at(lambda s: s.mass, spread, given * (layout.rows / total))
@@ -122,9 +122,9 @@ class Spread(Level):
     def thinned(self, key, rows):
         raise _no_look()
 
-    def with_part(self, part: Any, all_rows: Callable[[], Any] | None) -> "Spread":
+    def with_part(self, part: Any, all_rows: Callable[[], Any] | None) -> "SpreadSamples":
         """The same rows, parsed."""
-        return Spread(part, self.mass, self.row_layout, self.cluster, all_rows)
+        return SpreadSamples(part, self.mass, self.row_layout, self.cluster, all_rows)
 
     @property
     def all_here(self):

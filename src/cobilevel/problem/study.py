@@ -22,7 +22,7 @@ from .packing import contexts_field, packed_level
 from .precision import Precision
 from .problem import Problem
 from .smoothing import Smoothing
-from .spread import Spread
+from .spread import SpreadSamples
 from .standard_form import Constrained, standard_form
 from .traced import Sampler, Traced, first_derivatives, second_derivatives, trace_objective
 
@@ -167,7 +167,7 @@ def precision_for(problem: Any, samples: Any, asked: str | None = None, exact: b
 
 def _parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level:
     """The data parsed; their contexts are checked in the precision they came in, and moved onto the domain with it."""
-    if isinstance(level, Spread):
+    if isinstance(level, SpreadSamples):
         later = level.all_rows and (lambda: _parsed_level(domain, level.whole(), dtype, where))
         return level.with_part(_parsed_level(domain, level.part, dtype, where), later)
     level = packed_level(domain, level, where)
