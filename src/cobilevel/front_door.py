@@ -14,6 +14,7 @@ from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_l
 from .answer import Solution, as_solved
 from .basis import Basis, check_basis, same_recipe
 from .checks import positive, whole
+from .cluster import this_cluster
 from .iteration import Checkpoint, Interrupted, Job, Solver, Stochastic, run_digests
 from .judge import rounding_error
 from .keys import as_key, split_key
@@ -116,6 +117,8 @@ class _Goal:
             settings["steps"] = job.steps
         digests = run_digests(job.study, job.solver, as_key(seed), self.basis, settings)
         with Checkpoint(self.checkpoint, digests) as checkpoint:
+            if job.study.spread:
+                checkpoint.check_everywhere(this_cluster())
             return self._reached(replace(job, checkpoint=checkpoint), key)
 
     def _reached(self, job: Job, key: jax.Array) -> Solution:
@@ -148,10 +151,11 @@ def _solve_for(
 ) -> Solution:
     """What ``solve`` does, with the same arguments."""
     began = time.perf_counter()
+    _check_spread(samples, problem, goal, solver)
     chosen = Newton() if solver is None else solver
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
     problem = _with_barrier(problem, chosen, goal.resume)
-    with wanted.context(), _handed_over(wanted):
+    with wanted.context(), _handed_over(wanted), this_cluster().in_touch():
         study = with_barrier(Study.of(problem, samples, wanted))
         for_stream, for_basis, for_solver = split_key(as_key(key), 3)
         choices = {}
@@ -162,6 +166,7 @@ def _solve_for(
         anew = goal.basis is None and goal.resume is None and precision is None
         careful = _careful(problem, samples, study) if anew else None
         choices = choices | _values_unseen(study)
+        progress = progress if this_cluster().first else False
         job = Job(study, chosen, for_solver, limit, progress, choices, careful, retreats=goal.retreats)
         solution = goal.reached(job, for_basis, key)
     if study.dtype != np.float64:
@@ -192,7 +197,7 @@ def _with_newton(study: Study, key: jax.Array) -> tuple[Study, dict[str, str]]:
 
 def _values_unseen(study: Study) -> dict[str, str]:
     """That values of categories were never seen, and what the policy is there."""
-    words = never_seen(study.problem.domain, study.lower.contexts().xi)
+    words = "" if study.spread else never_seen(study.problem.domain, study.lower.contexts().xi)
     if not words:
         return {}
     return {"contexts": f"never seen: {words}. The policy there is what the others suggest, or y0; not learned."}
@@ -212,7 +217,7 @@ def _rounding_words(problem: Problem, solution: Solution, samples: Data, study: 
     words = f"{np.dtype(study.dtype).name}: tolerances scale with its precision of {study.eps:.1g}."
     if why:
         return f"{words} {why[0].upper()}{why[1:]}"
-    lost = rounding_error(problem, solution, samples)
+    lost = np.nan if study.spread else rounding_error(problem, solution, samples)
     if np.isfinite(lost):
         words += (
             f" At the answer it changes the gradients of the upper objective by {lost:.1g} of their size, and x by as "
@@ -263,3 +268,23 @@ def _configured(solver: Any, batch: int | None, retreats: int, study: Study) -> 
     if "batch" not in {part.name for part in fields(solver)}:
         raise TypeError(f"{type(solver).__name__} works on all samples at once and takes no batch. Leave it out.")
     return replace(solver, batch=batch)
+
+
+def _check_spread(samples: Any, problem: Any, goal: _Goal, solver: Any) -> None:
+    """Raises on what is not done with samples that are spread over processes."""
+    levels = [getattr(samples, level, None) for level in ("upper", "lower")]
+    if all(getattr(level, "layout", None) is None for level in levels):
+        return
+    why, basis = "", goal.basis
+    if basis is None and goal.resume is None:
+        why = "a basis must be given: find one in one process, on some of the samples (solution.basis.basis)"
+    elif basis is not None and not basis.learned:
+        why = f"{basis!r} is to be learned first: do so in one process, and give solution.basis.basis"
+    elif getattr(problem, "constraints", ()):
+        why = "constraints on y are not supported"
+    elif getattr(solver, "keeps_rows", False):
+        why = f"{type(solver).__name__} keeps something for every row; SOBA does not"
+    elif goal.restarts:
+        why = "restarts are not supported; start again from other x0"
+    if why:
+        raise ValueError(f"samples are spread over processes: {why}.")

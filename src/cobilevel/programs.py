@@ -49,10 +49,22 @@ def _small(arguments: Any) -> bool:
     return sum(leaf.size for leaf in leaves) <= _NUMBERS_AT_MOST
 
 
+def is_spread(leaf: Any) -> bool:
+    """Whether the rows of an array lie on several devices, perhaps of other processes."""
+    held = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+    return held and len(leaf.sharding.device_set) > 1 and not leaf.is_fully_replicated
+
+
+def at_home(tree: PyTree) -> PyTree:
+    """Arrays that are the same on all devices, of several processes perhaps, as arrays of one device of this one."""
+    many = lambda leaf: isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0) if many(leaf) else leaf, tree)
+
+
 def arithmetic(*trees: PyTree) -> Any:
     """NumPy where the arrays hold values now and are few, or where the processor is all there is; else JAX's."""
     leaves = jax.tree.leaves(trees)
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
+    if any(isinstance(leaf, Tracer) or is_spread(leaf) for leaf in leaves):
         return jnp
     few = sum(np.size(leaf) for leaf in leaves) <= _NUMBERS_AT_MOST
     return np if few or jax.default_backend() == "cpu" else jnp
@@ -97,8 +109,7 @@ def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[st
     thorough, quick = jit(function), jit(function, compiler_options=dict(_QUICKLY))
     often = jit(function, compiler_options=_QUICKLY | more) if more else quick
 
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _QUICKLY or many(*args, **kwargs) or not _small((args, kwargs)):
             return thorough(*args, **kwargs)
         try:
@@ -108,6 +119,12 @@ def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[st
                 raise
             _QUICKLY.clear()  # another version of the compiler, which has not all of them
             return thorough(*args, **kwargs)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        found = chosen(*args, **kwargs)
+        # two programs that wait for other devices must not be under way at once: each could wait for the other's turn
+        return jax.block_until_ready(found) if any(map(is_spread, jax.tree.leaves((args, kwargs)))) else found
 
     return call
 

@@ -150,7 +150,7 @@ def _policies(study: Study, reduced: Reduced, decisions: list[PyTree]) -> Float[
         if study.lower_noise:
             W = lower_minimiser(reduced.ordinary(), x, W, study.eps**0.5)
         else:
-            W = oracles.spread(pool, exact_lower(study, x, pool.xi).y)
+            W = oracles.mean_with_features(pool, exact_lower(study, x, pool.xi).y)
         tables.append(np.asarray(oracles.flatten(W)[0], float).reshape(pool.features.shape[1], -1))
     return np.stack(tables)
 

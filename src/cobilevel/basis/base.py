@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Shaped
 
 from ..checks import whole
+from ..cluster import shards_of, this_cluster
 from ..problem import Domain
-from ..programs import Held, arithmetic, program, put
+from ..programs import Held, arithmetic, is_spread, program, put
 from .one_hot import OneHot, Rows
 
 _FEWEST_PLACES = 64  # functions from which on places are kept rather than rows of zeros and a one
@@ -83,6 +84,22 @@ def _raw(basis: "Basis", domain: Domain, xi: Shaped[Held, "..."]) -> Float[Held,
     return basis.evaluate(domain, xi)
 
 
+def upper_triangle(table: np.ndarray) -> np.ndarray:
+    """The triangle of a table, which has the same least squares and singular values, and is small."""
+    found: Any = np.linalg.qr(table, mode="r")
+    return found
+
+
+def _fit_of_one(parts: list[np.ndarray], spread: bool) -> np.ndarray:
+    """The coefficients whose function is nearest to 1, from features in one table or in the shards of a cluster."""
+    tables = [np.column_stack([part, np.ones(len(part))]) for part in parts]
+    if spread:
+        tables = this_cluster().gathered([upper_triangle(table) for table in tables])
+    table = np.concatenate(tables)
+    found = np.linalg.lstsq(table[:, :-1], table[:, -1], rcond=None)[0]
+    return this_cluster().agreed(found) if spread else found
+
+
 class Basis(eqx.Module):
     """A recipe for functions of the context."""
 
@@ -104,10 +121,11 @@ class Basis(eqx.Module):
         dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
         constant = self.constant(domain)
         if constant is None:
-            phi = np.asarray(_raw(self, domain, xi))
-            if not np.isfinite(phi).all():
+            phi = _raw(self, domain, xi)
+            parts = shards_of(phi) if is_spread(phi) else [np.asarray(phi)]
+            if not all(np.isfinite(part).all() for part in parts):
                 raise ValueError(f"basis {self!r} gives NaN or infinity at observed contexts; check its function.")
-            constant = np.linalg.lstsq(phi, np.ones(len(phi)), rcond=None)[0]
+            constant = _fit_of_one(parts, is_spread(phi))
         return FeatureMap(self, domain, None, put(np.asarray(constant, dtype)))
 
     @property

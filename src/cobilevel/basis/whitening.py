@@ -1,13 +1,16 @@
 """Whitening: coordinates in which the observed features are orthonormal, there and back."""
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
 from .. import trees
-from ..programs import Held, put
-from .base import Basis, FeatureMap, combine
+from ..cluster import shards_of, this_cluster
+from ..programs import Held, is_spread, put
+from .base import Basis, FeatureMap, combine, upper_triangle
 from .one_hot import OneHot, Rows, dense, taller, widened
 
 
@@ -43,11 +46,7 @@ def whiten(phi: Rows, weights: Float[Held, " n"] | None = None, tolerance: float
     dtype = phi.dtype
     if tolerance is None:
         tolerance = float(np.sqrt(jnp.finfo(dtype).eps))
-    table = np.asarray(phi, dtype=float)
-    mass = np.full(len(table), 1.0) if weights is None else np.asarray(weights, dtype=float)
-    scaled = table * np.sqrt(mass / mass.sum())[:, None]
-    # the singular values and right vectors of a table are those of its triangle, which is small
-    scaled = np.linalg.qr(scaled, mode="r") if len(scaled) > scaled.shape[1] else scaled
+    scaled = _spread_triangle(phi, weights) if is_spread(phi) else _triangle(phi, weights)
     spectrum = np.linalg.svd(scaled, compute_uv=False)
     norms = np.linalg.norm(scaled, axis=0)
     norms = np.where(norms > 0, norms, 1)  # the rank must not depend on the units of single functions
@@ -55,13 +54,41 @@ def whiten(phi: Rows, weights: Float[Held, " n"] | None = None, tolerance: float
     rank = max(1, int(np.sum(values > tolerance * values[0])))
     kept, basis = values[:rank], rows[:rank]
     forth, back = basis.T / kept / norms[:, None], kept[:, None] * basis * norms
-    return Whitening(*put((forth.astype(dtype), back.astype(dtype), spectrum.astype(dtype))))
+    found = [part.astype(dtype) for part in (forth, back, spectrum)]
+    return Whitening(*put([this_cluster().agreed(part) for part in found] if is_spread(phi) else found))
+
+
+def _triangle(phi: Float[Held, "n N"], weights: Float[Held, " n"] | None) -> Float[np.ndarray, "r N"]:
+    """A small table with the singular values and right vectors of the weighted features."""
+    table = np.asarray(phi, dtype=float)
+    mass = np.full(len(table), 1.0) if weights is None else np.asarray(weights, dtype=float)
+    scaled = table * np.sqrt(mass / mass.sum())[:, None]
+    return upper_triangle(scaled) if len(scaled) > scaled.shape[1] else scaled
+
+
+def _spread_triangle(phi: Float[Held, "n N"], weights: Any) -> Float[np.ndarray, "r N"]:
+    """The same of features that are spread over processes: the triangle of those of all shards."""
+    rows = [part * np.sqrt(mass)[:, None] for part, mass in zip(shards_of(phi), _masses(weights), strict=True)]
+    parts = this_cluster().gathered([upper_triangle(np.asarray(part, float)) for part in rows])
+    return upper_triangle(np.concatenate(parts))
+
+
+def _masses(weights: Any) -> list[Float[np.ndarray, " n"]]:
+    """Weights that are spread, as they lie in the shards of this process; 1 in all."""
+    parts = [np.asarray(part, float) for part in shards_of(weights)]
+    total = sum(float(part[0]) for part in this_cluster().gathered([np.atleast_1d(part.sum()) for part in parts]))
+    return [part / total for part in parts]
 
 
 def _whiten_cells(phi: OneHot, weights: Float[Held, " n"] | None) -> Whitening:
     """Functions without overlap are orthogonal already: each is divided by its size, and those never seen are cut."""
-    mass = np.full(len(phi), 1.0) if weights is None else np.asarray(weights, dtype=float)
-    norms = np.sqrt(phi.on_host().blocks(mass / mass.sum()))
+    if is_spread(phi.place):
+        cells = [OneHot(*part, phi.size) for part in zip(shards_of(phi.place), shards_of(phi.value), strict=True)]
+        parts = [cell.on_host().blocks(mass) for cell, mass in zip(cells, _masses(weights), strict=True)]
+        norms = np.sqrt(sum(this_cluster().gathered(parts)))
+    else:
+        mass = np.full(len(phi), 1.0) if weights is None else np.asarray(weights, dtype=float)
+        norms = np.sqrt(phi.on_host().blocks(mass / mass.sum()))
     seen = np.flatnonzero(norms > 0)
     place, value = np.zeros(len(norms), int), np.zeros(len(norms))
     place[seen], value[seen] = np.arange(len(seen)), 1 / norms[seen]

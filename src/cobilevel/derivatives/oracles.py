@@ -150,7 +150,7 @@ def cross_matrix(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: L
 
 
 def upper_rows(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
-    """Sample by sample: ``(f, d1 f, d2 f)``, the last in ``y`` (``spread`` takes it to the coefficients)."""
+    """Sample by sample: ``(f, d1 f, d2 f)``, the last in ``y``; ``mean_with_features`` leads to coefficients."""
     rows = upper_derivatives(reduced.problem.upper, x, combine(batch.features, W), batch.xi, batch.eta)
     return rows, ledger.add("upper_gradient", batch)
 
@@ -169,7 +169,7 @@ def lower_rows(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batch, 
     return jax.vmap(local)(y, along, batch.xi, batch.eta), ledger
 
 
-def spread(batch: Batch, rows: PyTree) -> PyTree:
+def mean_with_features(batch: Batch, rows: PyTree) -> PyTree:
     """The batch mean of ``row Phi^T``, shaped like ``W``: from gradients in ``y`` to gradients in the coefficients."""
     return jax.tree.map(lambda leaf: _sums(batch.features, batch.weight / len(batch), leaf), rows)
 

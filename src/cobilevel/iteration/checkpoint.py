@@ -4,6 +4,7 @@ A solve is one run, or several where a basis is chosen, grown or learned, one af
 runs is computed again, and comes out as before; the runs are not.
 """
 
+import hashlib
 import os
 import time
 import warnings
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from .. import archive
+from ..cluster import Cluster
 from .course import Course
 
 _FILE, _LOCK = "checkpoint.npz", "lock"
@@ -84,6 +86,18 @@ class Checkpoint:
             name.removeprefix(f"{k}/"): part for name, part in arrays.items() if name.startswith(f"{k}/")
         }
         return [(numbers, under(k)) for k, numbers in enumerate(document["runs"])]
+
+    def check_everywhere(self, cluster: Cluster) -> None:
+        """Raises where the processes of a cluster do not see the same file."""
+        seen = hashlib.sha256(repr([numbers for numbers, _ in self._parts]).encode())
+        for _, arrays in self._parts:
+            for name in sorted(arrays):
+                seen.update(np.ascontiguousarray(arrays[name]).tobytes())
+        found = cluster.gathered([np.frombuffer(seen.digest(), np.uint8)] * len(cluster.own))
+        if any(part.tobytes() != found[0].tobytes() for part in found):
+            raise ValueError(
+                f"checkpoint: {self.path.parent} is not the same in all processes. Give a folder that they share."
+            )
 
     def next_run(self, structure: str, like: Any) -> tuple["Kept", Course | None]:
         """Where the next run of the solve is kept, and how far it had come; raises where that is another one."""

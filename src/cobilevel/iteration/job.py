@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 
 from ..answer import Result, Solution, Uncertainty
 from ..basis import Basis, combine
+from ..cluster import all_rows
 from ..derivatives import oracles
 from ..inference import infer, policy_noise
 from ..lower import feasibility_of
@@ -85,29 +86,35 @@ class Job:
             stop.solution = replace(stop.solution, choices={**choices, **stop.solution.choices})
             raise
         found = replace(found, choices={**choices, **found.choices})
-        if not self.study.endless:
-            x, study = found.x, self.study
-            again = (lambda: reduce_study(study, basis)) if self.one_of_many else (lambda: reduced)
-            noise = _errors_of_policy(study, again, found)
-            found = replace(found, inference=lambda: _inferred(study, again(), x), policy_noise=noise)
+        if not self.study.endless and self.study.all_here:
+            seen = self._seen_again(basis) if self.one_of_many or self.study.spread else lambda: (self.study, reduced)
+            dtype, noise = self.study.dtype, _errors_of_policy(seen, self.study.dtype, found)
+            found = replace(found, inference=lambda: _inferred(seen, dtype, found.x), policy_noise=noise)
         return _check_constraints(self.study, _check_convexity(self.study, reduced, found))
 
+    def _seen_again(self, basis: Basis) -> Callable[[], tuple[Study, Reduced]]:
+        """The study, on the samples of all processes, and what the basis makes of it, computed again when asked for."""
+        whole = self.study.whole
+        return lambda: ((study := whole()), reduce_study(study, basis))
 
-def _inferred(study: Study, reduced: Reduced, x: PyTree) -> Uncertainty:
+
+def _inferred(seen: Callable[[], tuple[Study, Reduced]], dtype: Any, x: PyTree) -> Uncertainty:
     """How well the samples determine ``x``, in the precision of the study."""
-    with double() if study.dtype == np.float64 else nullcontext():
+    with double() if dtype == np.float64 else nullcontext():
+        study, reduced = seen()
         soft = study.softened()
         reduced = reduced if soft is study else replace(reduced, problem=soft.problem)
         return infer(soft, reduced.whitened(), x, study.problem.x0)
 
 
-def _errors_of_policy(study: Study, again: Callable[[], Reduced], found: Solution) -> Callable:
+def _errors_of_policy(seen: Callable[[], tuple[Study, Reduced]], dtype: Any, found: Solution) -> Callable:
     """Standard errors of the policy at contexts, in the precision of the study; found out when first asked for."""
-    precision = lambda: double() if study.dtype == np.float64 else nullcontext()
+    precision = lambda: double() if dtype == np.float64 else nullcontext()
 
     @cache
     def known() -> Any:
-        reduced = again().whitened()
+        study, reduced = seen()
+        reduced = reduced.whitened()
         return policy_noise(study, reduced, found.x, reduced.enter(found.W))
 
     def errors(xi: np.ndarray) -> Any:
@@ -170,7 +177,8 @@ def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solu
         return solution
     pool = reduced.lower_pool
     y = combine(pool.features, solution.W)  # beforehand, so that one program serves all bases
-    least = np.asarray(oracles.lower_curvatures(reduced.problem.lower, solution.x, y, pool.xi, pool.eta))
+    least = oracles.lower_curvatures(reduced.problem.lower, solution.x, y, pool.xi, pool.eta)
+    least = all_rows(least)[all_rows(pool.weight) > 0]
     bent, flat = least < _BENT, np.abs(least) < _FLAT
     if not bent.any() and flat.mean() < 0.5:
         return solution

@@ -14,8 +14,9 @@ from jaxtyping import Array, UInt32
 
 from .. import archive, trees
 from ..answer import Result, Saved, Solution
+from ..cluster import everywhere, in_step
 from ..derivatives import Ledger, added
-from ..programs import program_of_steps, put
+from ..programs import at_home, program_of_steps, put
 from ..progress import ProgressBar
 from ..reduction import Bilevel, Reduced
 from .checkpoint import Checkpoint, Kept
@@ -194,8 +195,9 @@ def run(
     if retreats and course.good is None:
         course.good = course.state
     bare = solver.ready(bare)
+    course.state, course.good = everywhere((course.state, course.good), bare)
     if course.going:
-        idle = eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0)))
+        idle = everywhere(eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0))), bare)
         jax.block_until_ready(advance(solver, bare, idle, solver.chunk, put(np.int32(1)))[0].step)  # only compiles
     compiled = time.perf_counter() - clock
     with ProgressBar(steps, type(solver).__name__, progress) as bar, Signals(ends=kept is not None) as signals:
@@ -218,9 +220,12 @@ def _steps_to_end(
     stride, moved = _Stride(solver.chunk), False
     if kept is not None and course.going:
         kept.put(course, at_once=True)
-    while course.going and signals.raised is None:
+    while course.going:
         began = time.perf_counter()
-        most = stride.most(course.step)
+        most, stop = in_step(bare, stride.most(course.step), signals.raised)
+        if stop is not None:
+            signals.raised = stop
+            break
         state, (record, real) = advance(solver, bare, course.state, solver.chunk, put(np.int32(most)))
         real = np.asarray(real)
         records = {name: np.asarray(curve)[real] for name, curve in record.items()}
@@ -241,7 +246,7 @@ def _lifted(
     solver: Solver, prepared: Reduced, reduced: Reduced, course: Course, compiled: float, resumable: bool
 ) -> Solution:
     """The solution that a run has come to."""
-    state = course.state
+    state = at_home(course.state)
     x, W, choices = solver.finish(state)
     times = {"seconds": course.seconds, "compile_seconds": compiled}
     more = {"retreats": len(course.retreats)} if course.retreats else {}

@@ -13,6 +13,7 @@ from jaxtyping import Array
 from .. import archive
 from ..answer import Result, Solution
 from ..basis import basis_to_json
+from ..cluster import digest_of
 from ..programs import program, put
 from ..reduction import Bilevel, Reduced
 from .checkpoint import Checkpoint, Kept
@@ -26,7 +27,7 @@ def identity(solver: Solver, reduced: Reduced, state: State) -> str:
     digest = hashlib.sha256()
     parts = (reduced.upper_source, reduced.lower_source, reduced.problem.x_bounds, reduced.coordinates)
     for leaf in jax.tree.leaves(eqx.filter(parts, eqx.is_array)):
-        digest.update(np.ascontiguousarray(leaf).tobytes())
+        digest.update(digest_of(leaf))
     bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
     settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
     basis = json.dumps(basis_to_json(reduced.basis.basis), sort_keys=True)

@@ -76,6 +76,7 @@ class Solver(eqx.Module):
 
     default_steps: ClassVar[int] = 1000
     chunk: ClassVar[int] = 100  # steps between two looks from outside the compiled program
+    keeps_rows: ClassVar[bool] = False  # something for each row of the pool, which must be on one device then
     many_steps: ClassVar[bool] = True  # so many that it pays to compile them with all optimisations
 
     def prepare(self, reduced: Reduced) -> Reduced:

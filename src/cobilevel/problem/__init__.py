@@ -44,6 +44,8 @@ from .smoothing import Smoothing as Smoothing
 from .smoothing import length_of as length_of
 from .smoothing import scales_at as scales_at
 from .smoothing import smoothing_from as smoothing_from
+from .spread import SpreadSamples as SpreadSamples
+from .spread import spread as spread
 from .stable_digest import value_digest as value_digest
 from .standard_form import Constrained as Constrained
 from .standard_form import Form as Form

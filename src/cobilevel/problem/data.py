@@ -24,6 +24,7 @@ from .array_checks import array_of, arrays_of, concrete, path_name, require_fini
 from .columns import context_count, contexts_of, require_contexts
 from .distributions import Distribution
 from .frames import ReadsFrames
+from .held_rows import HeldRows
 from .precision import Held, cast
 from .traced import Sampler
 
@@ -32,7 +33,7 @@ STREAM_ROWS = 10_000  # drawn once from a stream, where a method needs a finite 
 CONTEXTS_EACH, SAMPLES_EACH = 2, 8  # asked for each function: distinct contexts; samples, where they are noisy
 
 
-class Level(eqx.Module):
+class Level(HeldRows):
     """What one level of the problem sees."""
 
     @property
@@ -149,9 +150,8 @@ class Samples(Level, ReadsFrames):
         if self.weights is None:
             dtype = self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float
             return put(np.ones(len(self), dtype))
-        xp = arithmetic(self.weights)
-        weights = xp.asarray(self.weights)
-        return put(weights / xp.mean(weights))
+        weights = (xp := arithmetic(self.weights)).asarray(self.weights)
+        return jax.block_until_ready(put(weights / xp.mean(weights)))
 
     def shares(self) -> Float[np.ndarray, " n"]:
         """The weights scaled to sum to 1, in double precision."""

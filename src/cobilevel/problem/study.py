@@ -22,6 +22,7 @@ from .packing import contexts_field, packed_level
 from .precision import Precision
 from .problem import Problem
 from .smoothing import Smoothing
+from .spread import SpreadSamples
 from .standard_form import Constrained, standard_form
 from .traced import Sampler, Traced, first_derivatives, second_derivatives, trace_objective
 
@@ -96,6 +97,21 @@ class Study:
         """The precision of `dtype`."""
         return float(jnp.finfo(self.dtype).eps)
 
+    @property
+    def spread(self) -> bool:
+        """Whether the samples are spread over the processes of a cluster."""
+        return self.upper.layout is not None or self.lower.layout is not None
+
+    @property
+    def all_here(self) -> bool:
+        """Whether this process has all samples, be they spread or not."""
+        return self.upper.all_here and self.lower.all_here
+
+    def whole(self) -> "Study":
+        """The study on the samples of all processes."""
+        lower = self.lower.whole()
+        return self.on(lower) if self.shared else self.on(lower, self.upper.whole())
+
     def at(self, x: PyTree) -> "Study":
         """The same study with the problem starting from ``x``."""
         return replace(self, problem=self.problem.at(put(jax.tree.map(lambda a: np.asarray(a, self.dtype), x))))
@@ -151,6 +167,9 @@ def precision_for(problem: Any, samples: Any, asked: str | None = None, exact: b
 
 def _parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level:
     """The data parsed; their contexts are checked in the precision they came in, and moved onto the domain with it."""
+    if isinstance(level, SpreadSamples):
+        later = level.all_rows and (lambda: _parsed_level(domain, level.whole(), dtype, where))
+        return level.with_part(_parsed_level(domain, level.part, dtype, where), later)
     level = packed_level(domain, level, where)
     given = level.parsed(None if dtype == np.float64 else dtype)
     _check_contexts(domain, given, where)

@@ -12,11 +12,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 
 from ..basis import FeatureMap, Rows
+from ..cluster import RowLayout
 from ..keys import derived
 from ..problem import Product, Samples, Stream
 from .row_order import RowIndex, batch_rows, rows_ahead
 
 _POOL_BYTES = 8 * 2**30
+_FETCHED_AHEAD = 2**16  # rows of several batches that are fetched from other devices at once
 
 
 def _at(tree: PyTree, index: Int[Array, " b"]) -> PyTree:
@@ -89,10 +91,14 @@ class Source(eqx.Module):
         """The number of rows of the pool; ``None`` where there is no end of them."""
         return None
 
+    def tabled(self, **parts: Any) -> "Table":
+        """The pool as a table, with other `parts` where they are given."""
+        return Table(replace(self.pool(), **parts))
+
     def at_most(self, key: Array, rows: int) -> "Table":
         """The pool where it has at most so many rows, else a random batch of that size."""
         if self.rows is not None and self.rows <= rows:
-            return Table(self.pool())
+            return self.tabled()
         return Table(replace(self.draw(key, rows), count=None))
 
 
@@ -117,6 +123,50 @@ class Table(Source):
         numbers = begin + np.arange(count, dtype=np.uint32)
         rows, counts = rows_ahead(key, numbers, size, len(self.table), shuffle, self.table.weight.dtype)
         return Batches(lambda number: self.table.take(rows(number)), counts)
+
+
+class SpreadTable(Table):
+    """A pool whose rows are spread over the devices of a cluster; those of weight 0 that fill up shards do not count.
+
+    A batch is fetched from where its rows are, and worked on everywhere.
+    """
+
+    layout: RowLayout = eqx.field(static=True)
+
+    def pool(self):
+        return replace(self.table, count=np.asarray(self.layout.rows, np.int32))
+
+    @property
+    def rows(self):
+        return self.layout.rows
+
+    def tabled(self, **parts):
+        return replace(self, table=replace(self.table, **parts))
+
+    def _fetched(self, rows: RowIndex) -> Batch:
+        """Rows by number; weights are those of a pool that has no others."""
+        part = self.table.take(replace(rows, index=self.layout.place(rows.index)))
+        return replace(part, weight=part.weight * (self.layout.rows / self.layout.filled))
+
+    def batch(self, key, number, size, shuffle):
+        return self._fetched(batch_rows(key, number, size, self.rows, shuffle, self.table.weight.dtype))
+
+    def batches(self, key, begin, count, size, shuffle):
+        if not isinstance(count, int):
+            return Source.batches(self, key, begin, count, size, shuffle)
+        numbers = begin + np.arange(count, dtype=np.uint32)
+        rows, counts = rows_ahead(key, numbers, size, self.rows, shuffle, self.table.weight.dtype)
+        if not 0 < count * size <= _FETCHED_AHEAD:
+            return Batches(lambda number: self._fetched(rows(number)), counts)
+        index = jnp.concatenate([rows(place).index for place in range(count)])  # one message for all of them
+        part = self._fetched(RowIndex.full(index, self.table.weight.dtype))
+        ahead = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), replace(part, count=None))
+
+        def batch(number: Any) -> Batch:
+            found, own = jax.tree.map(lambda a: a[number], ahead), rows(number)
+            return replace(found, weight=found.weight * own.share, count=own.count)
+
+        return Batches(batch, counts)
 
 
 class Pairs(Source):
@@ -204,4 +254,6 @@ def source_of(level: Any, basis: FeatureMap) -> Source:
         return Endless(level, basis)
     if level.crossed:
         return Pairs(batch_of(basis, level.contexts()), level, basis)
+    if level.layout is not None:
+        return SpreadTable(batch_of(basis, level.placed()), level.layout)
     return Table(batch_of(basis, level))

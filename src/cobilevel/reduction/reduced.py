@@ -31,7 +31,7 @@ from ..basis import (
     widened,
 )
 from ..keys import as_key
-from ..problem import Constrained, Problem, Samples, Study, known_parts
+from ..problem import Constrained, Level, Problem, Study, known_parts
 from ..programs import arithmetic, put
 from .batches import Batch, Source, Table, source_of
 from .factored import values_in_factors
@@ -102,7 +102,7 @@ class Bilevel(eqx.Module):
                 return objective, source
             pool = source.pool()
             found = known_parts(objective, pool.xi, pool.eta)
-            return (objective, source) if found is None else (found[0], Table(replace(pool, eta=found[1])))
+            return (objective, source) if found is None else (found[0], source.tabled(eta=found[1]))
 
         upper, upper_source = level(self.problem.upper, self.upper_source)
         lower, lower_source = level(self.problem.lower, self.lower_source)
@@ -186,8 +186,7 @@ class Reduced(Bilevel):
         """The same problem in other coordinates: `turn` takes the features there."""
 
         def rotate(source: Source) -> Table:
-            pool = source.pool()
-            return Table(eqx.tree_at(lambda b: b.features, pool, turn(pool.features)))
+            return source.tabled(features=turn(source.pool().features))
 
         lower = rotate(self.lower_source)
         upper = lower if self.upper_source is self.lower_source else rotate(self.upper_source)
@@ -200,7 +199,7 @@ def reduce_study(study: Study, basis: Basis) -> Reduced:
     basis = by_component(basis, domain)
     fitted = basis.fit(domain, domain.snap(observed.xi, study.dtype), observed.weights)
     if not study.lower.endless:
-        _check_size(basis, fitted, observed)
+        _check_size(basis, fitted, study.lower)
     return reduce_with(study, fitted)
 
 
@@ -223,7 +222,7 @@ def _round_width(count: int) -> int:
     return max(10, next(times * tens for times in (1, 2, 5, 10) if times * tens >= count))
 
 
-def _check_size(basis: Basis, fitted: FeatureMap, contexts: Samples) -> None:
+def _check_size(basis: Basis, fitted: FeatureMap, contexts: Level) -> None:
     """More functions than distinct contexts cannot be distinguished; near that, they fit noise."""
     if isinstance(basis, Categorical):
         return  # its size is the domain's; values never seen keep y0

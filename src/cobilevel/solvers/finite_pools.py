@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TypeVar
 
-from ..reduction import Bilevel, Table
+from ..reduction import Bilevel
 
 Kind = TypeVar("Kind", bound=Bilevel)
 
@@ -15,4 +15,4 @@ def tabulated(reduced: Kind, name: str) -> Kind:
             f"{name} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
             "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
         )
-    return replace(reduced, upper_source=Table(reduced.upper_pool), lower_source=Table(reduced.lower_pool))
+    return replace(reduced, upper_source=reduced.upper_source.tabled(), lower_source=reduced.lower_source.tabled())

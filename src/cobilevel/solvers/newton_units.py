@@ -27,7 +27,7 @@ _SHARE_BEFORE = 0.35  # exponent of the precision: the share of a length that is
 def _some(batch: Batch, size: int) -> Batch:
     """Evenly spaced rows of a batch, so few that their gradients fit."""
     every = max(1, -(-len(batch) * size // _NUMBERS))
-    return jax.tree.map(lambda a: a[::every], replace(batch, count=None))
+    return batch if every == 1 else jax.tree.map(lambda a: a[::every], replace(batch, count=None))
 
 
 def _root_mean_square(batch: Batch, rows: PyTree) -> Float[Array, " dx"]:

@@ -17,7 +17,7 @@ from .finite_pools import tabulated
 
 def _pool_means(batch: Batch, terms: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
     """Batch means of terms ``(in y, in x)``: the former as coefficients, the latter as they are."""
-    return oracles.spread(batch, terms[0]), oracles.mean(batch, terms[1])
+    return oracles.mean_with_features(batch, terms[0]), oracles.mean(batch, terms[1])
 
 
 class PastTerms(eqx.Module):
@@ -72,6 +72,8 @@ class SABA(Stochastic):
     def __check_init__(self):
         if not self.shuffle:
             raise ValueError("SABA: its table needs batches without repeated rows; leave shuffle at True.")
+
+    keeps_rows = True
 
     def prepare(self, reduced):
         dx, dy = reduced.problem.sizes
