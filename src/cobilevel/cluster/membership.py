@@ -56,6 +56,8 @@ class Cluster:
     def placed(self, pieces: list[np.ndarray]) -> jax.Array:
         """One array of the shards of all processes, each of which hands over its own; in their order, end to end."""
         assert self.mesh is not None
+        if self.shards == 1:  # as any other array: programs are compiled for where their arguments are
+            return jax.device_put(pieces[0])
         rows, devices = PartitionSpec(ROWS), self.mesh.devices.ravel()
         shape = (self.shards * len(pieces[0]), *pieces[0].shape[1:])
         parts = [jax.device_put(piece, devices[k]) for k, piece in zip(self.own, pieces, strict=True)]
@@ -144,7 +146,7 @@ def join(shards: int | None = None) -> Cluster:
 def _come_together(place: Place, shards: int | None) -> Cluster:
     jax.config.update("jax_num_cpu_devices", 1 if shards is None else shards // place.processes)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # programs that wait for others must not wait in a queue
-    if shards is not None:  # sums within a device are split among threads, and how depends on their number
+    if (shards or 1) > 1:  # sums within a device are split among threads, and how depends on their number
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
     watch = None if place.processes * (shards or 1) == 1 else meet(place)
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
