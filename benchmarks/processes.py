@@ -49,7 +49,7 @@ def stated(rows):
 def bytes_a_step(solver, stats):
     """What one step adds up over all processes, in bytes: results of oracles for Newton, fetched rows for batches."""
     if solver != "Newton":
-        return 8 * NUMBERS_A_ROW * stats["samples"] / stats["steps"]
+        return 8 * NUMBERS_A_ROW * 2 * BATCH  # SOBA takes one batch of each level
     unknowns = FUNCTIONS * SIZE
     each = {"hessian": SIZE * (SIZE + 1) // 2 * FUNCTIONS**2 + unknowns + 1, "upper_gradient": unknowns + 3}
     sizes = {"lower_gradient": unknowns, "hessian_vector": unknowns, "cross_product": 2, **each}
