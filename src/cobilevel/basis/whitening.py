@@ -7,7 +7,7 @@ from jaxtyping import Float, PyTree
 
 from .. import trees
 from ..programs import Held, put
-from .base import Basis, FeatureMap, combine
+from .base import Basis, FeatureMap, combine, plain_float
 from .one_hot import OneHot, Rows, dense, taller, widened
 
 
@@ -110,7 +110,7 @@ class Orthonormal(Basis):
     r"""The span of another basis, whitened against the observed contexts, so that $m_\Phi = 1$ by construction."""
 
     basis: Basis
-    tolerance: float | None = eqx.field(static=True, default=None)
+    tolerance: float | None = eqx.field(static=True, converter=plain_float, default=None)
 
     def __check_init__(self):
         if not isinstance(self.basis, Basis):
