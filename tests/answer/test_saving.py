@@ -15,6 +15,7 @@ import pytest
 import cobilevel as cb
 from cobilevel import archive
 from cobilevel.answer import Saved
+from cobilevel.iteration.resume import check_functions
 from cobilevel.problem import Objectives, Study, same_objectives
 from cobilevel.reduction import reduce_study
 from problems import LINE, NOISE, XI
@@ -123,6 +124,10 @@ def test_features_must_have_the_values_they_had(tmp_path):
     np.testing.assert_array_equal(back.policy(0.3), solution.policy(0.3))
     with pytest.raises(ValueError, match="other Features"):
         cb.load(path, problem, basis=cb.Orthonormal(powers(0.1)))
+    study = Study.of(problem, cb.Samples(XI, NOISE))
+    check_functions(study, cb.Orthonormal(powers(0.0)), back)
+    with pytest.raises(ValueError, match="resume: the basis has other Features"):
+        check_functions(study, cb.Orthonormal(powers(0.1)), back)
 
 
 TWO = np.int64(2)

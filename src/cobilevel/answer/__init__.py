@@ -10,6 +10,7 @@ from .feasibility import Met as Met
 from .loading import load as load
 from .notebook import html_block as html_block
 from .result import Result as Result
+from .saving import same_features as same_features
 from .solution import Saved as Saved
 from .solution import Solution as Solution
 from .solution import as_solved as as_solved

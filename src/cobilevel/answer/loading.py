@@ -153,7 +153,7 @@ def _basis_of_file(
             recipe, problem.domain, None if transform is None else jnp.asarray(transform), jnp.asarray(constant)
         )
     if "features/values" in arrays and "features/xi" in arrays:
-        here = features_at(fitted, arrays["features/xi"])
+        here = features_at(recipe, problem.domain, arrays["features/xi"])
         if not close_to(arrays["features/values"], here, np.float64):
             raise ValueError(
                 f"{path} was solved with other Features: the functions of the basis given have other values than those "

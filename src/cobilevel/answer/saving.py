@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from .. import archive
-from ..basis import FeatureMap, basis_to_json, domain_to_json
-from ..problem import Domain, Looked, Objectives, Probe, double
+from ..basis import Basis, basis_to_json, domain_to_json
+from ..problem import Domain, Looked, Objectives, Probe, close_to, double
 from .uncertainty import to_file
 
 FORMAT = 3
@@ -33,7 +33,7 @@ def write_solution(solution: Any, path: str | Path) -> Path:
     recipe = basis_to_json(solution.basis.basis)
     if needs_function(recipe):
         arrays["features/xi"] = some_contexts(solution.basis.domain)
-        arrays["features/values"] = features_at(solution.basis, arrays["features/xi"])
+        arrays["features/values"] = features_at(solution.basis.basis, solution.basis.domain, arrays["features/xi"])
     objectives, probed = objectives_to_file(solution, x)
     document = {
         "format": FORMAT,
@@ -74,10 +74,18 @@ def some_contexts(domain: Domain) -> np.ndarray:
         return np.asarray(domain.snap(domain.place(jax.numpy.asarray(places)), np.float64))
 
 
-def features_at(basis: FeatureMap, xi: np.ndarray) -> Float[np.ndarray, "n N"]:
-    """The functions of a fitted basis at contexts, as far as they are its own affair: before they are mixed."""
+def features_at(basis: Basis, domain: Domain, xi: np.ndarray) -> Float[np.ndarray, "n raw"]:
+    """The functions of a basis at contexts, before fitting mixes them."""
     with double():
-        return np.asarray(basis.basis.evaluate(basis.domain, jax.numpy.asarray(xi)), float)
+        return np.asarray(basis.evaluate(domain, jax.numpy.asarray(xi)), float)
+
+
+def same_features(one: Basis, other: Basis, domain: Domain) -> bool:
+    """Whether two bases of the same recipe have the same values, where a user's own functions are part of them."""
+    if one is other or not needs_function(basis_to_json(one)):
+        return True
+    xi = some_contexts(domain)
+    return close_to(features_at(one, domain, xi), features_at(other, domain, xi), np.float64)
 
 
 def objectives_to_file(solution: Any, x: PyTree) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:

@@ -66,7 +66,7 @@ class Job:
 
     def run(self, basis: Basis, resume: Solution | None = None) -> Solution:
         """Reduces with the basis, which must have nothing left to learn, and runs the solver to its end."""
-        check_functions(self.study, resume)
+        check_functions(self.study, basis, resume)
         functions = Objectives.of(self.study)
         reduced = reduce_study(self.study, basis)
         choices = {**self.choices, **_deficiency(reduced)}

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array
 
 from .. import archive
-from ..answer import Result, Solution
-from ..basis import basis_to_json
+from ..answer import Result, Solution, same_features
+from ..basis import Basis, basis_to_json
 from ..problem import Study, other_functions
 from ..programs import program, put
 from ..reduction import Bilevel, Reduced
@@ -34,9 +34,17 @@ def identity(solver: Solver, reduced: Reduced, state: State) -> str:
     return f"{archive.fingerprint(state)} {settings} {basis} {digest.hexdigest()}"
 
 
-def check_functions(study: Study, resume: Solution | None) -> None:
+def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None:
     """Raises where a run is to go on with other functions than it was begun with."""
-    if resume is None or resume.objectives is None:
+    if resume is None:
+        return
+    own = resume.basis.basis
+    if basis_to_json(own) == basis_to_json(basis) and not same_features(own, basis, study.problem.domain):
+        raise ValueError(
+            "resume: the basis has other Features: its functions have other values than those of the run that is to go "
+            "on. Pass the same ones, or leave the basis out."
+        )
+    if resume.objectives is None:
         return
     others = other_functions(resume.objectives, resume.full_parts()[0], resume.policy, study)
     if others:
