@@ -53,6 +53,9 @@ def to_plain(tree: Any) -> list[np.ndarray]:
 def from_plain(leaves: list[np.ndarray], like: Any) -> Any:
     """The inverse of ``to_plain``, given a pytree of the same structure (arrays or their shapes)."""
     targets, structure = jax.tree.flatten(like)
+    shapes = [(leaf.shape[: leaf.ndim - is_key(target)], target.shape) for leaf, target in zip(leaves, targets)]  # noqa: B905
+    if len(leaves) != len(targets) or any(found != wanted for found, wanted in shapes):
+        raise ValueError(f"saved arrays of other shapes than wanted: {len(leaves)} for {len(targets)}, {shapes[:5]}.")
     rebuilt = [
         jax.random.wrap_key_data(jax.numpy.asarray(leaf)) if is_key(target) else jax.numpy.asarray(leaf, target.dtype)
         for leaf, target in zip(leaves, targets, strict=True)

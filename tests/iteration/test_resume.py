@@ -1,5 +1,7 @@
 """A saved run goes on exactly as if it had not stopped, and only where it belongs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,22 @@ def test_a_run_that_can_go_on_says_so(part):
 def test_resume_refuses_another_run(part, change):
     with pytest.raises(ValueError, match="another solver or other settings of it, another basis, data, bounds"):
         solve(resume=part, **change)
+
+
+def test_resume_refuses_other_functions(part):
+    own = scalar(x0=1.0)
+    twice = lambda function: lambda x, y, xi, eta: 2 * function(x, y, xi, eta)
+    for name in ("upper", "lower"):
+        other = replace(own, **{name: twice(getattr(own, name))})
+        with pytest.raises(ValueError, match=f"another problem: {name} is not what it was: its values differ by"):
+            cb.solve(other, joint(), basis=BASIS, resume=part)
+
+
+def test_resume_accepts_the_same_functions_written_otherwise(part):
+    own = scalar(x0=1.0)
+    aside = lambda x, y, xi, eta: (own.upper(x, y, xi, eta) + 0.0 * x) * 1.0
+    on = cb.solve(replace(own, upper=aside), joint(), basis=BASIS, resume=part, steps=1)
+    np.testing.assert_array_equal(on.x, part.x)
 
 
 def test_resume_refuses_other_bounds(part):

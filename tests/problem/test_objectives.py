@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem import Study, objective_digest
+from cobilevel.problem import Objectives, Study, objective_digest, other_functions
 from problems import LINE, NOISE, XI
 
 
@@ -88,6 +88,26 @@ def test_constraints_and_streams_have_digests_of_their_own():
 def test_what_python_does_inside_is_not_vouched_for():
     aside = lambda xi: jax.pure_callback(lambda v: np.asarray(v), jax.ShapeDtypeStruct((), xi.dtype), xi)
     assert digest(lambda x, y, xi, eta: y**2 + jax.lax.stop_gradient(aside(xi)))["upper"].endswith("?")
+
+
+def test_values_decide_where_digests_differ():
+    """Streams that draw the same samples are the same; a constraint that says another thing is another."""
+    stream = lambda how: Study.of(cb.Problem(upper, lower, 1.0, 0.0, LINE), cb.Stream(how))
+    policy = lambda xi: np.zeros(len(xi))
+    begun = Objectives.of(stream(draw))
+    aside = lambda key, size: jax.tree.map(lambda a: a + 0 * a, draw(key, size))
+    assert objective_digest(stream(aside)) != begun.digests
+    assert not other_functions(begun, np.float64(1.0), policy, stream(aside))
+    half = lambda key, size: jax.tree.map(lambda a: a * 0.5, draw(key, size))
+    assert other_functions(begun, np.float64(1.0), policy, stream(half)) == {"samples": "they are drawn otherwise"}
+
+    sums = (lambda x, y, xi, eta: jnp.sum(y**2), lambda x, y, xi, eta: jnp.sum((y - x - eta) ** 2))
+    with_sum = lambda b: cb.Problem(*sums, 1.0, np.zeros(2), LINE, constraints=[cb.Equalities([[1.0, 2.0]], b)])
+    study = lambda b: Study.of(with_sum(b), cb.Samples(XI, NOISE))
+    begun, policy = Objectives.of(study(lambda x, xi: jnp.atleast_1d(x * xi))), lambda xi: np.zeros((len(xi), 2))
+    found = lambda b: other_functions(begun, np.float64(1.0), policy, study(b))
+    assert not found(lambda x, xi: jnp.atleast_1d(2 * x * xi / 2))
+    assert found(lambda x, xi: jnp.atleast_1d(x * xi**2)).keys() == {"constraints"}
 
 
 def test_another_process_finds_the_same():

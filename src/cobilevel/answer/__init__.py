@@ -7,13 +7,14 @@ from .drawing import shown_figure as shown_figure
 from .drawing import tidy as tidy
 from .feasibility import Feasibility as Feasibility
 from .feasibility import Met as Met
+from .loading import load as load
 from .notebook import html_block as html_block
 from .result import Result as Result
+from .saving import same_features as same_features
 from .solution import Saved as Saved
 from .solution import Solution as Solution
 from .solution import as_solved as as_solved
 from .solution import check_solution as check_solution
-from .solution import load as load
 from .uncertainty import Uncertainty as Uncertainty
 from .uncertainty import like_x as like_x
 from .uncertainty import names_of as names_of

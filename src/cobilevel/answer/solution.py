@@ -1,7 +1,7 @@
-"""``Solution``: the decision, the policy for every context, and how they were obtained; saved and loaded."""
+"""``Solution``: the decision, the policy for every context, and how they were obtained."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,17 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
-from .. import archive
-from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, combine, domain_to_json
-from ..problem import Form, Problem, Smoothing, double, form_of, in_double, kept_digits
+from ..basis import FeatureMap, combine, domain_to_json
+from ..problem import Form, Objectives, Problem, Smoothing, double, kept_digits
 from .contexts import packed_by_name
 from .feasibility import Feasibility
 from .plot_policy import plot_policy
 from .result import Result
 from .same_constraints import check_constraints
+from .saving import write_solution
 from .summary import in_notebook, printed, summarised
 from .table import policy_table
-from .uncertainty import Uncertainty, from_file, like_x, to_file, unknown
-
-FORMAT = 3
-_FIRST_FORMAT = 1  # results as sentences, solver states of another shape
-_UNSEALED = (1, 2)  # formats without a manifest
+from .uncertainty import Uncertainty, like_x, unknown
 
 
 @dataclass(frozen=True)
@@ -61,6 +57,7 @@ class Solution:
     - `precise`: `x`, `W` and the basis in double precision, where they come back in single; used to judge, save and go
       on.
     - `policy_noise`: computes what `policy_standard_error` gives; a solution from a file has none.
+    - `objectives`: the functions it was found with, so that it is not taken for a solution of others.
     """
 
     x: PyTree[Array]
@@ -79,6 +76,7 @@ class Solution:
     feasibility: Feasibility | None = None
     constraints: tuple[str, ...] = ()
     policy_noise: Callable[[Any], Any] | None = None
+    objectives: Objectives | None = None
 
     @property
     def converged(self) -> bool:
@@ -165,35 +163,11 @@ class Solution:
         return replace(self, x=x, W=W, basis=basis, precise=precise)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the solution to one file, atomically; ``cobilevel.load`` reads it back."""
-        x, W, transform, constant = self.full_parts()
-        arrays = {"basis/constant": np.asarray(constant)}
-        if transform is not None:
-            arrays["basis/transform"] = np.asarray(transform)
-        state = [] if self.state is None else self.state.leaves
-        for group, leaves in (("x", archive.to_plain(x)), ("W", archive.to_plain(W)), ("state", state)):
-            arrays.update({f"{group}/{k}": leaf for k, leaf in enumerate(leaves)})
-        arrays.update({f"history/{name}": np.asarray(curve) for name, curve in self.history.items()})
-        words, numbers = to_file(self.uncertainty)
-        arrays.update({f"uncertainty/{name}": part for name, part in numbers.items()})
-        document = {
-            "format": FORMAT,
-            "result": self.result.name,
-            "detail": self.detail,
-            "stats": dict(self.stats),
-            "choices": dict(self.choices),
-            "basis": basis_to_json(self.basis.basis),
-            "domain": domain_to_json(self.basis.domain),
-            "x": archive.fingerprint(x),
-            "W": archive.fingerprint(W),
-            "returned": str(np.dtype(self.basis.constant.dtype)),
-            "state": None if self.state is None else self.state.structure,
-            "uncertainty": words,
-            "smoothing": None if self.smoothing is None else self.smoothing.to_json(),
-            "feasibility": None if self.feasibility is None else asdict(self.feasibility),
-            "constraints": list(self.constraints),
-        }
-        return archive.write(path, document, arrays)
+        """Writes the solution to one file, atomically; ``cobilevel.load`` reads it back.
+
+        A few of the samples are kept in it, with the values of both objectives there: ``load`` recognises these.
+        """
+        return write_solution(self, path)
 
     def table(self, contexts: Any) -> Any:
         """The policy at contexts given as an array, a dict of columns or a data frame, one context a row.
@@ -260,86 +234,3 @@ def as_solved(problem: Problem, solution: Any) -> Problem:
         check_constraints(problem, solution.constraints, "the solution")
     smoothing = getattr(solution, "smoothing", None)
     return problem if smoothing is None or not problem.constraints else problem.smoothed(smoothing)
-
-
-def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solution:
-    """Reads a saved solution back, for the problem it belongs to; no code in the file is run.
-
-    `basis` is needed only where the solution was found with ``Features``: a user's function is not stored.
-    """
-    document, arrays = archive.read(path, unsealed=_UNSEALED)
-    with double():
-        found = _loaded(path, document, arrays, problem, basis)
-    if not in_double():
-        return found.rounded(np.float32)
-    return found.rounded(document["returned"]) if "returned" in document else found
-
-
-def _loaded(
-    path: str | Path, document: dict[str, Any], arrays: dict[str, np.ndarray], problem: Problem, basis: Basis | None
-) -> Solution:
-    """What a file holds, in the precision it was saved in."""
-    version = document.get("format")
-    if version not in (*_UNSEALED, FORMAT):
-        raise ValueError(f"{path} has format {version}, this version reads formats up to {FORMAT}.")
-    if document["domain"] != domain_to_json(problem.domain):
-        raise ValueError(
-            f"{path} was solved on another domain ({document['domain']}) than the problem's ({problem.domain!r})."
-        )
-    if basis is not None and basis_to_json(basis) != document["basis"]:
-        raise ValueError(f"{path} was solved in the basis {document['basis']}, not in {basis!r}: pass that one.")
-    recipe = basis_from_json(document["basis"]) if basis is None else basis
-    transform = arrays.get("basis/transform")
-    fitted = FeatureMap(
-        recipe,
-        problem.domain,
-        None if transform is None else jnp.asarray(transform),
-        jnp.asarray(arrays["basis/constant"]),
-    )
-
-    def group(name: str) -> list[np.ndarray]:
-        count = sum(key.startswith(f"{name}/") for key in arrays)
-        return [arrays[f"{name}/{k}"] for k in range(count)]
-
-    def rebuild(name: str, like: PyTree) -> PyTree:
-        saved = group(name)
-        shapes = [leaf.shape for leaf in saved]
-        wanted = [leaf.shape for leaf in jax.tree.leaves(like)]
-        rebuilt = jax.tree.unflatten(jax.tree.structure(like), saved) if len(saved) == len(wanted) else None
-        if shapes != wanted or archive.fingerprint(rebuilt) != document[name]:
-            raise ValueError(
-                f"{path}: {name} does not fit this problem: saved as {document[name]}, wanted shapes {wanted}. Load it "
-                "with the problem it was solved for."
-            )
-        return jax.tree.map(jnp.asarray, rebuilt)
-
-    x = rebuild("x", problem.x0)
-    form = form_of(problem) if problem.constraints else None
-    unknown_y = problem.y0 if form is None else form.enter(problem.y0)
-    W = rebuild("W", jax.tree.map(lambda y: np.empty((fitted.size, *y.shape)), unknown_y))
-    result, detail = _ending(document)
-    kept = None if version == _FIRST_FORMAT else document["state"]
-    state = None if kept is None else Saved(group("state"), kept)
-    under = lambda part: {name.removeprefix(part): arrays[name] for name in arrays if name.startswith(part)}
-    words = document.get("uncertainty")
-    known = None if words is None else from_file(words, under("uncertainty/"))
-    stats, choices, history = document["stats"], document["choices"], under("history/")
-    smoothing, met = document.get("smoothing"), document.get("feasibility")
-    check_constraints(problem, document.get("constraints", ()), str(path))
-    return Solution(
-        x, W, fitted, result, history, stats, choices, state, detail,
-        inference=known,
-        form=form,
-        smoothing=None if smoothing is None else Smoothing.from_json(smoothing),
-        feasibility=None if met is None else Feasibility.from_json(met),
-        constraints=tuple(document.get("constraints", ())),
-    )  # fmt: skip
-
-
-def _ending(document: dict[str, Any]) -> tuple[Result, str]:
-    """How a saved run ended."""
-    words = document["result"]
-    if document["format"] != _FIRST_FORMAT:
-        return Result[words], document["detail"]
-    result = Result.from_words(words)
-    return result, words.removeprefix(result).strip() if words.startswith(result) else ""

@@ -82,8 +82,15 @@ def to_file(found: Uncertainty) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def from_file(document: dict[str, Any], arrays: dict[str, Any]) -> Uncertainty:
     """The same, read back."""
-    words: Any = {name: tuple(part) if isinstance(part, list) else part for name, part in document.items()}
-    return Uncertainty(**words, **arrays)
+    words: Any = {name: tuple(map(str, document[name])) for name in ("names", "notes", "undetermined")}
+    words |= {name: float(document[name]) for name in ("value", "value_error")}
+    numbers: Any = {name: np.asarray(part, float) for name, part in arrays.items()}
+    found = Uncertainty(**words, why_not=str(document["why_not"]), **numbers)
+    size = len(found.names)
+    shapes = {"x": (size,), "error": (size,), "bias": (size,), "covariance": (size, size), "hessian": (size, size)}
+    if len(found.notes) != size or any(numbers[name].shape != shapes[name] for name in shapes.keys() & arrays.keys()):
+        raise ValueError("the file is damaged: its standard errors are not of the coordinates they name.")
+    return found
 
 
 def names_of(x: PyTree, letter: str = "x") -> tuple[str, ...]:

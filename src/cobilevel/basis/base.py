@@ -147,6 +147,11 @@ def plain_integer(n: Any) -> Any:
     return int(n) if isinstance(n, np.integer) else n
 
 
+def plain_float(value: Any) -> Any:
+    """Numbers of NumPy as Python's: what is static in a program, and what is saved, is plain."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def check_count(name: str, n: Any) -> None:
     whole(f"{name}: n", n, what="the functions per dimension")
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from ..checks import whole
 from ..problem import Mixed, Periodic
-from .base import Basis, check_count, plain_integer
+from .base import Basis, check_count, plain_float, plain_integer
 from .index_sets import IndexSet, Tensor
 
 
@@ -126,7 +126,7 @@ class Fourier(ProductBasis):
     length, so that ``Fourier(n)`` repeats as its contexts do.
     """
 
-    period: float = eqx.field(static=True, default=2.0, kw_only=True)
+    period: float = eqx.field(static=True, converter=plain_float, default=2.0, kw_only=True)
 
     def __check_init__(self):
         if not self.period > 0:
@@ -187,7 +187,7 @@ class BSpline(ProductBasis):
 
     local = True
 
-    degree: int = eqx.field(static=True, default=3, kw_only=True)
+    degree: int = eqx.field(static=True, converter=plain_integer, default=3, kw_only=True)
 
     def __check_init__(self):
         _tensor_only(self)

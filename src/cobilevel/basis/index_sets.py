@@ -13,6 +13,7 @@ import equinox as eqx
 import numpy as np
 
 from ..checks import whole
+from .base import plain_integer
 
 
 class IndexSet(eqx.Module):
@@ -81,7 +82,7 @@ class Additive(IndexSet):
 class Interactions(IndexSet):
     """At most `order` coordinates vary together: sums of functions of so many coordinates each (ANOVA)."""
 
-    order: int = eqx.field(static=True, default=2)
+    order: int = eqx.field(static=True, converter=plain_integer, default=2)
 
     def __check_init__(self):
         whole("Interactions: order", self.order)

@@ -46,6 +46,8 @@ def _to_json(value: Any) -> Any:
         return basis_to_json(value)
     if isinstance(value, jax.Array | np.ndarray):  # a learned one keeps what it learned
         return {"array": np.asarray(value).tolist(), "dtype": str(value.dtype)}
+    if isinstance(value, np.generic):
+        return value.item()
     return [_to_json(item) for item in value] if isinstance(value, tuple | list) else value
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from ..checks import positive, whole
 from ..programs import Held
-from .base import Basis, plain_integer
+from .base import Basis, plain_float, plain_integer
 from .learned import UNLEARNED, given_options
 
 KERNELS = ("gaussian", "matern")
@@ -62,9 +62,9 @@ class KernelFeatures(Basis):
 
     n: int = eqx.field(static=True, converter=plain_integer)
     kernel: str = eqx.field(static=True, default="gaussian")
-    scale: float | None = eqx.field(static=True, default=None)
+    scale: float | None = eqx.field(static=True, converter=plain_float, default=None)
     metric: str | None = eqx.field(static=True, default=None)
-    seed: int = eqx.field(static=True, default=0)
+    seed: int = eqx.field(static=True, converter=plain_integer, default=0)
     axes: Float[Held, "d k"] | None = None  # learned: A / s
     landmarks: Float[Held, "p k"] | None = None
     table: Float[Held, "p m"] | None = None

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..checks import positive, whole
-from .base import Basis, check_count, plain_integer
+from .base import Basis, check_count, plain_float, plain_integer
 
 UNLEARNED = "{} has to learn its functions from a problem first: pass it to cb.solve or cb.reduce."
 
@@ -45,8 +45,8 @@ class Snapshot(Basis):
 
     n: int = eqx.field(static=True, converter=plain_integer)
     background: Basis | None = None
-    decisions: int = eqx.field(static=True, default=8)
-    spread: float = eqx.field(static=True, default=0.05)
+    decisions: int = eqx.field(static=True, converter=plain_integer, default=8)
+    spread: float = eqx.field(static=True, converter=plain_float, default=0.05)
     rich: Basis | None = None  # the background used
     table: Float[Array, "raw n"] | None = None  # what of it was kept
 
@@ -104,13 +104,13 @@ class Neural(Basis):
     """
 
     n: int = eqx.field(static=True, converter=plain_integer)
-    width: int = eqx.field(static=True, default=32)
-    depth: int = eqx.field(static=True, default=2)
-    steps: int = eqx.field(static=True, default=1000)
-    rate: float = eqx.field(static=True, default=1e-2)
-    decisions: int = eqx.field(static=True, default=4)
-    spread: float = eqx.field(static=True, default=0.05)
-    seed: int = eqx.field(static=True, default=0)
+    width: int = eqx.field(static=True, converter=plain_integer, default=32)
+    depth: int = eqx.field(static=True, converter=plain_integer, default=2)
+    steps: int = eqx.field(static=True, converter=plain_integer, default=1000)
+    rate: float = eqx.field(static=True, converter=plain_float, default=1e-2)
+    decisions: int = eqx.field(static=True, converter=plain_integer, default=4)
+    spread: float = eqx.field(static=True, converter=plain_float, default=0.05)
+    seed: int = eqx.field(static=True, converter=plain_integer, default=0)
     layers: tuple[Array, ...] = eqx.field(converter=tuple, default=())  # what was learned
 
     def __check_init__(self):

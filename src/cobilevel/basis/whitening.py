@@ -10,7 +10,7 @@ from jaxtyping import Float, PyTree
 from .. import trees
 from ..cluster import shards_of, this_cluster
 from ..programs import Held, is_spread, put
-from .base import Basis, FeatureMap, combine, upper_triangle
+from .base import Basis, FeatureMap, combine, plain_float, upper_triangle
 from .one_hot import OneHot, Rows, dense, taller, widened
 
 
@@ -137,7 +137,7 @@ class Orthonormal(Basis):
     r"""The span of another basis, whitened against the observed contexts, so that $m_\Phi = 1$ by construction."""
 
     basis: Basis
-    tolerance: float | None = eqx.field(static=True, default=None)
+    tolerance: float | None = eqx.field(static=True, converter=plain_float, default=None)
 
     def __check_init__(self):
         if not isinstance(self.basis, Basis):

@@ -17,11 +17,12 @@ from ..cluster import all_rows
 from ..derivatives import oracles
 from ..inference import infer, policy_noise
 from ..lower import feasibility_of
-from ..problem import Study, double
+from ..problem import Objectives, Study, double
 from ..reduction import Reduced, reduce_study
 from .checkpoint import Checkpoint
 from .interruption import Interrupted
 from .loop import run
+from .resume import check_functions
 from .solver import Solver
 
 _CHECKED_ROWS = 100_000  # the largest pool over which a solution's convexity is looked at
@@ -66,6 +67,8 @@ class Job:
 
     def run(self, basis: Basis, resume: Solution | None = None) -> Solution:
         """Reduces with the basis, which must have nothing left to learn, and runs the solver to its end."""
+        check_functions(self.study, basis, resume)
+        functions = Objectives.of(self.study)
         reduced = reduce_study(self.study, basis)
         choices = {**self.choices, **_deficiency(reduced)}
         choices.setdefault("solver", f"{type(self.solver).__name__}().")
@@ -83,9 +86,9 @@ class Job:
                 filled=self.one_of_many,
             )
         except Interrupted as stop:
-            stop.solution = replace(stop.solution, choices={**choices, **stop.solution.choices})
+            stop.solution = replace(stop.solution, choices={**choices, **stop.solution.choices}, objectives=functions)
             raise
-        found = replace(found, choices={**choices, **found.choices})
+        found = replace(found, choices={**choices, **found.choices}, objectives=functions)
         if not self.study.endless and self.study.all_here:
             seen = self._seen_again(basis) if self.one_of_many or self.study.spread else lambda: (self.study, reduced)
             dtype, noise = self.study.dtype, _errors_of_policy(seen, self.study.dtype, found)

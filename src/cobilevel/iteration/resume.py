@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Array
 
 from .. import archive
-from ..answer import Result, Solution
-from ..basis import basis_to_json
+from ..answer import Result, Solution, same_features
+from ..basis import Basis, basis_to_json
 from ..cluster import digest_of
+from ..problem import Study, other_functions
 from ..programs import program, put
 from ..reduction import Bilevel, Reduced
 from .checkpoint import Checkpoint, Kept
@@ -32,6 +33,27 @@ def identity(solver: Solver, reduced: Reduced, state: State) -> str:
     settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
     basis = json.dumps(basis_to_json(reduced.basis.basis), sort_keys=True)
     return f"{archive.fingerprint(state)} {settings} {basis} {digest.hexdigest()}"
+
+
+def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None:
+    """Raises where a run is to go on with other functions than it was begun with."""
+    if resume is None:
+        return
+    own = resume.basis.basis
+    if basis_to_json(own) == basis_to_json(basis) and not same_features(own, basis, study.problem.domain):
+        raise ValueError(
+            "resume: the basis has other Features: its functions have other values than those of the run that is to go "
+            "on. Pass the same ones, or leave the basis out."
+        )
+    if resume.objectives is None:
+        return
+    others = other_functions(resume.objectives, resume.full_parts()[0], resume.policy, study)
+    if others:
+        words = "; ".join(f"{name} is not what it was: {by}" for name, by in others.items())
+        raise ValueError(
+            f"resume: the solution is of another problem: {words}. Pass the functions of the run that is to go on, or "
+            "start anew from where it ended: problem.at(solution.x)."
+        )
 
 
 @program
@@ -81,6 +103,8 @@ def _resumed(solver: Solver, reduced: Reduced, key: Array, steps: int, solution:
 
 def _with_limit(state: State, steps: int) -> State:
     """The state with another limit, running again where it ended for want of steps."""
+    if not 0 <= int(state.result) < len(Result):
+        raise ValueError("resume: the saved state is damaged: it ended in no way that is known.")
     reached = Result.of(int(state.result))
     result = Result.RUNNING if reached.resumable else reached
     return eqx.tree_at(lambda s: (s.clock.limit, s.clock.result), state, (jnp.int32(steps), jnp.int32(result.code)))

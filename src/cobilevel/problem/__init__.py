@@ -39,6 +39,11 @@ from .precision import in_double as in_double
 from .precision import kept_digits as kept_digits
 from .problem import Problem as Problem
 from .propose import domain_of as domain_of
+from .same_objectives import Looked as Looked
+from .same_objectives import Objectives as Objectives
+from .same_objectives import Probe as Probe
+from .same_objectives import close_to as close_to
+from .same_objectives import other_functions as other_functions
 from .smoothing import UNIT_ROWS as UNIT_ROWS
 from .smoothing import Smoothing as Smoothing
 from .smoothing import length_of as length_of

@@ -1,0 +1,216 @@
+"""A solution read back from a file: nothing in it is believed that the problem, or the file itself, contradicts."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from .. import archive
+from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json
+from ..problem import Problem, Smoothing, close_to, double, form_of, in_double, other_functions
+from .feasibility import Feasibility
+from .result import Result
+from .same_constraints import check_constraints
+from .saving import FORMAT, features_at, objectives_from_file
+from .solution import Saved, Solution
+from .uncertainty import from_file
+
+_FIRST_FORMAT = 1  # results as sentences, solver states of another shape
+_UNSEALED = (1, 2)  # formats without a manifest
+_MOST_SAVED = 1_000_000  # along one dimension: any whole number in a recipe, but for seeds
+# What a document must hold, and of which kind.
+_ENTRIES = {
+    "result": str, "stats": dict, "choices": dict, "basis": dict, "domain": dict, "x": str, "W": str,
+}  # fmt: skip
+
+
+def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solution:
+    """Reads a saved solution back, for the problem it belongs to; no code in the file is run.
+
+    Raises ``ValueError`` where the file is damaged, and where it was solved for another problem: other functions (their
+    values at a few samples, which the file keeps, decide where their code has changed), shapes, domain or constraints.
+    `basis` is needed only where the solution was found with ``Features``: a user's function is not stored, and the one
+    given must have the same values.
+    """
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a cb.Problem, got {type(problem).__name__}.")
+    if basis is not None:
+        check_basis(basis)
+    document, arrays = archive.read(path, unsealed=_UNSEALED)
+    _check_entries(path, document)
+    with double():
+        found = _loaded(path, document, arrays, problem, basis)
+    _check_functions(path, found, problem)
+    if not in_double():
+        return found.rounded(np.float32)
+    return found.rounded(document["returned"]) if "returned" in document else found
+
+
+@contextmanager
+def _reading(path: str | Path, what: str) -> Iterator[None]:
+    """Whatever goes wrong with a part that was not written by this library is one error, in words."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{path} is damaged, or of another library: its {what} cannot be read ({reason}).") from error
+
+
+def _check_entries(path: str | Path, document: dict[str, Any]) -> None:
+    version = document.get("format")
+    if version not in (*_UNSEALED, FORMAT):
+        raise ValueError(f"{path} has format {version}, this version reads formats up to {FORMAT}.")
+    wrong = [name for name, kind in _ENTRIES.items() if not isinstance(document.get(name), kind)]
+    if document.get("returned", "float64") not in ("float16", "bfloat16", "float32", "float64"):
+        wrong.append("returned")
+    if "choices" not in wrong and not all(isinstance(words, str) for words in document["choices"].values()):
+        wrong.append("choices")
+    if wrong:
+        raise ValueError(f"{path} is damaged, or of another library: {', '.join(wrong)} missing, or no such thing.")
+    _check_numbers(path, document["basis"])
+
+
+def _check_numbers(path: str | Path, recipe: Any) -> None:
+    """Raises where a recipe asks for more functions than any has, before anything is made of it."""
+    if isinstance(recipe, list):
+        for part in recipe:
+            _check_numbers(path, part)
+    elif isinstance(recipe, dict) and "array" not in recipe:
+        _check_numbers(path, [part for name, part in recipe.items() if name != "seed"])
+    elif isinstance(recipe, int) and recipe > _MOST_SAVED:
+        raise ValueError(f"{path} asks for a basis with {recipe} functions, more than {_MOST_SAVED}: it is damaged.")
+
+
+def _loaded(
+    path: str | Path, document: dict[str, Any], arrays: dict[str, np.ndarray], problem: Problem, basis: Basis | None
+) -> Solution:
+    """What a file holds, in the precision it was saved in."""
+    if document["domain"] != domain_to_json(problem.domain):
+        raise ValueError(
+            f"{path} was solved on another domain ({document['domain']}) than the problem's ({problem.domain!r})."
+        )
+    if basis is not None and basis_to_json(basis) != document["basis"]:
+        raise ValueError(f"{path} was solved in the basis {document['basis']}, not in {basis!r}: pass that one.")
+    fitted = _basis_of_file(path, document, arrays, problem, basis)
+    x = _rebuilt(path, "x", document, arrays, problem.x0)
+    form = form_of(problem) if problem.constraints else None
+    unknown_y = problem.y0 if form is None else form.enter(problem.y0)
+    W = _rebuilt(path, "W", document, arrays, jax.tree.map(lambda y: _Like((fitted.size, *y.shape)), unknown_y))
+    under = lambda part: {name.removeprefix(part): arrays[name] for name in arrays if name.startswith(part)}
+    with _reading(path, "result"):
+        result, detail = _ending(document)
+    if result.good and not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((x, W))):
+        raise ValueError(f"{path} says that it converged, and x or W hold NaN or infinity: it is damaged.")
+    kept = None if document["format"] == _FIRST_FORMAT else document.get("state")
+    with _reading(path, "state"):
+        state = None if kept is None else Saved(_group(arrays, "state"), str(kept))
+    with _reading(path, "document"):
+        words, smoothing, met = (document.get(name) for name in ("uncertainty", "smoothing", "feasibility"))
+        constraints = tuple(map(str, document.get("constraints", ())))
+        known = None if words is None else from_file(words, under("uncertainty/"))
+        barrier = None if smoothing is None else Smoothing.from_json(smoothing)
+        feasible = None if met is None else Feasibility.from_json(met)
+    check_constraints(problem, constraints, str(path))
+    with _reading(path, "objectives"):
+        objectives = objectives_from_file(document, arrays, problem.x0, problem.y0)
+    return Solution(
+        x, W, fitted, result, under("history/"), document["stats"], document["choices"], state, detail,
+        inference=known, form=form, smoothing=barrier, feasibility=feasible, constraints=constraints,
+        objectives=objectives,
+    )  # fmt: skip
+
+
+class _Like:
+    """A shape, without the array."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        self.shape = shape
+
+
+def _basis_of_file(
+    path: str | Path, document: dict[str, Any], arrays: dict[str, np.ndarray], problem: Problem, basis: Basis | None
+) -> FeatureMap:
+    """The basis, of as many functions as the file has numbers for; a user's own have the values they had."""
+    with _reading(path, "basis"):
+        recipe = basis_from_json(document["basis"]) if basis is None else basis
+        constant, transform = arrays["basis/constant"], arrays.get("basis/transform")
+        raw = len(constant) if transform is None else len(transform)
+        fits = constant.ndim == 1 and (transform is None or transform.shape == (raw, len(constant)))
+        one = jax.ShapeDtypeStruct((1, *problem.domain.shape), np.float64)
+        wide = eqx.filter_eval_shape(lambda xi: recipe.evaluate(problem.domain, xi), one).shape[-1]
+        if not fits or wide != raw:
+            raise ValueError(f"{path}: its basis has {wide} functions, and coefficients for {raw}: it is damaged.")
+        fitted = FeatureMap(
+            recipe, problem.domain, None if transform is None else jnp.asarray(transform), jnp.asarray(constant)
+        )
+    if "features/values" in arrays and "features/xi" in arrays:
+        here = features_at(recipe, problem.domain, arrays["features/xi"])
+        if not close_to(arrays["features/values"], here, np.float64):
+            raise ValueError(
+                f"{path} was solved with other Features: the functions of the basis given have other values than those "
+                "of the one it was solved in. Pass that one; with another function the policy would be another."
+            )
+    return fitted
+
+
+def _group(arrays: dict[str, np.ndarray], name: str) -> list[np.ndarray]:
+    count = sum(key.startswith(f"{name}/") for key in arrays)
+    return [arrays[f"{name}/{k}"] for k in range(count)]
+
+
+def _rebuilt(
+    path: str | Path, name: str, document: dict[str, Any], arrays: dict[str, np.ndarray], like: PyTree
+) -> PyTree:
+    """``x`` or ``W``, in the structure and the shapes that the problem asks for."""
+    with _reading(path, name):
+        saved = _group(arrays, name)
+    shapes = [leaf.shape for leaf in saved]
+    wanted = [tuple(leaf.shape) for leaf in jax.tree.leaves(like)]
+    rebuilt = jax.tree.unflatten(jax.tree.structure(like), saved) if len(saved) == len(wanted) else None
+    if shapes != wanted or archive.fingerprint(rebuilt) != document[name]:
+        raise ValueError(
+            f"{path}: {name} does not fit this problem: saved as {document[name]}, wanted shapes {wanted}. Load it "
+            "with the problem it was solved for."
+        )
+    return jax.tree.map(jnp.asarray, rebuilt)
+
+
+def _ending(document: dict[str, Any]) -> tuple[Result, str]:
+    """How a saved run ended."""
+    words = document["result"]
+    if document["format"] != _FIRST_FORMAT:
+        return Result[words], str(document["detail"])
+    result = Result.from_words(words)
+    return result, words.removeprefix(result).strip() if words.startswith(result) else ""
+
+
+def _check_functions(path: str | Path, found: Solution, problem: Problem) -> None:
+    """Raises where the problem has other functions than the solution was found with."""
+    if found.objectives is None:
+        return  # a file of an earlier version, or coefficients that a caller lifted
+    if found.objectives.kept is None:
+        warnings.warn(
+            f"{path}: whether the problem has the functions it was solved for cannot be checked, since eta is of a "
+            "class of its own. With a dict or a tuple of arrays it can.",
+            stacklevel=3,
+        )
+        return
+    try:
+        others = other_functions(found.objectives, found.x, found.policy, problem)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} was solved for another problem: {error}") from error
+    if others:
+        words = "; ".join(f"{name} is another function: {by}" for name, by in others.items())
+        raise ValueError(
+            f"{path} was solved for another problem: {words}. Load it with the problem it was solved for, or solve "
+            "this one anew."
+        )

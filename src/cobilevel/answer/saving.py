@@ -1,0 +1,178 @@
+"""A solution as a file: what is written, and how the functions it was found with will be recognised."""
+
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from .. import archive
+from ..basis import Basis, basis_to_json, domain_to_json
+from ..problem import Domain, Looked, Objectives, Probe, close_to, double
+from .uncertainty import to_file
+
+FORMAT = 3
+_CONTEXTS = 16  # at which the values of a user's own features are kept
+
+
+def write_solution(solution: Any, path: str | Path) -> Path:
+    """Writes a solution to one file, atomically."""
+    x, W, transform, constant = solution.full_parts()
+    arrays = {"basis/constant": np.asarray(constant)}
+    if transform is not None:
+        arrays["basis/transform"] = np.asarray(transform)
+    state = [] if solution.state is None else solution.state.leaves
+    for group, leaves in (("x", archive.to_plain(x)), ("W", archive.to_plain(W)), ("state", state)):
+        arrays.update(_numbered(group, leaves))
+    arrays.update({f"history/{name}": np.asarray(curve) for name, curve in solution.history.items()})
+    words, numbers = to_file(solution.uncertainty)
+    arrays.update({f"uncertainty/{name}": part for name, part in numbers.items()})
+    recipe = basis_to_json(solution.basis.basis)
+    if needs_function(recipe):
+        arrays["features/xi"] = some_contexts(solution.basis.domain)
+        arrays["features/values"] = features_at(solution.basis.basis, solution.basis.domain, arrays["features/xi"])
+    objectives, probed = objectives_to_file(solution, x)
+    document = {
+        "format": FORMAT,
+        "result": solution.result.name,
+        "detail": solution.detail,
+        "stats": dict(solution.stats),
+        "choices": dict(solution.choices),
+        "basis": recipe,
+        "domain": domain_to_json(solution.basis.domain),
+        "x": archive.fingerprint(x),
+        "W": archive.fingerprint(W),
+        "returned": str(np.dtype(solution.basis.constant.dtype)),
+        "state": None if solution.state is None else solution.state.structure,
+        "uncertainty": words,
+        "smoothing": None if solution.smoothing is None else solution.smoothing.to_json(),
+        "feasibility": None if solution.feasibility is None else asdict(solution.feasibility),
+        "constraints": list(solution.constraints),
+        "objectives": objectives,
+    }
+    return archive.write(path, document, arrays | probed)
+
+
+def _numbered(group: str, leaves: list[Any]) -> dict[str, np.ndarray]:
+    return {f"{group}/{k}": np.asarray(leaf) for k, leaf in enumerate(leaves)}
+
+
+def needs_function(recipe: Any) -> bool:
+    """Whether a recipe, or a part of it, is of a user's own function, which no file holds."""
+    if isinstance(recipe, dict):
+        return recipe.get("name") == "Features" or any(needs_function(part) for part in recipe.values())
+    return isinstance(recipe, list) and any(needs_function(part) for part in recipe)
+
+
+def some_contexts(domain: Domain) -> np.ndarray:
+    """Contexts all over a domain, the same at each call."""
+    with double():
+        places = np.cos(1.0 + np.arange(_CONTEXTS * domain.dimension)).reshape(_CONTEXTS, -1)
+        return np.asarray(domain.snap(domain.place(jax.numpy.asarray(places)), np.float64))
+
+
+def features_at(basis: Basis, domain: Domain, xi: np.ndarray) -> Float[np.ndarray, "n raw"]:
+    """The functions of a basis at contexts, before fitting mixes them."""
+    with double():
+        return np.asarray(basis.evaluate(domain, jax.numpy.asarray(xi)), float)
+
+
+def same_features(one: Basis, other: Basis, domain: Domain) -> bool:
+    """Whether two bases of the same recipe have the same values, where a user's own functions are part of them."""
+    if one is other or not needs_function(basis_to_json(one)):
+        return True
+    xi = some_contexts(domain)
+    return close_to(features_at(one, domain, xi), features_at(other, domain, xi), np.float64)
+
+
+def objectives_to_file(solution: Any, x: PyTree) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
+    """What a file keeps of the functions: digests, and a few points with values there. A document, and arrays.
+
+    Points are left out where ``eta`` is of a class that no file describes: then digests alone are kept.
+    """
+    known: Objectives | None = solution.objectives
+    if known is None:
+        return None, {}
+    entry: dict[str, Any] = {"digests": dict(known.digests), "dtype": str(np.dtype(known.dtype)), "eta": None}
+    try:
+        probe = known.probe(x, solution.policy)
+    except Exception as error:  # a solution that took hours is saved even so
+        warnings.warn(
+            f"save: no values of the objectives are kept, and load cannot compare them: {error}", stacklevel=4
+        )
+        probe = None
+    structures = {} if probe is None else {name: _structure_to_json(rows.eta) for name, rows in probe.rows.items()}
+    if probe is None or not all(structures.values()):
+        return entry, {}
+    arrays = _numbered("objectives/x", jax.tree.leaves(probe.x))
+    for name, rows in probe.rows.items():
+        arrays[f"objectives/{name}/xi"] = rows.xi
+        arrays.update(_numbered(f"objectives/{name}/eta", jax.tree.leaves(rows.eta)))
+        arrays.update(_numbered(f"objectives/{name}/y", jax.tree.leaves(rows.y)))
+    arrays.update({f"objectives/values/{name}": table for name, table in probe.values.items()})
+    return {**entry, "eta": structures}, arrays
+
+
+def objectives_from_file(document: Any, arrays: dict[str, np.ndarray], x: PyTree, y: PyTree) -> Objectives | None:
+    """The inverse of ``objectives_to_file``, for decisions and ``y`` like these."""
+    entry = document.get("objectives")
+    if entry is None:
+        return None
+    if entry["dtype"] not in ("float16", "bfloat16", "float32", "float64"):
+        raise ValueError(f"the file is damaged: its functions are in {entry['dtype']!r}, which is no precision.")
+    digests = {str(name): str(digest) for name, digest in entry["digests"].items()}
+    probe = None if entry["eta"] is None else _probe_from_file(entry["eta"], arrays, x, y)
+    return Objectives(np.dtype(entry["dtype"]), None, digests, probe)
+
+
+def _probe_from_file(structures: Any, arrays: dict[str, np.ndarray], x: PyTree, y: PyTree) -> Probe:
+    under = lambda part: {name.removeprefix(part): arrays[name] for name in arrays if name.startswith(part)}
+    values = under("objectives/values/")
+    points = len(values["upper"])
+
+    def rebuilt(group: str, like: PyTree, count: int) -> PyTree:
+        leaves, structure = jax.tree.flatten(like)
+        found = [arrays[f"{group}/{k}"] for k in range(len(leaves))]
+        if any(a.shape != (count, *np.shape(b)) for a, b in zip(found, leaves, strict=True)):
+            raise ValueError(f"the file is damaged: {group} does not have the shapes of the problem.")
+        return structure.unflatten(found)
+
+    rows = {}
+    for name in ("upper", "lower"):
+        leaves = under(f"objectives/{name}/eta/")
+        xi, eta = arrays[f"objectives/{name}/xi"], _structure_from_json(structures[name], leaves)
+        if any(len(np.atleast_1d(leaf)) != points for leaf in (xi, *leaves.values())):
+            raise ValueError("the file is damaged: there are other samples than values of the functions at them.")
+        rows[name] = Looked(xi, eta, rebuilt(f"objectives/{name}/y", y, points))
+    return Probe(rebuilt("objectives/x", x, 2), rows, values)
+
+
+def _structure_to_json(tree: Any) -> Any:
+    """Dicts, lists and tuples of arrays in plain words; ``None`` where there is anything else."""
+    count = iter(range(len(jax.tree.leaves(tree))))
+
+    def words(part: Any) -> Any:
+        if part is None:
+            return ["none"]
+        if type(part) in (list, tuple):
+            return [type(part).__name__, [words(each) for each in part]]
+        if type(part) is dict and all(isinstance(name, str) for name in part):
+            return ["dict", {name: words(part[name]) for name in sorted(part)}]  # as JAX goes through it
+        return ["leaf", next(count)] if jax.tree_util.all_leaves([part]) else [str(type(part))]
+
+    found = words(tree)
+    return found if next(count, None) is None else None
+
+
+def _structure_from_json(entry: Any, leaves: dict[str, np.ndarray]) -> Any:
+    kind, parts = str(entry[0]), entry[-1]
+    if kind == "none":
+        return None
+    if kind == "leaf":
+        return leaves[str(int(parts))]
+    if kind == "dict":
+        return {str(name): _structure_from_json(part, leaves) for name, part in parts.items()}
+    return {"list": list, "tuple": tuple}[kind](_structure_from_json(part, leaves) for part in parts)
