@@ -114,3 +114,12 @@ def real_numbers(value: Any, argument: str) -> np.ndarray:
             + _BOUNDED * argument.startswith(("Interval", "Box", "Finite", "Periodic"))
         )
     return array
+
+
+def decision_like(value: Any, x: PyTree, argument: str, dtype: Any) -> PyTree:
+    """Another decision than `x`, in a floating dtype; raises where it is of another shape, or not finite."""
+    shapes = lambda tree: jax.tree.map(np.shape, tree)
+    if jax.tree.structure(value) != jax.tree.structure(x) or shapes(value) != shapes(x):
+        raise ValueError(f"{argument} must have the shapes of x, {shapes(x)}, got {shapes(value)}.")
+    leaf = lambda path, part: put(real_numbers(part, path_name(argument, path)).astype(dtype))
+    return jax.tree_util.tree_map_with_path(leaf, value)

@@ -23,6 +23,7 @@ from ..programs import arithmetic, put, rows_at
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .columns import context_count, contexts_of, require_contexts
 from .distributions import Distribution
+from .draw_checks import check_draws
 from .frames import ReadsFrames
 from .held_rows import HeldRows
 from .precision import Held, cast
@@ -290,8 +291,7 @@ class Stream(Level):
             raise TypeError(f"Stream: draw(key, size) must return Samples, got {type(drawn).__name__}.")
         if len(drawn) != 3:
             raise ValueError(f"Stream: draw(key, 3) returned {len(drawn)} samples instead of 3.")
-        program = jax.make_jaxpr(lambda key: self.draw(key, 3))(as_key(0)).jaxpr
-        if not any(program.invars[0] in equation.invars for equation in program.eqns):
+        if not any(check_draws("Stream: draw(key, size)", self.draw, as_key(0))):
             raise ValueError(
                 "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
                 "traced once and compiled. Draw with jax.random and the key, not with NumPy's generators."

@@ -16,6 +16,7 @@ from ..programs import put
 from .data import Data, Level, Levels
 from .distributions import Distribution
 from .domain import Domain, Finite
+from .draw_checks import CONTEXTS_DRAWN_AT, check_conditional
 from .mixed import Mixed, Unpacked, UnpackedDraw, columns_of
 from .noise_dependence import lower_depends_on_noise
 from .packing import contexts_field, packed_level
@@ -111,6 +112,12 @@ class Study:
         """The study on the samples of all processes."""
         lower = self.lower.whole()
         return self.on(lower) if self.shared else self.on(lower, self.upper.whole())
+
+    def check_conditional(self) -> None:
+        """Raises where the user's sampler of noise at one context is of use, and is none."""
+        if self.noisy and isinstance(self.problem.conditional, Sampler):
+            seen = self.lower.example(CONTEXTS_DRAWN_AT)
+            check_conditional(self.problem.conditional, seen.xi, seen.eta)
 
     def at(self, x: PyTree) -> "Study":
         """The same study with the problem starting from ``x``."""
