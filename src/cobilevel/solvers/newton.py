@@ -84,7 +84,7 @@ class Newton(Solver):
 
     def __check_init__(self):
         whole("Newton: memory", self.memory)
-        if isinstance(self.tolerance, str | int | float):
+        if self.tolerance is not None and not hasattr(self.tolerance, "dtype"):  # arrays are mapped over
             positive("Newton: tolerance", self.tolerance)
 
     def prepare(self, reduced):
