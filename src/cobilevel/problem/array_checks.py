@@ -107,7 +107,11 @@ def real_numbers(value: Any, argument: str) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{argument} must hold real numbers, got dtype {array.dtype}.")
-    array = array.astype(float)
+    given, array = array, array.astype(float)
+    if given.dtype.kind in "iu" and np.any(array.astype(object) != given.astype(object)):
+        raise ValueError(
+            f"{argument} holds a whole number beyond {2**53} that no float equals, {given}: subtract an offset."
+        )
     if not np.all(np.isfinite(array)):
         raise ValueError(
             f"{argument} must be finite, got {array}."

@@ -116,7 +116,8 @@ class Problem(eqx.Module):
     def astype(self, dtype: Any) -> "Problem":
         """The same problem with ``x0``, ``y0`` and the bounds in one floating dtype."""
         parts = (self.x0, self.y0, self.x_bounds)
-        cast = jax.tree.map(lambda a: jnp.asarray(a, dtype), parts)
+        with np.errstate(over="ignore"):  # bounds that large are none
+            cast = jax.tree.map(lambda a: jnp.asarray(a, dtype), parts)
         return eqx.tree_at(lambda p: (p.x0, p.y0, p.x_bounds), self, cast)
 
 
