@@ -49,6 +49,7 @@ def test_a_stream_whose_numbers_repeat(case):
         lambda key, size: None,
         lambda key, size: {"kept": KEPT[jax.random.randint(key, (size,), 0, len(KEPT))], "one": jnp.ones(size)},
         lambda key, size: jnp.linspace(0.0, 1.0, size),  # the same grid in each batch is a design
+        lambda key, size: jnp.arange(size) % 52,  # and so is each week in its turn
         lambda key, size: jax.random.permutation(key, np.random.default_rng(3).normal(size=size)),
     ],
 )
@@ -63,8 +64,8 @@ def conditional(draw, eta=ETA):
 REFUSED = {
     "fails": (lambda key, xi, size: 1 / 0, ValueError, "fails.*ZeroDivisionError.*leave it out"),
     "python branches": (lambda key, xi, size: normal(key, size) if xi > 0 else 0.0, ValueError, r"jnp\.where instead"),
-    "no rows": (lambda key, xi, size: normal(key, 1)[0], ValueError, r"eta of shape \(16,\), .*got \(\)"),
-    "too wide": (lambda key, xi, size: jax.random.normal(key, (size, 2)), ValueError, r"got \(16, 2\)"),
+    "no rows": (lambda key, xi, size: normal(key, 1)[0], ValueError, r"eta of shape \(64,\), .*got \(\)"),
+    "too wide": (lambda key, xi, size: jax.random.normal(key, (size, 2)), ValueError, r"got \(64, 2\)"),
     "a dict": (lambda key, xi, size: {"a": normal(key, size)}, TypeError, "like the eta of the samples"),
     "nothing": (lambda key, xi, size: None, TypeError, "like the eta of the samples"),
     "whole numbers": (lambda key, xi, size: jax.random.randint(key, (size,), 0, 9), TypeError, r"int.*float.*astype"),

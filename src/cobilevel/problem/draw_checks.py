@@ -18,7 +18,8 @@ from ..programs import program
 from .array_checks import path_name
 from .traced import anew
 
-_ROWS_DRAWN = 16  # in a check: as many numbers are not in order by chance
+_ROWS_DRAWN = 64  # in a check: as many numbers are not in order by chance
+_ROWS_AGAIN = 8  # at least, that must be as so many rows before for them to repeat
 CONTEXTS_DRAWN_AT = 8
 _SAME_VALUE = 1e-5  # relative difference between what is drawn and what was observed, up to which they are the same
 _INSTEAD = (
@@ -78,15 +79,20 @@ def _depending(body: Jaxpr, given: list[bool]) -> list[bool]:
 
 
 def _in_order(values: np.ndarray) -> bool:
-    """Whether rows are all the same or in order, as zeros and grids are, and numbers drawn at random are not."""
-    steps = np.diff(values.reshape(len(values), -1).astype(float), axis=0)
-    return bool(np.all(np.all(steps >= 0, axis=0) | np.all(steps <= 0, axis=0)))
+    """Whether rows are all the same, in order, or repeat, as zeros, grids and ``arange(size) % 7`` do; numbers drawn at
+    random do not. Column by column."""
+    table = values.reshape(len(values), -1).astype(float)
+    steps = np.diff(table, axis=0)
+    fine = np.all(steps >= 0, axis=0) | np.all(steps <= 0, axis=0)
+    for period in range(2, len(table) - _ROWS_AGAIN + 1):
+        fine |= np.all(table[period:] == table[:-period], axis=0)
+    return bool(np.all(fine))
 
 
 def check_draws(name: str, draw: Callable, *example: Any) -> list[bool]:
     """Raises where what ``draw(key, ..., size)`` draws does not come from its key; says of each leaf whether it does.
 
-    Leaves that do not are let pass where all rows are the same, or in order.
+    Leaves that do not are let pass where all rows are the same, in order, or repeat.
     """
     traced, shapes = _traced_draw(draw, example)
     again, _ = _traced_draw(draw, example)

@@ -61,9 +61,9 @@ def check_point_kept(tree: PyTree, dtype: Any, argument: str) -> None:
     """Raises where numbers of a starting point are too large for a precision."""
     most = float(jnp.finfo(dtype).max)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if concrete(leaf) and np.any(np.abs(np.asarray(leaf)) > most):
+        if concrete(leaf) and (largest := float(np.max(np.abs(np.asarray(leaf, float))))) > most:
             raise ValueError(
-                f"{path_name(argument, path)} holds {np.max(np.abs(np.asarray(leaf))):.6g}, and the largest number of "
+                f"{path_name(argument, path)} holds {largest:.6g}, and the largest number of "
                 f"{np.dtype(dtype).name} is {most:.3g}. {REMEDY}"
             )
 
