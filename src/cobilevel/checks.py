@@ -22,7 +22,7 @@ def whole(name: str, value: Any, least: int = 1, what: str = "") -> int:
 def positive(name: str, value: Any) -> float:
     """`value` as a positive, finite float; raises otherwise."""
     try:
-        number = float(value)
+        number = float("a bool" if isinstance(value, bool | np.bool_) else value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a positive number, got {value!r}.") from error
     if not 0 < number < np.inf:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from .. import trees
+from ..checks import positive
 from ..cluster import shards_of, this_cluster
 from ..programs import Held, is_spread, put
 from .base import Basis, FeatureMap, combine, plain_float, upper_triangle
@@ -142,6 +143,10 @@ class Orthonormal(Basis):
     def __check_init__(self):
         if not isinstance(self.basis, Basis):
             raise TypeError(f"Orthonormal takes a basis, such as Orthonormal(Chebyshev(5)), got {self.basis!r}.")
+        if self.tolerance is not None and positive("Orthonormal: tolerance", self.tolerance) >= 1:
+            raise ValueError(
+                f"Orthonormal: tolerance is a share of the largest singular value, below 1, got {self.tolerance!r}."
+            )
 
     def evaluate(self, domain, xi):
         return self.basis.evaluate(domain, xi)

@@ -18,7 +18,7 @@ from ..basis import Basis, check_basis
 from ..covariates import Responses, structure_of
 from ..inference import natural_step
 from ..lower import lower_minimiser, with_barrier
-from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study, precision_for
+from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study, decision_like, precision_for
 from ..programs import put
 from ..reduction import Reduced, batch_of, reduce_study
 from .advice import Seen, advise
@@ -73,9 +73,11 @@ def _diagnosis(study: Study, basis: Basis, x: PyTree | None) -> Diagnosis:
     """What is measured, in the precision of the study."""
     endless = study.lower.endless
     study = study.finite(jax.random.key(0))
+    study.check_conditional()
+    point = None if x is None else decision_like(x, study.problem.x0, "x", study.dtype)
     reduced = _reduce(study, basis)
-    if x is not None:
-        return _diagnose_at(study, reduced, basis, _point(study, x), endless).advised()
+    if point is not None:
+        return _diagnose_at(study, reduced, basis, point, endless).advised()
     looked = [_diagnose_at(study, reduced, basis, point, endless) for point in _points(study, reduced)]
     asked = [0 if one.found.decay is None else one.found.decay.length for one in looked]
     most = int(np.argmax(asked))
@@ -127,18 +129,6 @@ def _diagnose_at(study: Study, reduced: Reduced, basis: Basis, x: PyTree, endles
     )
     seen = Seen(study.problem.domain, u, spectrum, study.noisy, contexts.supported(study.noisy))
     return _Looked(found, seen, policy.responses)
-
-
-def _point(study: Study, x: PyTree | None) -> PyTree[Array]:
-    """The ``x`` asked for, in the precision of the study."""
-    x0 = study.problem.x0
-    if x is None:
-        return x0
-    if jax.tree.map(jnp.shape, x) != jax.tree.map(jnp.shape, x0):
-        raise ValueError(
-            f"x must have the shapes of x0, {jax.tree.map(jnp.shape, x0)}, got {jax.tree.map(jnp.shape, x)}."
-        )
-    return jax.tree.map(lambda a: jnp.asarray(a, study.dtype), x)
 
 
 def _reduce(study: Study, basis: Any) -> Reduced:

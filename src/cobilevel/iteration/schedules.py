@@ -24,7 +24,7 @@ def traced(value: Schedule) -> Schedule:
     if callable(value) or value is None or isinstance(value, jax.Array):
         return value
     try:
-        return np.asarray(value, dtype=float)
+        return np.asarray("a bool" if isinstance(value, bool | np.bool_) else value, dtype=float)
     except (TypeError, ValueError) as error:
         raise TypeError(
             "a step size must be a number, or a function of the step such as cb.PolynomialDecay or an Optax schedule, "
@@ -67,6 +67,9 @@ class PolynomialDecay(eqx.Module):
     power: Any = eqx.field(converter=traced)
     offset: Any = eqx.field(converter=traced, default=1.0)
 
+    def __check_init__(self):
+        _check_numbers(self, positive=("value", "offset"), others=("power",))
+
     def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
         value, power, offset, step = _widest(self.value, self.power, self.offset, step)
         return value * (1 + step / offset) ** (-power)
@@ -79,10 +82,24 @@ class Cosine(eqx.Module):
     steps: Any = eqx.field(converter=traced)
     last: Any = eqx.field(converter=traced, default=0.0)
 
+    def __check_init__(self):
+        _check_numbers(self, positive=("value", "steps"), others=("last",))
+
     def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
         value, steps, last, step = _widest(self.value, self.steps, self.last, step)
         share = jnp.clip(step / steps, 0, 1)
         return last + (value - last) * (1 + jnp.cos(jnp.pi * share)) / 2
+
+
+def _check_numbers(schedule: Any, positive: tuple[str, ...], others: tuple[str, ...]) -> None:
+    """Raises where a number of a schedule is not one, or not positive where it must be."""
+    for name in (*positive, *others):
+        value = getattr(schedule, name)
+        if value is not None and not isinstance(value, np.ndarray):
+            continue  # traced, or mapped over
+        if value is None or value.shape or not np.isfinite(value) or (name in positive and not value > 0):
+            wanted = "positive and finite" if name in positive else "finite"
+            raise ValueError(f"{type(schedule).__name__}: {name} must be one number, {wanted}, got {value}.")
 
 
 def _widest(*numbers: Any) -> tuple[Float[Array, ""], ...]:

@@ -74,12 +74,12 @@ class Stochastic(Solver):
             check_schedule(f"{name}: {setting}", getattr(self, setting), most)
         for setting, most in (("average", 1), ("tolerance", np.inf)):
             value = getattr(self, setting)
-            if isinstance(value, np.ndarray) and not 0 <= value <= most:
-                raise ValueError(f"{name}: {setting} must lie between 0 and {most}, got {value}.")
+            if isinstance(value, np.ndarray) and (value.shape or not 0 <= value <= most or not np.isfinite(value)):
+                raise ValueError(f"{name}: {setting} must be one number between 0 and {most}, got {value}.")
         if not isinstance(self.shuffle, bool):
             raise TypeError(f"{name}: shuffle must be True or False, got {self.shuffle!r}.")
         for setting, least in (("batch", 1), *self.counts):
-            if getattr(self, setting) is not None:
+            if self.__dataclass_fields__[setting].default is not None or getattr(self, setting) is not None:
                 whole(f"{name}: {setting}", getattr(self, setting), least)
 
     @abstractmethod

@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 from .. import trees
 from ..answer import Solution, as_solved, names_of
 from ..basis import Basis, Orthonormal, richer_basis
+from ..checks import whole
 from ..inference import Around, infer_flat, look_around, too_large
 from ..keys import as_key
 from ..lower import DENSE_LIMIT, MISSING, feasibility_of, law_is_known
@@ -19,7 +20,7 @@ from .against_exact import measure_exactly
 from .against_richer import measure_against_richer
 from .by_neighbours import measure_by_neighbours
 from .certificate import Certificate, Constants
-from .evaluate import in_precision_of, mean_loss
+from .evaluate import DRAWS_WANTED, in_precision_of, mean_loss
 from .galerkin import measure_reduced
 from .intervals import Estimate, norm_estimate
 from .measured import Measured, NoisyVector
@@ -59,6 +60,9 @@ def certify(
     - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
     """
     wanted = precision_for(problem, samples, precision)
+    whole("draws", draws, 2, DRAWS_WANTED)
+    if constants is not None and not isinstance(constants, Constants):
+        raise TypeError(f"constants must be cb.Constants(f0=..., f1=..., g1=..., g2=..., mu=...), got {constants!r}.")
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
         found = _certified(study, solution, mode, constants, draws, key)
@@ -81,6 +85,8 @@ def _certified(
     mode = next(name for name in MODES if not impossible[name]) if mode is None else mode
     if impossible[mode]:
         raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
+    if mode == "exact":
+        study.check_conditional()
     around = None
     if not too_large(study, study.problem.sizes[0], mode == "neighbours"):
         reduced = reduce_with(study, solution.basis, solution.W).whitened()

@@ -11,12 +11,14 @@ from jaxtyping import Array, Float, PyTree
 
 from .. import trees
 from ..answer import Feasibility, Solution, as_solved, check_solution
+from ..checks import whole
 from ..keys import as_key
 from ..lower import LowerSolution, exact_lower, feasibility_of, trouble_with
-from ..problem import Data, Level, Problem, Study, precision_for
+from ..problem import Data, Level, Problem, Study, decision_like, precision_for
 from ..programs import Held, program
 from .intervals import Estimate, mean_estimate
 
+DRAWS_WANTED = "conditional means, and their noise, are taken over so many draws at each context"
 _SHARPER = (10.0, 100.0, 1e3, 1e4)  # times the solution's barrier, one after the other: the constrained lower level
 
 
@@ -96,11 +98,15 @@ def evaluate(
     ``conditional``; raises otherwise, and says so.
     """
     wanted = precision_for(problem, samples, precision)
+    whole("draws", draws, 2, DRAWS_WANTED)
     with wanted.context():
         base = as_key(key)
         stated = as_solved(problem, solution)
         study = Study.of(stated, samples, wanted).finite(jax.random.fold_in(base, 1))
         known = in_precision_of(study, solution)
+        if not bool(trees.finite((known.x, known.W))):
+            raise ValueError("solution holds NaN or infinity, so there is nothing to evaluate; see solution.result.")
+        study.check_conditional()
         exact = exact_lower(study, known.x, study.upper.contexts().xi, draws, base)
         for factor in _SHARPER if known.smoothing is not None else ():
             study = study.smoothed(known.smoothing.sharper(factor))  # pyright: ignore
@@ -122,10 +128,7 @@ def _evaluation(study: Study, solution: Solution, exact: LowerSolution, truth: A
     gaps = jax.vmap(square_distance)(exact.y, solution.policy(rows.xi))
     x_error = None
     if truth is not None:
-        true_x = getattr(truth, "x", truth)
-        if jax.tree.map(jnp.shape, true_x) != jax.tree.map(jnp.shape, solution.x):
-            raise ValueError(f"truth has the shapes {jax.tree.map(jnp.shape, true_x)}, unlike solution.x.")
-        true_x = jax.tree.map(lambda a: jnp.asarray(a, study.dtype), true_x)
+        true_x = decision_like(getattr(truth, "x", truth), solution.x, "truth", study.dtype)
         x_error = float(square_distance(solution.x, true_x))
     return Evaluation(
         loss=mean_loss(study.problem.upper, solution.x, exact.y, study.upper),

@@ -1,5 +1,6 @@
 """What the user states: contexts, data (and the part looked at where they are many), objectives; checked: the study."""
 
+from .array_checks import decision_like as decision_like
 from .bounds import Bounds as Bounds
 from .constraint import Turned as Turned
 from .constraints import Equalities as Equalities

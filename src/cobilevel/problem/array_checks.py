@@ -107,10 +107,23 @@ def real_numbers(value: Any, argument: str) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{argument} must hold real numbers, got dtype {array.dtype}.")
-    array = array.astype(float)
+    given, array = array, array.astype(float)
+    if given.dtype.kind in "iu" and np.any(array.astype(object) != given.astype(object)):
+        raise ValueError(
+            f"{argument} holds a whole number beyond {2**53} that no float equals, {given}: subtract an offset."
+        )
     if not np.all(np.isfinite(array)):
         raise ValueError(
             f"{argument} must be finite, got {array}."
             + _BOUNDED * argument.startswith(("Interval", "Box", "Finite", "Periodic"))
         )
     return array
+
+
+def decision_like(value: Any, x: PyTree, argument: str, dtype: Any) -> PyTree:
+    """Another decision than `x`, in a floating dtype; raises where it is of another shape, or not finite."""
+    shapes = lambda tree: jax.tree.map(np.shape, tree)
+    if jax.tree.structure(value) != jax.tree.structure(x) or shapes(value) != shapes(x):
+        raise ValueError(f"{argument} must have the shapes of x, {shapes(x)}, got {shapes(value)}.")
+    leaf = lambda path, part: put(real_numbers(part, path_name(argument, path)).astype(dtype))
+    return jax.tree_util.tree_map_with_path(leaf, value)

@@ -99,14 +99,14 @@ class Bounds(Constraint):
     def projected_gradient(self, x: PyTree, gradient: PyTree, length: Any = 1) -> PyTree:
         """``(x - P(x - length * gradient)) / length``: zero exactly at first-order points of the bounded problem.
 
-        Not computed as that difference, which would round small gradients off.
+        Not computed as that difference, which would round small gradients off. Steps are compared with the room that is
+        left: added to a large ``x``, a short one would vanish, and a bound would not be met.
         """
 
         def leaf(x, g, lo, hi):
             step = jnp.asarray(length, x.dtype)
             safe = jnp.where(step > 0, step, 1)
-            ahead = x - step * g
-            return jnp.where(ahead < lo, (x - lo) / safe, jnp.where(ahead > hi, (x - hi) / safe, g))
+            return jnp.where(step * g > x - lo, (x - lo) / safe, jnp.where(-step * g > hi - x, (x - hi) / safe, g))
 
         return jax.tree.map(leaf, x, gradient, self.lo, self.hi)
 

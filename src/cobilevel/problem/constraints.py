@@ -60,6 +60,8 @@ class Simplex(Constraint):
     def __check_init__(self):
         if not callable(self.total) and real_numbers(self.total, "Simplex: total").shape:
             raise ValueError(f"Simplex: total must be one number, or a function of xi; got {self.total!r}.")
+        if not callable(self.total) and not self.total > 0:
+            raise ValueError(f"Simplex: total must be positive, since all of y is at least 0; got {self.total!r}.")
 
     def equalities(self, y0):
         total = self.total

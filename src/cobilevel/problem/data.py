@@ -23,9 +23,11 @@ from ..programs import arithmetic, put, rows_at
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .columns import context_count, contexts_of, require_contexts
 from .distributions import Distribution
+from .draw_checks import check_draws
 from .frames import ReadsFrames
 from .held_rows import HeldRows
-from .precision import Held, cast
+from .precision import Held, cast, kept_digits
+from .sample_weights import of_mean_one
 from .traced import Sampler
 
 LOOK_ROWS, LOOK_CONTEXTS = 8192, 200  # joint samples looked at closely, and contexts where each meets all the data
@@ -131,7 +133,7 @@ class Samples(Level, ReadsFrames):
             raise ValueError(f"Samples: weights must have shape ({rows},), got {self.weights.shape}.")
         require_finite(self.weights, "Samples: weights")
         held = np.asarray(self.weights) if concrete(self.weights) else np.ones(1)
-        if np.any(held < 0) or not np.sum(held) > 0:
+        if np.any(held < 0) or not np.any(held > 0):
             raise ValueError("Samples: weights must be nonnegative and not all zero.")
 
     def __len__(self) -> int:
@@ -143,15 +145,14 @@ class Samples(Level, ReadsFrames):
 
     def rows(self, index: Any) -> "Samples":
         """The samples at the given positions."""
-        return jax.tree.map(lambda a: rows_at(a, index), self)
+        return jax.tree.map(lambda a: kept_digits(a[index]) if isinstance(a, np.ndarray) else rows_at(a, index), self)
 
     def mean_one_weights(self) -> Float[Array, " n"]:
         """The weights scaled to mean 1, so that ``mean(w * f)`` estimates the expectation, on any batch."""
         if self.weights is None:
             dtype = self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float
             return put(np.ones(len(self), dtype))
-        weights = (xp := arithmetic(self.weights)).asarray(self.weights)
-        return jax.block_until_ready(put(weights / xp.mean(weights)))
+        return jax.block_until_ready(put(of_mean_one(self.weights)))
 
     def shares(self) -> Float[np.ndarray, " n"]:
         """The weights scaled to sum to 1, in double precision."""
@@ -189,10 +190,11 @@ class Samples(Level, ReadsFrames):
 
     def parsed(self, dtype=None):
         """Without rows of weight zero, which say nothing and must not be counted; weights of mean one."""
-        whole: Any = super().parsed(dtype)
         if self.weights is None:
-            return whole
-        kept = whole.rows(np.flatnonzero(np.asarray(self.weights) > 0))
+            return super().parsed(dtype)
+        scaled = eqx.tree_at(lambda s: s.weights, self, of_mean_one(self.weights))
+        whole: Any = Level.parsed(scaled, dtype)
+        kept = whole.rows(np.flatnonzero(np.asarray(whole.weights) > 0))
         return eqx.tree_at(lambda s: s.weights, kept, kept.mean_one_weights())
 
     def resample(self, rng):
@@ -290,8 +292,7 @@ class Stream(Level):
             raise TypeError(f"Stream: draw(key, size) must return Samples, got {type(drawn).__name__}.")
         if len(drawn) != 3:
             raise ValueError(f"Stream: draw(key, 3) returned {len(drawn)} samples instead of 3.")
-        program = jax.make_jaxpr(lambda key: self.draw(key, 3))(as_key(0)).jaxpr
-        if not any(program.invars[0] in equation.invars for equation in program.eqns):
+        if not any(check_draws("Stream: draw(key, size)", self.draw, as_key(0))):
             raise ValueError(
                 "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
                 "traced once and compiled. Draw with jax.random and the key, not with NumPy's generators."

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ..checks import whole
 from .array_checks import real_numbers
+from .cut_normal import cut_normal_draws, cut_normal_rule
 from .domain import Box, Domain, Interval
 
 
@@ -32,7 +34,7 @@ class Distribution(eqx.Module):
     def quadrature(self, n: int) -> tuple[Float[Array, "m ..."], Float[Array, " m"]]:
         """Nodes and weights (summing to 1) of the tensor Gauss rule with ``n`` nodes per dimension and component."""
         nodes, weights = [], []
-        for share, points, masses in self.rules(n):
+        for share, points, masses in self.rules(whole("quadrature: n", n)):
             nodes.append(np.stack(np.meshgrid(*points, indexing="ij"), axis=-1).reshape(-1, len(points)))
             mass = np.ones(1)
             for row in masses:
@@ -90,16 +92,14 @@ class TruncatedNormal(Distribution):
             raise ValueError(f"TruncatedNormal: std must be positive, got {self.std}.")
 
     def sample(self, key, size):
-        lo, hi = ((jnp.asarray(end) - self.mean) / self.std for end in self.domain.bounds)
-        z = jax.random.truncated_normal(key, lo, hi, (size, self.domain.dimension))
-        xi = jnp.clip(self.mean + self.std * z, *(jnp.asarray(end) for end in self.domain.bounds))
+        lo, hi = self.domain.bounds
+        xi = cut_normal_draws(key, lo, hi, self.mean.ravel(), self.std.ravel(), (size, self.domain.dimension))
         return xi if self.domain.shape else xi[..., 0]
 
     def rules(self, n):
-        nodes, weights = _gauss(self.domain, n)
-        mean, std = (np.broadcast_to(v, (self.domain.dimension,))[:, None] for v in (self.mean, self.std))
-        density = weights * np.exp(-(((nodes - mean) / std) ** 2) / 2)
-        return [(1.0, nodes, density / density.sum(axis=1, keepdims=True))]
+        sides = np.broadcast_arrays(*self.domain.bounds, self.mean.ravel(), self.std.ravel())
+        found = [cut_normal_rule(lo, hi, mean, std, n) for lo, hi, mean, std in zip(*sides, strict=True)]
+        return [(1.0, np.stack([nodes for nodes, _ in found]), np.stack([weights for _, weights in found]))]
 
 
 class Mixture(Distribution):
@@ -109,6 +109,9 @@ class Mixture(Distribution):
     weights: Any = eqx.field(converter=lambda v: real_numbers(v, "Mixture: weights"))
 
     def __check_init__(self):
+        for part in self.components:
+            if not isinstance(part, Distribution):
+                raise TypeError(f"Mixture: components must be distributions, such as cb.Uniform(domain), got {part!r}.")
         if len(self.components) != self.weights.size or not len(self.components):
             raise ValueError(
                 f"Mixture needs one weight a component, got {len(self.components)} components and "
@@ -116,6 +119,12 @@ class Mixture(Distribution):
             )
         if np.any(self.weights < 0) or not np.isclose(self.weights.sum(), 1):
             raise ValueError(f"Mixture: weights must be nonnegative and sum to 1, got {self.weights}.")
+        for part in self.components[1:]:
+            if repr(part.domain) != repr(self.domain):
+                raise ValueError(
+                    f"Mixture: components must share one domain, got {self.domain!r} and {part.domain!r}. State all of "
+                    "them on the larger one."
+                )
 
     @property
     def domain(self) -> Domain:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from ..programs import Held, arithmetic, put
 from .array_checks import real_numbers
 from .columns import Strings, contexts_of, listed_values
-from .precision import kept_digits
+from .precision import cast, kept_digits
 
 
 class Domain(eqx.Module):
@@ -283,6 +283,7 @@ class Finite(Domain):
 
     def check_distinct(self) -> None:
         """Raises where two values cannot be distinguished in the precision at hand."""
+        cast(self.values, None, "domain: Finite")
         order = np.asarray(self.index(jnp.asarray(self.values)))
         if not np.array_equal(order, np.arange(len(order))):
             raise ValueError(

@@ -16,6 +16,10 @@ from ..programs import Held as Held
 from ..programs import one_thread
 
 _SHARE = 1 / 2  # of the machine's memory that the data may take in double precision
+REMEDY = (
+    'Subtract an offset or change the unit, ask for double precision (precision="double"), or switch JAX to it with '
+    'jax.config.update("jax_enable_x64", True).'
+)
 _PRECISIONS = {"single": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
 
@@ -57,15 +61,28 @@ def cast(array: Any, dtype: Any, name: str) -> jax.Array:
         wanted = array.dtype if dtype is None else dtype
         if isinstance(array, Tracer) or (isinstance(array, jax.Array) and array.dtype == wanted):
             return jnp.asarray(array, wanted)
-        return _put(np.asarray(array).astype(wanted))
+        return _put(_narrowed(np.asarray(array), wanted, name))
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size and not in_double():
         least, most = int(array.min()), int(array.max())
         if least < -(2**31) or most >= 2**31:
+            far = most if most >= 2**31 else least
             raise ValueError(
-                f"{name} holds whole numbers up to {max(-least, most)}, which do not fit in 32 bits: number them anew, "
-                'or pass precision="double".'
+                f"{name} holds whole numbers up to {max(-least, most)}, which do not fit in 32 bits: {far} would "
+                f"become {np.asarray(far).astype(np.int32)}. {REMEDY}"
             )
     return array if isinstance(array, jax.Array) else _put(array)
+
+
+def _narrowed(array: np.ndarray, dtype: Any, name: str) -> np.ndarray:
+    """Floats in another precision; raises where they are too large for it."""
+    with np.errstate(over="ignore"):
+        found = array.astype(dtype)
+    if found.dtype.itemsize < array.dtype.itemsize and not np.all(np.isfinite(found)):
+        raise ValueError(
+            f"{name} holds numbers up to {np.max(np.abs(array)):.6g}, and the largest of {found.dtype.name} is "
+            f"{np.finfo(found.dtype).max:.3g}. {REMEDY}"
+        )
+    return found
 
 
 @dataclass(frozen=True)

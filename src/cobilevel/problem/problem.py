@@ -79,13 +79,17 @@ class Problem(eqx.Module):
                 f"domain must be Interval, Box, Finite, Periodic, Unbounded or Mixed, got {type(domain).__name__}. For "
                 "scalar contexts in [0, 1]: cb.Interval(0.0, 1.0)."
             )
+        if lower_noise is not None and not isinstance(lower_noise, bool | np.bool_):
+            raise TypeError(
+                f"lower_noise must be True, False, or None to have it found by tracing, got {lower_noise!r}."
+            )
         self.upper, self.lower, self.conditional = upper, lower, conditional
         self.x0, self.y0 = float_tree(x0, "x0"), float_tree(y0, "y0")
         self.domain = domain
-        self.lower_noise = lower_noise
+        self.lower_noise = None if lower_noise is None else bool(lower_noise)
         self.constraints = as_constraints(constraints)
         if smoothing is not None and not hasattr(smoothing, "weight"):
-            positive("smoothing", None if isinstance(smoothing, bool) or np.ndim(smoothing) else smoothing)
+            positive("smoothing", None if np.ndim(smoothing) else smoothing)
         self.smoothing = smoothing
         bounds = Bounds.of(x_bounds, self.x0)
         self.x_bounds = (bounds.lo, bounds.hi)
@@ -112,7 +116,8 @@ class Problem(eqx.Module):
     def astype(self, dtype: Any) -> "Problem":
         """The same problem with ``x0``, ``y0`` and the bounds in one floating dtype."""
         parts = (self.x0, self.y0, self.x_bounds)
-        cast = jax.tree.map(lambda a: jnp.asarray(a, dtype), parts)
+        with np.errstate(over="ignore"):  # bounds that large are none
+            cast = jax.tree.map(lambda a: jnp.asarray(a, dtype), parts)
         return eqx.tree_at(lambda p: (p.x0, p.y0, p.x_bounds), self, cast)
 
 

@@ -16,6 +16,8 @@ from ..programs import put
 from .data import Data, Level, Levels
 from .distributions import Distribution
 from .domain import Domain, Finite
+from .draw_checks import CONTEXTS_DRAWN_AT, check_conditional
+from .lost_digits import check_bounds_kept, check_contexts_kept, check_domain_kept, check_point_kept
 from .mixed import Mixed, Unpacked, UnpackedDraw, columns_of
 from .noise_dependence import lower_depends_on_noise
 from .packing import contexts_field, packed_level
@@ -64,6 +66,9 @@ class Study:
         dtype = np.result_type(*floats) if wanted.dtype is None else wanted.dtype
         mixed = nullcontext() if wanted.dtype is None else jax.numpy_dtype_promotion("standard")
         with mixed:  # a function may hold numbers in another precision than the one asked for
+            check_point_kept(problem.x0, dtype, "x0")
+            check_point_kept(problem.y0, dtype, "y0")
+            check_bounds_kept(problem.x_bounds, dtype)
             problem, constrained = problem.astype(dtype), None
             stated = now = as_of_now(problem, upper, lower)  # also under constraints: errors are named as they are
             if problem.constraints:
@@ -111,6 +116,12 @@ class Study:
         """The study on the samples of all processes."""
         lower = self.lower.whole()
         return self.on(lower) if self.shared else self.on(lower, self.upper.whole())
+
+    def check_conditional(self) -> None:
+        """Raises where the user's sampler of noise at one context is of use, and is none."""
+        if self.noisy and isinstance(self.problem.conditional, Sampler):
+            seen = self.lower.example(CONTEXTS_DRAWN_AT)
+            check_conditional(self.problem.conditional, seen.xi, seen.eta)
 
     def at(self, x: PyTree) -> "Study":
         """The same study with the problem starting from ``x``."""
@@ -171,6 +182,8 @@ def _parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level
         later = level.all_rows and (lambda: _parsed_level(domain, level.whole(), dtype, where))
         return level.with_part(_parsed_level(domain, level.part, dtype, where), later)
     level = packed_level(domain, level, where)
+    if dtype == np.float32:
+        _check_digits(domain, level, where)
     given = level.parsed(None if dtype == np.float64 else dtype)
     _check_contexts(domain, given, where)
     if dtype != np.float64:
@@ -180,6 +193,15 @@ def _parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level
     if getattr(contexts, "dtype", None) != np.float32:
         return raised
     return eqx.tree_at(lambda part: getattr(part, field), raised, domain.snap(getattr(raised, field), dtype))
+
+
+def _check_digits(domain: Domain, level: Level, where: str) -> None:
+    """Raises where contexts lose what distinguishes them in single precision."""
+    name = where + (".contexts" if level.crossed else ".xi")
+    if level.endless or level.law is not None:
+        check_domain_kept(domain, name)
+    else:
+        check_contexts_kept(domain, level.contexts().xi, name)
 
 
 def _check_contexts(domain: Domain, level: Level, where: str) -> None:

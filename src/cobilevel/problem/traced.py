@@ -27,7 +27,7 @@ _MAKE = getattr(jax, "make_user_context", None)
 _CACHES = None if _MAKE is None else _MAKE(None)  # made at import: everything cached before it is made is lost
 
 
-def _anew() -> AbstractContextManager:
+def anew() -> AbstractContextManager:
     """Within it, JAX traces afresh, also the bodies of loops that it has traced before."""
     return nullcontext() if _CACHES is None else _CACHES(object())
 
@@ -121,13 +121,13 @@ def trace_objective(function: Callable, args: tuple, derivatives: Callable[[Call
     structure = jax.tree.structure(args)
     call = lambda held, *xs: eqx.combine(held, static)(*xs)
     spread = jax.tree.unflatten(structure, shapes)
-    with _anew():
+    with anew():
         closed, out = jax.make_jaxpr(call, return_shape=True)(arrays, *spread)
     body, numbers = _hoisted(closed.jaxpr)
     constants = [_own(value) for value in (*closed.consts, *numbers, *leaves)]
     program, rules = Program(body, shapes, structure, out), None
     if holds_rules(body) and getattr(out, "shape", None) == ():
-        with _anew():
+        with anew():
             closed = jax.make_jaxpr(lambda held, *xs: derivatives(lambda *ys: program.in_place(held, *ys))(*xs))(
                 constants, *spread
             )
@@ -218,7 +218,7 @@ class Sampler(eqx.Module):
         self.arrays, self.drawing = arrays, _Drawing(rest, finish)
         one = lambda held, *args: finish(eqx.combine(held, rest)(*args, _FEW_DRAWS))
         try:
-            with _anew():
+            with anew():
                 self.drawing.program = jax.make_jaxpr(one)(arrays, *example)
             self.drawing.key = value_key(self.drawing.program)
         except Exception:

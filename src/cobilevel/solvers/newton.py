@@ -5,7 +5,7 @@ from dataclasses import replace
 import equinox as eqx
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import trees
 from ..answer import Result
@@ -84,7 +84,7 @@ class Newton(Solver):
 
     def __check_init__(self):
         whole("Newton: memory", self.memory)
-        if isinstance(self.tolerance, str | int | float):
+        if self.tolerance is not None and not hasattr(self.tolerance, "dtype"):  # arrays are mapped over
             positive("Newton: tolerance", self.tolerance)
 
     def prepare(self, reduced):
@@ -126,8 +126,8 @@ class Newton(Solver):
             state.ledger,
         )
         point, moved = trial.point, trial.moved
-        units, ledger = state.units.refreshed(reduced, point, moved, ledger)
-        after, learned, size = self._judge(reduced, state, units, trial)
+        units, anew, ledger = state.units.refreshed(reduced, point, moved, ledger)
+        after, learned, size = self._judge(reduced, state, units, anew, trial)
         reached = Current(point.value, point.gradient, size, point.lower_gradient)
         kept = Current(now.value, now.gradient, size, now.lower_gradient)
         x, W, current = trees.where(moved, (unravel(point.x), point.W, reached), (state.x, state.W, kept))
@@ -136,21 +136,27 @@ class Newton(Solver):
         return NewtonState(x, W, clock, ledger, current, learned, after, units)
 
     def _judge(
-        self, reduced: Bilevel, state: NewtonState, units: Units, trial: Trial
+        self, reduced: Bilevel, state: NewtonState, units: Units, anew: Bool[Array, ""], trial: Trial
     ) -> tuple[Stopping, QuasiNewtonMemory, Float[Array, ""]]:
-        """What a line search showed: for the stopping rule, for the memory, and the size of the gradient now."""
+        """What a line search showed: for the stopping rule, for the memory, and the size of the gradient now.
+
+        Where units were measured `anew` it begins again from there, with nothing remembered.
+        """
         now, stopping, moved = state.current, state.stopping, trial.moved
         here = units.scaled(now.at(ravel_pytree(state.x)[0], state.W))
         trial = replace(trial, point=units.scaled(trial.point), refused=units.scaled(trial.refused))
         point = trial.point
-        learned = state.memory.remember(point.x - here.x, point.gradient - here.gradient, moved & stopping.begun)
-        ahead = jnp.linalg.norm(learned.direction(point.gradient, trial.free))
+        useful = moved & stopping.begun & ~anew
+        learned = state.memory.remember(point.x - here.x, point.gradient - here.gradient, useful)
+        step = learned.direction(point.gradient, trial.free)
+        ahead = jnp.linalg.norm(jnp.where(trial.free, step, units.room(reduced, point)))
         seen = Outlook(
             size=jnp.linalg.norm(units.projected(reduced, point)),
-            ahead=jnp.where(learned.count > 0, ahead, jnp.inf),
+            ahead=jnp.where(learned.bends(trial.free) | ~jnp.any(trial.free), ahead, jnp.inf),
             across=kink_size(reduced, units, here, trial.refused),
             curvature=state.memory.least_curvature(),
         )
+        stopping = replace(stopping, begun=stopping.begun & ~anew)
         after = stopping.after(here, now.size, trial, seen, units.extent, self._tolerance(point.x))
         size = jnp.where(after.kink, seen.across, jnp.where(moved, seen.size, now.size))
         return after, learned, size

@@ -9,7 +9,7 @@ from ..derivatives import Ledger
 from ..iteration import QuasiNewtonMemory
 from ..lower import Point, solve_at
 from ..reduction import Bilevel
-from .newton_units import Units
+from .newton_units import Units, largest_size
 
 _TRIALS = 30  # shortened by half or more each, the last is a billionth of the first: shorter ones drown in rounding
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
@@ -47,6 +47,7 @@ def _direction(
     length = jnp.linalg.norm(g)
     last = jnp.where(memory.count > 0, jnp.linalg.norm(memory.steps[0]), 0)
     reach = jnp.maximum(_FIRST_STEP * units.spread, _GROWTH_OF_STEPS * last)
+    reach = jnp.maximum(reach, eps**_NEAR_BOUND * largest_size(x))  # shorter ones would hardly change x
     steepest = -g * jnp.where(length > 0, reach / jnp.where(length > 0, length, 1), 0)
     along = direction @ g / jnp.where(length > 0, g @ g, 1)  # the fixed coordinates go as far as the others
     return jnp.where(use_memory, jnp.where(free, direction, along * g), steepest), free, use_memory

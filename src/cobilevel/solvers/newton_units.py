@@ -21,6 +21,7 @@ from ..reduction import Batch, Bilevel
 _NUMBERS = 10_000_000  # that the gradients of all samples may take; beyond, those of some samples must do
 _NOISE_OF_SPREAD = 32  # the noise of the objective, in units of its own precision
 _SHARE_OF_SPREAD = 1e-3  # an x near zero is measured by what moves the objective by this share of its spread
+_LEFT_BEHIND = 1e-4  # of the distance from zero at which units were measured, below which they are measured anew
 _SHARE_BEFORE = 0.35  # exponent of the precision: the share of a length that is kept where there is no other
 
 
@@ -38,6 +39,11 @@ def _root_mean_square(batch: Batch, rows: PyTree) -> Float[Array, " dx"]:
     return most * jnp.sqrt(batch.weight @ share**2 / jnp.maximum(jnp.sum(batch.weight), 1e-30))
 
 
+def largest_size(scaled: Float[Array, " dx"]) -> Float[Array, ""]:
+    """How far a scaled point is from zero; no squares, which would overflow far out."""
+    return jnp.max(jnp.abs(scaled))
+
+
 def _power_of_two(a: Float[Array, " dx"]) -> Float[Array, " dx"]:
     """The nearest one, for positive numbers."""
     return jnp.exp2(jnp.round(jnp.log2(a)))
@@ -45,16 +51,17 @@ def _power_of_two(a: Float[Array, " dx"]) -> Float[Array, " dx"]:
 
 class Units(eqx.Module):
     """`sigma`: what a unit of each coordinate is worth in units of the objective; `measured`: which of them were seen,
-    others are guesses; `spread`: of the objective over the samples."""
+    others are guesses; `spread`: of the objective over the samples; `origin`: how far from zero they were measured."""
 
     sigma: Float[Array, " dx"]
     measured: Bool[Array, " dx"]
     spread: Float[Array, ""]
+    origin: Float[Array, ""]
 
     @staticmethod
     def unknown(x: Float[Array, " dx"]) -> "Units":
         """Before anything was measured."""
-        return Units(jnp.ones_like(x), jnp.zeros(len(x), bool), jnp.ones((), x.dtype))
+        return Units(jnp.ones_like(x), jnp.zeros(len(x), bool), jnp.ones((), x.dtype), jnp.zeros((), x.dtype))
 
     @property
     def extent(self) -> Float[Array, ""]:
@@ -73,6 +80,11 @@ class Units(eqx.Module):
     def projected(self, reduced: Bilevel, scaled: Point) -> Float[Array, " dx"]:
         """What the bounds leave of the gradient at a scaled point."""
         return self.bounds(reduced).projected_gradient(scaled.x, scaled.gradient, self.spread)
+
+    def room(self, reduced: Bilevel, scaled: Point) -> Float[Array, " dx"]:
+        """How far each coordinate of a scaled point could go against its gradient before it meets a bound."""
+        bounds, x, g = self.bounds(reduced), scaled.x, scaled.gradient
+        return jnp.where(g > 0, x - bounds.lo, jnp.where(g < 0, bounds.hi - x, 0))
 
     def at(self, reduced: Bilevel, point: Point, ledger: Ledger) -> tuple["Units", Ledger]:
         """With coordinates measured at a point (in its own units) that were not before, and the spread there.
@@ -93,7 +105,7 @@ class Units(eqx.Module):
         fresh = _power_of_two(jnp.where(seen, sigma, guess))
         usable = jnp.isfinite(fresh) & (fresh > 0)
         fresh = jnp.where(self.measured | ~usable, self.sigma, fresh)
-        return Units(fresh, self.measured | seen, spread), ledger
+        return Units(fresh, self.measured | seen, spread, largest_size(x * fresh)), ledger
 
     def _spread(self, point: Point, batch: Batch, values: Float[Array, " b"]) -> Float[Array, ""]:
         """The standard deviation of the objective; where there is none its value, or a share of the spread before."""
@@ -111,17 +123,25 @@ class Units(eqx.Module):
         most = jnp.max(jnp.where(jnp.isfinite(sigma), sigma, 0))
         return jnp.where(room > 0, spread / jnp.where(room > 0, room, 1), jnp.where(most > 0, most, 1))
 
+    def left_behind(self, point: Point) -> Bool[Array, ""]:
+        """Whether a point is so much nearer to zero than where these units were measured that they say nothing of it:
+        neither they, nor the curvature along the way, nor the first gradient."""
+        return jnp.any(self.measured) & (largest_size(point.x * self.sigma) < _LEFT_BEHIND * self.origin)
+
     def refreshed(
         self, reduced: Bilevel, point: Point, moved: Bool[Array, ""], ledger: Ledger
-    ) -> tuple["Units", Ledger]:
-        """After a move to a point: measured there where a coordinate shows its first gradient; the spread alone where
-        the point is near zero, so that its extent hangs on the spread.
+    ) -> tuple["Units", Bool[Array, ""], Ledger]:
+        """After a move to a point: measured there where a coordinate shows its first gradient; measured anew, as is
+        stated along with the units, where they are left behind; the spread alone where the point is near zero, so that
+        its extent hangs on the spread.
 
         By loops and not branches: mapped over problems, they run only where one of them wants it.
         """
+        anew = moved & self.left_behind(point) & jnp.any(point.gradient != 0)
 
         def measure(carry):
             units, ledger, _ = carry
+            units = replace(units, measured=units.measured & ~anew)
             return *units.at(reduced, point, ledger), jnp.asarray(False)
 
         def look(carry):
@@ -131,8 +151,8 @@ class Units(eqx.Module):
             return replace(units, spread=units._spread(point, batch, values)), ledger, jnp.asarray(False)
 
         ask = lambda carry: carry[2]
-        first = moved & jnp.any(~self.measured & (point.gradient != 0))
+        first = anew | moved & jnp.any(~self.measured & (point.gradient != 0))
         units, ledger, _ = jax.lax.while_loop(ask, measure, (self, ledger, first))
         again = moved & ~first & (jnp.linalg.norm(point.x * units.sigma) < units.extent)
         units, ledger, _ = jax.lax.while_loop(ask, look, (units, ledger, again))
-        return units, ledger
+        return units, anew, ledger

@@ -32,6 +32,10 @@ class StocBiO(SeriesSolver):
     inner_steps: int = eqx.field(static=True, default=10)
     kind: Literal["sum", "product"] = eqx.field(static=True, default="sum")
 
+    def __check_init__(self):
+        if self.kind not in ("sum", "product"):
+            raise ValueError(f'StocBiO: kind must be "sum" or "product", got {self.kind!r}.')
+
     def defaults(self, scales):
         return {"inner": scales.inner, "outer": scales.outer(self.inner_steps)}
 

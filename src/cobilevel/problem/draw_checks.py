@@ -1,0 +1,188 @@
+"""Checks of functions that draw, a stream's and a conditional sampler's: what they draw must come from their key.
+
+Such a function is traced once and compiled. Numbers that come from elsewhere, NumPy's generators say, are then the same
+in every batch. Two traces show them where they differ; else it shows that an output does not depend on the key.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jaxtyping import PyTree
+
+from ..keys import as_key, is_key, split_key
+from ..programs import program
+from .array_checks import path_name
+from .traced import anew
+
+_ROWS_DRAWN = 64  # in a check: as many numbers are not in order by chance
+_ROWS_AGAIN = 8  # at least, that must be as so many rows before for them to repeat
+CONTEXTS_DRAWN_AT = 8
+_SAME_VALUE = 1e-5  # relative difference between what is drawn and what was observed, up to which they are the same
+_INSTEAD = (
+    "The function is traced once and compiled, so every batch would hold the same values. Draw with jax.random and the "
+    "key, not with NumPy's or Python's generators"
+)
+
+
+def _traced_draw(draw: Callable, example: tuple) -> tuple[ClosedJaxpr, Any]:
+    """A function that draws, traced afresh, and the shapes of what it returns."""
+    with anew():
+        return jax.make_jaxpr(lambda *args: draw(*args, _ROWS_DRAWN), return_shape=True)(*example)
+
+
+def _inner(part: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
+    """The programs among the parameters of an operation."""
+    if isinstance(part, ClosedJaxpr | Jaxpr):
+        yield part
+    elif isinstance(part, tuple | list):
+        for each in part:
+            yield from _inner(each)
+
+
+def _constants(part: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
+    """All numbers that a program holds."""
+    body = part
+    if isinstance(part, ClosedJaxpr):
+        yield from part.consts
+        body = part.jaxpr
+    for equation in body.eqns:
+        yield from (var.val for var in equation.invars if isinstance(var, Literal))
+        for value in equation.params.values():
+            for program_within in _inner(value):
+                yield from _constants(program_within)
+    yield from (var.val for var in body.outvars if isinstance(var, Literal))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    a, b = (np.asarray(jax.random.key_data(v) if is_key(v) else v) for v in (a, b))
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def _depending(body: Jaxpr, given: list[bool]) -> list[bool]:
+    """Which outputs of a program can depend on the inputs marked."""
+    known = {var for var, yes in zip(body.invars, given, strict=True) if yes}
+    for equation in body.eqns:
+        used = [not isinstance(var, Literal) and var in known for var in equation.invars]
+        within = equation.params.get("jaxpr")
+        if isinstance(within, ClosedJaxpr) and equation.primitive.name in ("jit", "pjit"):
+            found = _depending(within.jaxpr, used)
+        else:
+            found = [any(used)] * len(equation.outvars)
+        known.update(var for var, yes in zip(equation.outvars, found, strict=True) if yes)
+    return [not isinstance(var, Literal) and var in known for var in body.outvars]
+
+
+def _in_order(values: np.ndarray) -> bool:
+    """Whether rows are all the same, in order, or repeat, as zeros, grids and ``arange(size) % 7`` do; numbers drawn at
+    random do not. Column by column."""
+    table = values.reshape(len(values), -1).astype(float)
+    steps = np.diff(table, axis=0)
+    fine = np.all(steps >= 0, axis=0) | np.all(steps <= 0, axis=0)
+    for period in range(2, len(table) - _ROWS_AGAIN + 1):
+        fine |= np.all(table[period:] == table[:-period], axis=0)
+    return bool(np.all(fine))
+
+
+def check_draws(name: str, draw: Callable, *example: Any) -> list[bool]:
+    """Raises where what ``draw(key, ..., size)`` draws does not come from its key; says of each leaf whether it does.
+
+    Leaves that do not are let pass where all rows are the same, in order, or repeat.
+    """
+    traced, shapes = _traced_draw(draw, example)
+    again, _ = _traced_draw(draw, example)
+    first, second = list(_constants(traced)), list(_constants(again))
+    if len(first) != len(second) or not all(map(_same, first, second)):
+        raise ValueError(
+            f"{name} gives other values each time it is called with the same key: it draws from outside. {_INSTEAD}."
+        )
+    from_key = _depending(traced.jaxpr, [True] + [False] * (len(traced.jaxpr.invars) - 1))
+    names = [path_name("", path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
+    for place, (leaf, yes) in enumerate(zip(names, from_key, strict=True)):
+        if yes:
+            continue
+        value = jax.jit(lambda *args, place=place: jaxpr_as_fun(traced)(*args)[place])(*example)
+        if not _in_order(np.asarray(value)):
+            what = leaf.lstrip(".") or "what it returns"
+            raise ValueError(
+                f"{name} does not use its key for {what}. {_INSTEAD}; to have the same values in each batch, in random "
+                "order, use jax.random.permutation(key, values)."
+            )
+    return from_key
+
+
+def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
+    """Raises where ``conditional(key, xi, size)`` fails, gives something else than noise like `eta`, or does not come
+    from its key; `xi` and `eta` are a few samples of the lower level."""
+    name, key = "conditional(key, xi, size)", as_key(0)
+    some = np.asarray(xi)
+    try:
+        drawn = _traced_draw(draw, (key, some[0]))[1]
+    except Exception as error:
+        hint = ""
+        if isinstance(error, jax.errors.JAXTypeError):
+            hint = " JAX traces the function: use jax.numpy instead of numpy, and jnp.where instead of if."
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        raise ValueError(
+            f"{name} fails for a key, xi = {some[0]} and size = {_ROWS_DRAWN}: {reason}.{hint} It is to return `size` "
+            "draws of eta given one context; leave it out of the problem if there is no such function."
+        ) from error
+    _check_like(name, drawn, eta)
+    from_key = check_draws(name, draw, key, some[0])
+    values = jax.tree.map(np.asarray, _few_draws(draw, jnp.stack(split_key(key, len(some))), some))
+    leaves = zip(jax.tree_util.tree_leaves_with_path(values), jax.tree.leaves(eta), from_key, strict=True)
+    for (path, value), observed, random in leaves:
+        bad = ~np.isfinite(value.astype(float)).reshape(len(some), -1).all(axis=1)
+        if bad.any():
+            where = f"{path_name('eta', path)} at xi = {some[np.argmax(bad)]}"
+            raise ValueError(f"{name} gives NaN or infinity in {where}. Mend it there.")
+        if not random:
+            _check_known(name, path_name("eta", path), value, np.asarray(observed), some)
+
+
+def _check_like(name: str, drawn: Any, eta: PyTree) -> None:
+    """Raises where what is drawn is not like the noise of the samples."""
+    if jax.tree.structure(drawn) != jax.tree.structure(eta):
+        raise TypeError(
+            f"{name} must return noise like the eta of the samples, {jax.tree.structure(eta)} with a leading axis of "
+            f"length size, got {jax.tree.structure(drawn)}."
+        )
+    for (path, got), like in zip(jax.tree_util.tree_leaves_with_path(drawn), jax.tree.leaves(eta), strict=True):
+        wanted = (_ROWS_DRAWN, *like.shape[1:])
+        if got.shape != wanted:
+            raise ValueError(
+                f"{name} with size = {_ROWS_DRAWN} must return {path_name('eta', path)} of shape {wanted}, one row a "
+                f"draw, got {got.shape}."
+            )
+        kinds = [
+            next(k for k in (jnp.floating, jnp.integer, jnp.generic) if jnp.issubdtype(a.dtype, k)) for a in (got, like)
+        ]
+        if kinds[0] != kinds[1]:
+            raise TypeError(
+                f"{name} returns {path_name('eta', path)} as {got.dtype}, and the samples hold it as {like.dtype}: "
+                f"convert one of them with .astype."
+            )
+
+
+def _check_known(name: str, leaf: str, drawn: np.ndarray, observed: np.ndarray, xi: np.ndarray) -> None:
+    """Raises where noise that is said to be known, given the context, is not what was observed there."""
+    if np.any(drawn != drawn[:, :1]):
+        return
+    gap = np.abs(drawn[:, 0].astype(float) - observed.astype(float)).reshape(len(xi), -1).max(axis=1)
+    wrong = gap > _SAME_VALUE * (np.abs(observed.astype(float)).max() + np.abs(drawn.astype(float)).max())
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{name} does not use its key for {leaf}: all draws at xi = {xi[row]} are {drawn[row, 0]}, and the samples "
+            f"hold {observed[row]} there. Draw eta given xi, with jax.random and the key."
+        )
+
+
+@program
+def _few_draws(draw: Callable, keys: Any, xi: Any) -> PyTree:
+    return jax.vmap(lambda key, context: draw(key, context, _ROWS_DRAWN))(keys, xi)
