@@ -191,3 +191,25 @@ def test_a_run_that_diverges_goes_back_and_says_so(tmp_path, every):
     assert list(found.history["step"]) == list(range(1, 601))
     with pytest.raises(TypeError, match="leave retreats out"):
         solve(retreats=1)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda document, arrays: document.pop("runs"),
+        lambda document, arrays: document.update(run=3),
+        lambda document, arrays: document.update(runs=[{}]),
+        lambda document, arrays: document["runs"][0].pop("seconds"),
+        lambda document, arrays: document["runs"][0].update(retreats=[1]),
+        lambda document, arrays: arrays.pop("0/state/0"),
+        lambda document, arrays: arrays.update({"0/state/0": np.zeros(7)}),
+    ],
+)
+def test_a_crafted_checkpoint_is_refused_in_words(spoil, tmp_path):
+    """Files that are whole, and sealed, but say something else."""
+    solve(steps=1, checkpoint=tmp_path)
+    document, arrays = archive.read(tmp_path / "checkpoint.npz")
+    spoil(document, arrays)
+    archive.write(tmp_path / "checkpoint.npz", document, arrays)
+    with pytest.raises(ValueError, match=r"no checkpoint|does not hold|another basis"):
+        solve(steps=1, checkpoint=tmp_path)

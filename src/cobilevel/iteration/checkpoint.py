@@ -73,9 +73,10 @@ class Checkpoint:
     def _read(self) -> list[Part]:
         """The runs that the file holds; raises where they belong to another solve."""
         document, arrays = archive.read(self.path, _WHAT)
-        if document.get("checkpoint") != _FORMAT:
+        before, runs = document.get("run", 0), document.get("runs", 0)
+        known = document.get("checkpoint") == _FORMAT and isinstance(before, dict) and isinstance(runs, list)
+        if not known or not all(isinstance(one, dict) for one in runs):
             raise ValueError(f"{self.path} is no checkpoint that this version reads. Give another folder.")
-        before = document["run"]
         differing = sorted(name for name in {*before, *self._run} if before.get(name) != self._run.get(name))
         if differing:
             raise ValueError(
@@ -85,7 +86,7 @@ class Checkpoint:
         under = lambda k: {
             name.removeprefix(f"{k}/"): part for name, part in arrays.items() if name.startswith(f"{k}/")
         }
-        return [(numbers, under(k)) for k, numbers in enumerate(document["runs"])]
+        return [(numbers, under(k)) for k, numbers in enumerate(runs)]
 
     def check_everywhere(self, cluster: Cluster) -> None:
         """Raises where the processes of a cluster do not see the same file."""
@@ -106,12 +107,15 @@ class Checkpoint:
         if number >= len(self._parts):
             return kept, None
         document, arrays = self._parts[number]
-        if document["structure"] != structure:
+        if document.get("structure") != structure:
             raise ValueError(
                 f"checkpoint: run {number + 1} of those in {self.path.parent} was with another basis or solver, or "
                 "other features. Versions of JAX and cobilevel must be the same; else delete the folder to begin anew."
             )
-        return kept, Course.again(document, arrays, like)
+        try:
+            return kept, Course.again(document, arrays, like)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ValueError(f"{self.path} does not hold what a checkpoint does: {error!r}. Delete it.") from error
 
     def put(self, number: int, make: Callable[[], Part], at_once: bool) -> None:
         """Keeps a run; the file is written where that is due, or asked for."""
