@@ -150,8 +150,7 @@ class Samples(Level, ReadsFrames):
     def mean_one_weights(self) -> Float[Array, " n"]:
         """The weights scaled to mean 1, so that ``mean(w * f)`` estimates the expectation, on any batch."""
         if self.weights is None:
-            dtype = self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float
-            return put(np.ones(len(self), dtype))
+            return put(np.ones(len(self), self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float))
         return jax.block_until_ready(put(of_mean_one(self.weights)))
 
     def shares(self) -> Float[np.ndarray, " n"]:

@@ -34,13 +34,13 @@ def _traced_draw(draw: Callable, example: tuple) -> tuple[ClosedJaxpr, Any]:
         return jax.make_jaxpr(lambda *args: draw(*args, _ROWS_DRAWN), return_shape=True)(*example)
 
 
-def _inner(part: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
+def _programs_within(part: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
     """The programs among the parameters of an operation."""
     if isinstance(part, ClosedJaxpr | Jaxpr):
         yield part
     elif isinstance(part, tuple | list):
         for each in part:
-            yield from _inner(each)
+            yield from _programs_within(each)
 
 
 def _constants(part: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
@@ -52,7 +52,7 @@ def _constants(part: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
     for equation in body.eqns:
         yield from (var.val for var in equation.invars if isinstance(var, Literal))
         for value in equation.params.values():
-            for program_within in _inner(value):
+            for program_within in _programs_within(value):
                 yield from _constants(program_within)
     yield from (var.val for var in body.outvars if isinstance(var, Literal))
 
@@ -134,7 +134,7 @@ def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
         ) from error
     _check_like(name, drawn, eta)
     from_key = check_draws(name, draw, key, some[0])
-    values = jax.tree.map(np.asarray, _few_draws(draw, jnp.stack(split_key(key, len(some))), some))
+    values = jax.tree.map(np.asarray, _drawn_at_contexts(draw, jnp.stack(split_key(key, len(some))), some))
     leaves = zip(jax.tree_util.tree_leaves_with_path(values), jax.tree.leaves(eta), from_key, strict=True)
     for (path, value), observed, random in leaves:
         bad = ~np.isfinite(value.astype(float)).reshape(len(some), -1).all(axis=1)
@@ -184,5 +184,5 @@ def _check_known(name: str, leaf: str, drawn: np.ndarray, observed: np.ndarray, 
 
 
 @program
-def _few_draws(draw: Callable, keys: Any, xi: Any) -> PyTree:
+def _drawn_at_contexts(draw: Callable, keys: Any, xi: Any) -> PyTree:
     return jax.vmap(lambda key, context: draw(key, context, _ROWS_DRAWN))(keys, xi)

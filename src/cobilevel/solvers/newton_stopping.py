@@ -3,9 +3,9 @@ r"""The stopping rule of ``Newton``: converged, at a kink, or stalled.
 Lengths are relative to the extent of ``x``, gradients to the first one. With $\epsilon$ the precision, a run has
 converged where the projected gradient is below the tolerance and the next quasi-Newton step would be shorter than
 $\epsilon^{1/2}$, twice in a row, so that curvature from before does not mislead; where a refused step as short brackets
-a zero of the gradient; or where the next step is mere rounding. Where no curvature was seen, the next step has no
-length, and none of this is said. A run that comes from far away begins anew on arrival (``Units.left_behind``): the
-first gradient and the curvature along the way say nothing of where it is.
+a zero of the gradient; or where the next step is mere rounding. Where no curvature was seen, the length of the next
+step is not known, and none of this is said. A run that comes from far begins anew on arrival (``Units.left_behind``):
+the first gradient, and the curvature along the way, say nothing of where it is.
 """
 
 from dataclasses import replace
