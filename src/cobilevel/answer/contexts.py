@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame
+from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame, one_length
 
 _FAR_OUT = 0.9  # how far out, on the reference interval, a domain without ends is shown: about twice its scale
 _SHORT = 4  # digits of a number in a label
@@ -81,7 +81,7 @@ def axes_of(domain: Domain) -> list[ContextAxis]:
 
 def from_coordinates(domain: Domain, columns: Sequence[Any]) -> np.ndarray:
     """Contexts from their coordinates, one array each."""
-    return np.stack(np.broadcast_arrays(*columns), axis=-1) if domain.shape and len(columns) > 1 else columns[0]
+    return np.stack(np.broadcast_arrays(*columns), axis=-1) if isinstance(domain, Box | Mixed) else columns[0]
 
 
 def coordinates_of(domain: Domain, xi: Any) -> np.ndarray:
@@ -145,6 +145,7 @@ def _from_columns(domain: Domain, axes: list[ContextAxis], columns: dict[str, np
             f"{caller}: contexts of {domain!r} have {len(axes)} column{'s'[: len(axes) != 1]} ({wanted}), got "
             f"{len(columns)}: {', '.join(map(repr, columns))}. Pass the contexts alone."
         )
+    one_length(columns, f"{caller}: contexts")
     coded = [axis.codes(column) for axis, column in zip(axes, columns.values(), strict=True)]
     table = np.stack(np.broadcast_arrays(*[column.astype(float) for column in coded]), axis=-1)
     return table if domain.shape else table[:, 0]

@@ -100,6 +100,9 @@ class Components(Basis):
         starts = np.cumsum([0, *(column.shape[-1] for column in columns[:-1])])
         return products(jnp.concatenate(columns, axis=-1), self.coupling.coupled(self.degrees(domain)), starts, True)
 
+    def count(self, domain):
+        return self.coupling.count_coupled(self.degrees(domain))
+
     def constant(self, domain):
         return (self.coupling.coupled(self.degrees(domain)).sum(axis=1) == 0).astype(float)
 

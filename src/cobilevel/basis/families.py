@@ -64,7 +64,10 @@ class ProductBasis(Basis):
         table = self.index.table(self.n, domain.dimension)
         starts = np.arange(domain.dimension) * self.n
         from_one = type(self).constant is ProductBasis.constant
-        return products(values.reshape(*values.shape[:-2], -1), table, starts, from_one)
+        return products(values.reshape(*values.shape[:-2], domain.dimension * self.n), table, starts, from_one)
+
+    def count(self, domain):
+        return self.index.count(self.n, domain.dimension)
 
     def constant(self, domain):
         table = self.index.table(self.n, domain.dimension)

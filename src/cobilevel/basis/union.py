@@ -25,6 +25,11 @@ class Union(Basis):
     def evaluate(self, domain, xi):
         return jnp.concatenate([part.evaluate(domain, xi) for part in self.parts], axis=-1)
 
+    def count(self, domain):
+        counts = [part.count(domain) for part in self.parts]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
     def constant(self, domain):
         return None
 

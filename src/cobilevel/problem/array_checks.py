@@ -32,7 +32,19 @@ def array_of(value: Any, name: str) -> Held:
 
 def arrays_of(tree: PyTree, argument: str) -> PyTree:
     """The leaves of a pytree as arrays."""
+    require_sorted(tree, argument)
     return jax.tree_util.tree_map_with_path(lambda path, leaf: array_of(leaf, path_name(argument, path)), tree)
+
+
+def require_sorted(tree: PyTree, argument: str) -> None:
+    """Raises where a dict has keys that cannot be put in an order, as pytrees have it."""
+    try:
+        jax.tree.structure(tree)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{argument} has a dict whose keys cannot be sorted, such as numbers and strings together: name all with "
+            "strings (of a data frame: df.columns = df.columns.astype(str))."
+        ) from error
 
 
 def require_finite(array: Held, name: str) -> None:
@@ -94,6 +106,7 @@ def float_leaf(leaf: Any, name: str) -> Held:
 
 def float_tree(tree: PyTree, argument: str) -> PyTree:
     """A starting point as a pytree of finite float arrays, with at least one."""
+    require_sorted(tree, argument)
     if not jax.tree.leaves(tree):
         raise ValueError(f"{argument} holds no array: give a starting point as a float array or a pytree of them.")
     return jax.tree_util.tree_map_with_path(lambda path, leaf: float_leaf(leaf, path_name(argument, path)), tree)

@@ -89,6 +89,18 @@ def require_contexts(xi: Any, name: str) -> int:
     return rows
 
 
+def one_length(columns: Mapping[Any, Any], name: str) -> None:
+    """Raises where columns are of different shapes; single values may stand for many."""
+    shapes = {key: np.shape(column) for key, column in columns.items()}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError as error:
+        said = ", ".join(f"{key!r} {list(shape)}" for key, shape in shapes.items())
+        raise ValueError(
+            f"{name}: columns must be of one length, or single values; their shapes are {said}."
+        ) from error
+
+
 def context_count(xi: Any) -> int:
     """The number of rows."""
     return len(next(iter(xi.values()))) if isinstance(xi, Mapping) else len(xi)

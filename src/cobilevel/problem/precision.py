@@ -1,7 +1,6 @@
 """In which precision a call computes: where answers are exact, in double, whatever the caller's switch says."""
 
 import importlib
-import os
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
+from ..checks import memory_at_hand
 from ..programs import Held as Held
 from ..programs import one_thread
 
@@ -130,8 +130,5 @@ class Precision:
 
 
 def _machine_memory() -> float:
-    """The memory of the machine in bytes."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):
-        return float("inf")
+    """The memory that there is, in bytes."""
+    return memory_at_hand()
