@@ -34,6 +34,13 @@ def whole(name: str, value: Any, least: int = 1, what: str = "") -> int:
     return int(value)
 
 
+def path_given(name: str, value: Any) -> Path:
+    """`value` as a path; raises where it is none."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be the path of a file, as text or a pathlib.Path, got {value!r}.")
+    return Path(value)
+
+
 def positive(name: str, value: Any) -> float:
     """`value` as a positive, finite float; raises otherwise."""
     try:
@@ -137,7 +144,11 @@ def entered(caller: str, *arguments: Any) -> None:
 
 def _leaves_held(tree: Any) -> Iterator[Any]:
     """The leaves of a pytree; of functions among them, what their closures hold."""
-    for leaf in jax.tree.leaves(tree):
+    try:
+        leaves = jax.tree.leaves(tree)
+    except (TypeError, ValueError):  # a dict that cannot be sorted, which is refused elsewhere
+        return
+    for leaf in leaves:
         yield leaf
         for cell in getattr(leaf, "__closure__", None) or ():
             with suppress(ValueError):  # a name that is not bound yet

@@ -125,16 +125,24 @@ def context_rows(domain: Domain, contexts: Any, caller: str) -> ContextRows:
         columns = {name: frame.column(name).values for name in names}
         return ContextRows(_from_columns(domain, axes, columns, caller), columns, frame)
     if isinstance(contexts, Mapping):
-        columns = {name: np.atleast_1d(np.asarray(column)) for name, column in contexts.items()}
+        columns = {name: np.atleast_1d(_table(column, caller)) for name, column in contexts.items()}
         chosen = {axis.name: columns[axis.name] for axis in axes if axis.name in columns} if named else columns
         return ContextRows(_from_columns(domain, axes, chosen, caller), columns)
-    array = np.asarray(contexts)
+    array = _table(contexts, caller)
     array = axes[0].codes(array) if array.dtype.kind in "OUT" else array
     if array.shape[array.ndim - len(domain.shape) :] != domain.shape:
         raise ValueError(f"{caller}: contexts of {domain!r} end in shape {domain.shape}, got {array.shape}.")
     rows = array.reshape(-1, *domain.shape)
     parts: Any = domain.coordinates(rows)  # pyright: ignore[reportArgumentType]
     return ContextRows(rows, {axis.name: axis.words(parts[:, j]) for j, axis in enumerate(axes)})
+
+
+def _table(values: Any, caller: str) -> np.ndarray:
+    """Contexts, or one column of them, as an array of NumPy."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{caller}: contexts must be an array, a dict of columns or a data frame: {error}") from error
 
 
 def _from_columns(domain: Domain, axes: list[ContextAxis], columns: dict[str, np.ndarray], caller: str) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..checks import whole
+from ..checks import positive, whole
 from ..problem import Mixed, Periodic
 from .base import Basis, check_count, plain_float, plain_integer
 from .index_sets import IndexSet, Tensor
@@ -132,10 +132,7 @@ class Fourier(ProductBasis):
     period: float = eqx.field(static=True, converter=plain_float, default=2.0, kw_only=True)
 
     def __check_init__(self):
-        if not self.period > 0:
-            raise ValueError(
-                f"Fourier: period must be positive, got {self.period}: 2.0 makes the domain half a period."
-            )
+        positive("Fourier: period", self.period)  # 2.0 makes the domain half a period
 
     def evaluate(self, domain, xi):
         once = isinstance(domain, Periodic) and self.period > 1

@@ -159,7 +159,7 @@ class Interactions(IndexSet):
 def _members(rows: Any) -> tuple[tuple[int, ...], ...]:
     try:
         table = np.asarray(rows)
-    except ValueError:  # rows of different lengths
+    except (TypeError, ValueError):  # rows of different lengths, random keys
         table = np.zeros(0)
     if table.ndim != 2 or table.size == 0 or table.dtype.kind not in "iu" or table.min() < 0:
         raise ValueError(f"Listed takes multi-indices of one length, such as [(0, 0), (1, 0)], got {rows!r}.")

@@ -10,7 +10,7 @@ from .base import Basis
 
 
 def _parts(parts: Any) -> tuple[Any, ...]:
-    return tuple(parts) if isinstance(parts, Iterable) else (parts,)
+    return tuple(parts) if isinstance(parts, Iterable) and not hasattr(parts, "dtype") else (parts,)
 
 
 class Union(Basis):

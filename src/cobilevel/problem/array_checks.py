@@ -26,7 +26,7 @@ def array_of(value: Any, name: str) -> Held:
     """`value` as an array that keeps all its digits."""
     try:
         return kept_digits(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__}.") from error
 
 
@@ -86,7 +86,7 @@ def float_leaf(leaf: Any, name: str) -> Held:
     """A starting point as a finite float array."""
     try:
         array = kept_digits(leaf)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name} must be a float array, got {type(leaf).__name__}.") from error
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
@@ -117,7 +117,10 @@ _BOUNDED = " The basis lives on a bounded domain: choose bounds that hold every 
 
 def real_numbers(value: Any, argument: str) -> np.ndarray:
     """`value` as a finite NumPy array in double precision: an end of a domain, a parameter of a distribution."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:  # random keys; rows of different lengths
+        raise TypeError(f"{argument} must hold real numbers, got {type(value).__name__}: {error}") from error
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{argument} must hold real numbers, got dtype {array.dtype}.")
     given, array = array, array.astype(float)

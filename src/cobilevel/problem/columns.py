@@ -9,6 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Int, Shaped
 
+from ..keys import is_key
 from .array_checks import array_of, require_rows
 from .precision import Held
 
@@ -38,6 +39,8 @@ def contexts_of(value: Any, name: str) -> Any:
     """Contexts with every column as an array: strings as ``Strings``, a dict of columns as a dict."""
     if isinstance(value, Mapping):
         return {str(key): contexts_of(column, f"{name}[{key!r}]") for key, column in value.items()}
+    if is_key(value):
+        raise TypeError(f"{name} must hold numbers or strings, got random keys.")
     if isinstance(value, Strings | Tracer | jax.Array):
         return value
     try:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
-from ..keys import as_key, generator, split_key
+from ..keys import as_key, generator, is_key, split_key
 from ..programs import arithmetic, put, rows_at
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .columns import context_count, contexts_of, require_contexts
@@ -134,6 +134,8 @@ class Samples(Level, ReadsFrames):
             return
         if self.weights.shape != (rows,):
             raise ValueError(f"Samples: weights must have shape ({rows},), got {self.weights.shape}.")
+        if is_key(self.weights):
+            raise TypeError("Samples: weights must hold numbers, got random keys.")
         require_finite(self.weights, "Samples: weights")
         held = np.asarray(self.weights) if concrete(self.weights) else np.ones(1)
         if np.any(held < 0) or not np.any(held > 0):

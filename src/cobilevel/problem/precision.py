@@ -99,7 +99,7 @@ class Precision:
     @staticmethod
     def of(data: PyTree, asked: str | None, exact: bool = True) -> "Precision":
         """For these data (and the problem); `exact` work is done in double where nothing else is asked for."""
-        if asked is not None and asked not in _PRECISIONS:
+        if asked is not None and not (isinstance(asked, str) and asked in _PRECISIONS):
             raise ValueError(f'precision must be "single", "double" or None, got {asked!r}.')
         arrays = [leaf for leaf in jax.tree.leaves(data) if hasattr(leaf, "dtype") and hasattr(leaf, "nbytes")]
         floats = [leaf for leaf in arrays if jnp.issubdtype(leaf.dtype, jnp.floating)]

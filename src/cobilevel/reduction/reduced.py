@@ -31,6 +31,7 @@ from ..basis import (
     whiten,
     widened,
 )
+from ..checks import whole
 from ..keys import as_key
 from ..problem import Constrained, Problem, Study, known_parts
 from ..programs import arithmetic, put
@@ -87,6 +88,7 @@ class Bilevel(eqx.Module):
 
     def draw(self, key: Array | int, size: int) -> tuple[Batch, Batch]:
         """Two independent random batches, one for each level."""
+        whole("draw: size", size)
         for_upper, for_lower = jax.random.split(as_key(key))
         return self.upper_source.draw(for_upper, size), self.lower_source.draw(for_lower, size)
 
@@ -160,9 +162,14 @@ class Reduced(Bilevel):
     def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
         """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
         for name, tree, like in (("x", x, self.problem.x0), ("W", W, self.W0)):
-            shapes = jax.tree.map(jnp.shape, tree)
-            if shapes != jax.tree.map(jnp.shape, like):
-                raise ValueError(f"lift: {name} must have the shapes {jax.tree.map(jnp.shape, like)}, got {shapes}.")
+            wanted, leaves = jax.tree.map(jnp.shape, like), jax.tree.leaves(tree)
+            shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
+            if jax.tree.structure(tree) != jax.tree.structure(like) or shapes != list(
+                map(jnp.shape, jax.tree.leaves(like))
+            ):
+                raise ValueError(
+                    f"lift: {name} must be a pytree of the shapes {wanted}, got arrays of shapes {shapes}."
+                )
         x, W = (jax.tree.map(lambda a: a if isinstance(a, jax.Array) else put(np.asarray(a)), tree) for tree in (x, W))
         if self.constrained is not None:
             known = self.constrained
