@@ -1,11 +1,26 @@
-"""Checks of single arguments that many modules share; each error names the argument and what it must be."""
+"""Checks of single arguments that many modules share; each error names the argument and what it must be.
 
+Also whether a call can be made where it is made: not inside of a program that JAX traces, nor in a forked process.
+How much may be asked for is stated here too. The rule: what is held at one time may take three quarters of the memory
+at hand, which is the machine's, or less where a container, a limit of the process or an accelerator has less.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
-_MOST_BYTES = 8 * 2**30
-
+MEMORY_SHARE = 3 / 4  # of the memory at hand, for one thing and the copies made of it on the way
+MOST_LISTED = 2**22  # products of functions in one list: beyond, the list alone takes a minute
+MOST_NODES = 2**11  # of a Gauss rule along one dimension: their time grows with the cube, and is seconds here
+MOST_KEPT = 8 * 2**30  # bytes of matrices that a solver keeps, however large the memory: beyond, steps take minutes
 
 _LARGEST = 2**31 - 1  # steps and sizes are counted in 32 bits
 
@@ -19,6 +34,13 @@ def whole(name: str, value: Any, least: int = 1, what: str = "") -> int:
     return int(value)
 
 
+def path_given(name: str, value: Any) -> Path:
+    """`value` as a path; raises where it is none."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be the path of a file, as text or a pathlib.Path, got {value!r}.")
+    return Path(value)
+
+
 def positive(name: str, value: Any) -> float:
     """`value` as a positive, finite float; raises otherwise."""
     try:
@@ -30,10 +52,104 @@ def positive(name: str, value: Any) -> float:
     return number
 
 
+def memory_at_hand() -> float:
+    """The bytes that this process may use: of the machine, its container, its own limit, and the accelerator if any."""
+    found = [float("inf"), *_container_limits()]
+    with suppress(AttributeError, ValueError, OSError):  # a system that does not say
+        found.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+    if jax.default_backend() != "cpu":
+        facts = jax.local_devices()[0].memory_stats() or {}
+        found += [float(facts["bytes_limit"])] if facts.get("bytes_limit") else []
+    return min(found)
+
+
+def _container_limits() -> list[float]:
+    """What control groups of Linux allow, in either of their versions, and the limit on the address space."""
+    found, files = [], [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, kinds, own = line.split(":", 2)
+            if kinds in ("", "memory"):
+                files.append(files[bool(kinds)].parent / own.strip("/") / files[bool(kinds)].name)
+    for file in files:
+        with suppress(OSError, ValueError):  # not there, or "max"
+            found.append(float(file.read_text()))
+    with suppress(ImportError, OSError):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        found += [float(most)] if most != resource.RLIM_INFINITY else []
+    return [limit for limit in found if limit > 0]
+
+
+def memory_limit() -> float:
+    """The bytes that may be held at one time."""
+    return MEMORY_SHARE * memory_at_hand()
+
+
+def gibibytes(size: int | float) -> str:
+    """A size in words."""
+    return f"{size / 2**30:,.1f} GiB"
+
+
 def fits(name: str, what: str, size: int, instead: str) -> None:
     """Raises where something a solver must keep would take more memory than is sensible."""
-    if size > _MOST_BYTES:
+    most = min(MOST_KEPT, memory_limit())
+    if size > most:
         raise ValueError(
-            f"{name}: {what} would take {size / 2**30:.1f} GiB, more than {_MOST_BYTES / 2**30:.0f}. Use a smaller "
-            f"basis or fewer samples, or a solver without them: {instead}."
+            f"{name}: {what} would take {gibibytes(size)}, more than {gibibytes(most)}. Use a smaller basis or fewer "
+            f"samples, or a solver without them: {instead}."
         )
+
+
+_FORKED_FROM: list[int] = []  # processes in which JAX had started before this one was forked from them
+
+
+def _after_fork() -> None:
+    """Threads are not copied by a fork: what waits for one of JAX's waits for ever."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    started = getattr(bridge, "backends_are_initialized", lambda: False)
+    if started():
+        _FORKED_FROM.append(os.getppid())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def require_threads(caller: str) -> None:
+    """Raises in a process that was forked after JAX had started, where it would wait for ever."""
+    if _FORKED_FROM:
+        raise RuntimeError(
+            f"{caller}: this process was forked after JAX had started in process {_FORKED_FROM[-1]}, whose threads a "
+            'fork does not copy, so it would wait for ever. Start processes with "spawn": '
+            'multiprocessing.get_context("spawn"), or concurrent.futures.ProcessPoolExecutor(mp_context=...) with it.'
+        )
+
+
+def entered(caller: str, *arguments: Any) -> None:
+    """Raises where a call that looks at its data is made inside of a program that JAX traces, or in a forked process.
+
+    Functions among the arguments are looked into as far as their closures go.
+    """
+    require_threads(caller)
+    inside = isinstance(jnp.zeros(()), Tracer)
+    if inside or any(isinstance(leaf, Tracer) for leaf in _leaves_held(arguments)):
+        raise TypeError(
+            f"{caller} was called under jax.jit, vmap, grad or another transformation of JAX, whose values are not "
+            "known yet: it looks at its data, and compiles programs of its own. Call it outside, in a plain loop for "
+            "many problems; solution.policy is what can be jitted, mapped and differentiated."
+        )
+
+
+def _leaves_held(tree: Any) -> Iterator[Any]:
+    """The leaves of a pytree; of functions among them, what their closures hold."""
+    try:
+        leaves = jax.tree.leaves(tree)
+    except (TypeError, ValueError):  # a dict that cannot be sorted, which is refused elsewhere
+        return
+    for leaf in leaves:
+        yield leaf
+        for cell in getattr(leaf, "__closure__", None) or ():
+            with suppress(ValueError):  # a name that is not bound yet
+                yield from jax.tree.leaves(cell.cell_contents)

@@ -13,7 +13,7 @@ import numpy as np
 from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_learning
 from .answer import Solution, as_solved
 from .basis import Basis, check_basis, same_recipe
-from .checks import positive, whole
+from .checks import entered, positive, whole
 from .cluster import this_cluster
 from .iteration import Checkpoint, Interrupted, Job, Solver, Stochastic, run_digests
 from .judge import rounding_error
@@ -151,6 +151,7 @@ def _solve_for(
 ) -> Solution:
     """What ``solve`` does, with the same arguments."""
     began = time.perf_counter()
+    entered("solve", problem, samples, key)
     _check_spread(samples, problem, goal, solver)
     chosen = Newton() if solver is None else solver
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
@@ -246,8 +247,9 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
     - `basis`: a basis such as ``Chebyshev(5)``.
     - `samples`: ``Samples``, ``Product``, ``Levels`` or ``Stream``.
     """
+    entered("reduce", problem, samples, basis)
     check_basis(basis)
-    study = with_barrier(Study.of(problem, samples))
+    study = with_barrier(Study.of(problem, samples, twice=False))
     return reduce_study(study, learn(basis, study))
 
 

@@ -6,7 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Key, UInt32
+
+_LEAST_SEED, _LARGEST_SEED = -(2**63), 2**63 - 1  # what JAX takes
+_OLD_SHAPE = (2,)  # of keys that jax.random.PRNGKey makes
 
 
 def is_key(leaf: Any) -> bool:
@@ -15,12 +19,29 @@ def is_key(leaf: Any) -> bool:
 
 
 def as_key(key: Any) -> jax.Array:
-    """A random key from an integer seed, or the key itself."""
+    """A random key from an integer seed, or the key itself; keys as arrays of 32-bit words, of old, are taken too."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
-        return _seeded(int(key))
-    if not isinstance(key, jax.Array) or not is_key(key):
-        raise TypeError(f"key must be an integer or a jax.random.key, got {key!r}.")
-    return key
+        return _seeded(_seed(int(key)))
+    kind, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    if isinstance(key, jax.Array) and is_key(key):
+        if shape != ():
+            raise ValueError(f"key must be one key, got an array of them of shape {shape}: take one, such as key[0].")
+        return key
+    if isinstance(key, jax.Array | np.ndarray) and kind is not None:
+        if kind == np.uint32 and shape == _OLD_SHAPE:
+            return jax.random.wrap_key_data(jnp.asarray(key))
+        if np.issubdtype(kind, np.integer) and shape == () and not isinstance(key, Tracer):
+            return _seeded(_seed(int(key)))
+    raise TypeError(f"key must be a whole number or a jax.random.key, got {key!r}.")
+
+
+def _seed(number: int) -> int:
+    if not _LEAST_SEED <= number <= _LARGEST_SEED:
+        raise ValueError(
+            f"key must be a whole number of at most 64 bits, from {_LEAST_SEED} to {_LARGEST_SEED}, got {number}: take "
+            f"less of it, such as {number % 2**32}."
+        )
+    return number
 
 
 @cache

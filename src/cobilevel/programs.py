@@ -7,6 +7,7 @@ too, each for every shape: ``arithmetic`` gives NumPy for these.
 """
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -21,6 +22,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 from threadpoolctl import ThreadpoolController
+
+from .checks import require_threads
 
 # A JAX array, or a NumPy one: small ones are worked on without a program, and NumPy keeps digits JAX would cut off.
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ _QUICKLY = {
     "xla_cpu_use_fusion_emitters": False,
 }
 _CHEAPEST = {"xla_backend_optimization_level": 1}  # half as long to compile as with all, and about as fast
+_KINDS_KEPT = 48  # programs of one function: at about 25 MB for all those of a problem, 1.2 GB
 _MANY_SOLVES: ContextVar[bool] = ContextVar("many_solves", default=False)
 
 
@@ -104,10 +108,48 @@ def many_solves() -> Iterator[None]:
         _MANY_SOLVES.reset(token)
 
 
+class Said(eqx.Module):
+    """What a function returned apart from arrays."""
+
+    value: Any = eqx.field(static=True)
+
+
+class Kinds:
+    """A function compiled for each kind of arguments: what they are apart from the numbers in arrays.
+
+    Each kind has a program of its own, and the last `_KINDS_KEPT` are kept: functions that a user makes anew for each
+    solve, and that differ in more than numbers, would otherwise fill the memory.
+    """
+
+    def __init__(self, function: Callable, **options: Any):
+        self.function, self.options = function, options
+        self.kept: OrderedDict[Any, Callable] = OrderedDict()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        require_threads("cobilevel")
+        arrays, rest = eqx.partition((args, kwargs), eqx.is_array)
+        leaves, structure = jax.tree.flatten(rest)
+        kind = (structure, *leaves, *map(type, leaves))  # 1 is not True here
+        run = self.kept.pop(kind, None) or self._compile(rest)
+        self.kept[kind] = run
+        while len(self.kept) > _KINDS_KEPT:
+            self.kept.popitem(last=False)
+        held, said = run(arrays)
+        return eqx.combine(held, said.value)
+
+    def _compile(self, rest: Any) -> Callable:
+        def run(arrays: Any) -> tuple[Any, Said]:
+            args, kwargs = eqx.combine(arrays, rest)
+            held, said = eqx.partition(self.function(*args, **kwargs), eqx.is_array)
+            return held, Said(said)
+
+        run.__name__ = run.__qualname__ = getattr(self.function, "__name__", "run")
+        return jax.jit(run, **self.options)
+
+
 def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[str, Any]) -> Callable[P, R]:
-    jit: Any = eqx.filter_jit
-    thorough, quick = jit(function), jit(function, compiler_options=dict(_QUICKLY))
-    often = jit(function, compiler_options=_QUICKLY | more) if more else quick
+    thorough, quick = Kinds(function), Kinds(function, compiler_options=dict(_QUICKLY))
+    often = Kinds(function, compiler_options=_QUICKLY | more) if more else quick
 
     def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _QUICKLY or many(*args, **kwargs) or not _small((args, kwargs)):

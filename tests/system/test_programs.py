@@ -1,5 +1,8 @@
 """How programs are compiled, and which work needs none."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,7 @@ from cobilevel import programs
 def test_small_programs_are_compiled_quickly_and_large_ones_thoroughly(monkeypatch):
     monkeypatch.setattr(programs, "_NUMBERS_AT_MOST", 10)
     seen = []
-    monkeypatch.setattr(programs.eqx, "filter_jit", lambda f, **options: lambda *a: seen.append(bool(options)))
+    monkeypatch.setattr(programs, "Kinds", lambda f, **options: lambda *a: seen.append(bool(options)))
     compiled, stepped = programs.program(np.sum), programs.program_of_steps(lambda *a: True)(np.sum)
     compiled(np.zeros(10))
     compiled(np.zeros(11))
@@ -22,7 +25,7 @@ def test_small_programs_are_compiled_quickly_and_large_ones_thoroughly(monkeypat
 def test_steps_for_many_solves_are_compiled_with_the_cheapest_optimisations(monkeypatch):
     seen = []
     level = lambda options: options.get("compiler_options", {}).get("xla_backend_optimization_level")
-    monkeypatch.setattr(programs.eqx, "filter_jit", lambda f, **options: lambda *a: seen.append(level(options)))
+    monkeypatch.setattr(programs, "Kinds", lambda f, **options: lambda *a: seen.append(level(options)))
     compiled, stepped = programs.program(np.sum), programs.program_of_steps(lambda *a: False)(np.sum)
     with programs.many_solves():
         compiled(np.zeros(3))
@@ -49,3 +52,38 @@ def test_arithmetic_is_that_of_what_it_is_given():
     assert isinstance(moved["a"], jax.Array)
     np.testing.assert_array_equal(moved["a"], np.arange(3.0))
     assert moved["c"] == "word"
+
+
+def test_programs_are_shared_by_kind_and_the_oldest_are_dropped(monkeypatch):
+    monkeypatch.setattr(programs, "_KINDS_KEPT", 2)
+    traced = []
+
+    def powered(array, power, word):
+        traced.append(power)
+        return {"value": array**power, "word": word, "power": power}
+
+    compiled = programs.Kinds(powered)
+    for power in (1, 2, 1, 2.0, 1):  # 2.0 is another kind than 2
+        out = compiled(jnp.full(3, 3.0), power, "a word")
+        np.testing.assert_array_equal(out["value"], np.full(3, 3.0**power))
+        assert (out["word"], out["power"]) == ("a word", power)
+        assert len(compiled.kept) <= 2
+    assert traced == [1, 2, 2.0]
+    compiled(jnp.ones(3), 2, "a word")  # was dropped
+    assert traced == [1, 2, 2.0, 2]
+
+
+def test_what_a_dropped_program_held_is_freed(monkeypatch):
+    monkeypatch.setattr(programs, "_KINDS_KEPT", 1)
+
+    class Held:
+        pass
+
+    compiled, alive = programs.Kinds(lambda array, held: 2 * array), []
+    for _ in range(3):
+        held = Held()
+        alive.append(weakref.ref(held))
+        compiled(jnp.ones(2), held)
+        del held
+    gc.collect()
+    assert [ref() is None for ref in alive] == [True, True, False]

@@ -136,7 +136,7 @@ def choose_background(problem: Problem, rows: Samples, noisy: bool) -> Basis:
         if hats >= _FEWEST_HATS:
             return BSpline(hats, degree=1)
     index = Tensor() if domain.dimension == 1 else TotalDegree()
-    sizes = [n for n in range(1, _DEGREE + 1) if len(index.table(n, domain.dimension)) <= most]
+    sizes = [n for n in range(1, _DEGREE + 1) if (index.count(n, domain.dimension) or 0) <= most]
     return Chebyshev(max(sizes, default=1), index=index)
 
 

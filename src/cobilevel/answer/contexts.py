@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame
+from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame, one_length
 
 _FAR_OUT = 0.9  # how far out, on the reference interval, a domain without ends is shown: about twice its scale
 _SHORT = 4  # digits of a number in a label
@@ -81,7 +81,7 @@ def axes_of(domain: Domain) -> list[ContextAxis]:
 
 def from_coordinates(domain: Domain, columns: Sequence[Any]) -> np.ndarray:
     """Contexts from their coordinates, one array each."""
-    return np.stack(np.broadcast_arrays(*columns), axis=-1) if domain.shape and len(columns) > 1 else columns[0]
+    return np.stack(np.broadcast_arrays(*columns), axis=-1) if isinstance(domain, Box | Mixed) else columns[0]
 
 
 def coordinates_of(domain: Domain, xi: Any) -> np.ndarray:
@@ -125,16 +125,24 @@ def context_rows(domain: Domain, contexts: Any, caller: str) -> ContextRows:
         columns = {name: frame.column(name).values for name in names}
         return ContextRows(_from_columns(domain, axes, columns, caller), columns, frame)
     if isinstance(contexts, Mapping):
-        columns = {name: np.atleast_1d(np.asarray(column)) for name, column in contexts.items()}
+        columns = {name: np.atleast_1d(_table(column, caller)) for name, column in contexts.items()}
         chosen = {axis.name: columns[axis.name] for axis in axes if axis.name in columns} if named else columns
         return ContextRows(_from_columns(domain, axes, chosen, caller), columns)
-    array = np.asarray(contexts)
+    array = _table(contexts, caller)
     array = axes[0].codes(array) if array.dtype.kind in "OUT" else array
     if array.shape[array.ndim - len(domain.shape) :] != domain.shape:
         raise ValueError(f"{caller}: contexts of {domain!r} end in shape {domain.shape}, got {array.shape}.")
     rows = array.reshape(-1, *domain.shape)
     parts: Any = domain.coordinates(rows)  # pyright: ignore[reportArgumentType]
     return ContextRows(rows, {axis.name: axis.words(parts[:, j]) for j, axis in enumerate(axes)})
+
+
+def _table(values: Any, caller: str) -> np.ndarray:
+    """Contexts, or one column of them, as an array of NumPy."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{caller}: contexts must be an array, a dict of columns or a data frame: {error}") from error
 
 
 def _from_columns(domain: Domain, axes: list[ContextAxis], columns: dict[str, np.ndarray], caller: str) -> np.ndarray:
@@ -145,6 +153,7 @@ def _from_columns(domain: Domain, axes: list[ContextAxis], columns: dict[str, np
             f"{caller}: contexts of {domain!r} have {len(axes)} column{'s'[: len(axes) != 1]} ({wanted}), got "
             f"{len(columns)}: {', '.join(map(repr, columns))}. Pass the contexts alone."
         )
+    one_length(columns, f"{caller}: contexts")
     coded = [axis.codes(column) for axis, column in zip(axes, columns.values(), strict=True)]
     table = np.stack(np.broadcast_arrays(*[column.astype(float) for column in coded]), axis=-1)
     return table if domain.shape else table[:, 0]

@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json
+from ..checks import path_given
 from ..problem import Problem, Smoothing, close_to, double, form_of, in_double, other_functions
 from .feasibility import Feasibility
 from .result import Result
@@ -43,7 +44,7 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
         raise TypeError(f"problem must be a cb.Problem, got {type(problem).__name__}.")
     if basis is not None:
         check_basis(basis)
-    document, arrays = archive.read(path, unsealed=_UNSEALED)
+    document, arrays = archive.read(path_given("load: path", path), unsealed=_UNSEALED)
     _check_entries(path, document)
     with double():
         found = _loaded(path, document, arrays, problem, basis)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..problem import joint_contexts
 from .contexts import ContextAxis, axes_of, coordinates_of, from_coordinates
 from .drawing import COLOURS, DOTS, shown_figure, tidy
 from .table import component_names, components_at, policy_names
@@ -57,7 +58,9 @@ class Slice:
 
 def plot_policy(solution: Any, over: Any, at: Mapping[str, Any] | None, samples: Any) -> Any:
     """A figure of the policy over one context (lines, or points of categories) or two (maps, or lines by category)."""
-    observed = None if samples is None else coordinates_of(solution.basis.domain, samples.contexts().xi)
+    observed = (
+        None if samples is None else coordinates_of(solution.basis.domain, joint_contexts(samples, "plot: samples"))
+    )
     cut = _slice(solution, over, dict(at or {}), observed)
     data = None if samples is None else _like_policy(solution, samples)
     finite = [axis.finite for axis in cut.over]

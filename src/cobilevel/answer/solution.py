@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from ..basis import FeatureMap, combine, domain_to_json
+from ..checks import path_given
 from ..problem import Form, Objectives, Problem, Smoothing, double, kept_digits
 from .contexts import packed_by_name
 from .feasibility import Feasibility
@@ -167,7 +168,7 @@ class Solution:
 
         A few of the samples are kept in it, with the values of both objectives there: ``load`` recognises these.
         """
-        return write_solution(self, path)
+        return write_solution(self, path_given("save: path", path))
 
     def table(self, contexts: Any) -> Any:
         """The policy at contexts given as an array, a dict of columns or a data frame, one context a row.

@@ -47,6 +47,7 @@ from .richer import count_of as count_of
 from .richer import neighbours as neighbours
 from .richer import richer_basis as richer_basis
 from .rotated import Rotated as Rotated
+from .sizes import check_sizes as check_sizes
 from .union import Union as Union
 from .whitening import Coordinates as Coordinates
 from .whitening import Orthonormal as Orthonormal

@@ -111,6 +111,10 @@ class Basis(eqx.Module):
     def constant(self, domain: Domain) -> np.ndarray | None:
         """Coefficients of the function 1; ``None`` where that is a matter of fitting."""
 
+    def count(self, domain: Domain) -> int | None:
+        """How many functions there are, without listing them; ``None`` where that is not known before."""
+        return None
+
     def cell(self, domain: Domain, xi: Shaped[Held, "n ..."]) -> Int[Held, " n"]:
         """Which function is 1 at each context, of bases that have one alone there; most have several."""
         raise NotImplementedError

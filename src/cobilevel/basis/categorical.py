@@ -25,5 +25,8 @@ class Categorical(Basis):
     def cell(self, domain: Any, xi):
         return domain.index(xi)
 
+    def count(self, domain: Any):
+        return len(domain.values) if isinstance(domain, Finite) else None
+
     def constant(self, domain: Any):
         return np.ones(len(domain.values))

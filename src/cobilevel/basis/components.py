@@ -25,7 +25,10 @@ def _local(basis: Basis) -> bool:
 
 
 def _named_parts(parts: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((str(name), basis) for name, basis in (parts.items() if isinstance(parts, Mapping) else parts))
+    listed = list(parts.items()) if isinstance(parts, Mapping) else parts
+    if not isinstance(listed, list | tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in listed):
+        raise TypeError(f"Components takes a dict of bases by name, such as {{'hour': Fourier(5)}}, got {parts!r}.")
+    return tuple((str(name), basis) for name, basis in listed)
 
 
 class Components(Basis):
@@ -99,6 +102,9 @@ class Components(Basis):
         ]
         starts = np.cumsum([0, *(column.shape[-1] for column in columns[:-1])])
         return products(jnp.concatenate(columns, axis=-1), self.coupling.coupled(self.degrees(domain)), starts, True)
+
+    def count(self, domain):
+        return self.coupling.count_coupled(self.degrees(domain))
 
     def constant(self, domain):
         return (self.coupling.coupled(self.degrees(domain)).sum(axis=1) == 0).astype(float)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..checks import whole
+from ..checks import positive, whole
 from ..problem import Mixed, Periodic
 from .base import Basis, check_count, plain_float, plain_integer
 from .index_sets import IndexSet, Tensor
@@ -64,7 +64,10 @@ class ProductBasis(Basis):
         table = self.index.table(self.n, domain.dimension)
         starts = np.arange(domain.dimension) * self.n
         from_one = type(self).constant is ProductBasis.constant
-        return products(values.reshape(*values.shape[:-2], -1), table, starts, from_one)
+        return products(values.reshape(*values.shape[:-2], domain.dimension * self.n), table, starts, from_one)
+
+    def count(self, domain):
+        return self.index.count(self.n, domain.dimension)
 
     def constant(self, domain):
         table = self.index.table(self.n, domain.dimension)
@@ -129,10 +132,7 @@ class Fourier(ProductBasis):
     period: float = eqx.field(static=True, converter=plain_float, default=2.0, kw_only=True)
 
     def __check_init__(self):
-        if not self.period > 0:
-            raise ValueError(
-                f"Fourier: period must be positive, got {self.period}: 2.0 makes the domain half a period."
-            )
+        positive("Fourier: period", self.period)  # 2.0 makes the domain half a period
 
     def evaluate(self, domain, xi):
         once = isinstance(domain, Periodic) and self.period > 1

@@ -6,14 +6,17 @@ several kinds, each function has a degree of its own: a sine and its cosine have
 beyond 1.
 """
 
+import math
 from abc import abstractmethod
 from typing import Any
 
 import equinox as eqx
 import numpy as np
 
-from ..checks import whole
+from ..checks import MOST_LISTED, whole
 from .base import plain_integer
+
+_CANDIDATES = 2**20  # rows that are looked at together, of which a few are kept
 
 
 class IndexSet(eqx.Module):
@@ -34,15 +37,42 @@ class IndexSet(eqx.Module):
         """All multi-indices, shape ``(N, dimension)``, by total degree and then lexicographically."""
         return self.coupled([np.arange(n)] * dimension)
 
-    def coupled(self, degrees: list[np.ndarray]) -> np.ndarray:
+    def count(self, n: int, dimension: int) -> int | None:
+        """How many there are, without listing them; ``None`` where only listing them shows it."""
+        return self.count_coupled([np.arange(n)] * dimension)
+
+    def count_coupled(self, degrees: list[np.ndarray]) -> int | None:
         """The same where the functions of each coordinate have these degrees."""
+        return None
+
+    def coupled(self, degrees: list[np.ndarray]) -> np.ndarray:
+        """All multi-indices where the functions of each coordinate have these degrees."""
+        require_listed(self.count_coupled(degrees) or 0, repr(self), len(degrees))
         top = 1 + max(int(own.max()) for own in degrees)
         kept = np.zeros((1, 0), dtype=int)
-        for j, own in enumerate(degrees):  # every set is downward closed, so prefixes of members are members
-            grown = np.column_stack([np.repeat(kept, len(own), axis=0), np.tile(np.arange(len(own)), len(kept))])
-            kept = grown[self.admits_each(_degree_of(grown, degrees[: j + 1]), top)]
+        for j in range(len(degrees)):  # every set is downward closed, so prefixes of members are members
+            each = max(1, _CANDIDATES // len(degrees[j]))
+            blocks = [kept[k : k + each] for k in range(0, len(kept), each)]
+            kept = np.concatenate([self._grown(block, degrees[: j + 1], top) for block in blocks])
+            require_listed(len(kept), repr(self), len(degrees))
         total = _degree_of(kept, degrees).sum(axis=1)
         return kept[np.lexsort((*kept.T[::-1], total))]
+
+    def _grown(self, kept: np.ndarray, degrees: list[np.ndarray], top: int) -> np.ndarray:
+        """Members with one more coordinate, all of whose functions are tried."""
+        count = len(degrees[-1])
+        rows = np.column_stack([np.repeat(kept, count, axis=0), np.tile(np.arange(count), len(kept))])
+        return rows[self.admits_each(_degree_of(rows, degrees), top)]
+
+
+def require_listed(count: int, name: str, dimension: int, fitting: str = "") -> None:
+    """Raises where there are more products of functions than can be listed; `fitting` says what could be."""
+    if count > MOST_LISTED:
+        remedy = fitting or "Take a smaller n, or an index set that keeps fewer, such as TotalDegree() or Additive()."
+        raise ValueError(
+            f"{name} in {dimension} dimension{'s'[: dimension != 1]} has {count:,} functions or more, and at most "
+            f"{MOST_LISTED:,} can be listed. {remedy}"
+        )
 
 
 def _degree_of(rows: np.ndarray, degrees: list[np.ndarray]) -> np.ndarray:
@@ -58,6 +88,9 @@ class Tensor(IndexSet):
     def admits_each(self, rows, n):
         return np.ones(len(rows), bool)
 
+    def count_coupled(self, degrees):
+        return math.prod(len(own) for own in degrees)
+
 
 class TotalDegree(IndexSet):
     """``|k|_1 <= n - 1``: ``binomial(n - 1 + d, d)`` functions, the natural set for isotropic smoothness."""
@@ -68,6 +101,26 @@ class TotalDegree(IndexSet):
     def admits_each(self, rows, n):
         return rows.sum(axis=1) <= n - 1
 
+    def count(self, n, dimension):
+        return math.comb(n - 1 + dimension, dimension)
+
+    def count_coupled(self, degrees):
+        top = max(int(own.max()) for own in degrees)
+        by_degree = np.ones(1)  # how many products of each degree the coordinates so far have
+        for own in degrees:
+            by_degree = np.convolve(by_degree, np.bincount(own))[: top + 1]
+        return int(by_degree.sum())
+
+
+def _count_varying(degrees: list[np.ndarray], most: int) -> int:
+    """How many products there are of at most so many coordinates that vary."""
+    by_number = [1]  # of coordinates that vary
+    for own in degrees:
+        still, moving = int(np.sum(own == 0)), int(np.sum(own > 0))
+        ahead = zip([*by_number, 0], [0, *by_number], strict=True)
+        by_number = [still * a + moving * b for a, b in ahead][: most + 1]
+    return sum(by_number)
+
 
 class Additive(IndexSet):
     """At most one coordinate varies: a sum of functions of single coordinates, ``1 + d (n - 1)`` functions."""
@@ -77,6 +130,9 @@ class Additive(IndexSet):
 
     def admits_each(self, rows, n):
         return np.sum(rows > 0, axis=1) <= 1
+
+    def count_coupled(self, degrees):
+        return _count_varying(degrees, 1)
 
 
 class Interactions(IndexSet):
@@ -96,11 +152,14 @@ class Interactions(IndexSet):
     def admits_each(self, rows, n):
         return np.sum(rows > 0, axis=1) <= self.order
 
+    def count_coupled(self, degrees):
+        return _count_varying(degrees, self.order)
+
 
 def _members(rows: Any) -> tuple[tuple[int, ...], ...]:
     try:
         table = np.asarray(rows)
-    except ValueError:  # rows of different lengths
+    except (TypeError, ValueError):  # rows of different lengths, random keys
         table = np.zeros(0)
     if table.ndim != 2 or table.size == 0 or table.dtype.kind not in "iu" or table.min() < 0:
         raise ValueError(f"Listed takes multi-indices of one length, such as [(0, 0), (1, 0)], got {rows!r}.")
@@ -120,6 +179,12 @@ class Listed(IndexSet):
 
     def admits(self, k, n):
         return tuple(k) in {row[: len(k)] for row in self.members}
+
+    def count(self, n, dimension):
+        return len(self.members)
+
+    def count_coupled(self, degrees):
+        return len(self.members)
 
     def table(self, n, dimension):
         kept = np.array(self.members, dtype=int)
@@ -148,3 +213,20 @@ class HyperbolicCross(IndexSet):
 
     def admits_each(self, rows, n):
         return np.prod(rows + 1, axis=1) <= n
+
+    def count_coupled(self, degrees):
+        top = 1 + max(int(own.max()) for own in degrees)
+        by_product = np.zeros(top + 1)  # how many there are of each value of the product so far
+        first = np.bincount(degrees[0])
+        by_product[1 : len(first) + 1], count = first, int(first.sum())
+        for own in degrees[1:]:
+            often = np.bincount(own)
+            factors = np.arange(1, len(often) + 1)
+            count = int(often @ np.cumsum(by_product)[top // factors])
+            if count > MOST_LISTED:
+                break  # more than can be listed, however many
+            grown = np.zeros_like(by_product)
+            for factor in factors[often > 0]:
+                grown[::factor][: top // factor + 1] += often[factor - 1] * by_product[: top // factor + 1]
+            by_product = grown
+        return count

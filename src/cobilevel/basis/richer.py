@@ -25,7 +25,8 @@ def neighbours(table: np.ndarray) -> np.ndarray:
 
 def count_of(basis: ProductBasis, dimension: int) -> int:
     """How many functions a family has in so many dimensions."""
-    return basis.n**dimension if isinstance(basis.index, Tensor) else len(basis.index.table(basis.n, dimension))
+    known = basis.index.count(basis.n, dimension)
+    return len(basis.index.table(basis.n, dimension)) if known is None else known
 
 
 def richer_basis(basis: Basis, domain: Domain, size: int, most: int) -> Basis | None:
@@ -81,8 +82,8 @@ def _richer_components(basis: Components, domain: Domain, size: int, most: int) 
         ]
         grown = Components(parts, basis.coupling)
         degrees = grown.degrees(domain)
-        whole = math.prod(len(own) for own in degrees)
-        count = whole if isinstance(basis.coupling, Tensor) else len(basis.coupling.coupled(degrees))
+        known = basis.coupling.count_coupled(degrees)
+        count = len(basis.coupling.coupled(degrees)) if known is None else known
         if size < count <= most:
             return grown
     return None

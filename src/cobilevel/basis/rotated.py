@@ -57,6 +57,9 @@ class Rotated(Basis):
         z = u @ self.axes.astype(u.dtype) + self.shift.astype(u.dtype)
         return self.basis.evaluate(self._cube(), jnp.clip(z, -1, 1))
 
+    def count(self, domain):
+        return self.basis.count(self._cube())
+
     def constant(self, domain):
         return self.basis.constant(self._cube())
 

@@ -10,7 +10,7 @@ from .base import Basis
 
 
 def _parts(parts: Any) -> tuple[Any, ...]:
-    return tuple(parts) if isinstance(parts, Iterable) else (parts,)
+    return tuple(parts) if isinstance(parts, Iterable) and not hasattr(parts, "dtype") else (parts,)
 
 
 class Union(Basis):
@@ -24,6 +24,11 @@ class Union(Basis):
 
     def evaluate(self, domain, xi):
         return jnp.concatenate([part.evaluate(domain, xi) for part in self.parts], axis=-1)
+
+    def count(self, domain):
+        counts = [part.count(domain) for part in self.parts]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     def constant(self, domain):
         return None

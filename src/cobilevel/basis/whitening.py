@@ -151,6 +151,9 @@ class Orthonormal(Basis):
     def evaluate(self, domain, xi):
         return self.basis.evaluate(domain, xi)
 
+    def count(self, domain):
+        return self.basis.count(domain)
+
     def constant(self, domain):
         return self.basis.constant(domain)
 

@@ -88,6 +88,9 @@ def _count(basis: Basis, domain: Domain) -> int:
     """How many functions a basis made by ``_largest`` has."""
     plain: Any = _plain(basis)
     parts = by_component(plain, domain)
+    known = parts.count(domain)
+    if known is not None:
+        return known
     if isinstance(parts, Components):
         return len(parts.coupling.coupled(parts.degrees(domain)))
     return len(plain.index.table(plain.n, domain.dimension))

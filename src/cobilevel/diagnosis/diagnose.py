@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from ..basis import Basis, check_basis
+from ..checks import entered
 from ..covariates import Responses, structure_of
 from ..inference import natural_step
 from ..lower import lower_minimiser, with_barrier
@@ -49,6 +50,7 @@ def diagnose(
       the most functions: at ``x0`` itself it may happen not to vary.
     - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
     """
+    entered("diagnose", problem, samples, basis, x)
     wanted = precision_for(problem, samples, precision)
     with wanted.context():
         return _diagnosis(with_barrier(Study.of(problem, samples, wanted)), basis, x)

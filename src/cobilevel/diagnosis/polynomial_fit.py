@@ -88,7 +88,7 @@ def _supported_polynomials(look: Look, d: int, d_y: int) -> tuple[Chebyshev, Int
     most = max(1, min(contexts.supported(noisy=True), _MOST_FIT_COEFFICIENTS // d_y))
     most = min(most, _MOST_FUNCTIONS) if d == 1 else most
     index = Tensor() if d == 1 else TotalDegree()
-    n = next(n for n in range(1, most + 2) if n > most or len(index.table(n + 1, d)) > most)
+    n = next(n for n in range(1, most + 2) if n > most or (index.count(n + 1, d) or 0) > most)
     return Chebyshev(n, index=index), index.table(n, d)
 
 

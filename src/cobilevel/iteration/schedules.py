@@ -48,7 +48,7 @@ def check_schedule(name: str, value: Schedule, most: float = np.inf) -> None:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             raise TypeError(
                 f"{name}: a schedule must give one number for a step, traceable by JAX (jnp.where instead of if), "
-                f"but it fails with {reason}"
+                f"but it fails with {reason.rstrip('.')}."
             ) from error
         if shape:
             raise TypeError(f"{name}: a schedule must give one number for a step, got an array of shape {shape}.")

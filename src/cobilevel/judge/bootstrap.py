@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..answer import Solution, Uncertainty, as_solved, like_x
-from ..checks import whole
+from ..checks import entered, whole
 from ..inference import infer
 from ..iteration import run
 from ..keys import as_key
@@ -80,6 +80,7 @@ def bootstrap(
     The basis stays as it is: what is resampled is the data, not the choice of functions. Directions in which the
     samples do not determine ``x`` are held where they are; coordinates that belong to one have infinite errors.
     """
+    entered("bootstrap", problem, samples, key)
     wanted = precision_for(problem, samples, precision)
     with wanted.context():
         problem = as_solved(problem, solution)

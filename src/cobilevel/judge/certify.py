@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 from .. import trees
 from ..answer import Solution, as_solved, names_of
 from ..basis import Basis, Orthonormal, richer_basis
-from ..checks import whole
+from ..checks import entered, whole
 from ..inference import Around, infer_flat, look_around, too_large
 from ..keys import as_key
 from ..lower import DENSE_LIMIT, MISSING, feasibility_of, law_is_known
@@ -59,6 +59,7 @@ def certify(
     - `draws`, `key`: draws of noise at a context where ``problem.conditional`` is used, and their seed.
     - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
     """
+    entered("certify", problem, samples, key)
     wanted = precision_for(problem, samples, precision)
     whole("draws", draws, 2, DRAWS_WANTED)
     if constants is not None and not isinstance(constants, Constants):

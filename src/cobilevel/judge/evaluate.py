@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .. import trees
 from ..answer import Feasibility, Solution, as_solved, check_solution
-from ..checks import whole
+from ..checks import entered, whole
 from ..keys import as_key
 from ..lower import LowerSolution, exact_lower, feasibility_of, trouble_with
 from ..problem import Data, Level, Problem, Study, decision_like, precision_for
@@ -97,6 +97,7 @@ def evaluate(
     Needs the conditional law of the noise: a lower level without noise, ``Product`` data, a ``Finite`` domain, or
     ``conditional``; raises otherwise, and says so.
     """
+    entered("evaluate", problem, samples, key)
     wanted = precision_for(problem, samples, precision)
     whole("draws", draws, 2, DRAWS_WANTED)
     with wanted.context():

@@ -2,6 +2,7 @@
 
 from .array_checks import decision_like as decision_like
 from .bounds import Bounds as Bounds
+from .columns import one_length as one_length
 from .constraint import Turned as Turned
 from .constraints import Equalities as Equalities
 from .constraints import Inequalities as Inequalities
@@ -58,4 +59,6 @@ from .standard_form import Form as Form
 from .standard_form import form_of as form_of
 from .standard_form import statement_of as statement_of
 from .study import Study as Study
+from .study import joint_contexts as joint_contexts
 from .study import precision_for as precision_for
+from .user_functions import failure as failure

@@ -26,13 +26,25 @@ def array_of(value: Any, name: str) -> Held:
     """`value` as an array that keeps all its digits."""
     try:
         return kept_digits(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__}.") from error
 
 
 def arrays_of(tree: PyTree, argument: str) -> PyTree:
     """The leaves of a pytree as arrays."""
+    require_sorted(tree, argument)
     return jax.tree_util.tree_map_with_path(lambda path, leaf: array_of(leaf, path_name(argument, path)), tree)
+
+
+def require_sorted(tree: PyTree, argument: str) -> None:
+    """Raises where a dict has keys that cannot be put in an order, as pytrees have it."""
+    try:
+        jax.tree.structure(tree)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{argument} has a dict whose keys cannot be sorted, such as numbers and strings together: name all with "
+            "strings (of a data frame: df.columns = df.columns.astype(str))."
+        ) from error
 
 
 def require_finite(array: Held, name: str) -> None:
@@ -74,7 +86,7 @@ def float_leaf(leaf: Any, name: str) -> Held:
     """A starting point as a finite float array."""
     try:
         array = kept_digits(leaf)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name} must be a float array, got {type(leaf).__name__}.") from error
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
@@ -94,6 +106,7 @@ def float_leaf(leaf: Any, name: str) -> Held:
 
 def float_tree(tree: PyTree, argument: str) -> PyTree:
     """A starting point as a pytree of finite float arrays, with at least one."""
+    require_sorted(tree, argument)
     if not jax.tree.leaves(tree):
         raise ValueError(f"{argument} holds no array: give a starting point as a float array or a pytree of them.")
     return jax.tree_util.tree_map_with_path(lambda path, leaf: float_leaf(leaf, path_name(argument, path)), tree)
@@ -104,7 +117,10 @@ _BOUNDED = " The basis lives on a bounded domain: choose bounds that hold every 
 
 def real_numbers(value: Any, argument: str) -> np.ndarray:
     """`value` as a finite NumPy array in double precision: an end of a domain, a parameter of a distribution."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:  # random keys; rows of different lengths
+        raise TypeError(f"{argument} must hold real numbers, got {type(value).__name__}: {error}") from error
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{argument} must hold real numbers, got dtype {array.dtype}.")
     given, array = array, array.astype(float)

@@ -9,6 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Int, Shaped
 
+from ..keys import is_key
 from .array_checks import array_of, require_rows
 from .precision import Held
 
@@ -38,6 +39,8 @@ def contexts_of(value: Any, name: str) -> Any:
     """Contexts with every column as an array: strings as ``Strings``, a dict of columns as a dict."""
     if isinstance(value, Mapping):
         return {str(key): contexts_of(column, f"{name}[{key!r}]") for key, column in value.items()}
+    if is_key(value):
+        raise TypeError(f"{name} must hold numbers or strings, got random keys.")
     if isinstance(value, Strings | Tracer | jax.Array):
         return value
     try:
@@ -87,6 +90,18 @@ def require_contexts(xi: Any, name: str) -> int:
     if rows is None:
         raise ValueError(f"{name} holds no column: give at least one, such as {{'weather': weather}}.")
     return rows
+
+
+def one_length(columns: Mapping[Any, Any], name: str) -> None:
+    """Raises where columns are of different shapes; single values may stand for many."""
+    shapes = {key: np.shape(column) for key, column in columns.items()}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError as error:
+        said = ", ".join(f"{key!r} {list(shape)}" for key, shape in shapes.items())
+        raise ValueError(
+            f"{name}: columns must be of one length, or single values; their shapes are {said}."
+        ) from error
 
 
 def context_count(xi: Any) -> int:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from ..keys import is_key
 from .array_checks import real_numbers
 from .bounds import Bounds
 from .constraint import Constraint, entry_names
@@ -124,7 +125,7 @@ def _check_sides(bounds: Bounds) -> None:
         raise ValueError("constraints: a Bounds without lo and hi bounds nothing. Leave it out, or give a side.")
     for name, side, impossible in (("lo", bounds.lo, np.inf), ("hi", bounds.hi, -np.inf)):
         for leaf in [] if callable(side) else jax.tree.leaves(side):
-            values = np.asarray(leaf)
+            values = np.asarray(None if is_key(leaf) else leaf)
             if values.dtype.kind not in "fiu" or np.any(np.isnan(values)) or np.any(values == impossible):
                 raise ValueError(
                     f"constraints: {name} of Bounds must hold numbers that y can meet ({-impossible} for no bound), "

@@ -18,16 +18,16 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
-from ..keys import as_key, generator, split_key
+from ..keys import as_key, generator, is_key, split_key
 from ..programs import arithmetic, put, rows_at
 from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
 from .columns import context_count, contexts_of, require_contexts
-from .distributions import Distribution
-from .draw_checks import check_draws
+from .distributions import Distribution, require_nodes
 from .frames import ReadsFrames
 from .held_rows import HeldRows
 from .precision import Held, cast, kept_digits
 from .sample_weights import of_mean_one
+from .stream_checks import check_draw
 from .traced import Sampler
 
 LOOK_ROWS, LOOK_CONTEXTS = 8192, 200  # joint samples looked at closely, and contexts where each meets all the data
@@ -123,6 +123,9 @@ class Samples(Level, ReadsFrames):
         converter=lambda v: None if v is None else array_of(v, "Samples: weights"), default=None
     )
 
+    def __init__(self, xi: Any, eta: Any = None, weights: Any = None):
+        self.xi, self.eta, self.weights = xi, eta, weights  # Equinox would look into them before they are checked
+
     def __check_init__(self):
         rows = require_contexts(self.xi, "Samples: xi")
         if jax.tree.leaves(self.eta):
@@ -131,6 +134,8 @@ class Samples(Level, ReadsFrames):
             return
         if self.weights.shape != (rows,):
             raise ValueError(f"Samples: weights must have shape ({rows},), got {self.weights.shape}.")
+        if is_key(self.weights):
+            raise TypeError("Samples: weights must hold numbers, got random keys.")
         require_finite(self.weights, "Samples: weights")
         held = np.asarray(self.weights) if concrete(self.weights) else np.ones(1)
         if np.any(held < 0) or not np.any(held > 0):
@@ -228,6 +233,8 @@ class Product(Level):
             require_contexts(self.given, "Product: contexts")
         require_rows(self.eta, "Product: eta", None)
         whole("Product: nodes", self.nodes)
+        if self.law is not None:
+            require_nodes(self.law, self.nodes, "Product: nodes")
 
     @property
     def count(self):
@@ -284,18 +291,7 @@ class Stream(Level):
     draw: Callable[[Array, int], Samples]
 
     def __check_init__(self):
-        if not callable(self.draw):
-            raise TypeError(f"Stream: draw must be a function draw(key, size) -> Samples, got {self.draw!r}.")
-        drawn = eqx.filter_eval_shape(lambda key: self.draw(key, 3), as_key(0))
-        if not isinstance(drawn, Samples):
-            raise TypeError(f"Stream: draw(key, size) must return Samples, got {type(drawn).__name__}.")
-        if len(drawn) != 3:
-            raise ValueError(f"Stream: draw(key, 3) returned {len(drawn)} samples instead of 3.")
-        if not any(check_draws("Stream: draw(key, size)", self.draw, as_key(0))):
-            raise ValueError(
-                "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
-                "traced once and compiled. Draw with jax.random and the key, not with NumPy's generators."
-            )
+        check_draw(self.draw, Samples)
 
     def parsed(self, dtype=None):
         """The stream as its function is now."""

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..checks import whole
+from ..checks import MOST_NODES, gibibytes, memory_limit, whole
 from .array_checks import real_numbers
 from .cut_normal import cut_normal_draws, cut_normal_rule
 from .domain import Box, Domain, Interval
+
+_NODE_BYTES = 32  # for each coordinate of a node: it is copied on the way
 
 
 class Distribution(eqx.Module):
@@ -33,8 +35,9 @@ class Distribution(eqx.Module):
 
     def quadrature(self, n: int) -> tuple[Float[Array, "m ..."], Float[Array, " m"]]:
         """Nodes and weights (summing to 1) of the tensor Gauss rule with ``n`` nodes per dimension and component."""
+        require_nodes(self, whole("quadrature: n", n), "quadrature: n")
         nodes, weights = [], []
-        for share, points, masses in self.rules(whole("quadrature: n", n)):
+        for share, points, masses in self.rules(n):
             nodes.append(np.stack(np.meshgrid(*points, indexing="ij"), axis=-1).reshape(-1, len(points)))
             mass = np.ones(1)
             for row in masses:
@@ -42,6 +45,23 @@ class Distribution(eqx.Module):
             weights.append(share * mass)
         table = np.concatenate(nodes)
         return jnp.asarray(table if self.domain.shape else table[:, 0]), jnp.asarray(np.concatenate(weights))
+
+
+def require_nodes(law: Distribution, n: int, argument: str) -> None:
+    """Raises where a Gauss rule would take too long or would not fit in memory; says what would do."""
+    d, most = law.domain.dimension, memory_limit()
+    parts = len(law.rules(1))
+    fits = lambda count: count <= MOST_NODES and _NODE_BYTES * parts * (d + 1) * count**d <= most
+    if fits(n):
+        return
+    count, largest = parts * n**d, max(1, min(MOST_NODES, int((most / (_NODE_BYTES * parts * (d + 1))) ** (1 / d))))
+    largest -= not fits(largest)  # a root may be rounded up
+    said = f", {gibibytes(_NODE_BYTES * (d + 1) * count)}" if n <= MOST_NODES else ""
+    limit = gibibytes(most) if said else f"{MOST_NODES} along one dimension"
+    raise ValueError(
+        f"{argument} = {n} in {d} dimension{'s'[: d != 1]} makes {count:,} contexts{said}, more than {limit}. Take "
+        f"{largest} or fewer, or contexts drawn at random: law.sample(jax.random.key(0), 10_000)."
+    )
 
 
 def _box_only(domain: Domain, name: str) -> None:
@@ -102,10 +122,17 @@ class TruncatedNormal(Distribution):
         return [(1.0, np.stack([nodes for nodes, _ in found]), np.stack([weights for _, weights in found]))]
 
 
+def _laws(parts: Any) -> tuple[Distribution, ...]:
+    listed = tuple(parts) if isinstance(parts, list | tuple) else ()
+    if not listed or not all(isinstance(part, Distribution) for part in listed):
+        raise TypeError(f"Mixture takes a list of distributions, such as [cb.Uniform(domain), ...], got {parts!r}.")
+    return listed
+
+
 class Mixture(Distribution):
     """Draws from ``components[k]`` with probability ``weights[k]``; all components share one domain."""
 
-    components: tuple[Distribution, ...] = eqx.field(converter=tuple)
+    components: tuple[Distribution, ...] = eqx.field(converter=lambda v: _laws(v))
     weights: Any = eqx.field(converter=lambda v: real_numbers(v, "Mixture: weights"))
 
     def __check_init__(self):

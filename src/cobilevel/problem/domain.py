@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from ..programs import Held, arithmetic, put
 from .array_checks import real_numbers
-from .columns import Strings, contexts_of, listed_values
+from .columns import Strings, contexts_of, listed_values, one_length
 from .precision import cast, kept_digits
 
 
@@ -79,6 +79,7 @@ class Domain(eqx.Module):
             columns = [self.pack_column(column, f"{where}[{name!r}]") for name, column in xi.items()]
             if not self.shape:
                 return self.wrap(columns[0])
+            one_length(dict(zip(xi, columns, strict=True)), where)
             xp = arithmetic(columns)
             return kept_digits(xp.stack(xp.broadcast_arrays(*map(xp.asarray, columns)), axis=-1))
         return self.wrap(self.pack_column(xi, where))
@@ -199,6 +200,8 @@ class Finite(Domain):
     labels: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, values: Any):
+        if isinstance(values, str | bytes):
+            raise TypeError(f"Finite takes a list of values, such as cb.Finite(['mon', 'tue']), got one: {values!r}.")
         found = contexts_of(values, "Finite: values")
         self.labels = tuple(np.asarray(found).ravel().tolist()) if isinstance(found, Strings) else None
         self.values = np.asarray(values) if self.labels is None else np.arange(len(self.labels))

@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from ..programs import arithmetic
-from .columns import NAMED, Strings, contexts_of, listed_values
+from .columns import NAMED, Strings, contexts_of, listed_values, one_length
 from .domain import Box, Domain, Finite
 from .precision import kept_digits
 
@@ -122,6 +122,7 @@ class Mixed(Domain):
                 f"cb.Mixed({unknown}=cb.Interval(lo, hi), ...)."
             )
         columns = [part.pack_column(xi[name], f"{where}[{name!r}]") for name, part in self.parts.items()]
+        one_length(dict(zip(self.names, columns, strict=True)), where)
         columns = [part.wrap(c) for part, c in zip(self.parts.values(), columns, strict=True)]  # with all their digits
         floats = [np.dtype(c.dtype) for c in columns if np.ndim(c) and jnp.issubdtype(c.dtype, jnp.floating)]
         dtype = np.result_type(*floats) if floats else jnp.result_type(float)

@@ -1,7 +1,6 @@
 """In which precision a call computes: where answers are exact, in double, whatever the caller's switch says."""
 
 import importlib
-import os
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
+from ..checks import memory_at_hand
 from ..programs import Held as Held
 from ..programs import one_thread
 
@@ -99,7 +99,7 @@ class Precision:
     @staticmethod
     def of(data: PyTree, asked: str | None, exact: bool = True) -> "Precision":
         """For these data (and the problem); `exact` work is done in double where nothing else is asked for."""
-        if asked is not None and asked not in _PRECISIONS:
+        if asked is not None and not (isinstance(asked, str) and asked in _PRECISIONS):
             raise ValueError(f'precision must be "single", "double" or None, got {asked!r}.')
         arrays = [leaf for leaf in jax.tree.leaves(data) if hasattr(leaf, "dtype") and hasattr(leaf, "nbytes")]
         floats = [leaf for leaf in arrays if jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -130,8 +130,5 @@ class Precision:
 
 
 def _machine_memory() -> float:
-    """The memory of the machine in bytes."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):
-        return float("inf")
+    """The memory that there is, in bytes."""
+    return memory_at_hand()

@@ -89,7 +89,7 @@ class Problem(eqx.Module):
         self.lower_noise = None if lower_noise is None else bool(lower_noise)
         self.constraints = as_constraints(constraints)
         if smoothing is not None and not hasattr(smoothing, "weight"):
-            positive("smoothing", None if np.ndim(smoothing) else smoothing)
+            positive("smoothing", smoothing if isinstance(smoothing, int | float | np.number) else None)
         self.smoothing = smoothing
         bounds = Bounds.of(x_bounds, self.x0)
         self.x_bounds = (bounds.lo, bounds.hi)

@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..keys import as_key
+from .bounds import Bounds
 from .constraint import Constraint
 from .data import Level, Samples
 from .mixed import Unpacked
@@ -144,6 +145,7 @@ def standard_form(problem: Problem, upper: Level, level: Level) -> tuple[Problem
     slacks, names = Slacks(problem.constraints, form), _slack_names(problem, np.asarray(example.xi)[0])
     first = lambda rows: (problem.x0, free.y0, *jax.tree.map(lambda a: np.asarray(a)[0], (rows.xi, rows.eta)))
     trace = lambda function, rows: trace_objective(Unpacked(function, problem.domain), first(rows), first_derivatives)
+    _check_bounds_known(problem, example)
     seen = trace(lambda x, u, xi, eta: slacks(x, u, xi), example)
     objective = trace(Stated(problem.lower, form), example)
     smoothing = problem.smoothing if names else None
@@ -214,6 +216,21 @@ def _check_consistent(problem: Problem, form: Form, rows: Samples) -> None:
             f"{len(bad)} contexts, first at xi = {np.asarray(xi)[first]}, where b(x0, xi) = {values[first]}. Drop "
             "dependent rows of A, or make b agree."
         )
+
+
+def _check_bounds_known(problem: Problem, rows: Samples) -> None:
+    """Raises where bounds that are functions of the context are NaN: the lower objective would be blamed for it."""
+    for place, one in enumerate(problem.constraints):
+        if not isinstance(one, Bounds) or not (callable(one.lo) or callable(one.hi)):
+            continue
+        slack = lambda xi, one=one: one.slack(problem.x0, problem.y0, problem.domain.unpack(xi))
+        bad: Any = np.isnan(np.asarray(jax.vmap(slack)(jnp.asarray(rows.xi)), float)).any(axis=1)
+        if bad.any():
+            first = np.asarray(rows.xi)[int(np.argmax(bad))]
+            raise ValueError(
+                f"constraints[{place}] (Bounds): a bound is NaN at {int(bad.sum())} of {len(bad)} contexts, first at "
+                f"xi = {first}. Check the functions lo(xi) and hi(xi); where there is no bound, return -inf or inf."
+            )
 
 
 def statement_of(problem: Problem) -> tuple[str, ...]:

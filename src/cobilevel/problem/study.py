@@ -26,7 +26,16 @@ from .problem import Problem
 from .smoothing import Smoothing
 from .spread import SpreadSamples
 from .standard_form import Constrained, standard_form
-from .traced import Sampler, Traced, first_derivatives, second_derivatives, trace_objective
+from .traced import (
+    Sampler,
+    Traced,
+    check_derivatives,
+    first_derivatives,
+    kind_of,
+    second_derivatives,
+    trace_objective,
+)
+from .user_functions import failure, shapes_in_words
 
 _SOFT = 1e-2  # the weight of a soft barrier, in its own units
 _STREAM_CHECK = 1024  # contexts of a stream that are checked
@@ -54,8 +63,11 @@ class Study:
     stated: Problem | None = None
 
     @staticmethod
-    def of(problem: Problem, samples: Data, precision: Precision | None = None) -> "Study":
-        """Checks that problem and data fit together; raises, naming the argument and the remedy, where they do not."""
+    def of(problem: Problem, samples: Data, precision: Precision | None = None, twice: bool = True) -> "Study":
+        """Checks that problem and data fit together; raises, naming the argument and the remedy, where they do not.
+
+        `twice`: whether second derivatives will be taken of the lower objective.
+        """
         wanted = precision_for(problem, samples, exact=False) if precision is None else precision
         where = "samples.{}" if isinstance(samples, Levels) else "samples"
         lower = _parsed_level(problem.domain, samples.lower, wanted.dtype, where.format("lower"))
@@ -70,7 +82,7 @@ class Study:
             check_point_kept(problem.y0, dtype, "y0")
             check_bounds_kept(problem.x_bounds, dtype)
             problem, constrained = problem.astype(dtype), None
-            stated = now = as_of_now(problem, upper, lower)  # also under constraints: errors are named as they are
+            stated = now = as_of_now(problem, upper, lower, twice)  # also under constraints: errors are named
             if problem.constraints:
                 problem, constrained = standard_form(problem, upper, lower)
                 now = replace(problem, conditional=now.conditional)
@@ -166,14 +178,24 @@ def precision_for(problem: Any, samples: Any, asked: str | None = None, exact: b
     """What a call on these computes in; raises where they are not a problem and data."""
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a cb.Problem, got {type(problem).__name__}.")
-    if not isinstance(samples, Data):
-        raise TypeError(
-            f"samples must be Samples, Product, Levels or Stream, got {type(samples).__name__}. Joint samples as "
-            "arrays: cb.Samples(xi, eta)."
-        )
+    _require_data(samples, "samples")
     laws = jax.tree.leaves(samples, is_leaf=lambda v: isinstance(v, Distribution))
     data = [leaf for leaf in laws if not isinstance(leaf, Distribution)]
     return Precision.of((problem.x0, problem.y0, data), asked, exact)
+
+
+def _require_data(samples: Any, name: str) -> None:
+    if not isinstance(samples, Data):
+        raise TypeError(
+            f"{name} must be Samples, Product, Levels or Stream, got {type(samples).__name__}. Joint samples as "
+            "arrays: cb.Samples(xi, eta); out of a data frame: cb.Samples.from_frame(df, context=..., eta=...)."
+        )
+
+
+def joint_contexts(samples: Any, name: str) -> Any:
+    """The contexts of data, as they were handed over; raises where these are none."""
+    _require_data(samples, name)
+    return samples.lower.contexts().xi
 
 
 def _parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level:
@@ -237,15 +259,16 @@ def _check_inside(domain: Domain, xi: Any, where: str, whole: bool) -> None:
         )
 
 
-def as_of_now(problem: Problem, upper: Level, lower: Level) -> Problem:
+def as_of_now(problem: Problem, upper: Level, lower: Level, twice: bool = True) -> Problem:
     """The problem with its functions traced: what they say now, whatever changes later."""
+    taken = second_derivatives if twice else first_derivatives
     draw, row, apart = problem.conditional, lower.example(), isinstance(problem.domain, Mixed)
     if apart and draw is not None and not isinstance(draw, Sampler):
         draw = UnpackedDraw(draw, problem.domain)
     return replace(
         problem,
         upper=_objective_as_of_now(problem, "upper", problem.upper, upper, first_derivatives),
-        lower=_objective_as_of_now(problem, "lower", problem.lower, lower, second_derivatives),
+        lower=_objective_as_of_now(problem, "lower", problem.lower, lower, taken),
         conditional=None if draw is None else Sampler(draw, as_key(0), np.asarray(row.xi)[0]),
     )
 
@@ -260,14 +283,9 @@ def _objective_as_of_now(problem: Problem, name: str, function: Callable, level:
         found = trace_objective(function, (problem.x0, problem.y0, xi, eta), derivatives)
     except Exception as error:
         seen = (problem.x0, problem.y0, problem.domain.unpack(xi), eta)
-        shapes = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", seen)
-        hint = ""
-        if isinstance(error, jax.errors.JAXTypeError):
-            hint = " JAX traces the function: use jax.numpy instead of numpy, and jnp.where instead of if."
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise ValueError(
-            f"{name}(x, y, xi, eta) fails on one sample with x, y, xi, eta = {shapes}: {reason}.{hint}"
-        ) from error
+        shapes = shapes_in_words(seen)
+        said = f"fails on one sample with x, y, xi, eta = {shapes}"
+        raise failure(f"{name}(x, y, xi, eta)", error, said) from error
     out = found.out
     if not hasattr(out, "shape") or out.shape != ():
         shape = getattr(out, "shape", type(out).__name__)
@@ -277,4 +295,9 @@ def _objective_as_of_now(problem: Problem, name: str, function: Callable, level:
         )
     if not jnp.issubdtype(out.dtype, jnp.floating):
         raise TypeError(f"{name}(x, y, xi, eta) must return a float, got dtype {out.dtype}.")
+    try:
+        check_derivatives(found.program, tuple(kind_of(a) for a in found.constants), derivatives)
+    except Exception as error:
+        order = "twice" if derivatives is second_derivatives else "once"
+        raise failure(f"{name}(x, y, xi, eta)", error, f"cannot be differentiated {order}") from error
     return found

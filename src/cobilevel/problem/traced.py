@@ -21,6 +21,7 @@ from .operations import Listing, as_traced
 from .program_key import holds_rules, key_of, value_key
 
 _FEW_DRAWS = 3  # draws asked of a sampler, to see what it does
+_KNOWN = 256  # programs whose derivatives are known to exist
 
 
 _MAKE = getattr(jax, "make_user_context", None)
@@ -117,7 +118,7 @@ def trace_objective(function: Callable, args: tuple, derivatives: Callable[[Call
     `derivatives` gives those that will be taken of it: what custom rules say is seen from them.
     """
     arrays, static = eqx.partition(function, eqx.is_array)
-    leaves, shapes = jax.tree.leaves(arrays), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(args)]
+    leaves, shapes = jax.tree.leaves(arrays), [kind_of(a) for a in jax.tree.leaves(args)]
     structure = jax.tree.structure(args)
     call = lambda held, *xs: eqx.combine(held, static)(*xs)
     spread = jax.tree.unflatten(structure, shapes)
@@ -141,12 +142,31 @@ def first_derivatives(function: Callable) -> Callable:
 
 
 def second_derivatives(function: Callable) -> Callable:
-    """Those taken of the lower level: its gradients, and their derivative along ``y``."""
+    """Those taken of the lower level: its gradients, their derivative along ``y``, and the other way round."""
 
     def along(x, y, xi, eta):
-        return jax.jvp(lambda z: first_derivatives(function)(x, z, xi, eta), (y,), (y,))
+        slope = lambda x, z: jax.jvp(lambda w: function(x, w, xi, eta), (z,), (z,))[1]
+        forth = jax.jvp(lambda z: first_derivatives(function)(x, z, xi, eta), (y,), (y,))
+        return forth, jax.grad(slope, argnums=(0, 1))(x, y)
 
     return along
+
+
+def kind_of(array: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array."""
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+@lru_cache(_KNOWN)
+def check_derivatives(program: Program, constants: tuple, derivatives: Callable[[Callable], Callable]) -> None:
+    """Raises what JAX raises where those derivatives cannot be taken of many samples at once; nothing is computed."""
+    many = lambda tree: jax.tree.map(lambda a: jax.ShapeDtypeStruct((2, *a.shape), a.dtype), tree)
+    x, y, xi, eta = jax.tree.unflatten(program.structure, program.shapes)
+
+    def each(held: list[Array], *args: Any) -> Any:
+        return jax.vmap(derivatives(lambda *ys: program(held, *ys)), in_axes=(None, 0, 0, 0))(*args)
+
+    jax.eval_shape(each, list(constants), x, many(y), many(xi), many(eta))
 
 
 def _own(value: Any) -> Array:

@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 
 from ..basis import FeatureMap, Rows
+from ..checks import MOST_KEPT, gibibytes, memory_limit
 from ..cluster import RowLayout
 from ..keys import derived
 from ..problem import Product, Samples, Stream
 from .row_order import RowIndex, batch_rows, rows_ahead
 
-_POOL_BYTES = 8 * 2**30
 _FETCHED_AHEAD = 2**16  # rows of several batches that are fetched from other devices at once
 
 
@@ -188,10 +188,12 @@ class Pairs(Source):
         m, n = len(self.contexts), self.product.count
         row = jax.tree.map(lambda a: a[:1], (self.contexts, self.product.eta))
         size = m * n * sum(leaf.nbytes for leaf in jax.tree.leaves(row))
-        if size > _POOL_BYTES:
+        most = min(MOST_KEPT, memory_limit())
+        if size > most:
             raise ValueError(
-                f"the pool of all {m} contexts x {n} data rows would take {size / 2**30:.1f} GiB. Use fewer contexts "
-                "(Product(..., nodes=...)), or a solver that draws batches, such as SOBA."
+                f"the pool of all {m} contexts x {n} data rows would take {gibibytes(size)}, more than "
+                f"{gibibytes(most)}. Use fewer contexts (Product(..., nodes=...)), or a solver that draws batches, "
+                "such as SOBA."
             )
         return self._pair(jnp.repeat(jnp.arange(m), n), jnp.tile(jnp.arange(n), m))
 

@@ -24,17 +24,21 @@ from ..basis import (
     Rows,
     Whitening,
     by_component,
+    check_sizes,
     combine,
     dense,
     taller,
     whiten,
     widened,
 )
+from ..checks import whole
 from ..keys import as_key
-from ..problem import Constrained, Level, Problem, Study, known_parts
+from ..problem import Constrained, Problem, Study, known_parts
 from ..programs import arithmetic, put
 from .batches import Batch, Source, Table, source_of
 from .factored import values_in_factors
+
+_STREAM_HELD = 64  # rows of a stream held at one time, at least: the usual batch
 
 
 class Bilevel(eqx.Module):
@@ -84,6 +88,7 @@ class Bilevel(eqx.Module):
 
     def draw(self, key: Array | int, size: int) -> tuple[Batch, Batch]:
         """Two independent random batches, one for each level."""
+        whole("draw: size", size)
         for_upper, for_lower = jax.random.split(as_key(key))
         return self.upper_source.draw(for_upper, size), self.lower_source.draw(for_lower, size)
 
@@ -157,9 +162,14 @@ class Reduced(Bilevel):
     def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
         """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
         for name, tree, like in (("x", x, self.problem.x0), ("W", W, self.W0)):
-            shapes = jax.tree.map(jnp.shape, tree)
-            if shapes != jax.tree.map(jnp.shape, like):
-                raise ValueError(f"lift: {name} must have the shapes {jax.tree.map(jnp.shape, like)}, got {shapes}.")
+            wanted, leaves = jax.tree.map(jnp.shape, like), jax.tree.leaves(tree)
+            shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
+            if jax.tree.structure(tree) != jax.tree.structure(like) or shapes != list(
+                map(jnp.shape, jax.tree.leaves(like))
+            ):
+                raise ValueError(
+                    f"lift: {name} must be a pytree of the shapes {wanted}, got arrays of shapes {shapes}."
+                )
         x, W = (jax.tree.map(lambda a: a if isinstance(a, jax.Array) else put(np.asarray(a)), tree) for tree in (x, W))
         if self.constrained is not None:
             known = self.constrained
@@ -197,10 +207,21 @@ def reduce_study(study: Study, basis: Basis) -> Reduced:
     """Fits a basis to the contexts of the lower level, and reduces; the basis must have nothing left to learn."""
     domain, observed = study.problem.domain, study.lower.contexts()
     basis = by_component(basis, domain)
+    endless = study.lower.endless
+    distinct = None if endless or isinstance(basis, Categorical) else study.lower.distinct()
+    check_sizes(basis, domain, _rows_held(study, len(observed)), study.problem.sizes[1], distinct)
     fitted = basis.fit(domain, domain.snap(observed.xi, study.dtype), observed.weights)
-    if not study.lower.endless:
-        _check_size(basis, fitted, study.lower)
+    if distinct is not None:
+        _check_size(basis, fitted, distinct)
     return reduce_with(study, fitted)
+
+
+def _rows_held(study: Study, observed: int) -> int:
+    """The contexts whose features are held at one time, those of the lower level being `observed`."""
+    lower = _STREAM_HELD if study.lower.endless else observed
+    if study.shared:
+        return lower
+    return lower + (_STREAM_HELD if study.upper.endless else len(study.upper.contexts()))
 
 
 def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Reduced:
@@ -222,11 +243,9 @@ def _round_width(count: int) -> int:
     return max(10, next(times * tens for times in (1, 2, 5, 10) if times * tens >= count))
 
 
-def _check_size(basis: Basis, fitted: FeatureMap, contexts: Level) -> None:
-    """More functions than distinct contexts cannot be distinguished; near that, they fit noise."""
-    if isinstance(basis, Categorical):
-        return  # its size is the domain's; values never seen keep y0
-    distinct = contexts.distinct()
+def _check_size(basis: Basis, fitted: FeatureMap, distinct: int) -> None:
+    """More functions than distinct contexts cannot be distinguished; near that, they fit noise. Not so of categories:
+    their number is the domain's, and values never seen keep ``y0``."""
     count = len(fitted.constant) if fitted.transform is None else len(fitted.transform)
     if count > distinct:
         raise ValueError(
