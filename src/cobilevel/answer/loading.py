@@ -77,16 +77,16 @@ def _check_entries(path: str | Path, document: dict[str, Any]) -> None:
         wrong.append("choices")
     if wrong:
         raise ValueError(f"{path} is damaged, or of another library: {', '.join(wrong)} missing, or no such thing.")
-    _check_numbers(path, document["basis"])
+    _check_whole_numbers(path, document["basis"])
 
 
-def _check_numbers(path: str | Path, recipe: Any) -> None:
+def _check_whole_numbers(path: str | Path, recipe: Any) -> None:
     """Raises where a recipe asks for more functions than any has, before anything is made of it."""
     if isinstance(recipe, list):
         for part in recipe:
-            _check_numbers(path, part)
+            _check_whole_numbers(path, part)
     elif isinstance(recipe, dict) and "array" not in recipe:
-        _check_numbers(path, [part for name, part in recipe.items() if name != "seed"])
+        _check_whole_numbers(path, [part for name, part in recipe.items() if name != "seed"])
     elif isinstance(recipe, int) and recipe > _MOST_SAVED:
         raise ValueError(f"{path} asks for a basis with {recipe} functions, more than {_MOST_SAVED}: it is damaged.")
 
