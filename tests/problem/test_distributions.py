@@ -81,7 +81,7 @@ def test_draws_follow_the_law_wherever_its_mean_lies():
 
 
 def test_mixtures_of_laws_that_are_none_or_live_elsewhere():
-    with pytest.raises(TypeError, match=r"Mixture: components must be distributions.*cb\.Uniform"):
+    with pytest.raises(TypeError, match=r"Mixture takes a list of distributions.*cb\.Uniform"):
         cb.Mixture((cb.Uniform(LINE), 0.5), [0.5, 0.5])
     with pytest.raises(ValueError, match=r"Mixture.*one domain.*larger"):
         cb.Mixture((cb.Uniform(LINE), cb.Uniform(cb.Interval(0.0, 2.0))), [0.5, 0.5])

@@ -136,9 +136,6 @@ class Mixture(Distribution):
     weights: Any = eqx.field(converter=lambda v: real_numbers(v, "Mixture: weights"))
 
     def __check_init__(self):
-        for part in self.components:
-            if not isinstance(part, Distribution):
-                raise TypeError(f"Mixture: components must be distributions, such as cb.Uniform(domain), got {part!r}.")
         if len(self.components) != self.weights.size or not len(self.components):
             raise ValueError(
                 f"Mixture needs one weight a component, got {len(self.components)} components and "
