@@ -26,7 +26,9 @@ def _local(basis: Basis) -> bool:
 
 def _named_parts(parts: Any) -> tuple[tuple[str, Any], ...]:
     listed = list(parts.items()) if isinstance(parts, Mapping) else parts
-    if not isinstance(listed, list | tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in listed):
+    if not isinstance(listed, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in listed
+    ):
         raise TypeError(f"Components takes a dict of bases by name, such as {{'hour': Fourier(5)}}, got {parts!r}.")
     return tuple((str(name), basis) for name, basis in listed)
 

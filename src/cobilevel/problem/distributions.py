@@ -122,17 +122,12 @@ class TruncatedNormal(Distribution):
         return [(1.0, np.stack([nodes for nodes, _ in found]), np.stack([weights for _, weights in found]))]
 
 
-def _laws(parts: Any) -> tuple[Distribution, ...]:
-    listed = tuple(parts) if isinstance(parts, list | tuple) else ()
-    if not listed or not all(isinstance(part, Distribution) for part in listed):
-        raise TypeError(f"Mixture takes a list of distributions, such as [cb.Uniform(domain), ...], got {parts!r}.")
-    return listed
-
-
 class Mixture(Distribution):
     """Draws from ``components[k]`` with probability ``weights[k]``; all components share one domain."""
 
-    components: tuple[Distribution, ...] = eqx.field(converter=lambda v: _laws(v))
+    components: tuple[Distribution, ...] = eqx.field(
+        converter=lambda v: tuple(v) if isinstance(v, list | tuple) else (v,)
+    )
     weights: Any = eqx.field(converter=lambda v: real_numbers(v, "Mixture: weights"))
 
     def __check_init__(self):
