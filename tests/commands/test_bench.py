@@ -104,7 +104,7 @@ def test_commands_say_what_to_do(folder, tmp_path, monkeypatch):
     code, said = invoke("better", "--folder", folder)
     assert code == 2
     assert "no benchmark better. There are breaks, good" in said
-    monkeypatch.setattr(bench, "__file__", str(tmp_path / "a" / "b" / "c" / "d.py"))
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "e.py"))
     monkeypatch.chdir(tmp_path / "benchmarks")
     code, said = invoke("--list")
     assert code == 2

@@ -65,7 +65,7 @@ def test_pools_are_plain_pytrees_an_outside_solver_can_index():
     assert lifted.result is cb.Result.LIFTED
     assert not lifted.converged
     np.testing.assert_allclose(lifted.policy(0.3), reduced.basis(0.3) @ jnp.arange(4.0))
-    with pytest.raises(ValueError, match="lift: W must have the shapes"):
+    with pytest.raises(ValueError, match="lift: W must be a pytree of the shapes"):
         reduced.lift(jnp.array(0.5), jnp.arange(5.0))
     bare = reduced.ordinary()
     assert (bare.dtype, bare.upper_pool, bare.W0) == (reduced.dtype, reduced.upper_pool, reduced.W0)

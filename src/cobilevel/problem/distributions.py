@@ -131,6 +131,10 @@ class Mixture(Distribution):
     weights: Any = eqx.field(converter=lambda v: real_numbers(v, "Mixture: weights"))
 
     def __check_init__(self):
+        if not all(isinstance(part, Distribution) for part in self.components):
+            raise TypeError(
+                f"Mixture takes a list of distributions, such as cb.Uniform(domain), got {list(self.components)}."
+            )
         if len(self.components) != self.weights.size or not len(self.components):
             raise ValueError(
                 f"Mixture needs one weight a component, got {len(self.components)} components and "
