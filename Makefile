@@ -14,8 +14,9 @@ test: check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # what `make test` leaves out for its length
+THOROUGH ?= thorough
 thorough: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m thorough
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(THOROUGH)"
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -62,7 +62,7 @@ def soak(minutes: float) -> tuple[cb.Solution, np.ndarray]:
         reached[0] = self.step
         if time.monotonic() - began > 60 * minutes:
             stop.set()
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)  # Ctrl-C is ignored by processes in the background
 
     course.Course.add = watched
 

@@ -43,7 +43,7 @@ def _known(flag):
 def pytest_configure(config):
     """How machine code is made, set before the first is; processes that tests start inherit it."""
     if "XLA_FLAGS" not in os.environ:
-        level = LEVEL_THOROUGH if config.option.markexpr == "thorough" else LEVEL
+        level = LEVEL_THOROUGH if config.option.markexpr.startswith("thorough") else LEVEL
         chosen = {"xla_backend_optimization_level": level} | FLAGS
         os.environ["XLA_FLAGS"] = " ".join(f"--{flag}={value}" for flag, value in chosen.items() if _known(flag))
     gc.freeze()  # what is imported stays, and need not be looked through again and again

@@ -66,6 +66,7 @@ def test_spread_over_two_devices_of_one_process(tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_one_and_two_processes_give_the_same_bits(tmp_path):
     one, two = run(tmp_path, 1, 2, "Newton with error"), run(tmp_path, 2, 2, "Newton with error", "Newton own")
     (first,), (second, own) = one.values(), two.values()
@@ -77,6 +78,7 @@ def test_one_and_two_processes_give_the_same_bits(tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)])
 def test_a_process_that_is_lost_ends_the_other_with_a_sentence(tmp_path, number, victim):
     out, words = tmp_path / "begun", tmp_path / "words"
@@ -102,6 +104,7 @@ def test_a_process_that_is_lost_ends_the_other_with_a_sentence(tmp_path, number,
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_a_run_that_lost_a_process_goes_on_from_its_checkpoint(tmp_path):
     """With another number of processes, to the same bits as a run that lost none."""
     steps = "600"
