@@ -1,9 +1,13 @@
-"""What is differentiated: oracles with their cost, the hypergradient with its signs, and its linear system."""
+"""What is differentiated: row derivatives and their sums for exact methods, oracles with their cost for the others."""
 
 from . import oracles as oracles
-from .expansion_rows import ExpansionRows as ExpansionRows
-from .expansion_rows import expansion_rows as expansion_rows
-from .expansion_rows import noise_reach as noise_reach
+from .expansion import Expansions as Expansions
+from .expansion import LowerExpansion as LowerExpansion
+from .expansion import Pool as Pool
+from .expansion import UpperExpansion as UpperExpansion
+from .expansion import flattened as flattened
+from .expansion import galerkin as galerkin
+from .expansion import shaped_like as shaped_like
 from .hypergradient import Directions as Directions
 from .hypergradient import directions as directions
 from .hypergradient import hypergradient as hypergradient
@@ -19,10 +23,8 @@ from .linear_systems import Draw as Draw
 from .linear_systems import Factored as Factored
 from .linear_systems import Neumann as Neumann
 from .linear_systems import conjugate_gradient as conjugate_gradient
-from .linear_systems import positive_solve as positive_solve
-from .pointwise import hessian_product as hessian_product
-from .pointwise import local_model as local_model
-from .pointwise import lower_derivatives as lower_derivatives
-from .pointwise import lower_slopes as lower_slopes
-from .pointwise import upper_derivatives as upper_derivatives
-from .pointwise import value_and_slope as value_and_slope
+from .rows import LowerRows as LowerRows
+from .rows import RowBlocks as RowBlocks
+from .rows import RowDerivatives as RowDerivatives
+from .rows import Sizes as Sizes
+from .rows import UpperRows as UpperRows

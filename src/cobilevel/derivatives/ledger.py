@@ -1,6 +1,6 @@
 """The ledger: how often each kind of oracle was called, and on how many samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -109,6 +109,17 @@ class Ledger(eqx.Module):
         total = added(jnp.stack(leaves), many)
         total = total if more_rows is None else added(total, more_rows)
         return jax.tree.unflatten(structure, list(total))
+
+    def with_more(self, spent: Mapping[tuple[str, str], int]) -> "Ledger":
+        """With what was counted on the host: numbers of calls and of samples by kind."""
+        found, halves = self, lambda number: np.array(divmod(number, 2**32), np.uint32)
+        for kind in {kind for kind, _ in spent}:
+            count = getattr(found, kind)
+            calls, samples = (
+                added(np.asarray(getattr(count, unit)), halves(spent.get((kind, unit), 0))) for unit in ("calls", "samples")
+            )
+            found = replace(found, **{kind: Count(calls, samples)})
+        return found
 
     def totals(self) -> dict[str, dict[str, int]]:
         """Plain numbers: ``{kind: {"calls": ..., "samples": ...}}``, kinds never called left out."""

@@ -16,10 +16,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..basis import OneHot, Rows, combine, dense
-from ..programs import program
 from ..reduction import Batch, Bilevel
 from .ledger import Ledger
-from .pointwise import upper_derivatives
 
 
 def upper_value(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
@@ -151,8 +149,9 @@ def cross_matrix(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: L
 
 def upper_rows(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """Sample by sample: ``(f, d1 f, d2 f)``, the last in ``y``; ``mean_with_features`` leads to coefficients."""
-    rows = upper_derivatives(reduced.problem.upper, x, combine(batch.features, W), batch.xi, batch.eta)
-    return rows, ledger.add("upper_gradient", batch)
+    rows = jax.vmap(jax.value_and_grad(reduced.problem.upper, argnums=(0, 1)), in_axes=(None, 0, 0, 0))
+    values, (d1, d2) = rows(x, combine(batch.features, W), batch.xi, batch.eta)
+    return (values, d1, d2), ledger.add("upper_gradient", batch)
 
 
 def lower_rows(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
@@ -167,6 +166,16 @@ def lower_rows(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batch, 
     for kind in ("lower_gradient", "hessian_vector", "cross_product"):
         ledger = ledger.add(kind, batch)
     return jax.vmap(local)(y, along, batch.xi, batch.eta), ledger
+
+
+def cross_rows(reduced: Bilevel, x: PyTree, W: PyTree, rows: PyTree, batch: Batch) -> PyTree:
+    """Sample by sample ``d12 g`` times a vector in ``y``, one for each."""
+
+    def local(point, tangent, xi, eta):
+        along = lambda at: jax.jvp(lambda z: reduced.problem.lower(at, z, xi, eta), (point,), (tangent,))[1]
+        return jax.grad(along)(x)
+
+    return jax.vmap(local)(combine(batch.features, W), rows, batch.xi, batch.eta)
 
 
 def mean_with_features(batch: Batch, rows: PyTree) -> PyTree:
@@ -184,19 +193,6 @@ def flatten(W: PyTree) -> tuple[Float[Array, " M"], Callable[[Array], PyTree]]:
     _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], W))
     rows = jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(W)
     return rows.reshape(-1), lambda vector: jax.vmap(unravel)(vector.reshape(rows.shape))
-
-
-@program
-def lower_curvatures(lower: Callable, x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> Float[Array, " b"]:
-    """The least eigenvalue of ``d22 g`` at each sample, relative to the largest absolute one: is ``g`` convex there?"""
-    _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], y))
-
-    def local(point, xi, eta):
-        vector, _ = ravel_pytree(point)
-        eigenvalues = jnp.linalg.eigvalsh(jax.hessian(lambda v: lower(x, unravel(v), xi, eta))(vector))
-        return eigenvalues[0] / jnp.maximum(jnp.max(jnp.abs(eigenvalues)), jnp.finfo(vector.dtype).tiny)
-
-    return jax.vmap(local)(y, xi, eta)
 
 
 def feature_gradient(

@@ -7,22 +7,16 @@ influence of that sample in the stacked conditions lower stationarity, adjoint, 
 differences over a standard error of ``x``, about, so that kinks in ``f`` count as the samples see them.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Bool, Float, PyTree
 
-from .. import trees
-from ..derivatives import ExpansionRows, Ledger, expansion_rows, noise_reach, oracles
-from ..lower import Point, solve_at
+from ..derivatives import Expansions, flattened
+from ..lower import Point, lower_size, solve_at
 from ..problem import Study
-from ..programs import Held, program, put
-from ..reduction import Bilevel, Reduced, as_coefficients
+from ..reduction import Reduced
 from .level_noise import level_covariance
 
 _LOWER_TARGET = 0.9  # the power of the precision that the lower gradient is brought to
@@ -38,67 +32,114 @@ _MOST_NUMBERS = 1.5e8  # held for all points and samples together: 1.2 GB
 _MOST_POINTS = 200  # coordinates of x along which differences are taken
 
 
-class Solved(eqx.Module):
-    """The reduced problem solved at some points: values, gradients, rows; a leading axis over points.
+@dataclass(frozen=True)
+class ExpansionRows:
+    r"""Sample by sample, what the upper objective is made of to second order in the errors of policy and adjoint.
 
-    `sizes`: the root mean square of single samples' gradients, by coordinate of ``x``; `spread`: that of ``f``;
-    `turning`: the distances over which the lower level's noise turns.
+    At coefficients $W$ of the policy $y$ and $V$ of the adjoint $v$ each sample has
+    $$r = \partial_2 g, \qquad \alpha = \partial_{22} g\, v - \partial_2 f, \qquad m = f - v^T r ,$$
+    where $r$ and $\alpha$ vanish in conditional mean if policy and adjoint are exact. With
+    $A = E[\partial_{22} g \mid \xi]$ and $M = E[\partial_{22} f - \partial_{222} g\, v \mid \xi]$,
+    $$F = E[m] + E\big[\bar\alpha^T A^{-1} \bar r + \tfrac12\, \bar r^T A^{-1} M A^{-1} \bar r\big]
+    + O(|y - y^\star|^3),$$
+    bars for conditional means. `vr` is ``v^T r``, `curvature` ``d22 g`` and `bend` ``M``; all but the first two only where
+    both levels see the same samples.
     """
 
-    value: Float[Held, "*p"]
-    gradient: Float[Held, "*p dx"]
-    sound: Bool[Held, "*p"]
-    W: Float[Held, "*p N dy"]
-    adjoint: Float[Held, "*p N dy"]
+    f: Float[np.ndarray, "*p m"]
+    vr: Float[np.ndarray, "*p n"]
+    r: Float[np.ndarray, "*p n dy"] | None = None
+    alpha: Float[np.ndarray, "*p n dy"] | None = None
+    curvature: Float[np.ndarray, "*p n dy dy"] | None = None
+    bend: Float[np.ndarray, "*p n dy dy"] | None = None
+
+    @staticmethod
+    def at(expansions: Expansions, point: Point, joint: bool) -> "ExpansionRows":
+        """The rows at one point."""
+        lower, upper = expansions.lower_rows(point.x, point.W), expansions.upper_rows(point.x, point.W)
+        (pool,) = expansions.lower_pools
+        v = pool.y(point.adjoint)
+        along = np.einsum("na,na->n", v, lower.slope)
+        if not joint:
+            return ExpansionRows(upper.value, along)
+        alpha = np.einsum("nab,nb->na", lower.hessian, v) - upper.d2
+        bend = expansions.bend_rows(point.x, point.W, point.adjoint)
+        return ExpansionRows(upper.value, along, lower.slope, alpha, lower.hessian, bend)
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The reduced problem solved at some points: values, gradients, rows; a leading axis over points."""
+
+    value: Float[np.ndarray, "*p"]
+    gradient: Float[np.ndarray, "*p dx"]
+    sound: Bool[np.ndarray, "*p"]
+    W: Float[np.ndarray, "*p N dy"]
+    adjoint: Float[np.ndarray, "*p N dy"]
     rows: ExpansionRows
-    sizes: Float[Held, "*p dx"]
-    spread: Float[Held, "*p"]
-    turning: Float[Held, "*p dx"]
 
 
-@program
-def _solve_points(reduced: Bilevel, points: Float[Held, "p dx"], count: Int[Held, ""], joint: bool) -> Solved:
-    """Solves at the first `count` points from the coefficients at hand, one after the other; zeros at the others."""
-    unravel = ravel_pytree(reduced.x0)[1]
-    upper, lower, start = reduced.upper_pool, reduced.lower_pool, reduced.W0
-    slope, _ = oracles.lower_gradient(reduced, unravel(points[0]), trees.zeros(start), lower, Ledger.page())
-    target = jnp.finfo(points.dtype).eps ** _LOWER_TARGET * jnp.linalg.norm(oracles.flatten(slope)[0])
-    functions = len(jax.tree.leaves(start)[0])
+@dataclass(frozen=True)
+class Centre:
+    """A point at which the reduced problem is solved, with its rows, from which others nearby are.
 
-    def one(x):
-        point, _ = solve_at(reduced, x, start, target, Ledger.page())
-        rows = expansion_rows(reduced, unravel(x), point.W, point.adjoint, upper, lower, joint)
-        W, V = (oracles.flatten(part)[0].reshape(functions, -1) for part in (point.W, point.adjoint))
-        return Solved(
-            point.value, point.gradient, point.sound, W, V, rows, *_row_scales(reduced, unravel(x), point, rows.f)
-        )
+    `target`: the size of the lower gradient to solve to.
+    """
 
-    def add(k, table):
-        return jax.tree.map(lambda rows, row: rows.at[k].set(row), table, one(points[k]))
+    expansions: Expansions
+    point: Point
+    rows: ExpansionRows
+    target: float
 
-    one = jax.jit(one)  # traced once, for its shapes and for the loop
-    like = jax.eval_shape(one, points[0])
-    return jax.lax.fori_loop(0, count, add, jax.tree.map(lambda a: jnp.zeros((len(points), *a.shape), a.dtype), like))
+    @staticmethod
+    def at(reduced: Reduced, x: Float[np.ndarray, " dx"], joint: bool) -> "Centre":
+        """The reduced problem solved at ``x`` from its own start."""
+        expansions = Expansions(reduced.ordinary())
+        start = expansions.table(reduced.W0)
+        target = expansions.eps**_LOWER_TARGET * lower_size(expansions, x, np.zeros_like(start))
+        point = solve_at(expansions, x, start, target)
+        return Centre(expansions, point, ExpansionRows.at(expansions, point, joint), target)
+
+    def solved(self, points: Float[np.ndarray, "p dx"], joint: bool) -> Solved:
+        """The reduced problem at points nearby; this one is not solved again."""
+        found, rows = [], []
+        for x in points:
+            here = np.array_equal(x, self.point.x)
+            found.append(self.point if here else self._solved_at(x))
+            rows.append(self.rows if here else ExpansionRows.at(self.expansions, found[-1], joint))
+        return _stacked(found, rows)
+
+    def _solved_at(self, x: Float[np.ndarray, " dx"]) -> Point:
+        return solve_at(self.expansions, x, self.point.coefficients_at(x), self.target)
+
+    def natural_step(self) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, " dx"], float]:
+        """The distance along each coordinate of ``x`` over which ``f`` changes by its spread over the samples; the sizes
+        of single samples' gradients, and the spread.
+
+        The spread over these sizes; where they vanish, after ``x`` itself. Not less than a share of what turns the lower
+        level's noise: at an ``x`` where ``f`` itself vanishes, its spread and its gradients are rounding.
+        """
+        point = self.point
+        scales = self.expansions.row_scales(point.x, point.W, point.adjoint, point.value)
+        sizes, spread = scales.sizes, scales.spread or abs(point.value)
+        known = (sizes > 0) & (spread > 0)
+        other = np.where(point.x != 0, np.abs(point.x), 1.0)
+        step = np.where(known, spread / np.where(known, sizes, 1), other)
+        return np.maximum(step, _SHARE_OF_TURN * scales.turning), sizes, spread
 
 
-def _row_scales(reduced: Bilevel, x: PyTree, point: Point, values: Float[Held, " n"]) -> tuple[Array, Array, Array]:
-    """The size of single samples' gradients, by coordinate; the spread of ``f``; and how far the noise reaches."""
-    upper, lower, ledger = reduced.upper_pool, reduced.lower_pool, Ledger.page()
-    (_, d1, _), _ = oracles.upper_rows(reduced, x, point.W, upper, ledger)
-    (_, _, cross), _ = oracles.lower_rows(reduced, x, point.W, point.adjoint, lower, ledger)
-    flat = lambda rows: jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(rows)
-    mean = lambda batch, table: jnp.tensordot(batch.weight / len(batch), table, axes=1)
-    squares = mean(upper, flat(d1) ** 2) + mean(lower, flat(cross) ** 2)
-    spread = jnp.sqrt(mean(upper, (values - mean(upper, values)) ** 2))
-    spread = jnp.where(spread > 0, spread, jnp.abs(point.value))
-    return jnp.sqrt(squares), spread, noise_reach(reduced, x, point.W, lower)
+def _stacked(points: list[Point], rows: list[ExpansionRows]) -> Solved:
+    over = lambda name, parts: np.stack([np.asarray(getattr(part, name)) for part in parts])
+    tables = [None if getattr(rows[0], f.name) is None else over(f.name, rows) for f in fields(ExpansionRows)]
+    names = ("value", "gradient", "sound", "W", "adjoint")
+    return Solved(*(over(name, points) for name in names), ExpansionRows(*tables))
 
 
 @dataclass(frozen=True)
 class Around:
     """The reduced problem at ``x`` (the first point), and ahead of and behind it along each of `directions`.
 
-    - `reduced`: whitened, its start the solution at ``x``; `study`: what it came from.
+    - `reduced`: whitened; `study`: what it came from; `centre`: where it is solved, near by or right here.
     - `directions`: rows, the steps taken forward; `back`: the share of each that is taken backward.
     - `solved`: the points, first ``x``, then all forward ones, then all backward ones.
     - `at_kink`: coordinates that a kink of the objective holds; `near_kink`: those whose minimum may lie at one.
@@ -108,6 +149,7 @@ class Around:
 
     study: Study
     reduced: Reduced
+    centre: Centre
     x: Float[np.ndarray, " dx"]
     directions: Float[np.ndarray, "k dx"]
     back: Float[np.ndarray, " k"]
@@ -120,8 +162,8 @@ class Around:
 
     def free(self) -> Bool[np.ndarray, " dx"]:
         """The coordinates that no bound or kink holds: where the gradient pushes against it beyond its noise."""
-        bounds = self.study.problem.bounds.flat()
-        lo, hi = np.asarray(bounds.lo, float), np.asarray(bounds.hi, float)
+        bounds = self.study.problem.bounds
+        lo, hi = flattened(bounds.lo), flattened(bounds.hi)
         gradient, error = self.at_x(self.solved.gradient), self.gradient_error()
         near = 1e-9 * np.maximum(np.abs(self.x), np.where(np.isfinite(hi - lo), np.abs(hi - lo), 0))
         low = (self.x <= lo + near) & (gradient >= _HELD * error)
@@ -149,7 +191,7 @@ class Around:
         table = self.slope(self.solved.gradient) / self.lengths[:, None]
         return (table + table.T) / 2
 
-    def at_x(self, table: Held) -> np.ndarray:
+    def at_x(self, table: Any) -> np.ndarray:
         """The part of a table over points that belongs to ``x``."""
         return np.asarray(table[0], float)
 
@@ -188,33 +230,30 @@ class Around:
 
     def along(self, directions: np.ndarray) -> "Around":
         """The same around ``x`` along other directions, as many as before."""
-        return replace(Around.of(self.study, self.reduced, self.x, directions, self.unit, self.joint), held=self.held)
+        return self._look(self.x, directions)
 
     def moved(self, step: np.ndarray) -> "Around":
         """The same around another point, along the same directions."""
-        moved = Around.of(self.study, self.reduced, self.x + step, self.directions, self.unit, self.joint)
-        return replace(moved, held=self.held)
+        return self._look(self.x + step, self.directions)
+
+    def _look(self, x: np.ndarray, directions: np.ndarray) -> "Around":
+        found = Around.of(self.study, self.reduced, self.centre, x, directions, self.unit, self.joint)
+        return replace(found, held=self.held)
 
     @staticmethod
     def of(
-        study: Study, reduced: Reduced, x: np.ndarray, directions: np.ndarray, unit: np.ndarray, joint: bool
+        study: Study,
+        reduced: Reduced,
+        centre: Centre,
+        x: np.ndarray,
+        directions: np.ndarray,
+        unit: np.ndarray,
+        joint: bool,
     ) -> "Around":
         """Solves the reduced problem at ``x``, ahead of and behind it."""
         directions, back = _both_sides(study, x, directions)
         points = np.concatenate([x[None], x + directions, x - back[:, None] * directions])
-        solved = _solved_at_points(reduced, points, joint, len(points))
-        return Around(study, reduced, x, directions, back, solved, unit, joint)
-
-
-def _solved_at_points(reduced: Reduced, points: np.ndarray, joint: bool, count: int) -> Solved:
-    """The tables as NumPy's, which are cut and combined on the host."""
-    solved = _solve_points(reduced.ordinary(), put(points.astype(reduced.dtype)), put(np.int32(count)), joint)
-    return jax.tree.map(np.asarray, solved)
-
-
-def _at_x_alone(reduced: Reduced, x: Float[np.ndarray, " dx"], joint: bool) -> Solved:
-    """The reduced problem solved at ``x`` alone, by the program that solves it around ``x``."""
-    return _solved_at_points(reduced, np.tile(x, (2 * len(x) + 1, 1)), joint, 1)
+        return Around(study, reduced, centre, x, directions, back, centre.solved(points, joint), unit, joint)
 
 
 def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -222,8 +261,8 @@ def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np
 
     Where there is no room on a side, both points lie on the other one, the second twice as far.
     """
-    bounds = study.problem.bounds.flat()
-    lo, hi = np.asarray(bounds.lo, float), np.asarray(bounds.hi, float)
+    bounds = study.problem.bounds
+    lo, hi = flattened(bounds.lo), flattened(bounds.hi)
     with np.errstate(divide="ignore", invalid="ignore"):
         room = np.where(directions > 0, (hi - x) / directions, np.where(directions < 0, (lo - x) / directions, np.inf))
         behind = np.where(
@@ -246,22 +285,9 @@ def too_large(study: Study, dx: int, joint: bool) -> str:
     return f"{numbers:.1g} numbers would be held" if numbers > _MOST_NUMBERS else ""
 
 
-def natural_step(reduced: Reduced, x: Float[Held, " dx"]) -> Float[np.ndarray, " dx"]:
+def natural_step(reduced: Reduced, x: PyTree) -> Float[np.ndarray, " dx"]:
     """The distance, along each coordinate of ``x``, over which ``f`` changes by its spread over the samples."""
-    at = np.asarray(x, float)
-    return _natural(at, _solved_at_points(reduced, at[None], False, 1))
-
-
-def _natural(at: np.ndarray, solved: Solved) -> np.ndarray:
-    """The spread over the size of single samples' gradients; where these vanish, after ``x`` itself.
-
-    Not less than a share of what turns the lower level's noise: at an ``x`` where ``f`` itself vanishes, its spread and
-    its gradients are rounding.
-    """
-    sizes, wide = np.asarray(solved.sizes[0], float), float(solved.spread[0])
-    known = (sizes > 0) & (wide > 0)
-    step = np.where(known, wide / np.where(known, sizes, 1), np.where(at != 0, np.abs(at), 1.0))
-    return np.maximum(step, _SHARE_OF_TURN * np.asarray(solved.turning[0], float))
+    return Centre.at(reduced, flattened(x), False).natural_step()[0]
 
 
 def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Around:
@@ -269,12 +295,11 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
 
     `joint`: with the rows that products of neighbouring samples are made of.
     """
-    at = np.asarray(ravel_pytree(x)[0].astype(study.dtype), float)
-    first = _at_x_alone(reduced, at, joint)
-    reduced, step = replace(reduced, W0=as_coefficients(np.asarray(first.W[0]), reduced.W0)), _natural(at, first)
-    size, spread = np.asarray(first.sizes[0], float), float(first.spread[0])
+    at = flattened(x).astype(study.dtype).astype(float)
+    centre = Centre.at(reduced, at, joint)
+    step, size, spread = centre.natural_step()
     unit = step / np.sqrt(spread if spread > 0 else 1.0)
-    around = _in_own_units(Around.of(study, reduced, at, np.diag(_FIRST_REACH * step), unit, joint), size)
+    around = _in_own_units(Around.of(study, reduced, centre, at, np.diag(_FIRST_REACH * step), unit, joint), size)
     wanted = _standard_reach(around)
     reach = np.abs(np.diag(around.directions))
     far = np.maximum(wanted / np.maximum(reach, 1e-300), reach / np.maximum(wanted, 1e-300)) > _SAME_REACH

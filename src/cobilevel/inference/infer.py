@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float, PyTree
 
 from ..answer import Uncertainty, names_of, unknown
+from ..derivatives import flattened
 from ..problem import Study
 from ..reduction import Reduced
 from .expansion import Around, look_around, too_large
@@ -180,7 +179,6 @@ def _corrected(
 ) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k k"]]:
     """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps."""
     study, place, unit, first = around.study, around.x.copy(), around.unit[free], local.excess - absorbed
-    unravel = ravel_pytree(study.problem.x0)[1]
     spread = local.noise_corrected
     for _ in range(_CORRECTIONS):
         bent = replace(local, hessian=local.hessian + np.diag(local.excess_bend))
@@ -192,7 +190,7 @@ def _corrected(
         place[free] -= step
         if np.all(np.abs(step) <= 0.02 * np.sqrt(np.diag(spread))):
             break
-        nearby = look_around(study, around.reduced, unravel(jnp.asarray(place, study.dtype)), True)
+        nearby = look_around(study, around.reduced, place, True)
         if not nearby.sound:
             break
         local = local_objective(nearby, what_is_missed(nearby), free, kept).less(absorbed, kept, first)
@@ -234,7 +232,7 @@ def _without_curvature(study: Study, reduced: Reduced, start: PyTree | None, aro
             "not determined in full."
         )
     if start is not None:
-        x, first = around.x, np.asarray(ravel_pytree(start)[0], float)
+        x, first = around.x, flattened(start)
         stayed = np.all(np.abs(x - first) <= _STUCK * np.maximum(np.abs(x), np.abs(first)))
         if stayed and not around.at_x(around.solved.gradient).any():
             said.append(

@@ -9,18 +9,13 @@ cover 90% instead of 95%). It is the noise of the samples alone: what the basis 
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, PyTree
 
-from .. import trees
 from ..basis import dense
-from ..derivatives import Ledger, oracles
+from ..derivatives import Expansions, flattened, galerkin
 from ..problem import Study
-from ..programs import program
-from ..reduction import Bilevel, Reduced
+from ..reduction import Reduced
 from .level_noise import level_covariance, pool_shares
 
 _MOST_COEFFICIENTS = 1500  # whose covariance is formed
@@ -28,15 +23,6 @@ _MOST_SCORES = 3e7  # numbers, one for each sample and coefficient
 _MOST_LEVERAGE = 0.9  # of a sample: a fit that follows one further says nothing of its noise
 
 PolicyErrors = Callable[[Any], Float[np.ndarray, "n dy"]]
-
-
-@program
-def _curvature_and_slopes(reduced: Bilevel, x: PyTree, W: PyTree) -> tuple[jax.Array, jax.Array]:
-    """The curvature of the lower level in the coefficients, and ``d2 g`` sample by sample."""
-    pool, ledger = reduced.lower_pool, Ledger.page()
-    (_, _, hessian), _ = oracles.lower_model(reduced, x, W, pool, ledger)
-    (d2, _, _), _ = oracles.lower_rows(reduced, x, W, trees.zeros(W), pool, ledger)
-    return hessian, jax.vmap(lambda row: ravel_pytree(row)[0])(d2)
 
 
 def _sample_leverage(phi: Float[np.ndarray, "n N"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -50,13 +36,14 @@ def policy_noise(study: Study, reduced: Reduced, x: PyTree, W: PyTree) -> Policy
 
     `W`: the coefficients in the coordinates of `reduced`.
     """
-    count, rows = sum(np.size(leaf) for leaf in jax.tree.leaves(W)), reduced.lower_source.rows
+    expansions = Expansions(reduced.ordinary())
+    count, rows = expansions.functions * expansions.dy, reduced.lower_source.rows
     if rows is None or count > _MOST_COEFFICIENTS or rows * count > _MOST_SCORES:
         return f"the policy has {count} coefficients and {rows} samples, too many to form their covariance."
-    hessian, slopes = (np.asarray(part, float) for part in _curvature_and_slopes(reduced.ordinary(), x, W))
+    found, phi = expansions.lower_rows(flattened(x), expansions.table(W)), np.asarray(dense(reduced.lower_pool.features), float)
+    slopes, hessian = found.slope, galerkin(phi, found.hessian * pool_shares(study.lower)[:, None, None])
     if not np.all(np.isfinite(hessian)) or np.linalg.eigvalsh(hessian)[0] <= 0:
         return "the lower level is not strongly convex at the policy."
-    phi = np.asarray(dense(reduced.lower_pool.features), float)
     if not study.lower.crossed:
         slopes = slopes / (1 - np.minimum(_sample_leverage(phi, pool_shares(study.lower)), _MOST_LEVERAGE))[:, None]
     scores = (phi[:, :, None] * slopes[:, None, :]).reshape(len(phi), -1)
@@ -65,7 +52,7 @@ def policy_noise(study: Study, reduced: Reduced, x: PyTree, W: PyTree) -> Policy
     spread = np.einsum("kjlj->jkl", np.linalg.solve(hessian, half.T).reshape(*sizes, *sizes))
 
     def errors(xi: Any) -> Float[np.ndarray, "n dy"]:
-        at = np.asarray(reduced.features(jnp.asarray(xi)), float)
+        at = np.asarray(reduced.features(xi), float)
         return np.sqrt(np.maximum(np.einsum("nk,jkl,nl->nj", at, spread, at), 0))
 
     return errors

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..answer import Result, Solution, Uncertainty
-from ..basis import Basis, combine
-from ..cluster import all_rows
-from ..derivatives import oracles
+from ..basis import Basis
+from ..cluster import this_cluster
+from ..derivatives import Expansions, flattened
 from ..inference import infer, policy_noise
 from ..lower import feasibility_of
 from ..problem import Objectives, Study, double
@@ -83,7 +83,6 @@ class Job:
                 self.checkpoint,
                 self.retreats,
                 resumable=not self.one_of_many,
-                filled=self.one_of_many,
             )
         except Interrupted as stop:
             stop.solution = replace(stop.solution, choices={**choices, **stop.solution.choices}, objectives=functions)
@@ -178,10 +177,12 @@ def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solu
         return solution
     if rows > _CHECKED_ROWS or rows * size > _CHECKED_NUMBERS:
         return solution
-    pool = reduced.lower_pool
-    y = combine(pool.features, solution.W)  # beforehand, so that one program serves all bases
-    least = oracles.lower_curvatures(reduced.problem.lower, solution.x, y, pool.xi, pool.eta)
-    least = all_rows(least)[all_rows(pool.weight) > 0]
+    expansions = Expansions(reduced.ordinary())
+    hessians = expansions.lower_rows(flattened(solution.x), expansions.table(solution.W)).hessian
+    values = np.linalg.eigvalsh((hessians + np.swapaxes(hessians, 1, 2)) / 2) if size > 1 else hessians[:, :, 0]
+    least = values[:, 0] / np.maximum(np.abs(values).max(axis=1), np.finfo(float).tiny)
+    shares = np.concatenate([pool.shares for pool in expansions.lower_pools])
+    least = least[shares > 0] if not study.spread else np.concatenate(this_cluster().gathered([least[shares > 0]]))
     bent, flat = least < _BENT, np.abs(least) < _FLAT
     if not bent.any() and flat.mean() < 0.5:
         return solution

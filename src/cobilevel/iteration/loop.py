@@ -133,6 +133,29 @@ def advance(
     return last, (end.records, jnp.arange(count, dtype=jnp.int32) < steps)
 
 
+def on_host(
+    solver: Solver, reduced: Any, state: State, count: int, most: Any = None
+) -> tuple[State, tuple[dict[str, np.ndarray], np.ndarray]]:
+    """The same for a solver whose steps are plain Python."""
+    first, reduced = int(state.step), solver.ready(reduced)
+    room = min(count, int(state.limit) - first, count if most is None else int(most))
+    records: list[dict[str, Any]] = []
+    while state.clock.running and len(records) < room:
+        after = solver.step(reduced, state)
+        after = eqx.tree_at(lambda s: s.clock.step, after, np.asarray(int(state.step) + 1, np.int32))
+        if not trees.finite((after.x, after.W)):
+            return eqx.tree_at(lambda s: s.clock.result, state, np.asarray(Result.DIVERGED.code, np.int32)), _joined(records)
+        state = eqx.tree_at(lambda s: s.clock.result, after, solver.terminate(reduced, after))
+        records.append(state.record())
+    return state, _joined(records)
+
+
+def _joined(records: list[dict[str, Any]]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Records of single steps as curves, all of them real."""
+    names = records[0] if records else {}
+    return {name: np.array([record[name] for record in records]) for name in names}, np.ones(len(records), bool)
+
+
 def _statistics(reduced: Reduced, state: State) -> dict[str, Any]:
     """What a run took, time apart: steps, oracle calls, samples and memory."""
     held = sum(leaf.size for leaf in jax.tree.leaves((reduced.x0, reduced.W0)))
@@ -179,24 +202,23 @@ def run(
     checkpoint: Checkpoint | None = None,
     retreats: int = 0,
     resumable: bool = True,
-    filled: bool = False,
 ) -> Solution:
     """Runs a solver to its end, or a saved run on to it, and lifts what it found.
 
     `checkpoint`: where it is kept as it goes, and what it goes on from. `retreats`: how many times it may go back where
-    it diverges. `resumable`: whether the state is kept to go on from, which takes a look at all the data. `filled`:
-    whether problems of several widths share programs. Raises ``Interrupted`` where a signal ends it.
+    it diverges. `resumable`: whether the state is kept to go on from, which takes a look at all the data. Raises ``Interrupted`` where a signal ends it.
     """
     clock = time.perf_counter()
     prepared = solver.prepare(reduced)
-    prepared = prepared.filled() if filled else prepared
     bare = prepared.ordinary()  # programs for problems of one shape are shared, whatever their basis
+    bare = solver.ready(bare) if solver.on_host else bare
     kept, course = begin(solver, prepared, bare, key, steps, resume, checkpoint)
     if retreats and course.good is None:
         course.good = course.state
-    bare = solver.ready(bare)
-    course.state, course.good = everywhere((course.state, course.good), bare)
-    if course.going:
+    if not solver.on_host:
+        bare = solver.ready(bare)
+        course.state, course.good = everywhere((course.state, course.good), bare)
+    if course.going and not solver.on_host:
         idle = everywhere(eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0))), bare)
         jax.block_until_ready(advance(solver, bare, idle, solver.chunk, put(np.int32(1)))[0].step)  # only compiles
     compiled = time.perf_counter() - clock
@@ -226,7 +248,8 @@ def _steps_to_end(
         if stop is not None:
             signals.raised = stop
             break
-        state, (record, real) = advance(solver, bare, course.state, solver.chunk, put(np.int32(most)))
+        forward = on_host if solver.on_host else advance
+        state, (record, real) = forward(solver, bare, course.state, solver.chunk, put(np.int32(most)))
         real = np.asarray(real)
         records = {name: np.asarray(curve)[real] for name, curve in record.items()}
         course.add(state, records, solver.chunk)

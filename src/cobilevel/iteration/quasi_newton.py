@@ -1,77 +1,70 @@
 """The memory of a limited-memory quasi-Newton method: pairs of steps and changes of the gradient along them."""
 
+from typing import Any
+
 import equinox as eqx
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from ..programs import Held
 
 # a pair is used where its curvature exceeds this share of |step| |change|: below, the two are orthogonal but for
 # rounding, and dividing by their product would magnify that
 _LEAST_COSINE = 1e-12
 
 
-def _curvature(
-    steps: Float[Array, "m dx"], changes: Float[Array, "m dx"]
-) -> tuple[Float[Array, " m"], Float[Array, " m"], Bool[Array, " m"]]:
-    """For each pair: step times change, the squared length of the change, and whether the pair is of use."""
-    bend, length = jnp.sum(steps * changes, axis=1), jnp.sum(changes * changes, axis=1)
-    return bend, length, bend > _LEAST_COSINE * jnp.sqrt(length) * jnp.sqrt(jnp.sum(steps * steps, axis=1))
-
-
 class QuasiNewtonMemory(eqx.Module):
     """The last `steps` and the `changes` of the gradient along them, newest first, `count` of them filled, others 0."""
 
-    steps: Float[Array, "m dx"]
-    changes: Float[Array, "m dx"]
-    count: Int[Array, ""]
+    steps: Float[Held, "m dx"]
+    changes: Float[Held, "m dx"]
+    count: Int[Held, ""]
 
     @staticmethod
-    def empty(size: int, x: Float[Array, " dx"]) -> "QuasiNewtonMemory":
-        """Room for so many pairs of vectors like ``x``."""
-        table = jnp.zeros((size, len(x)), x.dtype)
-        return QuasiNewtonMemory(table, table, jnp.int32(0))
+    def empty(size: int, dx: int, dtype: Any = float) -> "QuasiNewtonMemory":
+        """Room for so many pairs of vectors."""
+        return QuasiNewtonMemory(np.zeros((size, dx), dtype), np.zeros((size, dx), dtype), np.asarray(0, np.int32))
 
-    def direction(self, gradient: Float[Array, " dx"], free: Bool[Array, " dx"]) -> Float[Array, " dx"]:
+    def _used(self, free: Bool[np.ndarray, " dx"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The pairs with positive curvature on the free coordinates, newest first, and that curvature."""
+        count = int(self.count)
+        steps, changes = (np.where(free, np.asarray(part[:count], float), 0.0) for part in (self.steps, self.changes))
+        bend = np.sum(steps * changes, axis=1)
+        sizes = np.linalg.norm(steps, axis=1) * np.linalg.norm(changes, axis=1)
+        use = bend > _LEAST_COSINE * sizes
+        return steps[use], changes[use], bend[use]
+
+    def direction(self, gradient: Float[np.ndarray, " dx"], free: Bool[np.ndarray, " dx"]) -> Float[np.ndarray, " dx"]:
         """Minus the L-BFGS inverse Hessian, restricted to the free coordinates, times the gradient.
 
-        The two-loop recursion; pairs without positive curvature on the free coordinates are passed over (unfilled ones
-        are zero, so they are too).
+        The two-loop recursion; pairs without positive curvature on the free coordinates are passed over.
         """
-        steps, changes = jnp.where(free, self.steps, 0), jnp.where(free, self.changes, 0)
-        bend, length, use = _curvature(steps, changes)
-        rho = jnp.where(use, 1 / jnp.where(use, bend, 1), 0)
-
-        def backward(q, pair):
-            s, c, r = pair
-            a = r * (s @ q)
-            return q - a * c, a
-
-        q, a = jax.lax.scan(backward, jnp.where(free, gradient, 0), (steps, changes, rho))
-        newest = jnp.argmax(use)
-        scale = jnp.where(jnp.any(use), bend[newest] / jnp.where(use[newest], length[newest], 1), 1)
-
-        def forward(r, pair):
-            s, c, weight, b = pair
-            return r + s * (b - weight * (c @ r)), None
-
-        r, _ = jax.lax.scan(forward, scale * q, (steps, changes, rho, a), reverse=True)
+        steps, changes, bend = self._used(free)
+        q, shares = np.where(free, gradient, 0.0), []
+        for s, c, b in zip(steps, changes, bend, strict=True):
+            shares.append(s @ q / b)
+            q = q - shares[-1] * c
+        r = q * (bend[0] / (changes[0] @ changes[0])) if len(bend) else q
+        for s, c, b, share in zip(steps[::-1], changes[::-1], bend[::-1], shares[::-1], strict=True):
+            r = r + s * (share - c @ r / b)
         return -r
 
-    def bends(self, free: Bool[Array, " dx"]) -> Bool[Array, ""]:
+    def bends(self, free: Bool[np.ndarray, " dx"]) -> bool:
         """Whether some pair has positive curvature on the free coordinates; without, the direction has no length."""
-        return jnp.any(_curvature(jnp.where(free, self.steps, 0), jnp.where(free, self.changes, 0))[2])
+        return len(self._used(free)[2]) > 0
 
-    def least_curvature(self) -> Float[Array, ""]:
+    def least_curvature(self) -> float:
         """The least curvature among the pairs; infinite where there are none."""
-        lengths = jnp.linalg.norm(self.steps, axis=1)
-        bends = jnp.linalg.norm(self.changes, axis=1) / jnp.where(lengths > 0, lengths, 1)
-        return jnp.min(jnp.where(lengths > 0, bends, jnp.inf))
+        lengths = np.linalg.norm(np.asarray(self.steps, float), axis=1)
+        some = lengths > 0
+        return float(np.min(np.linalg.norm(np.asarray(self.changes, float)[some], axis=1) / lengths[some], initial=np.inf))
 
-    def remember(
-        self, step: Float[Array, " dx"], change: Float[Array, " dx"], learned: Bool[Array, ""]
-    ) -> "QuasiNewtonMemory":
-        """With one more pair, the oldest dropped; where nothing was learned, empty."""
-        roll = lambda table, row: jnp.concatenate([row[None], table[:-1]])
-        keep = lambda table, row: jnp.where(learned, roll(table, row), jnp.zeros_like(table))
-        count = jnp.where(learned, jnp.minimum(self.count + 1, len(self.steps)), 0)
-        return QuasiNewtonMemory(keep(self.steps, step), keep(self.changes, change), count)
+    def last_length(self) -> float:
+        """The length of the last step; 0 where there is none."""
+        return float(np.linalg.norm(self.steps[0])) if self.count else 0.0
+
+    def remember(self, step: Float[np.ndarray, " dx"], change: Float[np.ndarray, " dx"]) -> "QuasiNewtonMemory":
+        """With one more pair, the oldest dropped."""
+        roll = lambda table, row: np.concatenate([row[None].astype(table.dtype), table[:-1]])
+        count = np.asarray(min(int(self.count) + 1, len(self.steps)), np.int32)
+        return QuasiNewtonMemory(roll(self.steps, step), roll(self.changes, change), count)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,7 +17,7 @@ from ..basis import Basis, basis_to_json
 from ..cluster import digest_of
 from ..problem import Study, other_functions
 from ..programs import program, put
-from ..reduction import Bilevel, Reduced
+from ..reduction import Reduced
 from .checkpoint import Checkpoint, Kept
 from .course import Course
 from .history import History
@@ -56,16 +57,27 @@ def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None
         )
 
 
-@program
-def with_result(solver: Solver, reduced: Bilevel, state: State) -> State:
+def with_result(solver: Solver, reduced: Any, state: State) -> State:
     """The state with the result as the solver sees it, outside of a step."""
+    return (_judged_on_host if solver.on_host else _judged)(solver, reduced, state)
+
+
+def _judged_on_host(solver: Solver, reduced: Any, state: State) -> State:
     return eqx.tree_at(lambda s: s.clock.result, state, solver.terminate(reduced, state))
+
+
+_judged = program(_judged_on_host)
+
+
+def _like(solver: Solver, reduced: Any, key: Array, steps: int) -> Any:
+    """What the state of a run is like: its structure and shapes."""
+    return solver.init(reduced, key, steps) if solver.on_host else eqx.filter_eval_shape(solver.init, reduced, key, jnp.int32(steps))
 
 
 def begin(
     solver: Solver,
     reduced: Reduced,
-    bare: Bilevel,
+    bare: Any,
     key: Array,
     steps: int,
     resume: Solution | None,
@@ -74,24 +86,25 @@ def begin(
     """Where a run is kept, if anywhere, and where it stands: at its beginning, or where an earlier one has left off."""
     kept = course = None
     if checkpoint is not None:
-        like = eqx.filter_eval_shape(solver.init, reduced, key, jnp.int32(steps))
+        like = _like(solver, bare if solver.on_host else reduced, key, steps)
         kept, course = checkpoint.next_run(identity(solver, reduced, like), like)
     if course is not None:
         if int(course.state.limit) != steps:
             course.state = _with_limit(course.state, steps)
     elif resume is not None:
-        course = _resumed(solver, reduced, key, steps, resume)
+        course = _resumed(solver, reduced, bare, key, steps, resume)
     else:
-        course = Course(with_result(solver, bare, solver.init(reduced, key, put(np.int32(steps)))))
+        first = solver.init(bare, key, steps) if solver.on_host else solver.init(reduced, key, put(np.int32(steps)))
+        course = Course(with_result(solver, bare, first))
     return kept, course
 
 
-def _resumed(solver: Solver, reduced: Reduced, key: Array, steps: int, solution: Solution) -> Course:
+def _resumed(solver: Solver, reduced: Reduced, bare: Any, key: Array, steps: int, solution: Solution) -> Course:
     """The run of an earlier solution, with a new limit; raises where it belongs to another solver or problem."""
     saved = solution.state
     if saved is None:
         raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
-    like = eqx.filter_eval_shape(solver.init, reduced, key, jnp.int32(steps))
+    like = _like(solver, bare if solver.on_host else reduced, key, steps)
     if identity(solver, reduced, like) != saved.structure:
         raise ValueError(
             "resume: the saved state belongs to another solver or other settings of it, another basis, data, bounds or "
@@ -107,4 +120,5 @@ def _with_limit(state: State, steps: int) -> State:
         raise ValueError("resume: the saved state is damaged: it ended in no way that is known.")
     reached = Result.of(int(state.result))
     result = Result.RUNNING if reached.resumable else reached
-    return eqx.tree_at(lambda s: (s.clock.limit, s.clock.result), state, (jnp.int32(steps), jnp.int32(result.code)))
+    numbers = put((np.int32(steps), np.int32(result.code)))
+    return eqx.tree_at(lambda s: (s.clock.limit, s.clock.result), state, numbers)

@@ -6,27 +6,34 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ..answer import Result
 from ..derivatives import Ledger
+from ..programs import Held
 from ..reduction import Bilevel, Reduced
 
 
 class Clock(eqx.Module):
     """How far a run has come: steps taken, steps allowed, and the code of its ``Result``."""
 
-    step: Int[Array, ""]
-    limit: Int[Array, ""]
-    result: Int[Array, ""]
+    step: Int[Held, ""]
+    limit: Int[Held, ""]
+    result: Int[Held, ""]
 
     @staticmethod
     def start(limit: Int[Array, ""] | int, result: Int[Array, ""] | int = Result.RUNNING.code) -> "Clock":
         """Before the first of at most `limit` steps."""
         return Clock(jnp.int32(0), jnp.asarray(limit, jnp.int32), jnp.asarray(result, jnp.int32))
 
+    @staticmethod
+    def on_host(limit: Any) -> "Clock":
+        """The same in NumPy."""
+        return Clock(*(np.asarray(number, np.int32) for number in (0, limit, Result.RUNNING.code)))
+
     @property
-    def running(self) -> Bool[Array, ""]:
+    def running(self) -> Bool[Held, ""]:
         """Whether nothing has ended the run so far; its steps may be used up all the same."""
         return self.result == Result.RUNNING.code
 
@@ -38,26 +45,33 @@ class Clock(eqx.Module):
         return jnp.where(used_up, spent, result).astype(jnp.int32)
 
 
+    def ended(self, found: Result) -> Result:
+        """The same for a run on the host."""
+        result = Result.of(int(self.result))
+        result = found if result is Result.RUNNING else result
+        return Result.BUDGET if result is Result.RUNNING and self.step >= self.limit else result
+
+
 class State(eqx.Module):
     """Everything that evolves: the iterates, the clock and the ledger of oracle calls; solvers add their own parts."""
 
-    x: PyTree[Array]
-    W: PyTree[Array]
+    x: PyTree[Held]
+    W: PyTree[Held]
     clock: Clock
     ledger: Ledger
 
     @property
-    def step(self) -> Int[Array, "..."]:
+    def step(self) -> Int[Held, "..."]:
         """Steps taken."""
         return self.clock.step
 
     @property
-    def limit(self) -> Int[Array, "..."]:
+    def limit(self) -> Int[Held, "..."]:
         """Steps allowed."""
         return self.clock.limit
 
     @property
-    def result(self) -> Int[Array, "..."]:
+    def result(self) -> Int[Held, "..."]:
         """The code of the ``Result`` so far."""
         return self.clock.result
 
@@ -66,7 +80,7 @@ class State(eqx.Module):
         """The precision of the coefficients."""
         return jax.tree.leaves(self.W)[0].dtype
 
-    def record(self) -> dict[str, Array]:
+    def record(self) -> dict[str, Any]:
         """Scalars to keep in the history."""
         return {}
 
@@ -77,25 +91,25 @@ class Solver(eqx.Module):
     default_steps: ClassVar[int] = 1000
     chunk: ClassVar[int] = 100  # steps between two looks from outside the compiled program
     keeps_rows: ClassVar[bool] = False  # something for each row of the pool, which must be on one device then
-    many_steps: ClassVar[bool] = True  # so many that it pays to compile them with all optimisations
+    on_host: ClassVar[bool] = False  # whether its steps are plain Python, and not compiled
 
     def prepare(self, reduced: Reduced) -> Reduced:
         """The form of the problem this solver works on; raises where it cannot."""
         return reduced
 
-    def ready(self, reduced: Bilevel) -> Bilevel:
+    def ready(self, reduced: Bilevel) -> Any:
         """The same problem as its steps are to see it: what may be computed once for all of them."""
         return reduced
 
     @abstractmethod
-    def init(self, reduced: Bilevel, key: Array, steps: Int[Array, ""] | int) -> State:
+    def init(self, reduced: Any, key: Array, steps: Any) -> State:
         """The state before the first of at most `steps` steps; all draws of the run are those of `key`."""
 
     @abstractmethod
-    def step(self, reduced: Bilevel, state: Any) -> State:
+    def step(self, reduced: Any, state: Any) -> State:
         """One step; the loop advances ``state.step``."""
 
-    def terminate(self, reduced: Bilevel, state: Any) -> Int[Array, ""]:
+    def terminate(self, reduced: Any, state: Any) -> Any:
         """The code of the result after a step: ``Result.RUNNING`` to go on, and how it ended once steps are used up."""
         return state.clock.outcome(state.result)
 

@@ -1,28 +1,31 @@
 r"""The scales of a reduced problem, from which step sizes are set when the user gives none.
 
-Measured once at the start, on the pool or a part of it, and counted in the ledger: the largest and the smallest
-curvature of the lower level (Lanczos on Hessian-vector products), and the curvature of $F_\Phi$ (power iteration on
-differences of exact hypergradients). Measuring solves the lower level at ``x0``, so the run also starts there.
+Measured once at the start, on the host, on the pool or a part of it, and counted in the ledger: the largest and the
+smallest curvature of the lower level (eigenvalues of its Hessian, or Lanczos on products with it), and the curvature of
+$F_\Phi$ (power iteration on differences of exact hypergradients). Measuring solves the lower level at ``x0``, so the run
+also starts there.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
+import numpy as np
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from .. import trees
-from ..derivatives import Ledger, oracles
-from ..lower import Point, solve_at
-from ..programs import program
-from ..reduction import Batch, Bilevel, Reduced
+from ..derivatives import Expansions, Ledger, flattened, galerkin
+from ..keys import generator
+from ..lower import Point, lower_size, solve_at
+from ..programs import Held, put
+from ..reduction import Bilevel, Reduced, Source, Table
 
-_MEASURING = 0x5CA1E  # folded into the key of a run for measuring, so that the draws of the run are those of the key
+_MEASURING = 0x5CA1E  # drawn for measuring along with the key of a run, so that the draws of the run are its own
 _ROWS = 2048  # the most rows a level is measured on
-_LANCZOS, _FEW = 40, 8  # steps on the pool, and on a small batch, of which only the largest curvature matters
+_LANCZOS, _FEW = 40, 8  # steps on the pool, and on a small batch, where Hessians are not formed
 _LOOKS = 32  # small batches whose curvature is looked at: a step must be safe on every one
 _POWER = 5  # power iterations: they find the largest curvature within some ten percent, enough for a step size
 _LOOKOUTS = 4  # points along the path of steepest descent at which the curvature of F is measured
@@ -43,13 +46,13 @@ class Scales(eqx.Module):
     - `epoch`: the batches of the larger pool, 1 for a stream.
     """
 
-    smooth: Float[Array, ""]
-    convex: Float[Array, ""]
-    bend: Float[Array, ""]
-    gradient: Float[Array, ""]
-    pull: Float[Array, ""]
-    steep: Float[Array, ""]
-    epoch: Float[Array, ""]
+    smooth: Float[Held, ""]
+    convex: Float[Held, ""]
+    bend: Float[Held, ""]
+    gradient: Float[Held, ""]
+    pull: Float[Held, ""]
+    steep: Float[Held, ""]
+    epoch: Float[Held, ""]
 
     @property
     def condition(self) -> Float[Array, ""]:
@@ -85,11 +88,11 @@ class Start(eqx.Module):
     """
 
     scales: Scales
-    W: PyTree[Array]
-    v: PyTree[Array]
+    W: PyTree[Held]
+    v: PyTree[Held]
     ledger: Ledger
-    solved: Bool[Array, ""]
-    definite: Bool[Array, ""]
+    solved: Bool[Held, ""]
+    definite: Bool[Held, ""]
 
     @staticmethod
     def plain(reduced: Bilevel) -> "Start":
@@ -99,198 +102,196 @@ class Start(eqx.Module):
         return Start(Scales(*[nothing] * 7), reduced.W0, trees.zeros(reduced.W0), Ledger.empty(), yes, yes)
 
 
-def lanczos(product: Callable[[Array], Array], start: Float[Array, " n"], steps: int) -> Float[Array, " m"]:
+def lanczos(product: Callable[[np.ndarray], np.ndarray], start: Float[np.ndarray, " n"], steps: int) -> np.ndarray:
     """Ritz values of a symmetric matrix given by its products: their ends approach those of its spectrum.
 
-    Full reorthogonalisation; where the Krylov space is exhausted, the rest repeats the first Rayleigh quotient.
+    Full reorthogonalisation; it ends where the Krylov space is exhausted.
     """
-    steps = min(steps, len(start))
-    tiny = _EXHAUSTED * jnp.finfo(start.dtype).eps
-
-    def advance(carry, k):
-        basis, vector, alive, scale = carry
-        basis = basis.at[k].set(jnp.where(alive, vector, 0))
+    vector, basis, alpha, beta, scale = start / np.linalg.norm(start), [], [], [], 0.0
+    for _ in range(min(steps, len(start))):
+        basis.append(vector)
         image = product(vector)
-        alpha = vector @ image
+        alpha.append(float(vector @ image))
+        space = np.stack(basis)
         for _ in range(2):
-            image = image - basis.T @ (basis @ image)
-        beta = jnp.linalg.norm(image)
-        scale = jnp.maximum(scale, jnp.abs(alpha) + beta)
-        goes_on = alive & (beta > tiny * scale)
-        vector = jnp.where(goes_on, image / jnp.where(goes_on, beta, 1), vector)
-        return (basis, vector, goes_on, scale), (jnp.where(alive, alpha, jnp.nan), jnp.where(goes_on, beta, 0))
-
-    unit = start / jnp.linalg.norm(start)
-    empty = (jnp.zeros((steps, len(start)), start.dtype), unit, jnp.asarray(True), jnp.zeros((), start.dtype))
-    _, (alpha, beta) = jax.lax.scan(advance, empty, jnp.arange(steps))
-    alpha = jnp.where(jnp.isnan(alpha), alpha[0], alpha)
-    return jnp.linalg.eigvalsh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
+            image = image - space.T @ (space @ image)
+        beta.append(float(np.linalg.norm(image)))
+        scale = max(scale, abs(alpha[-1]) + beta[-1])
+        if not beta[-1] > _EXHAUSTED * np.finfo(float).eps * scale:
+            break
+        vector = image / beta[-1]
+    return np.linalg.eigvalsh(np.diag(alpha) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1))
 
 
-def _curvatures(
-    reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, key: Key[Array, ""], steps: int, ledger: Ledger
-) -> tuple[Float[Array, " m"], Ledger]:
-    """Ritz values of the lower Hessian on a batch, in ascending order."""
-    flat, unflatten = oracles.flatten(W)
-
-    def product(vector):
-        out, _ = oracles.hessian_vector(reduced, x, W, unflatten(vector), batch, ledger)
-        return oracles.flatten(out)[0]
-
-    begin = product(jax.random.normal(key, flat.shape, flat.dtype))  # in the range: what no context sees is left out
-    ritz = lanczos(product, jnp.where(jnp.linalg.norm(begin) > 0, begin, 1), steps)
-    return ritz, ledger.add("hessian_vector", batch, min(steps, len(flat)) + 1)
+def _curvatures(at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Generator, steps: int) -> np.ndarray:
+    """Eigenvalues of the lower Hessian, or Ritz values where it is not formed, in ascending order."""
+    if at.formed:
+        hessian = at.lower(x, W).hessian
+        values = np.sort(np.linalg.eigvalsh(hessian), axis=None)
+        return values if np.isfinite(values).all() else np.zeros(1)
+    product = lambda v: at.hessian_product(x, W, v.reshape(W.shape)).reshape(-1)
+    begin = product(rng.standard_normal(W.size))  # in the range: what no context sees is left out
+    return lanczos(product, begin if np.linalg.norm(begin) > 0 else np.ones(W.size), steps)
 
 
-def _unit(vector: Float[Array, " n"]) -> Float[Array, " n"]:
-    return vector / jnp.maximum(jnp.linalg.norm(vector), jnp.finfo(vector.dtype).tiny)
+def _unit(vector: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    return vector / max(float(np.linalg.norm(vector)), np.finfo(float).tiny)
 
 
-def _unblocked(reduced: Bilevel, x: Float[Array, " dx"], slope: Float[Array, " dx"]) -> Float[Array, " dx"]:
-    """A gradient without what the bounds block: a huge slope against one says nothing of the steps to take."""
-    return jnp.where(reduced.problem.bounds.flat().free(x, slope), slope, 0)
+@dataclass(frozen=True)
+class _Room:
+    """The bounds on ``x``."""
+
+    lo: Float[np.ndarray, " dx"]
+    hi: Float[np.ndarray, " dx"]
+
+    @staticmethod
+    def of(reduced: Bilevel) -> "_Room":
+        return _Room(flattened(reduced.problem.bounds.lo), flattened(reduced.problem.bounds.hi))
+
+    def project(self, x: np.ndarray) -> np.ndarray:
+        return np.clip(x, self.lo, self.hi)
+
+    def unblocked(self, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
+        """A gradient without what the bounds block: a huge slope against one says nothing of the steps to take."""
+        blocked = ((x <= self.lo) & (slope > 0)) | ((x >= self.hi) & (slope < 0)) | (self.lo == self.hi)
+        return np.where(blocked, 0.0, slope)
+
+    def moving(self, change: np.ndarray) -> np.ndarray:
+        return np.where(self.lo == self.hi, 0.0, change)
 
 
-class _Lookout(eqx.Module):
-    """At a point on the way downhill: the lower solution and the hypergradient there, and how fast that changes.
-
-    - `along`: the direction in which it changed most, so far; `largest`: by how much.
-    - `bend`: the largest curvature of ``F`` at the points before.
-    """
-
-    x: Float[Array, " dx"]
-    W: PyTree
-    gradient: Float[Array, " dx"]
-    sound: Bool[Array, ""]
-    along: Float[Array, " dx"]
-    largest: Float[Array, ""]
-    bend: Float[Array, ""]
-
-
-def _bend(
-    reduced: Bilevel, target: Float[Array, ""], key: Key[Array, ""], ledger: Ledger
-) -> tuple[Point, Float[Array, ""], Ledger]:
+def _bend(at: Expansions, target: float, rng: np.random.Generator) -> tuple[Point, float]:
     """The problem at ``x0``, solved, and the largest curvature of ``F`` at a few points from there downhill.
 
     At each the hypergradient is found first; then its largest rate of change, by power iteration on differences.
     """
-    bounds = reduced.problem.bounds.flat()
-    x0 = ravel_pytree(reduced.project(reduced.x0))[0]
-    eps, tiny, none = jnp.finfo(x0.dtype).eps, jnp.finfo(x0.dtype).tiny, jnp.zeros((), x0.dtype)
-    jiggle = _JIGGLE * _unit(jax.random.normal(key, x0.shape, x0.dtype))
-
-    def ahead(s: _Lookout) -> Float[Array, " dx"]:
-        reach = eps ** (1 / 3) * (1 + jnp.linalg.norm(s.x))
-        there, back = (bounds.project(s.x + step * s.along) for step in (reach, -reach))
-        return jnp.where(jnp.linalg.norm(there - s.x) > reach / 2, there, back)
-
-    def arrived(s: _Lookout, at: Point) -> _Lookout:
-        along = _unit(_unblocked(reduced, s.x, at.gradient)) + jiggle
-        along = _unit(jnp.where(bounds.fixed(), 0, along))
-        return replace(s, W=at.W, gradient=at.gradient, sound=at.sound, along=along, largest=none)
-
-    def compared(s: _Lookout, at: Point) -> _Lookout:
-        change = jnp.where(bounds.fixed(), 0, at.gradient - s.gradient)
-        change = change / jnp.maximum(jnp.linalg.norm(at.x - s.x), tiny)
-        size = jnp.where(at.sound & s.sound, jnp.linalg.norm(change), 0)
-        return replace(s, along=jnp.where(size > 0, _unit(change), s.along), largest=jnp.maximum(s.largest, size))
-
-    def onward(s: _Lookout) -> _Lookout:
-        downhill = _unblocked(reduced, s.x, s.gradient)
-        bend = jnp.maximum(s.largest, jnp.linalg.norm(downhill) / (_LONGEST_STEP * (1 + jnp.linalg.norm(s.x))))
-        bend = jnp.maximum(jnp.where(bend > 0, bend, 1), s.bend)
-        return replace(s, x=jnp.where(s.sound, bounds.project(s.x - downhill / bend), s.x), bend=bend)
-
-    def look(carry, number):
-        s, ledger = carry
-        first, last = number == 0, number == _POWER
-        point, ledger = solve_at(reduced, jnp.where(first, s.x, ahead(s)), s.W, target, ledger)
-        s = trees.where(first, arrived(s, point), compared(s, point))
-        return (trees.where(last, onward(s), s), ledger), point
-
-    start = _Lookout(x0, reduced.W0, jnp.zeros_like(x0), jnp.asarray(False), jnp.zeros_like(x0), none, none)
-    numbers = jnp.tile(jnp.arange(_POWER + 1), _LOOKOUTS)
-    (end, ledger), points = jax.lax.scan(look, (start, ledger), numbers)
-    return jax.tree.map(lambda a: a[0], points), end.bend, ledger
+    room = _Room.of(at.reduced)
+    x = room.project(flattened(at.reduced.x0))
+    jiggle = _JIGGLE * _unit(rng.standard_normal(len(x)))
+    first = here = solve_at(at, x, at.table(at.reduced.W0), target)
+    bend = 0.0
+    for lookout in range(_LOOKOUTS):
+        if lookout:
+            here = solve_at(at, x, here.coefficients_at(x), target)
+        along, largest = _unit(room.moving(_unit(room.unblocked(x, here.gradient)) + jiggle)), 0.0
+        for _ in range(_POWER):
+            reach = at.eps ** (1 / 3) * (1 + np.linalg.norm(x))
+            ahead, back = (room.project(x + step * along) for step in (reach, -reach))
+            place = ahead if np.linalg.norm(ahead - x) > reach / 2 else back
+            there = solve_at(at, place, here.coefficients_at(place), target)
+            change = room.moving(there.gradient - here.gradient) / max(np.linalg.norm(place - x), np.finfo(float).tiny)
+            size = float(np.linalg.norm(change)) if there.sound and here.sound else 0.0
+            along, largest = _unit(change) if size > 0 else along, max(largest, size)
+        downhill = room.unblocked(x, here.gradient)
+        longest = float(np.linalg.norm(downhill)) / (_LONGEST_STEP * (1 + np.linalg.norm(x)))
+        bend = max(bend, max(largest, longest) or 1.0) if np.isfinite(longest) else bend or 1.0
+        x = room.project(x - downhill / bend) if here.sound else x
+    return first, bend
 
 
-def _steepness(
-    reduced: Bilevel, x: PyTree, W: PyTree, key: Key[Array, ""], ledger: Ledger
-) -> tuple[Float[Array, ""], Float[Array, ""], Ledger]:
+def _steepness(at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
     """The size of the upper gradient in ``W``, and its largest rate of change by power iteration on differences."""
-    flat, unflatten = oracles.flatten(W)
-    eps, tiny = jnp.finfo(flat.dtype).eps, jnp.finfo(flat.dtype).tiny
-    (_, _, pull), ledger = oracles.upper_gradients(reduced, x, W, reduced.upper_pool, ledger)
+    pull = at.upper(x, W).d2
+    size, tiny = float(np.linalg.norm(pull)), np.finfo(float).tiny
+    along, steep = pull + rng.standard_normal(W.shape) / W.size**0.5 * (size or 1.0), 0.0
+    for _ in range(_POWER):
+        length = max(float(np.linalg.norm(along)), tiny)
+        reach = at.eps ** (1 / 3) * (1 + np.linalg.norm(W)) / length
+        change = (at.upper(x, W + reach * along).d2 - pull) / reach
+        steep, along = max(steep, float(np.linalg.norm(change)) / length), change
+    steep = max(steep, size / (1 + float(np.linalg.norm(W))))
+    return size, steep if steep > 0 else 1.0
 
-    def stiffen(carry, _):
-        along, largest, ledger = carry
-        reach = eps ** (1 / 3) * (1 + trees.norm(W)) / jnp.maximum(trees.norm(along), tiny)
-        ahead = trees.step(W, -reach, along)
-        (_, _, there), ledger = oracles.upper_gradients(reduced, x, ahead, reduced.upper_pool, ledger)
-        change = trees.scale(1 / reach, trees.sub(there, pull))
-        return (change, jnp.maximum(largest, trees.norm(change) / jnp.maximum(trees.norm(along), tiny)), ledger), None
 
-    size = trees.norm(pull)
-    noise = jax.random.normal(key, flat.shape, flat.dtype) / len(flat) ** 0.5
-    towards = trees.add(pull, unflatten(noise * jnp.where(size > 0, size, 1)))
-    carry = (towards, jnp.zeros((), flat.dtype), ledger)
-    (_, steep, ledger), _ = jax.lax.scan(stiffen, carry, None, length=_POWER)
-    steep = jnp.maximum(steep, size / (1 + trees.norm(W)))
-    return size, jnp.where(steep > 0, steep, 1), ledger
+def _part(source: Source, rows: int, rng: np.random.Generator, key: Key[Array, ""]) -> Table:
+    """A level's pool where it has at most so many rows, else a random part of it of that size."""
+    if source.rows is not None and source.rows <= rows:
+        return source.tabled()
+    return Table(_drawn(source, key, 1, rows, rng)[0])
+
+
+@eqx.filter_jit
+def _batches(source: Source, key: Key[Array, ""], count: int, size: int) -> Any:
+    return jax.vmap(lambda number: source.batch(key, number, size, False))(jnp.arange(count, dtype=jnp.uint32))
+
+
+def _drawn(source: Source, key: Key[Array, ""], count: int, size: int, rng: np.random.Generator) -> list[Any]:
+    """Random batches, with replacement; of a table on the host."""
+    if type(source) is Table:
+        picked = rng.integers(len(source.table), size=(count, size))
+        return [jax.tree.map(lambda a, k=k: np.asarray(a)[picked[k]], source.table) for k in range(count)]
+    drawn = jax.tree.map(np.asarray, replace(_batches(source, key, count, size), count=None))
+    return [jax.tree.map(lambda a, k=k: a[k], drawn) for k in range(count)]
+
+
+def _largest_on_batches(
+    reduced: Bilevel, x: np.ndarray, W: np.ndarray, batches: list[Any], rng: np.random.Generator
+) -> tuple[float, Expansions]:
+    """The largest curvature of the lower level on any of some batches, and what looking took."""
+    stacked = jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
+    at = Expansions(reduced.with_pools(stacked, stacked))
+    size = len(batches[0])
+    if not at.formed:
+        each = [Expansions(reduced.with_pools(batch, batch)) for batch in batches]
+        return max(float(_curvatures(one, x, W, rng, _FEW)[-1]) for one in each), each[0]
+    rows, (pool,), found = at.lower_rows(x, W), at.lower_pools, 0.0
+    for begin in range(0, len(stacked), size):
+        part = slice(begin, begin + size)
+        phi, weights = pool.features[part], len(batches) * pool.shares[part]
+        matrices = rows.hessian[part] * weights[:, None, None]
+        hessian = galerkin(np.asarray(phi, float), matrices)
+        found = max(found, float(np.linalg.eigvalsh(hessian)[-1])) if np.isfinite(hessian).all() else found
+    return found, at
+
+
+def measure(reduced: Bilevel, key: Key[Array, ""], batch: int) -> Start:
+    """The scales of a problem for batches of a size, and a start."""
+    rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), _MEASURING])
+    sources = reduced.lower_source, reduced.upper_source
+    lower = _part(sources[0], _ROWS, rng, key)
+    upper = lower if sources[0] is sources[1] and sources[0].rows is not None else _part(sources[1], _ROWS, rng, key)
+    part = replace(reduced, lower_source=lower, upper_source=upper)
+    at = Expansions(part)
+    here, W, v, bend, spent = _solved_start(part, at, rng)
+    x, start = here.x, at.table(reduced.W0)
+    ends = [_curvatures(at, x, place, rng, _LANCZOS) for place in (W, start)]
+    small, looked = _largest_on_batches(reduced, x, W, _drawn(sources[0], key, _LOOKS, batch, rng), rng)
+    smooth = max(ends[0][-1], ends[1][-1], small)
+    smooth = smooth if smooth > 0 else 1.0
+    pull, steep = _steepness(at, x, W, rng)
+    number = lambda value: put(np.asarray(value, reduced.dtype))
+    scales = Scales(
+        smooth=number(smooth),
+        convex=number(max(ends[0][0], _LEAST_CONVEX * at.eps * smooth)),
+        bend=number(bend),
+        gradient=number(np.linalg.norm(_Room.of(reduced).unblocked(x, here.gradient))),
+        pull=number(pull),
+        steep=number(steep),
+        epoch=number(max((source.rows or batch) / batch for source in sources)),
+    )
+    ledger = put(Ledger.page().with_more(at.spent + spent + looked.spent))
+    flags = put((np.asarray(here.solved), np.asarray(here.definite)))
+    return Start(scales, put(at.coefficients(W)), put(at.coefficients(v)), ledger, *flags)
 
 
 def _solved_start(
-    part: Bilevel, key: Key[Array, ""], ledger: Ledger
-) -> tuple[Point, PyTree, PyTree, Float[Array, ""], Ledger]:
-    """The problem at ``x0``, coefficients and adjoint there, and the curvature of ``F``."""
-    slope, ledger = oracles.lower_gradient(part, part.project(part.x0), part.W0, part.lower_pool, ledger)
-    target = jnp.finfo(part.dtype).eps ** _ACCURACY * trees.norm(slope)
+    part: Bilevel, at: Expansions, rng: np.random.Generator
+) -> tuple[Point, np.ndarray, np.ndarray, float, Any]:
+    """The problem at ``x0``, coefficients and adjoint there, the curvature of ``F``, and what that took elsewhere."""
+    x, start = _Room.of(part).project(flattened(part.x0)), at.table(part.W0)
+    target = at.eps**_ACCURACY * lower_size(at, x, start)
     if isinstance(part, Reduced) and part.deficient:
         # some coefficients are never seen (an empty cell): the exact solves need coordinates without them
         probe = part.whitened()
         assert probe.coordinates is not None
-        here, bend, ledger = _bend(probe, target, key, ledger)
-        found, adjoint = probe.coordinates.restore(here.W), probe.coordinates.direction(here.adjoint)
+        other = Expansions(probe)
+        here, bend = _bend(other, target, rng)
+        restored = probe.coordinates.restore(other.coefficients(here.W))
+        turned = probe.coordinates.direction(other.coefficients(np.nan_to_num(here.adjoint)))
+        found, adjoint, spent = at.table(restored), at.table(turned), other.spent
     else:
-        here, bend, ledger = _bend(part, target, key, ledger)
-        found, adjoint = here.W, here.adjoint
-    W = trees.where(here.solved, found, part.W0)
-    return here, W, trees.where(here.sound, adjoint, trees.zeros(part.W0)), bend, ledger
-
-
-@program
-def measure(reduced: Bilevel, key: Key[Array, ""], batch: int) -> Start:
-    """The scales of a problem for batches of a size, and a start."""
-    keys = jax.random.split(jax.random.fold_in(key, _MEASURING), 5)
-    sources = reduced.lower_source, reduced.upper_source
-    part = replace(
-        reduced, lower_source=sources[0].at_most(keys[0], _ROWS), upper_source=sources[1].at_most(keys[1], _ROWS)
-    )
-    x, pool = reduced.project(reduced.x0), part.lower_pool
-    here, W, v, bend, ledger = _solved_start(part, keys[2], Ledger.empty())
-
-    def spectrum(ledger, at):
-        values, ledger = _curvatures(part, x, at, pool, keys[3], _LANCZOS, ledger)
-        return ledger, values
-
-    ledger, (ritz, before) = jax.lax.scan(spectrum, ledger, jax.tree.map(lambda *a: jnp.stack(a), W, reduced.W0))
-
-    def look(ledger, number):
-        small = reduced.lower_source.batch(keys[4], number, batch, False)
-        values, ledger = _curvatures(reduced, x, W, small, keys[3], _FEW, ledger)
-        return ledger, values[-1]
-
-    ledger, small = jax.lax.scan(look, ledger, jnp.arange(_LOOKS, dtype=jnp.uint32))
-    smooth = jnp.maximum(jnp.maximum(ritz[-1], before[-1]), jnp.max(small))
-    smooth = jnp.where(smooth > 0, smooth, 1)
-    pull, steep, ledger = _steepness(part, x, W, keys[2], ledger)
-    scales = Scales(
-        smooth=smooth,
-        convex=jnp.maximum(ritz[0], _LEAST_CONVEX * jnp.finfo(reduced.dtype).eps * smooth),
-        bend=bend,
-        gradient=jnp.linalg.norm(_unblocked(reduced, here.x, here.gradient)),
-        pull=pull,
-        steep=steep,
-        epoch=jnp.asarray(max((source.rows or batch) / batch for source in sources), reduced.dtype),
-    )
-    return Start(scales, W, v, ledger, here.solved, here.definite)
+        here, bend = _bend(at, target, rng)
+        found, adjoint, spent = here.W, here.adjoint, type(at.spent)()
+    W = found if here.solved and np.isfinite(found).all() else start
+    return here, W, adjoint if here.sound else np.zeros_like(start), bend, spent

@@ -1,37 +1,26 @@
 """The barrier's weight, in units of the policy itself: solved for at a few samples, not taken from where it starts."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from ..derivatives import hessian_product, local_model, value_and_slope
+from ..derivatives import flattened
 from ..keys import as_key
-from ..problem import UNIT_ROWS, Problem, Samples, Study, length_of, scales_at, smoothing_from
-from ..programs import Held, program
-from .damped_newton import Dense, MatrixFree, minimise
+from ..problem import UNIT_ROWS, Samples, Study, length_of, scales_at, smoothing_from
+from .damped_newton import minimise
+from .per_context import Means
 
 _MEASURINGS = 8  # of solving and measuring anew, at most
 _SAME_LENGTH = 1.5  # ratio of two lengths that counts as none
 _AT_ONCE = 100.0  # by how much the length changes in a round, at most
-_FORMED = 64  # the largest y whose Hessian is formed
 _CLOSE_ENOUGH, _NEWTON_STEPS_EACH = 1e-6, 60  # of the first slope, and the most steps to get there
 
 
-@program
-def _minima(problem: Problem, rows: Samples, start: Float[Held, "n k"]) -> Float[Held, "n k"]:
+def _minima(study: Study, rows: Samples, start: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
     """Where the lower objective of each sample alone is least, its barrier included."""
-    _, unravel = ravel_pytree(problem.y0)
-
-    def one(z, xi, eta):
-        objective = lambda w: problem.lower(problem.x0, unravel(w), xi, eta)
-        slope = value_and_slope(objective)
-        formed = Dense(local_model(objective))
-        curvature = formed if len(z) <= _FORMED else MatrixFree(slope, hessian_product(objective))
-        return minimise(curvature, z, _CLOSE_ENOUGH * jnp.linalg.norm(slope(z)[1]), _NEWTON_STEPS_EACH).point
-
-    return jax.vmap(one)(start, rows.xi, rows.eta)
+    means = Means(study.problem, np.asarray(rows.xi), rows.eta, np.ones((len(rows), 1)))
+    objective = means.objective(flattened(study.problem.x0))
+    first = np.linalg.norm(objective.local(start)[1], axis=1)
+    return minimise(objective, start, _CLOSE_ENOUGH * first, _NEWTON_STEPS_EACH).point
 
 
 def with_barrier(study: Study) -> Study:
@@ -46,13 +35,12 @@ def with_barrier(study: Study) -> Study:
     rows = study.lower.look(as_key(0), UNIT_ROWS).samples.rows(slice(0, UNIT_ROWS))
     smoothing, share = constrained.smoothing, float(constrained.smoothing.share)
     length = float(smoothing.width) / share**0.5
-    flat = ravel_pytree(study.problem.y0)[0]
-    y: Array = jnp.broadcast_to(flat, (len(rows), len(flat)))
+    y = np.tile(flattened(study.problem.y0), (len(rows), 1))
     for _ in range(_MEASURINGS):
         study = study.smoothed(smoothing)
-        found = _minima(study.problem, rows, y)
-        y = jnp.where(jnp.all(jnp.isfinite(found), axis=1, keepdims=True), found, y)
-        scales = scales_at(constrained.lower, constrained.slacks, study.problem, rows, y)
+        found = _minima(study, rows, y)
+        y = np.where(np.all(np.isfinite(found), axis=1, keepdims=True), found, y)
+        scales = scales_at(constrained.lower, constrained.slacks, study.problem, rows, y.astype(study.dtype))
         new = float(np.clip(length_of(scales), length / _AT_ONCE, length * _AT_ONCE))
         smoothing = smoothing_from(scales, constrained.names, share, new)
         near = 1 / _SAME_LENGTH < new / length < _SAME_LENGTH

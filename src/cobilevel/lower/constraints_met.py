@@ -5,15 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree, Shaped
+from jaxtyping import Float, PyTree, Shaped
 
 from ..answer import Feasibility, Met, Solution
 from ..basis import combine
-from ..derivatives import local_model
+from ..derivatives import RowBlocks, RowDerivatives, flattened
 from ..keys import generator
 from ..problem import Constrained, Domain, Finite, Interval, Study
-from ..programs import Held, program
+from ..programs import Held
 from .damped_newton import Dense, minimise
 
 _FRESH = 1000  # contexts between the observed ones
@@ -22,24 +21,36 @@ _CONTRADICTION = 1e-6  # of the size of b: what no y can meet
 _FULL_CHECK = 200  # contexts at which it is asked whether the constraints can be met at all
 
 
-@program
-def _slacks_along(constrained: Constrained, x: PyTree, u: PyTree, xi: Array, eta: PyTree) -> Float[Held, "n m"]:
-    return jax.vmap(lambda one, context: constrained.slacks(x, one, context, eta))(u, xi)
+class _Slacks:
+    """The slacks at some contexts, as functions of the unknown there, with their slopes in it."""
+
+    def __init__(self, study: Study, x: PyTree, xi: Shaped[np.ndarray, "n ..."]):
+        constrained: Any = study.constrained
+        unused = jax.tree.map(lambda a: np.repeat(np.asarray(a)[:1], len(xi), axis=0), study.lower.example().eta)
+        self.count, self.x = len(constrained.names), flattened(x)
+        rows = RowBlocks(xi, unused, study.dtype, self.count * (1 + study.problem.sizes[1]))
+        self._derivatives = RowDerivatives.slack(constrained.slacks, rows)
+
+    def at(self, u: Float[np.ndarray, "n k"]) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, "n m k"]]:
+        table = self._derivatives.table(self.x, u)
+        return table[:, : self.count], table[:, self.count :].reshape(len(table), self.count, -1)
+
+    def least_violation(self, u: Float[np.ndarray, "n k"], units: Float[np.ndarray, " m"]) -> Float[np.ndarray, "n m"]:
+        """The slacks in units of ``y`` that are left where the squares of the violations are least, by Gauss-Newton."""
+
+        def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            slack, slope = self.at(z)
+            short, slope = np.minimum(slack / units, 0), slope / units[:, None]
+            bent = np.einsum("nma,nm,nmb->nab", slope, (short < 0).astype(float), slope)
+            return np.sum(short**2, axis=1), 2 * np.einsum("nm,nma->na", short, slope), 2 * bent
+
+        return self.at(minimise(Dense(model), u, 0.0, steps=50).point)[0] / units
 
 
-@program
-def _least_violation(
-    constrained: Constrained, x: PyTree, u: PyTree, xi: Array, eta: PyTree, units: Array
-) -> Float[Held, "n m"]:
-    """The slacks, in units of ``y``, that are left at each context where the squares of the violations are least."""
-
-    def one(start, context):
-        flat, unravel = ravel_pytree(start)
-        scaled = lambda z: constrained.slacks(x, unravel(z), context, eta) / units
-        squares = lambda z: jnp.sum(jnp.minimum(scaled(z), 0) ** 2)
-        return scaled(minimise(Dense(local_model(squares)), flat, 0.0, steps=50).point)
-
-    return jax.vmap(one)(u, xi)
+def _rows(u: PyTree) -> Float[np.ndarray, "n k"]:
+    """A pytree with a common leading axis as a table."""
+    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(u)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
 def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]:
@@ -50,7 +61,7 @@ def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]
     u = np.asarray(domain.reference(xi))
     one, other = (u[rng.integers(len(u), size=_FRESH)] for _ in range(2))
     share = rng.uniform(size=one.shape)
-    return domain.place(jnp.asarray(share * one + (1 - share) * other, u.dtype))
+    return domain.place((share * one + (1 - share) * other).astype(u.dtype))
 
 
 def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None, str]:
@@ -64,13 +75,12 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
     if smoothing is None or missed:
         return Feasibility(eliminated, 0.0, 0.0, 0.0, 0.0, 0.0), missed
     rows = study.lower.example(_MEASURED_ROWS) if study.endless else study.lower.contexts()
-    seen = jnp.asarray(rows.xi[:_MEASURED_ROWS])
-    eta = jax.tree.map(lambda a: jnp.asarray(a)[0], study.lower.example().eta)
+    seen = np.asarray(rows.xi[:_MEASURED_ROWS])
     domain, units = study.problem.domain, np.asarray(smoothing.units)
     tables = []
-    for xi in (seen, jnp.asarray(_between(domain, seen))):
-        u = combine(solution.basis(xi), solution.W)
-        tables.append(np.asarray(_slacks_along(constrained, solution.x, u, xi, eta), float))
+    for xi in (seen, np.asarray(_between(domain, seen))):
+        u = _rows(combine(solution.basis(xi), solution.W))
+        tables.append(_Slacks(study, solution.x, xi).at(u)[0])
     here = tables[0]
     short, short_fresh = (np.maximum(-table, 0) for table in tables)
     found = []
@@ -98,7 +108,7 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
         rows=tuple(found),
     )
     suspect = record.largest > float(smoothing.width) or not np.isfinite(record.largest)
-    return record, _impossible_at(study, constrained, solution, seen, scaled, eta) if suspect else ""
+    return record, _impossible_at(study, constrained, solution, seen, scaled) if suspect else ""
 
 
 def _equalities_missed(study: Study, constrained: Constrained, solution: Solution) -> str:
@@ -116,14 +126,13 @@ def _equalities_missed(study: Study, constrained: Constrained, solution: Solutio
 
 
 def _impossible_at(
-    study: Study, constrained: Constrained, solution: Solution, xi: Array, short: np.ndarray, eta: PyTree
+    study: Study, constrained: Constrained, solution: Solution, xi: np.ndarray, short: np.ndarray
 ) -> str:
     """Where no ``y`` meets the constraints, in words: of the contexts at which they are violated most."""
     smoothing: Any = constrained.smoothing
     worst = np.argsort(-short.max(axis=1))[:_FULL_CHECK]
-    start = jax.tree.map(lambda y: jnp.broadcast_to(y, (len(worst), *y.shape)), study.problem.y0)
-    units = jnp.asarray(smoothing.units, study.dtype)
-    left = np.asarray(_least_violation(constrained, solution.x, start, xi[worst], eta, units), float)
+    start = np.tile(flattened(study.problem.y0), (len(worst), 1))
+    left = _Slacks(study, solution.x, xi[worst]).least_violation(start, np.asarray(smoothing.units, float))
     lacking = -left.min(axis=1)
     if not lacking.max() > float(smoothing.width) / 2:
         return ""

@@ -1,16 +1,13 @@
-"""A damped Newton method: for the coefficients of the reduced lower level, and for the ``y`` of one context."""
+"""A damped Newton method on the host, for several independent problems at once: the coefficients of the reduced lower
+level (one problem, or one for each function where these do not overlap), and the ``y`` of many contexts."""
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
-
-from .. import trees
-from ..derivatives import conjugate_gradient, positive_solve
+import numpy as np
+from jaxtyping import Bool, Float, Int
 
 DENSE_LIMIT = 2000  # the largest Hessian that is formed; beyond, only its products with vectors are
 
@@ -22,299 +19,306 @@ _NOISE_OF_SUMS = 32  # the noise of values and gradients, in units of their own 
 _CLOSE = 0.75  # exponent of the precision: the next step, relative to the point; Newton's steps square it
 _SLACK = 1e3  # times its noise, where the gradient falls no further
 
+Local = tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k n"], Any]
 
-class Curvature(eqx.Module):
-    """An objective with second derivatives, either formed or as products. `hessian` below is whichever it keeps."""
+
+class Curvature:
+    """``k`` objectives with second derivatives, either formed or as products; `hessian` is whichever it keeps.
+
+    `eps` is the precision of values and gradients.
+    """
+
+    eps: float
 
     @abstractmethod
-    def local(self, z: Float[Array, " n"]) -> tuple[Array, Array, Any]:
-        """Value, gradient and hessian at ``z``."""
-
-    @abstractmethod
-    def value_and_gradient(self, z: Float[Array, " n"]) -> tuple[Array, Array]:
-        """Value and gradient at ``z`` alone."""
+    def local(self, z: Float[np.ndarray, "k n"]) -> Local:
+        """Values, gradients and hessians at ``z``."""
 
     @abstractmethod
     def solve(
-        self, hessian: Any, right: Float[Array, " n"], damping: Array, effort: Array
-    ) -> tuple[Array, Array, Array]:
+        self, hessian: Any, right: Float[np.ndarray, "k n"], damping: Float[np.ndarray, "k n"], effort: float
+    ) -> tuple[Float[np.ndarray, "k n"], Bool[np.ndarray, " k"], int]:
         """``(H + diag(damping)) p = right``: ``(p, usable, Hessian-vector products spent)``."""
 
     @abstractmethod
-    def metric(self, hessian: Any, gradient: Float[Array, " n"]) -> tuple[Float[Array, " n"], int]:
+    def metric(self, hessian: Any, gradient: Float[np.ndarray, "k n"]) -> tuple[Float[np.ndarray, "k n"], int]:
         """The curvature of each coordinate, in which lengths and damping are measured, and the products spent on it."""
 
+    @abstractmethod
+    def kept(self, yes: Bool[np.ndarray, " k"], new: Any, old: Any) -> Any:
+        """One hessian where `yes`, the other one elsewhere."""
 
+
+@dataclass(frozen=True)
 class Dense(Curvature):
-    """`model(z)` returns value, gradient and the Hessian matrix; `slope(z)`, where given, the first two for less."""
+    """`model(z)` returns values, gradients and Hessian matrices, ``(k, n, n)``."""
 
-    model: Callable = eqx.field(converter=jax.jit)  # used in several places of a program, and traced once
-    slope: Callable | None = None
+    model: Callable[[np.ndarray], Local]
+    eps: float = float(np.finfo(float).eps)
 
     def local(self, z):
         return self.model(z)
 
-    def value_and_gradient(self, z):
-        return self.model(z)[:2] if self.slope is None else self.slope(z)
-
     def solve(self, hessian, right, damping, effort):
-        p, usable = positive_solve(hessian + jnp.diag(damping), right)
-        return jnp.where(usable, p, 0), usable, jnp.int32(0)
+        n = hessian.shape[1]
+        damped = hessian + damping[:, :, None] * np.eye(n) if np.any(damping) else hessian
+        p, usable = positive_solve(damped, right)
+        return p, usable, 0
 
     def metric(self, hessian, gradient):
-        return jnp.abs(jnp.diagonal(hessian)), 0
+        return np.abs(np.diagonal(hessian, axis1=1, axis2=2)), 0
+
+    def kept(self, yes, new, old):
+        return new if np.all(yes) else np.where(yes[:, None, None], new, old)
 
 
-class Blocks(Dense):
-    """As ``Dense``, with a Hessian that has blocks on its diagonal, ``(N, d, d)``, and nothing else."""
-
-    def solve(self, hessian, right, damping, effort):
-        more = damping.reshape(hessian.shape[:2])[:, :, None] * jnp.eye(hessian.shape[1], dtype=damping.dtype)
-        p, usable = positive_solve(hessian + more, right)
-        return jnp.where(usable, p, 0), usable, jnp.int32(0)
-
-    def metric(self, hessian, gradient):
-        return jnp.abs(jnp.diagonal(hessian, axis1=1, axis2=2)).reshape(-1), 0
-
-
+@dataclass(frozen=True)
 class MatrixFree(Curvature):
-    """`slope(z)` returns value and gradient, `product(z, v)` the Hessian at ``z`` times ``v``."""
+    """`slope(z)` returns values and gradients, `product(z, v)` each Hessian at ``z`` times ``v``."""
 
-    slope: Callable
-    product: Callable
-    steps: int = eqx.field(static=True, default=250)
+    slope: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    product: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    eps: float = float(np.finfo(float).eps)
+    steps: int = 250
 
     def local(self, z):
         return *self.slope(z), z
 
-    def value_and_gradient(self, z):
-        return self.slope(z)
-
     def solve(self, hessian, right, damping, effort):
         image = lambda v: self.product(hessian, v) + damping * v
-        p, spent, curvature = conjugate_gradient(image, right, effort, self.steps)
+        p, spent, curvature = conjugate_gradients(image, right, effort, self.steps)
         return p, curvature > 0, spent
 
     def metric(self, hessian, gradient):
-        norm = gradient @ gradient
-        tiny = jnp.finfo(gradient.dtype).tiny
-        return jnp.full_like(gradient, jnp.abs(gradient @ self.product(hessian, gradient)) / jnp.maximum(norm, tiny)), 1
+        bend = np.abs(np.sum(gradient * self.product(hessian, gradient), axis=1))
+        bend = bend / np.maximum(np.sum(gradient**2, axis=1), np.finfo(float).tiny)
+        return np.broadcast_to(bend[:, None], gradient.shape), 1
+
+    def kept(self, yes, new, old):
+        return np.where(yes[:, None], new, old)
 
 
-class Minimum(eqx.Module):
-    """Where ``minimise`` ended.
+def positive_solve(
+    matrices: Float[np.ndarray, "k n n"], right: Float[np.ndarray, "k n"]
+) -> tuple[Float[np.ndarray, "k n"], Bool[np.ndarray, " k"]]:
+    """Solves with symmetric matrices, and whether each is positive definite; the solution is 0 where it is not."""
+    if matrices.shape[1] == 1:  # a quotient each
+        usable = matrices[:, 0, 0] > 0
+        return np.where(usable[:, None], right / np.where(usable, matrices[:, 0, 0], 1)[:, None], 0.0), usable
+    factor, usable = cholesky(matrices)
+    return np.where(usable[:, None], solve_with(factor, right[:, :, None])[:, :, 0], 0.0), usable
 
-    `evaluations` counts calls of value, gradient and hessian together, `slopes` those of value and gradient alone,
-    `products` Hessian-vector products.
+
+def cholesky(matrices: Float[np.ndarray, "k n n"]) -> tuple[Float[np.ndarray, "k n n"], Bool[np.ndarray, " k"]]:
+    """Cholesky factors, and which matrices have one; the identity for the others."""
+    usable = np.isfinite(matrices).all(axis=(1, 2))
+    try:
+        if usable.all():
+            return np.linalg.cholesky(matrices), usable
+    except np.linalg.LinAlgError:
+        pass
+    factor = np.broadcast_to(np.eye(matrices.shape[1]), matrices.shape).copy()
+    for k in np.flatnonzero(usable):
+        try:
+            factor[k] = np.linalg.cholesky(matrices[k])
+        except np.linalg.LinAlgError:
+            usable[k] = False
+    return factor, usable
+
+
+def solve_with(factor: Float[np.ndarray, "k n n"], right: Float[np.ndarray, "k n m"]) -> Float[np.ndarray, "k n m"]:
+    """Solves with matrices given by their Cholesky factors."""
+    if len(factor) == 1:
+        from scipy.linalg import cho_solve
+
+        return cho_solve((factor[0], True), right[0], check_finite=False)[None]
+    half = np.linalg.solve(factor, right)
+    return np.linalg.solve(np.swapaxes(factor, 1, 2), half)
+
+
+def conjugate_gradients(
+    product: Callable[[np.ndarray], np.ndarray], right: Float[np.ndarray, "k n"], tolerance: float, steps: int
+) -> tuple[Float[np.ndarray, "k n"], int, Float[np.ndarray, " k"]]:
+    """Solves ``A v = right`` for positive definite ``A``: ``(v, products spent, least curvature met)``.
+
+    Where a direction of nonpositive curvature turns up it stops with what it has, so that ``v`` stays a direction
+    along which the quadratic decreases; the curvature returned says so.
     """
+    dot = lambda a, b: np.sum(a * b, axis=1)
+    v, residual, direction = np.zeros_like(right), right, right
+    rho, curvature, goal = dot(right, right), np.full(len(right), np.inf), tolerance * np.linalg.norm(right, axis=1)
+    for spent in range(steps):
+        going = (np.sqrt(rho) > goal) & (curvature > 0)
+        if not going.any():
+            return v, spent, curvature
+        image = product(direction)
+        bend = dot(direction, image)
+        found = bend / np.maximum(dot(direction, direction), np.finfo(float).tiny)
+        curvature = np.where(going, np.minimum(curvature, found), curvature)
+        length = np.where(going & (bend > 0), rho / np.where(bend > 0, bend, 1), 0)[:, None]
+        v, residual = v + length * direction, residual - length * image
+        fresh = np.where(going, dot(residual, residual), rho)
+        direction = np.where(going[:, None], residual + (fresh / np.where(rho > 0, rho, 1))[:, None] * direction, direction)
+        rho = fresh
+    return v, steps, curvature
 
-    point: Float[Array, " n"]
-    value: Float[Array, ""]
-    gradient: Float[Array, " n"]
+
+@dataclass(frozen=True)
+class Minimum:
+    """Where ``minimise`` ended: points, with what is known there, and what it took: evaluations of all objectives
+    together, and Hessian-vector products."""
+
+    point: Float[np.ndarray, "k n"]
+    value: Float[np.ndarray, " k"]
+    gradient: Float[np.ndarray, "k n"]
     hessian: Any
-    converged: Bool[Array, ""]
-    evaluations: Int[Array, ""]
-    products: Int[Array, ""]
-    slopes: Int[Array, ""]
+    converged: Bool[np.ndarray, " k"]
+    evaluations: int
+    products: int
 
 
-class _Place(eqx.Module):
-    """A point with what is known there; `metric` is the curvature of each coordinate, positive."""
+@dataclass(frozen=True)
+class _Place:
+    """Points with what is known there; `metric` is the curvature of each coordinate, positive."""
 
-    z: Float[Array, " n"]
-    value: Float[Array, ""]
-    gradient: Float[Array, " n"]
+    z: Float[np.ndarray, "k n"]
+    value: Float[np.ndarray, " k"]
+    gradient: Float[np.ndarray, "k n"]
     hessian: Any
-    metric: Float[Array, " n"]
+    metric: Float[np.ndarray, "k n"]
+    eps: float
 
     @staticmethod
-    def at(z: Float[Array, " n"], local: tuple[Array, Array, Any], objective: Curvature) -> tuple["_Place", int]:
+    def at(z: np.ndarray, local: Local, objective: Curvature) -> tuple["_Place", int]:
         value, gradient, hessian = local
         metric, products = objective.metric(hessian, gradient)
-        length, tiny = jnp.linalg.norm(z), jnp.finfo(z.dtype).tiny
-        most = jnp.max(metric)
-        fallback = jnp.maximum(jnp.linalg.norm(gradient) / jnp.where(length > 0, length, 1), tiny)
-        metric = jnp.where(metric > 0, metric, jnp.where(most > 0, most, fallback))
-        return _Place(z, value, gradient, hessian, metric), products
+        length, tiny = np.linalg.norm(z, axis=1), np.finfo(float).tiny
+        fallback = np.maximum(np.linalg.norm(gradient, axis=1) / np.where(length > 0, length, 1), tiny)
+        most = np.max(metric, axis=1)
+        other = np.where(most > 0, most, fallback)[:, None]
+        return _Place(z, value, gradient, hessian, np.where(metric > 0, metric, other), objective.eps), products
 
     @property
-    def rounding(self) -> Float[Array, ""]:
-        """The noise of the value."""
-        return _NOISE_OF_SUMS * jnp.finfo(self.z.dtype).eps * jnp.abs(self.value)
+    def rounding(self) -> Float[np.ndarray, " k"]:
+        """The noise of the values."""
+        return _NOISE_OF_SUMS * self.eps * np.abs(self.value)
 
-    def size(self) -> Float[Array, ""]:
-        """The gradient, measured so that the units of the coordinates do not matter."""
-        return jnp.sqrt(jnp.sum(self.gradient**2 / self.metric))
+    def size(self) -> Float[np.ndarray, " k"]:
+        """The gradients, measured so that the units of the coordinates do not matter."""
+        return np.sqrt(np.sum(self.gradient**2 / self.metric, axis=1))
 
-    def small(self, target: Any, slack: float = 1.0) -> Bool[Array, ""]:
+    def small(self, target: Any, close: float, slack: float = 1.0) -> Bool[np.ndarray, " k"]:
         """Below the target and close by (the target says little where the start was far away); or mere rounding."""
-        eps, size = jnp.finfo(self.z.dtype).eps, self.size()
-        length = jnp.sqrt(jnp.sum(self.metric * self.z**2))
-        floor = _NOISE_OF_SUMS * eps * jnp.maximum(length, jnp.sqrt(jnp.abs(self.value)))
-        below = jnp.linalg.norm(self.gradient) <= slack * target
-        close = below & (size <= slack * eps**_CLOSE * length) | (size <= slack * floor)
-        return close & jnp.isfinite(size)
+        size = self.size()
+        length = np.sqrt(np.sum(self.metric * self.z**2, axis=1))
+        floor = _NOISE_OF_SUMS * self.eps * np.maximum(length, np.sqrt(np.abs(self.value)))
+        below = np.linalg.norm(self.gradient, axis=1) <= slack * target
+        near = below & (size <= slack * max(close, self.eps**_CLOSE) * length) | (size <= slack * floor)
+        return near & np.isfinite(size)
 
-
-class _Search(eqx.Module):
-    """A search along a direction: the `length` tried last with the `value` and the `slope` there; the ends of the
-    bracket, the upper one infinite until it is known, with the slopes there; and the number of trials."""
-
-    length: Float[Array, ""]
-    value: Float[Array, ""]
-    slope: Float[Array, ""]
-    low: Float[Array, ""]
-    high: Float[Array, ""]
-    low_slope: Float[Array, ""]
-    high_slope: Float[Array, ""]
-    count: Int[Array, ""]
-
-    def narrowed(self, too_far: Bool[Array, ""]) -> "_Search":
-        """With the last trial as an end of the bracket."""
-        pick = lambda new, old, yes: jnp.where(yes, new, old)
-        return _Search(
-            self.length,
-            self.value,
-            self.slope,
-            low=pick(self.length, self.low, ~too_far),
-            high=pick(self.length, self.high, too_far),
-            low_slope=pick(self.slope, self.low_slope, ~too_far),
-            high_slope=pick(self.slope, self.high_slope, too_far),
-            count=self.count,
-        )
-
-    def following(self) -> Float[Array, ""]:
-        """The next length: where the slope vanishes on the line through those at the ends, every other time the
-        middle; while one end is missing, lengths that grow or shrink faster and faster."""
-        width, turn = self.high - self.low, self.count.astype(self.low.dtype)
-        rises = jnp.isfinite(self.high_slope) & (self.high_slope > 0)
-        share = -self.low_slope / jnp.where(rises, self.high_slope - self.low_slope, 1)
-        inner = self.low + width * jnp.where(rises & (self.count % 2 == 1), jnp.clip(share, 0.1, 0.9), 0.5)
-        wide = self.high > 100 * self.low
-        middle = jnp.where(self.low > 0, jnp.sqrt(self.low) * jnp.sqrt(self.high), self.length * 10.0**-turn)
-        blind = wide & ((self.low > 0) | ~rises)
-        longer = self.length * 4.0**turn
-        return jnp.where(jnp.isinf(self.high), longer, jnp.where(blind, middle, inner))
-
-
-def _search(
-    objective: Curvature, here: _Place, p: Float[Array, " n"], first: tuple[Array, Array], usable: Bool[Array, ""]
-) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """The length to go along ``p``, from the value and gradient at ``z + p``, and the evaluations spent; 0 for none.
-
-    Ends where the objective has fallen by a fair share and its slope by half. Slopes decide, as far as they can: they
-    keep their meaning where the decrease drowns in rounding.
-    """
-    steep = here.gradient @ p
-
-    def falls(s):
-        """Whether the value is as low as it must be; where rounding hides the decrease, not higher."""
-        seen = s.value <= here.value + _ARMIJO * s.length * steep
-        hidden = (-s.length * steep <= 2 * here.rounding) & (s.value <= here.value + here.rounding)
-        return jnp.isfinite(s.slope) & (seen | hidden)
-
-    def level(s):
-        return falls(s) & (jnp.abs(s.slope) <= _LEVEL * jnp.abs(steep))
-
-    def unfinished(s):
-        return usable & ~level(s) & (s.count < _LENGTHS)
-
-    def try_next(s):
-        s = s.narrowed(~falls(s) | (s.slope > 0))
-        length = s.following()
-        value, gradient = objective.value_and_gradient(here.z + length * p)
-        return _Search(length, value, gradient @ p, s.low, s.high, s.low_slope, s.high_slope, s.count + 1)
-
-    zero, one = jnp.zeros_like(steep), jnp.ones_like(steep)
-    start = _Search(one, first[0], first[1] @ p, zero, jnp.inf * one, steep, jnp.inf * one, jnp.int32(1))
-    end = jax.lax.while_loop(unfinished, try_next, start)
-    return jnp.where(usable, jnp.where(level(end), end.length, end.low), 0), end.count - 1
+    def where(self, yes: Bool[np.ndarray, " k"], other: "_Place", objective: Curvature) -> "_Place":
+        """These where `yes`, the others elsewhere."""
+        if yes.all():
+            return self
+        pick = lambda a, b: np.where(yes.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+        parts = [pick(getattr(self, name), getattr(other, name)) for name in ("z", "value", "gradient", "metric")]
+        z, value, gradient, metric = parts
+        return _Place(z, value, gradient, objective.kept(yes, self.hessian, other.hessian), metric, self.eps)
 
 
 def _along(
-    objective: Curvature, here: _Place, p: Float[Array, " n"], usable: Bool[Array, ""]
-) -> tuple[tuple[Array, Array, Any], Float[Array, ""], Int[Array, ""], Int[Array, ""]]:
-    """What is known at the end of a search along ``p``, the length gone, and the evaluations spent, of both kinds.
+    objective: Curvature, here: _Place, p: Float[np.ndarray, "k n"], usable: Bool[np.ndarray, " k"]
+) -> tuple[_Place, Float[np.ndarray, " k"], int, int]:
+    """The end of a search along ``p`` from each point: what is known there, the length gone (0 for none), and the
+    evaluations and products spent.
 
-    The whole step comes first and is often taken, so its hessian is computed at once. A loop that is passed twice where
-    it is not: the hessian is compiled once, and mapped over problems, computed again only where one of them needs it.
+    The whole step comes first. A search ends where the objective has fallen by a fair share and its slope by half.
+    Slopes decide, as far as they can: they keep their meaning where the decrease drowns in rounding. A length between
+    two that are known is where the slope vanishes on the line through theirs, every other time the middle; while one
+    end is missing, lengths grow or shrink faster and faster.
     """
-
-    def look(carry):
-        _, length, passes, slopes, _ = carry
-        local = objective.local(here.z + length * p)
-        first = passes == 0
-        found, more = _search(objective, here, p, local[:2], usable & first)
-        length = jnp.where(first, found, length)
-        return local, length, passes + 1, slopes + more, first & (length > 0) & (length != 1)
-
-    known = (here.value, here.gradient, here.hessian)
-    start = (known, jnp.ones_like(here.value), jnp.int32(0), jnp.int32(0), jnp.asarray(True))
-    return jax.lax.while_loop(lambda carry: carry[-1], look, start)[:-1]
-
-
-class _Progress(eqx.Module):
-    """What evolves in ``minimise``: the place, the damping, whether rounding leaves no more to do, and the counts."""
-
-    here: _Place
-    damping: Float[Array, ""]
-    exhausted: Bool[Array, ""]
-    steps: Int[Array, ""]
-    evaluations: Int[Array, ""]
-    products: Int[Array, ""]
-    slopes: Int[Array, ""]
-
-
-def _advance(objective: Curvature, target: Any, now: _Progress) -> _Progress:
-    """One Newton step: a direction, a length along it, and the damping that follows from how it went."""
-    here, eps = now.here, jnp.finfo(now.here.z.dtype).eps
-    effort = jnp.clip(target / jnp.linalg.norm(here.gradient), 1e-2 * eps**0.5, 1e-1)
-    p, usable, products = objective.solve(here.hessian, -here.gradient, now.damping * here.metric, effort)
-    steep = here.gradient @ p
-    usable = usable & (steep < 0) & jnp.all(jnp.isfinite(p))
-    local, length, evaluations, slopes = _along(objective, here, p, usable)
-    moved = length > 0
-    there, looked = _Place.at(here.z + length * p, local, objective)
-    promised = (now.damping * jnp.sum(here.metric * p**2) - steep) / 2
-    gained = here.value - there.value
-    hidden = promised <= here.rounding  # the decrease drowns in rounding: only the gradient can tell
-    shrinks = there.size() < here.size()
-    better = moved & (~hidden | shrinks)
-    good = (gained > 0.75 * promised) | hidden & shrinks | (length > 1)
-    relaxed = jnp.where(good, now.damping / 10, now.damping)
-    relaxed = jnp.where(relaxed > _NO_DAMPING, relaxed, 0)
-    damping = jnp.where(better, relaxed, jnp.maximum(10 * now.damping, _FIRST_DAMPING))
-    return _Progress(
-        trees.where(better, there, here),
-        damping,
-        usable & hidden & ~better,
-        now.steps + 1,
-        now.evaluations + evaluations,
-        now.products + products + looked,
-        now.slopes + slopes,
-    )
+    k = len(p)
+    steep, rounding = np.sum(here.gradient * p, axis=1), here.rounding
+    length, low, high = np.ones(k), np.zeros(k), np.full(k, np.inf)
+    low_slope, high_slope = steep.copy(), np.full(k, np.inf)
+    best, asked, evaluations, products = here, usable.copy(), 0, 0  # best: what is known at `low`
+    gone = np.zeros(k)
+    for turn in range(1, _LENGTHS + 1 if usable.any() else 1):
+        z = here.z + (length * asked)[:, None] * p
+        there, looked = _Place.at(z, objective.local(z), objective)
+        evaluations, products = evaluations + 1, products + looked
+        slope = np.sum(there.gradient * p, axis=1)
+        with np.errstate(invalid="ignore", over="ignore"):
+            seen = there.value <= here.value + _ARMIJO * length * steep
+            hidden = (-length * steep <= 2 * rounding) & (there.value <= here.value + rounding)
+        falls = np.isfinite(slope) & (seen | hidden)
+        level = asked & falls & (np.abs(slope) <= _LEVEL * np.abs(steep))
+        best, gone = there.where(level, best, objective), np.where(level, length, gone)
+        asked = asked & ~level
+        if not asked.any():
+            break
+        too_far = asked & (~falls | (slope > 0))
+        nearer = asked & ~too_far
+        best, gone = there.where(nearer, best, objective), np.where(nearer, length, gone)
+        low, low_slope = np.where(nearer, length, low), np.where(nearer, slope, low_slope)
+        high, high_slope = np.where(too_far, length, high), np.where(too_far, slope, high_slope)
+        length = np.where(asked, _following(length, low, high, low_slope, high_slope, turn), length)
+    return best, gone, evaluations, products
 
 
-def minimise(objective: Curvature, start: Float[Array, " n"], target: Any, steps: int = 200) -> Minimum:
-    """Newton's method with a search along its direction, until the gradient norm is at most `target` or as small as
-    rounding lets.
+def _following(
+    length: np.ndarray, low: np.ndarray, high: np.ndarray, low_slope: np.ndarray, high_slope: np.ndarray, turn: int
+) -> np.ndarray:
+    """The next length of a search, after `turn` trials."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        width = high - low
+        rises = np.isfinite(high_slope) & (high_slope > 0)
+        share = -low_slope / np.where(rises, high_slope - low_slope, 1)
+        inner = low + width * np.where(rises & (turn % 2 == 1), np.clip(share, 0.1, 0.9), 0.5)
+        middle = np.where(low > 0, np.sqrt(low) * np.sqrt(high), length * 10.0**-turn)
+        blind = (high > 100 * low) & ((low > 0) | ~rises)
+        return np.where(np.isinf(high), length * 4.0**turn, np.where(blind, middle, inner))
 
-    Undamped directions are tried first, and damping grows only where there is none: where the Hessian is not positive
+
+def minimise(
+    objective: Curvature, start: Float[np.ndarray, "k n"], target: Any, steps: int = 200, close: float = 0.0
+) -> Minimum:
+    """Newton's method with a search along its direction, until gradient norms are at most `target` or as small as
+    rounding lets; `close`: the next step, relative to the point, that is short enough (by default what the precision
+    allows).
+
+    Undamped directions are tried first, and damping grows only where there is none: where a Hessian is not positive
     definite (or where it vanishes, as it does at zero flow in a traffic network). The search is for kinks of the
     second derivative, as penalties have them, across which full steps go back and forth; damping would slow that
     down. Once the decrease drowns in rounding, the gradient decides.
     """
-
-    def unfinished(now):
-        going = ~now.exhausted & (now.damping <= _LAST_DAMPING) & (now.steps < steps)
-        return going & ~now.here.small(target) & jnp.all(jnp.isfinite(now.here.gradient))
-
-    here, spent = _Place.at(start, objective.local(start), objective)
-    zero, none = jnp.zeros((), start.dtype), jnp.int32(0)
-    first = _Progress(here, zero, jnp.asarray(False), none, jnp.int32(1), jnp.int32(spent), none)
-    end = jax.lax.while_loop(unfinished, lambda now: _advance(objective, target, now), first)
-    here = end.here
-    converged = here.small(target) | end.exhausted & here.small(target, _SLACK)
-    return Minimum(
-        here.z, here.value, here.gradient, here.hessian, converged, end.evaluations, end.products, end.slopes
-    )
+    here, products = _Place.at(start, objective.local(start), objective)
+    evaluations, k = 1, len(start)
+    damping, exhausted = np.zeros(k), np.zeros(k, bool)
+    for _ in range(steps):
+        finite = np.isfinite(here.gradient).all(axis=1)
+        going = ~exhausted & (damping <= _LAST_DAMPING) & finite & ~here.small(target, close)
+        if not going.any():
+            break
+        size = np.linalg.norm(here.gradient[going], axis=1)
+        effort = float(np.clip(np.min(target / size), 1e-2 * here.eps**0.5, 1e-1))
+        p, usable, spent = objective.solve(here.hessian, -here.gradient, damping[:, None] * here.metric, effort)
+        steep = np.sum(here.gradient * p, axis=1)
+        usable = going & usable & (steep < 0) & np.isfinite(p).all(axis=1)
+        there, length, more, looked = _along(objective, here, p, usable)
+        evaluations, products = evaluations + more, products + spent + looked
+        moved = length > 0
+        promised = (damping * np.sum(here.metric * p**2, axis=1) - steep) / 2
+        gained = here.value - there.value
+        hidden = promised <= here.rounding  # the decrease drowns in rounding: only the gradient can tell
+        shrinks = there.size() < here.size()
+        better = moved & (~hidden | shrinks)
+        good = (gained > 0.75 * promised) | hidden & shrinks | (length > 1)
+        relaxed = np.where(good, damping / 10, damping)
+        relaxed = np.where(relaxed > _NO_DAMPING, relaxed, 0)
+        after = np.where(better, relaxed, np.maximum(10 * damping, _FIRST_DAMPING))
+        damping = np.where(going, after, damping)
+        exhausted = exhausted | usable & hidden & ~better
+        here = there.where(better, here, objective)
+    converged = here.small(target, close) | exhausted & here.small(target, close, _SLACK)
+    return Minimum(here.z, here.value, here.gradient, here.hessian, converged, evaluations, products)

@@ -1,6 +1,6 @@
 r"""Exact lower-level solutions $y^\star(x, \xi)$, for many contexts at once, and derivatives along them."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,17 +8,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
-from ..derivatives import hessian_product, local_model, lower_derivatives, value_and_slope
+from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes, flattened, shaped_like
 from ..keys import as_key
 from ..problem import Finite, Problem, Study
-from ..programs import Held, program
+from ..programs import Held
 from .damped_newton import Curvature, Dense, MatrixFree, minimise
 
 _DENSE_Y = 64  # the largest y whose Hessian is formed at each context
-_WORK = 2_000_000  # numbers that contexts solved together may take, about
+_WORK = 2**18  # rows of contexts that are solved together, about
 
 
 class LowerSolution(eqx.Module):
@@ -50,18 +49,18 @@ class Law(eqx.Module):
 
     xi: Shaped[Held, "n ..."]
     eta: PyTree
-    weights: Array | None
+    weights: Float[np.ndarray, "..."] | None
     keys: Array | None
     rows: int = eqx.field(static=True)
 
     def without(self, left_out: Bool[Held, " rows"]) -> "Law":
         """The same law with some rows of the data left out."""
-        kept = (~left_out).astype(self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float)
+        kept = (~left_out).astype(float)
         if self.weights is None:
             return replace(self, weights=kept)
         weights = self.weights * kept
-        some = jnp.sum(weights, axis=-1, keepdims=True) > 0  # a context that would have none left keeps its rows
-        return replace(self, weights=jnp.where(some, weights, self.weights))
+        some = np.sum(weights, axis=-1, keepdims=True) > 0  # a context that would have none left keeps its rows
+        return replace(self, weights=np.where(some, weights, self.weights))
 
 
 def law_at(study: Study, xi: Shaped[Held, "n ..."], draws: int = 1024, key: Any = 0) -> Law:
@@ -69,7 +68,7 @@ def law_at(study: Study, xi: Shaped[Held, "n ..."], draws: int = 1024, key: Any 
     where the problem has a ``conditional`` sampler; the samples of each value for a ``Finite`` domain. Else raises."""
     problem = study.problem
     lower: Any = study.lower  # what it is, its own answers say
-    xi, domain = jnp.asarray(xi), problem.domain
+    xi, domain = np.asarray(xi), problem.domain
     if not study.lower_noise:
         return Law(xi, jax.tree.map(lambda a: a[:1], lower.example().eta), None, None, 1)
     if lower.crossed:
@@ -77,9 +76,9 @@ def law_at(study: Study, xi: Shaped[Held, "n ..."], draws: int = 1024, key: Any 
     if problem.conditional is not None:
         return Law(xi, None, None, jax.random.split(as_key(key), len(xi)), draws)
     if isinstance(domain, Finite) and not lower.endless:
-        same = domain.index(lower.xi)[None, :] == domain.index(xi)[:, None]
-        weights = jnp.where(same, lower.mean_one_weights(), 0)
-        unseen = np.asarray(jnp.sum(weights, axis=1) == 0)
+        same = np.asarray(domain.index(lower.xi))[None, :] == np.asarray(domain.index(xi))[:, None]
+        weights = np.where(same, np.asarray(lower.mean_one_weights(), float), 0.0)
+        unseen = np.sum(weights, axis=1) == 0
         if unseen.any():
             raise ValueError(
                 f"the lower level has no samples at {int(unseen.sum())} of {len(unseen)} contexts, first at "
@@ -113,100 +112,144 @@ def exact_lower(
     problem = study.problem
     if isinstance(problem.domain, Finite):  # each value once
         values, first, place = np.unique(
-            np.asarray(problem.domain.index(jnp.asarray(xi))), return_index=True, return_inverse=True
+            np.asarray(problem.domain.index(np.asarray(xi))), return_index=True, return_inverse=True
         )
-        law = law_at(study, jnp.asarray(problem.domain.values)[values], draws, key)
-        start = None if start is None else jax.tree.map(lambda a: a[first], start)
-        return jax.tree.map(lambda a: a[place.ravel()], solve_each(problem, x, law, tolerance, start))
+        law = law_at(study, np.asarray(problem.domain.values)[values], draws, key)
+        start = None if start is None else jax.tree.map(lambda a: np.asarray(a)[first], start)
+        found = solve_each(problem, x, law, tolerance, start)
+        return jax.tree.map(lambda a: a[place.ravel()], found)
     return solve_each(problem, x, law_at(study, xi, draws, key), tolerance, start)
 
 
-def _objective(problem: Problem, unravel: Callable, law: Law, context: Array, weight: Any, key: Any):
-    """The conditional mean of ``g`` at one context, as a function of ``x`` and the flattened ``y``."""
-    data = law.eta if key is None else problem.conditional(key, context, law.rows)  # pyright: ignore
+class Means:
+    """The conditional lower level at some contexts of a law: means over the rows that each of them has."""
 
-    def mean(x, z):
-        values = jax.vmap(lambda e: problem.lower(x, unravel(z), context, e), axis_size=law.rows)(data)
-        return jnp.mean(values) if weight is None else (weight @ values) / jnp.sum(weight)
+    def __init__(self, problem: Problem, xi: np.ndarray, eta: PyTree, weights: np.ndarray, crossed: bool = False):
+        """`eta`: one row after the other, those of the first context first; `weights`: a row for each context."""
+        dx, dy = problem.sizes
+        self.problem, self.sizes = problem, Sizes(dx, dy, crossed)
+        self.count, self.rows = weights.shape
+        self.dtype = np.dtype(jax.tree.leaves(problem.y0)[0].dtype)
+        numbers = self.sizes.lower if dy <= _DENSE_Y or crossed else 1 + 2 * dy
+        self.blocks = RowBlocks(np.repeat(xi, self.rows, axis=0), eta, self.dtype, numbers)
+        self.weights = weights / weights.sum(axis=1, keepdims=True)
 
-    return mean
-
-
-def _each(one: Callable, problem: Problem, law: Law, work: int, *more: Any) -> Any:
-    """Maps over the contexts of a law, several at a time."""
-    shared = law.weights is not None and law.weights.ndim == 1
-    table = (law.xi, None if shared else law.weights, law.keys, *more)
-    weight_of = lambda weight: law.weights if shared else weight
-    run = lambda item: one(item[0], weight_of(item[1]), item[2], *item[3:])
-    return jax.lax.map(run, table, batch_size=min(max(1, _WORK // max(1, law.rows * work)), len(law.xi)))
-
-
-def _slopes_by_draw(
-    problem: Problem, x: PyTree, unravel: Callable, z: Array, law: Law, context: Array, key: Any
-) -> Array:
-    """``d2 g`` at one context, draw by draw."""
-    one = lambda e: value_and_slope(lambda p: problem.lower(x, unravel(p), context, e))(z)[1]
-    return jax.vmap(one)(problem.conditional(key, context, law.rows))  # pyright: ignore[reportOptionalCall]
-
-
-def _noise_of_minimum(hessian: Float[Array, "dy dy"], slopes: Float[Array, "rows dy"]) -> Float[Array, ""]:
-    """The expected square of how far the minimum of a mean over draws is from that of its expectation."""
-    steps = jnp.linalg.solve(hessian, (slopes - jnp.mean(slopes, axis=0)).T)
-    return jnp.sum(steps**2) / (len(slopes) * (len(slopes) - 1))
-
-
-@program
-def solve_each(problem: Problem, x: PyTree, law: Law, tolerance: float | None = None, start: Any = None):
-    """The minimiser at each context of a law, from ``y0`` or from `start`, one row a context."""
-    first_y, unravel = ravel_pytree(problem.y0)
-    x = jax.tree.map(jnp.asarray, x)
-    share = max(1e-10, 100 * float(jnp.finfo(first_y.dtype).eps)) if tolerance is None else tolerance
-    share = jnp.asarray(share, first_y.dtype) / 2  # half, so that a rounded check still passes
-
-    def one(context, weight, key, begin):
-        mean = _objective(problem, unravel, law, context, weight, key)
-        objective = lambda z: mean(x, z)
-        slope = value_and_slope(objective)
-        if len(first_y) <= _DENSE_Y:
-            curvature: Curvature = Dense(local_model(objective))
+    @staticmethod
+    def of(problem: Problem, law: Law, part: slice, crossed: bool) -> "Means":
+        """Some of the contexts of a law."""
+        xi = np.asarray(law.xi)[part]
+        if law.keys is None:
+            eta = jax.tree.map(lambda a: np.tile(np.asarray(a), (len(xi), *[1] * (a.ndim - 1))), law.eta)
         else:
-            curvature = MatrixFree(slope, hessian_product(objective))
-        first = jnp.linalg.norm(slope(first_y)[1])
-        found = minimise(curvature, first_y if begin is None else ravel_pytree(begin)[0], share * first)
-        convex, noise = jnp.asarray(True), jnp.zeros((), first_y.dtype)
-        if isinstance(curvature, Dense):
-            eigenvalues = jnp.linalg.eigvalsh(found.hessian)
-            convex = eigenvalues[0] >= -1e-8 * jnp.max(jnp.abs(eigenvalues))
-            if key is not None and law.rows > 1:
-                slopes = _slopes_by_draw(problem, x, unravel, found.point, law, context, key)
-                noise = _noise_of_minimum(found.hessian, slopes)
-        size = jnp.linalg.norm(found.gradient) / jnp.maximum(first, jnp.finfo(first.dtype).tiny)
-        return unravel(found.point), found.converged, size, convex, noise
+            drawn = _drawn_at(problem.conditional, law.keys[part], jnp.asarray(xi), law.rows)
+            eta = jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), drawn)
+        weights = np.ones(law.rows) if law.weights is None else law.weights
+        weights = weights[part] if weights.ndim == 2 else np.broadcast_to(weights, (len(xi), law.rows))
+        return Means(problem, xi, eta, weights, crossed)
 
-    work = len(first_y) * min(len(first_y), _DENSE_Y)
-    return LowerSolution(*_each(one, problem, law, work, start))
+    def _each_row(self, y: np.ndarray) -> np.ndarray:
+        return np.repeat(y, self.rows, axis=0)
+
+    def _mean(self, table: np.ndarray) -> np.ndarray:
+        table = table.reshape(self.count, self.rows, *table.shape[1:])
+        return table[:, 0] if self.rows == 1 else np.einsum("kr,kr...->k...", self.weights, table)
+
+    def by_row(self, x: np.ndarray, y: Float[np.ndarray, "k dy"]) -> LowerRows:
+        """Row by row."""
+        derivatives = RowDerivatives.lower(self.problem.lower, self.blocks, self.sizes.crossed)  # pyright: ignore
+        return self.sizes.split_lower(derivatives.table(x, self._each_row(y)))
+
+    def at(self, x: np.ndarray, y: Float[np.ndarray, "k dy"]) -> LowerRows:
+        """Derivatives of the means, a row for each context."""
+        return LowerRows(*(self._mean(part) for part in self.by_row(x, y)))
+
+    def objective(self, x: np.ndarray) -> Curvature:
+        """The means as functions of ``y``, to be minimised."""
+        eps = float(np.finfo(self.dtype).eps)
+        if self.sizes.dy <= _DENSE_Y:
+            return Dense(lambda y: self.at(x, y)[:3], eps)
+        products = RowDerivatives.product(self.problem.lower, self.blocks)  # pyright: ignore
+        table = lambda y, v: self._mean(products.table(x, np.concatenate([self._each_row(y), self._each_row(v)], axis=1)))
+        cut = 1 + self.sizes.dy
+
+        def slope(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            found = table(y, np.zeros_like(y))
+            return found[:, 0], found[:, 1:cut]
+
+        return MatrixFree(slope, lambda y, v: table(y, v)[:, cut:], eps)
 
 
-class LocalLower(eqx.Module):
-    """The conditional lower level at given contexts and decisions, flattened: ``d2 G``, ``d22 G`` and ``d21 G``."""
-
-    slope: Float[Held, "n dy"]
-    hessian: Float[Held, "n dy dy"]
-    cross: Float[Held, "n dy dx"]
+@eqx.filter_jit
+def _drawn_at(draw: Any, keys: Array, xi: Array, rows: int) -> PyTree:
+    return jax.vmap(lambda key, context: draw(key, context, rows))(keys, xi)
 
 
-@program
-def lower_along(problem: Problem, x: PyTree, y: PyTree, law: Law) -> LocalLower:
+def _in_parts(problem: Problem, law: Law, crossed: bool) -> Iterator[tuple[slice, Means]]:
+    """The contexts of a law, several at a time."""
+    each = max(1, _WORK // max(1, law.rows))
+    for begin in range(0, len(law.xi), each):
+        part = slice(begin, min(begin + each, len(law.xi)))
+        yield part, Means.of(problem, law, part, crossed)
+
+
+def _table(problem: Problem, y: PyTree) -> Float[np.ndarray, "n dy"]:
+    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(y)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+def solve_each(
+    problem: Problem, x: PyTree, law: Law, tolerance: float | None = None, start: Any = None
+) -> LowerSolution:
+    """The minimiser at each context of a law, from ``y0`` or from `start`, one row a context."""
+    first_y, at = flattened(problem.y0), flattened(x)
+    dtype = jax.tree.leaves(problem.y0)[0].dtype
+    share = max(1e-10, 100 * float(np.finfo(dtype).eps)) if tolerance is None else tolerance
+    begin = np.tile(first_y, (len(law.xi), 1)) if start is None else _table(problem, start)
+    found = [_solved(means, at, first_y, begin[part], share / 2, law) for part, means in _in_parts(problem, law, False)]
+    y, *rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return LowerSolution(shaped_rows(problem, y, dtype), *rest)
+
+
+def shaped_rows(problem: Problem, y: Float[np.ndarray, "n dy"], dtype: Any) -> PyTree:
+    """A table of policies in the shape of ``y``, a row a context."""
+    like = jax.tree.map(lambda leaf: np.empty((1, *np.shape(leaf))), problem.y0)
+    return shaped_like(like, y, dtype, 1)
+
+
+def _solved(
+    means: Means, x: np.ndarray, first_y: np.ndarray, begin: np.ndarray, share: float, law: Law
+) -> tuple[np.ndarray, ...]:
+    """Minimisers at some contexts, with what ``LowerSolution`` says of them; half the tolerance is asked for, so that a
+    rounded check still passes."""
+    objective = means.objective(x)
+    first = np.linalg.norm(objective.local(np.tile(first_y, (means.count, 1)))[1], axis=1)
+    found = minimise(objective, begin, share * first)
+    convex, noise = np.ones(means.count, bool), np.zeros(means.count)
+    if isinstance(objective, Dense):
+        finite = np.isfinite(found.hessian).all(axis=(1, 2))
+        values = np.linalg.eigvalsh(np.where(finite[:, None, None], found.hessian, np.eye(len(first_y))))
+        convex = finite & (values[:, 0] >= -1e-8 * np.abs(values).max(axis=1))
+        if law.keys is not None and law.rows > 1:
+            slopes = means.by_row(x, found.point).slope.reshape(means.count, law.rows, -1)
+            noise = _noise_of_minimum(found.hessian, slopes)
+    size = np.linalg.norm(found.gradient, axis=1) / np.maximum(first, np.finfo(float).tiny)
+    return found.point, found.converged, size, convex, noise
+
+
+def _noise_of_minimum(
+    hessian: Float[np.ndarray, "k dy dy"], slopes: Float[np.ndarray, "k rows dy"]
+) -> Float[np.ndarray, " k"]:
+    """The expected square of how far the minimum of a mean over draws is from that of its expectation."""
+    rows = slopes.shape[1]
+    apart = np.swapaxes(slopes - slopes.mean(axis=1, keepdims=True), 1, 2)
+    return np.sum(np.linalg.solve(hessian, apart) ** 2, axis=(1, 2)) / (rows * (rows - 1))
+
+
+def lower_along(problem: Problem, x: PyTree, y: PyTree, law: Law) -> LowerRows:
     """Derivatives of the conditional mean of ``g`` at each context of a law and its ``y``, one row a context."""
-    _, unravel = ravel_pytree(problem.y0)
-    point, unravel_x = ravel_pytree(x)
-
-    def one(context, weight, key, here):
-        mean = _objective(problem, unravel, law, context, weight, key)
-        return lower_derivatives(lambda p, z: mean(unravel_x(p), z), point, ravel_pytree(here)[0])
-
-    size = problem.sizes[1]
-    return LocalLower(*_each(one, problem, law, size * (size + len(point)), y))
+    at, table = flattened(x), _table(problem, y)
+    parts = [means.at(at, table[part]) for part, means in _in_parts(problem, law, True)]
+    return LowerRows(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
 def trouble_with(solution: LowerSolution) -> str:

@@ -1,112 +1,177 @@
 """The reduced problem at one ``x``, exactly: the lower level solved, the hypergradient by implicit differentiation."""
 
+from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
-import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, PyTree
+import numpy as np
+from jaxtyping import Float
 
-from ..basis import OneHot
-from ..derivatives import ConjugateGradient, Direct, Ledger, hypergradient, oracles, positive_solve
-from ..programs import program
-from ..reduction import Batch, Bilevel
-from .damped_newton import DENSE_LIMIT, Blocks, Curvature, Dense, MatrixFree, Minimum, minimise
+from ..derivatives import Expansions, LowerExpansion
+from .damped_newton import (
+    Curvature,
+    MatrixFree,
+    Minimum,
+    cholesky,
+    conjugate_gradients,
+    minimise,
+    positive_solve,
+    solve_with,
+)
 
-
-class Point(eqx.Module):
-    """The reduced problem at one ``x``, with its lower level solved."""
-
-    x: Float[Array, " dx"]
-    W: PyTree[Array]
-    value: Float[Array, ""]
-    gradient: Float[Array, " dx"]
-    lower_gradient: Float[Array, ""]
-    solved: Bool[Array, ""]
-    definite: Bool[Array, ""]
-    adjoint: PyTree[Array]
-
-    @property
-    def sound(self) -> Bool[Array, ""]:
-        """Whether the value and the gradient mean anything."""
-        return self.solved & self.definite & self.finite
-
-    @property
-    def finite(self) -> Bool[Array, ""]:
-        return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
+_ADJOINT, _ADJOINT_STEPS = 1e-12, 500  # to which residual products solve for the adjoint, and in how many steps at most
 
 
-def hessian_is_formed(start: Float[Array, " M"], batch: Batch) -> bool:
-    """Whether so many coefficients have a Hessian small enough to be formed, or one of small blocks."""
-    count = batch.features.shape[1]
-    held = count * (len(start) // count) ** 2 if isinstance(batch.features, OneHot) else len(start) ** 2
-    return held <= DENSE_LIMIT**2
+@dataclass(frozen=True)
+class Point:
+    """The reduced problem at one ``x``, with its lower level solved.
 
-
-def lower_objective(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, dense: bool) -> Curvature:
-    """The reduced lower level at ``x`` as a function of ``flatten(W)``, for ``minimise``; what that spends is counted
-    afterwards, by ``charge``."""
-    _, unflatten = oracles.flatten(W)
-    ledger = Ledger.page()
-
-    def slope(z):
-        value, _ = oracles.lower_value(reduced, x, unflatten(z), batch, ledger)
-        gradient, _ = oracles.lower_gradient(reduced, x, unflatten(z), batch, ledger)
-        return value, oracles.flatten(gradient)[0]
-
-    if dense and isinstance(batch.features, OneHot):
-        return Blocks(lambda z: oracles.lower_blocks(reduced, x, unflatten(z), batch, ledger)[0], slope)
-    if dense:
-        return Dense(lambda z: oracles.lower_model(reduced, x, unflatten(z), batch, ledger)[0], slope)
-
-    def product(z, v):
-        out, _ = oracles.hessian_vector(reduced, x, unflatten(z), unflatten(v), batch, ledger)
-        return oracles.flatten(out)[0]
-
-    return MatrixFree(slope, product)
-
-
-def charge(ledger: Ledger, found: Minimum, batch: Batch, dense: bool) -> Ledger:
-    """The ledger after ``minimise`` on a ``lower_objective``."""
-    slopes = found.slopes if dense else found.slopes + found.evaluations
-    ledger = ledger.add("lower_value", batch, slopes).add("lower_gradient", batch, slopes)
-    if dense:
-        return ledger.add("hessian", batch, found.evaluations)
-    return ledger.add("hessian_vector", batch, found.products)
-
-
-def solve_at(reduced: Bilevel, x: Float[Array, " dx"], W: PyTree, target: Any, ledger: Ledger) -> tuple[Point, Ledger]:
-    """Solves the reduced lower level at ``x`` from ``W`` and takes the implicit hypergradient there."""
-    _, unravel = ravel_pytree(reduced.x0)
-    start, unflatten = oracles.flatten(W)
-    batch, tree = reduced.lower_pool, unravel(x)
-    dense = hessian_is_formed(start, batch)
-    found = minimise(lower_objective(reduced, tree, W, batch, dense), start, target)
-    ledger = charge(ledger, found, batch, dense)
-    linear = Direct(found.hessian) if dense else ConjugateGradient()
-    # a last Newton correction with the Hessian at hand: it brings the residual to rounding, and with it the noise in F
-    last, definite = positive_solve(found.hessian, found.gradient) if dense else (jnp.zeros_like(start), True)
-    found_W = unflatten(found.point - jnp.where(definite, last, 0))
-    value, gradient, v, ledger = hypergradient(
-        reduced, tree, found_W, reduced.upper_pool, batch, linear, lambda _: batch, ledger
-    )
-    flat = ravel_pytree(gradient)[0]
-    if not dense:  # conjugate gradients answer NaN where they meet nonpositive curvature
-        definite = jnp.all(jnp.isfinite(oracles.flatten(v)[0])) | ~jnp.isfinite(value)
-    point = Point(x, found_W, value, flat, jnp.linalg.norm(found.gradient), found.converged, jnp.asarray(definite), v)
-    return point, ledger
-
-
-@program
-def lower_minimiser(reduced: Bilevel, x: PyTree, W: PyTree, share: float) -> PyTree:
-    """The coefficients that minimise the reduced lower level at ``x``, from ``W``.
-
-    Until the gradient is `share` of its size at ``W0``; at least a square root of the precision where the Hessian is
-    not formed.
+    `sensitivity` says how the coefficients move with ``x``; ``None`` where matrices are not formed.
     """
-    start, unflatten = oracles.flatten(W)
-    dense = hessian_is_formed(start, reduced.lower_pool)
-    objective = lower_objective(reduced, x, W, reduced.lower_pool, dense)
-    first = jnp.linalg.norm(objective.local(oracles.flatten(reduced.W0)[0])[1])
-    share = share if dense else max(share, float(jnp.finfo(start.dtype).eps) ** 0.5)
-    return unflatten(minimise(objective, start, share * first).point)
+
+    x: Float[np.ndarray, " dx"]
+    W: Float[np.ndarray, "N dy"]
+    value: float
+    gradient: Float[np.ndarray, " dx"]
+    lower_gradient: float
+    solved: bool
+    definite: bool
+    adjoint: Float[np.ndarray, "N dy"]
+    sensitivity: Float[np.ndarray, "N dy dx"] | None = None
+    hessian: Any = None
+
+    @property
+    def sound(self) -> bool:
+        """Whether the value and the gradient mean anything."""
+        return self.solved and self.definite and self.finite
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.value) and np.all(np.isfinite(self.gradient)))
+
+    def coefficients_at(self, x: Float[np.ndarray, " dx"]) -> Float[np.ndarray, "N dy"]:
+        """The coefficients at another ``x``, to first order."""
+        if self.sensitivity is None:
+            return self.W
+        ahead = self.W + self.sensitivity @ (x - self.x)
+        return ahead if np.all(np.isfinite(ahead)) else self.W
+
+
+class Formed(Curvature):
+    """The lower level at ``x`` as a function of the coefficients; what is kept of a point is its expansion."""
+
+    def __init__(self, expansions: Expansions, x: Float[np.ndarray, " dx"]):
+        self.expansions, self.x, self.eps = expansions, x, expansions.eps
+
+    def local(self, z):
+        found = self.expansions.lower(self.x, z.reshape(self.expansions.functions, -1))
+        return np.full(1, found.value), found.slope.reshape(1, -1), found
+
+    def solve(self, hessian, right, damping, effort):
+        matrices = _matrices(hessian)
+        shape = matrices.shape[:2]
+        if np.any(damping):
+            matrices = matrices + damping.reshape(shape)[:, :, None] * np.eye(shape[1])
+        p, usable = positive_solve(matrices, right.reshape(shape))
+        return p.reshape(1, -1), np.array([usable.all()]), 0
+
+    def metric(self, hessian, gradient):
+        return np.abs(np.diagonal(_matrices(hessian), axis1=1, axis2=2)).reshape(1, -1), 0
+
+    def kept(self, yes, new, old):
+        return new if yes[0] else old
+
+
+def _matrices(found: LowerExpansion) -> Float[np.ndarray, "k n n"]:
+    """The Hessian as a list of blocks, be it one."""
+    return found.hessian if found.hessian.ndim == 3 else found.hessian[None]
+
+
+def _by_products(expansions: Expansions, x: Float[np.ndarray, " dx"]) -> MatrixFree:
+    """The same where the Hessian is not formed."""
+    table = lambda z: z.reshape(expansions.functions, -1)
+
+    def slope(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = expansions.lower_slope(x, table(z))
+        return np.full(1, value), gradient.reshape(1, -1)
+
+    product = lambda z, v: expansions.hessian_product(x, table(z), table(v)).reshape(1, -1)
+    return MatrixFree(slope, product, expansions.eps)
+
+
+def solve_lower(
+    expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
+) -> Minimum:
+    """The lower level at ``x`` minimised over the coefficients, from ``W``.
+
+    Until its gradient is no longer than `target`, and the next step is shorter than a share `close` of the coefficients.
+    """
+    objective = Formed(expansions, x) if expansions.formed else _by_products(expansions, x)
+    return minimise(objective, W.reshape(1, -1), target, close=close)
+
+
+def lower_size(expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> float:
+    """The size of the lower gradient, to which targets are relative."""
+    found = expansions.lower(x, W).slope if expansions.formed else expansions.lower_slope(x, W)[1]
+    return float(np.linalg.norm(found))
+
+
+def solve_at(
+    expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
+) -> Point:
+    """Solves the reduced lower level at ``x`` from ``W`` and takes the implicit hypergradient there."""
+    found = solve_lower(expansions, x, W, target, close)
+    at = _hypergradient if expansions.formed else _hypergradient_by_products
+    return at(expansions, x, found)
+
+
+def _hypergradient(expansions: Expansions, x: Float[np.ndarray, " dx"], found: Minimum) -> Point:
+    r"""$\partial_1 f - \partial_{12} g\, v$ with $\partial_{22} g\, v = \partial_2 f$, at the end of a minimisation.
+
+    A last Newton correction with the Hessian at hand comes first: it brings the residual to rounding, and with it the
+    noise of the objective.
+    """
+    shape, last = (expansions.functions, expansions.dy), found.hessian
+    factor, usable = cholesky(_matrices(last))
+    solve = lambda right: solve_with(factor, right.reshape(*factor.shape[:2], -1)).reshape(right.shape)
+    W, definite = found.point.reshape(shape), bool(usable.all())
+    if definite:
+        W = W - solve(found.gradient.reshape(shape))
+    upper = expansions.upper(x, W)
+    adjoint = solve(upper.d2) if definite else np.full(shape, np.nan)
+    sensitivity = None
+    if expansions.crossed:
+        moved = np.tensordot(adjoint, last.cross, axes=2)
+        sensitivity = -solve(last.cross) if definite else None
+    else:
+        moved = expansions.cross_product(x, W, adjoint)
+    return Point(
+        x=x,
+        W=W,
+        value=upper.value,
+        gradient=upper.d1 - moved,
+        lower_gradient=float(np.linalg.norm(found.gradient)),
+        solved=bool(found.converged[0]),
+        definite=definite,
+        adjoint=adjoint,
+        sensitivity=sensitivity,
+        hessian=last.hessian,
+    )
+
+
+def _hypergradient_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], found: Minimum) -> Point:
+    """The same by conjugate gradients; they meet nonpositive curvature where the lower level is not convex."""
+    W = found.point.reshape(expansions.functions, -1)
+    upper = expansions.upper(x, W)
+    product = lambda v: expansions.hessian_product(x, W, v.reshape(W.shape)).reshape(1, -1)
+    v, _, curvature = conjugate_gradients(product, upper.d2.reshape(1, -1), _ADJOINT, _ADJOINT_STEPS)
+    adjoint = v.reshape(W.shape)
+    return Point(
+        x=x,
+        W=W,
+        value=upper.value,
+        gradient=upper.d1 - expansions.cross_product(x, W, adjoint),
+        lower_gradient=float(np.linalg.norm(found.gradient)),
+        solved=bool(found.converged[0]),
+        definite=bool(curvature[0] > 0) or not np.isfinite(upper.value),
+        adjoint=adjoint,
+    )

@@ -61,4 +61,5 @@ from .standard_form import statement_of as statement_of
 from .study import Study as Study
 from .study import joint_contexts as joint_contexts
 from .study import precision_for as precision_for
+from .traced import Traced as Traced
 from .user_functions import failure as failure

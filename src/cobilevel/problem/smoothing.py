@@ -17,7 +17,6 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from ..programs import program
 from .data import Samples
 from .problem import Problem
 
@@ -87,7 +86,7 @@ class BarrierScales(eqx.Module):
     spread: Float[Array, ""]
 
 
-@program
+@eqx.filter_jit
 def scales_at(lower: Any, slack: Any, problem: Problem, rows: Samples, y: Any) -> BarrierScales:
     """At a ``y`` for each sample, flattened; without one, where a step down the slope from ``y0`` leads, of the length
     that the mean curvature suggests."""

@@ -11,11 +11,12 @@ from .. import trees
 from ..answer import Result
 from ..derivatives import ConjugateGradient, hypergradient, oracles
 from ..iteration import Schedule, Stochastic, is_optax, traced
-from ..lower import charge, lower_objective, minimise
+from ..lower import newton_steps
 from .finite_pools import tabulated
 
 _SHARPEST = 0.75  # exponent of the precision: the accuracy is no finer, since conjugate gradients would not reach it
 _LONGER, _SHORTER, _MOST_STRETCH = 1.05, 0.5, 10.0  # the published factors, and a ceiling on what they add up to
+_NEWTON_STEPS = 200  # for one lower level
 _KEPT = 1 / 4  # of the decrease that the gradient promised
 
 
@@ -78,10 +79,7 @@ class HOAG(Stochastic):
     def update(self, reduced, s, draw, rate):
         last, pool, eps = s.memory, reduced.lower_pool, jnp.finfo(s.dtype).eps
         accuracy = jnp.maximum(rate.accuracy, eps**_SHARPEST)
-        objective = lower_objective(reduced, s.x, s.W, pool, dense=False)
-        flat, unflatten = oracles.flatten(s.W)
-        found = minimise(objective, flat, accuracy * last.first)
-        ledger, W = charge(s.ledger, found, pool, dense=False), unflatten(found.point)
+        W, ledger = newton_steps(reduced, s.x, s.W, pool, accuracy * last.first, _NEWTON_STEPS, s.ledger)
         linear = ConjugateGradient(accuracy, start=last.v)
         value, gradient, v, ledger = hypergradient(
             reduced, s.x, W, reduced.upper_pool, pool, linear, lambda _: pool, ledger

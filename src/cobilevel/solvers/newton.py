@@ -1,68 +1,87 @@
-"""``Newton``: full batch, second order in the coefficients, exact implicit hypergradient, quasi-Newton in ``x``."""
+r"""``Newton``: full batch, second order in the coefficients, exact implicit hypergradient, quasi-Newton in ``x``.
 
-from dataclasses import replace
+One step is a line search along the quasi-Newton direction, each trial with the lower level solved. The rules by which a
+run ends are in ``newton_stopping``, the units in which it measures ``x`` in ``newton_units``.
+"""
+
+from dataclasses import dataclass, replace
 
 import equinox as eqx
-import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PyTree
+import numpy as np
+from jaxtyping import Bool, Float
 
-from .. import trees
 from ..answer import Result
 from ..checks import positive, whole
-from ..derivatives import Ledger, oracles
+from ..derivatives import Expansions, Ledger, flattened
 from ..iteration import Clock, QuasiNewtonMemory, Solver, State
-from ..lower import Point
-from ..programs import program
-from ..reduction import Bilevel
-from .newton_line_search import Trial, line_search
-from .newton_stopping import TOLERANCE, Outlook, Stopping, kink_size
-from .newton_units import Units
+from ..lower import Point, lower_size, solve_at
+from ..programs import Held
+from .newton_stopping import TOLERANCE, Stopping, kink_size
+from .newton_units import FlatBounds, Units, largest_size
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
+_LOOSEST = 1e-4  # of the coefficients: how far the lower level may be from its solution while the run is far from its own
+
+_TRIALS = 30  # shortened by half or more each, the last is a billionth of the first: shorter ones drown in rounding
+_SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
+_BLIND = 0.25  # what is kept of it where there is nothing to interpolate
+_FAIR_SHARE = 1e-4  # of the decrease that the gradient promised (Armijo), the customary constant
+_VALUE_ROUNDING = 32  # the noise of the objective, in units of its own precision: it is a long sum
+_DROWNED = 1e2  # roundings of the objective, below which a promised decrease cannot be seen in it
+_FIRST_STEP = 0.5  # of the spread of the objective: the first step of steepest descent; the next knows curvature
+_GROWTH_OF_STEPS = 4  # times the step before, where that has shown no positive curvature
+_NEAR_BOUND = 0.5  # exponent of the precision: so close to a bound, relative to its size, a coordinate counts as there
 
 
-def trouble(point: Point) -> Int[Array, ""]:
-    """The code of the result to report where a point is not sound."""
-    upper = jnp.where(point.definite, Result.UPPER_FAILED.code, Result.NOT_CONVEX.code)
-    return jnp.where(point.solved, upper, Result.LOWER_FAILED.code).astype(jnp.int32)
-
-
-class Current(eqx.Module):
-    """The upper objective at the iterate: its value and gradient, the size of what the bounds leave of the gradient,
-    and the size of the lower gradient there. At a kink, `size` is that of the gradients combined."""
-
-    value: Float[Array, ""]
-    gradient: Float[Array, " dx"]
-    size: Float[Array, ""]
-    lower_gradient: Float[Array, ""]
-
-    def at(self, x: Float[Array, " dx"], W: PyTree[Array]) -> Point:
-        """The same as a point; not sound, so that a search does not end there."""
-        no = jnp.asarray(False)
-        return Point(x, W, self.value, self.gradient, self.lower_gradient, no, no, W)
+def trouble(point: Point) -> Result:
+    """What to report where a point is not sound."""
+    if not point.solved:
+        return Result.LOWER_FAILED
+    return Result.UPPER_FAILED if point.definite else Result.NOT_CONVEX
 
 
 class NewtonState(State):
-    """`current`: the objective at the iterate; `memory`: quasi-Newton pairs, in the `units` of the run; `stopping`:
-    what the rule remembers."""
+    """What evolves, besides what every state has.
 
-    current: Current
+    - `value`, `gradient`: of the upper objective at the iterate; `size`: of what the bounds leave of the gradient (at a
+      kink, of the gradients combined); `lower_gradient`: the size of the lower one.
+    - `sensitivity`: how the coefficients move with ``x``, from which those of the next ``x`` are predicted.
+    - `memory`: quasi-Newton pairs, in the `units` of the run; `stopping`: what the rule remembers.
+    """
+
+    value: Float[Held, ""]
+    gradient: Float[Held, " dx"]
+    size: Float[Held, ""]
+    lower_gradient: Float[Held, ""]
+    sensitivity: Float[Held, "N dy dx"]
     memory: QuasiNewtonMemory
     stopping: Stopping
     units: Units
 
     def record(self):
-        now = self.current
-        return {"upper": now.value, "gradient": now.size, "lower_gradient": now.lower_gradient}
+        return {"upper": self.value, "gradient": self.size, "lower_gradient": self.lower_gradient}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Where a line search ended: the last point tried, the last one refused, and whether the former is taken.
+
+    `free` are the coordinates along which the quasi-Newton direction went, `use_memory` whether it was taken at all.
+    """
+
+    point: Point
+    refused: Point
+    moved: bool
+    free: Bool[np.ndarray, " dx"]
+    use_memory: bool
 
 
 class Newton(Solver):
     r"""Solves the reduced problem over all samples at once.
 
     At each ``x`` the coefficients minimise $g_\Phi$ by a damped Newton method on the structured Hessian
-    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, in products beyond), from the
-    coefficients before. The hypergradient is exact, by implicit differentiation; ``x`` moves by projected L-BFGS with
+    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, in products beyond), from what the
+    solution before predicts. The hypergradient is exact, by implicit differentiation; ``x`` moves by projected L-BFGS with
     backtracking.
     Features are whitened first, so the answer depends on the span of the basis and not on its conditioning;
     directions the observed contexts cannot see keep their start.
@@ -77,93 +96,175 @@ class Newton(Solver):
 
     default_steps = 200
     chunk = 5
-    many_steps = False
+    on_host = True
 
     tolerance: float | None = None
     memory: int = eqx.field(static=True, default=20)
 
     def __check_init__(self):
         whole("Newton: memory", self.memory)
-        if self.tolerance is not None and not hasattr(self.tolerance, "dtype"):  # arrays are mapped over
+        if self.tolerance is not None:
             positive("Newton: tolerance", self.tolerance)
 
     def prepare(self, reduced):
         return reduced.whitened()
 
-    def init(self, reduced, key, steps):
-        return self._begin(reduced.ordinary(), steps)
+    def ready(self, reduced):
+        return reduced if isinstance(reduced, Expansions) else Expansions(reduced)
 
-    @program
-    def _begin(self, reduced: Bilevel, steps: Int[Array, ""] | int) -> NewtonState:
-        start = reduced.project(reduced.x0)
-        slope, ledger = oracles.lower_gradient(reduced, start, reduced.W0, reduced.lower_pool, Ledger.empty())
-        x = ravel_pytree(start)[0]
-        zero = jnp.zeros((), x.dtype)
-        target = jnp.finfo(x.dtype).eps ** _LOWER_ACCURACY * jnp.linalg.norm(oracles.flatten(slope)[0])
+    def init(self, reduced, key, steps):
+        at = self.ready(reduced)
+        start = FlatBounds.of(at.reduced).project(flattened(at.reduced.x0))
+        zero, crossed = np.zeros((), at.dtype), at.dx if at.crossed else 0
         return NewtonState(
-            x=start,
-            W=reduced.W0,
-            clock=Clock.start(steps),
-            ledger=ledger,
-            current=Current(zero, jnp.zeros_like(x), zero, zero),
-            memory=QuasiNewtonMemory.empty(self.memory, x),
-            stopping=Stopping.start(x, target),
-            units=Units.unknown(x),
+            x=at.decision(start),
+            W=at.coefficients(at.table(at.reduced.W0)),
+            clock=Clock.on_host(steps),
+            ledger=Ledger.page(),
+            value=zero,
+            gradient=np.zeros(at.dx, at.dtype),
+            size=zero,
+            lower_gradient=zero,
+            sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
+            memory=QuasiNewtonMemory.empty(self.memory, at.dx, at.dtype),
+            stopping=Stopping.start(),
+            units=Units.unknown(at.dx),
         )
 
     def step(self, reduced, state):
         """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
-        x, unravel = ravel_pytree(state.x)
-        now, memory, stopping = state.current, state.memory, state.stopping
-        trial, ledger = line_search(
-            reduced,
-            now.at(x, state.W),
-            now.size,
-            memory,
-            state.units,
-            stopping.begun,
-            stopping.lower_target,
-            state.ledger,
+        at = self.ready(reduced)
+        before, bounds, now = at.spent.copy(), FlatBounds.of(at.reduced), _as_point(at, state)
+        stopping = state.stopping
+        if not stopping.begun and not stopping.lower_target:
+            target = at.eps**_LOWER_ACCURACY * lower_size(at, now.x, now.W)
+            stopping = replace(stopping, lower_target=target)
+        trial = self._line_search(at, bounds, now, state, stopping)
+        units, anew = state.units.refreshed(at, bounds, trial.point, trial.moved)
+        after, memory, size = self._judge(at, bounds, now, state, stopping, units, anew, trial)
+        end = trial.point if trial.moved else now
+        result = int(state.result) if stopping.begun or trial.moved else trouble(trial.point).code
+        if end.sensitivity is None:
+            end = replace(end, sensitivity=np.zeros_like(state.sensitivity))
+        number = lambda value: np.asarray(value, at.dtype)
+        return NewtonState(
+            x=at.decision(end.x),
+            W=at.coefficients(end.W),
+            clock=Clock(state.clock.step, state.clock.limit, np.asarray(result, np.int32)),
+            ledger=state.ledger.with_more(at.spent - before),
+            value=number(end.value),
+            gradient=number(end.gradient),
+            size=number(size),
+            lower_gradient=number(end.lower_gradient),
+            sensitivity=number(end.sensitivity),
+            memory=memory,
+            stopping=after,
+            units=units,
         )
-        point, moved = trial.point, trial.moved
-        units, anew, ledger = state.units.refreshed(reduced, point, moved, ledger)
-        after, learned, size = self._judge(reduced, state, units, anew, trial)
-        reached = Current(point.value, point.gradient, size, point.lower_gradient)
-        kept = Current(now.value, now.gradient, size, now.lower_gradient)
-        x, W, current = trees.where(moved, (unravel(point.x), point.W, reached), (state.x, state.W, kept))
-        result = jnp.where(stopping.begun | moved, state.result, trouble(point))
-        clock = Clock(state.step, state.limit, result)
-        return NewtonState(x, W, clock, ledger, current, learned, after, units)
+
+    def _line_search(
+        self, at: Expansions, bounds: FlatBounds, here: Point, state: NewtonState, stopping: Stopping
+    ) -> Trial:
+        """The full step first, then shorter ones until the objective falls; where not begun, only solves at ``x``.
+
+        Points are in units of the problem, the memory and the size of the gradient in those of the run.
+        """
+        x, g, size, begun = here.x, here.gradient, float(state.size), bool(stopping.begun)
+        units = state.units
+        rounding = _VALUE_ROUNDING * at.eps * abs(here.value)
+        direction, free, use_memory = _direction(at, bounds, here, size, state.memory, units)
+        # far from its end a run needs no exact lower level: a quarter of the digits, more as the gradient falls
+        close = min(_LOOSEST, (size / float(stopping.scale)) ** 2) if begun and stopping.scale else _LOOSEST
+
+        def enough(point: Point) -> bool:
+            if not point.sound or not begun:
+                return point.sound
+            slope = g @ (point.x - x)
+            if slope < 0 and point.value <= here.value + _FAIR_SHARE * slope:
+                return True
+            drowned = -slope <= _DROWNED * rounding and point.value <= here.value + rounding
+            return drowned and np.linalg.norm(units.projected(bounds, point)) < size
+
+        refused, point, length = here, here, 1.0
+        for trial in range(_TRIALS if begun else 1):
+            if trial:
+                slope = g @ (point.x - x)
+                excess = point.value - here.value - slope
+                best = -slope / (2 * excess) if point.sound and excess > 0 else _BLIND  # the parabola's minimum
+                length *= float(np.clip(best, *_SHORTEN))
+            place = bounds.project(x + length * direction)
+            refused, point = point, solve_at(at, place, here.coefficients_at(place), stopping.lower_target, close)
+            if enough(point):
+                return Trial(point, refused, True, free, use_memory)
+        return Trial(point, point, False, free, use_memory)
 
     def _judge(
-        self, reduced: Bilevel, state: NewtonState, units: Units, anew: Bool[Array, ""], trial: Trial
-    ) -> tuple[Stopping, QuasiNewtonMemory, Float[Array, ""]]:
+        self,
+        at: Expansions,
+        bounds: FlatBounds,
+        now: Point,
+        state: NewtonState,
+        stopping: Stopping,
+        units: Units,
+        anew: bool,
+        trial: Trial,
+    ) -> tuple[Stopping, QuasiNewtonMemory, float]:
         """What a line search showed: for the stopping rule, for the memory, and the size of the gradient now.
 
         Where units were measured `anew` it begins again from there, with nothing remembered.
         """
-        now, stopping, moved = state.current, state.stopping, trial.moved
-        here = units.scaled(now.at(ravel_pytree(state.x)[0], state.W))
-        trial = replace(trial, point=units.scaled(trial.point), refused=units.scaled(trial.refused))
-        point = trial.point
-        useful = moved & stopping.begun & ~anew
-        learned = state.memory.remember(point.x - here.x, point.gradient - here.gradient, useful)
-        step = learned.direction(point.gradient, trial.free)
-        ahead = jnp.linalg.norm(jnp.where(trial.free, step, units.room(reduced, point)))
-        seen = Outlook(
-            size=jnp.linalg.norm(units.projected(reduced, point)),
-            ahead=jnp.where(learned.bends(trial.free) | ~jnp.any(trial.free), ahead, jnp.inf),
-            across=kink_size(reduced, units, here, trial.refused),
+        here, point, refused = (units.scaled(part) for part in (now, trial.point, trial.refused))
+        if trial.moved and stopping.begun and not anew:
+            memory = state.memory.remember(point.x - here.x, point.gradient - here.gradient)
+        else:
+            memory = QuasiNewtonMemory.empty(self.memory, at.dx, at.dtype)
+        step, free = memory.direction(point.gradient, trial.free), trial.free
+        ahead = float(np.linalg.norm(np.where(free, step, units.room(bounds, point))))
+        size = float(np.linalg.norm(units.projected(bounds, trial.point)))
+        across = kink_size(units, bounds, now, trial.refused)
+        stopping = replace(stopping, begun=np.asarray(bool(stopping.begun) and not anew))
+        after = stopping.after(
+            here=here,
+            size=float(state.size),
+            point=point,
+            refused=refused,
+            moved=trial.moved,
+            use_memory=trial.use_memory,
+            size_there=size,
+            ahead=ahead if memory.bends(free) or not free.any() else np.inf,
+            across=across,
             curvature=state.memory.least_curvature(),
+            least=units.extent,
+            tolerance=at.eps**TOLERANCE if self.tolerance is None else self.tolerance,
+            eps=at.eps,
         )
-        stopping = replace(stopping, begun=stopping.begun & ~anew)
-        after = stopping.after(here, now.size, trial, seen, units.extent, self._tolerance(point.x))
-        size = jnp.where(after.kink, seen.across, jnp.where(moved, seen.size, now.size))
-        return after, learned, size
-
-    def _tolerance(self, x: Float[Array, " dx"]) -> Float[Array, ""]:
-        default = jnp.finfo(x.dtype).eps ** TOLERANCE
-        return jnp.asarray(default if self.tolerance is None else self.tolerance, x.dtype)
+        return after, memory, across if after.kink else size if trial.moved else float(state.size)
 
     def terminate(self, reduced, state):
-        return state.clock.outcome(state.stopping.found())
+        return np.asarray(state.clock.ended(state.stopping.found()).code, np.int32)
+
+
+def _as_point(at: Expansions, state: NewtonState) -> Point:
+    """The iterate; not sound, so that a search does not end there."""
+    x, W = flattened(state.x), at.table(state.W)
+    sensitivity = np.asarray(state.sensitivity, float) if at.crossed else None
+    gradient = np.asarray(state.gradient, float)
+    return Point(x, W, float(state.value), gradient, float(state.lower_gradient), False, False, W, sensitivity)
+
+
+def _direction(
+    at: Expansions, bounds: FlatBounds, point: Point, size: float, memory: QuasiNewtonMemory, units: Units
+) -> tuple[Float[np.ndarray, " dx"], Bool[np.ndarray, " dx"], bool]:
+    """The direction of the search, its free coordinates, and whether the memory was of use."""
+    here = units.scaled(point)
+    x, g = here.x, here.gradient
+    near = np.minimum(size * units.spread, at.eps**_NEAR_BOUND * (units.spread + np.abs(x)))
+    free = bounds.scaled(units.sigma).free(x, g, near)
+    direction = memory.direction(g, free)
+    length = float(np.linalg.norm(g))
+    if memory.bends(free) and direction @ g < 0:
+        along = direction @ g / (length**2 or 1.0)  # the fixed coordinates go as far as the others
+        return np.where(free, direction, along * g) / units.sigma, free, True
+    reach = max(_FIRST_STEP * float(units.spread), _GROWTH_OF_STEPS * memory.last_length())
+    reach = max(reach, at.eps**_NEAR_BOUND * largest_size(x))  # shorter ones would hardly change x
+    return -g * (reach / length if length > 0 else 0.0) / units.sigma, free, False

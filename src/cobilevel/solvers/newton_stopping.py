@@ -9,16 +9,16 @@ the first gradient, and the curvature along the way, say nothing of where it is.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from ..answer import Result
 from ..lower import Point
-from ..reduction import Bilevel
-from .newton_line_search import Trial
-from .newton_units import Units
+from ..programs import Held
+from .newton_units import FlatBounds, Units
 
 # exponents of the precision
 _NEAR = 0.5  # of a step: half the digits of x, all that an objective computed to full precision determines
@@ -33,27 +33,20 @@ _HITS = 2  # small gradients in a row
 _FAILED, _LAST_FAILED = 1, 2  # no progress along the quasi-Newton direction; along the steepest descent, nothing left
 
 
-def kink_size(reduced: Bilevel, units: Units, here: Point, other: Point) -> Float[Array, ""]:
-    """The shortest projected combination of the gradients here and at a refused point.
+def kink_size(units: Units, bounds: FlatBounds, here: Point, other: Point) -> float:
+    """The shortest projected combination of the gradients here and at a refused point, in the units of the run.
 
     Where ``g`` has kinks in its second derivative (penalties such as ``max(y, 0)^2`` do), the gradient of the reduced
     objective jumps as a sample crosses one, and a minimum can lie right there: the gradients on its two sides do not
     vanish, but a combination of them does, which is what stationary means for such functions.
     """
-    gradient, jump = here.gradient, other.gradient - here.gradient
-    share = jnp.clip(-(gradient @ jump) / jnp.maximum(jump @ jump, jnp.finfo(jump.dtype).tiny), 0, 1)
-    size = jnp.linalg.norm(units.projected(reduced, replace(here, gradient=gradient + share * jump)))
-    return jnp.where(other.sound & jnp.any(other.x != here.x), size, jnp.inf)
-
-
-class Outlook(eqx.Module):
-    """What a step showed: the `size` of the projected gradient it led to, the length `ahead` of the next quasi-Newton
-    step (infinite without memory), the size `across` a possible kink, and the least `curvature` remembered before."""
-
-    size: Float[Array, ""]
-    ahead: Float[Array, ""]
-    across: Float[Array, ""]
-    curvature: Float[Array, ""]
+    if not other.sound or np.array_equal(other.x, here.x):
+        return np.inf
+    gradient = here.gradient / units.sigma
+    jump = other.gradient / units.sigma - gradient
+    share = np.clip(-(gradient @ jump) / max(jump @ jump, np.finfo(float).tiny), 0, 1)
+    both = replace(here, gradient=here.gradient + share * (other.gradient - here.gradient))
+    return float(np.linalg.norm(units.projected(bounds, both)))
 
 
 class Stopping(eqx.Module):
@@ -65,58 +58,75 @@ class Stopping(eqx.Module):
     - `done`, `kink`: converged, or at a kink.
     """
 
-    begun: Bool[Array, ""]
-    lower_target: Float[Array, ""]
-    scale: Float[Array, ""]
-    hits: Int[Array, ""]
-    failures: Int[Array, ""]
-    done: Bool[Array, ""]
-    kink: Bool[Array, ""]
+    begun: Bool[Held, ""]
+    lower_target: Float[Held, ""]
+    scale: Float[Held, ""]
+    hits: Int[Held, ""]
+    failures: Int[Held, ""]
+    done: Bool[Held, ""]
+    kink: Bool[Held, ""]
+
+    def __init__(self, begun: Any, lower_target: Any, scale: Any, hits: Any, failures: Any, done: Any, kink: Any):
+        self.begun, self.done, self.kink = (np.asarray(part, bool) for part in (begun, done, kink))
+        self.lower_target, self.scale = np.asarray(lower_target, float), np.asarray(scale, float)
+        self.hits, self.failures = np.asarray(hits, np.int32), np.asarray(failures, np.int32)
 
     @staticmethod
-    def start(x: Float[Array, " dx"], lower_target: Float[Array, ""]) -> "Stopping":
+    def start() -> "Stopping":
         """Before the first step."""
-        no, none, zero = jnp.asarray(False), jnp.int32(0), jnp.zeros((), x.dtype)
-        return Stopping(no, lower_target, zero, none, none, no, no)
+        return Stopping(False, 0.0, 0.0, 0, 0, False, False)
 
     def after(
         self,
         here: Point,
-        size: Float[Array, ""],
-        trial: Trial,
-        seen: Outlook,
-        least: Float[Array, ""],
-        tolerance: Float[Array, ""],
+        size: float,
+        point: Point,
+        refused: Point,
+        moved: bool,
+        use_memory: bool,
+        size_there: float,
+        ahead: float,
+        across: float,
+        curvature: float,
+        least: float,
+        tolerance: float,
+        eps: float,
     ) -> "Stopping":
-        """The rule applied to one step, from a point with a projected gradient of that size; all in
-        scaled units, in which an extent is `least` or more."""
-        point, refused, moved, eps = trial.point, trial.refused, trial.moved, jnp.finfo(here.x.dtype).eps
-        scale = jnp.where(self.begun, self.scale, seen.size)
-        extent = jnp.maximum(jnp.linalg.norm(point.x), least)
+        """The rule applied to one step; all in scaled units, in which an extent is `least` or more.
+
+        From `here`, with a projected gradient of that `size`, to `point` (where it `moved`), with one of `size_there`;
+        `refused` is the last trial that was not taken. `ahead`: the length of the next quasi-Newton step, infinite
+        without memory; `across`: the size of the gradient across a possible kink; `curvature`: the least remembered.
+        """
+        begun = bool(self.begun)
+        scale = float(self.scale) if begun else size_there
+        extent = max(float(np.linalg.norm(point.x)), least)
         near_enough = eps**_NEAR * extent
         # a refused step nearby shows the curvature: a jump of the gradient, or a bracket around where it vanishes
-        toward, rise = refused.x - here.x, jnp.linalg.norm(refused.gradient - here.gradient)
-        run = jnp.linalg.norm(toward)
-        jumps = (run <= eps**_NEXT_TO * extent) & (rise > _JUMP * run * seen.curvature)
-        explained = (seen.across <= eps**_AT_KINK * scale) & (seen.across < size * _CLEARLY_LESS)
-        bracketed = (here.gradient @ toward < 0) & (refused.gradient @ toward > 0) & (run <= near_enough)
-        settled = self.begun & ~moved & refused.sound & bracketed
-        small = moved & (seen.size <= tolerance * scale) & (seen.ahead <= near_enough)
-        hits = jnp.where(small, self.hits + 1, 0)
-        rounded = moved & ((seen.ahead <= _ROUNDED * eps * extent) | (seen.size == 0))
-        failed = jnp.where(trial.use_memory, _FAILED, _LAST_FAILED)
+        toward, rise = refused.x - here.x, float(np.linalg.norm(refused.gradient - here.gradient))
+        run = float(np.linalg.norm(toward))
+        jumps = run <= eps**_NEXT_TO * extent and rise > _JUMP * run * curvature
+        explained = across <= eps**_AT_KINK * scale and across < size * _CLEARLY_LESS
+        bracketed = here.gradient @ toward < 0 < refused.gradient @ toward and run <= near_enough
+        settled = begun and not moved and refused.sound and bracketed
+        small = moved and size_there <= tolerance * scale and ahead <= near_enough
+        hits = int(self.hits) + 1 if small else 0
+        rounded = moved and (ahead <= _ROUNDED * eps * extent or size_there == 0)
+        failed = _FAILED if use_memory else _LAST_FAILED
         return Stopping(
-            begun=jnp.asarray(True),
+            begun=True,
             lower_target=self.lower_target,
             scale=scale,
             hits=hits,
-            failures=jnp.where(moved | ~self.begun, 0, failed).astype(jnp.int32),
-            done=(hits >= _HITS) | ~moved & (self.hits >= 1) | settled | rounded,
-            kink=self.begun & jumps & explained,
+            failures=0 if moved or not begun else failed,
+            done=hits >= _HITS or (not moved and int(self.hits) >= 1) or settled or rounded,
+            kink=begun and jumps and explained,
         )
 
-    def found(self) -> Int[Array, ""]:
-        """The code of the result that the last step led to."""
-        stalled = jnp.where(self.failures >= _LAST_FAILED, Result.STALLED.code, Result.RUNNING.code)
-        other = jnp.where(self.kink, Result.KINK.code, stalled)
-        return jnp.where(self.done, Result.CONVERGED.code, other)
+    def found(self) -> Result:
+        """The result that the last step led to."""
+        if self.done:
+            return Result.CONVERGED
+        if self.kink:
+            return Result.KINK
+        return Result.STALLED if self.failures >= _LAST_FAILED else Result.RUNNING

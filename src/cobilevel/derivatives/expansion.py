@@ -1,0 +1,475 @@
+r"""Expansions: what a basis makes of row derivatives. Each is a sum over rows, so that blocks, devices and machines add up.
+
+With features $\Phi$ and shares $w$ of the rows,
+$$g_\Phi,\quad \partial_2 g_\Phi = \sum w\, \partial_2 g\, \Phi^T,\quad
+\partial_{22} g_\Phi = \sum w\, \partial_{22} g \otimes \Phi\Phi^T,\quad
+\partial_{21} g_\Phi = \sum w\, \partial_{21} g \otimes \Phi,\quad f_\Phi,\ \partial_1 f_\Phi,\ \partial_2 f_\Phi .$$
+Nothing else of the data is needed to solve the reduced problem. Coefficients are tables with a row for each function, and
+Hessians are over these tables row by row; where each sample has one function alone, they are blocks, one a function.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, PyTree
+
+from ..basis import OneHot
+from ..cluster import shards_of, this_cluster
+from ..problem import double, in_double
+from ..programs import is_spread
+from ..reduction import Batch, Bilevel
+from . import oracles
+from .ledger import Ledger
+from .rows import LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, flat_size
+
+_AT_ONCE = 2_000_000  # numbers of weighted features that are multiplied in one product
+_MOST_COEFFICIENTS = 2000  # whose Hessian is formed; beyond, only its products with vectors are
+_MOST_ROW_NUMBERS = 10_000_000  # in the gradients of single rows, where rows are large
+_MOST_CROSS = 4_000_000  # numbers of ``d21 g_Phi`` that are formed, and 2^14 of a row's
+
+Sum = TypeVar("Sum", bound="Additive")
+
+
+class Additive:
+    """A sum over rows: two of them add up."""
+
+    def __add__(self: Sum, other: Sum) -> Sum:
+        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))  # pyright: ignore
+
+
+@dataclass(frozen=True)
+class LowerExpansion(Additive):
+    """``g_Phi`` and its derivatives; `hessian` is ``(M, M)``, or blocks ``(N, dy, dy)``; `cross` is ``d21``."""
+
+    value: float
+    slope: Float[np.ndarray, "N dy"]
+    hessian: Float[np.ndarray, "M M"] | Float[np.ndarray, "N dy dy"]
+    cross: Float[np.ndarray, "N dy dx"]
+
+    @staticmethod
+    def of(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> "LowerExpansion":
+        """Of the rows of one block, from their features and packed derivatives."""
+        dy, weighted = sizes.dy, packed * shares[:, None]
+        curved = 1 + dy + dy * dy
+        slope, cross = (_sums(phi, part) for part in (weighted[:, 1 : 1 + dy], weighted[:, curved:]))
+        if isinstance(phi, OneHot):
+            hessian = phi.blocks(weighted[:, 1 + dy : curved]).reshape(phi.size, dy, dy)
+            hessian = (hessian + np.swapaxes(hessian, 1, 2)) / 2
+        else:
+            hessian = galerkin(phi, weighted[:, 1 + dy : curved].reshape(-1, dy, dy))
+        parts = slope, hessian, cross.reshape(phi.shape[1], dy, -1)
+        return LowerExpansion(float(weighted[:, 0].sum(dtype=float)), *(np.asarray(part, float) for part in parts))
+
+
+@dataclass(frozen=True)
+class UpperExpansion(Additive):
+    """``f_Phi`` and its gradients."""
+
+    value: float
+    d1: Float[np.ndarray, " dx"]
+    d2: Float[np.ndarray, "N dy"]
+
+    @staticmethod
+    def of(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> "UpperExpansion":
+        """Of the rows of one block, from their features and packed derivatives."""
+        first = np.asarray(shares @ packed[:, : 1 + sizes.dx], float)
+        d2 = _sums(phi, packed[:, 1 + sizes.dx :] * shares[:, None])
+        return UpperExpansion(float(first[0]), first[1:], np.asarray(d2, float))
+
+
+@dataclass(frozen=True)
+class RowScales(Additive):
+    r"""Sizes of single rows, as sums of squares over them: of ``f`` about a centre; of the gradient in ``x``, in the two
+    parts $\\partial_1 f$ and $\\partial_{12} g\\, v$; of $r = \\partial_2 g$, squared, and of $\\partial_{12} g\\, r$.
+
+    In extended precision, whose range squares do not leave.
+    """
+
+    values: Any
+    direct: Any
+    through: Any
+    slopes: Any
+    turned: Any
+
+    @property
+    def spread(self) -> float:
+        """The root mean square of ``f`` about its centre."""
+        return float(np.sqrt(self.values))
+
+    @property
+    def sizes(self) -> Float[np.ndarray, " dx"]:
+        """The root mean square of the gradient in each coordinate of ``x``."""
+        return np.sqrt(self.direct + self.through).astype(float)
+
+    @property
+    def turning(self) -> Float[np.ndarray, " dx"]:
+        """The distance along each coordinate of ``x`` over which ``r`` changes by its own size; 0 if unknown."""
+        seen = self.turned > 0
+        return np.where(seen, np.sqrt(self.slopes / np.where(seen, self.turned, 1)), 0).astype(float)
+
+
+def _squares(shares: Float[np.ndarray, " n"], rows: np.ndarray) -> Any:
+    return shares @ rows.astype(np.longdouble) ** 2
+
+
+def _sums(phi: Any, rows: np.ndarray) -> np.ndarray:
+    """The transpose of the features times rows."""
+    return phi.sums(rows) if isinstance(phi, OneHot) else phi.T @ rows
+
+
+def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]) -> Float[np.ndarray, "M M"]:
+    r"""$\sum_n A_n \otimes \Phi_n \Phi_n^T$ for symmetric $A_n$, rows and columns as in a table of coefficients.
+
+    One ``N x N`` product for each pair of components of ``y``; several in one where features are few.
+    """
+    size, count = matrices.shape[1], phi.shape[1]
+    first, second = np.triu_indices(size)
+    pairs = matrices[:, first, second]
+    each = max(1, _AT_ONCE // max(phi.size, 1))
+    blocks = np.empty((len(first), count, count), phi.dtype)
+    for k in range(0, len(first), each):
+        some = pairs[:, k : k + each]
+        weighted = (phi[:, None, :] * some[:, :, None]).reshape(len(phi), -1)
+        blocks[k : k + each] = (weighted.T @ phi).reshape(-1, count, count)
+    blocks = (blocks + np.swapaxes(blocks, 1, 2)) / 2
+    pair = np.empty((size, size), int)
+    pair[first, second] = pair[second, first] = np.arange(len(first))
+    return blocks[pair].transpose(2, 0, 3, 1).reshape(count * size, count * size)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The rows of one level with their features, and `shares` that add up to 1 over all pools of the level."""
+
+    features: Any
+    shares: Float[np.ndarray, " n"]
+    rows: RowBlocks
+
+    def y(self, W: Float[np.ndarray, "N dy"], part: slice = slice(None)) -> Float[np.ndarray, "n dy"]:
+        """The policy at the rows."""
+        return taken(self.features, part) @ W
+
+    def summed(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, of: Callable, sizes: Sizes) -> Any:
+        """The expansions of all blocks, added up in their order."""
+
+        def one(block: tuple[slice, Any, Any]) -> Any:
+            part, xi, eta = block
+            packed = derivatives.block(x, self.y(W, part), part, xi, eta)
+            return of(taken(self.features, part), self.shares[part].astype(packed.dtype, copy=False), packed, sizes)
+
+        parts = side_by_side(one, list(self.rows))
+        total = next(parts)
+        for part in parts:
+            total = total + part
+        return total
+
+
+def taken(features: Any, part: Any) -> Any:
+    """Some rows of features."""
+    if isinstance(features, OneHot):
+        return OneHot(features.place[part], features.value[part], features.size)
+    return features[part]
+
+
+def side_by_side(one: Callable, items: list) -> Iterator[Any]:
+    """A function of each item, in their order; in as many threads as there are cores, where items are many."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if len(items) < 2 * cores or cores == 1:
+        yield from map(one, items)
+        return
+    wide = in_double()
+
+    def work(item: Any) -> Any:
+        with double() if wide else nullcontext():  # the precision is a thread's own
+            return one(item)
+
+    with ThreadPoolExecutor(cores) as threads:
+        for begin in range(0, len(items), cores):  # few at a time: what they give may be large
+            yield from threads.map(work, items[begin : begin + cores])
+
+
+def pools_of(batch: Batch, dtype: Any, numbers: int) -> list[Pool]:
+    """The rows of a level on this machine: one pool, or one for each shard where rows are spread over devices."""
+    total = len(batch)
+    tree = (batch.features, batch.weight, batch.xi, batch.eta)
+    if not is_spread(batch.weight):
+        return [_pool(jax.tree.map(np.asarray, tree), total, dtype, numbers)]
+    leaves, structure = jax.tree.flatten(tree)
+    shards = zip(*(shards_of(leaf) for leaf in leaves), strict=True)
+    return [_pool(jax.tree.unflatten(structure, shard), total, dtype, numbers) for shard in shards]
+
+
+def _pool(tree: PyTree, total: int, dtype: Any, numbers: int) -> Pool:
+    features, weight, xi, eta = tree
+    return Pool(features, np.asarray(weight, float) / total, RowBlocks(xi, eta, dtype, numbers))
+
+
+@eqx.filter_jit
+def _slope(bare: Bilevel, x: PyTree, W: PyTree) -> Any:
+    value, _ = oracles.lower_value(bare, x, W, bare.lower_pool, Ledger.page())
+    return value, oracles.lower_gradient(bare, x, W, bare.lower_pool, Ledger.page())[0]
+
+
+@eqx.filter_jit
+def _hessian_product(bare: Bilevel, x: PyTree, W: PyTree, V: PyTree) -> Any:
+    return oracles.hessian_vector(bare, x, W, V, bare.lower_pool, Ledger.page())[0]
+
+
+@eqx.filter_jit
+def _cross_product(bare: Bilevel, x: PyTree, W: PyTree, V: PyTree) -> Any:
+    return oracles.cross_product(bare, x, W, V, bare.lower_pool, Ledger.page())[0]
+
+
+@eqx.filter_jit
+def _upper_gradients(bare: Bilevel, x: PyTree, W: PyTree) -> Any:
+    return oracles.upper_gradients(bare, x, W, bare.upper_pool, Ledger.page())[0]
+
+
+@eqx.filter_jit
+def _row_sizes(bare: Bilevel, x: PyTree, W: PyTree, V: PyTree, most: int) -> Any:
+    """Of evenly spaced rows: ``f``, ``d1 f``, ``d12 g v``, ``d2 g`` and ``d12 g d2 g``, and the weights of both levels."""
+    every = lambda pool: max(1, -(-len(pool) // max(most, 1)))
+    some = lambda pool: jax.tree.map(lambda a: a[:: every(pool)], replace(pool, count=None))
+    upper, lower = some(bare.upper_pool), some(bare.lower_pool)
+    (values, d1, _), _ = oracles.upper_rows(bare, x, W, upper, Ledger.page())
+    (slope, _, cross), _ = oracles.lower_rows(bare, x, W, V, lower, Ledger.page())
+    turned = oracles.cross_rows(bare, x, W, slope, lower)
+    return values, d1, cross, slope, turned, (upper.weight, lower.weight)
+
+
+class Expansions:
+    """All that exact methods ask of a reduced problem, and how often they did (`spent`, by kind of oracle).
+
+    `formed`: whether the Hessian of the lower level is; else it comes as products with vectors. `crossed`: whether
+    ``d21 g_Phi`` is. Points are vectors, coefficients tables with a row for each function.
+    """
+
+    def __init__(self, reduced: Bilevel):
+        self.reduced = reduced
+        self.dx, self.dy = flat_size(reduced.x0), flat_size(jax.tree.map(lambda a: a[0], reduced.W0))
+        self.functions = len(jax.tree.leaves(reduced.W0)[0])
+        self.dtype, self.eps = np.dtype(reduced.dtype), float(np.finfo(reduced.dtype).eps)
+        count = self.functions * self.dy
+        one_hot = isinstance(reduced.lower_pool.features, OneHot)
+        self.formed = (count * self.dy if one_hot else count**2) <= _MOST_COEFFICIENTS**2
+        crossed = self.formed and self.dx * self.dy <= 2**14 and self.dx * count <= _MOST_CROSS
+        self.sizes = Sizes(self.dx, self.dy, crossed)
+        self.spent: Counter[tuple[str, str]] = Counter()
+        self._last: tuple[Any, LowerExpansion] | None = None  # asked for twice where one method goes on from another
+
+    @property
+    def crossed(self) -> bool:
+        return self.sizes.crossed
+
+    # -- the rows of both levels
+
+    @cached_property
+    def lower_pools(self) -> list[Pool]:
+        """Those of the lower level."""
+        return pools_of(self.reduced.lower_pool, self.dtype, self.sizes.lower)
+
+    @cached_property
+    def upper_pools(self) -> list[Pool]:
+        """Those of the upper level; the same objects where both see the same."""
+        if self.reduced.upper_source is self.reduced.lower_source:
+            return self.lower_pools
+        return pools_of(self.reduced.upper_pool, self.dtype, 1 + self.dx + self.dy)
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """How many rows each level has, of all machines."""
+        levels = {"lower": self.reduced.lower_pool, "upper": self.reduced.upper_pool}
+        return {name: len(pool) if pool.count is None else int(pool.count) for name, pool in levels.items()}
+
+    @cached_property
+    def idle(self) -> Bool[np.ndarray, " N"]:
+        """Which functions are zero at every row that counts."""
+        return self._added([_sums_of_squares(pool) for pool in self.lower_pools]) == 0
+
+    def _added(self, parts: list[Any]) -> Any:
+        """What the pools of this machine came to, added up over all machines in the order of their shards."""
+        spread = is_spread(self.reduced.lower_pool.weight)
+        parts = this_cluster().gathered([np.asarray(part, float) for part in parts]) if spread else parts
+        return sum(parts[1:], parts[0])
+
+    def _charge(self, *kinds: str) -> None:
+        for kind in kinds:
+            rows = self.rows["upper" if kind.startswith("upper") else "lower"]
+            self.spent.update({(kind, "calls"): 1, (kind, "samples"): rows})
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """What was spent: ``{kind: {"calls": ..., "samples": ...}}``."""
+        found: dict[str, dict[str, int]] = {}
+        for (kind, unit), count in self.spent.items():
+            found.setdefault(kind, {})[unit] = count
+        return found
+
+    # -- sums over rows
+
+    def lower(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> LowerExpansion:
+        """The lower level at ``(x, W)``.
+
+        The coefficients of a function that is zero at every row get the largest curvature there is, so that a Newton
+        step leaves them where they are.
+        """
+        at = (x.tobytes(), W.tobytes())
+        if self._last is not None and self._last[0] == at:
+            return self._last[1]
+        self._charge("hessian", *(["cross_matrix"] if self.crossed else []))
+        found = self._summed("lower", LowerExpansion.of, x, W)
+        if self.idle.any():
+            most = np.diagonal(found.hessian, axis1=-2, axis2=-1).max()
+            more = most * np.repeat(self.idle, self.dy)
+            blocks = found.hessian.ndim == 3
+            more = more.reshape(-1, self.dy)[:, :, None] * np.eye(self.dy) if blocks else np.diag(more)
+            found = replace(found, hessian=found.hessian + more)
+        self._last = (at, found)
+        return found
+
+    def upper(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> UpperExpansion:
+        """The upper level at ``(x, W)``."""
+        self._charge("upper_gradient")
+        if self.crossed:
+            return self._summed("upper", UpperExpansion.of, x, W)
+        value, d1, d2 = _upper_gradients(self.reduced, *self._trees(x, W))
+        return UpperExpansion(float(value), flattened(d1), self.table(d2))
+
+    def _summed(self, level: str, of: Callable, x: np.ndarray, W: np.ndarray) -> Any:
+        pools = getattr(self, f"{level}_pools")
+        parts = [pool.summed(self._derivatives(level, pool.rows), x, W, of, self.sizes) for pool in pools]
+        return type(parts[0])(*(self._added([getattr(part, f.name) for part in parts]) for f in fields(parts[0])))
+
+    def _derivatives(self, level: str, rows: RowBlocks) -> RowDerivatives:
+        problem: Any = self.reduced.problem
+        if level == "lower":
+            return RowDerivatives.lower(problem.lower, rows, self.crossed)
+        return RowDerivatives.upper(problem.upper, rows)
+
+    def row_scales(self, x: np.ndarray, W: np.ndarray, V: np.ndarray | None = None, centre: float = 0.0) -> RowScales:
+        """The sizes of single rows at ``(x, W)`` with the adjoint ``V``; of ``f`` alone without one, about a centre."""
+        if not self.crossed:
+            return self._row_scales_by_products(x, W, V, centre)
+        nothing = np.zeros(self.dx)
+
+        def upper(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> RowScales:
+            rows = sizes.split_upper(packed)
+            return RowScales(
+                _squares(shares, rows.value - centre), _squares(shares, rows.d1), nothing, np.zeros(()), nothing
+            )
+
+        def lower(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> RowScales:
+            rows, v = sizes.split_lower(packed), phi @ V
+            along = lambda y: np.einsum("naj,na->nj", rows.cross, y)
+            square = np.sum(rows.slope**2, axis=1)
+            slopes = _squares(shares, square), _squares(shares, along(rows.slope))
+            return RowScales(np.zeros(()), nothing, _squares(shares, along(v)), *slopes)
+
+        self._charge("upper_gradient")
+        found = self._summed("upper", upper, x, W)
+        if V is None:
+            return found
+        self._charge("hessian", "cross_matrix")
+        return found + self._summed("lower", lower, x, W)
+
+    def _row_scales_by_products(self, x: np.ndarray, W: np.ndarray, V: np.ndarray | None, centre: float) -> RowScales:
+        """The same where rows are large: at evenly spaced ones, so few that their gradients fit."""
+        self._charge("upper_gradient", "cross_product")
+        x, W, V = self._trees(x, W, np.zeros_like(W) if V is None else V)
+        values, d1, cross, slope, turned, weights = _row_sizes(self.reduced, x, W, V, _MOST_ROW_NUMBERS // self.dx)
+        upper, lower = (np.asarray(weight, float) / np.sum(weight) for weight in weights)
+        flat = lambda rows: np.concatenate([np.asarray(a).reshape(len(a), -1) for a in jax.tree.leaves(rows)], axis=1)
+        square = np.sum(flat(slope).astype(float) ** 2, axis=1)
+        return RowScales(
+            _squares(upper, np.asarray(values) - centre),
+            _squares(upper, flat(d1)),
+            _squares(lower, flat(cross)),
+            _squares(lower, square),
+            _squares(lower, flat(turned)),
+        )
+
+    # -- sample by sample, on this machine
+
+    def lower_rows(self, x: np.ndarray, W: np.ndarray) -> LowerRows:
+        """Sample by sample, at the policy."""
+        self._charge("hessian", *(["cross_matrix"] if self.crossed else []))
+        tables = [self._derivatives("lower", pool.rows).table(x, pool.y(W)) for pool in self.lower_pools]
+        return self.sizes.split_lower(np.concatenate(tables) if len(tables) > 1 else tables[0])
+
+    def upper_rows(self, x: np.ndarray, W: np.ndarray) -> UpperRows:
+        """Sample by sample, at the policy."""
+        self._charge("upper_gradient")
+        (pool,) = self.upper_pools
+        return self.sizes.split_upper(self._derivatives("upper", pool.rows).table(x, pool.y(W)))
+
+    def bend_rows(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> Float[np.ndarray, "n dy dy"]:
+        r"""$\partial_{22} f - \partial_{222} g\, v$ sample by sample, where both levels see the same."""
+        (pool,), problem = self.lower_pools, self.reduced.problem
+        bend = RowDerivatives.bend(problem.upper, problem.lower, pool.rows)  # pyright: ignore
+        table = bend.table(x, np.concatenate([pool.y(W), pool.y(V)], axis=1))
+        return table.reshape(len(table), self.dy, self.dy)
+
+    # -- products, where matrices do not fit
+
+    def lower_slope(self, x: np.ndarray, W: np.ndarray) -> tuple[float, np.ndarray]:
+        """``g_Phi`` and its gradient."""
+        self._charge("lower_value", "lower_gradient")
+        value, slope = _slope(self.reduced, *self._trees(x, W))
+        return float(value), self.table(slope)
+
+    def hessian_product(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> np.ndarray:
+        """``d22 g_Phi V``."""
+        self._charge("hessian_vector")
+        x, W, V = self._trees(x, W, V)
+        return self.table(_hessian_product(self.reduced, x, W, V))
+
+    def cross_product(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> np.ndarray:
+        """``d12 g_Phi V``, after ``x``."""
+        self._charge("cross_product")
+        x, W, V = self._trees(x, W, V)
+        return flattened(_cross_product(self.reduced, x, W, V))
+
+    # -- vectors and tables, and the pytrees they stand for
+
+    def _trees(self, x: np.ndarray, *tables: np.ndarray) -> tuple[PyTree, ...]:
+        return (self.decision(x), *(self.coefficients(W) for W in tables))
+
+    def decision(self, x: Float[np.ndarray, " dx"]) -> PyTree:
+        """A vector in the shape of ``x``."""
+        return shaped_like(self.reduced.x0, x[None], self.dtype, 0)
+
+    def coefficients(self, W: Float[np.ndarray, "N dy"]) -> PyTree:
+        """A table in the shape of the coefficients."""
+        return shaped_like(self.reduced.W0, W, self.dtype, 1)
+
+    def table(self, W: PyTree) -> Float[np.ndarray, "N dy"]:
+        """Coefficients as a table."""
+        return np.concatenate([np.asarray(leaf, float).reshape(len(leaf), -1) for leaf in jax.tree.leaves(W)], axis=1)
+
+
+def _sums_of_squares(pool: Pool) -> np.ndarray:
+    if isinstance(pool.features, OneHot):
+        return pool.features.blocks(pool.shares)
+    return np.any(pool.features[pool.shares > 0], axis=0).astype(float)
+
+
+def flattened(tree: PyTree) -> Float[np.ndarray, " n"]:
+    """A pytree as one vector, in double precision."""
+    return np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree)])
+
+
+def shaped_like(tree: PyTree, table: np.ndarray, dtype: Any, lead: int) -> PyTree:
+    """The columns of a table as the leaves of a pytree, which have `lead` leading axes of the table's own."""
+    leaves, structure = jax.tree.flatten(tree)
+    ends = np.cumsum([int(np.prod(np.shape(leaf)[lead:])) for leaf in leaves])[:-1]
+    parts = np.split(np.asarray(table, dtype), ends, axis=1)
+    shapes = [(*table.shape[:lead], *np.shape(leaf)[lead:]) for leaf in leaves]
+    return structure.unflatten([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
