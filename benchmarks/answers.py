@@ -470,21 +470,22 @@ def compare(before: dict, after: dict) -> None:
     seeds = sorted(set(before) & set(after), key=int)
     pairs = [(before[seed], after[seed]) for seed in seeds]
     print(f"{len(pairs)} problems in both, {len(before) - len(pairs)} and {len(after) - len(pairs)} in one alone")
-    for word, held in zip(("before", "after"), zip(*pairs, strict=True), strict=True):
+    for word, held in (("before", [a for a, _ in pairs]), ("after", [b for _, b in pairs])):
         spent = [sum(one.get(name, 0.0) for one in held) for name in ("seconds", "error_seconds", "certify_seconds")]
         good, raised = sum(one.get("converged", False) for one in held), sum("raised" in one for one in held)
         print(f"{word:6}: {good} converged, {raised} raised; solve {spent[0]:.0f} s, errors {spent[1]:.0f} s, "
               f"certify {spent[2]:.0f} s")  # fmt: skip
     same = lambda name: sum(a.get(name) == b.get(name) for a, b in pairs)
+    bases = sum(same_basis(a, b) for a, b in pairs)
     modes = sum(a.get("certificate", {}).get("mode") == b.get("certificate", {}).get("mode") for a, b in pairs)
-    print(f"the same basis {sum(map(same_basis, *zip(*pairs, strict=True)))}, result {same('result')}, exception (or none) {same('raised')}, "
+    print(f"the same basis {bases}, result {same('result')}, exception (or none) {same('raised')}, "
           f"mode of the certificate {modes}")  # fmt: skip
     alike = [
         (differences(a, b), a, b) for a, b in pairs if a.get("converged") and b.get("converged") and same_basis(a, b)
     ]
     print(f"\n{len(alike)} with the same basis, both converged; relative differences:")
     print(f"{'':32} {'largest':>10} {'90%':>10} {'median':>10} {'in':>5}  at seed")
-    for name in alike[0][0] if alike else []:
+    for name in dict.fromkeys(name for found, _, _ in alike for name in found):
         known = [(found[name], a["seed"]) for found, a, _ in alike if name in found and not np.isnan(found[name])]
         gaps = np.array([gap for gap, _ in known])
         if len(gaps):

@@ -15,6 +15,7 @@ from .hypergradient import linear_direction as linear_direction
 from .hypergradient import outer_direction as outer_direction
 from .hypergradient import sensitivity as sensitivity
 from .hypergradient import sensitivity_form as sensitivity_form
+from .ledger import HostLedger as HostLedger
 from .ledger import Ledger as Ledger
 from .ledger import added as added
 from .linear_systems import ConjugateGradient as ConjugateGradient

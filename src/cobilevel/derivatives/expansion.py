@@ -10,9 +10,10 @@ Hessians are over these tables row by row; where each sample has one function al
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from ..basis import OneHot
 from ..cluster import shards_of, this_cluster
 from ..problem import double, in_double
 from ..programs import is_spread
-from ..reduction import Batch, Bilevel
+from ..reduction import Batch, Bilevel, Table
 from . import oracles
 from .ledger import Ledger
 from .rows import LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, flat_size
@@ -197,20 +198,22 @@ def side_by_side(one: Callable, items: list) -> Iterator[Any]:
             yield from threads.map(work, items[begin : begin + cores])
 
 
-def pools_of(batch: Batch, dtype: Any, numbers: int) -> list[Pool]:
-    """The rows of a level on this machine: one pool, or one for each shard where rows are spread over devices."""
-    total = len(batch)
-    tree = (batch.features, batch.weight, batch.xi, batch.eta)
-    if not is_spread(batch.weight):
-        return [_pool(jax.tree.map(np.asarray, tree), total, dtype, numbers)]
-    leaves, structure = jax.tree.flatten(tree)
-    shards = zip(*(shards_of(leaf) for leaf in leaves), strict=True)
-    return [_pool(jax.tree.unflatten(structure, shard), total, dtype, numbers) for shard in shards]
+def pools_of(batch: Batch, dtype: Any, numbers: int, blocks: RowBlocks | None = None) -> list[Pool]:
+    """The rows of a level on this machine: one pool, or one for each shard where rows are spread over devices.
 
-
-def _pool(tree: PyTree, total: int, dtype: Any, numbers: int) -> Pool:
-    features, weight, xi, eta = tree
-    return Pool(features, np.asarray(weight, float) / total, RowBlocks(xi, eta, dtype, numbers))
+    `blocks`: the rows themselves, where they are laid out already.
+    """
+    tree, total = (batch.features, batch.weight, batch.xi, batch.eta), len(batch)
+    if blocks is not None:
+        features, weight = jax.tree.map(np.asarray, tree[:2])
+        return [Pool(features, np.asarray(weight, float) / total, blocks)]
+    shards = [jax.tree.map(np.asarray, tree)]
+    if is_spread(batch.weight):
+        leaves, structure = jax.tree.flatten(tree)
+        shards = [structure.unflatten(part) for part in zip(*map(shards_of, leaves), strict=True)]
+    shares = [np.asarray(weight, float) / total for _, weight, _, _ in shards]
+    rows = [RowBlocks(xi, eta, dtype, numbers) for _, _, xi, eta in shards]
+    return [Pool(part[0], *more) for part, *more in zip(shards, shares, rows, strict=True)]
 
 
 @eqx.filter_jit
@@ -253,16 +256,21 @@ class Expansions:
     ``d21 g_Phi`` is. Points are vectors, coefficients tables with a row for each function.
     """
 
-    def __init__(self, reduced: Bilevel):
-        self.reduced = reduced
-        self.dx, self.dy = flat_size(reduced.x0), flat_size(jax.tree.map(lambda a: a[0], reduced.W0))
-        self.functions = len(jax.tree.leaves(reduced.W0)[0])
+    def __init__(self, reduced: Bilevel, rows: Mapping[str, RowBlocks] | None = None):
+        """`rows`: those of the levels, ``"upper"`` and ``"lower"``, where they are laid out already."""
+        self.reduced, self.problem, self._blocks = reduced, reduced.problem, rows or {}
+        self._x0, self._W0 = jax.tree.map(np.asarray, (reduced.x0, reduced.W0))
+        self.start, bounds = flattened(self._x0), reduced.problem.bounds
+        self.bounds = (flattened(bounds.lo), flattened(bounds.hi))
+        self.dx, self.dy = flat_size(self._x0), flat_size(jax.tree.map(lambda a: a[0], self._W0))
+        self.functions = len(jax.tree.leaves(self._W0)[0])
         self.dtype, self.eps = np.dtype(reduced.dtype), float(np.finfo(reduced.dtype).eps)
         count = self.functions * self.dy
         one_hot = isinstance(reduced.lower_pool.features, OneHot)
         self.formed = (count * self.dy if one_hot else count**2) <= _MOST_COEFFICIENTS**2
         crossed = self.formed and self.dx * self.dy <= 2**14 and self.dx * count <= _MOST_CROSS
         self.sizes = Sizes(self.dx, self.dy, crossed)
+        self._spread = is_spread(reduced.lower_source.table.weight) if isinstance(reduced.lower_source, Table) else False
         self.spent: Counter[tuple[str, str]] = Counter()
         self._last: tuple[Any, LowerExpansion] | None = None  # asked for twice where one method goes on from another
 
@@ -275,14 +283,14 @@ class Expansions:
     @cached_property
     def lower_pools(self) -> list[Pool]:
         """Those of the lower level."""
-        return pools_of(self.reduced.lower_pool, self.dtype, self.sizes.lower)
+        return pools_of(self.reduced.lower_pool, self.dtype, self.sizes.lower, self._blocks.get("lower"))
 
     @cached_property
     def upper_pools(self) -> list[Pool]:
         """Those of the upper level; the same objects where both see the same."""
         if self.reduced.upper_source is self.reduced.lower_source:
             return self.lower_pools
-        return pools_of(self.reduced.upper_pool, self.dtype, 1 + self.dx + self.dy)
+        return pools_of(self.reduced.upper_pool, self.dtype, 1 + self.dx + self.dy, self._blocks.get("upper"))
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -295,10 +303,22 @@ class Expansions:
         """Which functions are zero at every row that counts."""
         return self._added([_sums_of_squares(pool) for pool in self.lower_pools]) == 0
 
+    def with_shares(self, lower: Float[np.ndarray, " n"], upper: Float[np.ndarray, " m"] | None = None) -> "Expansions":
+        """The same rows with other shares, which add up to 1; those of the lower level for both where they are one."""
+        other = copy(self)
+        other.lower_pools = [replace(pool, shares=lower) for pool in self.lower_pools]
+        same = self.upper_pools is self.lower_pools
+        other.upper_pools = other.lower_pools
+        if not same:
+            shares = [pool.shares for pool in self.upper_pools] if upper is None else [upper]
+            other.upper_pools = [replace(pool, shares=own) for pool, own in zip(self.upper_pools, shares, strict=True)]
+        other.__dict__.pop("idle", None)
+        other.spent, other._last = Counter(), None
+        return other
+
     def _added(self, parts: list[Any]) -> Any:
         """What the pools of this machine came to, added up over all machines in the order of their shards."""
-        spread = is_spread(self.reduced.lower_pool.weight)
-        parts = this_cluster().gathered([np.asarray(part, float) for part in parts]) if spread else parts
+        parts = this_cluster().gathered([np.asarray(part, float) for part in parts]) if self._spread else parts
         return sum(parts[1:], parts[0])
 
     def _charge(self, *kinds: str) -> None:
@@ -349,7 +369,7 @@ class Expansions:
         return type(parts[0])(*(self._added([getattr(part, f.name) for part in parts]) for f in fields(parts[0])))
 
     def _derivatives(self, level: str, rows: RowBlocks) -> RowDerivatives:
-        problem: Any = self.reduced.problem
+        problem: Any = self.problem
         if level == "lower":
             return RowDerivatives.lower(problem.lower, rows, self.crossed)
         return RowDerivatives.upper(problem.upper, rows)
@@ -412,7 +432,7 @@ class Expansions:
 
     def bend_rows(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> Float[np.ndarray, "n dy dy"]:
         r"""$\partial_{22} f - \partial_{222} g\, v$ sample by sample, where both levels see the same."""
-        (pool,), problem = self.lower_pools, self.reduced.problem
+        (pool,), problem = self.lower_pools, self.problem
         bend = RowDerivatives.bend(problem.upper, problem.lower, pool.rows)  # pyright: ignore
         table = bend.table(x, np.concatenate([pool.y(W), pool.y(V)], axis=1))
         return table.reshape(len(table), self.dy, self.dy)
@@ -444,11 +464,11 @@ class Expansions:
 
     def decision(self, x: Float[np.ndarray, " dx"]) -> PyTree:
         """A vector in the shape of ``x``."""
-        return shaped_like(self.reduced.x0, x[None], self.dtype, 0)
+        return shaped_like(self._x0, x[None], self.dtype, 0)
 
     def coefficients(self, W: Float[np.ndarray, "N dy"]) -> PyTree:
         """A table in the shape of the coefficients."""
-        return shaped_like(self.reduced.W0, W, self.dtype, 1)
+        return shaped_like(self._W0, W, self.dtype, 1)
 
     def table(self, W: PyTree) -> Float[np.ndarray, "N dy"]:
         """Coefficients as a table."""

@@ -1,19 +1,20 @@
 """The ledger: how often each kind of oracle was called, and on how many samples."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt32
+from jaxtyping import Array, Int64, UInt32
 
 from ..programs import put
 from ..reduction import Batch, Batches
 
 _BOTH = Array | np.ndarray
+_UNITS = ("calls", "samples")
 
 
 class Count(eqx.Module):
@@ -110,17 +111,6 @@ class Ledger(eqx.Module):
         total = total if more_rows is None else added(total, more_rows)
         return jax.tree.unflatten(structure, list(total))
 
-    def with_more(self, spent: Mapping[tuple[str, str], int]) -> "Ledger":
-        """With what was counted on the host: numbers of calls and of samples by kind."""
-        found, halves = self, lambda number: np.array(divmod(number, 2**32), np.uint32)
-        for kind in {kind for kind, _ in spent}:
-            count = getattr(found, kind)
-            calls, samples = (
-                added(np.asarray(getattr(count, unit)), halves(spent.get((kind, unit), 0))) for unit in ("calls", "samples")
-            )
-            found = replace(found, **{kind: Count(calls, samples)})
-        return found
-
     def totals(self) -> dict[str, dict[str, int]]:
         """Plain numbers: ``{kind: {"calls": ..., "samples": ...}}``, kinds never called left out."""
 
@@ -134,3 +124,33 @@ class Ledger(eqx.Module):
             if number(count.calls):
                 table[part.name] = {"calls": number(count.calls), "samples": number(count.samples)}
         return table
+
+
+KINDS = tuple(part.name for part in fields(Ledger))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HostLedger:
+    """The same for what runs on the host: `counts` has a row for each kind, calls and samples."""
+
+    counts: Int64[_BOTH, "kinds 2"]
+
+    @staticmethod
+    def of(spent: Mapping[tuple[str, str], int]) -> "HostLedger":
+        """From numbers by kind and unit."""
+        return HostLedger(np.array([[spent.get((kind, unit), 0) for unit in _UNITS] for kind in KINDS], np.int64))
+
+    def plus(self, other: "HostLedger") -> "HostLedger":
+        """With all of another."""
+        return HostLedger(np.asarray(self.counts) + other.counts)
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Plain numbers by kind, those never called left out."""
+        rows = zip(KINDS, np.asarray(self.counts).tolist(), strict=True)
+        return {kind: dict(zip(_UNITS, row, strict=True)) for kind, row in rows if row[0]}
+
+    def in_programs(self) -> Ledger:
+        """The same for a compiled loop."""
+        halves = lambda number: put(np.array(divmod(number, 2**32), np.uint32))
+        return Ledger(*(Count(*map(halves, row)) for row in np.asarray(self.counts).tolist()))

@@ -18,6 +18,7 @@ from .schedules import check_schedule as check_schedule
 from .schedules import is_optax as is_optax
 from .schedules import traced as traced
 from .solver import Clock as Clock
+from .solver import Evolving as Evolving
 from .solver import Solver as Solver
 from .solver import State as State
 from .step_scales import Scales as Scales

@@ -134,18 +134,20 @@ def advance(
 
 
 def on_host(
-    solver: Solver, reduced: Any, state: State, count: int, most: Any = None
-) -> tuple[State, tuple[dict[str, np.ndarray], np.ndarray]]:
+    solver: Solver, reduced: Any, state: Any, count: int, most: Any = None
+) -> tuple[Any, tuple[dict[str, np.ndarray], np.ndarray]]:
     """The same for a solver whose steps are plain Python."""
     first, reduced = int(state.step), solver.ready(reduced)
     room = min(count, int(state.limit) - first, count if most is None else int(most))
     records: list[dict[str, Any]] = []
     while state.clock.running and len(records) < room:
         after = solver.step(reduced, state)
-        after = eqx.tree_at(lambda s: s.clock.step, after, np.asarray(int(state.step) + 1, np.int32))
-        if not trees.finite((after.x, after.W)):
-            return eqx.tree_at(lambda s: s.clock.result, state, np.asarray(Result.DIVERGED.code, np.int32)), _joined(records)
-        state = eqx.tree_at(lambda s: s.clock.result, after, solver.terminate(reduced, after))
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after.x, after.W))):
+            diverged = replace(state.clock, result=np.asarray(Result.DIVERGED.code, np.int32))
+            return replace(state, clock=diverged), _joined(records)
+        clock = replace(after.clock, step=np.asarray(int(state.step) + 1, np.int32))
+        after = replace(after, clock=clock)
+        state = replace(after, clock=replace(clock, result=solver.terminate(reduced, after)))
         records.append(state.record())
     return state, _joined(records)
 

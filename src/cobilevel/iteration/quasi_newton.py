@@ -1,8 +1,9 @@
 """The memory of a limited-memory quasi-Newton method: pairs of steps and changes of the gradient along them."""
 
+from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -13,7 +14,9 @@ from ..programs import Held
 _LEAST_COSINE = 1e-12
 
 
-class QuasiNewtonMemory(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class QuasiNewtonMemory:
     """The last `steps` and the `changes` of the gradient along them, newest first, `count` of them filled, others 0."""
 
     steps: Float[Held, "m dx"]

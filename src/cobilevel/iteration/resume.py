@@ -24,7 +24,7 @@ from .history import History
 from .solver import Solver, State
 
 
-def identity(solver: Solver, reduced: Reduced, state: State) -> str:
+def identity(solver: Solver, reduced: Reduced, state: Any) -> str:
     """What a state belongs to: its own structure, the solver, the basis, and a digest of data and bounds."""
     digest = hashlib.sha256()
     parts = (reduced.upper_source, reduced.lower_source, reduced.problem.x_bounds, reduced.coordinates)
@@ -57,12 +57,12 @@ def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None
         )
 
 
-def with_result(solver: Solver, reduced: Any, state: State) -> State:
+def with_result(solver: Solver, reduced: Any, state: Any) -> Any:
     """The state with the result as the solver sees it, outside of a step."""
     return (_judged_on_host if solver.on_host else _judged)(solver, reduced, state)
 
 
-def _judged_on_host(solver: Solver, reduced: Any, state: State) -> State:
+def _judged_on_host(solver: Solver, reduced: Any, state: Any) -> Any:
     return eqx.tree_at(lambda s: s.clock.result, state, solver.terminate(reduced, state))
 
 
@@ -114,7 +114,7 @@ def _resumed(solver: Solver, reduced: Reduced, bare: Any, key: Array, steps: int
     return Course(state, History(solution.history, int(state.step)))
 
 
-def _with_limit(state: State, steps: int) -> State:
+def _with_limit(state: Any, steps: int) -> Any:
     """The state with another limit, running again where it ended for want of steps."""
     if not 0 <= int(state.result) < len(Result):
         raise ValueError("resume: the saved state is damaged: it ended in no way that is known.")

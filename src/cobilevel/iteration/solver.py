@@ -1,6 +1,7 @@
 """The solver protocol: a solver is a frozen record of hyperparameters, and everything that evolves is its state."""
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -15,7 +16,9 @@ from ..programs import Held
 from ..reduction import Bilevel, Reduced
 
 
-class Clock(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Clock:
     """How far a run has come: steps taken, steps allowed, and the code of its ``Result``."""
 
     step: Int[Held, ""]
@@ -52,13 +55,13 @@ class Clock(eqx.Module):
         return Result.BUDGET if result is Result.RUNNING and self.step >= self.limit else result
 
 
-class State(eqx.Module):
-    """Everything that evolves: the iterates, the clock and the ledger of oracle calls; solvers add their own parts."""
+class Evolving:
+    """What every state has: the iterates ``x`` and ``W``, the clock, and the ledger of oracle calls."""
 
-    x: PyTree[Held]
-    W: PyTree[Held]
+    x: Any
+    W: Any
     clock: Clock
-    ledger: Ledger
+    ledger: Any
 
     @property
     def step(self) -> Int[Held, "..."]:
@@ -85,6 +88,15 @@ class State(eqx.Module):
         return {}
 
 
+class State(Evolving, eqx.Module):
+    """Everything that evolves inside of a compiled loop; solvers add their own parts."""
+
+    x: PyTree[Held]
+    W: PyTree[Held]
+    clock: Clock
+    ledger: Ledger
+
+
 class Solver(eqx.Module):
     """A frozen record of hyperparameters with ``init``, ``step`` and ``terminate``; ``run`` serves every solver."""
 
@@ -102,11 +114,11 @@ class Solver(eqx.Module):
         return reduced
 
     @abstractmethod
-    def init(self, reduced: Any, key: Array, steps: Any) -> State:
+    def init(self, reduced: Any, key: Array, steps: Any) -> Any:
         """The state before the first of at most `steps` steps; all draws of the run are those of `key`."""
 
     @abstractmethod
-    def step(self, reduced: Any, state: Any) -> State:
+    def step(self, reduced: Any, state: Any) -> Any:
         """One step; the loop advances ``state.step``."""
 
     def terminate(self, reduced: Any, state: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from .. import trees
-from ..derivatives import Expansions, Ledger, flattened, galerkin
+from ..derivatives import Expansions, HostLedger, Ledger, flattened, galerkin
 from ..keys import generator
 from ..lower import Point, lower_size, solve_at
 from ..programs import Held, put
@@ -270,7 +270,7 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int) -> Start:
         steep=number(steep),
         epoch=number(max((source.rows or batch) / batch for source in sources)),
     )
-    ledger = put(Ledger.page().with_more(at.spent + spent + looked.spent))
+    ledger = HostLedger.of(at.spent + spent + looked.spent).in_programs()
     flags = put((np.asarray(here.solved), np.asarray(here.definite)))
     return Start(scales, put(at.coefficients(W)), put(at.coefficients(v)), ledger, *flags)
 

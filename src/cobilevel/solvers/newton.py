@@ -7,19 +7,21 @@ run ends are in ``newton_stopping``, the units in which it measures ``x`` in ``n
 from dataclasses import dataclass, replace
 
 import equinox as eqx
+import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, PyTree
 
 from ..answer import Result
 from ..checks import positive, whole
-from ..derivatives import Expansions, Ledger, flattened
-from ..iteration import Clock, QuasiNewtonMemory, Solver, State
+from ..derivatives import Expansions, HostLedger, flattened
+from ..iteration import Clock, Evolving, QuasiNewtonMemory, Solver
 from ..lower import Point, lower_size, solve_at
 from ..programs import Held
 from .newton_stopping import TOLERANCE, Stopping, kink_size
 from .newton_units import FlatBounds, Units, largest_size
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
+_EXACT = 0.75  # exponent of the precision: a lower level solved more closely than this is solved as far as it can be
 _LOOSEST = 1e-4  # of the coefficients: how far the lower level may be from its solution while the run is far from its own
 
 _TRIALS = 30  # shortened by half or more each, the last is a billionth of the first: shorter ones drown in rounding
@@ -40,7 +42,9 @@ def trouble(point: Point) -> Result:
     return Result.UPPER_FAILED if point.definite else Result.NOT_CONVEX
 
 
-class NewtonState(State):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class NewtonState(Evolving):
     """What evolves, besides what every state has.
 
     - `value`, `gradient`: of the upper objective at the iterate; `size`: of what the bounds leave of the gradient (at a
@@ -49,6 +53,10 @@ class NewtonState(State):
     - `memory`: quasi-Newton pairs, in the `units` of the run; `stopping`: what the rule remembers.
     """
 
+    x: PyTree[Held]
+    W: PyTree[Held]
+    clock: Clock
+    ledger: HostLedger
     value: Float[Held, ""]
     gradient: Float[Held, " dx"]
     size: Float[Held, ""]
@@ -114,13 +122,13 @@ class Newton(Solver):
 
     def init(self, reduced, key, steps):
         at = self.ready(reduced)
-        start = FlatBounds.of(at.reduced).project(flattened(at.reduced.x0))
+        start = FlatBounds(*at.bounds).project(at.start)
         zero, crossed = np.zeros((), at.dtype), at.dx if at.crossed else 0
         return NewtonState(
             x=at.decision(start),
             W=at.coefficients(at.table(at.reduced.W0)),
             clock=Clock.on_host(steps),
-            ledger=Ledger.page(),
+            ledger=HostLedger.of({}),
             value=zero,
             gradient=np.zeros(at.dx, at.dtype),
             size=zero,
@@ -134,7 +142,7 @@ class Newton(Solver):
     def step(self, reduced, state):
         """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
         at = self.ready(reduced)
-        before, bounds, now = at.spent.copy(), FlatBounds.of(at.reduced), _as_point(at, state)
+        before, bounds, now = at.spent.copy(), FlatBounds(*at.bounds), _as_point(at, state)
         stopping = state.stopping
         if not stopping.begun and not stopping.lower_target:
             target = at.eps**_LOWER_ACCURACY * lower_size(at, now.x, now.W)
@@ -151,7 +159,7 @@ class Newton(Solver):
             x=at.decision(end.x),
             W=at.coefficients(end.W),
             clock=Clock(state.clock.step, state.clock.limit, np.asarray(result, np.int32)),
-            ledger=state.ledger.with_more(at.spent - before),
+            ledger=state.ledger.plus(HostLedger.of(at.spent - before)),
             value=number(end.value),
             gradient=number(end.gradient),
             size=number(size),
@@ -175,6 +183,7 @@ class Newton(Solver):
         direction, free, use_memory = _direction(at, bounds, here, size, state.memory, units)
         # far from its end a run needs no exact lower level: a quarter of the digits, more as the gradient falls
         close = min(_LOOSEST, (size / float(stopping.scale)) ** 2) if begun and stopping.scale else _LOOSEST
+        target = float(stopping.lower_target) if close < at.eps**_EXACT else np.inf
 
         def enough(point: Point) -> bool:
             if not point.sound or not begun:
@@ -193,7 +202,7 @@ class Newton(Solver):
                 best = -slope / (2 * excess) if point.sound and excess > 0 else _BLIND  # the parabola's minimum
                 length *= float(np.clip(best, *_SHORTEN))
             place = bounds.project(x + length * direction)
-            refused, point = point, solve_at(at, place, here.coefficients_at(place), stopping.lower_target, close)
+            refused, point = point, solve_at(at, place, here.coefficients_at(place), target, close)
             if enough(point):
                 return Trial(point, refused, True, free, use_memory)
         return Trial(point, point, False, free, use_memory)

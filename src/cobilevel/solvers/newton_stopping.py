@@ -8,10 +8,10 @@ step is not known, and none of this is said. A run that comes from far begins an
 the first gradient, and the curvature along the way, say nothing of where it is.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -49,7 +49,9 @@ def kink_size(units: Units, bounds: FlatBounds, here: Point, other: Point) -> fl
     return float(np.linalg.norm(units.projected(bounds, both)))
 
 
-class Stopping(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Stopping:
     """What the rule remembers.
 
     - `begun`: whether the lower level was solved at ``x0``; `lower_target`: the size of its gradient to solve it to.
@@ -66,15 +68,18 @@ class Stopping(eqx.Module):
     done: Bool[Held, ""]
     kink: Bool[Held, ""]
 
-    def __init__(self, begun: Any, lower_target: Any, scale: Any, hits: Any, failures: Any, done: Any, kink: Any):
-        self.begun, self.done, self.kink = (np.asarray(part, bool) for part in (begun, done, kink))
-        self.lower_target, self.scale = np.asarray(lower_target, float), np.asarray(scale, float)
-        self.hits, self.failures = np.asarray(hits, np.int32), np.asarray(failures, np.int32)
+    @staticmethod
+    def of(
+        begun: bool, lower_target: Any, scale: Any, hits: int, failures: int, done: bool, kink: bool
+    ) -> "Stopping":
+        """From plain numbers: arrays are what is kept of a run."""
+        counts, sizes = (np.asarray(n, np.int32) for n in (hits, failures)), (lower_target, scale)
+        return Stopping(np.asarray(begun), *(np.asarray(a, float) for a in sizes), *counts, np.asarray(done), np.asarray(kink))
 
     @staticmethod
     def start() -> "Stopping":
         """Before the first step."""
-        return Stopping(False, 0.0, 0.0, 0, 0, False, False)
+        return Stopping.of(False, 0.0, 0.0, 0, 0, False, False)
 
     def after(
         self,
@@ -113,14 +118,14 @@ class Stopping(eqx.Module):
         hits = int(self.hits) + 1 if small else 0
         rounded = moved and (ahead <= _ROUNDED * eps * extent or size_there == 0)
         failed = _FAILED if use_memory else _LAST_FAILED
-        return Stopping(
+        return Stopping.of(
             begun=True,
             lower_target=self.lower_target,
             scale=scale,
             hits=hits,
             failures=0 if moved or not begun else failed,
-            done=hits >= _HITS or (not moved and int(self.hits) >= 1) or settled or rounded,
-            kink=begun and jumps and explained,
+            done=bool(hits >= _HITS or (not moved and self.hits >= 1) or settled or rounded),
+            kink=begun and bool(jumps) and bool(explained),
         )
 
     def found(self) -> Result:

@@ -8,14 +8,13 @@ $\sigma_j$ are powers of two, so that changing units does not round.
 from dataclasses import dataclass, replace
 from typing import Any
 
-import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ..derivatives import Expansions, flattened
+from ..derivatives import Expansions
 from ..lower import Point
 from ..programs import Held
-from ..reduction import Bilevel
 
 _NOISE_OF_SPREAD = 32  # the noise of the objective, in units of its own precision
 _SHARE_OF_SPREAD = 1e-3  # an x near zero is measured by what moves the objective by this share of its spread
@@ -34,11 +33,6 @@ class FlatBounds:
 
     lo: Float[np.ndarray, " dx"]
     hi: Float[np.ndarray, " dx"]
-
-    @staticmethod
-    def of(reduced: Bilevel) -> "FlatBounds":
-        bounds = reduced.problem.bounds
-        return FlatBounds(flattened(bounds.lo), flattened(bounds.hi))
 
     def scaled(self, sigma: Float[np.ndarray, " dx"]) -> "FlatBounds":
         """In other units."""
@@ -67,7 +61,9 @@ def _root_mean_square(table: Float[np.ndarray, "n k"], shares: Float[np.ndarray,
     return most * np.sqrt(shares @ share**2 / max(shares.sum(), 1e-30))
 
 
-class Units(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Units:
     """`sigma`: what a unit of each coordinate is worth in units of the objective; `measured`: which of them were seen,
     others are guesses; `spread`: of the objective over the samples; `origin`: how far from zero they were measured."""
 
@@ -76,14 +72,15 @@ class Units(eqx.Module):
     spread: Float[Held, ""]
     origin: Float[Held, ""]
 
-    def __init__(self, sigma: Any, measured: Any, spread: Any, origin: Any):
-        self.sigma, self.measured = np.asarray(sigma, float), np.asarray(measured, bool)
-        self.spread, self.origin = np.asarray(spread, float), np.asarray(origin, float)
+    @staticmethod
+    def of(sigma: Any, measured: Any, spread: Any, origin: Any) -> "Units":
+        """From plain numbers: arrays are what is kept of a run."""
+        return Units(np.asarray(sigma, float), np.asarray(measured, bool), np.asarray(spread, float), np.asarray(origin, float))
 
     @staticmethod
     def unknown(dx: int) -> "Units":
         """Before anything was measured."""
-        return Units(np.ones(dx), np.zeros(dx, bool), 1.0, 0.0)
+        return Units.of(np.ones(dx), np.zeros(dx, bool), 1.0, 0.0)
 
     @property
     def extent(self) -> float:
@@ -118,7 +115,7 @@ class Units(eqx.Module):
             fresh = np.exp2(np.round(np.log2(np.where(seen, scales.sizes, guess))))
         usable = np.isfinite(fresh) & (fresh > 0)
         fresh = np.where(self.measured | ~usable, self.sigma, fresh)
-        return Units(fresh, self.measured | seen, spread, largest_size(x * fresh))
+        return Units.of(fresh, self.measured | seen, spread, largest_size(x * fresh))
 
     def _spread(self, point: Point, spread: float, eps: float) -> float:
         """The standard deviation of the objective; where there is none its value, or a share of the spread before."""
@@ -149,9 +146,9 @@ class Units(eqx.Module):
             return self, False
         anew = self.left_behind(point) and bool(np.any(point.gradient))
         if anew or np.any(~self.measured & (point.gradient != 0)):
-            kept = Units(self.sigma, self.measured & (not anew), self.spread, self.origin)
+            kept = Units.of(self.sigma, self.measured & (not anew), self.spread, self.origin)
             return kept.at(at, bounds, point), anew
         if np.linalg.norm(point.x * self.sigma) < self.extent:
             spread = at.row_scales(point.x, point.W, centre=point.value).spread
-            return Units(self.sigma, self.measured, self._spread(point, spread, at.eps), self.origin), False
+            return Units.of(self.sigma, self.measured, self._spread(point, spread, at.eps), self.origin), False
         return self, False
