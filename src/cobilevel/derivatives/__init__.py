@@ -8,6 +8,7 @@ from .expansion import UpperExpansion as UpperExpansion
 from .expansion import flattened as flattened
 from .expansion import galerkin as galerkin
 from .expansion import shaped_like as shaped_like
+from .expansion import totals_of as totals_of
 from .hypergradient import Directions as Directions
 from .hypergradient import directions as directions
 from .hypergradient import hypergradient as hypergradient

@@ -26,10 +26,11 @@ from jaxtyping import Bool, Float, PyTree
 from ..basis import OneHot
 from ..cluster import shards_of, this_cluster
 from ..problem import double, in_double
-from ..programs import is_spread
+from ..programs import is_spread, put
 from ..reduction import Batch, Bilevel, Table
 from . import oracles
 from .ledger import Ledger
+from .on_device import DeviceRows, in_use
 from .rows import LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, flat_size
 
 _AT_ONCE = 2_000_000  # numbers of weighted features that are multiplied in one product
@@ -71,6 +72,16 @@ class LowerExpansion(Additive):
         return LowerExpansion(float(weighted[:, 0].sum(dtype=float)), *(np.asarray(part, float) for part in parts))
 
 
+    @staticmethod
+    def unpacked(vector: np.ndarray, W: np.ndarray, sizes: Sizes) -> "LowerExpansion":
+        """From one vector that holds all of it."""
+        count, dx = W.size, sizes.dx if sizes.crossed else 0
+        rest = len(vector) - 1 - count - count * dx
+        value, slope, hessian, cross = np.split(vector, np.cumsum([1, count, rest]))
+        shape = (count, count) if rest == count**2 and rest != count * sizes.dy else (len(W), sizes.dy, sizes.dy)
+        return LowerExpansion(float(value[0]), slope.reshape(W.shape), hessian.reshape(shape), cross.reshape(*W.shape, dx))
+
+
 @dataclass(frozen=True)
 class UpperExpansion(Additive):
     """``f_Phi`` and its gradients."""
@@ -85,6 +96,11 @@ class UpperExpansion(Additive):
         first = np.asarray(shares @ packed[:, : 1 + sizes.dx], float)
         d2 = _sums(phi, packed[:, 1 + sizes.dx :] * shares[:, None])
         return UpperExpansion(float(first[0]), first[1:], np.asarray(d2, float))
+
+    @staticmethod
+    def unpacked(vector: np.ndarray, W: np.ndarray, sizes: Sizes) -> "UpperExpansion":
+        """From one vector that holds all of it."""
+        return UpperExpansion(float(vector[0]), vector[1 : 1 + sizes.dx], vector[1 + sizes.dx :].reshape(W.shape))
 
 
 @dataclass(frozen=True)
@@ -155,9 +171,18 @@ class Pool:
     shares: Float[np.ndarray, " n"]
     rows: RowBlocks
 
+    def mean(self, rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "N k"]:
+        """The mean of each function times rows."""
+        return _sums(self.features, rows * self.shares[:, None])
+
     def y(self, W: Float[np.ndarray, "N dy"], part: slice = slice(None)) -> Float[np.ndarray, "n dy"]:
         """The policy at the rows."""
         return taken(self.features, part) @ W
+
+    @cached_property
+    def on_device(self) -> DeviceRows:
+        """The same where it is worked on by an accelerator."""
+        return DeviceRows(self.features, self.shares, self.rows)
 
     def summed(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, of: Callable, sizes: Sizes) -> Any:
         """The expansions of all blocks, added up in their order."""
@@ -278,6 +303,17 @@ class Expansions:
     def crossed(self) -> bool:
         return self.sizes.crossed
 
+    def with_features(self, lower: Float[np.ndarray, "n N"], upper: Float[np.ndarray, "m N"] | None = None) -> "Expansions":
+        """The same rows, all on this machine, with other features: `upper` where that level has rows of its own. Row
+        blocks and what was `spent` are shared."""
+        below = self.reduced.lower_source.tabled(features=put(lower))
+        above = below if upper is None else self.reduced.upper_source.tabled(features=put(upper))
+        W0 = put(self.coefficients(np.zeros((lower.shape[1], self.dy))))
+        rows = {"lower": self.lower_pools[0].rows, "upper": self.upper_pools[0].rows}
+        found = Expansions(replace(self.reduced, upper_source=above, lower_source=below, W0=W0), rows)
+        found.spent = self.spent
+        return found
+
     # -- the rows of both levels
 
     @cached_property
@@ -328,10 +364,7 @@ class Expansions:
 
     def totals(self) -> dict[str, dict[str, int]]:
         """What was spent: ``{kind: {"calls": ..., "samples": ...}}``."""
-        found: dict[str, dict[str, int]] = {}
-        for (kind, unit), count in self.spent.items():
-            found.setdefault(kind, {})[unit] = count
-        return found
+        return totals_of(self.spent)
 
     # -- sums over rows
 
@@ -365,6 +398,10 @@ class Expansions:
 
     def _summed(self, level: str, of: Callable, x: np.ndarray, W: np.ndarray) -> Any:
         pools = getattr(self, f"{level}_pools")
+        kind = {LowerExpansion.of: LowerExpansion, UpperExpansion.of: UpperExpansion}.get(of)
+        if in_use() and kind is not None and not self._spread:
+            derivatives = self._derivatives(level, pools[0].rows)
+            return kind.unpacked(pools[0].on_device.summed(derivatives, level, x, W, self.sizes), W, self.sizes)
         parts = [pool.summed(self._derivatives(level, pool.rows), x, W, of, self.sizes) for pool in pools]
         return type(parts[0])(*(self._added([getattr(part, f.name) for part in parts]) for f in fields(parts[0])))
 
@@ -430,6 +467,35 @@ class Expansions:
         (pool,) = self.upper_pools
         return self.sizes.split_upper(self._derivatives("upper", pool.rows).table(x, pool.y(W)))
 
+    def lower_slopes(
+        self, x: np.ndarray, y: Float[np.ndarray, "n dy"], rows: RowBlocks | None = None
+    ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n dy"]]:
+        """``g`` and ``d2 g`` at a ``y`` for each of the leading rows; of other rows, where these are given."""
+        (pool,) = self.lower_pools
+        self.spent.update({("lower_gradient", "calls"): 1, ("lower_gradient", "samples"): len(y)})
+        derivatives = self._derivatives("lower", pool.rows if rows is None else rows)
+        found = derivatives.table(x, y, lambda packed, _: packed[:, : 1 + self.dy])
+        return found[:, 0], found[:, 1:]
+
+    def residual_rows(
+        self, x: np.ndarray, W: np.ndarray, V: np.ndarray, joint: bool
+    ) -> tuple[Float[np.ndarray, "n dy"], Float[np.ndarray, "n dy"] | None]:
+        r"""$r = \partial_2 g$ and, where both levels see the same (`joint`), $\alpha = \partial_{22} g\, v - \partial_2 f$
+        sample by sample; tables of second derivatives are not kept."""
+        (pool,), sizes, v = self.lower_pools, self.sizes, self.lower_pools[0].y(V)
+        self._charge("hessian", *(["cross_matrix"] if self.crossed else []))
+
+        def below(packed: np.ndarray, part: slice) -> np.ndarray:
+            rows = sizes.split_lower(packed)
+            return np.concatenate([rows.slope, np.einsum("nab,nb->na", rows.hessian, v[part])], axis=1)
+
+        found = self._derivatives("lower", pool.rows).table(x, pool.y(W), below)
+        if not joint:
+            return found[:, : self.dy], None
+        self._charge("upper_gradient")
+        pull = self._derivatives("upper", pool.rows).table(x, pool.y(W), lambda packed, _: packed[:, 1 + self.dx :])
+        return found[:, : self.dy], found[:, self.dy :] - pull
+
     def bend_rows(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> Float[np.ndarray, "n dy dy"]:
         r"""$\partial_{22} f - \partial_{222} g\, v$ sample by sample, where both levels see the same."""
         (pool,), problem = self.lower_pools, self.problem
@@ -473,6 +539,14 @@ class Expansions:
     def table(self, W: PyTree) -> Float[np.ndarray, "N dy"]:
         """Coefficients as a table."""
         return np.concatenate([np.asarray(leaf, float).reshape(len(leaf), -1) for leaf in jax.tree.leaves(W)], axis=1)
+
+
+def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Counts by kind of oracle and unit, as ``{kind: {"calls": ..., "samples": ...}}``."""
+    found: dict[str, dict[str, int]] = {}
+    for (kind, unit), count in spent.items():
+        found.setdefault(kind, {})[unit] = count
+    return found
 
 
 def _sums_of_squares(pool: Pool) -> np.ndarray:

@@ -113,8 +113,9 @@ def _packed(*parts: Any) -> Any:
     return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in parts])
 
 
-@lru_cache(_KEPT)
-def _lower_program(program: Any, crossed: bool, quick: bool) -> Callable:
+def lower_row(program: Any, crossed: bool) -> Callable:
+    """``g`` and its derivatives at one row."""
+
     def one(constants: list, x: Any, y: Any, xi: Any, eta: Any) -> Any:
         g, _, _ = _shaped(program, constants)
         slope = lambda p, q: jax.grad(g, argnums=1)(p, q, xi, eta)
@@ -124,17 +125,28 @@ def _lower_program(program: Any, crossed: bool, quick: bool) -> Callable:
             parts.append(mixed(slope, argnums=0)(x, y))
         return _packed(*parts)
 
-    return _over_rows(one, quick)
+    return one
 
 
-@lru_cache(_KEPT)
-def _upper_program(program: Any, quick: bool) -> Callable:
+def upper_row(program: Any) -> Callable:
+    """``f`` and its gradients at one row."""
+
     def one(constants: list, x: Any, y: Any, xi: Any, eta: Any) -> Any:
         f, _, _ = _shaped(program, constants)
         value, (d1, d2) = jax.value_and_grad(f, argnums=(0, 1))(x, y, xi, eta)
         return _packed(value, d1, d2)
 
-    return _over_rows(one, quick)
+    return one
+
+
+@lru_cache(_KEPT)
+def _lower_program(program: Any, crossed: bool, quick: bool) -> Callable:
+    return _over_rows(lower_row(program, crossed), quick)
+
+
+@lru_cache(_KEPT)
+def _upper_program(program: Any, quick: bool) -> Callable:
+    return _over_rows(upper_row(program), quick)
 
 
 @lru_cache(_KEPT)
@@ -191,29 +203,35 @@ class RowDerivatives(NamedTuple):
     """
 
     rows: RowBlocks
+    objective: Any
     program: Callable
     constants: Any
 
     @staticmethod
+    def _of(make: Callable, objective: Traced, rows: RowBlocks, *options: Any) -> "RowDerivatives":
+        program = make(objective.program, *options, _quick(rows))
+        return RowDerivatives(rows, objective.program, program, objective.constants)
+
+    @staticmethod
     def lower(objective: Traced, rows: RowBlocks, crossed: bool = True) -> "RowDerivatives":
-        return RowDerivatives(rows, _lower_program(objective.program, crossed, _quick(rows)), objective.constants)
+        return RowDerivatives._of(_lower_program, objective, rows, crossed)
 
     @staticmethod
     def upper(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
-        return RowDerivatives(rows, _upper_program(objective.program, _quick(rows)), objective.constants)
+        return RowDerivatives._of(_upper_program, objective, rows)
 
     @staticmethod
     def product(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
-        return RowDerivatives(rows, _product_program(objective.program, _quick(rows)), objective.constants)
+        return RowDerivatives._of(_product_program, objective, rows)
 
     @staticmethod
     def slack(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
-        return RowDerivatives(rows, _slack_program(objective.program, _quick(rows)), objective.constants)
+        return RowDerivatives._of(_slack_program, objective, rows)
 
     @staticmethod
     def bend(upper: Traced, lower: Traced, rows: RowBlocks) -> "RowDerivatives":
-        constants = (upper.constants, lower.constants)
-        return RowDerivatives(rows, _bend_program(upper.program, lower.program, _quick(rows)), constants)
+        program = _bend_program(upper.program, lower.program, _quick(rows))
+        return RowDerivatives(rows, None, program, (upper.constants, lower.constants))
 
     def block(self, x: Float[np.ndarray, " dx"], table: np.ndarray, part: slice, xi: Any, eta: Any) -> np.ndarray:
         """The packed derivatives of one block, at its rows of a table (those of the block alone)."""
@@ -222,9 +240,17 @@ class RowDerivatives(NamedTuple):
         found = self.program(self.constants, x.astype(rows.dtype, copy=False), y, xi, eta)
         return np.asarray(found)[: part.stop - part.start]
 
-    def table(self, x: Float[np.ndarray, " dx"], table: np.ndarray) -> Float[np.ndarray, "n K"]:
-        """The packed derivatives of all rows, in double precision."""
-        parts = [self.block(x, table[part], part, xi, eta) for part, xi, eta in self.rows]
+    def table(
+        self, x: Float[np.ndarray, " dx"], table: np.ndarray, kept: Callable[[np.ndarray, slice], np.ndarray] | None = None
+    ) -> Float[np.ndarray, "n K"]:
+        """The packed derivatives of the leading rows, as many as the table has, in double precision; or what is `kept` of
+        each block."""
+        parts = []
+        for part, xi, eta in self.rows:
+            part = slice(part.start, min(part.stop, len(table)))
+            if part.start < part.stop:
+                packed = self.block(x, table[part], part, xi, eta)
+                parts.append(packed if kept is None else kept(packed, part))
         return np.asarray(parts[0] if len(parts) == 1 else np.concatenate(parts), float)
 
 
