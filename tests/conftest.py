@@ -1,6 +1,7 @@
-"""Tests run in double precision, with strict promotion and with every annotation of the package checked.
+"""Tests run in double precision and with strict promotion.
 
-Warnings are errors (see pyproject.toml). Most of the time goes into compiling programs that run for milliseconds, so
+Warnings are errors (see pyproject.toml). Annotations are checked at run time in one place, ``system/test_annotations``.
+Most of the time goes into compiling programs that run for milliseconds, so
 machine code is made the quick way, and hardly optimised.
 """
 
@@ -11,12 +12,10 @@ from pathlib import Path
 
 import jax
 import jaxlib
-import jaxtyping
 import pytest
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-jaxtyping.install_import_hook("cobilevel", "beartype.beartype")
 
 import cobilevel as cb
 
@@ -48,12 +47,6 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] = " ".join(f"--{flag}={value}" for flag, value in chosen.items() if _known(flag))
     gc.freeze()  # what is imported stays, and need not be looked through again and again
     gc.set_threshold(50_000, 20, 20)
-
-
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Without the checks of annotations, as a user has it: what the package itself says of bad arguments."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_basis_is_not_judged_by_itself():
     assert float(found.x) == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_tolerance_needs_no_basis(unchecked):
+def test_a_tolerance_needs_no_basis():
     problem, _ = bump()
     samples = cb.Samples(np.linspace(-1, 1, 50), np.zeros(50))
     with pytest.raises(TypeError, match="Leave one of them out"):

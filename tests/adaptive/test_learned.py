@@ -183,7 +183,7 @@ def test_a_network_learns_the_policy_and_is_orthonormal(traffic):
     np.testing.assert_array_equal(same.evaluate(problem.domain, xi), phi)
 
 
-def test_bad_arguments(traffic, unchecked):
+def test_bad_arguments(traffic):
     for arguments, words in [
         ({"n": 0}, "n must be a whole number"),
         ({"n": 3, "decisions": 1}, "decisions must be a whole number of at least 2"),

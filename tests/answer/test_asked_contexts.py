@@ -43,7 +43,7 @@ def test_columns_of_several_lengths_are_named(days):
     assert days.policy({"a": np.zeros(3), "day": "mon"}).shape == (3, 2)
 
 
-def test_data_that_are_none_are_not_drawn(days, unchecked):
+def test_data_that_are_none_are_not_drawn(days):
     pandas = pytest.importorskip("pandas")
     for data in (pandas.DataFrame({"a": XI, "day": DAYS}), XI):
         with pytest.raises(TypeError, match=r"plot: samples must be Samples.*cb\.Samples\.from_frame"):

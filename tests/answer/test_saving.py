@@ -142,7 +142,6 @@ NUMPY = {
 }
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("stated_with", NUMPY.values(), ids=NUMPY)
 def test_numbers_of_numpy_are_saved(stated_with, tmp_path):
     basis, domain = stated_with()
@@ -173,14 +172,12 @@ CRAFTED = {
 }
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("change", "words"), CRAFTED.values(), ids=CRAFTED)
 def test_what_contradicts_itself_is_refused(saved, tmp_path, change, words):
     with pytest.raises(ValueError, match=words):
         cb.load(resealed(saved, tmp_path, change), stated())
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_damaged_and_crafted_files_are_refused_in_words(tmp_path):
     start = found(damage.problem(), damage.samples(), jnp.asarray(1.0), {"rate": jnp.array([0.5, 0.5, 0.0])})
     trial = damage.Trial(tmp_path, start)

@@ -152,7 +152,7 @@ def test_sets_grow_by_levels():
     assert sorted(map(tuple, (group.tolist() for group in groups))) == [(0, 2), (1, 3), (4,)]
 
 
-def test_errors_of_components(unchecked):
+def test_errors_of_components():
     with pytest.raises(ValueError, match=r"bases for .'weather'."):
         cb.Components({"weather": cb.Chebyshev(3)}).fit(DOMAIN, XI)
     with pytest.raises(TypeError, match=r"day lives on Finite.*take Categorical"):

@@ -33,7 +33,6 @@ def test_alone_nothing_happens():
     assert this_cluster().gathered(array) is array
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_spread_is_named():
     with pytest.raises(TypeError, match="spread takes Samples, got Product"):
         cb.spread(cb.Product(np.arange(3.0), np.arange(2.0)))  # pyright: ignore[reportArgumentType]

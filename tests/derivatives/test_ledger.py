@@ -15,7 +15,10 @@ from problems import curved_problem
 
 
 def counting(problem):
-    """The problem with callbacks in both objectives that count how many samples were really looked at."""
+    """The problem with callbacks in both objectives that count how often each sample was really looked at.
+
+    A block of rows is filled up with copies of its last one: they are not counted.
+    """
     seen = collections.Counter()
 
     def count(name, function):

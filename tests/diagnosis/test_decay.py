@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-
 from cobilevel.diagnosis.chebyshev import points, transform
-from cobilevel.diagnosis.decay import from_coefficients, from_values
 from cobilevel.diagnosis.kinks import find_kinks, find_noisy_kinks
+
+from cobilevel.diagnosis.decay import from_coefficients, from_values
 from problems import bernstein
 
 EPS = np.finfo(float).eps

@@ -244,7 +244,7 @@ def test_streams_have_no_end_of_samples():
     assert found.decay.kind == "algebraic"
 
 
-def test_bad_arguments(quadratic, unchecked):
+def test_bad_arguments(quadratic):
     problem, samples = quadratic.problem, quadratic.train
     with pytest.raises(TypeError, match="basis must be"):
         diagnose(problem, cb.Chebyshev, samples)

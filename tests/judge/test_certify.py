@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.judge.galerkin import galerkin
+from cobilevel.judge.galerkin import Galerkin
 from problems import AROUND, LINE, XI, Aim, Line, row, scalar
 
 POINTS = -1 + (np.arange(400) + 0.5) / 200
@@ -73,7 +73,7 @@ def judged(instance):
     quiet = {"upper": jax.vmap(instance.truth.target)(nodes), "lower": jax.vmap(instance.truth.offset)(nodes)}
     whole = cb.reduce(instance.problem, cb.Chebyshev(2), cb.Samples(nodes, quiet, weights)).whitened()
     gradient = np.asarray(instance.truth.gradient(x))
-    gap = gradient - np.asarray(galerkin(whole.ordinary(), x, False).gradient)
+    gap = gradient - Galerkin.at(whole, np.asarray(x)).point.gradient
     found = {mode: cb.certify(instance.problem, solution, instance.test, mode=mode) for mode in ("exact", "enriched")}
     return solution, gradient, gap, found
 

@@ -67,7 +67,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("judge", [cb.evaluate, cb.certify])
-def test_a_solution_of_another_problem_is_refused(judge, known, unchecked):
+def test_a_solution_of_another_problem_is_refused(judge, known):
     for change in OTHERS.values():
         with pytest.raises(ValueError, match=r"solution.*another"):
             judge(stated(**change), known, DATA)
@@ -80,12 +80,12 @@ def test_a_solution_of_another_problem_is_refused(judge, known, unchecked):
 
 @pytest.mark.parametrize("judge", [cb.evaluate, cb.certify])
 @pytest.mark.parametrize("draws", [0, 1, -3, 2.5, True, None, "many"])
-def test_draws_that_are_no_number_of_draws(judge, draws, known, unchecked):
+def test_draws_that_are_no_number_of_draws(judge, draws, known):
     with pytest.raises(ValueError, match="draws must be a whole number of at least 2"):
         judge(stated(), known, DATA, draws=draws)
 
 
-def test_a_truth_that_is_none(known, unchecked):
+def test_a_truth_that_is_none(known):
     for truth, error, words in (
         (np.nan, ValueError, "truth must be finite"),
         ("a", TypeError, "truth must hold real numbers"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cobilevel.judge import Certificate, Estimate
-from cobilevel.judge.plot_certificate import plot_estimates
+from cobilevel.judge.certificate import plot_estimates
 from cobilevel.judge.regret import Regret
 
 

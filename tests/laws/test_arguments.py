@@ -33,7 +33,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", POSITIVE)
-def test_what_must_be_a_positive_number(name, unchecked):
+def test_what_must_be_a_positive_number(name):
     for value in NOT_POSITIVE:
         with pytest.raises((TypeError, ValueError), match=f"{name.split(':')[0]}|a step size|positive"):
             POSITIVE[name](value)
@@ -41,14 +41,14 @@ def test_what_must_be_a_positive_number(name, unchecked):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_must_be_something_else(name, unchecked):
+def test_what_must_be_something_else(name):
     make, values = OTHERS[name]
     for value in values:
         with pytest.raises((TypeError, ValueError), match=name):
             make(value)
 
 
-def test_what_is_right_is_taken(unchecked):
+def test_what_is_right_is_taken():
     assert scalar(lower_noise=np.bool_(True)).lower_noise is True
     assert scalar(lower_noise=None).lower_noise is None
     assert cb.StocBiO(terms=None).terms is None

@@ -4,13 +4,11 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import optax
 import pytest
 
 import cobilevel as cb
-from cobilevel.basis import combine
 from problems import LINE, Aim, Line, row
 
 XI = np.linspace(0, 1, 40)
@@ -165,7 +163,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input_instructs(name, unchecked):
+def test_bad_input_instructs(name):
     call, kind, words = CASES[name]
     with pytest.raises(kind) as caught:
         call()
@@ -187,9 +185,6 @@ def test_unknown_keywords_are_pythons_own_errors():
             solve(**{keyword: 3})
 
 
-def test_annotations_are_checked_in_tests():
-    """The package runs here with its annotations checked, so that a wrong one shows."""
-    with pytest.raises(jaxtyping.TypeCheckError):
-        combine(jnp.zeros(3, int), jnp.zeros(3))
+def test_tests_run_in_double_precision_with_strict_promotion():
     assert jax.config.jax_numpy_dtype_promotion == "strict"
     assert jax.config.jax_enable_x64

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -320,9 +319,7 @@ def complaint(name, handed):
 
 @pytest.fixture(scope="module")
 def as_users_have_it():
-    jaxtyping.config.update("jaxtyping_disable", True)
     yield
-    jaxtyping.config.update("jaxtyping_disable", False)
     MADE.__dict__.clear()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.answer import Result
-from cobilevel.derivatives import Ledger, oracles
+from cobilevel.derivatives import Expansions, Ledger, flattened, oracles
 from cobilevel.iteration import Scales, advance, at, measure, run
 from cobilevel.lower import solve_at
 from cobilevel.solvers import STOCHASTIC
@@ -55,9 +55,9 @@ def quadratic():
     instance = cb.gallery.quadratic(0, dx=2, dy=2, train=1024, condition=60.0)
     reduced = cb.reduce(instance.problem, BASIS, instance.train)
     best, _ = instance.truth.sample_optimum(reduced.basis, instance.train, instance.train)
-    bare = reduced.ordinary()
-    objective = jax.jit(lambda x: solve_at(bare, x, bare.W0, 1e-12, Ledger.empty())[0].value)
-    lowest, first = objective(jnp.asarray(best)), objective(reduced.x0)
+    expansions = Expansions(reduced.ordinary())
+    objective = lambda x: solve_at(expansions, flattened(x), expansions.table(reduced.W0), 1e-12).value
+    lowest, first = objective(best), objective(reduced.x0)
     return instance, reduced, lambda x: float((objective(x) - lowest) / (first - lowest))
 
 

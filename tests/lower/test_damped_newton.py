@@ -8,6 +8,12 @@ import pytest
 from cobilevel.lower import Dense, MatrixFree, minimise
 
 
+def dense(objective):
+    """Several problems with one objective: values, gradients and Hessians, a row for each."""
+    model = jax.jit(jax.vmap(lambda z: (objective(z), jax.grad(objective)(z), jax.hessian(objective)(z))))
+    return Dense(lambda z: tuple(np.asarray(part) for part in model(z)))
+
+
 @pytest.mark.thorough
 def test_plain_newton_fails_where_ours_does_not(traffic):
     lower, x, xi = traffic.problem.lower, jnp.array([0.5, 0.5]), jnp.array(0.6)
@@ -16,37 +22,52 @@ def test_plain_newton_fails_where_ours_does_not(traffic):
     def plain(y, _):
         return y - jnp.linalg.solve(jax.hessian(objective)(y), jax.grad(objective)(y)), None
 
-    start = jnp.full(2, 1e-3)
-    undamped = jax.lax.scan(plain, start, None, length=6)[0]
+    start = np.full(2, 1e-3)
+    undamped = jax.lax.scan(plain, jnp.asarray(start), None, length=6)[0]
     assert not float(jnp.max(jnp.abs(undamped))) < 10  # far away, or NaN
-    model = Dense(lambda y: (objective(y), jax.grad(objective)(y), jax.hessian(objective)(y)))
-    found = minimise(model, start, 1e-12)
-    assert bool(found.converged)
-    assert int(found.evaluations) < 30
-    np.testing.assert_allclose(found.point, traffic.truth.y(x, xi), atol=1e-9)
+    found = minimise(dense(objective), start[None], 1e-12)
+    assert found.converged.all()
+    assert found.evaluations < 30
+    np.testing.assert_allclose(found.point[0], traffic.truth.y(x, xi), atol=1e-9)
 
 
 def valley(z):
     return 100 * (z[1] - z[0] ** 2) ** 2 + (1 - z[0]) ** 2  # not convex on the way
 
 
-SLOPE = jax.grad(valley)
+SLOPE, PRODUCT = (
+    jax.jit(jax.vmap(jax.value_and_grad(valley))),
+    jax.jit(jax.vmap(lambda z, v: jax.jvp(jax.grad(valley), (z,), (v,))[1])),
+)
 KINDS = {
-    "dense": Dense(lambda z: (valley(z), SLOPE(z), jax.hessian(valley)(z))),
-    "free": MatrixFree(jax.value_and_grad(valley), lambda z, v: jax.jvp(SLOPE, (z,), (v,))[1]),
+    "dense": dense(valley),
+    "free": MatrixFree(lambda z: tuple(np.asarray(part) for part in SLOPE(z)), lambda z, v: np.asarray(PRODUCT(z, v))),
 }
-BOTTOM = {name: jax.jit(lambda z, kind=kind: minimise(kind, z, 1e-10)) for name, kind in KINDS.items()}
+STARTS = [[-1.2, 1.0], [3.0, -4.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("start", [[-1.2, 1.0], [3.0, -4.0], [0.0, 0.0]])
+@pytest.mark.parametrize("start", STARTS)
 def test_minimise_reaches_the_bottom_of_a_curved_valley(kind, start):
-    found = BOTTOM[kind](jnp.array(start))
-    assert bool(found.converged)
-    np.testing.assert_allclose(found.point, [1, 1], atol=1e-8)
+    found = minimise(KINDS[kind], np.array([start]), 1e-10)
+    assert found.converged.all()
+    np.testing.assert_allclose(found.point, [[1, 1]], atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_problems_go_as_each_would_alone(kind):
+    """Each has its own lengths, damping and end; one that is solved already stays where it is."""
+    starts = np.array([*STARTS, [1.0, 1.0]])
+    together = minimise(KINDS[kind], starts, 1e-10)
+    assert together.converged.all()
+    for start, point in zip(starts, together.point, strict=True):
+        alone = minimise(KINDS[kind], start[None], 1e-10).point[0]
+        np.testing.assert_allclose(point, alone, atol=0 if kind == "dense" else 1e-8)
+    np.testing.assert_array_equal(together.point[3], [1.0, 1.0])
 
 
 def test_minimise_says_when_there_is_no_minimum():
     slide = lambda z: jnp.sum(-(z**3)) + jnp.sum(z)
-    model = Dense(lambda z: (slide(z), jax.grad(slide)(z), jax.hessian(slide)(z)))
-    assert not bool(minimise(model, jnp.array([2.0]), 1e-10).converged)
+    bowl = lambda z: jnp.where(z[0] > 5, slide(z), jnp.sum((z - 1) ** 2))
+    found = minimise(dense(bowl), np.array([[20.0], [2.0]]), 1e-10)
+    assert found.converged.tolist() == [False, True]

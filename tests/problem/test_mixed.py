@@ -174,7 +174,7 @@ def test_errors_name_the_column(kind):
         Study.of(PROBLEM, cb.Samples(change(COLUMNS), np.zeros(ROWS)))
 
 
-def test_errors_of_domains(unchecked):
+def test_errors_of_domains():
     with pytest.raises(TypeError, match="each part is a scalar"):
         cb.Mixed(place=cb.Box([0.0, 0.0], [1.0, 1.0]))
     with pytest.raises(TypeError, match="each part is a scalar"):

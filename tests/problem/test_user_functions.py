@@ -67,7 +67,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_function_and_the_remedy_are_named(name, unchecked):
+def test_the_function_and_the_remedy_are_named(name):
     change, words = CASES[name]
     with pytest.raises(ValueError, match=re.escape(words[0])) as caught:
         cb.solve(problem(**change), SAMPLES, BASIS)
@@ -101,21 +101,21 @@ def broken(*arguments):
         (lambda: cb.reduce(problem(), cb.Features(lambda xi: [xi] * 3, 3), SAMPLES), ["Feat", "a list", "jnp.stack"]),
     ],
 )  # fmt: skip
-def test_functions_that_raise_are_named(call, words, unchecked):
+def test_functions_that_raise_are_named(call, words):
     with pytest.raises(ValueError, match=re.escape(words[0])) as caught:
         call()
     for word in words:
         assert word in str(caught.value), str(caught.value)
 
 
-def test_bounds_that_are_nan_are_not_blamed_on_the_lower_objective(unchecked):
+def test_bounds_that_are_nan_are_not_blamed_on_the_lower_objective():
     bounded = problem(constraints=[cb.Bounds(lambda xi: jnp.log(xi - 0.5), None)])
     with pytest.raises(ValueError, match=r"constraints\[0\] \(Bounds\): a bound is NaN at 20 of 40 contexts.*lo\(xi\)"):
         Study.of(bounded, SAMPLES)
     Study.of(problem(constraints=[cb.Bounds(lambda xi: jnp.where(xi > 0.5, -1.0, -jnp.inf), None)]), SAMPLES)
 
 
-def test_names_of_two_kinds_are_refused(unchecked):
+def test_names_of_two_kinds_are_refused():
     with pytest.raises(TypeError, match=r"Samples: eta has a dict whose keys cannot be sorted.*astype\(str\)"):
         cb.Samples(XI, {0: XI, "a": XI})
     with pytest.raises(TypeError, match="x0 has a dict whose keys"):

@@ -8,9 +8,9 @@ import pytest
 import scipy.optimize
 
 import cobilevel as cb
-from cobilevel.derivatives import Ledger
-from cobilevel.iteration import advance, run
-from cobilevel.lower import Dense, minimise, reduced_at_x, solve_at
+from cobilevel.derivatives import Expansions, expansion
+from cobilevel.iteration import on_host, run
+from cobilevel.lower import Dense, minimise, solve_at
 from problems import LINE, Aim, as_pytrees, curved_problem, single
 
 ROWS, BASIS = 400, cb.Chebyshev(5)  # the same for all, so that they share one compiled program
@@ -110,14 +110,18 @@ def test_partition_is_separate_cells(traffic):
     samples = traffic.train.rows(np.flatnonzero(keep))
     reduced = cb.reduce(problem, cb.Partition(10), samples)
     whitened = reduced.whitened()
-    point, _ = eqx.filter_jit(solve_at)(whitened, problem.x0, whitened.W0, jnp.array(0.0), Ledger.empty())
-    W = whitened.lift(problem.x0, point.W).W
+    expansions = Expansions(whitened.ordinary())
+    point = solve_at(expansions, expansions.start, expansions.table(whitened.W0), 0.0)
+    W = whitened.lift(problem.x0, expansions.coefficients(point.W)).W
 
     @jax.jit
-    def alone(mask):  # the mean over one cell's samples, minimised on its own
+    def local(mask, y):  # the mean over one cell's samples
         mean = lambda y: mask @ jax.vmap(lambda c: problem.lower(problem.x0, y, c, c))(samples.xi) / jnp.sum(mask)
-        model = Dense(lambda y: (mean(y), jax.grad(mean)(y), jax.hessian(mean)(y)))
-        return minimise(model, jnp.full(2, 0.1), 1e-13).point
+        return mean(y)[None], jax.grad(mean)(y)[None], jax.hessian(mean)(y)[None]
+
+    def alone(mask):  # minimised on its own
+        model = Dense(lambda y: tuple(np.asarray(part) for part in local(mask, y[0])))
+        return minimise(model, np.full((1, 2), 0.1), 1e-13).point[0]
 
     for cell in range(10):
         inside = (samples.xi >= cell / 10) & (samples.xi < (cell + 1) / 10)
@@ -145,8 +149,13 @@ def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic, few):
     assert solution.converged, solution.result
     assert bool(jnp.all((solution.x >= lo) & (solution.x <= hi)))
     reduced = cb.reduce(bounded, BASIS, few).whitened()
-    point = eqx.filter_jit(lambda x: solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0])
-    value = lambda x: tuple(np.asarray(v) for v in (point(jnp.asarray(x)).value, point(jnp.asarray(x)).gradient))
+    expansions = Expansions(reduced.ordinary())
+    start = expansions.table(reduced.W0)
+
+    def value(x):
+        point = solve_at(expansions, np.asarray(x), start, 1e-12)
+        return point.value, point.gradient
+
     peer = scipy.optimize.minimize(
         value,
         x0,
@@ -164,8 +173,8 @@ def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic, few):
 @pytest.mark.thorough
 def test_matrix_free_agrees_with_dense(monkeypatch, quadratic):
     dense = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(5))
-    monkeypatch.setattr(reduced_at_x, "DENSE_LIMIT", 0)
-    samples = quadratic.train.rows(slice(0, 3999))  # another shape, so that nothing compiled before is used
+    monkeypatch.setattr(expansion, "_MOST_COEFFICIENTS", 0)
+    samples = quadratic.train.rows(slice(0, 3999))
     free = cb.solve(quadratic.problem, samples, basis=cb.Chebyshev(5))
     assert free.converged, free.result
     assert "hessian" not in free.stats["oracles"]
@@ -200,9 +209,9 @@ def test_resumed_is_uninterrupted_bit_for_bit(tmp_path):
     reduced = cb.reduce(problem, cb.Chebyshev(4), samples)
     prepared = solver.prepare(reduced)
     key = jax.random.split(jax.random.key(0), 3)[2]
-    state = solver.init(prepared, key, jnp.int32(12))
+    state = solver.init(prepared.ordinary(), key, 12)
     for count in (5, 3, 5):
-        state, _ = advance(solver, prepared.ordinary(), state, count)
+        state, _ = on_host(solver, prepared.ordinary(), state, count)
     x, W, _ = solver.finish(state)
     lifted = prepared.lift(x, W)
     for a, b in zip(jax.tree.leaves((whole.x, whole.W)), jax.tree.leaves((lifted.x, lifted.W)), strict=True):

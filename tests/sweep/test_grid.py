@@ -56,7 +56,7 @@ def test_a_solver_on_batches_takes_the_problem_as_it_is(cases):
     assert found.state is None
 
 
-def test_what_is_no_basis_is_refused_at_once(cases, unchecked):
+def test_what_is_no_basis_is_refused_at_once(cases):
     with pytest.raises(TypeError, match="basis must be a basis"):
         solve_grid(cases, ["Chebyshev"])
     with pytest.raises(ValueError, match="workers must be a whole number"):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import equinox as eqx
-import pytest
 
 import cobilevel
 from cobilevel import iteration
@@ -327,7 +326,6 @@ def test_import_changes_no_switch_and_loads_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_the_data_are_looked_at_once():
     """Few functions of the first room are handed the user's samples: they are parsed once, into a study."""
     samples, calls = joint(), []

@@ -27,7 +27,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_inside_of_transformations_are_refused(name, unchecked):
+def test_calls_inside_of_transformations_are_refused(name):
     call, said = CALLS[name], rf"^{name} was called under jax.jit.*Call it outside.*solution\.policy"
     constant = lambda a: call(scalar(), joint()) and a
     in_x0 = lambda a: call(scalar(x0=a), joint()) and a
@@ -81,7 +81,7 @@ def test_a_process_forked_after_jax_started_is_refused_and_one_before_is_not():
     assert run(False).strip() == "fine"
 
 
-def test_programs_and_calls_ask_whether_the_process_was_forked(monkeypatch, unchecked):
+def test_programs_and_calls_ask_whether_the_process_was_forked(monkeypatch):
     monkeypatch.setattr(checks, "_FORKED_FROM", [1])
     for call in CALLS.values():
         with pytest.raises(RuntimeError, match="spawn"):

@@ -3,7 +3,7 @@
 from .choose import choose_basis as choose_basis
 from .learning import choose_background as choose_background
 from .learning import learn as learn
-from .restarts import solve_again as solve_again
+from .rounds import solve_again as solve_again
 from .rounds import solve_choosing as solve_choosing
 from .rounds import solve_growing as solve_growing
 from .rounds import solve_learning as solve_learning

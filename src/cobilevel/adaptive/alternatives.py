@@ -1,7 +1,6 @@
 """In many dimensions: products over the coordinates against functions along few directions and those of a kernel.
 
-Families are tuned by regression on the responses of a first fit, which takes no compiled programs, and judged by the
-lower objective on samples held out.
+Families are tuned by regression on the responses of a first fit, and judged by the lower objective on samples held out.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,9 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-import jax
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float
 
 from ..basis import Axes, Basis, Chebyshev, KernelFeatures, Orthonormal, Rotated, TotalDegree
 from ..covariates import (
@@ -27,9 +25,7 @@ from ..covariates import (
     with_directions,
     with_map,
 )
-from ..derivatives import lower_slopes
 from ..problem import Box
-from ..programs import program, put
 from .hunt import Hunt
 from .nested_fits import SMALLEST_PIVOT
 
@@ -93,11 +89,6 @@ class Verdict:
     family: Family | None = None
 
 
-@program
-def _lower_at(lower: Callable, x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> tuple[Array, PyTree]:
-    return lower_slopes(lower, x, y, xi, eta)
-
-
 @dataclass(frozen=True)
 class Beginning:
     """Where families begin at one ``x``: `target`, what each sample alone asks for, and the inverse curvature; the same
@@ -109,18 +100,16 @@ class Beginning:
     smooth: Float[np.ndarray, "n dy"]
 
     @staticmethod
-    def at(hunt: Hunt, x: PyTree, members: np.ndarray) -> "Beginning | None":
+    def at(hunt: Hunt, x: Float[np.ndarray, " dx"], members: np.ndarray) -> "Beginning | None":
         """From a first fit with these products; ``None`` where the lower level cannot be fitted."""
         fits = hunt.fits
         fits.lay(members)
         found = fits.residuals(x, hunt.study.shared)
-        A = np.zeros((1, 1)) if found is None else np.asarray(found.curvature, float)
-        if found is None or not np.linalg.eigvalsh(A).min() > 0:
+        if found is None or not np.linalg.eigvalsh(found.curvature).min() > 0:
             return None
-        inverse = np.linalg.inv(A)
-        by_context = lambda table: table.reshape(len(hunt.shares), hunt.together, -1).mean(axis=1)[:_CONTEST_ROWS]
-        y = by_context(fits.table @ np.asarray(found.z, float).reshape(-1, fits.size))
-        target = y - by_context(np.asarray(found.r, float) @ inverse)
+        A, inverse = found.curvature, np.linalg.inv(found.curvature)
+        y = hunt.by_context(fits.table @ found.point.W)[:_CONTEST_ROWS]
+        target = y - hunt.by_context(found.r @ inverse)[:_CONTEST_ROWS]
         u, shares = hunt.u[: len(y)], hunt.shares[: len(y)] / hunt.shares[: len(y)].sum()
         smooth = Responses.of(u, y, A, shares).t
         return Beginning(target, inverse, Responses.of(u, target, A, shares), smooth)
@@ -133,10 +122,9 @@ class Beginning:
 class Contest:
     """Families compared at one ``x``, by the lower objective of what is fitted to the responses there."""
 
-    def __init__(self, hunt: Hunt, x: PyTree, start: Beginning):
+    def __init__(self, hunt: Hunt, x: Float[np.ndarray, " dx"], start: Beginning):
         self.hunt, self.x, self.start, self.responses = hunt, x, start, start.responses
-        self.rows = hunt.rows.rows(slice(0, _CONTEST_ROWS))
-        self.cut = round(_FITTED_PART * len(self.rows))
+        self.cut = round(_FITTED_PART * len(self.responses))
 
     def families(self) -> list[Family]:
         """The best of each kind besides products over the coordinates."""
@@ -162,11 +150,12 @@ class Contest:
         table = np.linalg.solve(triangle[:usable, :usable].T, table[:, :usable].T).T
         fit = lambda target: table @ (q[:, :usable].T @ (root * target[:cut]))
         shares, y = self.responses.shares, fit(self.start.target)
-        values, slopes = self._lower(y)
+        lower = self.hunt.fits.rows.lower_slopes
+        values, slopes = lower(self.x, y)
         best = values
         for _ in range(_FITS - 1):
             y = fit(y - slopes @ self.start.inverse)
-            values, slopes = self._lower(y)
+            values, slopes = lower(self.x, y)
             gain = float(shares[:cut] @ (best - values)[:cut])
             if not gain > 0:
                 break
@@ -174,23 +163,6 @@ class Contest:
             if gain <= _NO_GAIN * abs(float(shares[:cut] @ best[:cut])):
                 break
         return best[cut:]
-
-    def _lower(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The values and slopes of ``g`` at a policy, sample by sample."""
-        problem, dtype, fits = self.hunt.study.problem, self.hunt.study.dtype, self.hunt.fits
-        leaves, structure = jax.tree.flatten(problem.y0)
-        ends = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
-        parts = [
-            part.reshape(len(y), *np.shape(leaf)).astype(dtype)
-            for part, leaf in zip(np.split(y, ends, axis=1), leaves, strict=True)
-        ]
-        x, y = put((jax.tree.map(lambda a: np.asarray(a, dtype), self.x), jax.tree.unflatten(structure, parts)))
-        values, slopes = _lower_at(problem.lower, x, y, self.rows.xi, self.rows.eta)
-        fits.ledger = fits.ledger.enter(
-            "lower_gradient", np.ones((), np.uint32), np.array([0, len(self.rows)], np.uint32)
-        )
-        flat = [np.asarray(leaf, float).reshape(len(self.rows), -1) for leaf in jax.tree.leaves(slopes)]
-        return np.asarray(values, float), np.concatenate(flat, axis=1)
 
     def decide(self, families: Sequence[Family], errors_apart: float = 1.0) -> tuple[int, str]:
         """The first family that is within so many standard errors of the best one; the comparison in words."""
@@ -222,7 +194,9 @@ def _directions_from(along: Projected, start: Beginning, share: float) -> Made:
     return refined(start.leading(share), along)
 
 
-def compared(hunt: Hunt, x: PyTree, members: np.ndarray, kept: Family | None = None) -> Verdict | None:
+def compared(
+    hunt: Hunt, x: Float[np.ndarray, " dx"], members: np.ndarray, kept: Family | None = None
+) -> Verdict | None:
     """Products over the coordinates against other families; or what was `kept` from another ``x`` against the same
     family learned at this one.
 

@@ -5,6 +5,7 @@ to a tolerance: fits with more and more functions, judged by the lower objective
 tried is what the samples support (``Samples.supported``).
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..basis import Axes, Basis, BSpline, Categorical, Orthonormal, basis_of
-from ..derivatives import Ledger
+from ..derivatives import flattened
 from ..problem import LOOK_ROWS, Finite, Periodic, Study
 from .alternatives import Family, compared
 from .hunt import Hunt
@@ -30,13 +31,13 @@ _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each
 class Choice:
     """The basis chosen at one ``x``, and why; `candidates` are all that were tried, `pick` the one chosen; `hunt` is
     what it was found with, to be used again at another ``x``; `family`: its functions, where they are no products over
-    the coordinates."""
+    the coordinates; `spent`: what it cost, and those before it."""
 
     basis: Basis
     words: str
     candidates: tuple[Candidate, ...]
     pick: int
-    ledger: Ledger
+    spent: Counter
     hunt: Hunt | None = None
     family: Family | None = None
 
@@ -54,33 +55,46 @@ class Choice:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search works with: the study, its samples split, and the most functions these support."""
+    """What a search works with: the study, fits to a part of its samples, and the most functions these support."""
 
     study: Study
-    split: Split
+    fits: NestedFits
     most: int
 
     @staticmethod
-    def on(study: Study, key: Array) -> "Search":
+    def on(study: Study, key: Array, spent: Counter) -> "Search":
         split = Split.of(study, key, _FITTED_SHARE)
         most = min(split.train.supported(study.noisy), MOST_COEFFICIENTS // study.problem.sizes[1])
-        return Search(study, split, max(1, most))
+        return Search(study, NestedFits(study, split, spent), max(1, most))
 
-    def climb(self, x: PyTree, members: np.ndarray, ledger: Ledger, enough: Callable[[list[Candidate]], bool]):
-        """Candidates from `members` up until there are enough, or no more; whether a fit failed; the ledger."""
-        fits, found = NestedFits(self.study, self.split, ledger), []
-        steps = (by_degree if fits.axes.nested else by_margin)(fits, x, members, self.most)
-        for candidate in steps if len(self.split.held) >= 2 else ():
+    @property
+    def held(self) -> int:
+        """How many samples are held out."""
+        return len(self.fits.split.held)
+
+    def climb(
+        self, x: Float[np.ndarray, " dx"], members: np.ndarray, enough: Callable[[list[Candidate]], bool]
+    ) -> list[Candidate]:
+        """Candidates from `members` up until there are enough, a fit fails, or there are no more."""
+        self.fits.forget()
+        steps, found = (by_degree if self.fits.axes.nested else by_margin)(self.fits, x, members, self.most), []
+        for candidate in steps if self.held >= 2 else ():
             if candidate is None:
-                return found, True, fits.ledger
+                break
             found.append(candidate)
             if enough(found):
                 break
-        return found, False, fits.ledger
+        return found
 
-    def pick(self, candidates: list[Candidate]) -> tuple[int, int]:
-        """The smallest set that held-out samples find as good as the best one, and that one."""
-        return _smallest_good(np.stack([c.judged for c in candidates]), self.study.noisy)
+    def pick(self, candidates: list[Candidate]) -> int:
+        """The smallest set that held-out samples find as good as the best one."""
+        values = np.stack([c.judged for c in candidates])
+        means = values.mean(axis=1)
+        best = int(np.argmin(means))
+        slack = np.full(len(values), _GAIN * (means[0] - means[best]))
+        if self.study.noisy:
+            slack = np.maximum(slack, np.std(values - values[best], axis=1) / np.sqrt(values.shape[1]))
+        return int(np.argmax(means - means[best] <= slack))
 
 
 def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = None) -> Choice:
@@ -91,60 +105,65 @@ def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = No
     points nearby. Never fewer than ``x`` has coordinates, where the samples support so many. `before`: a choice made
     for the same study with the same key, whose costs count too.
     """
-    domain, ledger = study.problem.domain, Ledger.empty() if before is None else before.ledger
+    domain, spent = study.problem.domain, Counter() if before is None else before.spent
+    at = flattened(x)
     if isinstance(domain, Finite):
-        found = _of_categories(study, domain, key, ledger)
+        found = _of_categories(study, domain, key, spent)
         if found is not None:
             return found
+    if study.problem.sizes[1] > MOST_COEFFICIENTS:
+        members = Axes.of(domain).up_to(0)
+        words = f"{basis_of(members, domain)!r}: too many numbers in y, {study.problem.sizes[1]}, to test more functions."
+        return Choice(basis_of(members, domain), words, (_untried(members),), 0, spent)
     if study.noisy and study.constrained is not None and study.constrained.smoothing is not None:
-        return _by_held_out(study, x, key, ledger)
-    hunt = Hunt.on(study, key, ledger) if before is None or before.hunt is None else before.hunt.afresh()
+        return _by_held_out(study, at, key, spent)
+    hunt = Hunt.on(study, key, spent) if before is None or before.hunt is None else before.hunt
+    hunt.fits.forget()
     if before is not None and before.family is not None:
-        return _again(before, hunt, x)
-    members, words = hunt.at(x, key)
+        return _again(before, hunt, at)
+    members, words = hunt.at(at, key)
     basis, count = basis_of(members, domain), len(members)
     polynomials = hunt.axes.nested and not isinstance(domain, Periodic)
     if polynomials and _STABLE * len(hunt.shares) < count**2:
         basis = Orthonormal(BSpline(min(hunt.most, round(_SPLINES_EACH * count))))
         words = f"{words} Splines, since {count} polynomials would be unstable near the ends of the interval."
-    tried = (Candidate(members, np.zeros(0), np.zeros(0), np.nan),)
+    tried = (_untried(members),)
     # where no more functions are found than before, families were compared already
     anew = before is None or len(members) > before.functions
-    verdict = compared(hunt, x, members) if anew else None
+    verdict = compared(hunt, at, members) if anew else None
     if verdict is not None and verdict.basis is not None:
         words = f"{verdict.basis!r}, learned from the samples. {verdict.words}"
-        return Choice(verdict.basis, words, tried, 0, hunt.fits.ledger, hunt, verdict.family)
+        return Choice(verdict.basis, words, tried, 0, spent, hunt, verdict.family)
     words = f"{basis!r}: {words}" if verdict is None else f"{basis!r}: {words} {verdict.words}"
-    return Choice(basis, words, tried, 0, hunt.fits.ledger, hunt)
+    return Choice(basis, words, tried, 0, spent, hunt)
 
 
-def _by_held_out(study: Study, x: PyTree, key: Array, ledger: Ledger) -> Choice:
+def _untried(members: np.ndarray) -> Candidate:
+    """A set that is not judged."""
+    return Candidate(members, np.zeros(0), np.zeros(0), np.nan)
+
+
+def _by_held_out(study: Study, x: Float[np.ndarray, " dx"], key: Array, spent: Counter) -> Choice:
     """As few functions as held-out samples find as good as more: under a barrier, what is left has forces of the
     constraints in it, and tests of it against noise say little."""
-    search = Search.on(study, key)
-    past = lambda found: search.pick(found)[0] < len(found) - _FURTHER
-    found, _, ledger = search.climb(x, Axes.of(study.problem.domain).up_to(0), ledger, past)
-    if not found:
-        members = Axes.of(study.problem.domain).up_to(1)
-        tried, pick = (Candidate(members, np.zeros(0), np.zeros(0), np.nan),), 0
-    else:
-        tried, pick = tuple(found), search.pick(found)[0]
+    search, axes = Search.on(study, key, spent), Axes.of(study.problem.domain)
+    found = search.climb(x, axes.up_to(0), lambda found: search.pick(found) < len(found) - _FURTHER)
+    tried, pick = tuple(found) or (_untried(axes.up_to(1)),), search.pick(found) if found else 0
     basis = basis_of(tried[pick].members, study.problem.domain)
-    sizes = f"of up to {len(tried[-1].members)} functions, as good on {len(search.split.held)} samples held out as any"
-    return Choice(basis, f"{basis!r}: {sizes}, with the constraints smoothed.", tried, pick, ledger)
+    sizes = f"of up to {len(tried[-1].members)} functions, as good on {search.held} samples held out as any"
+    return Choice(basis, f"{basis!r}: {sizes}, with the constraints smoothed.", tried, pick, spent)
 
 
-def _again(before: Choice, hunt: Hunt, x: PyTree) -> Choice:
+def _again(before: Choice, hunt: Hunt, x: Float[np.ndarray, " dx"]) -> Choice:
     """A learned family where it led: kept while nothing else is better there by more than a standard error."""
     verdict = compared(hunt, x, before.candidates[before.pick].members, before.family)
-    ledger = hunt.fits.ledger
     if verdict is None or verdict.basis is None:
-        return replace(before, ledger=ledger)
+        return before
     words = f"{before.words} Learned anew where that led: {verdict.words}"
-    return replace(before, basis=verdict.basis, words=words, ledger=ledger, family=verdict.family)
+    return replace(before, basis=verdict.basis, words=words, family=verdict.family)
 
 
-def _of_categories(study: Study, domain: Finite, key: Array, ledger: Ledger) -> Choice | None:
+def _of_categories(study: Study, domain: Finite, key: Array, spent: Counter) -> Choice | None:
     """A free policy for each value, where those that were seen at all were seen a few times each."""
     seen, count = study.lower.contexts().distinct(), len(domain.values)
     known = None if study.lower.crossed else study.lower.count  # joint samples need not be looked at to be counted
@@ -157,14 +176,4 @@ def _of_categories(study: Study, domain: Finite, key: Array, ledger: Ledger) -> 
             f"Categorical(): a free policy for each of the {seen} contexts that were seen; at the other {count - seen} "
             "there is nothing to learn it from, and it is y0 there."
         )
-    return Choice(Categorical(), words, (), 0, ledger)
-
-
-def _smallest_good(values: Float[np.ndarray, "k m"], noisy: bool) -> tuple[int, int]:
-    """The first row good enough, and the best one."""
-    means = values.mean(axis=1)
-    best = int(np.argmin(means))
-    slack = np.full(len(values), _GAIN * (means[0] - means[best]))
-    if noisy:
-        slack = np.maximum(slack, np.std(values - values[best], axis=1) / np.sqrt(values.shape[1]))
-    return int(np.argmax(means - means[best] <= slack)), best
+    return Choice(Categorical(), words, (), 0, spent)

@@ -4,16 +4,14 @@ Each fit of the lower level gives a gradient of the reduced objective; how far i
 with the curvature of the objective, how much of the objective a smaller basis loses.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
 from ..basis import Axes, basis_of
-from ..derivatives import Ledger
-from ..problem import Domain, Study
+from ..problem import Bounds, Domain, Study
 from .choose import Choice, Search
 from .nested_fits import Candidate, NestedFits, Split
 
@@ -52,23 +50,22 @@ def first_members(domain: Domain) -> np.ndarray:
 
 
 def grow_basis(
-    study: Study, x: PyTree, members: np.ndarray, most: int, goal: Goal, key: Array, ledger: Ledger
+    search: Search, x: Float[np.ndarray, " dx"], members: np.ndarray, most: int, goal: Goal
 ) -> Choice | None:
     """The smallest basis, from `members` up to `most` functions, that loses no more of the objective than asked.
 
     Judged by a larger one: the last of two steps up that changed the gradient by little, or where held-out samples
     find that more functions fit noise. ``None`` where the lower level cannot be fitted.
     """
-    search = Search.on(study, key)
     least = max(_FEWEST_JUDGES, len(members) + 2)
 
     def enough(found):
         if len(found) < 3 or len(found[-1].members) < least:
             return False
         little = max(goal.lost_by(found)[-3:-1]) <= _LITTLE * goal.excess
-        return little or search.pick(found)[0] < len(found) - 2
+        return little or search.pick(found) < len(found) - 2
 
-    found, _, ledger = search.climb(x, members, ledger, enough)
+    found = search.climb(x, members, enough)
     if not found:
         return None
     last = len(found) - 1
@@ -76,11 +73,11 @@ def grow_basis(
     pick = next((k for k in range(last + 1) if max(lost[k:]) <= goal.excess), last)
     while pick and len(found[pick].members) > most:
         pick -= 1
-    basis, sizes = basis_of(found[pick].members, study.problem.domain), [len(c.members) for c in found]
+    basis, sizes = basis_of(found[pick].members, search.study.problem.domain), [len(c.members) for c in found]
     words = f"{basis!r} loses {lost[pick]:.2g} of the objective (asked {goal.excess:.2g}), judged by N = {sizes[last]}"
     if pick == last:
         words = f"{basis!r} is the largest that the samples support, with none to judge it by"
-    return Choice(basis, words, tuple(found), pick, ledger)
+    return Choice(basis, words, tuple(found), pick, search.fits.rows.spent)
 
 
 def _doubled(members: np.ndarray, axes: Axes) -> np.ndarray:
@@ -91,58 +88,47 @@ def _doubled(members: np.ndarray, axes: Axes) -> np.ndarray:
     return np.concatenate([ahead, axes.neighbours(ahead)])
 
 
-def lost_at(
-    study: Study, x: PyTree, members: np.ndarray, goal: Goal, key: Array, ledger: Ledger
-) -> tuple[float, int, Ledger]:
+def lost_at(search: Search, x: Float[np.ndarray, " dx"], members: np.ndarray, goal: Goal) -> tuple[float, int]:
     """What a basis loses of the objective at ``x``, judged by one about twice as large; that one's size."""
-    search = Search.on(study, key)
-    fits = NestedFits(study, search.split, ledger)
+    fits = search.fits
+    fits.forget()
     table = _doubled(members, fits.axes)[: search.most]
     fits.lay(table)
     near, far = (fits.fit(x, min(count, fits.usable)) for count in (len(members), len(table)))
     if len(table) <= len(members) or near is None or far is None:
-        return 0.0, len(members), fits.ledger
-    return goal.lost(np.asarray(near.gradient - far.gradient, float)), min(len(table), fits.usable), fits.ledger
+        return 0.0, len(members)
+    return goal.lost(near.gradient - far.gradient), min(len(table), fits.usable)
 
 
 def goal_at(
-    study: Study, x: PyTree, members: np.ndarray, excess: float, key: Array, ledger: Ledger
-) -> tuple[Goal | None, Ledger]:
+    study: Study, x: Float[np.ndarray, " dx"], members: np.ndarray, excess: float, key: Array, spent: Counter
+) -> Goal | None:
     """The goal of losing at most `excess`, with the curvature of the objective at ``x`` by differences.
 
     Coordinate by coordinate for a few, along the gradient alone for many. Bounds that hold ``x`` leave it no freedom.
     ``None`` where there is no curvature, or the objective cannot be evaluated.
     """
-    fits = NestedFits(study, Split.of(study, key, 1.0), ledger)
+    fits, count = NestedFits(study, Split.of(study, key, 1.0), spent), len(x)
     fits.lay(members)
-    point, unravel = ravel_pytree(x)
-    bounds = study.problem.bounds.flat()
-
-    def gradient(place: np.ndarray) -> np.ndarray | None:
-        found = fits.fit(unravel(jnp.asarray(place, point.dtype)), min(len(members), fits.usable))
-        return None if found is None else np.asarray(found.gradient, float)
-
-    at, count = np.asarray(point, float), point.size
-    slope = gradient(at)
-    if slope is None:
-        return None, fits.ledger
-    free = np.asarray(bounds.free(point, jnp.asarray(slope, point.dtype)))
-    length = np.linalg.norm(slope)
+    lo, hi = fits.rows.bounds
+    here = fits.fit(x, fits.usable)
+    if here is None:
+        return None
+    slope, length = here.gradient, np.linalg.norm(here.gradient)
     steepest = slope / length if length > 0 else np.ones(count) / count**0.5
     H = np.zeros((count, count))
-    lo, hi = (np.asarray(end, float) for end in (bounds.lo, bounds.hi))
     for direction in np.eye(count) if count <= _DIRECTIONS else steepest[None]:
-        reach = _REACH * (1 + np.abs(at @ direction))
-        ahead = at + reach * direction
+        reach = _REACH * (1 + np.abs(x @ direction))
+        ahead = x + reach * direction
         reach = reach if np.all(ahead <= hi) and np.all(ahead >= lo) else -reach
-        there = gradient(np.clip(at + reach * direction, lo, hi))
+        there = fits.fit(np.clip(x + reach * direction, lo, hi), fits.usable)
         if there is None:
-            return None, fits.ledger
-        bend = (there - slope) / reach
+            return None
+        bend = (there.gradient - slope) / reach
         H += np.outer(bend, direction) if count <= _DIRECTIONS else np.abs(direction @ bend) * np.eye(count)
     values, vectors = np.linalg.eigh((H + H.T) / 2)
     largest = np.max(np.abs(values))
     if not largest > 0:
-        return None, fits.ledger
+        return None
     H = (vectors * np.maximum(np.abs(values), _FLATTEST * largest)) @ vectors.T
-    return Goal(excess, H, free), fits.ledger
+    return Goal(excess, H, np.asarray(Bounds(lo, hi).free(x, slope)))

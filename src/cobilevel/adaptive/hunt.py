@@ -1,29 +1,25 @@
 """The hunt for the functions a problem needs: fit some, test what is left, add, until nothing is."""
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float
 
 from ..basis import Axes
-from ..derivatives import Ledger
 from ..keys import generator
 from ..problem import Mixed, Samples, Study
-from ..programs import put
-from .nested_fits import MOST_COEFFICIENTS, SMALLEST_PIVOT, NestedFits, Split
-from .residuals import Residuals
+from .nested_fits import MOST_COEFFICIENTS, SMALLEST_PIVOT, NestedFits, Residuals, Split, leading
 from .significance import Evidence, Projection, Tests
 
 _HUNTED_ROWS = 100_000  # samples looked at, at most
 _PRODUCTS = 1.5e9  # multiplications that making the tested functions orthonormal may take
 _MOST_EXACT = 64  # functions of a policy that is seen without noise
 _ADDITIONS = 12
-_NEIGHBOURS_OF_X, _PART_OF_SPREAD = (
-    2,
-    0.5,
-)  # points next to x, and how far: over which f changes by so much of its spread
+_NEIGHBOURS_OF_X = 2  # points next to x
+_PART_OF_SPREAD = 0.5  # and how far: over which f changes by so much of its spread
 _PART_OF_TURN = 0.1  # and not less than so much of the distance over which the lower level's noise turns
 _HIGHEST = 16  # degree of functions of one coordinate that are tested in several dimensions
 _MOST_CANDIDATES = 600
@@ -43,11 +39,11 @@ class Hunt:
     shares: np.ndarray
 
     @staticmethod
-    def on(study: Study, key: Array, ledger: Ledger) -> "Hunt":
+    def on(study: Study, key: Array, spent: Counter) -> "Hunt":
         look = study.lower.look(key, rows=_HUNTED_ROWS)
         rows = look.samples
         upper = rows if study.shared else study.upper.look(key, rows=_HUNTED_ROWS).samples
-        fits = NestedFits(study, Split(rows, rows.rows(slice(0, 1)), upper), ledger)
+        fits = NestedFits(study, Split(rows, rows.rows(slice(0, 1)), upper), spent)
         contexts = rows.rows(slice(None, None, look.together))
         most = max(1, min(contexts.supported(study.noisy), MOST_COEFFICIENTS // study.problem.sizes[1]))
         most = most if study.noisy else min(most, _MOST_EXACT)
@@ -59,12 +55,7 @@ class Hunt:
         """The coordinates of the context."""
         return self.fits.axes
 
-    def afresh(self) -> "Hunt":
-        """The same samples and functions, with nothing fitted yet."""
-        self.fits.z = np.zeros(0)
-        return self
-
-    def at(self, x: PyTree, key: Array) -> tuple[np.ndarray, str]:
+    def at(self, x: Float[np.ndarray, " dx"], key: Array) -> tuple[np.ndarray, str]:
         """The functions needed around ``x``, and why these, in words."""
         d, (dx, dy) = self.u.shape[1], self.study.problem.sizes
         members, tests, points, last = np.zeros((1, d), int), Tests(), [x], None
@@ -102,56 +93,59 @@ class Hunt:
         if here is None:
             return None
         if len(points) == 1:
-            points = [points[0], *self._nearby(points[0], here, key)]
+            points = [points[0], *self._nearby(here, key)]
         left: list[Residuals] = [here]
         for point in points[1:]:
             there = fits.residuals(point, joint)
             left += [] if there is None else [there]
-        projected = Projection.on(self._tested(members), self.shares)
+        projected = self._nested if self.axes.nested else Projection.on(self._next(members), self.shares)
         tests.evidence = []
-        wide = lambda table: self._by_context(np.asarray(table, float))
-        A = np.asarray(here.curvature, float)
         for one in left:
             other = left[1] if one is here and len(left) > 1 else here
-            policy = projected.of(wide(one.r))
+            policy = projected.of(self.by_context(one.r))
             adjoint = change = None
             if one.alpha is not None and other is not one:
-                moved = A @ (np.asarray(one.z, float) - np.asarray(other.z, float))[: len(A)]
-                adjoint = projected.of(wide(one.alpha), float(np.sum(np.asarray(one.pull) ** 2)))
-                change = projected.of(wide(one.r) - wide(other.r), float(np.sum(moved**2)))
+                moved = here.curvature @ (one.constant - other.constant)
+                adjoint = projected.of(self.by_context(one.alpha), float(np.sum(one.pull**2)))
+                change = projected.of(self.by_context(one.r - other.r), float(np.sum(moved**2)))
                 both = [part.total + max(part.energy(slice(None)), 0.0) for part in (adjoint, change)]
                 tests.product_total = max(tests.product_total, float(np.sqrt(both[0] * both[1])))
             tests.policy_total = max(tests.policy_total, policy.energy(slice(None)))
             tests.evidence.append(Evidence(policy, self.study.noisy, adjoint, change, one is here))
         return points
 
-    def _by_context(self, table: np.ndarray) -> np.ndarray:
+    def by_context(self, table: np.ndarray) -> np.ndarray:
+        """The means of rows over those of each context."""
         return table.reshape(len(self.shares), self.together, -1).mean(axis=1)
 
-    def _nearby(self, x: PyTree, here: Residuals, key: Array) -> list[PyTree]:
+    def _nearby(self, here: Residuals, key: Array) -> list[Float[np.ndarray, " dx"]]:
         """Points over which ``f`` changes by a part of its spread, in directions at random."""
-        flat, unravel = ravel_pytree(x)
-        sizes, spread = np.asarray(here.sizes, float), float(here.spread)
-        at = np.asarray(flat, float)
-        unit = np.where(sizes > 0, spread / np.where(sizes > 0, sizes, 1), np.where(at != 0, np.abs(at), 1.0))
-        unit = np.maximum(unit, _PART_OF_TURN * np.asarray(here.turning, float))
+        expansions, point = self.fits.expansions(self.fits.usable), here.point
+        x, scales = point.x, expansions.row_scales(point.x, point.W, point.adjoint, point.value)
+        sizes = scales.sizes
+        unit = np.where(sizes > 0, scales.spread / np.where(sizes > 0, sizes, 1), np.where(x != 0, np.abs(x), 1.0))
+        unit = np.maximum(unit, _PART_OF_TURN * scales.turning)
         rng = generator(key)
         found = []
         for _ in range(_NEIGHBOURS_OF_X):
-            step = _PART_OF_SPREAD * unit * rng.choice([-1.0, 1.0], len(at)) * rng.uniform(0.5, 1.5, len(at))
-            nearby = unravel(put((at + step).astype(flat.dtype)))
-            found.append(self.study.problem.bounds.project(nearby))
+            step = _PART_OF_SPREAD * unit * rng.choice([-1.0, 1.0], len(x)) * rng.uniform(0.5, 1.5, len(x))
+            found.append(np.clip(x + step, *expansions.bounds))
         return found
 
-    def _tested(self, members: np.ndarray) -> np.ndarray:
-        """Functions orthonormal over the samples: of one coordinate by degree, those fitted first; elsewhere those that
-        may come next, each orthogonal to all that are fitted."""
-        n, root = len(self.u), np.sqrt(self.shares)[:, None]
-        if self.axes.nested:
-            if not hasattr(self, "_psi"):
-                count = int(min(self.most, max(8, (_PRODUCTS / n) ** 0.5)))
-                self._psi = _orthonormal(self.axes.table(self.u, np.arange(count)[:, None]), root)
-            return self._psi
+    @cached_property
+    def _nested(self) -> Projection:
+        """Functions of one coordinate by degree, each made orthonormal against those before it; zero where contexts do
+        not distinguish it from these."""
+        count = int(min(self.most, max(8, (_PRODUCTS / len(self.u)) ** 0.5)))
+        root = np.sqrt(self.shares)[:, None]
+        q, triangle = np.linalg.qr(root * self.axes.table(self.u, np.arange(count)[:, None]))
+        q[:, leading(triangle) :] = 0.0
+        return Projection.on(q / root, self.shares)
+
+    def _next(self, members: np.ndarray) -> np.ndarray:
+        """In several dimensions: functions that may come next, orthonormal over the samples, and orthogonal to all that
+        are fitted."""
+        n = len(self.u)
         most = min(_MOST_CANDIDATES, int(max(8, _PRODUCTS / n / max(len(members), 1))))
         in_turn = isinstance(self.study.problem.domain, Mixed)
         self.ahead = _ahead(self.axes, members, min(most, int((_PRODUCTS / n) ** 0.5)) if in_turn else most)
@@ -167,7 +161,7 @@ class Hunt:
 
     def _grown(self, members: np.ndarray, tests: Tests) -> np.ndarray:
         if self.axes.nested:
-            return np.arange(min(self.most, tests.reach(len(members), self._psi.shape[1])))[:, None]
+            return np.arange(min(self.most, tests.reach(len(members), len(self._nested.weighted))))[:, None]
         grouped = self.study.noisy and isinstance(self.study.problem.domain, Mixed)
         wanted = tests.grouped(self.axes.groups(self.ahead)) if grouped else tests.single(len(self.ahead))
         if not wanted.any():
@@ -203,15 +197,6 @@ class Hunt:
                 break
             members = np.concatenate([members, ahead])
         return members[:least]
-
-
-def _orthonormal(table: np.ndarray, root: np.ndarray) -> np.ndarray:
-    """The functions made orthonormal, each against those before it; zero where contexts do not distinguish them."""
-    q, triangle = np.linalg.qr(root * table)
-    pivots = np.abs(np.diag(triangle))
-    usable = int(np.argmin(np.append(pivots > SMALLEST_PIVOT * pivots[0], False)))
-    q[:, usable:] = 0.0
-    return q / root
 
 
 def _orthonormal_in_turn(table: np.ndarray, shares: np.ndarray, size: np.ndarray) -> np.ndarray:

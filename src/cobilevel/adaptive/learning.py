@@ -7,13 +7,14 @@ or directions the policy varies. All learn at ``problem.x0``; what was learned i
 recipe, as arrays, and is not learned again.
 """
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..basis import (
@@ -27,6 +28,7 @@ from ..basis import (
     Snapshot,
     Tensor,
     TotalDegree,
+    combine,
     network,
     whiten,
 )
@@ -40,11 +42,12 @@ from ..covariates import (
     with_directions,
     with_map,
 )
-from ..derivatives import Ledger, oracles
-from ..lower import DENSE_LIMIT, exact_lower, lower_minimiser, lower_objective, minimise
+from ..derivatives import Expansions, Ledger, flattened, oracles, shaped_like
+from ..keys import as_key, generator, split_key
+from ..lower import exact_lower, lower_size, newton_steps, solve_lower
 from ..problem import LOOK_ROWS, Finite, Look, Problem, Samples, Study
-from ..programs import program
-from ..reduction import Bilevel, Reduced, reduce_study
+from ..programs import put
+from ..reduction import Bilevel, reduce_study
 from .alternatives import Beginning
 from .hunt import Hunt
 
@@ -53,6 +56,7 @@ _BACKGROUND_SHARE = 2  # a background takes half the functions that the samples 
 _HATS, _FEWEST_HATS, _DEGREE = 200, 16, 24  # hat functions, at most and at least; polynomials, at most a dimension
 _LOOK_TO_LEARN = 100  # contexts looked at where each meets noisy data
 _SETTLING = 3  # steps the coefficients are given at each step of a network's training
+_SETTLED = 0.5  # exponent of the precision: their gradient, relative to the first, below which none is taken
 _ADAM = {"b1": 0.9, "b2": 0.99, "eps": 1e-12}  # a shorter memory than usual: the heads move along
 
 
@@ -73,10 +77,9 @@ def learn(basis: Basis, study: Study) -> Basis:
 
 def _start(basis: Basis, study: Study) -> Beginning:
     """What samples ask for at ``x0``, seen from a policy that is linear in the context."""
-    key = jax.random.key(0)
-    hunt, d = Hunt.on(study, key, Ledger.empty()), study.problem.domain.dimension
+    hunt, d = Hunt.on(study, as_key(0), Counter()), study.problem.domain.dimension
     members = np.concatenate([np.zeros((1, d), int), np.eye(d, dtype=int)])[: hunt.most]
-    found = Beginning.at(hunt, study.problem.x0, members)
+    found = Beginning.at(hunt, flattened(study.problem.x0), members)
     if found is None:
         raise ValueError(f"{basis!r}: the lower level could not be minimised at x0; check lower, or move x0 or y0.")
     return found
@@ -103,15 +106,13 @@ def _learn_directions(basis: Rotated, study: Study) -> Rotated:
     return with_directions(basis, found)
 
 
-def _nearby(problem: Problem, count: int, spread: float, key: Array) -> list[PyTree[Array]]:
+def _nearby(problem: Problem, count: int, spread: float, key: Array) -> Float[np.ndarray, "k dx"]:
     """``x0`` and random decisions near it: `spread` of its size away, within the bounds."""
-    flat, unravel = ravel_pytree(problem.x0)
-    unit = jax.tree.map(lambda a: jnp.full_like(a, jnp.sqrt(jnp.mean(a**2))), problem.x0)
-    least = ravel_pytree(unit)[0]
-    size = jnp.where(least > 0, jnp.maximum(jnp.abs(flat), least / 2), 1)
-    noise = jax.random.normal(key, (count - 1, len(flat)), flat.dtype)
-    bounds = problem.bounds.flat()
-    return [problem.x0, *(unravel(bounds.project(flat + spread * size * step)) for step in noise)]
+    x0, lo, hi = (flattened(part) for part in (problem.x0, problem.bounds.lo, problem.bounds.hi))
+    least = flattened(jax.tree.map(lambda a: np.full(np.shape(a), np.sqrt(np.mean(np.asarray(a) ** 2))), problem.x0))
+    size = np.where(least > 0, np.maximum(np.abs(x0), least / 2), 1)
+    noise = generator(key).standard_normal((count - 1, len(x0)))
+    return np.concatenate([x0[None], np.clip(x0 + spread * size * noise, lo, hi)])
 
 
 def _look(study: Study, key: Array) -> Look:
@@ -140,18 +141,21 @@ def choose_background(problem: Problem, rows: Samples, noisy: bool) -> Basis:
     return Chebyshev(max(sizes, default=1), index=index)
 
 
-def _policies(study: Study, reduced: Reduced, decisions: list[PyTree]) -> Float[np.ndarray, "k N dy"]:
+def _policies(study: Study, reduced: Bilevel, decisions: Float[np.ndarray, "k dx"]) -> Float[np.ndarray, "k N dy"]:
     """The coefficients of the policy at each decision: the projection of exact solutions where single samples show the
     lower level, else where the mean over all samples is least. `reduced` is whitened.
     """
-    pool, W = reduced.lower_pool, reduced.W0
+    at = Expansions(reduced)
+    first = W = at.table(reduced.W0)
     tables = []
     for x in decisions:
         if study.lower_noise:
-            W = lower_minimiser(reduced.ordinary(), x, W, study.eps**0.5)
+            found = solve_lower(at, x, W, study.eps**0.5 * lower_size(at, x, first))
+            W = found.point.reshape(W.shape)
         else:
-            W = oracles.mean_with_features(pool, exact_lower(study, x, pool.xi).y)
-        tables.append(np.asarray(oracles.flatten(W)[0], float).reshape(pool.features.shape[1], -1))
+            (pool,) = at.lower_pools
+            W = pool.mean(at.table(exact_lower(study, at.decision(x), reduced.lower_pool.xi).y))
+        tables.append(W)
     return np.stack(tables)
 
 
@@ -167,33 +171,35 @@ def _leading(blocks: list[Float[np.ndarray, "N _"]], n: int, tolerance: float) -
 
 def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
     """Keeps what the policy at ``x0`` spans, then the leading directions in which it changes, then the constant."""
-    for_rows, for_decisions = jax.random.split(jax.random.key(0))
+    for_rows, for_decisions = split_key(as_key(0))
     problem, rows = study.problem, _look(study, for_rows).samples
     rich = basis.background or choose_background(problem, rows, study.noisy)
     plain = reduce_study(study.on(rows), rich)
     reduced = plain.whitened()
     assert plain.whitening is not None  # rows are finite in number
     assert reduced.coordinates is not None
-    found = _policies(study, reduced, _nearby(problem, basis.decisions, basis.spread, for_decisions))
+    decisions = _nearby(problem, basis.decisions, basis.spread, for_decisions)
+    found = _policies(study, reduced.ordinary(), decisions)
     found = found[np.isfinite(found).all(axis=(1, 2))]
     if not len(found):
         raise ValueError(f"{basis!r}: the policy at x0 came out as NaN or infinity; check lower, or move x0 or y0.")
     units = np.sqrt(np.sum(found**2, axis=(0, 1)))  # of the components of y: they may be anything
     own, *others = found / np.where(units > 0, units, 1)
     changes = np.concatenate([other - own for other in others], axis=1) if others else own[:, :0]
-    one = np.asarray(plain.whitening.inverse @ plain.basis.constant, float)[:, None]
+    one = np.asarray(combine(plain.whitening.inverse, plain.basis.constant), float)[:, None]
     kept = _leading([own, changes, one], basis.n, study.eps**0.5)
-    table = reduced.coordinates.transform @ jnp.asarray(kept, study.dtype)
+    table = combine(reduced.coordinates.transform, kept.astype(study.dtype))
     if plain.basis.transform is not None:
-        table = plain.basis.transform @ table
-    return replace(basis, rich=plain.basis.basis, table=table)
+        table = combine(plain.basis.transform, table)
+    return replace(basis, rich=plain.basis.basis, table=put(table))
 
 
-@program
+@eqx.filter_jit
 def _train(
     reduced: Bilevel, layers: tuple[Array, ...], heads: PyTree, decisions: PyTree, steps: int, rate: Array
-) -> tuple[Array, ...]:
-    """Adam on the network, with the coefficients of each decision's policy brought near their best at every step.
+) -> tuple[tuple[Array, ...], Array]:
+    """Adam on the network, with the coefficients of each decision's policy brought near their best at every step; the
+    network, and its outputs at the samples.
 
     At the best coefficients the derivative of the lower objective in the network is the partial one, so that no
     derivative has to go through the solve.
@@ -204,45 +210,52 @@ def _train(
     inputs = reduced.problem.domain.reference(pool.xi).astype(pool.features.dtype)
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps), **_ADAM)  # pyright: ignore[reportArgumentType]
 
-    def settle(x, W, batch):
-        start, unflatten = oracles.flatten(W)
-        objective = lower_objective(reduced, x, W, batch, len(start) <= DENSE_LIMIT)
-        return unflatten(minimise(objective, start, 0.0, steps=_SETTLING).point)
+    def size(x, W):
+        batch = replace(pool, features=network(layers, inputs))
+        return jnp.linalg.norm(oracles.flatten(oracles.lower_gradient(reduced, x, W, batch, Ledger.page())[0])[0])
+
+    def settle(x, W, target, batch):
+        return newton_steps(reduced, x, W, batch, target, _SETTLING, Ledger.page())[0]
+
+    targets = jnp.finfo(pool.weight.dtype).eps ** _SETTLED * jax.vmap(size)(decisions, heads)
 
     def step(carry, _):
         layers, heads, memory = carry
         batch = replace(pool, features=network(layers, inputs))
-        heads = jax.vmap(settle, in_axes=(0, 0, None))(decisions, heads, batch)
+        heads = jax.vmap(settle, in_axes=(0, 0, 0, None))(decisions, heads, targets, batch)
         slopes = jax.vmap(lambda x, W: oracles.feature_gradient(reduced, network, layers, inputs, x, W, pool))
         slope = jax.tree.map(lambda a: jnp.mean(a, axis=0), slopes(decisions, heads))
         updates, memory = optimizer.update(slope, memory)
         return (optax.apply_updates(layers, updates), heads, memory), None
 
     (trained, _, _), _ = jax.lax.scan(step, (layers, heads, optimizer.init(layers)), None, length=steps)
-    return trained  # pyright: ignore[reportReturnType]
+    return trained, network(trained, inputs)[:, 1:]  # pyright: ignore[reportReturnType]
 
 
 def _learn_network(basis: Neural, study: Study) -> Neural:
     """Trains network and policies together, then keeps the features, orthonormal over what was looked at."""
-    key, for_rows, for_decisions = jax.random.split(jax.random.key(basis.seed), 3)
+    key, for_rows, for_decisions = split_key(as_key(basis.seed), 3)
     problem, dtype = study.problem, study.dtype
     reduced = reduce_study(study.on(_look(study, for_rows).samples), Chebyshev(1))
     pool = reduced.lower_pool
-    layers = []
+    rng, layers = generator(key), []
     for inputs, outputs in pairwise((problem.domain.dimension, *[basis.width] * basis.depth, basis.n - 1)):
-        key, of_layer = jax.random.split(key)
         scale = 2.0 if not layers else 1 / float(np.sqrt(inputs))
-        layers.append(scale * jax.random.normal(of_layer, (inputs + 1, outputs), dtype))
+        layers.append((scale * rng.standard_normal((inputs + 1, outputs))).astype(dtype))
     decisions = _nearby(problem, basis.decisions, basis.spread, for_decisions)
-    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *decisions)
-    first = lambda y: jnp.zeros((len(decisions), basis.n, *y.shape), y.dtype).at[:, 0].set(y)
-    heads = jax.tree.map(first, problem.y0)
-    rate = jnp.asarray(basis.rate, dtype)
+    rows = jax.tree.map(lambda a: np.empty((1, *np.shape(a))), problem.x0)
+    stacked = shaped_like(rows, decisions, dtype, 1)
+    constant = (np.arange(basis.n) == 0).astype(dtype)
+    each = lambda y: np.broadcast_to(np.multiply.outer(constant, np.asarray(y)), (len(decisions), basis.n, *y.shape))
+    start = put((tuple(layers), jax.tree.map(each, problem.y0), stacked))
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it, whatever the user has set
-        trained = _train(reduced.ordinary(), tuple(layers), heads, stacked, basis.steps, rate)
-    outputs = network(trained, problem.domain.reference(pool.xi).astype(dtype))[:, 1:]
-    if not bool(jnp.all(jnp.isfinite(outputs))):
+        found = _train(reduced.ordinary(), *start, basis.steps, put(np.asarray(basis.rate, dtype)))
+    trained, outputs = jax.tree.map(np.asarray, found)
+    if not np.all(np.isfinite(outputs)):
         raise ValueError(f"{basis!r} came to NaN or infinity in training: make rate smaller, or give another x0.")
-    middle = pool.weight @ outputs / len(pool)
-    last = trained[-1].at[-1].add(-middle) @ whiten(outputs - middle, pool.weight).transform
-    return replace(basis, layers=(*trained[:-1], last))
+    weight = np.asarray(pool.weight)
+    middle = weight @ outputs / len(pool)
+    last = trained[-1].copy()
+    last[-1] -= middle
+    transform = np.asarray(whiten(put(outputs - middle), pool.weight).transform)
+    return replace(basis, layers=put((*trained[:-1], last @ transform)))

@@ -1,32 +1,32 @@
-"""Fits of the lower level at one ``x`` with more and more functions, each going on from the one before."""
+"""Fits of the lower level at one ``x`` with more and more functions, each going on from the one before; and what they
+leave of the policy and the adjoint, sample by sample."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
-from ..basis import Axes, combine
-from ..derivatives import Direct, Ledger, hypergradient
+from ..basis import Axes
+from ..derivatives import Expansions, RowBlocks, flattened
+from ..lower import Point, solve_at
 from ..problem import Samples, Study
-from ..programs import program, put
+from ..programs import put
 from ..reduction import Batch, Bilevel, Table
-from .residuals import Residuals, masked, masked_minimum, residuals
 
 TIERS = ((1, 2, 3, 4, 5, 6, 8), (10, 12, 16, 20, 24), (32, 40, 48, 64))  # functions on an interval, tried in turn
-_WIDTHS = (24, 64, 128, 256, 1000)  # tables are filled up to one of these, so that few programs are compiled
-_WIDE, _NARROW = 64, 128  # the least width in several dimensions, where sets soon are large; coefficients it may take
 _BULK = 0.7  # share of what the next functions bring that is taken on at once, in several dimensions
 _ROUNDS_AHEAD = 40  # the most rounds of looking at the next functions
+_ACCURACY = 0.5  # exponent of the precision: the gradient, relative to that of no policy, and the last step
 MOST_COEFFICIENTS = 1000  # the largest N d_y tried
 SMALLEST_PIVOT = 1e-7  # of the largest: below, the contexts do not distinguish a function from those before it
 
 
-class Split(eqx.Module):
+@dataclass(frozen=True)
+class Split:
     """The samples looked at: those fitted to, those held out, and the upper level's."""
 
     train: Samples
@@ -52,113 +52,139 @@ class Candidate:
     value: float
 
 
-class MaskedFit(eqx.Module):
-    """The lower level fitted with some of a table's functions, and what follows from it."""
+@dataclass(frozen=True)
+class Residuals:
+    """At one ``x``, with some functions fitted.
 
-    z: Float[Array, " n"]
-    judged: Float[Array, " m"]
-    gradient: Float[Array, " dx"]
-    value: Float[Array, ""]
-    sound: Bool[Array, ""]
-    ledger: Ledger
+    - `r`: ``d2 g``; `alpha`: ``d22 g v - d2 f``, where both levels see the same samples; their conditional means vanish
+      where the functions suffice.
+    - `pull`: the mean of ``d2 f``; `curvature`: that of ``d22 g``; `constant`: the part of the policy that is constant.
+    """
 
+    point: Point
+    r: Float[np.ndarray, "n dy"]
+    alpha: Float[np.ndarray, "n dy"] | None
+    pull: Float[np.ndarray, " dy"]
+    curvature: Float[np.ndarray, "dy dy"]
 
-@program
-def _masked_fit(
-    bare: Bilevel, x: PyTree, z: Float[Array, " n"], mask: Float[Array, " N"], held: Batch, ledger: Ledger
-) -> MaskedFit:
-    """Minimises the lower objective over the functions in the mask; its values on held-out samples; the gradient."""
-    train, upper = (masked(pool, mask) for pool in (bare.lower_pool, bare.upper_pool))
-    found, W = masked_minimum(bare, x, z, mask, train)
-    ledger = ledger.add("lower_gradient", train).add("hessian", train, found.evaluations).add("lower_value", held)
-    y = combine(masked(held, mask).features, W)
-    values = jax.vmap(bare.problem.lower, in_axes=(None, 0, 0, 0))(x, y, held.xi, held.eta)
-    value, gradient, _, ledger = hypergradient(bare, x, W, upper, train, Direct(found.hessian), lambda _: train, ledger)
-    flat = ravel_pytree(gradient)[0]
-    sound = found.converged & jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(flat))
-    return MaskedFit(found.point, values, flat, value, sound, ledger)
+    @property
+    def constant(self) -> Float[np.ndarray, " dy"]:
+        return self.point.W[0]
 
 
 class NestedFits:
-    """Fits with the leading functions of a list, at one ``x``; features orthonormal on the samples fitted to.
+    """Fits with the leading functions of a list; features orthonormal on the samples fitted to.
 
     A QR factorisation of the features makes the leading new functions span the leading old ones, so that a fit with
-    fewer functions is a mask, and one with more goes on from it. Tables are filled up with zeros to a few widths.
+    fewer functions takes the leading columns, and one with more goes on from it. All share the rows; what they cost is
+    added to `spent`. Points are vectors.
     """
 
-    def __init__(self, study: Study, split: Split, ledger: Ledger):
-        self.ledger, self.problem, self.dtype = ledger, study.problem, study.dtype
-        self.parts = (split.train, split.held, split.upper)
-        self.weights = [part.mean_one_weights().astype(self.dtype) for part in self.parts]
-        self.size = study.problem.sizes[1]
-        domain = self.problem.domain
-        self.axes = Axes.of(domain)
-        self.places = [self.axes.places(domain, domain.snap(part.xi, self.dtype)) for part in self.parts]
-        self.z = np.zeros(0)
+    def __init__(self, study: Study, split: Split, spent: Counter):
+        self.problem, self.dtype, self.split = study.problem, study.dtype, split
+        self.size, self.shares = study.problem.sizes[1], split.train.shares()
+        self.axes, domain = Axes.of(study.problem.domain), study.problem.domain
+        self.shared = split.upper is split.train
+        parts = (split.train, split.held, split.train if self.shared else split.upper)
+        self.places = [self.axes.places(domain, domain.snap(part.xi, self.dtype)) for part in parts]
+        lower = self._table(split.train)
+        W0 = jax.tree.map(lambda y: put(np.zeros((1, *y.shape), self.dtype)), self.problem.y0)
+        bare = Bilevel(self.problem, lower if self.shared else self._table(split.upper), lower, W0)
+        self.rows = Expansions(bare)
+        self.rows.spent = spent
         self.usable = 0
+        self.forget()
+
+    def _table(self, rows: Samples) -> Table:
+        weight = np.asarray(rows.mean_one_weights(), self.dtype)
+        return Table(Batch(put(np.ones((len(rows), 1), self.dtype)), rows.xi, rows.eta, put(weight)))
+
+    @cached_property
+    def _held(self) -> RowBlocks:
+        return RowBlocks(self.split.held.xi, self.split.held.eta, self.dtype, self.rows.sizes.lower)
+
+    def forget(self) -> None:
+        """Fits begin anew, from the constant policy ``y0``."""
+        self.known: dict[bytes, Point] = {}
+        self._slopes: dict[bytes, np.ndarray] = {}
 
     def lay(self, members: np.ndarray) -> None:
         """Takes a longer list of functions, which begins with the one before."""
-        fewest = _WIDE if members.shape[1] > 1 and self.size * _WIDE <= _NARROW else 0
-        width = next(w for w in _WIDTHS if w >= max(len(members), fewest))
-        train = self.axes.table(self.places[0], members)
-        root = np.sqrt(self.parts[0].shares())[:, None]
-        triangle = np.asarray(np.linalg.qr(root * train, mode="r"))
-        pivots = np.abs(np.diag(triangle))
-        self.usable = int(np.argmin(np.append(pivots > SMALLEST_PIVOT * pivots[0], False)))
-        forth = np.zeros((len(members), width))
-        forth[: self.usable, : self.usable] = np.linalg.inv(triangle[: self.usable, : self.usable])
-        self.table = train @ forth
-        lower = self._batch(0, self.table)
-        self.held = self._batch(1, self.axes.table(self.places[1], members) @ forth)
-        shared = self.parts[2] is self.parts[0]
-        upper = lower if shared else self._batch(2, self.axes.table(self.places[2], members) @ forth)
-        flat = np.zeros((width, self.size))
-        flat[0] = triangle[0, 0] * np.asarray(ravel_pytree(self.problem.y0)[0])  # y0, the constant policy
-        old = self.z.reshape(-1, self.size)[: self.usable]
-        flat[: len(old)] = old if len(old) else flat[: len(old)]
-        self.z = flat.reshape(-1)
-        W0 = jax.tree.map(lambda y: put(np.zeros((width, *y.shape), self.dtype)), self.problem.y0)
-        self.bare = Bilevel(self.problem, Table(upper), Table(lower), W0)
+        tables = [self.axes.table(u, members) for u in self.places[:2]]
+        tables.append(tables[0] if self.shared else self.axes.table(self.places[2], members))
+        triangle = np.asarray(np.linalg.qr(np.sqrt(self.shares)[:, None] * tables[0], mode="r"))
+        self.usable = usable = leading(triangle)
+        forth = np.linalg.inv(triangle[:usable, :usable])
+        self.table, self.held, upper = (table[:, :usable] @ forth for table in tables)
+        self.upper = None if self.shared else upper
+        self.first = triangle[0, 0] * flattened(self.problem.y0)
+        self._expansions: dict[int, Expansions] = {}
 
-    def _batch(self, part: int, features: np.ndarray) -> Batch:
-        rows, weight = self.parts[part], self.weights[part]
-        return Batch(put(features.astype(self.dtype)), rows.xi, rows.eta, weight)
+    def expansions(self, count: int) -> Expansions:
+        """With the first `count` functions."""
+        if count not in self._expansions:
+            upper = None if self.upper is None else self.upper[:, :count]
+            self._expansions[count] = self.rows.with_features(self.table[:, :count], upper)
+        return self._expansions[count]
 
-    def _from(self, x: PyTree, count: int) -> tuple[PyTree, Array, Array]:
-        """``x``, the coefficients to go on from with the first `count` functions, and the mask of these."""
-        mask = (np.arange(self.held.features.shape[1]) < count).astype(self.dtype)
-        z = self.z.astype(self.dtype) * np.repeat(mask, self.size)
-        return put((jax.tree.map(lambda a: np.asarray(a, self.dtype), x), z, mask))
+    def _target(self, x: Float[np.ndarray, " dx"], count: int) -> float:
+        """The size of the gradient to solve to, from that of no policy."""
+        at = x.tobytes()
+        if at not in self._slopes:
+            _, slopes = self.rows.lower_slopes(x, np.zeros((len(self.table), self.size)))
+            self._slopes[at] = np.where(np.isfinite(slopes), slopes, 0.0) * self.shares[:, None]
+        return self.rows.eps**_ACCURACY * float(np.linalg.norm(self.table[:, :count].T @ self._slopes[at]))
 
-    def fit(self, x: PyTree, count: int) -> MaskedFit | None:
+    def _starts(self, x: Float[np.ndarray, " dx"], count: int) -> Iterator[Float[np.ndarray, "N dy"]]:
+        """The fit at this ``x``; where there is none, or the last one had twice its functions, what that one predicts,
+        and that one itself."""
+        last, own = next(reversed(self.known.values()), None), self.known.get(x.tobytes())
+        near = last if own is None or len(last.W) >= 2 * len(own.W) else own
+        starts = [self.first[None]] if near is None else [near.coefficients_at(x), near.W]
+        for old in starts[:1] if near is own else starts:
+            yield np.concatenate([old[:count], np.zeros((max(count - len(old), 0), self.size))])
+
+    def fit(self, x: Float[np.ndarray, " dx"], count: int) -> Point | None:
         """With the first `count` functions; ``None`` where that fails."""
-        found = _masked_fit(self.bare, *self._from(x, count), self.held, self.ledger)
-        self.ledger = found.ledger
-        if not bool(found.sound):
-            return None
-        self.z = np.asarray(found.z, float)
-        return found
+        at, target = self.expansions(count), self._target(x, count)
+        for start in self._starts(x, count):
+            found = solve_at(at, x, start, target, at.eps**_ACCURACY)
+            if found.sound:
+                self.known.pop(x.tobytes(), None)
+                self.known[x.tobytes()] = found
+                return found
+        return None
 
-    def residuals(self, x: PyTree, joint: bool) -> Residuals | None:
+    def residuals(self, x: Float[np.ndarray, " dx"], joint: bool) -> Residuals | None:
         """What all functions of the list leave at ``x``; ``None`` where they cannot be fitted."""
-        found = residuals(self.bare, *self._from(x, self.usable), joint, self.ledger)
-        self.ledger = found.ledger
-        if not bool(found.sound):
+        point = self.fit(x, self.usable)
+        if point is None or point.hessian is None:
             return None
-        self.z = np.asarray(found.z, float)
-        return found
+        r, alpha = self.expansions(self.usable).residual_rows(x, point.W, point.adjoint, joint)
+        of_constant = point.hessian[: self.size]  # the first function is a constant of mean square one
+        return Residuals(point, r, alpha, of_constant @ point.adjoint.ravel(), of_constant[:, : self.size])
 
-    def candidate(self, x: PyTree, members: np.ndarray) -> Candidate | None:
+    def candidate(self, x: Float[np.ndarray, " dx"], members: np.ndarray) -> Candidate | None:
         """The fit with these functions, judged; ``None`` where that fails."""
-        found = None if len(members) > self.usable else self.fit(x, len(members))
+        count = len(members)
+        found = None if count > self.usable else self.fit(x, count)
         if found is None:
             return None
-        judged = np.asarray(found.judged * self.held.weight, float)
-        return Candidate(members, judged, np.asarray(found.gradient, float), float(found.value))
+        values, _ = self.rows.lower_slopes(x, self.held[:, :count] @ found.W, self._held)
+        if not np.all(np.isfinite(values)):
+            return None
+        return Candidate(members, values * self.split.held.shares() * len(values), found.gradient, found.value)
 
 
-def by_degree(fits: NestedFits, x: PyTree, members: np.ndarray, most: int) -> Iterator[Candidate | None]:
+def leading(triangle: Float[np.ndarray, "k N"]) -> int:
+    """How many leading functions the contexts distinguish, from the triangle of their QR factorisation."""
+    pivots = np.abs(np.diag(triangle))
+    return int(np.argmin(np.append(pivots > SMALLEST_PIVOT * pivots[0], False)))
+
+
+def by_degree(
+    fits: NestedFits, x: Float[np.ndarray, " dx"], members: np.ndarray, most: int
+) -> Iterator[Candidate | None]:
     """Of one coordinate: functions of growing degree, from those given on."""
     for tier in TIERS:
         tier = [n for n in tier if len(members) <= n <= most]
@@ -168,7 +194,9 @@ def by_degree(fits: NestedFits, x: PyTree, members: np.ndarray, most: int) -> It
             yield fits.candidate(x, np.arange(n)[:, None])
 
 
-def by_margin(fits: NestedFits, x: PyTree, members: np.ndarray, most: int) -> Iterator[Candidate | None]:
+def by_margin(
+    fits: NestedFits, x: Float[np.ndarray, " dx"], members: np.ndarray, most: int
+) -> Iterator[Candidate | None]:
     """In several dimensions: the next functions are tried all together, and those that bring the most are kept."""
     for _ in range(_ROUNDS_AHEAD):
         ahead = fits.axes.neighbours(members)
@@ -176,13 +204,16 @@ def by_margin(fits: NestedFits, x: PyTree, members: np.ndarray, most: int) -> It
         table = np.concatenate([members, ahead, further])[: max(most, len(members))]
         fits.lay(table)
         yield fits.candidate(x, members)
-        kept = fits.z.copy()
-        if len(table) == len(members) or fits.usable <= len(members) or fits.fit(x, fits.usable) is None:
+        if len(table) == len(members) or fits.usable <= len(members):
             return
-        brought = np.linalg.norm(fits.z.reshape(-1, fits.size), axis=1)[len(members) : fits.usable]
+        kept = dict(fits.known)
+        found = fits.fit(x, fits.usable)
+        if found is None:
+            return
+        brought = np.linalg.norm(found.W[len(members) :], axis=1)
         order = np.argsort(-brought)
         share = np.cumsum(brought[order] ** 2) / max(np.sum(brought**2), np.finfo(float).tiny)
         wanted = {tuple(table[len(members) + k]) for k in order[: int(np.argmax(share >= _BULK)) + 1]}
-        members, fits.z = fits.axes.closed(members, wanted), kept
+        members, fits.known = fits.axes.closed(members, wanted), kept
         if len(members) > most:
             return

@@ -1,24 +1,24 @@
-"""Solves in rounds: a basis chosen at ``x0`` and again at the solution, grown to a tolerance, or learned anew."""
+"""Solves in rounds: a basis chosen at ``x0`` and again at the solution, grown to a tolerance, or learned anew; and from
+other starting points: does the answer depend on where the search began?"""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from .. import trees
 from ..answer import Result, Solution
 from ..basis import Basis, basis_of
-from ..derivatives import Ledger
+from ..derivatives import Expansions, flattened, shaped_like, totals_of
+from ..inference import natural_step
 from ..iteration import Job
+from ..keys import generator
 from ..lower import solve_at
 from ..problem import Finite
-from ..programs import program
 from ..reduction import reduce_study
 from ..solvers import Newton
-from .choose import choose_basis
+from .choose import Search, choose_basis
 from .growth import LOOK_AROUND, first_members, goal_at, grow_basis, lost_at
 from .learning import learn
 
@@ -26,8 +26,8 @@ _CHOICES = 3  # how often a basis is chosen again at the solution, at most
 _SCOUT, _GROWTHS = 8, 4  # steps of the first run with few functions, and bases grown from there
 _ARRIVED = 0.5  # exponent of the precision: what is left to gain, as a share of what was gained
 _LEARNINGS, _STAYS = 6, 1e-3  # rounds of a basis that learns, and the relative move of x that calls for no other
-
-_solved_at = program(solve_at)
+_SPREAD = 3.0  # how far starting points lie: in distances over which f changes by its spread, or that x has moved
+_ALIKE_ANSWERS = 1e-4  # relative difference of two objectives, or answers, that are the same
 
 
 def solve_choosing(job: Job, key: Array) -> Solution:
@@ -36,17 +36,15 @@ def solve_choosing(job: Job, key: Array) -> Solution:
     with precisely:
         choice = choose_basis(study, study.problem.x0, key)
     solution = job.choosing(basis=choice.words).run(choice.basis)
-    costs = choice.ledger
     for _ in range(_CHOICES):
         with job.chosen_on()[1]:
-            again = choose_basis(study, study.at(solution.x).problem.x0, key, before=replace(choice, ledger=costs))
-        costs = again.ledger
+            again = choose_basis(study, solution.x, key, before=choice)
         if not again.replaces(choice):
             break
         words = f"{again.words} (Chosen again at the solution with {choice.basis!r}.)"
         solution = _run_from(job.choosing(basis=words), again.basis, solution)
         choice = again
-    return _add_costs(solution, costs.totals())
+    return _add_costs(solution, totals_of(choice.spent))
 
 
 def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
@@ -63,11 +61,11 @@ def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
     if isinstance(grown, str):
         words = f"not used, held-out samples chose the basis: {grown}."
         return solve_choosing(job.choosing(tolerance=words), key)
-    solution, words, ledger = grown
-    return _add_costs(_with_own_solver(job, solution, words), ledger.totals())
+    solution, words, spent = grown
+    return _add_costs(_with_own_solver(job, solution, words), totals_of(spent))
 
 
-def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Ledger] | str:
+def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Counter] | str:
     """The solution with a basis grown, its story and its cost; or why none could be grown."""
     domain = newton.study.problem.domain
     if isinstance(domain, Finite):
@@ -75,29 +73,30 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Led
     part, members = newton.study.thinned(key, LOOK_AROUND), first_members(domain)
     scout = replace(newton, study=part, steps=min(_SCOUT, newton.steps), progress=False)
     solution = scout.run(basis_of(members, domain))
-    story, ledger, start, goal = [], Ledger.empty(), members[:1], None
+    story, spent, start, goal = [], Counter(), members[:1], None
+    search = Search.on(part, key, spent)
     for _ in range(_GROWTHS):
-        excess = tolerance * abs(float(solution.history["upper"][-1]))
+        excess, x = tolerance * abs(float(solution.history["upper"][-1])), flattened(solution.x)
         if goal is None:
-            goal, ledger = goal_at(part, solution.x, members, excess, key, ledger)
+            goal = goal_at(part, x, members, excess, key, spent)
         if goal is None:
             return "the objective shows no curvature in x, or could not be evaluated"
         goal = replace(goal, excess=excess)
-        choice = grow_basis(part, solution.x, start, 2 * len(members), goal, key, ledger)
+        choice = grow_basis(search, x, start, 2 * len(members), goal)
         if choice is None:
             return "the lower level could not be fitted"
-        ledger, grown = choice.ledger, choice.candidates[choice.pick].members
+        grown = choice.candidates[choice.pick].members
         if story and len(grown) <= len(members):
             story.append(f"there, after all, {choice.words}")
             break
         members = start = grown
         solution = _run_from(newton, basis_of(members, domain), solution)
-        lost, judge, ledger = lost_at(part, solution.x, members, goal, key, ledger)
+        lost, judge = lost_at(search, flattened(solution.x), members, goal)
         story.append(f"{choice.words}; where that led it loses {lost:.2g}, judged by N = {judge}")
         if lost <= excess:
             break
     words = f"grown for a tolerance of {tolerance:g}: " + ". So: ".join(story) + "."
-    return solution, words, ledger
+    return solution, words, spent
 
 
 def _with_own_solver(job: Job, solution: Solution, words: str) -> Solution:
@@ -109,15 +108,15 @@ def _with_own_solver(job: Job, solution: Solution, words: str) -> Solution:
 
 def solve_learning(job: Job, basis: Basis) -> Solution:
     """Solves with a basis learned at ``x0``, then learned anew where that led, until ``x`` stays where it is."""
-    far = lambda before, after: float(trees.norm(trees.sub(after, before)))
     solution = job.run(learn(basis, job.study))
-    first = far(job.study.problem.x0, solution.x)
-    size = max(float(trees.norm(solution.x)), first) or 1.0  # of x, or of the way it has come where that is to zero
+    x = flattened(solution.x)
+    first = float(np.linalg.norm(x - flattened(job.study.problem.x0)))
+    size = max(float(np.linalg.norm(x)), first) or 1.0  # of x, or of the way it has come where that is to zero
     moves = [first / size]
     while moves[-1] > _STAYS and len(moves) < _LEARNINGS:
-        before = solution.x
-        solution = _run_from(job, learn(basis, job.study.at(before)), solution)
-        moves.append(far(before, solution.x) / size)
+        solution = _run_from(job, learn(basis, job.study.at(solution.x)), solution)
+        before, x = x, flattened(solution.x)
+        moves.append(float(np.linalg.norm(x - before)) / size)
     words = (
         f"{basis!r}: learned at x0, and anew in {len(moves) - 1} rounds where the solver had arrived; in the last x "
         f"moved by {moves[-1]:.1g} of its size"
@@ -148,10 +147,10 @@ def _arrived(job: Job, found: Solution, first: float) -> bool:
     `first` is the objective at ``x0``. Both are in units of the objective, whatever the units of ``x``.
     """
     reduced = reduce_study(job.study, found.basis.basis).whitened().ordinary()
-    x, x0 = (ravel_pytree(at)[0] for at in (found.x, job.study.problem.x0))
-    here, _ = _solved_at(reduced, x, reduced.W0, 0.0, Ledger.empty())
-    promised = float(jnp.sum(jnp.abs(here.gradient * (x - x0))))
-    return promised <= job.study.eps**_ARRIVED * (first - float(here.value))
+    expansions, x = Expansions(reduced), flattened(found.x)
+    here = solve_at(expansions, x, expansions.table(reduced.W0), 0.0)
+    promised = float(np.sum(np.abs(here.gradient * (x - expansions.start))))
+    return promised <= job.study.eps**_ARRIVED * (first - here.value)
 
 
 def _add_costs(solution: Solution, more: Mapping[str, Mapping[str, int]]) -> Solution:
@@ -162,3 +161,37 @@ def _add_costs(solution: Solution, more: Mapping[str, Mapping[str, int]]) -> Sol
         spent[kind] = {unit: have[unit] + count[unit] for unit in have}
     samples = sum(count["samples"] for count in spent.values())
     return replace(solution, stats={**solution.stats, "oracles": spent, "samples": samples})
+
+
+def solve_again(job: Job, first: Solution, restarts: int, key: Array) -> Solution:
+    """The best of a solution and of `restarts` others, found with the same basis from other starting points."""
+    study, basis = job.study, first.basis.basis
+    x0, x = flattened(study.problem.x0), flattened(first.x)
+    step = natural_step(reduce_study(study, basis).whitened(), study.problem.x0)
+    step = _SPREAD * np.maximum(step, np.maximum(np.abs(x - x0), np.abs(x0)))
+    rng = generator(key)
+    found = [first]
+    for _ in range(restarts):
+        start = shaped_like(study.problem.x0, (x0 + step * rng.standard_normal(len(x0)))[None], study.dtype, 0)
+        found.append(job.at(study.problem.bounds.project(start)).run(basis))
+    ended = [one for one in found if one.converged] or [first]
+    values = np.array([_final_objective(one) for one in ended])
+    best = ended[int(np.nanargmin(values))] if np.isfinite(values).any() else first
+    where = np.array([flattened(one.x) for one in ended])
+    apart = np.max(np.abs(where - where[0]), axis=0) > _ALIKE_ANSWERS * np.maximum(
+        np.abs(where).max(axis=0), step * _ALIKE_ANSWERS
+    )
+    words = f"{len(ended)} of {len(found)} runs from different starting points converged"
+    if np.ptp(values) > _ALIKE_ANSWERS * np.abs(values).max():
+        ends = f"{values.min():.6g} to {values.max():.6g}"
+        words += f", to objectives from {ends}: the answer depends on x0, and the best is returned."
+    elif apart.any():
+        words += ", to equal objectives at different x: x is not determined."
+    else:
+        words += ", all to the same answer."
+    return replace(best, choices={**first.choices, "restarts": words})
+
+
+def _final_objective(solution: Solution) -> float:
+    curve = solution.history.get("upper", np.zeros(0))
+    return float(curve[-1]) if len(curve) else float("nan")

@@ -1,6 +1,7 @@
 """What is differentiated: row derivatives and their sums for exact methods, oracles with their cost for the others."""
 
 from . import oracles as oracles
+from .affine import Affine as Affine
 from .expansion import Expansions as Expansions
 from .expansion import LowerExpansion as LowerExpansion
 from .expansion import Pool as Pool

@@ -1,11 +1,11 @@
-r"""Expansions: what a basis makes of row derivatives. Each is a sum over rows, so that blocks, devices and machines add up.
+r"""Expansions: what a basis makes of row derivatives. Each is a sum over rows: blocks, devices and machines add up.
 
 With features $\Phi$ and shares $w$ of the rows,
 $$g_\Phi,\quad \partial_2 g_\Phi = \sum w\, \partial_2 g\, \Phi^T,\quad
 \partial_{22} g_\Phi = \sum w\, \partial_{22} g \otimes \Phi\Phi^T,\quad
 \partial_{21} g_\Phi = \sum w\, \partial_{21} g \otimes \Phi,\quad f_\Phi,\ \partial_1 f_\Phi,\ \partial_2 f_\Phi .$$
-Nothing else of the data is needed to solve the reduced problem. Coefficients are tables with a row for each function, and
-Hessians are over these tables row by row; where each sample has one function alone, they are blocks, one a function.
+Nothing else of the data is needed to solve the reduced problem. Coefficients are tables with a row for each function,
+and Hessians are over these tables row by row; where each sample has one function alone, they are blocks, one a function.
 """
 
 import os
@@ -71,7 +71,6 @@ class LowerExpansion(Additive):
         parts = slope, hessian, cross.reshape(phi.shape[1], dy, -1)
         return LowerExpansion(float(weighted[:, 0].sum(dtype=float)), *(np.asarray(part, float) for part in parts))
 
-
     @staticmethod
     def unpacked(vector: np.ndarray, W: np.ndarray, sizes: Sizes) -> "LowerExpansion":
         """From one vector that holds all of it."""
@@ -79,7 +78,9 @@ class LowerExpansion(Additive):
         rest = len(vector) - 1 - count - count * dx
         value, slope, hessian, cross = np.split(vector, np.cumsum([1, count, rest]))
         shape = (count, count) if rest == count**2 and rest != count * sizes.dy else (len(W), sizes.dy, sizes.dy)
-        return LowerExpansion(float(value[0]), slope.reshape(W.shape), hessian.reshape(shape), cross.reshape(*W.shape, dx))
+        return LowerExpansion(
+            float(value[0]), slope.reshape(W.shape), hessian.reshape(shape), cross.reshape(*W.shape, dx)
+        )
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class UpperExpansion(Additive):
 
 @dataclass(frozen=True)
 class RowScales(Additive):
-    r"""Sizes of single rows, as sums of squares over them: of ``f`` about a centre; of the gradient in ``x``, in the two
-    parts $\\partial_1 f$ and $\\partial_{12} g\\, v$; of $r = \\partial_2 g$, squared, and of $\\partial_{12} g\\, r$.
+    r"""Sizes of single rows, as sums of squares over them: of ``f`` about a centre; of the gradient in ``x``, in the
+    parts $\partial_1 f$ and $\partial_{12} g\, v$; of $r = \partial_2 g$, squared, and of $\partial_{12} g\, r$.
 
     In extended precision, whose range squares do not leave.
     """
@@ -264,7 +265,7 @@ def _upper_gradients(bare: Bilevel, x: PyTree, W: PyTree) -> Any:
 
 @eqx.filter_jit
 def _row_sizes(bare: Bilevel, x: PyTree, W: PyTree, V: PyTree, most: int) -> Any:
-    """Of evenly spaced rows: ``f``, ``d1 f``, ``d12 g v``, ``d2 g`` and ``d12 g d2 g``, and the weights of both levels."""
+    """Of evenly spaced rows: ``f``, ``d1 f``, ``d12 g v``, ``d2 g``, ``d12 g d2 g``; and the weights of both levels."""
     every = lambda pool: max(1, -(-len(pool) // max(most, 1)))
     some = lambda pool: jax.tree.map(lambda a: a[:: every(pool)], replace(pool, count=None))
     upper, lower = some(bare.upper_pool), some(bare.lower_pool)
@@ -295,7 +296,9 @@ class Expansions:
         self.formed = (count * self.dy if one_hot else count**2) <= _MOST_COEFFICIENTS**2
         crossed = self.formed and self.dx * self.dy <= 2**14 and self.dx * count <= _MOST_CROSS
         self.sizes = Sizes(self.dx, self.dy, crossed)
-        self._spread = is_spread(reduced.lower_source.table.weight) if isinstance(reduced.lower_source, Table) else False
+        self._spread = (
+            is_spread(reduced.lower_source.table.weight) if isinstance(reduced.lower_source, Table) else False
+        )
         self.spent: Counter[tuple[str, str]] = Counter()
         self._last: tuple[Any, LowerExpansion] | None = None  # asked for twice where one method goes on from another
 
@@ -303,11 +306,14 @@ class Expansions:
     def crossed(self) -> bool:
         return self.sizes.crossed
 
-    def with_features(self, lower: Float[np.ndarray, "n N"], upper: Float[np.ndarray, "m N"] | None = None) -> "Expansions":
+    def with_features(
+        self, lower: Float[np.ndarray, "n N"], upper: Float[np.ndarray, "m N"] | None = None
+    ) -> "Expansions":
         """The same rows, all on this machine, with other features: `upper` where that level has rows of its own. Row
         blocks and what was `spent` are shared."""
-        below = self.reduced.lower_source.tabled(features=put(lower))
-        above = below if upper is None else self.reduced.upper_source.tabled(features=put(upper))
+        tabled = lambda source, phi: source.tabled(features=put(np.asarray(phi, self.dtype)))
+        below = tabled(self.reduced.lower_source, lower)
+        above = below if upper is None else tabled(self.reduced.upper_source, upper)
         W0 = put(self.coefficients(np.zeros((lower.shape[1], self.dy))))
         rows = {"lower": self.lower_pools[0].rows, "upper": self.upper_pools[0].rows}
         found = Expansions(replace(self.reduced, upper_source=above, lower_source=below, W0=W0), rows)
@@ -348,6 +354,11 @@ class Expansions:
         if not same:
             shares = [pool.shares for pool in self.upper_pools] if upper is None else [upper]
             other.upper_pools = [replace(pool, shares=own) for pool, own in zip(self.upper_pools, shares, strict=True)]
+        if not self.crossed:  # products are those of the problem itself
+            weighted = lambda batch, pool: replace(batch, weight=put((len(batch) * pool.shares).astype(self.dtype)))
+            batches = self.reduced.upper_pool, self.reduced.lower_pool
+            pools = other.upper_pools[0], other.lower_pools[0]
+            other.reduced = self.reduced.with_pools(*map(weighted, batches, pools))
         other.__dict__.pop("idle", None)
         other.spent, other._last = Counter(), None
         return other
@@ -480,8 +491,8 @@ class Expansions:
     def residual_rows(
         self, x: np.ndarray, W: np.ndarray, V: np.ndarray, joint: bool
     ) -> tuple[Float[np.ndarray, "n dy"], Float[np.ndarray, "n dy"] | None]:
-        r"""$r = \partial_2 g$ and, where both levels see the same (`joint`), $\alpha = \partial_{22} g\, v - \partial_2 f$
-        sample by sample; tables of second derivatives are not kept."""
+        r"""Sample by sample: $r = \partial_2 g$ and, where both levels see the same (`joint`),
+        $\alpha = \partial_{22} g\, v - \partial_2 f$; tables of second derivatives are not kept."""
         (pool,), sizes, v = self.lower_pools, self.sizes, self.lower_pools[0].y(V)
         self._charge("hessian", *(["cross_matrix"] if self.crossed else []))
 

@@ -1,4 +1,4 @@
-"""Expansions on an accelerator: rows and features stay there, one small program adds up a block, one array comes back."""
+"""Expansions on an accelerator: rows and features stay there, and one array of sums comes back."""
 
 from collections.abc import Callable
 from functools import lru_cache

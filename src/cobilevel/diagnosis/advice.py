@@ -1,6 +1,7 @@
-"""What to change about a basis, in words and as objects, from what was found."""
+"""Conditions of the theory that data can check, and what to change about a basis, in words and as objects."""
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import comb
 from typing import Any
 
@@ -13,24 +14,30 @@ from ..basis import (
     Categorical,
     Chebyshev,
     Components,
+    KernelFeatures,
     Listed,
+    Neural,
     Orthonormal,
     Partition,
     PolynomialBasis,
     ProductBasis,
+    Rotated,
     Tensor,
     TotalDegree,
     by_component,
 )
-from ..problem import CONTEXTS_EACH, SAMPLES_EACH, Box, Domain, Interval
+from ..covariates import Structure
+from ..problem import CONTEXTS_EACH, SAMPLES_EACH, Box, Domain, Finite, Interval
 from .decay import Decay
-from .diagnosis import Advice, Diagnosis
-from .many_dimensions import about_structure
+from .diagnosis import Advice, Condition, Diagnosis
 
 _DEPENDENT = 1e-4  # ratio of the extreme eigenvalues of E[Phi Phi^T] below which features count as nearly dependent
 _POOR, _GOOD = 1e-2, 1e-3  # a misfit of the policy that is worth more functions, and what these should reach
 _IDLE = 1e-3  # the share of the policy below which a coordinate of the context does not matter
 _FEWEST_SPLINES, _MOST_SPLINES = 4, 48  # advised around a kink
+_ENOUGH = 0.98  # share of the policy's variance from which on a simpler family will do
+_MOST_CELLS, _CONTEXTS_A_CELL = 20, 25  # by which the density of contexts is looked at, and what each should hold
+_FEWEST_CELLS, _FEWEST_CONTEXTS = 4, 20  # below which density and coverage are not judged
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,50 @@ class Seen:
     supported: int
 
 
-def covered_share(u: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " d"]:
+# -- conditions of the convergence theorem for Chebyshev bases
+
+
+def _covered_share(u: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " d"]:
     """How much of each side of the reference cube contexts fill."""
     return (u.max(axis=0) - u.min(axis=0)) / 2
+
+
+def conditions_of(domain: Domain, u: Float[np.ndarray, "n d"], decay: Decay | None) -> dict[str, Condition]:
+    """Density and coverage of the contexts (on the reference cube), and whether the policy is analytic."""
+    if isinstance(domain, Finite):
+        return {"density": Condition(True, "contexts are finite.")}
+    if not isinstance(domain, Interval | Box):
+        return {}  # the theorem is one on polynomials over a box
+    return {"density": _density(u), "coverage": _coverage(u), "analytic": _analytic(decay)}
+
+
+def _density(u: Float[np.ndarray, "n d"]) -> Condition:
+    cells = int(np.clip(len(u) // _CONTEXTS_A_CELL, 1, _MOST_CELLS))
+    if cells < _FEWEST_CELLS:
+        return Condition(None, "too few contexts.")
+    held = np.stack([np.histogram(column, cells, (-1, 1))[0] for column in u.T])
+    thin, even = int(held.min()), len(u) / cells
+    words = f"the emptiest of {cells} cells holds {thin / even:.0%} of an even share."
+    return Condition(bool(thin + 3 * np.sqrt(thin + 1) >= even / 2), words)
+
+
+def _coverage(u: Float[np.ndarray, "n d"]) -> Condition:
+    covered, count = _covered_share(u), len(u)
+    full = None if count < _FEWEST_CONTEXTS else bool(np.all(1 - covered <= max(0.1, 10 / count)))
+    return Condition(full, f"contexts fill {', '.join(f'{share:.0%}' for share in covered)} of the domain.")
+
+
+def _analytic(decay: Decay | None) -> Condition:
+    kind = None if decay is None else decay.kind
+    if kind in ("geometric", "finite"):
+        return Condition(True, "nothing speaks against it.")
+    if decay is None or kind != "algebraic":
+        return Condition(None, "too little to go by.")
+    places = ", ".join(f"xi = {kink.location:.3g}" for kink in decay.kinks)
+    return Condition(False, f"the policy has a kink near {places}." if places else "the policy has a kink.")
+
+
+# -- advice
 
 
 def _filled(domain: Domain, u: Float[np.ndarray, "n d"]) -> Domain:
@@ -101,7 +149,7 @@ def advise(found: Diagnosis, seen: Seen) -> tuple[Advice, ...]:
     said = _about_convexity(found) + _about_coverage(found, seen) + _about_samples(found, seen)
     said += _about_dependence(found, seen)
     if found.structure is not None:
-        said += about_structure(found.basis, found.structure, found.functions)
+        said += _about_structure(found.basis, found.structure, found.functions)
     if found.decay is not None:
         said += _about_decay(found, found.decay, seen)
     return tuple(said)
@@ -121,7 +169,7 @@ def _whitened(basis: Basis) -> Basis:
 def _about_coverage(found: Diagnosis, seen: Seen) -> list[Advice]:
     if "coverage" not in found.conditions or found.conditions["coverage"].holds is not False:
         return []
-    box, share = _filled(seen.domain, seen.u), ", ".join(f"{part:.0%}" for part in covered_share(seen.u))
+    box, share = _filled(seen.domain, seen.u), ", ".join(f"{part:.0%}" for part in _covered_share(seen.u))
     better = _whitened(found.basis)
     remedy = f"give the problem the domain {box!r}, or else use {better!r}"
     return [Advice(f"contexts fill only {share} of the domain", remedy, basis=better, domain=box)]
@@ -199,3 +247,44 @@ def _about_size(found: Diagnosis, decay: Decay, seen: Seen, poor: bool) -> list[
         what = f"coefficients beyond {needed} are {'noise' if fitted else 'rounding'}"
         said.append(Advice(f"{what}, and the basis has {found.functions}", f"{less!r} will do", basis=less))
     return said
+
+
+# -- many dimensions
+
+
+def _about_structure(basis: Basis, structure: Structure, functions: int) -> list[Advice]:
+    """The simplest family that explains nearly all, where it is not the one in question and takes fewer functions, or
+    the one in question is none of those."""
+    if not structure.varies:
+        return []
+    good = {name for name, (share, error) in structure.explained.items() if share + error >= _ENOUGH}
+    name = next(name for name in ("additive", "directions", "pairs", "all") if name in good)
+    better, inner = _family(name, structure), _plain(basis)
+    if isinstance(inner, KernelFeatures | Rotated | Neural) or functions <= structure.functions[name]:
+        return []
+    shares = ", ".join(f"{_EXPLAINING[one]} {share:.0%}" for one, (share, _) in structure.explained.items())
+    what = f"of the policy's variance, held out, {shares} is explained"
+    remedy = f"{structure.functions[name]} functions will do: {better!r}"
+    return [Advice(what, remedy, basis=better)]
+
+
+_EXPLAINING = {
+    "additive": "by functions of single coordinates",
+    "pairs": "by those of pairs",
+    "directions": "along few directions",
+    "all": "by functions of all coordinates",
+}
+
+
+def _family(name: str, structure: Structure) -> Basis:
+    """A basis of a kind, of the size that was found."""
+    d, unit = structure.dimension, np.eye(structure.dimension, dtype=int)
+    if name == "directions":
+        few = structure.directions
+        return Orthonormal(Rotated(few.k, Chebyshev(few.degree + 1, index=TotalDegree())))
+    if name == "all":
+        return Orthonormal(KernelFeatures(structure.functions["all"]))
+    rows = [np.zeros(d, int), *(k * row for k in range(1, structure.degree + 1) for row in unit)]
+    if name == "pairs":
+        rows += [unit[i] + unit[j] for i, j in combinations(range(d), 2)]
+    return Orthonormal(Chebyshev(structure.degree + 1, index=Listed(np.stack(rows))))

@@ -5,36 +5,35 @@ reduced lower level is curved, and how fast the coefficients of the policy fall,
 """
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from ..basis import Basis, check_basis
+from ..basis import Basis, FeatureMap, OneHot, check_basis
 from ..checks import entered
-from ..covariates import Responses, structure_of
+from ..covariates import structure_of
+from ..derivatives import Expansions, flattened
 from ..inference import natural_step
-from ..lower import lower_minimiser, with_barrier
+from ..iteration import lanczos
+from ..keys import as_key
+from ..lower import with_barrier
 from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study, decision_like, precision_for
-from ..programs import put
-from ..reduction import Reduced, batch_of, reduce_study
-from .advice import Seen, advise
-from .conditions import conditions_of
-from .curvature import curvature_range
+from ..reduction import Bilevel, Reduced, batch_of, reduce_study
+from .advice import Seen, advise, conditions_of
 from .diagnosis import Diagnosis
-from .expansion import expand
+from .expansion import Expansion, Policies, minimised, orthonormal
 
 _Y_NUMBERS, _LEAST_ROWS = 1_500_000, 1024  # in y at all samples looked at together, and samples all the same
 _CONTEXTS_EACH = 4  # for each function, looked at where each context meets all the data
 _LEAST_CONTEXTS = 200  # that are looked at then in any case
 _FEATURE_NUMBERS = 4_000_000  # features evaluated in search of their supremum
 _GRID_POINTS = 20_000  # the most of a grid among them
+_FEATURE_ROWS = 256  # contexts whose features are evaluated at a time, at least
 _NEARBY = 0.5  # of the distance over which f changes by its spread: how far points near x0 lie
 _MOST_COORDINATES = 200  # of x, beyond which only x0 is looked at
+_LANCZOS_STEPS = 60  # where the Hessian is too large to be formed
 
 
 def diagnose(
@@ -56,68 +55,65 @@ def diagnose(
         return _diagnosis(with_barrier(Study.of(problem, samples, wanted)), basis, x)
 
 
-@dataclass(frozen=True)
-class _Looked:
-    """What was found at one ``x``, and what advice on it rests on."""
-
-    found: Diagnosis
-    seen: Seen
-    responses: Responses | None
-
-    def advised(self) -> Diagnosis:
-        """With its structure in many dimensions, which takes a second or two, and advice."""
-        structure = None if self.responses is None else structure_of(self.responses, self.seen.supported)
-        found = replace(self.found, structure=structure)
-        return replace(found, advice=advise(found, self.seen))
-
-
 def _diagnosis(study: Study, basis: Basis, x: PyTree | None) -> Diagnosis:
     """What is measured, in the precision of the study."""
     endless = study.lower.endless
-    study = study.finite(jax.random.key(0))
+    study = study.finite(as_key(0))
     study.check_conditional()
     point = None if x is None else decision_like(x, study.problem.x0, "x", study.dtype)
     reduced = _reduce(study, basis)
-    if point is not None:
-        return _diagnose_at(study, reduced, basis, point, endless).advised()
-    looked = [_diagnose_at(study, reduced, basis, point, endless) for point in _points(study, reduced)]
-    asked = [0 if one.found.decay is None else one.found.decay.length for one in looked]
-    most = int(np.argmax(asked))
-    if asked[most] <= asked[0]:
-        return looked[0].advised()
-    found = looked[most].advised()
-    return replace(found, source=f"{found.source}, near x0")
+    look = _close_look(study, reduced.basis.size)
+    policies = Policies(study, look)
+    first = flattened(study.problem.x0 if point is None else point)
+    points, found = [first], [policies.at(first)]
+    if point is None and not found[0].unbounded:
+        points += _nearby(study, reduced, first)
+        found += map(policies.at, points[1:])
+    most = int(np.argmax([policy.length for policy in found])) if len(found) > 1 else 0
+    answer = _diagnose_at(study, reduced, basis, look, found[most].expanded(), points[most], endless)
+    return replace(answer, source=f"{answer.source}, near x0") if most else answer
 
 
-def _points(study: Study, reduced: Reduced) -> list[PyTree]:
-    """``x0``, and points from which ``f`` differs by a part of its spread."""
-    flat, unravel = ravel_pytree(study.problem.x0)
-    if isinstance(study.problem.domain, Finite) or study.problem.sizes[0] > _MOST_COORDINATES:
-        return [study.problem.x0]
-    step, rng = _NEARBY * natural_step(reduced.whitened(), flat), np.random.default_rng(0)
-    moves = [step * rng.choice([-1.0, 1.0], len(flat)) * rng.uniform(0.5, 1.5, len(flat)) for _ in range(2)]
-    nearby = [unravel(put((np.asarray(flat) + move).astype(flat.dtype))) for move in moves]
-    return [study.problem.x0, *(study.problem.bounds.project(point) for point in nearby)]
+def _nearby(study: Study, reduced: Reduced, first: Float[np.ndarray, " dx"]) -> list[Float[np.ndarray, " dx"]]:
+    """Points from which ``f`` differs by a part of its spread."""
+    bounds = study.problem.bounds
+    if isinstance(study.problem.domain, Finite) or len(first) > _MOST_COORDINATES:
+        return []
+    lo, hi = flattened(bounds.lo), flattened(bounds.hi)
+    step, rng = _NEARBY * natural_step(reduced.whitened(), first), np.random.default_rng(0)
+    moves = [step * rng.choice([-1.0, 1.0], len(first)) * rng.uniform(0.5, 1.5, len(first)) for _ in range(2)]
+    return [np.clip((first + move).astype(study.dtype).astype(float), lo, hi) for move in moves]
 
 
-def _diagnose_at(study: Study, reduced: Reduced, basis: Basis, x: PyTree, endless: bool) -> _Looked:
-    functions, rank = reduced.basis.size, reduced.rank or 0
-    contexts, xi = study.lower.contexts(), study.lower.draw_contexts(jax.random.key(0), LOOK_ROWS)
-    distinct, u = contexts.distinct(), np.asarray(study.problem.domain.reference(xi), dtype=float)
+def _diagnose_at(
+    study: Study,
+    reduced: Reduced,
+    basis: Basis,
+    look: Look,
+    policy: Expansion,
+    x: Float[np.ndarray, " dx"],
+    endless: bool,
+) -> Diagnosis:
+    """What is found at ``x``, where the policy is known by degree; with its structure in many dimensions, which takes a
+    second or two, and advice."""
+    domain, functions = study.problem.domain, reduced.basis.size
+    contexts, xi = study.lower.contexts(), study.lower.draw_contexts(as_key(0), LOOK_ROWS)
+    distinct, u = contexts.distinct(), np.asarray(domain.reference(xi), dtype=float)
     per_function = ((study.lower.count or 0) if study.noisy else distinct) / functions
     spectrum = np.asarray(reduced.whitening.singular_values, dtype=float)  # pyright: ignore[reportOptionalMemberAccess]
     spectrum = np.pad(spectrum, (0, functions - len(spectrum)))
+    seen = Seen(domain, u, spectrum, study.noisy, contexts.supported(study.noisy))
 
-    look = _close_look(study, functions)
     batch = batch_of(reduced.basis, look.samples)
-    W = _fitted(reduced.with_pools(batch, batch), x, study.eps)
-    mu, L = curvature_range(reduced.ordinary(), x, W, batch)
-    policy = expand(study, x, look)
+    close = reduced.with_pools(batch, batch)
+    W = _fitted(close, x)
+    mu, L = _curvature_range(close.ordinary(), x, W)
+    features = _Features(reduced.basis, len(contexts))
     found = Diagnosis(
         basis=basis,
-        M_Phi=max(1.0, _supremum(reduced, xi)),
+        M_Phi=max(1.0, features.supremum(xi)),
         m_Phi=min(1.0, float(spectrum[-1]) ** 2),
-        rank=rank,
+        rank=reduced.rank or 0,
         functions=functions,
         distinct=distinct,
         per_function=float("inf") if endless else per_function,
@@ -126,11 +122,11 @@ def _diagnose_at(study: Study, reduced: Reduced, basis: Basis, x: PyTree, endles
         decay=policy.decay,
         source=policy.source,
         spread=policy.spread,
-        misfit=policy.misfit(reduced, W, (float(u.min()), float(u.max()))),
-        conditions=conditions_of(study.problem.domain, u, policy.decay),
+        misfit=features.misfit(policy, W, float(u.min()), float(u.max())),
+        conditions=conditions_of(domain, u, policy.decay),
+        structure=None if policy.responses is None else structure_of(policy.responses, seen.supported),
     )
-    seen = Seen(study.problem.domain, u, spectrum, study.noisy, contexts.supported(study.noisy))
-    return _Looked(found, seen, policy.responses)
+    return replace(found, advice=advise(found, seen))
 
 
 def _reduce(study: Study, basis: Any) -> Reduced:
@@ -149,27 +145,79 @@ def _reduce(study: Study, basis: Any) -> Reduced:
 def _close_look(study: Study, functions: int) -> Look:
     """Samples of the lower level few enough to look at closely, fewer where ``y`` is large."""
     rows = min(LOOK_ROWS, max(_LEAST_ROWS, _Y_NUMBERS // study.problem.sizes[1]))
-    return study.lower.look(jax.random.key(1), rows, max(_LEAST_CONTEXTS, _CONTEXTS_EACH * functions))
+    return study.lower.look(as_key(1), rows, max(_LEAST_CONTEXTS, _CONTEXTS_EACH * functions))
 
 
-def _fitted(reduced: Reduced, x: PyTree, eps: float) -> PyTree[Array]:
+def _fitted(reduced: Reduced, x: Float[np.ndarray, " dx"]) -> Float[np.ndarray, "N dy"]:
     """The coefficients that minimise the reduced lower level at ``x``."""
     white = reduced.whitened()
-    return white.restore(lower_minimiser(white.ordinary(), x, white.W0, eps**0.75))
+    level = Expansions(white.ordinary())
+    return level.table(white.restore(level.coefficients(minimised(level, x))))
 
 
-def _supremum(reduced: Reduced, xi: Array) -> float:
-    """The largest norm of the features seen: on a grid with its corners, and at observed contexts."""
-    domain, most = reduced.problem.domain, max(64, _FEATURE_NUMBERS // reduced.basis.size)
-    if isinstance(domain, Finite):
-        places = [jnp.asarray(domain.values)]
-    else:
-        d = domain.dimension
+def _curvature_range(
+    reduced: Bilevel, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]
+) -> tuple[float, float]:
+    r"""The extreme eigenvalues of the Hessian of the reduced lower level.
+
+    With features $\Phi = Q R$ it is $R^T H_Q R$, and $H_Q = C^T C$ is as well conditioned as ``g`` itself: the singular
+    values of $C R$ give eigenvalues far below the rounding of the largest one.
+    """
+    level = Expansions(reduced)
+    if not level.formed:
+        product = lambda v: level.hessian_product(x, W, v.reshape(W.shape)).ravel()
+        values = lanczos(product, np.random.default_rng(0).standard_normal(W.size), _LANCZOS_STEPS)
+        return float(values[0]), float(values[-1])
+    if isinstance(reduced.lower_pool.features, OneHot):  # a block for each function
+        values = np.linalg.eigvalsh(level.lower(x, W).hessian[~level.idle])
+        return min(float(values.min()), *([0.0] if level.idle.any() else [])), float(values.max())
+    turned, r = orthonormal(reduced)
+    hessian, spread = turned.lower(x, r @ W).hessian, np.kron(r, np.eye(W.shape[1]))
+    values, vectors = np.linalg.eigh(hessian)
+    if values[0] <= 0:
+        values = np.linalg.eigvalsh(spread.T @ hessian @ spread)
+        return float(values[0]), float(values[-1])
+    singular = np.linalg.svd(np.sqrt(values)[:, None] * (vectors.T @ spread), compute_uv=False)
+    return float(singular[-1]) ** 2 if len(singular) == W.size else 0.0, float(singular[0]) ** 2
+
+
+class _Features:
+    """The functions of a basis at many contexts, in pieces of one size: that of the contexts it was fitted to, whose
+    program is compiled already."""
+
+    def __init__(self, basis: FeatureMap, contexts: int):
+        self.basis, self.piece = basis, max(contexts, _FEATURE_ROWS)
+
+    def __call__(self, xi: Array | np.ndarray) -> Float[np.ndarray, "n N"]:
+        xi, parts = np.asarray(xi), []
+        for begin in range(0, len(xi), self.piece):
+            part = xi[begin : begin + self.piece]
+            filled = np.concatenate([part, np.repeat(part[-1:], self.piece - len(part), axis=0)])
+            parts.append(np.asarray(self.basis(filled), dtype=float)[: len(part)])
+        return np.concatenate(parts)
+
+    def supremum(self, xi: Array) -> float:
+        """The largest norm of the features seen: on a grid with its corners, and at observed contexts."""
+        domain, dtype = self.basis.domain, self.basis.constant.dtype
+        if self.basis.one_hot:
+            return 1.0
+        if isinstance(domain, Finite):
+            return float(np.linalg.norm(self(domain.values), axis=1).max())
+        d, most = domain.dimension, max(64, _FEATURE_NUMBERS // self.basis.size)
         each = max(2, int(min(most, _GRID_POINTS) ** (1 / d)))
         if each**d <= most:
             u = np.stack(np.meshgrid(*[np.linspace(-1, 1, each)] * d, indexing="ij"), axis=-1)
         else:  # many dimensions: corners and points in between, at random
             u = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], (most, d), p=[0.45, 0.1, 0.45])
-        grid = domain.place(put(u.reshape(-1, d).astype(reduced.dtype)))
-        places = [grid, domain.snap(xi[:most], reduced.dtype)]
-    return max(float(np.linalg.norm(np.asarray(reduced.basis(place)), axis=-1).max()) for place in places)
+        places = domain.place(u.reshape(-1, d).astype(dtype)), domain.snap(np.asarray(xi)[:most], dtype)
+        return max(float(np.linalg.norm(self(place), axis=1).max()) for place in places)
+
+    def misfit(self, policy: Expansion, W: Float[np.ndarray, "N dy"], low: float, high: float) -> float | None:
+        """The relative root mean square error of ``W Phi`` between two (reference) ends, where exact policies are."""
+        if policy.u is None or policy.values is None:
+            return None
+        u, domain = policy.u, self.basis.domain
+        gap = policy.values - self(domain.place(u[:, None].astype(self.basis.constant.dtype))) @ W
+        weight = np.where((u >= low) & (u <= high), np.sqrt(np.maximum(1 - u**2, 0)), 0.0)  # points crowd at the ends
+        size = weight @ np.sum(policy.values**2, axis=1)
+        return float(np.sqrt(weight @ np.sum(gap**2, axis=1) / size)) if size > 0 else None

@@ -42,8 +42,8 @@ class ExpansionRows:
     $A = E[\partial_{22} g \mid \xi]$ and $M = E[\partial_{22} f - \partial_{222} g\, v \mid \xi]$,
     $$F = E[m] + E\big[\bar\alpha^T A^{-1} \bar r + \tfrac12\, \bar r^T A^{-1} M A^{-1} \bar r\big]
     + O(|y - y^\star|^3),$$
-    bars for conditional means. `vr` is ``v^T r``, `curvature` ``d22 g`` and `bend` ``M``; all but the first two only where
-    both levels see the same samples.
+    bars for conditional means. `vr` is ``v^T r``, `curvature` ``d22 g`` and `bend` ``M``; all but the first two only
+    where both levels see the same samples.
     """
 
     f: Float[np.ndarray, "*p m"]
@@ -113,11 +113,11 @@ class Centre:
         return solve_at(self.expansions, x, self.point.coefficients_at(x), self.target)
 
     def natural_step(self) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, " dx"], float]:
-        """The distance along each coordinate of ``x`` over which ``f`` changes by its spread over the samples; the sizes
-        of single samples' gradients, and the spread.
+        """The distance along each coordinate of ``x`` over which ``f`` changes by its spread over the samples; the
+        sizes of single samples' gradients, and the spread.
 
-        The spread over these sizes; where they vanish, after ``x`` itself. Not less than a share of what turns the lower
-        level's noise: at an ``x`` where ``f`` itself vanishes, its spread and its gradients are rounding.
+        The spread over these sizes; where they vanish, after ``x`` itself. Not less than a share of what turns the
+        lower level's noise: at an ``x`` where ``f`` itself vanishes, its spread and its gradients are rounding.
         """
         point = self.point
         scales = self.expansions.row_scales(point.x, point.W, point.adjoint, point.value)

@@ -40,7 +40,10 @@ def policy_noise(study: Study, reduced: Reduced, x: PyTree, W: PyTree) -> Policy
     count, rows = expansions.functions * expansions.dy, reduced.lower_source.rows
     if rows is None or count > _MOST_COEFFICIENTS or rows * count > _MOST_SCORES:
         return f"the policy has {count} coefficients and {rows} samples, too many to form their covariance."
-    found, phi = expansions.lower_rows(flattened(x), expansions.table(W)), np.asarray(dense(reduced.lower_pool.features), float)
+    found, phi = (
+        expansions.lower_rows(flattened(x), expansions.table(W)),
+        np.asarray(dense(reduced.lower_pool.features), float),
+    )
     slopes, hessian = found.slope, galerkin(phi, found.hessian * pool_shares(study.lower)[:, None, None])
     if not np.all(np.isfinite(hessian)) or np.linalg.eigvalsh(hessian)[0] <= 0:
         return "the lower level is not strongly convex at the policy."

@@ -10,7 +10,6 @@ import numpy as np
 from .. import archive
 from ..answer import Result
 from .history import History
-from .solver import State
 
 _SOUND = 10.0  # times the least of the gradients so far: while they are no larger, a run has not begun to diverge
 _PACE_AFTER = 0.5  # the steps after a retreat, in units of those before
@@ -25,7 +24,7 @@ class Course:
     run failed, and to which it went back, for each time.
     """
 
-    state: State
+    state: Any
     history: History = field(default_factory=History)
     seconds: float = 0.0
     good: Any = None
@@ -48,7 +47,7 @@ class Course:
         """Whether it has neither ended nor used up its steps."""
         return self.result is Result.RUNNING and self.step < int(self.state.limit)
 
-    def add(self, state: State, records: Mapping[str, np.ndarray], chunk: int) -> None:
+    def add(self, state: Any, records: Mapping[str, np.ndarray], chunk: int) -> None:
         """With the state and the records after some more steps."""
         self.state = state
         self.history.add(records, self.step)
@@ -89,7 +88,7 @@ class Course:
         return numbers, arrays
 
     @staticmethod
-    def again(document: Mapping[str, Any], arrays: Mapping[str, np.ndarray], like: State) -> "Course":
+    def again(document: Mapping[str, Any], arrays: Mapping[str, np.ndarray], like: Any) -> "Course":
         """The inverse of ``kept``; `like` has the structure of the state."""
 
         def group(name: str) -> list[np.ndarray]:

@@ -208,7 +208,8 @@ def run(
     """Runs a solver to its end, or a saved run on to it, and lifts what it found.
 
     `checkpoint`: where it is kept as it goes, and what it goes on from. `retreats`: how many times it may go back where
-    it diverges. `resumable`: whether the state is kept to go on from, which takes a look at all the data. Raises ``Interrupted`` where a signal ends it.
+    it diverges. `resumable`: whether the state is kept to go on from, which takes a look at all the data.
+    Raises ``Interrupted`` where a signal ends it.
     """
     clock = time.perf_counter()
     prepared = solver.prepare(reduced)

@@ -5,9 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
-
-from ..programs import Held
+from jaxtyping import Bool, Float
 
 # a pair is used where its curvature exceeds this share of |step| |change|: below, the two are orthogonal but for
 # rounding, and dividing by their product would magnify that
@@ -19,9 +17,9 @@ _LEAST_COSINE = 1e-12
 class QuasiNewtonMemory:
     """The last `steps` and the `changes` of the gradient along them, newest first, `count` of them filled, others 0."""
 
-    steps: Float[Held, "m dx"]
-    changes: Float[Held, "m dx"]
-    count: Int[Held, ""]
+    steps: Any
+    changes: Any
+    count: Any
 
     @staticmethod
     def empty(size: int, dx: int, dtype: Any = float) -> "QuasiNewtonMemory":
@@ -60,7 +58,9 @@ class QuasiNewtonMemory:
         """The least curvature among the pairs; infinite where there are none."""
         lengths = np.linalg.norm(np.asarray(self.steps, float), axis=1)
         some = lengths > 0
-        return float(np.min(np.linalg.norm(np.asarray(self.changes, float)[some], axis=1) / lengths[some], initial=np.inf))
+        return float(
+            np.min(np.linalg.norm(np.asarray(self.changes, float)[some], axis=1) / lengths[some], initial=np.inf)
+        )
 
     def last_length(self) -> float:
         """The length of the last step; 0 where there is none."""

@@ -21,7 +21,7 @@ from ..reduction import Reduced
 from .checkpoint import Checkpoint, Kept
 from .course import Course
 from .history import History
-from .solver import Solver, State
+from .solver import Solver
 
 
 def identity(solver: Solver, reduced: Reduced, state: Any) -> str:
@@ -71,7 +71,11 @@ _judged = program(_judged_on_host)
 
 def _like(solver: Solver, reduced: Any, key: Array, steps: int) -> Any:
     """What the state of a run is like: its structure and shapes."""
-    return solver.init(reduced, key, steps) if solver.on_host else eqx.filter_eval_shape(solver.init, reduced, key, jnp.int32(steps))
+    return (
+        solver.init(reduced, key, steps)
+        if solver.on_host
+        else eqx.filter_eval_shape(solver.init, reduced, key, jnp.int32(steps))
+    )
 
 
 def begin(

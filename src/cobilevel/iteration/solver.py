@@ -21,9 +21,9 @@ from ..reduction import Bilevel, Reduced
 class Clock:
     """How far a run has come: steps taken, steps allowed, and the code of its ``Result``."""
 
-    step: Int[Held, ""]
-    limit: Int[Held, ""]
-    result: Int[Held, ""]
+    step: Any
+    limit: Any
+    result: Any
 
     @staticmethod
     def start(limit: Int[Array, ""] | int, result: Int[Array, ""] | int = Result.RUNNING.code) -> "Clock":
@@ -46,7 +46,6 @@ class Clock:
         result = jnp.where(self.running, found, self.result)
         used_up = (result == Result.RUNNING.code) & (self.step >= self.limit)
         return jnp.where(used_up, spent, result).astype(jnp.int32)
-
 
     def ended(self, found: Result) -> Result:
         """The same for a run on the host."""

@@ -2,8 +2,8 @@ r"""The scales of a reduced problem, from which step sizes are set when the user
 
 Measured once at the start, on the host, on the pool or a part of it, and counted in the ledger: the largest and the
 smallest curvature of the lower level (eigenvalues of its Hessian, or Lanczos on products with it), and the curvature of
-$F_\Phi$ (power iteration on differences of exact hypergradients). Measuring solves the lower level at ``x0``, so the run
-also starts there.
+$F_\Phi$ (power iteration on differences of exact hypergradients). Measuring solves the lower level at ``x0``, so the
+run also starts there.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from .. import trees
 from ..derivatives import Expansions, HostLedger, Ledger, flattened, galerkin
-from ..keys import generator
 from ..lower import Point, lower_size, solve_at
 from ..programs import Held, put
 from ..reduction import Bilevel, Reduced, Source, Table

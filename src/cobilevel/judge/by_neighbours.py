@@ -9,8 +9,7 @@ from ..answer import Solution
 from ..inference import Around, Missed, Products, features_of, what_is_missed
 from ..problem import Study
 from .intervals import Estimate, freedom_of
-from .jackknife import as_rows
-from .measured import Errors, Measured, NoisyVector
+from .measured import Errors, Measured, NoisyVector, as_rows
 
 
 def measure_by_neighbours(study: Study, solution: Solution, around: Around) -> Measured:

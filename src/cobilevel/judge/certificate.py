@@ -1,21 +1,23 @@
-"""``Certificate``: the figures by which a solution is judged, and how they read."""
+"""``Certificate``: the figures by which a solution is judged, and how they read, in words and drawn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from ..answer import Feasibility, html_block
+from ..answer import COLOURS, Feasibility, html_block, shown_figure, tidy
 from ..checks import positive
+from ..derivatives import flattened
 from .intervals import Estimate
-from .plot_certificate import plot_estimates
 from .regret import Regret
 
 _ROUNDING_GAP = 1e-12  # a gap, relative to the gradient, that rounding explains
 _MOST_LISTED = 6  # coordinates whose distance to the minimum is printed
+_ROW = 0.42  # inches
+_ROOM = 1.12  # beyond the largest figure
+_NONE = "cannot be measured on these samples"
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,8 @@ class Certificate:
         """Which part of the gap is the larger, in words."""
         if not self.parts:
             return "not measured"
-        sizes = {name: float(np.linalg.norm(ravel_pytree(part)[0])) for name, part in self.parts.items()}
-        total, scale = sum(sizes.values()), float(np.linalg.norm(ravel_pytree(self.gradient)[0]))
+        sizes = {name: float(np.linalg.norm(flattened(part))) for name, part in self.parts.items()}
+        total, scale = sum(sizes.values()), float(np.linalg.norm(flattened(self.gradient)))
         if not np.isfinite(total):
             return "unknown"
         if total <= _ROUNDING_GAP * (1 + scale):
@@ -189,3 +191,36 @@ def _about_regret(found: Certificate) -> list[tuple[str, str]]:
     shown = [f"{name} {move:+.2g} +- {error:.2g}" for name, move, error in steps]
     more = f", ... and {len(shown) - _MOST_LISTED} more" if len(shown) > _MOST_LISTED else ""
     return [*rows, ("from x to the minimum", f"{', '.join(shown[:_MOST_LISTED])}{more}")]
+
+
+def plot_estimates(title: str, groups: dict[str, dict[str, Estimate]]) -> Any:
+    """Intervals with the estimate as a point; one panel for each group, since these have units of their own."""
+    groups = {name: rows for name, rows in groups.items() if rows}
+    sizes = [len(rows) for rows in groups.values()]
+    figure = shown_figure(7.6, 1.1 + _ROW * sum(sizes) + 0.62 * len(sizes))
+    panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=[size + 0.6 for size in sizes])[:, 0]
+    for axis, colour, (name, rows) in zip(panels, COLOURS, groups.items(), strict=False):
+        _draw_estimates(axis, rows, colour)
+        axis.set_title(name, loc="left", fontsize="medium")
+        tidy(axis)
+    figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def _draw_estimates(axis: Any, rows: dict[str, Estimate], colour: str) -> None:
+    ends = [end for value in rows.values() for end in (float(value), value.low, value.high) if np.isfinite(end)]
+    low, high = min([0.0, *ends]), max([0.0, *ends])
+    high, low = high if high > low else low + 1, low
+    for place, value in enumerate(rows.values()):
+        if not np.isfinite(float(value)):
+            axis.text(0, place, _NONE, va="center", fontsize="small", color="#5c5c5c")
+            continue
+        left = max(value.low, low) if np.isfinite(value.low) else low
+        right = min(value.high, high) if np.isfinite(value.high) else _ROOM * high
+        axis.plot([left, right], [place, place], color=colour, lw=5, alpha=0.35, solid_capstyle="butt")
+        axis.plot([float(value)], [place], "o", ms=6, color=colour)
+        axis.annotate(value.words(), (right, place), (6, 0), textcoords="offset points", va="center", fontsize="small")
+    axis.axvline(0, color="#a0a0a0", lw=0.8, zorder=0)
+    axis.set_yticks(range(len(rows)), list(rows))
+    reach = high - low
+    axis.set(ylim=(len(rows) - 0.5, -0.5), xlim=(low - 0.03 * reach, high + 0.45 * reach))

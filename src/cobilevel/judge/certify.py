@@ -3,27 +3,28 @@
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 
 from .. import trees
 from ..answer import Solution, as_solved, names_of
 from ..basis import Basis, Orthonormal, richer_basis
 from ..checks import entered, whole
+from ..derivatives import Expansions, RowDerivatives, flattened, shaped_like
 from ..inference import Around, infer_flat, look_around, too_large
 from ..keys import as_key
 from ..lower import DENSE_LIMIT, MISSING, feasibility_of, law_is_known
-from ..problem import Data, Problem, Study, precision_for
+from ..problem import Bounds, Data, Problem, Study, precision_for
 from ..programs import put
 from ..reduction import reduce_with
 from .against_exact import measure_exactly
-from .against_richer import measure_against_richer
 from .by_neighbours import measure_by_neighbours
 from .certificate import Certificate, Constants
-from .evaluate import DRAWS_WANTED, in_precision_of, mean_loss
-from .galerkin import measure_reduced
-from .intervals import Estimate, norm_estimate
-from .measured import Measured, NoisyVector
+from .evaluate import DRAWS_WANTED, in_precision_of
+from .galerkin import Galerkin, measure_against_richer, measure_reduced
+from .intervals import Estimate, mean_estimate, norm_estimate
+from .measured import Measured, NoisyVector, as_rows
 from .regret import length_estimate, regret_of, solved_from_these
 
 _MOST_DERIVATIVES = 2e8  # numbers held for second derivatives context by context: 1.6 GB
@@ -67,7 +68,7 @@ def certify(
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
         found = _certified(study, solution, mode, constants, draws, key)
-    gradient, parts = wanted.back((found.gradient, found.parts))
+    gradient, parts = put(wanted.back(jax.tree.map(np.asarray, (found.gradient, found.parts))))
     return replace(found, gradient=gradient, parts=parts)
 
 
@@ -88,19 +89,33 @@ def _certified(
         raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
     if mode == "exact":
         study.check_conditional()
-    around = None
+    reduced, around = reduce_with(study, solution.basis, solution.W).whitened(), None
     if not too_large(study, study.problem.sizes[0], mode == "neighbours"):
-        reduced = reduce_with(study, solution.basis, solution.W).whitened()
         around = look_around(study, reduced, solution.x, mode == "neighbours")
+    at = Galerkin.of(around, reduced, flattened(solution.x), mode in ("exact", "enriched"))
     if mode == "exact":
-        found = measure_exactly(study, solution, draws, base, richer)
+        found = measure_exactly(study, solution, at, draws, base, richer)
     elif mode == "neighbours" and around is not None:
         found = measure_by_neighbours(study, solution, around)
     elif mode == "enriched" and richer is not None:
-        found = measure_against_richer(study, solution, richer)
+        found = measure_against_richer(study, solution, at, richer)
     else:
-        found = measure_reduced(study, solution)
-    return _certificate(study, solution, _with_noise_of(around, found), mode, around, constants)
+        found = measure_reduced(at)
+    loss = _lower_loss(study, solution, at.expansions)
+    return _certificate(study, solution, _with_noise_of(around, found), mode, around, constants, loss)
+
+
+def _lower_loss(study: Study, solution: Solution, at: Expansions) -> Estimate:
+    """The mean of ``g``, without a barrier, along the policy."""
+    rows, level, constrained = study.lower.contexts(), study.lower, study.constrained
+    x, count = flattened(solution.x), (level.count or 1) if level.crossed else 1
+    y = np.repeat(as_rows(solution.policy(rows.xi)), count, axis=0)
+    if constrained is None:
+        values, _ = at.lower_slopes(x, y)
+    else:
+        slopes = RowDerivatives.upper(constrained.lower, at.lower_pools[0].rows)
+        values = slopes.table(x, y, lambda packed, _: packed[:, 0])
+    return mean_estimate(values.reshape(len(rows), count).mean(axis=1), rows.shares())
 
 
 def _with_noise_of(around: Around | None, found: Measured) -> Measured:
@@ -158,13 +173,12 @@ def _certificate(
     mode: str,
     around: Around | None,
     constants: Constants | None,
+    lower_loss: Estimate,
 ) -> Certificate:
     """The figures of merit, from what was measured."""
-    x, unravel = ravel_pytree(solution.x)
-    as_x = lambda vector: unravel(put(np.asarray(vector, x.dtype)))
+    as_x = lambda vector: put(shaped_like(solution.x, vector[None], study.dtype, 0))
     errors, difference = found.errors, found.difference
-    free = np.asarray(study.problem.bounds.flat().free(x, np.asarray(found.gradient.mean, x.dtype)))
-    free = free if around is None or not around.sound else around.free()
+    free = _free(study, solution, found.gradient.mean) if around is None or not around.sound else around.free()
     found = _rounded(found, study)
     same = solved_from_these(found, free)
     select = np.eye(len(free))[free]
@@ -180,8 +194,6 @@ def _certificate(
     if constants is not None and errors is not None:
         spread = float(np.sqrt(errors.adjoint.high * errors.sensitivity.high))
         bound = reduced_norm.high + constants.policy * float(np.sqrt(errors.policy.high)) + spread
-    policy = solution.policy(study.lower.contexts().xi)
-    stated = study.problem.lower if study.constrained is None else study.constrained.lower
     trouble = [found.trouble] if found.trouble else []
     trouble += [] if np.all(np.isfinite(found.gradient.covariance)) else [_UNSURE]
     trouble += [_SAME_SAMPLES] if same else []
@@ -192,7 +204,7 @@ def _certificate(
         adjoint_error=None if errors is None else errors.adjoint,
         sensitivity_error=None if errors is None else errors.sensitivity,
         hypergradient_gap=gap,
-        lower_loss=mean_loss(stated, solution.x, policy, study.lower),
+        lower_loss=lower_loss,
         gradient=as_x(found.gradient.mean),
         parts={name: as_x(part) for name, part in found.parts.items()},
         mode=mode,
@@ -208,6 +220,12 @@ def _certificate(
         names=names_of(study.problem.x0),
         feasibility=feasibility_of(study, solution)[0],
     )
+
+
+def _free(study: Study, solution: Solution, gradient: Float[np.ndarray, " dx"]) -> np.ndarray:
+    """The coordinates that no bound holds."""
+    bounds = study.problem.bounds
+    return Bounds(flattened(bounds.lo), flattened(bounds.hi)).free(flattened(solution.x), gradient)
 
 
 def _rounded(found: Measured, study: Study) -> Measured:

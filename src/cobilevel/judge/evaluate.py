@@ -1,25 +1,26 @@
 """``evaluate``: how good a solution is, judged with exact lower-level solutions."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float
 
 from .. import trees
 from ..answer import Feasibility, Solution, as_solved, check_solution
 from ..checks import entered, whole
+from ..derivatives import RowBlocks, RowDerivatives, Sizes, flattened
 from ..keys import as_key
 from ..lower import LowerSolution, exact_lower, feasibility_of, trouble_with
-from ..problem import Data, Level, Problem, Study, decision_like, precision_for
-from ..programs import Held, program
+from ..problem import Data, Problem, Study, decision_like, precision_for
+from ..programs import put
 from .intervals import Estimate, mean_estimate
+from .measured import as_rows
 
 DRAWS_WANTED = "conditional means, and their noise, are taken over so many draws at each context"
 _SHARPER = (10.0, 100.0, 1e3, 1e4)  # times the solution's barrier, one after the other: the constrained lower level
+_ROWS_AT_ONCE = 2**18  # contexts times data, where each meets all of them
 
 
 @dataclass(frozen=True)
@@ -47,32 +48,27 @@ class Evaluation:
         return f"Evaluation(loss={self.loss.words(6)}, policy_error={self.policy_error!r}{x_error}{violation}{trouble})"
 
 
-def square_distance(a: PyTree, b: PyTree) -> Float[Held, ""]:
-    """``|a - b|^2`` over all leaves."""
-    gap = trees.sub(a, b)
-    return trees.dot(gap, gap)
-
-
 def in_precision_of(study: Study, solution: Any) -> Solution:
     """The solution in the precision of a study; raises where it belongs to another problem."""
     check_solution(study.problem, solution)
-    x, W, transform, constant = jax.tree.map(lambda a: jnp.asarray(a, study.dtype), solution.full_parts())
+    x, W, transform, constant = put(jax.tree.map(lambda a: np.asarray(a, study.dtype), solution.full_parts()))
     basis = replace(solution.basis, transform=transform, constant=constant)
     return replace(solution, x=x, W=W, basis=basis, precise=None, form=None)  # its policy is then the unknown
 
 
-@program
-def _at_each(objective: Callable, x: PyTree, y: PyTree, xi: Array, eta: PyTree, crossed: bool) -> Float[Held, " n"]:
-    if not crossed:
-        return jax.vmap(objective, in_axes=(None, 0, 0, 0))(x, y, xi, eta)
-    over_data = lambda pair: jnp.mean(jax.vmap(lambda e: objective(x, pair[0], pair[1], e))(eta))
-    return jax.lax.map(over_data, (y, xi))
-
-
-def mean_loss(objective: Callable, x: PyTree, y: PyTree, level: Level) -> Estimate:
-    """The mean of ``f`` or ``g`` over a level, given a ``y`` for each of its contexts."""
-    rows, eta = level.contexts(), level.eta  # pyright: ignore[reportAttributeAccessIssue]
-    return mean_estimate(_at_each(objective, x, y, rows.xi, eta, level.crossed), rows.shares())
+def _upper_values(study: Study, x: Float[np.ndarray, " dx"], y: Float[np.ndarray, "n dy"]) -> Float[np.ndarray, " n"]:
+    """``f`` at a ``y`` for each of the upper level's contexts; its mean over the data where these are crossed."""
+    level, sizes, problem = study.upper, Sizes(*study.problem.sizes), study.problem
+    data = jax.tree.map(np.asarray, level.eta)  # pyright: ignore[reportAttributeAccessIssue]
+    xi, count = np.asarray(level.contexts().xi), (level.count or 1) if level.crossed else 1
+    found = []
+    for some in np.array_split(np.arange(len(xi)), -(-len(xi) * count // _ROWS_AT_ONCE)):
+        again = lambda a, some=some: np.tile(a, (len(some), *[1] * (a.ndim - 1))) if level.crossed else a[some]
+        rows = RowBlocks(np.repeat(xi[some], count, axis=0), jax.tree.map(again, data), study.dtype, sizes.lower)
+        values = RowDerivatives.upper(problem.upper, rows)  # pyright: ignore[reportArgumentType]
+        table = values.table(x, np.repeat(y[some], count, axis=0), lambda packed, _: packed[:, 0])
+        found.append(table.reshape(len(some), count).mean(axis=1))
+    return np.concatenate(found)
 
 
 def evaluate(
@@ -103,7 +99,8 @@ def evaluate(
     with wanted.context():
         base = as_key(key)
         stated = as_solved(problem, solution)
-        study = Study.of(stated, samples, wanted).finite(jax.random.fold_in(base, 1))
+        study = Study.of(stated, samples, wanted)
+        study = study.finite(jax.random.fold_in(base, 1)) if study.endless else study
         known = in_precision_of(study, solution)
         if not bool(trees.finite((known.x, known.W))):
             raise ValueError("solution holds NaN or infinity, so there is nothing to evaluate; see solution.result.")
@@ -126,14 +123,14 @@ def _evaluation(study: Study, solution: Solution, exact: LowerSolution, truth: A
             f"the exact policy is itself estimated, from about {len(seen) // seen.distinct()} samples a context: both "
             "figures hold its noise. Judge with cb.certify"
         )
-    gaps = jax.vmap(square_distance)(exact.y, solution.policy(rows.xi))
-    x_error = None
+    x, y, x_error = flattened(solution.x), as_rows(exact.y), None
+    gaps = np.sum((y - as_rows(solution.policy(rows.xi))) ** 2, axis=1)
     if truth is not None:
         true_x = decision_like(getattr(truth, "x", truth), solution.x, "truth", study.dtype)
-        x_error = float(square_distance(solution.x, true_x))
+        x_error = float(np.sum((x - flattened(true_x)) ** 2))
     return Evaluation(
-        loss=mean_loss(study.problem.upper, solution.x, exact.y, study.upper),
-        policy_error=mean_estimate(np.asarray(gaps) - np.asarray(exact.noise), rows.shares(), least=0.0),
+        loss=mean_estimate(_upper_values(study, x, y), rows.shares()),
+        policy_error=mean_estimate(gaps - exact.noise, rows.shares(), least=0.0),
         x_error=x_error,
         trouble=trouble,
         feasibility=feasibility_of(study, solution)[0],

@@ -1,12 +1,16 @@
-"""What is measured of a solution at its ``x``, before it becomes a certificate."""
+"""What is measured of a solution at its ``x``, before it becomes a certificate; and how much that varies, over rows and
+over groups of samples left out in turn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int, PyTree
 
-from .intervals import Estimate
+from .intervals import Estimate, freedom_of, measurable
+
+GROUPS = 20  # left out in turn; with 19 degrees of freedom an interval is 7% wider than with endless ones
 
 
 @dataclass(frozen=True)
@@ -51,3 +55,39 @@ class Measured:
     value: Estimate | None = None
     fitted: NoisyVector | None = None
     more_bend: Float[np.ndarray, " dx"] | None = None
+
+
+def as_rows(tree: PyTree) -> Float[np.ndarray, "n d"]:
+    """A batch of pytrees as a matrix in double precision, one row each."""
+    leaves = [np.asarray(leaf, dtype=float) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+def covariance(rows: Float[np.ndarray, "n d"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "d d"]:
+    """Of the weighted mean of independent rows."""
+    apart = (rows - shares @ rows) * shares[:, None]
+    return apart.T @ apart * (1 + 1 / freedom_of(shares) if measurable(shares) else np.nan)
+
+
+def jackknife(left_out: Float[np.ndarray, "k d"]) -> Float[np.ndarray, "d d"]:
+    """The covariance of an estimate, from its values with one of `k` groups of samples left out at a time."""
+    apart = left_out - left_out.mean(axis=0)
+    return (len(left_out) - 1) / len(left_out) * apart.T @ apart
+
+
+def jackknife_estimate(value: float, left_out: list[float]) -> Estimate:
+    """A nonnegative figure with its error, from its values with a group of samples left out."""
+    error = float(np.sqrt(jackknife(np.array(left_out, float)[:, None])[0, 0]))
+    return Estimate.of(value, error, len(left_out) - 1.0, least=0.0)
+
+
+def split_rows(count: int, rng: np.random.Generator) -> Int[np.ndarray, " n"]:
+    """The group each row belongs to, at random and of even sizes; fewer groups where there are fewer rows."""
+    return rng.permutation(count) % min(GROUPS, count)
+
+
+def without(shares: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"], k: int) -> Float[np.ndarray, " n"]:
+    """The shares of rows with one group left out; NaN where nothing is left."""
+    kept = shares * (group != k)
+    with np.errstate(invalid="ignore"):
+        return kept / np.sum(kept)

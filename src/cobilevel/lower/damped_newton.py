@@ -3,11 +3,11 @@ level (one problem, or one for each function where these do not overlap), and th
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 DENSE_LIMIT = 2000  # the largest Hessian that is formed; beyond, only its products with vectors are
 
@@ -158,7 +158,9 @@ def conjugate_gradients(
         length = np.where(going & (bend > 0), rho / np.where(bend > 0, bend, 1), 0)[:, None]
         v, residual = v + length * direction, residual - length * image
         fresh = np.where(going, dot(residual, residual), rho)
-        direction = np.where(going[:, None], residual + (fresh / np.where(rho > 0, rho, 1))[:, None] * direction, direction)
+        direction = np.where(
+            going[:, None], residual + (fresh / np.where(rho > 0, rho, 1))[:, None] * direction, direction
+        )
         rho = fresh
     return v, steps, curvature
 
@@ -248,9 +250,8 @@ def _along(
         there, looked = _Place.at(z, objective.local(z), objective)
         evaluations, products = evaluations + 1, products + looked
         slope = np.sum(there.gradient * p, axis=1)
-        with np.errstate(invalid="ignore", over="ignore"):
-            seen = there.value <= here.value + _ARMIJO * length * steep
-            hidden = (-length * steep <= 2 * rounding) & (there.value <= here.value + rounding)
+        seen = there.value <= here.value + _ARMIJO * length * steep
+        hidden = (-length * steep <= 2 * rounding) & (there.value <= here.value + rounding)
         falls = np.isfinite(slope) & (seen | hidden)
         level = asked & falls & (np.abs(slope) <= _LEVEL * np.abs(steep))
         best, gone = there.where(level, best, objective), np.where(level, length, gone)
@@ -270,16 +271,16 @@ def _following(
     length: np.ndarray, low: np.ndarray, high: np.ndarray, low_slope: np.ndarray, high_slope: np.ndarray, turn: int
 ) -> np.ndarray:
     """The next length of a search, after `turn` trials."""
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        width = high - low
-        rises = np.isfinite(high_slope) & (high_slope > 0)
-        share = -low_slope / np.where(rises, high_slope - low_slope, 1)
-        inner = low + width * np.where(rises & (turn % 2 == 1), np.clip(share, 0.1, 0.9), 0.5)
-        middle = np.where(low > 0, np.sqrt(low) * np.sqrt(high), length * 10.0**-turn)
-        blind = (high > 100 * low) & ((low > 0) | ~rises)
-        return np.where(np.isinf(high), length * 4.0**turn, np.where(blind, middle, inner))
+    width = high - low
+    rises = np.isfinite(high_slope) & (high_slope > 0)
+    share = -low_slope / np.where(rises, high_slope - low_slope, 1)
+    inner = low + width * np.where(rises & (turn % 2 == 1), np.clip(share, 0.1, 0.9), 0.5)
+    middle = np.where(low > 0, np.sqrt(low) * np.sqrt(high), length * 10.0**-turn)
+    blind = (high > 100 * low) & ((low > 0) | ~rises)
+    return np.where(np.isinf(high), length * 4.0**turn, np.where(blind, middle, inner))
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # far away values overflow, and are stepped back from
 def minimise(
     objective: Curvature, start: Float[np.ndarray, "k n"], target: Any, steps: int = 200, close: float = 0.0
 ) -> Minimum:
@@ -301,7 +302,7 @@ def minimise(
         if not going.any():
             break
         size = np.linalg.norm(here.gradient[going], axis=1)
-        effort = float(np.clip(np.min(target / size), 1e-2 * here.eps**0.5, 1e-1))
+        effort = float(np.clip(np.min(np.broadcast_to(target, k)[going] / size), 1e-2 * here.eps**0.5, 1e-1))
         p, usable, spent = objective.solve(here.hessian, -here.gradient, damping[:, None] * here.metric, effort)
         steep = np.sum(here.gradient * p, axis=1)
         usable = going & usable & (steep < 0) & np.isfinite(p).all(axis=1)

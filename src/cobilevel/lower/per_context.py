@@ -169,7 +169,9 @@ class Means:
         if self.sizes.dy <= _DENSE_Y:
             return Dense(lambda y: self.at(x, y)[:3], eps)
         products = RowDerivatives.product(self.problem.lower, self.blocks)  # pyright: ignore
-        table = lambda y, v: self._mean(products.table(x, np.concatenate([self._each_row(y), self._each_row(v)], axis=1)))
+        table = lambda y, v: self._mean(
+            products.table(x, np.concatenate([self._each_row(y), self._each_row(v)], axis=1))
+        )
         cut = 1 + self.sizes.dy
 
         def slope(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -103,7 +103,7 @@ def solve_lower(
 ) -> Minimum:
     """The lower level at ``x`` minimised over the coefficients, from ``W``.
 
-    Until its gradient is no longer than `target`, and the next step is shorter than a share `close` of the coefficients.
+    Until its gradient is no longer than `target`, and the next step shorter than a share `close` of the coefficients.
     """
     objective = Formed(expansions, x) if expansions.formed else _by_products(expansions, x)
     return minimise(objective, W.reshape(1, -1), target, close=close)
@@ -115,6 +115,7 @@ def lower_size(expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.
     return float(np.linalg.norm(found))
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is not sound
 def solve_at(
     expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
 ) -> Point:

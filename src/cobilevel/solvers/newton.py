@@ -5,24 +5,26 @@ run ends are in ``newton_stopping``, the units in which it measures ``x`` in ``n
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, PyTree
+from jaxtyping import Bool, Float
 
 from ..answer import Result
 from ..checks import positive, whole
 from ..derivatives import Expansions, HostLedger, flattened
 from ..iteration import Clock, Evolving, QuasiNewtonMemory, Solver
 from ..lower import Point, lower_size, solve_at
-from ..programs import Held
 from .newton_stopping import TOLERANCE, Stopping, kink_size
 from .newton_units import FlatBounds, Units, largest_size
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 _EXACT = 0.75  # exponent of the precision: a lower level solved more closely than this is solved as far as it can be
-_LOOSEST = 1e-4  # of the coefficients: how far the lower level may be from its solution while the run is far from its own
+_LOOSEST = (
+    1e-4  # of the coefficients: how far the lower level may be from its solution while the run is far from its own
+)
 
 _TRIALS = 30  # shortened by half or more each, the last is a billionth of the first: shorter ones drown in rounding
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
@@ -53,18 +55,18 @@ class NewtonState(Evolving):
     - `memory`: quasi-Newton pairs, in the `units` of the run; `stopping`: what the rule remembers.
     """
 
-    x: PyTree[Held]
-    W: PyTree[Held]
-    clock: Clock
-    ledger: HostLedger
-    value: Float[Held, ""]
-    gradient: Float[Held, " dx"]
-    size: Float[Held, ""]
-    lower_gradient: Float[Held, ""]
-    sensitivity: Float[Held, "N dy dx"]
-    memory: QuasiNewtonMemory
-    stopping: Stopping
-    units: Units
+    x: Any
+    W: Any
+    clock: Any
+    ledger: Any
+    value: Any
+    gradient: Any
+    size: Any
+    lower_gradient: Any
+    sensitivity: Any
+    memory: Any
+    stopping: Any
+    units: Any
 
     def record(self):
         return {"upper": self.value, "gradient": self.size, "lower_gradient": self.lower_gradient}
@@ -88,9 +90,9 @@ class Newton(Solver):
     r"""Solves the reduced problem over all samples at once.
 
     At each ``x`` the coefficients minimise $g_\Phi$ by a damped Newton method on the structured Hessian
-    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, in products beyond), from what the
-    solution before predicts. The hypergradient is exact, by implicit differentiation; ``x`` moves by projected L-BFGS with
-    backtracking.
+    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, in products beyond), from what
+    the solution before predicts. The hypergradient is exact, by implicit differentiation; ``x`` moves by projected
+    L-BFGS with backtracking.
     Features are whitened first, so the answer depends on the span of the basis and not on its conditioning;
     directions the observed contexts cannot see keep their start.
 
@@ -139,6 +141,7 @@ class Newton(Solver):
             units=Units.unknown(at.dx),
         )
 
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # far out; what is not finite is not taken
     def step(self, reduced, state):
         """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
         at = self.ready(reduced)

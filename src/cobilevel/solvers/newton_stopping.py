@@ -13,11 +13,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from ..answer import Result
 from ..lower import Point
-from ..programs import Held
 from .newton_units import FlatBounds, Units
 
 # exponents of the precision
@@ -60,21 +58,21 @@ class Stopping:
     - `done`, `kink`: converged, or at a kink.
     """
 
-    begun: Bool[Held, ""]
-    lower_target: Float[Held, ""]
-    scale: Float[Held, ""]
-    hits: Int[Held, ""]
-    failures: Int[Held, ""]
-    done: Bool[Held, ""]
-    kink: Bool[Held, ""]
+    begun: Any
+    lower_target: Any
+    scale: Any
+    hits: Any
+    failures: Any
+    done: Any
+    kink: Any
 
     @staticmethod
-    def of(
-        begun: bool, lower_target: Any, scale: Any, hits: int, failures: int, done: bool, kink: bool
-    ) -> "Stopping":
+    def of(begun: bool, lower_target: Any, scale: Any, hits: int, failures: int, done: bool, kink: bool) -> "Stopping":
         """From plain numbers: arrays are what is kept of a run."""
         counts, sizes = (np.asarray(n, np.int32) for n in (hits, failures)), (lower_target, scale)
-        return Stopping(np.asarray(begun), *(np.asarray(a, float) for a in sizes), *counts, np.asarray(done), np.asarray(kink))
+        return Stopping(
+            np.asarray(begun), *(np.asarray(a, float) for a in sizes), *counts, np.asarray(done), np.asarray(kink)
+        )
 
     @staticmethod
     def start() -> "Stopping":

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float
 
 from ..derivatives import Expansions
 from ..lower import Point
-from ..programs import Held
 
 _NOISE_OF_SPREAD = 32  # the noise of the objective, in units of its own precision
 _SHARE_OF_SPREAD = 1e-3  # an x near zero is measured by what moves the objective by this share of its spread
@@ -51,7 +50,9 @@ class FlatBounds:
         """``(x - P(x - length * gradient)) / length``, by comparing steps with the room that is left."""
         safe = length if length > 0 else 1.0
         low, high = x - self.lo, self.hi - x
-        return np.where(length * gradient > low, low / safe, np.where(-length * gradient > high, -high / safe, gradient))
+        return np.where(
+            length * gradient > low, low / safe, np.where(-length * gradient > high, -high / safe, gradient)
+        )
 
 
 def _root_mean_square(table: Float[np.ndarray, "n k"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, " k"]:
@@ -67,15 +68,17 @@ class Units:
     """`sigma`: what a unit of each coordinate is worth in units of the objective; `measured`: which of them were seen,
     others are guesses; `spread`: of the objective over the samples; `origin`: how far from zero they were measured."""
 
-    sigma: Float[Held, " dx"]
-    measured: Bool[Held, " dx"]
-    spread: Float[Held, ""]
-    origin: Float[Held, ""]
+    sigma: Any
+    measured: Any
+    spread: Any
+    origin: Any
 
     @staticmethod
     def of(sigma: Any, measured: Any, spread: Any, origin: Any) -> "Units":
         """From plain numbers: arrays are what is kept of a run."""
-        return Units(np.asarray(sigma, float), np.asarray(measured, bool), np.asarray(spread, float), np.asarray(origin, float))
+        return Units(
+            np.asarray(sigma, float), np.asarray(measured, bool), np.asarray(spread, float), np.asarray(origin, float)
+        )
 
     @staticmethod
     def unknown(dx: int) -> "Units":
