@@ -113,7 +113,7 @@ def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = No
             return found
     if study.problem.sizes[1] > MOST_COEFFICIENTS:
         members = Axes.of(domain).up_to(0)
-        words = f"{basis_of(members, domain)!r}: too many numbers in y, {study.problem.sizes[1]}, to test more functions."
+        words = f"{basis_of(members, domain)!r}: a y of {study.problem.sizes[1]} numbers is too large for tests."
         return Choice(basis_of(members, domain), words, (_untried(members),), 0, spent)
     if study.noisy and study.constrained is not None and study.constrained.smoothing is not None:
         return _by_held_out(study, at, key, spent)

@@ -5,7 +5,7 @@ $$g_\Phi,\quad \partial_2 g_\Phi = \sum w\, \partial_2 g\, \Phi^T,\quad
 \partial_{22} g_\Phi = \sum w\, \partial_{22} g \otimes \Phi\Phi^T,\quad
 \partial_{21} g_\Phi = \sum w\, \partial_{21} g \otimes \Phi,\quad f_\Phi,\ \partial_1 f_\Phi,\ \partial_2 f_\Phi .$$
 Nothing else of the data is needed to solve the reduced problem. Coefficients are tables with a row for each function,
-and Hessians are over these tables row by row; where each sample has one function alone, they are blocks, one a function.
+and Hessians are over these tables row by row; where each sample has one function alone, they are one block a function.
 """
 
 import os

@@ -170,7 +170,7 @@ def _curvature_range(
         return float(values[0]), float(values[-1])
     if isinstance(reduced.lower_pool.features, OneHot):  # a block for each function
         values = np.linalg.eigvalsh(level.lower(x, W).hessian[~level.idle])
-        return min(float(values.min()), *([0.0] if level.idle.any() else [])), float(values.max())
+        return float(min(values.min(), 0.0 if level.idle.any() else np.inf)), float(values.max())
     turned, r = orthonormal(reduced)
     hessian, spread = turned.lower(x, r @ W).hessian, np.kron(r, np.eye(W.shape[1]))
     values, vectors = np.linalg.eigh(hessian)

@@ -83,7 +83,7 @@ class _Passed(eqx.Module):
     records: dict[str, Array]
 
 
-@program_of_steps(lambda solver, *_: solver.many_steps)
+@program_of_steps(lambda *_: True)
 def advance(
     solver: Solver, reduced: Bilevel, state: State, count: int, most: Array | None = None
 ) -> tuple[State, tuple[dict[str, Array], Array]]:
@@ -158,7 +158,7 @@ def _joined(records: list[dict[str, Any]]) -> tuple[dict[str, np.ndarray], np.nd
     return {name: np.array([record[name] for record in records]) for name in names}, np.ones(len(records), bool)
 
 
-def _statistics(reduced: Reduced, state: State) -> dict[str, Any]:
+def _statistics(reduced: Reduced, state: Any) -> dict[str, Any]:
     """What a run took, time apart: steps, oracle calls, samples and memory."""
     held = sum(leaf.size for leaf in jax.tree.leaves((reduced.x0, reduced.W0)))
     totals = state.ledger.totals()
@@ -239,7 +239,7 @@ def run(
 
 
 def _steps_to_end(
-    solver: Solver, bare: Bilevel, course: Course, kept: Kept | None, retreats: int, bar: ProgressBar, signals: Signals
+    solver: Solver, bare: Any, course: Course, kept: Kept | None, retreats: int, bar: ProgressBar, signals: Signals
 ) -> None:
     """Steps to the end of the run, or to an interruption."""
     stride, moved = _Stride(solver.chunk), False

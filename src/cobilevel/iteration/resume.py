@@ -7,7 +7,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -69,15 +68,6 @@ def _judged_on_host(solver: Solver, reduced: Any, state: Any) -> Any:
 _judged = program(_judged_on_host)
 
 
-def _like(solver: Solver, reduced: Any, key: Array, steps: int) -> Any:
-    """What the state of a run is like: its structure and shapes."""
-    return (
-        solver.init(reduced, key, steps)
-        if solver.on_host
-        else eqx.filter_eval_shape(solver.init, reduced, key, jnp.int32(steps))
-    )
-
-
 def begin(
     solver: Solver,
     reduced: Reduced,
@@ -90,7 +80,7 @@ def begin(
     """Where a run is kept, if anywhere, and where it stands: at its beginning, or where an earlier one has left off."""
     kept = course = None
     if checkpoint is not None:
-        like = _like(solver, bare if solver.on_host else reduced, key, steps)
+        like = solver.like(bare if solver.on_host else reduced, key, steps)
         kept, course = checkpoint.next_run(identity(solver, reduced, like), like)
     if course is not None:
         if int(course.state.limit) != steps:
@@ -108,7 +98,7 @@ def _resumed(solver: Solver, reduced: Reduced, bare: Any, key: Array, steps: int
     saved = solution.state
     if saved is None:
         raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
-    like = _like(solver, bare if solver.on_host else reduced, key, steps)
+    like = solver.like(bare if solver.on_host else reduced, key, steps)
     if identity(solver, reduced, like) != saved.structure:
         raise ValueError(
             "resume: the saved state belongs to another solver or other settings of it, another basis, data, bounds or "

@@ -116,6 +116,10 @@ class Solver(eqx.Module):
     def init(self, reduced: Any, key: Array, steps: Any) -> Any:
         """The state before the first of at most `steps` steps; all draws of the run are those of `key`."""
 
+    def like(self, reduced: Any, key: Array, steps: int) -> Any:
+        """What a state is like: its structure and shapes, by which a saved one is read."""
+        return self.init(reduced, key, steps)
+
     @abstractmethod
     def step(self, reduced: Any, state: Any) -> Any:
         """One step; the loop advances ``state.step``."""

@@ -118,6 +118,11 @@ class Stochastic(Solver):
         start = measure(reduced, key, self.batch) if open_ones else None
         return _first_state(self, reduced, start, key, jnp.asarray(steps, jnp.int32))
 
+    def like(self, reduced, key, steps):
+        """Nothing is measured for that."""
+        first = lambda problem, key: _first_state(self, problem, None, key, jnp.int32(steps))
+        return eqx.filter_eval_shape(first, reduced, key)
+
     def move(
         self, reduced: Bilevel, s: StochasticState, value: Float[Array, ""], direction: PyTree, rate: Any
     ) -> StochasticState:
