@@ -41,6 +41,7 @@ _QUICKLY = {
     "xla_cpu_use_fusion_emitters": False,
 }
 _CHEAPEST = {"xla_backend_optimization_level": 1}  # half as long to compile as with all, and about as fast
+_HELD = object()  # in place of an array
 _KINDS_KEPT = 48  # programs of one function: at about 25 MB for all those of a problem, 1.2 GB
 _MANY_SOLVES: ContextVar[bool] = ContextVar("many_solves", default=False)
 
@@ -127,24 +128,32 @@ class Kinds:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         require_threads("cobilevel")
-        arrays, rest = eqx.partition((args, kwargs), eqx.is_array)
-        leaves, structure = jax.tree.flatten(rest)
-        kind = (structure, *leaves, *map(type, leaves))  # 1 is not True here
-        run = self.kept.pop(kind, None) or self._compile(rest)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        held = [leaf for leaf in leaves if eqx.is_array(leaf)]
+        rest = tuple(_HELD if eqx.is_array(leaf) else leaf for leaf in leaves)
+        kind = (structure, rest, *map(type, rest))  # 1 is not True here
+        run = self.kept.pop(kind, None) or self._compile(structure, rest)
         self.kept[kind] = run
         while len(self.kept) > _KINDS_KEPT:
             self.kept.popitem(last=False)
-        held, said = run(arrays)
-        return eqx.combine(held, said.value)
+        found, said = run(held)
+        return _joined(*said.value, found)
 
-    def _compile(self, rest: Any) -> Callable:
-        def run(arrays: Any) -> tuple[Any, Said]:
-            args, kwargs = eqx.combine(arrays, rest)
-            held, said = eqx.partition(self.function(*args, **kwargs), eqx.is_array)
-            return held, Said(said)
+    def _compile(self, structure: Any, rest: tuple) -> Callable:
+        def run(held: list[Array]) -> tuple[list[Array], Said]:
+            args, kwargs = _joined(structure, rest, held)
+            leaves, after = jax.tree.flatten(self.function(*args, **kwargs))
+            found = [leaf for leaf in leaves if eqx.is_array(leaf)]
+            return found, Said((after, tuple(_HELD if eqx.is_array(leaf) else leaf for leaf in leaves)))
 
         run.__name__ = run.__qualname__ = getattr(self.function, "__name__", "run")
         return jax.jit(run, **self.options)
+
+
+def _joined(structure: Any, rest: tuple, held: list[Array]) -> Any:
+    """A tree from its leaves, those that are arrays from a list of their own."""
+    arrays = iter(held)
+    return jax.tree.unflatten(structure, [next(arrays) if leaf is _HELD else leaf for leaf in rest])
 
 
 def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[str, Any]) -> Callable[P, R]:
@@ -166,7 +175,8 @@ def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[st
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         found = chosen(*args, **kwargs)
         # two programs that wait for other devices must not be under way at once: each could wait for the other's turn
-        return jax.block_until_ready(found) if any(map(is_spread, jax.tree.leaves((args, kwargs)))) else found
+        spread = jax.device_count() > 1 and any(map(is_spread, jax.tree.leaves((args, kwargs))))
+        return jax.block_until_ready(found) if spread else found
 
     return call
 
