@@ -1,8 +1,8 @@
 """Compiled programs: as few as can be, how long the compiler may take over them, and where they are kept.
 
 XLA takes seconds over a program that then runs for milliseconds. Where the arrays are small, most of its optimisations
-gain less than they cost: such programs are compiled with them left out, in about a quarter of the time. Those that
-will solve many problems are compiled with the cheapest of them. Single operations outside of a program are compiled
+gain less than they cost: such programs are compiled with them left out, in about a quarter of the time. Those of many
+steps, or that will solve many problems, are compiled with the cheapest of them. Single operations outside of a program are compiled
 too, each for every shape: ``arithmetic`` gives NumPy for these.
 """
 
@@ -94,8 +94,8 @@ def program(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def program_of_steps(many: Callable[..., bool]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same, with all optimisations also for small arguments where `many` is true of them, and with the cheapest
-    where there are `many_solves`."""
+    """The same, with the cheapest optimisations for small arguments where `many` is true of them, or where there are
+    `many_solves`."""
     return lambda function: _compiled(function, many, _CHEAPEST)
 
 
@@ -161,10 +161,10 @@ def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[st
     often = Kinds(function, compiler_options=_QUICKLY | more) if more else quick
 
     def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _QUICKLY or many(*args, **kwargs) or not _small((args, kwargs)):
+        if not _QUICKLY or not _small((args, kwargs)):
             return thorough(*args, **kwargs)
         try:
-            return (often if _MANY_SOLVES.get() else quick)(*args, **kwargs)
+            return (often if _MANY_SOLVES.get() or many(*args, **kwargs) else quick)(*args, **kwargs)
         except Exception as error:
             if "compile option" not in str(error):
                 raise
