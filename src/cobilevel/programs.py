@@ -2,8 +2,8 @@
 
 XLA takes seconds over a program that then runs for milliseconds. Where the arrays are small, most of its optimisations
 gain less than they cost: such programs are compiled with them left out, in about a quarter of the time. Those of many
-steps, or that will solve many problems, are compiled with the cheapest of them. Single operations outside of a program are compiled
-too, each for every shape: ``arithmetic`` gives NumPy for these.
+steps, or that will solve many problems, are compiled with the cheapest of them. Single operations outside of a program
+are compiled too, each for every shape: ``arithmetic`` gives NumPy for these.
 """
 
 import os

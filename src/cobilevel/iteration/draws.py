@@ -23,7 +23,7 @@ class DrawPosition(eqx.Module):
     @staticmethod
     def start(key: Key[Array, ""]) -> "DrawPosition":
         """Before the first batch."""
-        return DrawPosition(key, jnp.uint32(0), jnp.uint32(0))
+        return DrawPosition(key, jnp.asarray(0, jnp.uint32), jnp.asarray(0, jnp.uint32))
 
 
 class Draws:

@@ -82,7 +82,8 @@ def begin(
     elif resume is not None:
         course = _resumed(solver, reduced, key, steps, resume)
     else:
-        course = Course(with_result(solver, bare, solver.init(reduced, key, put(np.int32(steps)))))
+        first = solver.init(reduced, key, put(np.int32(steps)))
+        course = Course(with_result(solver, bare, first) if solver.may_end_at_once else first)
     return kept, course
 
 

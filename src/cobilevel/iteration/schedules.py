@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from ..programs import arithmetic
+
 Schedule = Any  # a number, or a function of the step
 
 
@@ -87,8 +89,9 @@ class Cosine(eqx.Module):
 
     def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
         value, steps, last, step = _widest(self.value, self.steps, self.last, step)
-        share = jnp.clip(step / steps, 0, 1)
-        return last + (value - last) * (1 + jnp.cos(jnp.pi * share)) / 2
+        xp = arithmetic(step, steps)
+        share = xp.clip(step / steps, 0, 1)
+        return last + (value - last) * (1 + xp.cos(np.pi * share)) / 2
 
 
 def _check_numbers(schedule: Any, positive: tuple[str, ...], others: tuple[str, ...]) -> None:
@@ -104,4 +107,5 @@ def _check_numbers(schedule: Any, positive: tuple[str, ...], others: tuple[str, 
 
 def _widest(*numbers: Any) -> tuple[Float[Array, ""], ...]:
     """Numbers in the widest precision that is switched on."""
-    return tuple(jnp.asarray(number, float) for number in numbers)
+    xp = arithmetic(numbers)
+    return tuple(xp.asarray(number, float) for number in numbers)

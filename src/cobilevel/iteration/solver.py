@@ -23,7 +23,7 @@ class Clock(eqx.Module):
     @staticmethod
     def start(limit: Int[Array, ""] | int, result: Int[Array, ""] | int = Result.RUNNING.code) -> "Clock":
         """Before the first of at most `limit` steps."""
-        return Clock(jnp.int32(0), jnp.asarray(limit, jnp.int32), jnp.asarray(result, jnp.int32))
+        return Clock(*(jnp.asarray(number, jnp.int32) for number in (0, limit, result)))
 
     @property
     def running(self) -> Bool[Array, ""]:
@@ -76,6 +76,7 @@ class Solver(eqx.Module):
 
     default_steps: ClassVar[int] = 1000
     chunk: ClassVar[int] = 100  # steps between two looks from outside the compiled program
+    may_end_at_once: ClassVar[bool] = True  # whether the start may be the solution, as far as it can see
     keeps_rows: ClassVar[bool] = False  # something for each row of the pool, which must be on one device then
     many_steps: ClassVar[bool] = True  # so many that it pays to compile them with all optimisations
 

@@ -11,13 +11,14 @@ from dataclasses import replace
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from .. import trees
 from ..derivatives import Ledger, oracles
 from ..lower import Point, solve_at
-from ..programs import program
+from ..programs import arithmetic, program, put
 from ..reduction import Batch, Bilevel, Reduced
 
 _MEASURING = 0x5CA1E  # folded into the key of a run for measuring, so that the draws of the run are those of the key
@@ -68,7 +69,7 @@ class Scales(eqx.Module):
 
     def outer(self, loops: int | float | Float[Array, ""] = 1) -> Float[Array, ""]:
         """Half the stable step of ``x``, or less: what `loops` inner steps per outer one can follow."""
-        return jnp.minimum(1 / 2, loops / self.condition) / self.bend
+        return arithmetic(loops, self).minimum(1 / 2, loops / self.condition) / self.bend
 
     def words(self) -> str:
         """The curvatures, for ``solution.choices``."""
@@ -94,8 +95,7 @@ class Start(eqx.Module):
     @staticmethod
     def plain(reduced: Bilevel) -> "Start":
         """For solvers whose step sizes are all given: the start is the user's, and nothing is measured."""
-        nothing = jnp.asarray(jnp.nan, reduced.dtype)
-        yes = jnp.asarray(True)
+        nothing, yes = put((np.asarray(np.nan, reduced.dtype), np.asarray(True)))
         return Start(Scales(*[nothing] * 7), reduced.W0, trees.zeros(reduced.W0), Ledger.empty(), yes, yes)
 
 

@@ -12,6 +12,7 @@ from ..answer import Result
 from ..derivatives import ConjugateGradient, hypergradient, oracles
 from ..iteration import Schedule, Stochastic, is_optax, traced
 from ..lower import charge, lower_objective, minimise
+from ..programs import program
 from .finite_pools import tabulated
 
 _SHARPEST = 0.75  # exponent of the precision: the accuracy is no finer, since conjugate gradients would not reach it
@@ -70,6 +71,7 @@ class HOAG(Stochastic):
     def defaults(self, scales):
         return {"outer": 1 / scales.bend, "accuracy": _accuracy}
 
+    @program
     def begin(self, reduced, start, ledger):
         slope, ledger = oracles.lower_gradient(reduced, reduced.x0, reduced.W0, reduced.lower_pool, ledger)
         one = jnp.ones((), reduced.dtype)
