@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ..answer import Result
 from ..derivatives import Ledger
+from ..programs import put
 from ..reduction import Bilevel, Reduced
 
 
@@ -23,7 +25,8 @@ class Clock(eqx.Module):
     @staticmethod
     def start(limit: Int[Array, ""] | int, result: Int[Array, ""] | int = Result.RUNNING.code) -> "Clock":
         """Before the first of at most `limit` steps."""
-        return Clock(*(jnp.asarray(number, jnp.int32) for number in (0, limit, result)))
+        held = lambda number: number if isinstance(number, jax.Array) else put(np.asarray(number, np.int32))
+        return Clock(*(held(number).astype(jnp.int32) for number in (0, limit, result)))
 
     @property
     def running(self) -> Bool[Array, ""]:

@@ -7,6 +7,7 @@ differences of exact hypergradients). Measuring solves the lower level at ``x0``
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -53,21 +54,21 @@ class Scales(eqx.Module):
     epoch: Float[Array, ""]
 
     @property
-    def condition(self) -> Float[Array, ""]:
+    def condition(self) -> Any:
         """Of the lower level; also the number of inner steps in which it relaxes."""
         return self.smooth / self.convex
 
     @property
-    def calm(self) -> Float[Array, ""]:
+    def calm(self) -> Any:
         """Steps before a decay sets in: ten times those in which the lower level relaxes."""
         return 10 * self.condition
 
     @property
-    def inner(self) -> Float[Array, ""]:
+    def inner(self) -> Any:
         """The largest step that is safe on every batch."""
         return 1 / self.smooth
 
-    def outer(self, loops: int | float | Float[Array, ""] = 1) -> Float[Array, ""]:
+    def outer(self, loops: Any = 1) -> Any:
         """Half the stable step of ``x``, or less: what `loops` inner steps per outer one can follow."""
         return arithmetic(loops, self).minimum(1 / 2, loops / self.condition) / self.bend
 

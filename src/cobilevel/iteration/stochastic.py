@@ -120,18 +120,19 @@ class Stochastic(Solver):
         memory, ledger = self.begin(reduced, start, start.ledger)
         xp, x = arithmetic(start.solved, start.definite), reduced.project(reduced.x0)
         convex = xp.where(start.definite, Result.RUNNING.code, Result.NOT_CONVEX.code)
+        result = xp.where(start.solved, convex, Result.LOWER_FAILED.code)
         zero, one = put((np.zeros((), reduced.dtype), np.ones((), reduced.dtype)))
         return StochasticState(
             x=x,
             W=start.W,
-            clock=Clock.start(steps, xp.where(start.solved, convex, Result.LOWER_FAILED.code)),
+            clock=Clock.start(steps, put(result.astype(np.int32))),
             ledger=ledger,
             draws=DrawPosition.start(key),
             memory=memory,
             scales=start.scales,
             outer=Outer(zero, trees.zeros(x), _optimizer(self.outer, x) if is_optax(self.outer) else (), one),
             trend=Trend.start(x, start.scales.gradient),
-            average=Average(x, start.W, jnp.asarray(0, jnp.int32)),
+            average=Average(x, start.W, put(np.int32(0))),
         )
 
     def move(
@@ -193,7 +194,7 @@ class Stochastic(Solver):
         words, scales = {}, jax.tree.map(np.asarray, state.scales)
         if missing and np.isfinite([scales.smooth, scales.convex, scales.bend, scales.pull, scales.steep]).all():
             given = self.defaults(scales)
-            first = {name: float(at(given[name], np.int32(0), state.dtype)) for name in missing}
+            first = {name: float(at(given[name], np.asarray(0, np.int32), state.dtype)) for name in missing}
             sizes = ", ".join(f"{name} {size:.3g}" for name, size in first.items())
             words["step sizes"] = f"{sizes} (at first), from scales: {scales.words()}."
         return state.average.x, state.average.W, words
