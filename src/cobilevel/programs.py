@@ -1,9 +1,9 @@
 """Compiled programs: as few as can be, how long the compiler may take over them, and where they are kept.
 
 XLA takes seconds over a program that then runs for milliseconds. Where the arrays are small, most of its optimisations
-gain less than they cost: such programs are compiled with them left out, in about a quarter of the time. Those that
-will solve many problems are compiled with the cheapest of them. Single operations outside of a program are compiled
-too, each for every shape: ``arithmetic`` gives NumPy for these.
+gain less than they cost: such programs are compiled with them left out, in about a quarter of the time. Those of many
+steps, or that will solve many problems, are compiled with the cheapest of them. Single operations outside of a program
+are compiled too, each for every shape: ``arithmetic`` gives NumPy for these.
 """
 
 import os
@@ -41,6 +41,7 @@ _QUICKLY = {
     "xla_cpu_use_fusion_emitters": False,
 }
 _CHEAPEST = {"xla_backend_optimization_level": 1}  # half as long to compile as with all, and about as fast
+_HELD = object()  # in place of an array
 _KINDS_KEPT = 48  # programs of one function: at about 25 MB for all those of a problem, 1.2 GB
 _MANY_SOLVES: ContextVar[bool] = ContextVar("many_solves", default=False)
 
@@ -93,8 +94,8 @@ def program(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def program_of_steps(many: Callable[..., bool]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same, with all optimisations also for small arguments where `many` is true of them, and with the cheapest
-    where there are `many_solves`."""
+    """The same, with the cheapest optimisations for small arguments where `many` is true of them, or where there are
+    `many_solves`."""
     return lambda function: _compiled(function, many, _CHEAPEST)
 
 
@@ -127,21 +128,23 @@ class Kinds:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         require_threads("cobilevel")
-        arrays, rest = eqx.partition((args, kwargs), eqx.is_array)
-        leaves, structure = jax.tree.flatten(rest)
-        kind = (structure, *leaves, *map(type, leaves))  # 1 is not True here
-        run = self.kept.pop(kind, None) or self._compile(rest)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        held = [leaf for leaf in leaves if eqx.is_array(leaf)]
+        rest = tuple(_HELD if eqx.is_array(leaf) else leaf for leaf in leaves)
+        kind = (structure, rest, *map(type, rest))  # 1 is not True here
+        run = self.kept.pop(kind, None) or self._compile(structure, rest)
         self.kept[kind] = run
         while len(self.kept) > _KINDS_KEPT:
             self.kept.popitem(last=False)
-        held, said = run(arrays)
-        return eqx.combine(held, said.value)
+        found, said = run(held)
+        return _joined(*said.value, found)
 
-    def _compile(self, rest: Any) -> Callable:
-        def run(arrays: Any) -> tuple[Any, Said]:
-            args, kwargs = eqx.combine(arrays, rest)
-            held, said = eqx.partition(self.function(*args, **kwargs), eqx.is_array)
-            return held, Said(said)
+    def _compile(self, structure: Any, rest: tuple) -> Callable:
+        def run(held: list[Array]) -> tuple[list[Array], Said]:
+            args, kwargs = _joined(structure, rest, held)
+            leaves, after = jax.tree.flatten(self.function(*args, **kwargs))
+            found = [leaf for leaf in leaves if eqx.is_array(leaf)]
+            return found, Said((after, tuple(_HELD if eqx.is_array(leaf) else leaf for leaf in leaves)))
 
         run.__name__ = run.__qualname__ = getattr(self.function, "__name__", "run")
         return jax.jit(run, **self.options)
@@ -165,15 +168,21 @@ def quickly(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def _joined(structure: Any, rest: tuple, held: list[Array]) -> Any:
+    """A tree from its leaves, those that are arrays from a list of their own."""
+    arrays = iter(held)
+    return jax.tree.unflatten(structure, [next(arrays) if leaf is _HELD else leaf for leaf in rest])
+
+
 def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[str, Any]) -> Callable[P, R]:
     thorough, quick = Kinds(function), Kinds(function, compiler_options=dict(_QUICKLY))
     often = Kinds(function, compiler_options=_QUICKLY | more) if more else quick
 
     def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _QUICKLY or many(*args, **kwargs) or not _small((args, kwargs)):
+        if not _QUICKLY or not _small((args, kwargs)):
             return thorough(*args, **kwargs)
         try:
-            return (often if _MANY_SOLVES.get() else quick)(*args, **kwargs)
+            return (often if _MANY_SOLVES.get() or many(*args, **kwargs) else quick)(*args, **kwargs)
         except Exception as error:
             if "compile option" not in str(error):
                 raise
@@ -184,7 +193,8 @@ def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[st
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         found = chosen(*args, **kwargs)
         # two programs that wait for other devices must not be under way at once: each could wait for the other's turn
-        return jax.block_until_ready(found) if any(map(is_spread, jax.tree.leaves((args, kwargs)))) else found
+        spread = jax.device_count() > 1 and any(map(is_spread, jax.tree.leaves((args, kwargs))))
+        return jax.block_until_ready(found) if spread else found
 
     return call
 

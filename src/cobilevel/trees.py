@@ -28,7 +28,7 @@ def step(point: PyTree, length: Any, direction: PyTree) -> PyTree:
 
 
 def zeros(a: PyTree) -> PyTree:
-    return jax.tree.map(jnp.zeros_like, a)
+    return put(jax.tree.map(arithmetic(a).zeros_like, a))
 
 
 def norm(a: PyTree) -> Float[Array, ""]:

@@ -17,21 +17,22 @@ def test_small_programs_are_compiled_quickly_and_large_ones_thoroughly(monkeypat
     compiled, stepped = programs.program(np.sum), programs.program_of_steps(lambda *a: True)(np.sum)
     compiled(np.zeros(10))
     compiled(np.zeros(11))
-    stepped(np.zeros(10))
+    stepped(np.zeros(11))
     jax.eval_shape(compiled, jax.ShapeDtypeStruct((3,), float))
     assert seen == [True, False, False, False]
 
 
-def test_steps_for_many_solves_are_compiled_with_the_cheapest_optimisations(monkeypatch):
+def test_many_steps_and_steps_for_many_solves_are_compiled_with_the_cheapest_optimisations(monkeypatch):
     seen = []
     level = lambda options: options.get("compiler_options", {}).get("xla_backend_optimization_level")
     monkeypatch.setattr(programs, "Kinds", lambda f, **options: lambda *a: seen.append(level(options)))
-    compiled, stepped = programs.program(np.sum), programs.program_of_steps(lambda *a: False)(np.sum)
+    compiled, stepped = programs.program(np.sum), programs.program_of_steps(lambda many, *_: many)(np.sum)
     with programs.many_solves():
         compiled(np.zeros(3))
-        stepped(np.zeros(3))
-    stepped(np.zeros(3))
-    assert seen == [0, 1, 0]
+        stepped(False, np.zeros(3))
+    stepped(False, np.zeros(3))
+    stepped(True, np.zeros(3))
+    assert seen == [0, 1, 0, 1]
 
 
 def test_a_compiler_without_the_options_is_used_without_them(monkeypatch):

@@ -3,9 +3,11 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, Key, UInt32
 
 from ..keys import below, derived, hashed
+from ..programs import put
 from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, batch_rows
 
 # what a key is folded with, so that the draws of one step for different purposes are independent
@@ -23,7 +25,7 @@ class DrawPosition(eqx.Module):
     @staticmethod
     def start(key: Key[Array, ""]) -> "DrawPosition":
         """Before the first batch."""
-        return DrawPosition(key, jnp.uint32(0), jnp.uint32(0))
+        return DrawPosition(key, *put((np.uint32(0), np.uint32(0))))
 
 
 class Draws:

@@ -26,6 +26,7 @@ from .resume import begin, identity, with_result
 from .solver import Solver, State
 
 _LONG = 1.0  # seconds that steps may take before they are looked at
+CHUNKS = 10  # in one call of a compiled program, at most: the call takes as long as some fifty small steps
 
 
 class _Turn(eqx.Module):
@@ -179,19 +180,19 @@ def _statistics(reduced: Reduced, state: Any) -> dict[str, Any]:
 class _Stride:
     """How many steps to take at once: few enough that a look at them, to stop or to keep them, is never far away."""
 
-    def __init__(self, chunk: int):
-        self._chunk, self._most = chunk, 1
+    def __init__(self, span: int):
+        self._span, self._most = span, 1
 
     def most(self, step: int) -> int:
-        """The steps to take now; every multiple of the chunk is looked at."""
-        return min(self._most, self._chunk - step % self._chunk)
+        """The steps to take now; every multiple of the span is looked at."""
+        return min(self._most, self._span - step % self._span)
 
     def took(self, seconds: float) -> None:
         """Learns how long the last ones took."""
         if seconds > _LONG:
             self._most = max(1, self._most // 2)
         elif seconds < _LONG / 4:
-            self._most = min(self._chunk, 2 * self._most)
+            self._most = min(self._span, 2 * self._most)
 
 
 def run(
@@ -223,7 +224,8 @@ def run(
         course.state, course.good = everywhere((course.state, course.good), bare)
     if course.going and not solver.on_host:
         idle = everywhere(eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0))), bare)
-        jax.block_until_ready(advance(solver, bare, idle, solver.chunk, put(np.int32(1)))[0].step)  # only compiles
+        only_compiled, _ = advance(solver, bare, idle, CHUNKS * solver.chunk, put(np.int32(1)))
+        jax.block_until_ready(only_compiled.step)
     compiled = time.perf_counter() - clock
     with ProgressBar(steps, type(solver).__name__, progress) as bar, Signals(ends=kept is not None) as signals:
         _steps_to_end(solver, bare, course, kept, retreats, bar, signals)
@@ -242,7 +244,7 @@ def _steps_to_end(
     solver: Solver, bare: Any, course: Course, kept: Kept | None, retreats: int, bar: ProgressBar, signals: Signals
 ) -> None:
     """Steps to the end of the run, or to an interruption."""
-    stride, moved = _Stride(solver.chunk), False
+    stride, moved = _Stride(solver.chunk if retreats else CHUNKS * solver.chunk), False
     if kept is not None and course.going:
         kept.put(course, at_once=True)
     while course.going:
@@ -252,7 +254,7 @@ def _steps_to_end(
             signals.raised = stop
             break
         forward = on_host if solver.on_host else advance
-        state, (record, real) = forward(solver, bare, course.state, solver.chunk, put(np.int32(most)))
+        state, (record, real) = forward(solver, bare, course.state, CHUNKS * solver.chunk, put(np.int32(most)))
         real = np.asarray(real)
         records = {name: np.asarray(curve)[real] for name, curve in record.items()}
         course.add(state, records, solver.chunk)

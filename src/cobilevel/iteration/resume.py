@@ -89,7 +89,7 @@ def begin(
         course = _resumed(solver, reduced, bare, key, steps, resume)
     else:
         first = solver.init(bare, key, steps) if solver.on_host else solver.init(reduced, key, put(np.int32(steps)))
-        course = Course(with_result(solver, bare, first))
+        course = Course(with_result(solver, bare, first) if solver.may_end_at_once else first)
     return kept, course
 
 

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from ..programs import Held, arithmetic
+
 Schedule = Any  # a number, or a function of the step
 
 
-def at(schedule: Schedule, step: Int[Array, ""], dtype: Any) -> Float[Array, ""]:
+def at(schedule: Schedule, step: Int[Held, ""], dtype: Any) -> Float[Array, ""]:
     """The value of a schedule at a step: a number as it is, a function called."""
     return jnp.asarray(schedule(step) if callable(schedule) else schedule, dtype)
 
@@ -70,7 +72,7 @@ class PolynomialDecay(eqx.Module):
     def __check_init__(self):
         _check_numbers(self, positive=("value", "offset"), others=("power",))
 
-    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+    def __call__(self, step: Any) -> Any:
         value, power, offset, step = _widest(self.value, self.power, self.offset, step)
         return value * (1 + step / offset) ** (-power)
 
@@ -85,10 +87,11 @@ class Cosine(eqx.Module):
     def __check_init__(self):
         _check_numbers(self, positive=("value", "steps"), others=("last",))
 
-    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+    def __call__(self, step: Any) -> Any:
         value, steps, last, step = _widest(self.value, self.steps, self.last, step)
-        share = jnp.clip(step / steps, 0, 1)
-        return last + (value - last) * (1 + jnp.cos(jnp.pi * share)) / 2
+        xp = arithmetic(step, steps)
+        share = xp.clip(step / steps, 0, 1)
+        return last + (value - last) * (1 + xp.cos(np.pi * share)) / 2
 
 
 def _check_numbers(schedule: Any, positive: tuple[str, ...], others: tuple[str, ...]) -> None:
@@ -102,6 +105,7 @@ def _check_numbers(schedule: Any, positive: tuple[str, ...], others: tuple[str, 
             raise ValueError(f"{type(schedule).__name__}: {name} must be one number, {wanted}, got {value}.")
 
 
-def _widest(*numbers: Any) -> tuple[Float[Array, ""], ...]:
+def _widest(*numbers: Any) -> tuple[Float[Held, ""], ...]:
     """Numbers in the widest precision that is switched on."""
-    return tuple(jnp.asarray(number, float) for number in numbers)
+    xp = arithmetic(numbers)
+    return tuple(xp.asarray(number, float) for number in numbers)

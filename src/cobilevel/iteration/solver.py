@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from ..answer import Result
 from ..derivatives import Ledger
-from ..programs import Held
+from ..programs import Held, put
 from ..reduction import Bilevel, Reduced
 
 
@@ -28,7 +28,8 @@ class Clock:
     @staticmethod
     def start(limit: Int[Array, ""] | int, result: Int[Array, ""] | int = Result.RUNNING.code) -> "Clock":
         """Before the first of at most `limit` steps."""
-        return Clock(jnp.int32(0), jnp.asarray(limit, jnp.int32), jnp.asarray(result, jnp.int32))
+        held = lambda number: number if isinstance(number, jax.Array) else put(np.asarray(number, np.int32))
+        return Clock(*(held(number).astype(jnp.int32) for number in (0, limit, result)))
 
     @staticmethod
     def on_host(limit: Any) -> "Clock":
@@ -101,6 +102,7 @@ class Solver(eqx.Module):
 
     default_steps: ClassVar[int] = 1000
     chunk: ClassVar[int] = 100  # steps between two looks from outside the compiled program
+    may_end_at_once: ClassVar[bool] = True  # whether the start may be the solution, as far as it can see
     keeps_rows: ClassVar[bool] = False  # something for each row of the pool, which must be on one device then
     on_host: ClassVar[bool] = False  # whether its steps are plain Python, and not compiled
 

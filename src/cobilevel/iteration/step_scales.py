@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 from .. import trees
 from ..derivatives import Expansions, HostLedger, Ledger, flattened, galerkin
 from ..lower import Point, lower_size, solve_at
-from ..programs import Held, put
+from ..programs import Held, arithmetic, put
 from ..reduction import Bilevel, Reduced, Source, Table
 
 _MEASURING = 0x5CA1E  # drawn for measuring along with the key of a run, so that the draws of the run are its own
@@ -54,23 +54,23 @@ class Scales(eqx.Module):
     epoch: Float[Held, ""]
 
     @property
-    def condition(self) -> Float[Array, ""]:
+    def condition(self) -> Any:
         """Of the lower level; also the number of inner steps in which it relaxes."""
         return self.smooth / self.convex
 
     @property
-    def calm(self) -> Float[Array, ""]:
+    def calm(self) -> Any:
         """Steps before a decay sets in: ten times those in which the lower level relaxes."""
         return 10 * self.condition
 
     @property
-    def inner(self) -> Float[Array, ""]:
+    def inner(self) -> Any:
         """The largest step that is safe on every batch."""
         return 1 / self.smooth
 
-    def outer(self, loops: int | float | Float[Array, ""] = 1) -> Float[Array, ""]:
+    def outer(self, loops: Any = 1) -> Any:
         """Half the stable step of ``x``, or less: what `loops` inner steps per outer one can follow."""
-        return jnp.minimum(1 / 2, loops / self.condition) / self.bend
+        return arithmetic(loops, self).minimum(1 / 2, loops / self.condition) / self.bend
 
     def words(self) -> str:
         """The curvatures, for ``solution.choices``."""
@@ -96,8 +96,7 @@ class Start(eqx.Module):
     @staticmethod
     def plain(reduced: Bilevel) -> "Start":
         """For solvers whose step sizes are all given: the start is the user's, and nothing is measured."""
-        nothing = jnp.asarray(jnp.nan, reduced.dtype)
-        yes = jnp.asarray(True)
+        nothing, yes = put((np.asarray(np.nan, reduced.dtype), np.asarray(True)))
         return Start(Scales(*[nothing] * 7), reduced.W0, trees.zeros(reduced.W0), Ledger.empty(), yes, yes)
 
 

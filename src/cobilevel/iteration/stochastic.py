@@ -12,13 +12,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import trees
 from ..answer import Result
 from ..checks import whole
 from ..derivatives import Ledger
-from ..programs import program
+from ..programs import arithmetic, program, put
 from ..reduction import Bilevel
 from .draws import DrawPosition, Draws
 from .schedules import Schedule, at, check_schedule, is_optax, traced
@@ -59,6 +59,7 @@ class Stochastic(Solver):
     exact: ClassVar[bool] = False  # whether the estimates lose all noise and bias at the solution
     default_steps: ClassVar[int] = 20_000
     chunk: ClassVar[int] = 200
+    may_end_at_once: ClassVar[bool] = False
 
     inner: Schedule = eqx.field(converter=traced, default=None)
     outer: Schedule = eqx.field(converter=_outer, default=None)
@@ -115,12 +116,33 @@ class Stochastic(Solver):
 
     def init(self, reduced, key, steps):
         open_ones = any(getattr(self, name) is None for name in self.needed())
-        start = measure(reduced, key, self.batch) if open_ones else None
-        return _first_state(self, reduced, start, key, jnp.asarray(steps, jnp.int32))
+        return self._first(
+            reduced, measure(reduced, key, self.batch) if open_ones else Start.plain(reduced), key, steps
+        )
+
+    def _first(self, reduced: Bilevel, start: Start, key: Key[Array, ""], steps: Any) -> StochasticState:
+        """The state before the first step."""
+        memory, ledger = self.begin(reduced, start, start.ledger)
+        xp, x = arithmetic(start.solved, start.definite), reduced.project(reduced.x0)
+        convex = xp.where(start.definite, Result.RUNNING.code, Result.NOT_CONVEX.code)
+        result = xp.where(start.solved, convex, Result.LOWER_FAILED.code)
+        zero, one = put((np.zeros((), reduced.dtype), np.ones((), reduced.dtype)))
+        return StochasticState(
+            x=x,
+            W=start.W,
+            clock=Clock.start(steps, put(result.astype(np.int32))),
+            ledger=ledger,
+            draws=DrawPosition.start(key),
+            memory=memory,
+            scales=start.scales,
+            outer=Outer(zero, trees.zeros(x), _optimizer(self.outer, x) if is_optax(self.outer) else (), one),
+            trend=Trend.start(x, start.scales.gradient),
+            average=Average(x, start.W, put(np.int32(0))),
+        )
 
     def like(self, reduced, key, steps):
         """Nothing is measured for that."""
-        first = lambda problem, key: _first_state(self, problem, None, key, jnp.int32(steps))
+        first = lambda problem, key: self._first(problem, Start.plain(problem), key, jnp.int32(steps))
         return eqx.filter_eval_shape(first, reduced, key)
 
     def move(
@@ -179,42 +201,16 @@ class Stochastic(Solver):
 
     def finish(self, state):
         missing = [name for name in self.schedules if getattr(self, name) is None]
-        words = {}
-        if missing:
-            rate = _first_rates(self, state)
-            sizes = ", ".join(f"{name} {float(rate[name]):.3g}" for name in missing)
-            words["step sizes"] = f"{sizes} (at first), from scales: {state.scales.words()}."
+        words, scales = {}, jax.tree.map(np.asarray, state.scales)
+        if missing and np.isfinite([scales.smooth, scales.convex, scales.bend, scales.pull, scales.steep]).all():
+            given = self.defaults(scales)
+            first = {name: float(at(given[name], np.asarray(0, np.int32), state.dtype)) for name in missing}
+            sizes = ", ".join(f"{name} {size:.3g}" for name, size in first.items())
+            words["step sizes"] = f"{sizes} (at first), from scales: {scales.words()}."
         return state.average.x, state.average.W, words
 
 
 @program
-def _first_rates(solver: Stochastic, state: StochasticState) -> dict[str, Array]:
-    """The step sizes that were set from scales, at the first step."""
-    asked = eqx.tree_at(lambda s: s.outer.pace, state, jnp.ones_like(state.outer.pace))
-    rates = vars(solver.rates(asked, jnp.int32(0)))
-    return {name: rates[name] for name in solver.schedules if getattr(solver, name) is None}
-
-
-@program
-def _first_state(
-    solver: Stochastic, reduced: Bilevel, start: Start | None, key: Key[Array, ""], limit: Int[Array, ""]
-) -> StochasticState:
-    """The state before the first step, from a start that is measured or the user's."""
-    start = Start.plain(reduced) if start is None else start
-    memory, ledger = solver.begin(reduced, start, start.ledger)
-    x = reduced.project(reduced.x0)
-    convex = jnp.where(start.definite, Result.RUNNING.code, Result.NOT_CONVEX.code)
-    result = jnp.where(start.solved, convex, Result.LOWER_FAILED.code)
-    optimizer = solver.outer.init(x) if is_optax(solver.outer) else ()
-    return StochasticState(
-        x=x,
-        W=start.W,
-        clock=Clock.start(limit, result),
-        ledger=ledger,
-        draws=DrawPosition.start(key),
-        memory=memory,
-        scales=start.scales,
-        outer=Outer(jnp.zeros((), reduced.dtype), trees.zeros(x), optimizer, jnp.ones((), reduced.dtype)),
-        trend=Trend.start(x, start.scales.gradient),
-        average=Average(x, start.W, jnp.int32(0)),
-    )
+def _optimizer(outer: Any, x: PyTree) -> PyTree:
+    """The state of an Optax transformation before its first step."""
+    return outer.init(x)

@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import trees
 from ..answer import Result
+from ..programs import arithmetic, put
 from .draws import DrawPosition
 from .solver import State
 from .step_scales import Scales
@@ -41,8 +42,8 @@ class Trend(eqx.Module):
     @staticmethod
     def start(x: PyTree[Array], gradient: Float[Array, ""]) -> "Trend":
         """Before the first step; `gradient` is the size measured at ``x0``, NaN where nothing was measured."""
-        zero = jnp.zeros_like(gradient)
-        return Trend(trees.zeros(x), zero, zero, jnp.where(gradient >= 0, gradient, 0))
+        xp, zero = arithmetic(gradient), trees.zeros(gradient)
+        return Trend(trees.zeros(x), zero, zero, put(xp.where(xp.asarray(gradient) >= 0, gradient, 0)))
 
     def after(
         self, step: Int[Array, ""], before: PyTree[Array], direction: PyTree[Array], known: Bool[Array, ""]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from .. import trees
 from ..derivatives import Directions, oracles
 from ..iteration import Schedule, Stochastic, at, check_schedule, storm, traced
+from ..programs import arithmetic
 from .recursive_momentum import recursive_schedules
 
 
@@ -40,7 +41,7 @@ class FdeHBO(Stochastic):
 
     def defaults(self, scales):
         rates = recursive_schedules(scales, 0.5)
-        radius = 10 * jnp.maximum(scales.pull, scales.steep) / scales.convex
+        radius = 10 * arithmetic(scales).maximum(scales.pull, scales.steep) / scales.convex
         return {**rates, "linear": rates["inner"], "radius": radius}
 
     def begin(self, reduced, start, ledger):

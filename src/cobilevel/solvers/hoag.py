@@ -5,13 +5,14 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from .. import trees
 from ..answer import Result
 from ..derivatives import ConjugateGradient, hypergradient, oracles
 from ..iteration import Schedule, Stochastic, is_optax, traced
 from ..lower import newton_steps
+from ..programs import arithmetic, program
 from .finite_pools import tabulated
 
 _SHARPEST = 0.75  # exponent of the precision: the accuracy is no finer, since conjugate gradients would not reach it
@@ -20,9 +21,9 @@ _NEWTON_STEPS = 200  # for one lower level
 _KEPT = 1 / 4  # of the decrease that the gradient promised
 
 
-def _accuracy(step: Int[Array, ""]) -> Float[Array, ""]:
+def _accuracy(step: Any) -> Any:
     """The published sequence, which is summable."""
-    return 0.1 * 0.9 ** jnp.asarray(step, float)
+    return 0.1 * 0.9 ** arithmetic(step).asarray(step, float)
 
 
 class HoagMemory(eqx.Module):
@@ -71,6 +72,7 @@ class HOAG(Stochastic):
     def defaults(self, scales):
         return {"outer": 1 / scales.bend, "accuracy": _accuracy}
 
+    @program
     def begin(self, reduced, start, ledger):
         slope, ledger = oracles.lower_gradient(reduced, reduced.x0, reduced.W0, reduced.lower_pool, ledger)
         one = jnp.ones((), reduced.dtype)

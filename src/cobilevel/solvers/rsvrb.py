@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 from .. import trees
 from ..derivatives import Factored, hypergradient, oracles
 from ..iteration import Schedule, Stochastic, storm, traced
+from ..programs import program
 from .hessian_matrices import check_matrices, floor_spectrum
 from .recursive_momentum import recursive_schedules
 
@@ -44,6 +45,7 @@ class RSVRB(Stochastic):
         check_matrices(reduced, "RSVRB", 5)  # two estimates, their factors, and the Hessian of the batch
         return reduced
 
+    @program
     def begin(self, reduced, start, ledger):
         flat, _ = oracles.flatten(start.W)
         identity = jnp.eye(flat.size, dtype=flat.dtype)

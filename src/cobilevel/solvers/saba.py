@@ -11,6 +11,7 @@ from .. import trees
 from ..checks import fits
 from ..derivatives import Directions, oracles
 from ..iteration import Schedule, Stochastic, traced
+from ..programs import arithmetic, program
 from ..reduction import Batch, RowIndex
 from .finite_pools import tabulated
 
@@ -83,9 +84,10 @@ class SABA(Stochastic):
         return tabulated(reduced, "SABA")
 
     def defaults(self, scales):
-        loops = jnp.minimum(1, scales.condition / scales.epoch)  # what is remembered is up to an epoch old
+        loops = arithmetic(scales).minimum(1, scales.condition / scales.epoch)  # the remembered is up to an epoch old
         return {"inner": scales.inner / 2, "linear": scales.inner / 2, "outer": scales.outer(loops) / 4}
 
+    @program
     def begin(self, reduced, start, ledger):
         upper, lower, x = reduced.upper_pool, reduced.lower_pool, reduced.x0
         (d2, product, cross), ledger = oracles.lower_rows(reduced, x, start.W, start.v, lower, ledger)

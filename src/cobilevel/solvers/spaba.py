@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from .. import trees
 from ..derivatives import Directions, directions
 from ..iteration import Schedule, Stochastic, check_schedule, storm, traced
+from ..programs import arithmetic
 
 
 class SPABA(Stochastic):
@@ -40,7 +41,7 @@ class SPABA(Stochastic):
         check_schedule("SPABA: probability", self.probability, 1.0)
 
     def defaults(self, scales):
-        loops = jnp.minimum(1, scales.condition / scales.epoch)  # what is remembered is up to an epoch old
+        loops = arithmetic(scales).minimum(1, scales.condition / scales.epoch)  # the remembered is up to an epoch old
         return {"inner": scales.inner / 2, "linear": scales.inner / 2, "outer": scales.outer(loops) / 4}
 
     def begin(self, reduced, start, ledger):

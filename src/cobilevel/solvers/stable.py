@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 from .. import trees
 from ..derivatives import oracles, outer_direction, sensitivity
 from ..iteration import Schedule, Stochastic, storm, traced
+from ..programs import program
 from .hessian_matrices import check_matrices, floor_spectrum
 from .recursive_momentum import Previous
 
@@ -50,6 +51,7 @@ class STABLE(Stochastic):
         check_matrices(reduced, "STABLE", 3)  # the estimate, its factors, and the Hessian of the batch
         return reduced
 
+    @program
     def begin(self, reduced, start, ledger):
         count, dx = oracles.flatten(start.W)[0].size, ravel_pytree(reduced.x0)[0].size
         dtype = ravel_pytree(reduced.x0)[0].dtype
