@@ -293,11 +293,13 @@ class Polynomials:
 
 
 def _slopes(level: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> Float[np.ndarray, "n dy"]:
-    """The gradient of ``g`` in ``y``, sample by sample."""
-    (pool,), problem = level.lower_pools, level.reduced.problem
-    rows = RowDerivatives.lower(problem.lower, pool.rows, level.crossed)  # pyright: ignore[reportArgumentType]
-    packed = (rows.block(x, pool.y(W, part), part, xi, eta) for part, xi, eta in pool.rows)
-    return np.concatenate([np.array(level.sizes.split_lower(block).slope, float) for block in packed])
+    """The gradient of ``g`` in ``y``, sample by sample; without its Hessians where these are large."""
+    (pool,), g = level.lower_pools, level.reduced.problem.lower
+    rows, y = RowDerivatives.lower(g, pool.rows, level.crossed), pool.y(W)  # pyright: ignore[reportArgumentType]
+    if level.dy > _HESSIAN_Y:
+        rows, y = RowDerivatives.product(g, pool.rows), np.pad(y, ((0, 0), (0, level.dy)))  # pyright: ignore
+    packed = (rows.block(x, y[part], part, xi, eta) for part, xi, eta in pool.rows)
+    return np.concatenate([np.array(block[:, 1 : 1 + level.dy], float) for block in packed])
 
 
 def _covered(domain: Domain, xi: Array) -> Domain:

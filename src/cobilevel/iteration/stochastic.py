@@ -120,7 +120,7 @@ class Stochastic(Solver):
             reduced, measure(reduced, key, self.batch) if open_ones else Start.plain(reduced), key, steps
         )
 
-    def _first(self, reduced: Bilevel, start: Start, key: Key[Array, ""], steps: Any) -> StochasticState:
+    def _first(self, reduced: Bilevel, start: Start, key: Array, steps: Any) -> StochasticState:
         """The state before the first step."""
         memory, ledger = self.begin(reduced, start, start.ledger)
         xp, x = arithmetic(start.solved, start.definite), reduced.project(reduced.x0)
