@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from cobilevel.diagnosis.chebyshev import points, transform
-from cobilevel.diagnosis.kinks import find_kinks, find_noisy_kinks
 
-from cobilevel.diagnosis.decay import from_coefficients, from_values
+from cobilevel.diagnosis.decay import find_kinks, find_noisy_kinks, from_coefficients, from_values, points, transform
 from problems import bernstein
 
 EPS = np.finfo(float).eps

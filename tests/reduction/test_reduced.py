@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.derivatives import Ledger, oracles, positive_solve
+from cobilevel.derivatives import Ledger, oracles
+from cobilevel.derivatives.linear_systems import positive_solve
 from problems import LINE
 
 ROWS = 60

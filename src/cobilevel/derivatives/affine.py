@@ -21,8 +21,10 @@ class Affine(Expansions):
         scales: Float[np.ndarray, "dx k"],
         start: Float[np.ndarray, " k"],
         bounds: tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]],
+        curvature: Float[np.ndarray, "k k"] | None = None,
     ):
         self.__dict__.update(given.__dict__)
+        self.curvature = curvature
         self.origin, self.scales, self.start, self.bounds = origin, scales, start, bounds
         self.dx, self._last = len(start), None
 

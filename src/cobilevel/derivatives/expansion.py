@@ -279,8 +279,11 @@ class Expansions:
     """All that exact methods ask of a reduced problem, and how often they did (`spent`, by kind of oracle).
 
     `formed`: whether the Hessian of the lower level is; else it comes as products with vectors. `crossed`: whether
-    ``d21 g_Phi`` is. Points are vectors, coefficients tables with a row for each function.
+    ``d21 g_Phi`` is. Points are vectors, coefficients tables with a row for each function. `curvature`: of the upper
+    objective along ``x``, about, where it is known beforehand.
     """
+
+    curvature: Float[np.ndarray, "dx dx"] | None = None
 
     def __init__(self, reduced: Bilevel, rows: Mapping[str, RowBlocks] | None = None):
         """`rows`: those of the levels, ``"upper"`` and ``"lower"``, where they are laid out already."""

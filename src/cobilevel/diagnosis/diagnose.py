@@ -108,7 +108,7 @@ def _diagnose_at(
     close = reduced.with_pools(batch, batch)
     W = _fitted(close, x)
     mu, L = _curvature_range(close.ordinary(), x, W)
-    features = _Features(reduced.basis, len(contexts))
+    features = _Features(reduced.basis, len(batch))
     found = Diagnosis(
         basis=basis,
         M_Phi=max(1.0, features.supremum(xi)),
@@ -182,11 +182,11 @@ def _curvature_range(
 
 
 class _Features:
-    """The functions of a basis at many contexts, in pieces of one size: that of the contexts it was fitted to, whose
+    """The functions of a basis at many contexts, in pieces of one size: that of the samples looked at, whose
     program is compiled already."""
 
-    def __init__(self, basis: FeatureMap, contexts: int):
-        self.basis, self.piece = basis, max(contexts, _FEATURE_ROWS)
+    def __init__(self, basis: FeatureMap, rows: int):
+        self.basis, self.piece = basis, max(rows, _FEATURE_ROWS)
 
     def __call__(self, xi: Array | np.ndarray) -> Float[np.ndarray, "n N"]:
         xi, parts = np.asarray(xi), []

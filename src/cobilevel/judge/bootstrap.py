@@ -23,6 +23,7 @@ from .intervals import TAILS
 
 _FEWEST = 10  # samples, below which those drawn again are too often the same
 _ROWS_SHOWN = 40  # coordinates of x that are printed
+_GRADIENT = 1e-6  # of a resampled problem, relative to its first: x is then known to far more digits than it varies by
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +143,7 @@ def _spread(given: Expansions, told: Uncertainty) -> Affine:
     if np.isfinite(lo).any() or np.isfinite(hi).any():
         width = np.where(np.isfinite(told.error) & (told.error > 0), told.error, unit)
         ends = np.minimum((lo - x) / width, 0), np.maximum((hi - x) / width, 0)
-        return Affine(given, x, np.diag(width), np.zeros(len(x)), ends)
+        return Affine(given, x, np.diag(width), np.zeros(len(x)), ends, H * np.outer(width, width))
     flat = np.zeros((0, len(unit))) if told.directions is None else told.directions / unit
     sizes = np.linalg.norm(flat, axis=1, keepdims=True)
     rank = np.linalg.matrix_rank(flat / np.where(sizes > 0, sizes, 1), tol=1e-6) if len(flat) else 0
@@ -151,9 +152,9 @@ def _spread(given: Expansions, told: Uncertainty) -> Affine:
     values = np.maximum(values, 1e-9 * np.max(np.abs(values), initial=0) + np.finfo(float).tiny)
     scales = unit[:, None] * (kept @ vectors / np.sqrt(values))
     count = scales.shape[1]
-    typical = np.sqrt(max(np.sum(H * C), 0) / max(count, 1))
+    typical = np.sqrt(max(np.sum(H * C), 0) / max(count, 1)) or 1.0
     free = np.full(count, np.inf)
-    return Affine(given, x, scales * (typical if typical > 0 else 1), np.zeros(count), (-free, free))
+    return Affine(given, x, scales * typical, np.zeros(count), (-free, free), np.eye(count) * typical**2)
 
 
 def _once(study: Study, at: Affine, rng: np.random.Generator) -> Float[np.ndarray, " dx"] | None:
@@ -161,7 +162,7 @@ def _once(study: Study, at: Affine, rng: np.random.Generator) -> Float[np.ndarra
     upper_often, lower_often = (level.resample(rng) for level in (study.upper, study.lower))
     counted = lambda pool, often: pool.shares * often / np.sum(pool.shares * often)
     lower, upper = counted(at.lower_pools[0], lower_often), counted(at.upper_pools[0], upper_often)
-    resampled, solver = at.with_shares(lower, upper), Newton()
+    resampled, solver = at.with_shares(lower, upper), Newton(tolerance=_GRADIENT)
     state = solver.init(resampled, as_key(0), Newton.default_steps)
     state, _ = on_host(solver, resampled, state, Newton.default_steps)
     return at.point(flattened(state.x)) if Result.of(int(state.result)).good else None

@@ -1,5 +1,6 @@
 """``Estimate``: a number with its standard error and a 95% interval, and the ways to one."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
 _ROUNDED_SQUARE = 1e-20  # of what they are made of: squares that rounding explains
 _FEWEST_FREE = 0.5  # degrees of freedom below which a spread cannot be measured
 _DRAWN_VECTORS = 4000  # vectors around an estimate
-_HALVINGS = 60  # of the range in which an end of an interval lies
+_HALVINGS, _TRIALS_OF_ENDS = 5, 80  # of the range in which an end of an interval lies; of places for it
+_ROUNDED_CHANCE = 1e-15  # what rounding makes of a probability that is zero
 _QUANTILES = 400  # of the noise across a vector, by which its law is represented
 
 
@@ -143,30 +145,45 @@ class _NoisyLength:
             self.squares_across = scale * special.chdtri(count, (np.arange(_QUANTILES)[::-1] + 0.5) / _QUANTILES)
         self.freedom = freedom
 
-    def shorter(self, r: float, seen: float) -> float:
-        """The probability that an estimate of a vector of length ``r`` is shorter than `seen`."""
-        room = np.sqrt(np.maximum(seen**2 - self.squares_across, 0))
-        below = lambda z: special.ndtr(z) if np.isinf(self.freedom) else special.stdtr(self.freedom, z)
-        inside = below((room - r) / self.sigma) - below((-room - r) / self.sigma)
-        return float(np.mean((self.squares_across < seen**2) * inside))
-
     def interval(self, length: float) -> tuple[float, float]:
         """The lengths for which the observed one is neither among the 2.5% shortest nor the 2.5% longest."""
         # shorter ones say no more
         seen = max(length, float(np.sqrt(np.quantile(self.squares_across, 0.05) + self.sigma**2 / 100)))
-        far = seen + 10 * self.sigma * max(1.0, _quantile(TAILS[1], self.freedom))
-        least = self.shorter(0.0, seen)
+        room = np.sqrt(seen**2 - self.squares_across[self.squares_across < seen**2])
+        share = len(room) / len(self.squares_across)
+        below = special.ndtr if np.isinf(self.freedom) else lambda z: special.stdtr(self.freedom, z)
+
+        def shorter(r: float) -> float:
+            """The probability that an estimate of a vector of length ``r`` is shorter than seen."""
+            return share * float(np.mean(below((room - r) / self.sigma) - below((-room - r) / self.sigma)))
+
+        reach = 10 * self.sigma * max(1.0, _quantile(TAILS[1], self.freedom))
+        near, least = max(float(room.min()) - reach, 0.0), shorter(0.0)
 
         def end(probability: float) -> float:
+            excess = lambda r: shorter(r) - probability  # longer vectors make shorter estimates less likely
             if least <= probability:
                 return 0.0
-            low, high = 0.0, far
-            for _ in range(_HALVINGS):  # longer vectors make shorter estimates less likely
-                middle = (low + high) / 2
-                low, high = (middle, high) if self.shorter(middle, seen) > probability else (low, middle)
-            return (low + high) / 2
+            return _falls_to_zero(excess, near if excess(near) > 0 else 0.0, seen + reach)
 
         return end(TAILS[1]), end(TAILS[0] * least)
+
+
+def _falls_to_zero(excess: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function that falls from above zero to below it is zero: by halving first, then along chords, an end that
+    stays twice counting half (the Illinois method)."""
+    above, below, last = excess(low), excess(high), 0.0
+    for trial in range(_TRIALS_OF_ENDS):
+        place = low + (high - low) * (0.5 if trial < _HALVINGS else above / (above - below))
+        found = excess(place)
+        if abs(found) <= _ROUNDED_CHANCE or not low < place < high:
+            return place
+        if found > 0:
+            low, above, below = place, found, below / 2 if last > 0 else below
+        else:
+            high, below, above = place, found, above / 2 if last < 0 else above
+        last = found
+    return (low + high) / 2
 
 
 def _drawn_lengths(vector: Float[np.ndarray, " d"], covariance: Float[np.ndarray, "d d"]) -> tuple[float, float]:

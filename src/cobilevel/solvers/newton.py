@@ -229,7 +229,7 @@ class Newton(Solver):
         if trial.moved and stopping.begun and not anew:
             memory = state.memory.remember(point.x - here.x, point.gradient - here.gradient)
         else:
-            memory = QuasiNewtonMemory.empty(self.memory, at.dx, at.dtype)
+            memory = self._first_memory(at, units)
         step, free = memory.direction(point.gradient, trial.free), trial.free
         ahead = float(np.linalg.norm(np.where(free, step, units.room(bounds, point))))
         size = float(np.linalg.norm(units.projected(bounds, trial.point)))
@@ -251,6 +251,15 @@ class Newton(Solver):
             eps=at.eps,
         )
         return after, memory, across if after.kink else size if trial.moved else float(state.size)
+
+    def _first_memory(self, at: Expansions, units: Units) -> QuasiNewtonMemory:
+        """Without pairs; where the curvature is known, with those that it stands for, in the units of the run."""
+        memory = QuasiNewtonMemory.empty(self.memory, at.dx, at.dtype)
+        if at.curvature is not None:
+            values, vectors = np.linalg.eigh(at.curvature / np.outer(units.sigma, units.sigma))
+            for bend, along in zip(values, vectors.T, strict=True):
+                memory = memory.remember(along, bend * along)
+        return memory
 
     def terminate(self, reduced, state):
         return np.asarray(state.clock.ended(state.stopping.found()).code, np.int32)

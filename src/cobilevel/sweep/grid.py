@@ -14,7 +14,6 @@ from ..iteration import Job, Solver
 from ..keys import as_key, split_key
 from ..lower import with_barrier
 from ..problem import Data, Precision, Problem, Study, precision_for
-from ..programs import many_solves
 from ..progress import ProgressBar
 from ..solvers import Newton
 
@@ -72,6 +71,6 @@ def _job(case: tuple[Problem, Data], solver: Solver, steps: int, key: Any) -> tu
 
 def _solved(basis: Basis, case: tuple[Job, Precision]) -> Solution:
     job, wanted = case
-    with wanted.context(), many_solves():
+    with wanted.context():
         found = job.run(basis) if basis.learned else solve_learning(job, basis)
     return found.rounded(wanted.returned)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ...basis import Basis, Chebyshev, Monomial, Orthonormal
-from ...derivatives import Ledger
+from ...derivatives import Expansions, Ledger, flattened
 from ...gallery import quadratic
 from ...iteration import PolynomialDecay, Stochastic, advance, measure
 from ...lower import solve_at
@@ -74,9 +74,10 @@ def _gradient_norms(xs: np.ndarray, bumps: float, basis: Basis) -> np.ndarray:
     """The norm of the population gradient at many points: affine in ``x``, but for the bumps."""
     problem, _, twin = _problem(0.0)
     plain = reduce_study(Study.of(problem, twin), basis)
-    gradient = jax.jit(lambda x: solve_at(plain, x, plain.W0, _LOWER_LEFT, Ledger.empty())[0].gradient)
-    constant = np.asarray(gradient(jnp.zeros(2)))
-    matrix = np.stack([np.asarray(gradient(unit)) - constant for unit in jnp.eye(2)])
+    at = Expansions(plain.ordinary())
+    gradient = lambda x: solve_at(at, x, at.table(plain.W0), _LOWER_LEFT).gradient
+    constant = gradient(np.zeros(2))
+    matrix = np.stack([gradient(unit) - constant for unit in np.eye(2)])
     return np.linalg.norm(xs @ matrix + constant - 3 * bumps * np.sin(3 * xs), axis=-1)
 
 
@@ -127,8 +128,8 @@ def _samples(ledger: Ledger) -> int:
 
 def _until(reduced: Bilevel, best: Array, share: float = 0.01) -> int | None:
     """Samples SOBA takes at its defaults until `share` of the gap is left, not counting those for its step sizes."""
-    solver = SOBA()
-    value = jax.jit(lambda x: solve_at(reduced, x, reduced.W0, _LOWER_LEFT, Ledger.empty())[0].value)
+    solver, at = SOBA(), Expansions(reduced)
+    value = lambda x: solve_at(at, flattened(x), at.table(reduced.W0), _LOWER_LEFT).value
     first, lowest = value(reduced.x0), value(best)
     state = solver.init(reduced, jax.random.key(1), _MOST_STEPS)
     measuring = _samples(state.ledger)
