@@ -20,18 +20,24 @@ def module_of(array: Any) -> Any:
     return jnp if isinstance(array, jax.Array) else np
 
 
-class plain:
-    """A method that is bound as plain functions are.
-
-    Equinox makes a module of each bound method, which takes longer than the arithmetic on a thousand numbers does.
-    """
+class _Plain:
+    """What a class holds in place of a method that is bound without Equinox."""
 
     def __init__(self, function: Callable):
         update_wrapper(self, function)
         self.function = function
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self.function if instance is None else partial(self.function, instance)
+
+
+def plain(method: Callable[P, R]) -> Callable[P, R]:
+    """A method bound without Equinox, which makes a module of each: that takes longer than the arithmetic on a thousand
+    numbers."""
+    return _Plain(method)
 
 
 def on_host(function: Callable[P, R]) -> Callable[P, R]:
@@ -39,12 +45,13 @@ def on_host(function: Callable[P, R]) -> Callable[P, R]:
 
     It returns JAX arrays where some came in. Where arrays are traced, or spread over devices, it gets JAX's.
     """
-    return plain(_on_host(function, function))  # pyright: ignore[reportReturnType]
+    return plain(_on_host(function, function))
 
 
 def on_host_or_compiled(function: Callable[P, R]) -> Callable[P, R]:
     """The same for a function, with a program of its own where arrays are traced or spread."""
-    return _on_host(function, program(function))
+    compiled = program(function)
+    return _on_host(function, lambda *args: compiled(*put(args)))  # NumPy's would be cut by the precision of the caller
 
 
 def _on_host(function: Callable[P, R], elsewhere: Callable[P, R]) -> Callable[P, R]:

@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 from ..basis import FeatureMap, combine, domain_to_json
 from ..checks import path_given
 from ..problem import Form, Objectives, Problem, Smoothing, double, kept_digits
-from ..programs import put
+from ..programs import arithmetic, put
 from .contexts import packed_by_name
 from .feasibility import Feasibility
 from .plot_policy import plot_policy
@@ -204,7 +204,8 @@ class Solution:
 
 
 def _in_dtype(tree: PyTree, dtype: Any) -> PyTree:
-    return put(jax.tree.map(lambda a: np.asarray(a).astype(dtype), tree))
+    xp = arithmetic(tree)
+    return put(jax.tree.map(lambda a: xp.asarray(a).astype(dtype), tree))
 
 
 def _full(precise: PyTree, given: PyTree) -> PyTree:

@@ -50,7 +50,7 @@ class IndexSet(eqx.Module):
 
     @plain
     def coupled(self, degrees: list[np.ndarray]) -> np.ndarray:
-        """All multi-indices where the functions of each coordinate have these degrees; those last asked for are kept."""
+        """All multi-indices where the functions of each coordinate have these degrees; the last lists are kept."""
         return _kept(self, tuple(tuple(own.tolist()) for own in degrees))
 
     def listed(self, degrees: list[np.ndarray]) -> np.ndarray:

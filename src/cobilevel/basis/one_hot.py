@@ -76,7 +76,7 @@ class OneHot(eqx.Module):
         return OneHot(self.place, self.value**2, self.size).sums(matrices)
 
 
-Rows = Float[Array, "n N"] | OneHot
+Rows = Float[Held, "n N"] | OneHot
 
 
 def dense(phi: Any) -> Float[Held, "n N"]:

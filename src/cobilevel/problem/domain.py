@@ -34,7 +34,7 @@ class Domain(eqx.Module):
         """Lower and upper corner of the smallest box that holds the domain, each of shape ``(dimension,)``."""
 
     @abstractmethod
-    def contains(self, xi: Shaped[Held, "..."]) -> Bool[Held, "..."]:
+    def contains(self, xi: Shaped[Held, "..."]) -> Bool[Any, "..."]:
         """Whether each context belongs to the domain (up to rounding at the ends)."""
 
     @property
@@ -60,7 +60,7 @@ class Domain(eqx.Module):
         return xp.where(from_lo > from_hi, 1 - from_hi, from_lo - 1)
 
     @on_host
-    def place(self, u: Float[Held, "... d"]) -> Float[Held, "..."]:
+    def place(self, u: Float[Held, "... d"]) -> Float[Any, "..."]:
         """The inverse of ``reference``."""
         lo, hi = (module_of(u).asarray(end, u.dtype) for end in self.bounds)
         xi = lo + (hi - lo) * (u + 1) / 2
@@ -115,7 +115,7 @@ class Domain(eqx.Module):
         return self.reference(xi)
 
     @plain
-    def _inside_box(self, xi: Shaped[Held, "..."]) -> Bool[Held, "..."]:
+    def _inside_box(self, xi: Shaped[Held, "..."]) -> Bool[Any, "..."]:
         u = self.reference(xi)
         return module_of(u).all(abs(u) <= 1 + self._slack(u.dtype), axis=-1)
 
@@ -125,7 +125,7 @@ class Domain(eqx.Module):
         return 8 * float(jnp.finfo(dtype).eps) ** 0.75
 
     @on_host
-    def snap(self, xi: Shaped[Held, "..."], dtype: Any) -> Shaped[Held, "..."]:
+    def snap(self, xi: Shaped[Held, "..."], dtype: Any) -> Shaped[Any, "..."]:
         """Contexts in a floating dtype, moved back onto the domain where lower precision had moved them off it."""
         xp = module_of(xi)
         lo, hi = (xp.asarray(end, dtype) for end in self.bounds)

@@ -10,6 +10,7 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from ..host import module_of, on_host, plain
+from ..programs import arithmetic
 from .columns import NAMED, Strings, contexts_of, listed_values, one_length
 from .domain import Box, Domain, Finite
 from .precision import kept_digits
@@ -186,6 +187,7 @@ def columns_of(domain: Domain, xi: Any, where: str) -> list[tuple[Domain, Any, s
     """The parts of a domain, with their columns of the contexts and how these are called."""
     if not isinstance(domain, Mixed):
         return [(domain, xi, where)]
+    xi = np.asarray(xi) if arithmetic(xi) is np else xi
     return [(part, xi[..., j], f"{where}[{name!r}]") for j, (name, part) in enumerate(domain.parts.items())]
 
 
