@@ -19,12 +19,13 @@ def sub(a: PyTree, b: PyTree) -> PyTree:
 
 def scale(factor: Any, a: PyTree) -> PyTree:
     """``factor * a``, in the dtype of ``a``."""
-    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, a)
+    xp = arithmetic(factor, a)
+    return put(jax.tree.map(lambda leaf: xp.asarray(factor, leaf.dtype) * xp.asarray(leaf), a))
 
 
 def step(point: PyTree, length: Any, direction: PyTree) -> PyTree:
     """``point - length * direction``: one descent step."""
-    return jax.tree.map(lambda p, d: p - jnp.asarray(length, p.dtype) * d, point, direction)
+    return sub(point, scale(length, direction))
 
 
 def zeros(a: PyTree) -> PyTree:
@@ -38,8 +39,8 @@ def norm(a: PyTree) -> Float[Array, ""]:
 
 
 def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return jnp.sum(jnp.stack([jnp.sum(x * y) for x, y in pairs]))
+    xp, pairs = arithmetic(a, b), zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return put(xp.sum(xp.stack([xp.sum(xp.asarray(x) * xp.asarray(y)) for x, y in pairs])))
 
 
 def finite(a: PyTree) -> Array:
@@ -49,10 +50,11 @@ def finite(a: PyTree) -> Array:
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
-    return jax.tree.map(lambda one, other: jnp.where(condition, one, other), a, b)
+    return put(jax.tree.map(lambda one, other: arithmetic(condition, a, b).where(condition, one, other), a, b))
 
 
 def clip_norm(a: PyTree, radius: Any) -> PyTree:
     """The nearest point in the ball of that radius."""
     size = norm(a)
-    return scale(jnp.minimum(1, radius / jnp.maximum(size, jnp.finfo(size.dtype).tiny)), a)
+    xp = arithmetic(a, radius)
+    return scale(xp.minimum(1, radius / xp.maximum(size, jnp.finfo(size.dtype).tiny)), a)

@@ -37,6 +37,26 @@ def test_policy_is_batched_and_transforms(solved):
     np.testing.assert_allclose(y[1], by_hand, rtol=1e-13)
 
 
+def test_the_policy_is_plain_and_traced_in_any_order_in_single_precision(quadratic):
+    xi = np.linspace(-1.0, 1.0, 9)
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        solution = cb.solve(quadratic.problem, quadratic.train, cb.Chebyshev(3))
+        plain = solution.policy(xi)
+        assert plain.dtype == np.float32
+        ways = [
+            jax.jit(solution.policy),
+            solution.policy,
+            jax.vmap(solution.policy),
+            jax.jit(jax.vmap(solution.policy)),
+            lambda a: jax.jit(lambda factor: factor * solution.policy(a))(1.0),
+            lambda a: jax.vmap(jax.jacfwd(solution.policy))(a) * 0 + plain,
+        ]
+        for way in (*ways, *ways[::-1]):
+            for given in (xi, jnp.asarray(xi)):
+                np.testing.assert_allclose(way(given), plain, rtol=1e-4, atol=1e-5)
+                np.testing.assert_array_equal(solution.policy(given), solution.policy(given))
+
+
 # of one size, so that they share a compiled program
 BASES = [
     cb.Chebyshev(5, index=cb.HyperbolicCross()), cb.Orthonormal(cb.Fourier(5, period=1.5)), cb.BSpline(5, degree=2),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame, one_length
+from ..programs import put
 
 _FAR_OUT = 0.9  # how far out, on the reference interval, a domain without ends is shown: about twice its scale
 _SHORT = 4  # digits of a number in a label
@@ -32,7 +33,7 @@ class ContextAxis:
     def has(self, values: Any) -> np.ndarray:
         """Whether values belong to the domain."""
         rows: Any = np.atleast_1d(np.asarray(values, float))
-        return np.asarray(self.part.contains(rows), bool).reshape(np.shape(values))
+        return np.asarray(self.part.contains(put(rows)), bool).reshape(np.shape(values))
 
     @property
     def values(self) -> np.ndarray:

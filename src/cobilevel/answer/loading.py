@@ -8,7 +8,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -16,6 +15,7 @@ from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json
 from ..checks import path_given
 from ..problem import Problem, Smoothing, close_to, double, form_of, in_double, other_functions
+from ..programs import put
 from .feasibility import Feasibility
 from .result import Result
 from .same_constraints import check_constraints
@@ -150,9 +150,7 @@ def _basis_of_file(
         wide = eqx.filter_eval_shape(lambda xi: recipe.evaluate(problem.domain, xi), one).shape[-1]
         if not fits or wide != raw:
             raise ValueError(f"{path}: its basis has {wide} functions, and coefficients for {raw}: it is damaged.")
-        fitted = FeatureMap(
-            recipe, problem.domain, None if transform is None else jnp.asarray(transform), jnp.asarray(constant)
-        )
+        fitted = FeatureMap(recipe, problem.domain, *put((transform, constant)))
     if "features/values" in arrays and "features/xi" in arrays:
         here = features_at(recipe, problem.domain, arrays["features/xi"])
         if not close_to(arrays["features/values"], here, np.float64):
@@ -182,7 +180,7 @@ def _rebuilt(
             f"{path}: {name} does not fit this problem: saved as {document[name]}, wanted shapes {wanted}. Load it "
             "with the problem it was solved for."
         )
-    return jax.tree.map(jnp.asarray, rebuilt)
+    return put(rebuilt)
 
 
 def _ending(document: dict[str, Any]) -> tuple[Result, str]:

@@ -71,13 +71,13 @@ def some_contexts(domain: Domain) -> np.ndarray:
     """Contexts all over a domain, the same at each call."""
     with double():
         places = np.cos(1.0 + np.arange(_CONTEXTS * domain.dimension)).reshape(_CONTEXTS, -1)
-        return np.asarray(domain.snap(domain.place(jax.numpy.asarray(places)), np.float64))
+        return domain.snap(domain.place(places), np.float64)
 
 
 def features_at(basis: Basis, domain: Domain, xi: np.ndarray) -> Float[np.ndarray, "n raw"]:
     """The functions of a basis at contexts, before fitting mixes them."""
     with double():
-        return np.asarray(basis.evaluate(domain, jax.numpy.asarray(xi)), float)
+        return np.asarray(basis.evaluate(domain, np.asarray(xi)), float)
 
 
 def same_features(one: Basis, other: Basis, domain: Domain) -> bool:

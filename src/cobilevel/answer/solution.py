@@ -14,6 +14,7 @@ from jaxtyping import Array, PyTree
 from ..basis import FeatureMap, combine, domain_to_json
 from ..checks import path_given
 from ..problem import Form, Objectives, Problem, Smoothing, double, kept_digits
+from ..programs import arithmetic, put
 from .contexts import packed_by_name
 from .feasibility import Feasibility
 from .plot_policy import plot_policy
@@ -115,10 +116,10 @@ class Solution:
         if self.precise is None or isinstance(xi, Tracer):
             return self._as_y(self.x, combine(self.basis(xi), self.W), xi)
         with double():
-            full, xi = jax.tree.map(jnp.asarray, self.full_parts()), kept_digits(xi)
-            u = combine(replace(self.basis, transform=full[2], constant=full[3])(xi), full[1])
-            y = self._as_y(full[0], u, xi)
-        return jax.tree.map(lambda a: a.astype(self.basis.constant.dtype), y)
+            (x, W, transform, constant), xi = put(self.full_parts()), kept_digits(xi)
+            u = combine(replace(self.basis, transform=transform, constant=constant)(xi), W)
+            y = self._as_y(x, u, xi)
+        return _in_dtype(y, self.basis.constant.dtype)
 
     def _as_y(self, x: PyTree, u: PyTree, xi: Any) -> PyTree[Array]:
         """``y`` at many contexts from the unknown there."""
@@ -159,7 +160,7 @@ class Solution:
         if all(leaf.dtype == dtype for leaf in jax.tree.leaves(parts)):
             return self
         precise = Precise(*jax.tree.map(np.asarray, parts))
-        x, W, transform, constant = jax.tree.map(lambda a: jnp.asarray(a, dtype), parts)
+        x, W, transform, constant = _in_dtype(parts, dtype)
         basis = replace(self.basis, transform=transform, constant=constant)
         return replace(self, x=x, W=W, basis=basis, precise=precise)
 
@@ -200,6 +201,11 @@ class Solution:
 
     def _repr_html_(self) -> str:
         return in_notebook(self)
+
+
+def _in_dtype(tree: PyTree, dtype: Any) -> PyTree:
+    xp = arithmetic(tree)
+    return put(jax.tree.map(lambda a: xp.asarray(a).astype(dtype), tree))
 
 
 def _full(precise: PyTree, given: PyTree) -> PyTree:

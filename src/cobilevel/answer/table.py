@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..programs import put
 from .contexts import context_rows
 from .uncertainty import names_of
 
@@ -14,7 +15,7 @@ _INSIDE = "in_domain"
 def component_names(rows: Any, letter: str = "y") -> tuple[str, ...]:
     """The components of ``y``, from arrays with a leading axis more: ``y``, ``y[0]``; by their own names where ``y``
     has some, ``stock``, ``stock[0]``."""
-    one = jax.tree.map(lambda leaf: leaf[0], rows)
+    one = jax.tree.map(lambda leaf: np.asarray(leaf)[0], rows)
     if not isinstance(one, dict):
         return names_of(one, letter)
     return tuple(name for key in sorted(one) for name in names_of(one[key], str(key)))
@@ -40,7 +41,7 @@ def policy_table(solution: Any, contexts: Any) -> Any:
     y, results = components_at(solution, rows.xi) if len(rows.xi) else np.zeros((0, len(names))), {}
     for j, name in enumerate(names):
         results[_free_name(name, rows.columns)] = y[:, j]
-    results[_free_name(_INSIDE, rows.columns)] = np.asarray(domain.contains(rows.xi), bool)
+    results[_free_name(_INSIDE, rows.columns)] = np.asarray(domain.contains(put(rows.xi)), bool)
     return {**rows.columns, **results} if rows.frame is None else rows.frame.with_results(list(rows.columns), results)
 
 

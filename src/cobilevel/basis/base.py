@@ -12,15 +12,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, Shaped
+from jaxtyping import ArrayLike, Float, Int, Shaped
 
 from ..checks import whole
 from ..cluster import shards_of, this_cluster
+from ..host import module_of, on_host_or_compiled
 from ..problem import Domain
-from ..programs import Held, arithmetic, is_spread, program, put
+from ..programs import Held, arithmetic, is_spread, put
 from .one_hot import OneHot, Rows
 
 _FEWEST_PLACES = 64  # functions from which on places are kept rather than rows of zeros and a one
+_NUMBERS_AT_ONCE = 2**18  # of a table that is computed in NumPy: what is made on the way stays in the cache
 
 
 class FeatureMap(eqx.Module):
@@ -44,8 +46,7 @@ class FeatureMap(eqx.Module):
         return len(self.constant)
 
     def __call__(self, xi: Any) -> Float[Held, "... N"]:
-        xi = jnp.asarray(self.domain.pack(xi))
-        depth = len(self.domain.shape)
+        xi, depth = put(self.domain.pack(xi)), len(self.domain.shape)
         if xi.shape[xi.ndim - depth :] != self.domain.shape or xi.ndim < depth:
             raise ValueError(f"contexts of {self.domain!r} end in shape {self.domain.shape}, got {xi.shape}.")
         return _features(self, xi)
@@ -55,31 +56,43 @@ class FeatureMap(eqx.Module):
         """Whether each context has one function alone, and there are so many that only its place is kept."""
         return self.transform is None and self.size >= _FEWEST_PLACES and type(self.basis).cell is not Basis.cell
 
-    def rows(self, xi: Array) -> Rows:
+    def rows(self, xi: Held) -> Rows:
         """The same for a list of contexts, as ``OneHot`` where each has one function alone."""
         return _places_of(self, xi) if self.one_hot else self(xi)
 
 
-@program
+@on_host_or_compiled
 def _features(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N"]:
-    dtype = fitted.constant.dtype
     inside = fitted.domain.contains(xi)  # judged in the precision the contexts came in
-    xi = xi.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else xi
-    phi = fitted.basis.evaluate(fitted.domain, xi).astype(dtype)
-    if fitted.transform is not None:
-        phi = phi @ fitted.transform
-    return jnp.where(inside[..., None], phi, jnp.nan)
+    xi = _in_dtype_of(fitted, xi)
+    if module_of(xi) is jnp:
+        return jnp.where(inside[..., None], _mixed(fitted, xi), jnp.nan)
+    rows = xi.reshape(inside.size, *fitted.domain.shape)
+    table = np.empty((len(rows), fitted.size), fitted.constant.dtype)
+    step = max(1, _NUMBERS_AT_ONCE // (fitted.size if fitted.transform is None else len(fitted.transform)))
+    for start in range(0, len(rows), step):
+        table[start : start + step] = _mixed(fitted, rows[start : start + step])
+    if not inside.all():
+        table[~inside.ravel()] = np.nan
+    return table.reshape(*inside.shape, fitted.size)
 
 
-@program
+def _mixed(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N"]:
+    phi = fitted.basis.evaluate(fitted.domain, xi).astype(fitted.constant.dtype)
+    return phi if fitted.transform is None else phi @ fitted.transform
+
+
+def _in_dtype_of(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Shaped[Held, "..."]:
+    return xi.astype(fitted.constant.dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else xi
+
+
+@on_host_or_compiled
 def _places_of(fitted: FeatureMap, xi: Shaped[Held, "n ..."]) -> OneHot:
-    dtype = fitted.constant.dtype
-    value = jnp.where(fitted.domain.contains(xi), 1, jnp.nan).astype(dtype)
-    xi = xi.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else xi
-    return OneHot(fitted.basis.cell(fitted.domain, xi), value, fitted.size)
+    value = module_of(xi).where(fitted.domain.contains(xi), 1, np.nan).astype(fitted.constant.dtype)
+    return OneHot(fitted.basis.cell(fitted.domain, _in_dtype_of(fitted, xi)), value, fitted.size)
 
 
-@program
+@on_host_or_compiled
 def _raw(basis: "Basis", domain: Domain, xi: Shaped[Held, "..."]) -> Float[Held, "... raw"]:
     return basis.evaluate(domain, xi)
 
@@ -121,7 +134,7 @@ class Basis(eqx.Module):
 
     def fit(self, domain: Domain, xi: ArrayLike, weights: Float[Held, " n"] | None = None) -> FeatureMap:
         """The feature map on a domain, given the observed contexts (and their weights)."""
-        xi = jnp.asarray(xi)
+        xi = put(xi if isinstance(xi, jax.Array) else np.asarray(xi))
         dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
         constant = self.constant(domain)
         if constant is None:

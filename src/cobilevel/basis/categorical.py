@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..problem import Finite
 from .base import Basis
+from .one_hot import one_hot
 
 
 class Categorical(Basis):
@@ -19,8 +19,8 @@ class Categorical(Basis):
         return super().fit(domain, xi, weights)
 
     def evaluate(self, domain: Any, xi):
-        dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
-        return jax.nn.one_hot(domain.index(xi), len(domain.values), dtype=dtype)
+        dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else jnp.result_type(float)
+        return one_hot(domain.index(xi), len(domain.values), dtype)
 
     def cell(self, domain: Any, xi):
         return domain.index(xi)

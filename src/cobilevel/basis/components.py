@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
+import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from ..host import module_of, on_host_or_compiled
 from ..problem import Domain, Finite, Mixed, Periodic
-from ..programs import Held, program
+from ..programs import Held, put
 from .axes import Axes, Frequencies, Values
 from .base import Basis
 from .categorical import Categorical
@@ -103,7 +104,8 @@ class Components(Basis):
             _from_one(basis, part, xi[..., j], means) for j, (basis, part, means) in enumerate(self._by_part(domain))
         ]
         starts = np.cumsum([0, *(column.shape[-1] for column in columns[:-1])])
-        return products(jnp.concatenate(columns, axis=-1), self.coupling.coupled(self.degrees(domain)), starts, True)
+        values = module_of(xi).concatenate(columns, axis=-1)
+        return products(values, self.coupling.coupled(self.degrees(domain)), starts, True)
 
     def count(self, domain):
         return self.coupling.count_coupled(self.degrees(domain))
@@ -113,11 +115,11 @@ class Components(Basis):
 
     def fit(self, domain, xi, weights=None):
         bare = self.forgotten()
-        xi = jnp.asarray(xi)
+        xi = put(xi if isinstance(xi, jax.Array) else np.asarray(xi))
         found, means = bare._by_part(domain), {}
         names: Any = getattr(domain, "names", ())
         for j, (name, (basis, part, _)) in enumerate(zip(names, found, strict=True)):
-            means[name] = np.asarray(_means(basis, part, xi[:, j], weights)) if _local(basis) else None
+            means[name] = np.asarray(_means(basis, part, xi, j, weights)) if _local(basis) else None
         fitted = Components(bare.parts, bare.coupling, [means[name] for name, _ in bare.parts])
         return Basis.fit(fitted, domain, xi, weights)
 
@@ -140,7 +142,7 @@ def _degrees(basis: Basis, part: Domain) -> np.ndarray:
     return (k + 1) // 2 if isinstance(basis, Fourier) else k
 
 
-def _from_one(basis: Basis, part: Domain, xi: Array, means: Any) -> Float[Array, "... n"]:
+def _from_one(basis: Basis, part: Domain, xi: Held, means: Any) -> Float[Held, "... n"]:
     """The functions of one part, the first of them 1.
 
     Of those that add up to 1, the others less their means; where none of those that were seen is at work, all are zero.
@@ -148,17 +150,18 @@ def _from_one(basis: Basis, part: Domain, xi: Array, means: Any) -> Float[Array,
     values = basis.evaluate(part, xi)
     if not _local(basis):
         return values
-    count = values.shape[-1]
-    means = jnp.full(count, 1 / count, values.dtype) if means is None else jnp.asarray(means, values.dtype)
+    xp, count = module_of(values), values.shape[-1]
+    means = xp.asarray(np.full(count, 1 / count) if means is None else means, values.dtype)
     seen = (means > 0).astype(values.dtype)
     contrasts = values * seen - (values @ seen)[..., None] * means
-    return jnp.concatenate([jnp.ones_like(values[..., :1]), contrasts[..., 1:]], axis=-1)
+    return xp.concatenate([xp.ones_like(values[..., :1]), contrasts[..., 1:]], axis=-1)
 
 
-@program
-def _means(basis: Basis, part: Domain, xi: Array, weights: Any) -> Float[Array, " n"]:
-    values = basis.evaluate(part, xi)
-    return jnp.mean(values, axis=0) if weights is None else weights.astype(values.dtype) @ values / jnp.sum(weights)
+@on_host_or_compiled
+def _means(basis: Basis, part: Domain, xi: Held, j: int, weights: Any) -> Float[Held, " n"]:
+    """The mean of each function of a part, whose contexts are column `j`."""
+    values = basis.evaluate(part, xi[:, j])
+    return values.mean(axis=0) if weights is None else weights.astype(values.dtype) @ values / weights.sum()
 
 
 def by_component(basis: Basis, domain: Domain) -> Basis:

@@ -5,24 +5,27 @@ from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from ..checks import positive, whole
+from ..host import module_of, plain
 from ..problem import Mixed, Periodic
+from ..programs import Held
 from .base import Basis, check_count, plain_float, plain_integer
 from .index_sets import IndexSet, Tensor
+from .one_hot import one_hot
 
 
 def products(
-    values: Float[Array, "... all"], table: np.ndarray, starts: np.ndarray, from_one: bool
-) -> Float[Array, "... N"]:
+    values: Float[Held, "... all"], table: np.ndarray, starts: np.ndarray, from_one: bool
+) -> Float[Held, "... N"]:
     """Products of functions that lie one after another, those of each coordinate from `starts` on.
 
     Where the first of each is 1 (`from_one`), such factors are left out.
     """
+    if len(starts) == 1 and np.array_equal(table[:, 0], np.arange(values.shape[-1])):
+        return values
     places = starts + table
     if from_one:
         order = np.argsort(table == 0, axis=1, kind="stable")
@@ -51,9 +54,10 @@ class ProductBasis(Basis):
             )
 
     @abstractmethod
-    def univariate(self, u: Float[Array, "..."]) -> Float[Array, "... n"]:
+    def univariate(self, u: Float[Held, "..."]) -> Float[Held, "... n"]:
         """The one-dimensional functions on ``[-1, 1]``."""
 
+    @plain
     def evaluate(self, domain, xi):
         if isinstance(domain, Mixed):
             raise TypeError(
@@ -85,22 +89,19 @@ class PolynomialBasis(ProductBasis):
     def recurrence(self) -> tuple[np.ndarray, np.ndarray]:
         """``a_k`` and ``c_k`` for ``k = 0 .. n-2``."""
 
+    @plain
     def univariate(self, u):
-        def advance(carry, coefficients):
-            before, now = carry
-            a, c = coefficients
-            after = (a * u) * now - c * before
-            return (now, after), after
-
-        one = jnp.ones_like(u)
-        a, c = (jnp.asarray(v, u.dtype) for v in self.recurrence())
-        _, higher = jax.lax.scan(advance, (jnp.zeros_like(u), one), (a, c))
-        return jnp.moveaxis(jnp.concatenate([one[None], higher]), 0, -1)
+        xp = module_of(u)
+        found = [xp.ones_like(u)]
+        for k, (a, c) in enumerate(zip(*(part.tolist() for part in self.recurrence()), strict=True)):
+            found.append((a * u) * found[k] - c * found[k - 1] if k else a * u)
+        return xp.stack(found, axis=-1)
 
 
 class Chebyshev(PolynomialBasis):
     """Chebyshev polynomials of the first kind: the default, near-best for analytic policies."""
 
+    @plain
     def recurrence(self):
         k = np.arange(self.n - 1)
         return np.where(k == 0, 1.0, 2.0), np.ones(self.n - 1)
@@ -109,6 +110,7 @@ class Chebyshev(PolynomialBasis):
 class Legendre(PolynomialBasis):
     """Legendre polynomials: orthogonal for contexts uniform on the box."""
 
+    @plain
     def recurrence(self):
         k = np.arange(self.n - 1)
         return (2 * k + 1) / (k + 1), k / (k + 1)
@@ -117,6 +119,7 @@ class Legendre(PolynomialBasis):
 class Monomial(PolynomialBasis):
     """Powers ``1, u, u^2, ...`` on the reference interval; badly conditioned from about ``n = 10``."""
 
+    @plain
     def recurrence(self):
         return np.ones(self.n - 1), np.zeros(self.n - 1)
 
@@ -138,12 +141,19 @@ class Fourier(ProductBasis):
         once = isinstance(domain, Periodic) and self.period > 1
         return ProductBasis.evaluate(replace(self, period=1.0) if once else self, domain, xi)
 
+    @plain
     def univariate(self, u):
-        waves = np.arange(1, self.n // 2 + 1)
-        angle = u[..., None] * jnp.asarray(np.pi / self.period * waves, u.dtype)
-        pairs = jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1)
-        pairs = pairs.reshape(*u.shape, 2 * len(waves))
-        return jnp.concatenate([jnp.ones_like(u)[..., None], pairs], axis=-1)[..., : self.n]
+        xp, waves = module_of(u), np.arange(1, self.n // 2 + 1)
+        angle = u[..., None] * (np.pi / self.period * waves).astype(u.dtype)
+        pairs = xp.stack([xp.sin(angle), xp.cos(angle)], axis=-1).reshape(*u.shape, 2 * len(waves))
+        return xp.concatenate([xp.ones_like(u)[..., None], pairs], axis=-1)[..., : self.n]
+
+
+def _cell_of(u: Float[Held, "..."], n: int) -> Int[Held, "..."]:
+    """Which of ``n`` equal cells of ``[-1, 1]`` each number lies in; of NaN, the first."""
+    xp = module_of(u)
+    cell = xp.floor((u + 1) / 2 * n)
+    return xp.clip(xp.where(xp.isnan(cell), 0, cell), 0, n - 1).astype(int)
 
 
 def _tensor_only(basis: ProductBasis) -> None:
@@ -165,18 +175,15 @@ class Partition(ProductBasis):
     def __check_init__(self):
         _tensor_only(self)
 
+    @plain
     def univariate(self, u):
-        return jax.nn.one_hot(self._interval(u), self.n, dtype=u.dtype)
-
-    def _interval(self, u: Float[Array, "..."]) -> Int[Array, "..."]:
-        """The number of the cell along each coordinate."""
-        return jnp.clip(jnp.floor((u + 1) / 2 * self.n), 0, self.n - 1).astype(int)
+        return one_hot(_cell_of(u, self.n), self.n, u.dtype)
 
     def cell(self, domain, xi):
-        along = self._interval(domain.reference(xi))
+        along = _cell_of(domain.reference(xi), self.n)
         radix = self.n ** np.arange(domain.dimension)
         order = np.argsort(self.index.table(self.n, domain.dimension) @ radix)
-        return jnp.asarray(order)[along @ radix]
+        return module_of(along).asarray(order)[along @ radix]
 
     def constant(self, domain):
         return np.ones(self.n**domain.dimension)
@@ -193,12 +200,12 @@ class BSpline(ProductBasis):
         _tensor_only(self)
         whole("BSpline: degree", self.degree, 0)
 
+    @plain
     def univariate(self, u):
         degree = min(self.degree, self.n - 1)
         spans = self.n - degree
         knots = np.concatenate([-np.ones(degree), np.linspace(-1, 1, spans + 1), np.ones(degree)])
-        span = jnp.clip(jnp.floor((u + 1) / 2 * spans), 0, spans - 1).astype(int) + degree
-        values = jax.nn.one_hot(span, len(knots) - 1, dtype=u.dtype)
+        values = one_hot(_cell_of(u, spans) + degree, len(knots) - 1, u.dtype)
         for p in range(1, degree + 1):  # Cox-de Boor; a quotient 0/0 counts as 0
             count = len(knots) - 1 - p
             width = np.maximum(knots[p : p + count + 1] - knots[: count + 1], 1e-300)

@@ -5,10 +5,15 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax
-from jaxtyping import Array
+import numpy as np
+from jaxtyping import Array, Float, Shaped
 
-from ..problem import failure
+from ..host import module_of
+from ..problem import Domain, failure
+from ..programs import program
 from .base import Basis, check_count, plain_integer
+
+_ROWS_AT_ONCE = 1024  # contexts of one call of a user's function: it is compiled for so many, whatever the data
 
 
 class Features(Basis):
@@ -23,7 +28,15 @@ class Features(Basis):
             raise TypeError(f"Features: function must map one context to an array of shape ({self.n},).")
 
     def evaluate(self, domain, xi):
-        flat = xi.reshape(math.prod(xi.shape[: xi.ndim - len(domain.shape)]), *domain.shape)
+        lead = xi.shape[: xi.ndim - len(domain.shape)]
+        flat = xi.reshape(math.prod(lead), *domain.shape)
+        if module_of(xi) is np:
+            blocks = [flat[k : k + _ROWS_AT_ONCE] for k in range(0, max(1, len(flat)), _ROWS_AT_ONCE)]
+            found = [np.asarray(_of_block(self, domain, _filled(block)))[: len(block)] for block in blocks]
+            return np.concatenate(found).reshape(*lead, self.n)
+        return self._of_rows(domain, flat).reshape(*lead, self.n)
+
+    def _of_rows(self, domain: Domain, flat: Shaped[Array, "rows ..."]) -> Float[Array, "rows n"]:
         try:
             phi = jax.vmap(lambda row: self.function(domain.unpack(row)))(flat)
         except Exception as error:
@@ -34,10 +47,20 @@ class Features(Basis):
                 f"Features: function(xi) must return an array of shape ({self.n},), got {shape}; jnp.stack makes one "
                 "of several numbers."
             )
-        return phi.reshape(*xi.shape[: xi.ndim - len(domain.shape)], self.n)
+        return phi
 
     def count(self, domain):
         return self.n
 
     def constant(self, domain):
         return None
+
+
+@program
+def _of_block(basis: Features, domain: Domain, rows: Shaped[Array, "rows ..."]) -> Float[Array, "rows n"]:
+    return basis._of_rows(domain, rows)
+
+
+def _filled(rows: np.ndarray) -> np.ndarray:
+    """Contexts repeated up to a full block."""
+    return rows[np.arange(_ROWS_AT_ONCE) % len(rows)] if len(rows) else np.zeros((1, *rows.shape[1:]), rows.dtype)

@@ -8,12 +8,14 @@ beyond 1.
 
 import math
 from abc import abstractmethod
+from functools import lru_cache
 from typing import Any
 
 import equinox as eqx
 import numpy as np
 
 from ..checks import MOST_LISTED, whole
+from ..host import plain
 from .base import plain_integer
 
 _CANDIDATES = 2**20  # rows that are looked at together, of which a few are kept
@@ -33,6 +35,7 @@ class IndexSet(eqx.Module):
         """The same for many multi-indices, one a row."""
         return np.array([self.admits(k, n) for k in rows], bool)
 
+    @plain
     def table(self, n: int, dimension: int) -> np.ndarray:
         """All multi-indices, shape ``(N, dimension)``, by total degree and then lexicographically."""
         return self.coupled([np.arange(n)] * dimension)
@@ -45,8 +48,13 @@ class IndexSet(eqx.Module):
         """The same where the functions of each coordinate have these degrees."""
         return None
 
+    @plain
     def coupled(self, degrees: list[np.ndarray]) -> np.ndarray:
-        """All multi-indices where the functions of each coordinate have these degrees."""
+        """All multi-indices where the functions of each coordinate have these degrees; the last lists are kept."""
+        return _kept(self, tuple(tuple(own.tolist()) for own in degrees))
+
+    def listed(self, degrees: list[np.ndarray]) -> np.ndarray:
+        """The same, listed anew."""
         require_listed(self.count_coupled(degrees) or 0, repr(self), len(degrees))
         top = 1 + max(int(own.max()) for own in degrees)
         kept = np.zeros((1, 0), dtype=int)
@@ -63,6 +71,13 @@ class IndexSet(eqx.Module):
         count = len(degrees[-1])
         rows = np.column_stack([np.repeat(kept, count, axis=0), np.tile(np.arange(count), len(kept))])
         return rows[self.admits_each(_degree_of(rows, degrees), top)]
+
+
+@lru_cache(maxsize=8)
+def _kept(index: IndexSet, degrees: tuple[tuple[int, ...], ...]) -> np.ndarray:
+    found = index.listed([np.array(own) for own in degrees])
+    found.flags.writeable = False
+    return found
 
 
 def require_listed(count: int, name: str, dimension: int, fitting: str = "") -> None:
@@ -186,6 +201,7 @@ class Listed(IndexSet):
     def count_coupled(self, degrees):
         return len(self.members)
 
+    @plain
     def table(self, n, dimension):
         kept = np.array(self.members, dtype=int)
         if kept.shape[1] != dimension or kept.max() >= n:
@@ -195,7 +211,7 @@ class Listed(IndexSet):
             )
         return kept
 
-    def coupled(self, degrees):
+    def listed(self, degrees):
         kept, counts = np.array(self.members, dtype=int), np.array([len(own) for own in degrees])
         if kept.shape[1] != len(counts) or np.any(kept.max(axis=0) >= counts):
             raise ValueError(

@@ -4,10 +4,10 @@ from dataclasses import fields
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..problem import Domain
+from ..programs import put
 from .base import Basis
 from .index_sets import IndexSet
 
@@ -53,7 +53,7 @@ def _to_json(value: Any) -> Any:
 
 def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return jnp.asarray(value["array"], value["dtype"]) if "array" in value else basis_from_json(value)
+        return put(np.asarray(value["array"], value["dtype"])) if "array" in value else basis_from_json(value)
     return [_from_json(item) for item in value] if isinstance(value, list) else value
 
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from ..checks import positive, whole
+from ..host import module_of
 from ..programs import Held
 from .base import Basis, plain_float, plain_integer
-from .learned import UNLEARNED, given_options
+from .learned import UNLEARNED, given_options, with_one
 
 KERNELS = ("gaussian", "matern")
 METRICS = ("isotropic", "coordinates", "directions")
@@ -19,7 +19,7 @@ METRICS = ("isotropic", "coordinates", "directions")
 
 def kernel_profile(kernel: str, squares: Any) -> Any:
     """The kernel as a function of the squared distance, in units of its scale; in NumPy or JAX, as they come."""
-    xp = np if isinstance(squares, np.ndarray) else jnp
+    xp = module_of(squares)
     if kernel == "gaussian":
         return xp.exp(-squares / 2)
     r = xp.sqrt(5 * squares + 1e-30)  # differentiable at 0 too
@@ -36,7 +36,7 @@ def kernel_slope(kernel: str, squares: np.ndarray) -> np.ndarray:
 
 def squared_distances(one: Any, other: Any) -> Any:
     """Between the rows of two tables, by one product of matrices."""
-    xp = np if isinstance(one, np.ndarray) else jnp
+    xp = module_of(one)
     lengths = xp.sum(one**2, axis=-1)[..., None] + xp.sum(other**2, axis=-1)
     return xp.maximum(lengths - 2 * one @ other.T, 0)
 
@@ -95,7 +95,7 @@ class KernelFeatures(Basis):
         u = domain.reference(xi)
         axes, landmarks, table = (part.astype(u.dtype) for part in (self.axes, self.landmarks, self.table))
         phi = kernel_profile(self.kernel, squared_distances(u @ axes, landmarks)) @ table
-        return jnp.concatenate([jnp.ones_like(phi[..., :1]), phi], axis=-1)
+        return with_one(phi)
 
     def constant(self, domain):
         if self.table is None:

@@ -9,11 +9,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from ..checks import positive, whole
+from ..host import module_of
+from ..programs import Held
 from .base import Basis, check_count, plain_float, plain_integer
 
 UNLEARNED = "{} has to learn its functions from a problem first: pass it to cb.solve or cb.reduce."
@@ -48,7 +49,7 @@ class Snapshot(Basis):
     decisions: int = eqx.field(static=True, converter=plain_integer, default=8)
     spread: float = eqx.field(static=True, converter=plain_float, default=0.05)
     rich: Basis | None = None  # the background used
-    table: Float[Array, "raw n"] | None = None  # what of it was kept
+    table: Float[Held, "raw n"] | None = None  # what of it was kept
 
     def __check_init__(self):
         check_count("Snapshot", self.n)
@@ -80,11 +81,17 @@ class Snapshot(Basis):
         return f"Snapshot({self.n}{given_options(self, background=None, decisions=8, spread=0.05)})"
 
 
-def network(layers: tuple[Array, ...], u: Float[Array, "... d"]) -> Float[Array, "... n"]:
+def with_one(phi: Float[Held, "... m"]) -> Float[Held, "... n"]:
+    """Functions with the constant 1 before them."""
+    xp = module_of(phi)
+    return xp.concatenate([xp.ones_like(phi[..., :1]), phi], axis=-1)
+
+
+def network(layers: tuple[Held, ...], u: Float[Held, "... d"]) -> Float[Held, "... n"]:
     """The constant 1, and the outputs of a network whose layers hold their biases as last row."""
     for depth, layer in enumerate(layers):
-        u = (jnp.tanh(u) if depth else u) @ layer[:-1].astype(u.dtype) + layer[-1].astype(u.dtype)
-    return jnp.concatenate([jnp.ones_like(u[..., :1]), u], axis=-1)
+        u = (module_of(u).tanh(u) if depth else u) @ layer[:-1].astype(u.dtype) + layer[-1].astype(u.dtype)
+    return with_one(u)
 
 
 class Neural(Basis):
@@ -111,7 +118,7 @@ class Neural(Basis):
     decisions: int = eqx.field(static=True, converter=plain_integer, default=4)
     spread: float = eqx.field(static=True, converter=plain_float, default=0.05)
     seed: int = eqx.field(static=True, converter=plain_integer, default=0)
-    layers: tuple[Array, ...] = eqx.field(converter=tuple, default=())  # what was learned
+    layers: tuple[Held, ...] = eqx.field(converter=tuple, default=())  # what was learned
 
     def __check_init__(self):
         whole("Neural: n", self.n, 2, "the constant, and at least one function to learn")

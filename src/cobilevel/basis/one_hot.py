@@ -8,7 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from ..programs import arithmetic, put, rows_at
+from ..programs import Held, arithmetic, put, rows_at
+
+
+def one_hot(place: Int[Held, "..."], size: int, dtype: Any) -> Float[Held, "... N"]:
+    """Rows of zeros with a one at each place."""
+    return (place[..., None] == np.arange(size, dtype=place.dtype)).astype(dtype)
 
 
 class OneHot(eqx.Module):
@@ -36,8 +41,12 @@ class OneHot(eqx.Module):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Shaped[np.ndarray, "n N"]:
         return np.asarray(self.dense(), dtype)
 
-    def dense(self) -> Float[Array, "n N"]:
-        return jnp.asarray(self.value)[:, None] * jax.nn.one_hot(self.place, self.size, dtype=self.dtype)
+    def dense(self) -> Float[Held, "n N"]:
+        if arithmetic(self.place, self.value) is jnp:
+            return self.value[:, None] * one_hot(self.place, self.size, self.dtype)
+        table = np.zeros(self.shape, self.dtype)
+        table[np.arange(len(self)), np.asarray(self.place)] = np.asarray(self.value)
+        return table if isinstance(self.value, np.ndarray) else put(table)
 
     def on_host(self) -> "OneHot":
         """In NumPy and in double precision."""
@@ -67,10 +76,10 @@ class OneHot(eqx.Module):
         return OneHot(self.place, self.value**2, self.size).sums(matrices)
 
 
-Rows = Float[Array, "n N"] | OneHot
+Rows = Float[Held, "n N"] | OneHot
 
 
-def dense(phi: Any) -> Float[Array, "n N"]:
+def dense(phi: Any) -> Float[Held, "n N"]:
     """Features as a matrix, whatever they are kept as."""
     return phi.dense() if isinstance(phi, OneHot) else phi
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from ..checks import whole
+from ..host import module_of
 from ..problem import Box
 from ..programs import Held
 from .base import Basis, plain_integer
@@ -55,7 +55,7 @@ class Rotated(Basis):
             raise RuntimeError(UNLEARNED.format(self))
         u = domain.reference(xi)
         z = u @ self.axes.astype(u.dtype) + self.shift.astype(u.dtype)
-        return self.basis.evaluate(self._cube(), jnp.clip(z, -1, 1))
+        return self.basis.evaluate(self._cube(), module_of(z).clip(z, -1, 1))
 
     def count(self, domain):
         return self.basis.count(self._cube())

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 
+from ..host import module_of
 from .base import Basis
 
 
@@ -23,7 +23,7 @@ class Union(Basis):
             raise TypeError(f"Union takes bases, such as Union([Chebyshev(5), Partition(4)]), got {self.parts!r}.")
 
     def evaluate(self, domain, xi):
-        return jnp.concatenate([part.evaluate(domain, xi) for part in self.parts], axis=-1)
+        return module_of(xi).concatenate([part.evaluate(domain, xi) for part in self.parts], axis=-1)
 
     def count(self, domain):
         counts = [part.count(domain) for part in self.parts]

@@ -10,6 +10,7 @@ from jaxtyping import Float, PyTree
 from .. import trees
 from ..checks import positive
 from ..cluster import shards_of, this_cluster
+from ..host import module_of, on_host
 from ..programs import Held, is_spread, put
 from .base import Basis, FeatureMap, combine, plain_float, upper_triangle
 from .one_hot import OneHot, Rows, dense, taller, widened
@@ -32,12 +33,14 @@ class Whitening(eqx.Module):
         """How many independent functions the observed contexts can see."""
         return self.transform.shape[1]
 
+    @on_host
     def unseen(self, phi: Rows) -> Float[Held, " n"]:
         """The share of each row of features, by its norm, that the observed contexts do not see."""
         if isinstance(phi, OneHot):
             return (self.transform.value[phi.place] == 0).astype(phi.dtype)  # pyright: ignore
-        size = jnp.linalg.norm(phi, axis=1)
-        return jnp.linalg.norm(phi - (phi @ self.transform) @ self.inverse, axis=1) / jnp.where(size > 0, size, 1)
+        xp = module_of(phi)
+        size = xp.linalg.norm(phi, axis=1)
+        return xp.linalg.norm(phi - (phi @ self.transform) @ self.inverse, axis=1) / xp.where(size > 0, size, 1)
 
 
 def whiten(phi: Rows, weights: Float[Held, " n"] | None = None, tolerance: float | None = None) -> Whitening:
@@ -93,10 +96,9 @@ def _whiten_cells(phi: OneHot, weights: Float[Held, " n"] | None) -> Whitening:
     seen = np.flatnonzero(norms > 0)
     place, value = np.zeros(len(norms), int), np.zeros(len(norms))
     place[seen], value[seen] = np.arange(len(seen)), 1 / norms[seen]
-    forth = OneHot(jnp.asarray(place), jnp.asarray(value, phi.dtype), len(seen))
-    back = OneHot(jnp.asarray(seen), jnp.asarray(norms[seen], phi.dtype), len(norms))
-    spectrum = np.sort(norms)[::-1][: len(phi)]
-    return Whitening(forth, back, jnp.asarray(spectrum, phi.dtype))
+    forth = OneHot(place, value.astype(phi.dtype), len(seen))
+    back = OneHot(seen, norms[seen].astype(phi.dtype), len(norms))
+    return put(Whitening(forth, back, np.sort(norms)[::-1][: len(phi)].astype(phi.dtype)))
 
 
 class Coordinates(eqx.Module):
@@ -169,7 +171,7 @@ class Orthonormal(Basis):
         factors = whiten(plain(xi), weights, self.tolerance)
         turned = dense(factors.transform)
         transform = turned if plain.transform is None else combine(plain.transform, turned)
-        constant = combine(factors.inverse, plain.constant.astype(factors.inverse.dtype))
+        constant = combine(factors.inverse, np.asarray(plain.constant, factors.inverse.dtype))
         own = self if plain.basis is self.basis else Orthonormal(plain.basis, self.tolerance)
         return FeatureMap(own, domain, transform, constant)
 

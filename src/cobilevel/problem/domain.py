@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
+from ..host import module_of, on_host, plain
 from ..programs import Held, arithmetic, put
 from .array_checks import real_numbers
 from .columns import Strings, contexts_of, listed_values, one_length
@@ -33,38 +34,39 @@ class Domain(eqx.Module):
         """Lower and upper corner of the smallest box that holds the domain, each of shape ``(dimension,)``."""
 
     @abstractmethod
-    def contains(self, xi: Shaped[Held, "..."]) -> Bool[Held, "..."]:
+    def contains(self, xi: Shaped[Held, "..."]) -> Bool[Any, "..."]:
         """Whether each context belongs to the domain (up to rounding at the ends)."""
 
     @property
     def dimension(self) -> int:
         return int(np.prod(self.shape))
 
+    @plain
     def coordinates(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "... d"]:
         """Contexts with one trailing axis of length ``dimension``, whatever ``shape`` is."""
         return xi if self.shape else xi[..., None]
 
+    @on_host
     def reference(self, xi: Shaped[Held, "..."]) -> Float[Held, "... d"]:
         """Maps contexts to ``[-1, 1]^d``.
 
         Measured from the nearer end, so that the ends land on -1 and 1 exactly and nothing is rounded close to them,
         where polynomials of degree k change k^2 times as fast as their argument.
         """
-        xp = arithmetic(xi, self.bounds)
-        xi = self.coordinates(xp.asarray(xi))
-        xi = xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(float)
+        xp, xi = module_of(xi), self.coordinates(as_floats(xi))
         lo, hi = (xp.asarray(end, xi.dtype) for end in self.bounds)
         half = xp.where(hi > lo, (hi - lo) / 2, 1).astype(xi.dtype)
         from_lo, from_hi = (xi - lo) / half, (hi - xi) / half
-        return put(xp.where(from_lo > from_hi, 1 - from_hi, from_lo - 1))
+        return xp.where(from_lo > from_hi, 1 - from_hi, from_lo - 1)
 
-    def place(self, u: Float[Held, "... d"]) -> Float[Held, "..."]:
+    @on_host
+    def place(self, u: Float[Held, "... d"]) -> Float[Any, "..."]:
         """The inverse of ``reference``."""
-        xp = arithmetic(u, self.bounds)
-        lo, hi = (xp.asarray(end, u.dtype) for end in self.bounds)
-        xi = lo + (hi - lo) * (xp.asarray(u) + 1) / 2
-        return put(xi if self.shape else xi[..., 0])
+        lo, hi = (module_of(u).asarray(end, u.dtype) for end in self.bounds)
+        xi = lo + (hi - lo) * (u + 1) / 2
+        return xi if self.shape else xi[..., 0]
 
+    @plain
     def pack(self, xi: Any, where: str = "xi") -> Any:
         """Contexts as a user hands them over, as one array; a dict of columns is taken in its order.
 
@@ -84,6 +86,7 @@ class Domain(eqx.Module):
             return kept_digits(xp.stack(xp.broadcast_arrays(*map(xp.asarray, columns)), axis=-1))
         return self.wrap(self.pack_column(xi, where))
 
+    @plain
     def pack_column(self, xi: Any, where: str) -> Any:
         """The same for what is no dict."""
         found = contexts_of(xi, where)
@@ -94,8 +97,13 @@ class Domain(eqx.Module):
             )
         return found
 
+    @plain
     def wrap(self, xi: Any) -> Any:
         """Contexts written in the one way in which they are compared: itself, but for domains that repeat."""
+        return xi
+
+    def wrapped(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "..."]:
+        """The same for floats, in NumPy where they came so."""
         return xi
 
     def unpack(self, row: Shaped[Held, "..."]) -> Any:
@@ -106,21 +114,28 @@ class Domain(eqx.Module):
         """Coordinates in which contexts that are alike are near, and others are not."""
         return self.reference(xi)
 
-    def _inside_box(self, xi: Shaped[Held, "..."]) -> Bool[Held, "..."]:
+    @plain
+    def _inside_box(self, xi: Shaped[Held, "..."]) -> Bool[Any, "..."]:
         u = self.reference(xi)
-        xp = arithmetic(u)
-        return xp.all(xp.abs(u) <= 1 + self._slack(u.dtype), axis=-1)
+        return module_of(u).all(abs(u) <= 1 + self._slack(u.dtype), axis=-1)
 
     @staticmethod
     def _slack(dtype: Any) -> float:
         """How far outside (of 1) still counts as rounding."""
         return 8 * float(jnp.finfo(dtype).eps) ** 0.75
 
-    def snap(self, xi: Shaped[Held, "..."], dtype: Any) -> Shaped[Held, "..."]:
+    @on_host
+    def snap(self, xi: Shaped[Held, "..."], dtype: Any) -> Shaped[Any, "..."]:
         """Contexts in a floating dtype, moved back onto the domain where lower precision had moved them off it."""
-        xp = arithmetic(xi, self.bounds)
+        xp = module_of(xi)
         lo, hi = (xp.asarray(end, dtype) for end in self.bounds)
-        return put(xp.clip(self.coordinates(xp.asarray(xi)).astype(dtype), lo, hi).reshape(xi.shape))
+        return xp.clip(self.coordinates(xi).astype(dtype), lo, hi).reshape(xi.shape)
+
+
+def as_floats(xi: Any) -> Any:
+    """Contexts as an array of floats; whole numbers in the precision that JAX has here."""
+    xi = module_of(xi).asarray(xi)
+    return xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(jnp.result_type(float))
 
 
 def check_ends(domain: Any, several: str) -> None:
@@ -149,6 +164,7 @@ class Interval(Domain):
     def bounds(self):
         return self.lo[None], self.hi[None]
 
+    @on_host
     def contains(self, xi):
         return self._inside_box(xi)
 
@@ -183,6 +199,7 @@ class Box(Domain):
     def bounds(self):
         return self.lo, self.hi
 
+    @on_host
     def contains(self, xi):
         return self._inside_box(xi)
 
@@ -219,6 +236,7 @@ class Finite(Domain):
     def shape(self):
         return self.values.shape[1:]
 
+    @plain
     def pack_column(self, xi, where):
         found = contexts_of(xi, where)
         if not isinstance(found, Strings):
@@ -248,37 +266,39 @@ class Finite(Domain):
         table = self.values.reshape(len(self.values), -1)
         return table.min(axis=0), table.max(axis=0)
 
-    def distances(self, xi: Shaped[Held, "..."]) -> Float[Held, "... m"]:
-        """How far each context is from each of the values, on the reference scale."""
+    def _on_reference(self, xi: Shaped[Held, "..."]) -> tuple[Float[Any, "... d"], Float[Any, "m d"]]:
+        """Contexts and values on the reference scale, in one precision."""
+        xi = module_of(xi).asarray(xi)
+        cut = jnp.issubdtype(xi.dtype, jnp.floating) and jnp.issubdtype(self.values.dtype, jnp.floating)
+        values = module_of(xi).asarray(self.values, xi.dtype if cut else None)
         u = self.reference(xi)
-        table = self.reference(jnp.asarray(self.values))
-        return jnp.max(jnp.abs(u[..., None, :] - table.astype(u.dtype)), axis=-1)
+        return u, self.reference(values).astype(u.dtype)
 
+    @on_host
     def nearest(self, xi: Shaped[Held, "..."]) -> tuple[Int[Any, "..."], Float[Any, "..."]]:
         """The position among the values of the one nearest to each context, and how far that is.
 
-        By search in a tree, or in an ordered list inside of compiled programs: a table of all distances would be
-        contexts times values large.
+        By search in an ordered list, or in a tree: a table of all distances, which compiled programs make of vectors,
+        would be contexts times values large.
         """
-        if arithmetic(xi, self.values) is np:
-            u, table = (np.asarray(self.reference(jnp.asarray(a))) for a in (xi, self.values))
-            rows = u.reshape(-1, u.shape[-1])
-            known: Any = np.all(np.isfinite(rows), axis=1)
-            from scipy.spatial import KDTree  # takes long to import, and few need it
-
-            far, place = KDTree(table.astype(u.dtype)).query(np.where(known[:, None], rows, 0), p=np.inf)
-            far = np.where(known, far, np.nan).astype(u.dtype)
-            return place.reshape(u.shape[:-1]), far.reshape(u.shape[:-1])
-        if self.dimension > 1:
-            distances = self.distances(xi)
+        xp, (u, table) = module_of(xi), self._on_reference(xi)
+        if self.dimension == 1:
+            u, table = u[..., 0], table[:, 0]
+            order = xp.argsort(table)
+            above = xp.searchsorted(table[order], u)
+            both = order[xp.clip(xp.stack([above - 1, above]), 0, len(table) - 1)]
+            far = abs(table[both] - u)
+            return xp.where(far[1] < far[0], both[1], both[0]), xp.where(xp.isnan(u), u, xp.min(far, axis=0))
+        if xp is jnp:
+            distances = jnp.max(jnp.abs(u[..., None, :] - table), axis=-1)
             return jnp.argmin(distances, axis=-1), jnp.min(distances, axis=-1)
-        u = self.reference(xi)[..., 0]
-        table = self.reference(jnp.asarray(self.values)).reshape(-1).astype(u.dtype)
-        order = jnp.argsort(table)
-        above = jnp.searchsorted(table[order], u)
-        both = order[jnp.clip(jnp.stack([above - 1, above]), 0, len(table) - 1)]
-        far = jnp.abs(table[both] - u)
-        return jnp.where(far[1] < far[0], both[1], both[0]), jnp.where(jnp.isnan(u), u, jnp.min(far, axis=0))
+        rows = u.reshape(-1, u.shape[-1])
+        known: Any = np.all(np.isfinite(rows), axis=1)
+        from scipy.spatial import KDTree  # takes long to import, and few need it
+
+        far, place = KDTree(table).query(np.where(known[:, None], rows, 0), p=np.inf)
+        far = np.where(known, far, np.nan).astype(u.dtype)
+        return place.reshape(u.shape[:-1]), far.reshape(u.shape[:-1])
 
     def index(self, xi: Shaped[Held, "..."]) -> Int[Any, "..."]:
         """The position of each context among the values."""
@@ -287,22 +307,22 @@ class Finite(Domain):
     def check_distinct(self) -> None:
         """Raises where two values cannot be distinguished in the precision at hand."""
         cast(self.values, None, "domain: Finite")
-        order = np.asarray(self.index(jnp.asarray(self.values)))
+        order = np.asarray(self.index(put(self.values)))
         if not np.array_equal(order, np.arange(len(order))):
             raise ValueError(
                 "domain: some values of Finite are too close to be distinguished in this precision. Number them 0, 1, "
                 "2, or set jax.config.update('jax_enable_x64', True)."
             )
 
+    @on_host
     def contains(self, xi):
         far = self.nearest(xi)[1]
         return far <= self._slack(far.dtype)
 
+    @on_host
     def snap(self, xi, dtype):
-        there: Any = arithmetic(xi, self.values)
-        values = there.asarray(self.values)
-        values = values.astype(dtype) if jnp.issubdtype(xi.dtype, jnp.floating) else values
-        return jnp.asarray(values[self.index(xi)])
+        values = module_of(xi).asarray(self.values, dtype if jnp.issubdtype(xi.dtype, jnp.floating) else None)
+        return values[self.index(xi)]
 
     def __repr__(self):
         return f"Finite({self.values.tolist() if self.labels is None else list(self.labels)})"

@@ -6,18 +6,14 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from ..programs import arithmetic, put
+from ..host import module_of, on_host, plain
 from .array_checks import real_numbers
-from .domain import Domain, check_ends
+from .domain import Domain, as_floats, check_ends
 from .precision import kept_digits
 
 _SPREADS = 2.0  # standard deviations of the data that make the scale of a fitted map: half of it is nearly straight
 _OF_NORMAL = 1.4826  # a normal distribution's standard deviation, in units of the median distance from the median
 _NEAREST_END = 1e-12  # how near to the ends of the reference interval a context is placed
-
-
-def _floating(xi: Any) -> bool:
-    return jnp.issubdtype(xi.dtype, jnp.floating)
 
 
 class Periodic(Domain):
@@ -40,39 +36,42 @@ class Periodic(Domain):
     def bounds(self):
         return self.lo[None], self.hi[None]
 
+    @on_host
     def contains(self, xi):
-        xp = arithmetic(xi)
-        return put(xp.isfinite(xp.asarray(xi)))
+        return module_of(xi).isfinite(xi)
 
-    def _turn(self, xi: Any, xp: Any) -> Any:
+    @plain
+    def _turn(self, xi: Any) -> Any:
         """Contexts as shares of a turn, from 0 up to 1."""
-        xi = xi if _floating(xi) else xi.astype(float)
+        xp, xi = module_of(xi), as_floats(xi)
         lo, hi = (xp.asarray(end, xi.dtype) for end in (self.lo, self.hi))
         turns = (xi - lo) / (hi - lo)
         return turns - xp.floor(turns)
 
+    @on_host
     def reference(self, xi):
-        xp = arithmetic(xi, self.bounds)
-        return put(2 * self._turn(xp.asarray(xi), xp)[..., None] - 1)
+        return 2 * self._turn(xi)[..., None] - 1
 
+    @plain
     def wrap(self, xi):
-        if not _floating(xi):
-            return xi
-        xp = arithmetic(xi, self.bounds)
-        xi = xp.asarray(xi)
+        return kept_digits(self.wrapped(xi)) if jnp.issubdtype(xi.dtype, jnp.floating) else xi
+
+    @on_host
+    def wrapped(self, xi):
+        xp = module_of(xi)
         lo, hi = (xp.asarray(end, xi.dtype) for end in (self.lo, self.hi))
         inside = (xi >= lo) & (xi < hi)
-        return kept_digits(xp.where(inside | ~xp.isfinite(xi), xi, lo + (hi - lo) * self._turn(xi, xp)))
+        return xp.where(inside | ~xp.isfinite(xi), xi, lo + (hi - lo) * self._turn(xi))
 
+    @on_host
     def snap(self, xi, dtype):
-        xp = arithmetic(xi, self.bounds)
-        return self.wrap(xp.asarray(xi).astype(dtype))
+        return self.wrapped(xi.astype(dtype))
 
+    @on_host
     def embedded(self, xi):
         """On a circle as long as the reference interval."""
-        xp = arithmetic(xi, self.bounds)
-        angle = 2 * np.pi * self._turn(xp.asarray(xi), xp)
-        return put(xp.stack([xp.cos(angle), xp.sin(angle)], axis=-1) / np.pi)
+        xp, angle = module_of(xi), 2 * np.pi * self._turn(xi)
+        return xp.stack([xp.cos(angle), xp.sin(angle)], axis=-1) / np.pi
 
     def __repr__(self):
         return f"Periodic({self.lo}, {self.hi})"
@@ -121,25 +120,26 @@ class Unbounded(Domain):
     def bounds(self):
         return np.array([-np.inf]), np.array([np.inf])
 
+    @on_host
     def contains(self, xi):
-        xp = arithmetic(xi)
-        return put(xp.isfinite(xp.asarray(xi)))
+        return module_of(xi).isfinite(xi)
 
+    @on_host
     def reference(self, xi):
-        xp = arithmetic(xi, (self.center, self.scale))
-        xi = xp.asarray(xi)
-        xi = xi if _floating(xi) else xi.astype(float)
+        xp, xi = module_of(xi), as_floats(xi)
         t = (xi - xp.asarray(self.center, xi.dtype)) / xp.asarray(self.scale, xi.dtype)
-        return put((t / xp.hypot(xp.ones_like(t), t))[..., None])
+        return (t / xp.hypot(xp.ones_like(t), t))[..., None]
 
+    @on_host
     def place(self, u):
-        xp = arithmetic(u, (self.center, self.scale))
-        u = xp.clip(xp.asarray(u)[..., 0], -1 + _NEAREST_END, 1 - _NEAREST_END)
+        xp = module_of(u)
+        u = xp.clip(u[..., 0], -1 + _NEAREST_END, 1 - _NEAREST_END)
         t = u / xp.sqrt((1 - u) * (1 + u))
-        return put(xp.asarray(self.center, t.dtype) + xp.asarray(self.scale, t.dtype) * t)
+        return xp.asarray(self.center, t.dtype) + xp.asarray(self.scale, t.dtype) * t
 
+    @on_host
     def snap(self, xi, dtype):
-        return put(arithmetic(xi).asarray(xi).astype(dtype))
+        return xi.astype(dtype)
 
     def __repr__(self):
         return f"Unbounded({self.center}, {self.scale})"

@@ -1,6 +1,6 @@
 """Contexts of several parts, each of its own kind and under its own name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -9,6 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
+from ..host import module_of, on_host, plain
 from ..programs import arithmetic
 from .columns import NAMED, Strings, contexts_of, listed_values, one_length
 from .domain import Box, Domain, Finite
@@ -55,27 +56,28 @@ class Mixed(Domain):
 
     @property
     def bounds(self):
-        ends = [part.bounds for part in self.components]
-        xp = arithmetic(ends)
-        return tuple(xp.concatenate([end[side] for end in ends]) for side in (0, 1))
+        ends = zip(*(part.bounds for part in self.components), strict=True)
+        return tuple(_together("concatenate", end, 0) for end in ends)
 
     @property
     def parts(self) -> dict[str, Domain]:
         """The parts by name."""
         return dict(zip(self.names, self.components, strict=True))
 
+    @plain
     def _each(self, apply: Callable[[Domain, Any], Any], xi: Any) -> list[Any]:
         """What a function of a part and its column gives, part by part."""
-        xi = arithmetic(xi).asarray(xi)
         return [apply(part, xi[..., j]) for j, part in enumerate(self.components)]
 
+    @on_host
     def contains(self, xi):
-        found = self._each(lambda part, column: part.contains(column), xi)
-        return arithmetic(found).all(arithmetic(found).stack(found), axis=0)
+        return _together("stack", self._each(lambda part, column: part.contains(column), xi)).all(axis=-1)
 
+    @on_host
     def reference(self, xi):
-        return _joined(self._each(lambda part, column: part.reference(column), xi))
+        return _together("concatenate", self._each(lambda part, column: part.reference(column), xi))
 
+    @on_host
     def place(self, u):
         """The inverse of ``reference``; between categories, the nearest."""
 
@@ -83,14 +85,21 @@ class Mixed(Domain):
             found = part.place(column[..., None])
             return part.snap(found, found.dtype) if isinstance(part, Finite) else found
 
-        return _stacked([arithmetic(column).asarray(column, u.dtype) for column in self._each(one, u)])
+        return _together("stack", [column.astype(u.dtype) for column in self._each(one, u)])
 
+    @on_host
     def snap(self, xi, dtype):
-        return _stacked(self._each(lambda part, column: part.snap(column, dtype), xi))
+        return _together("stack", self._each(lambda part, column: part.snap(column, dtype), xi))
 
+    @plain
     def wrap(self, xi):
-        return _stacked(self._each(lambda part, column: part.wrap(column), xi))
+        return kept_digits(self.wrapped(xi))
 
+    @on_host
+    def wrapped(self, xi):
+        return _together("stack", self._each(lambda part, column: part.wrapped(column), xi))
+
+    @on_host
     def embedded(self, xi):
         """Circles as circles, and categories far apart, so that those near a context have its categories."""
         apart = _APART * len(self.names) ** 0.5
@@ -98,10 +107,11 @@ class Mixed(Domain):
         def one(part, column):
             if not isinstance(part, Finite):
                 return part.embedded(column)
-            return arithmetic(column).asarray(apart * part.index(column)[..., None], column.dtype)
+            return (apart * part.index(column)[..., None]).astype(column.dtype)
 
-        return _joined(self._each(one, xi))
+        return _together("concatenate", self._each(one, xi))
 
+    @plain
     def pack(self, xi, where="xi"):
         if not isinstance(xi, Mapping):
             found = contexts_of(xi, where)
@@ -147,14 +157,10 @@ def _whole(part: Finite) -> bool:
     return jnp.issubdtype(part.values.dtype, jnp.integer)
 
 
-def _stacked(columns: list[Any]) -> Any:
-    xp = arithmetic(columns)
-    return kept_digits(xp.stack([xp.asarray(column) for column in columns], axis=-1))
-
-
-def _joined(columns: list[Any]) -> Any:
-    xp = arithmetic(columns)
-    return kept_digits(xp.concatenate([xp.asarray(column) for column in columns], axis=-1))
+def _together(how: str, columns: Sequence[Any], axis: int = -1) -> Any:
+    """Columns in one array: in NumPy, unless one of them is JAX's."""
+    xp = jnp if any(module_of(column) is jnp for column in columns) else np
+    return getattr(xp, how)([xp.asarray(column) for column in columns], axis=axis)
 
 
 class Unpacked(eqx.Module):
@@ -181,6 +187,7 @@ def columns_of(domain: Domain, xi: Any, where: str) -> list[tuple[Domain, Any, s
     """The parts of a domain, with their columns of the contexts and how these are called."""
     if not isinstance(domain, Mixed):
         return [(domain, xi, where)]
+    xi = np.asarray(xi) if arithmetic(xi) is np else xi
     return [(part, xi[..., j], f"{where}[{name!r}]") for j, (name, part) in enumerate(domain.parts.items())]
 
 
@@ -191,7 +198,7 @@ def never_seen(domain: Domain, xi: Any) -> str:
     for (part, column, _), name in zip(columns, getattr(domain, "names", [""]), strict=True):
         if not isinstance(part, Finite) or (part is domain and part.labels is None):
             continue
-        seen = set(np.asarray(part.index(jnp.asarray(column))).ravel().tolist())
+        seen = set(np.asarray(part.index(np.asarray(column))).ravel().tolist())
         unseen = [part.named(k) for k in range(len(part.values)) if k not in seen]
         some = ", ".join(unseen[:NAMED]) + (f" and {len(unseen) - NAMED} more" if len(unseen) > NAMED else "")
         said += [f"{name} {some}".strip()] if unseen else []

@@ -1,0 +1,72 @@
+"""Arithmetic on the host: in NumPy where arrays hold values now, without a program for each shape; else in JAX."""
+
+from collections.abc import Callable
+from functools import partial, update_wrapper, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from .programs import is_spread, program, put
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def module_of(array: Any) -> Any:
+    """``jax.numpy`` for arrays of JAX, NumPy for its own and for plain numbers."""
+    return jnp if isinstance(array, jax.Array) else np
+
+
+class _Plain:
+    """What a class holds in place of a method that is bound without Equinox."""
+
+    def __init__(self, function: Callable):
+        update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self.function if instance is None else partial(self.function, instance)
+
+
+def plain(method: Callable[P, R]) -> Callable[P, R]:
+    """A method bound without Equinox, which makes a module of each: that takes longer than the arithmetic on a thousand
+    numbers."""
+    return _Plain(method)
+
+
+def on_host(function: Callable[P, R]) -> Callable[P, R]:
+    """A method of arrays that is written for both: it gets NumPy's where all hold values in this process.
+
+    It returns JAX arrays where some came in. Where arrays are traced, or spread over devices, it gets JAX's.
+    """
+    return plain(_on_host(function, function))
+
+
+def on_host_or_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The same for a function, with a program of its own where arrays are traced or spread."""
+    compiled = program(function)
+    return _on_host(function, lambda *args: compiled(*put(args)))  # NumPy's would be cut by the precision of the caller
+
+
+def _on_host(function: Callable[P, R], elsewhere: Callable[P, R]) -> Callable[P, R]:
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        leaves = jax.tree.leaves(args)
+        if any(isinstance(leaf, Tracer) or is_spread(leaf) for leaf in leaves):
+            return elsewhere(*[jnp.asarray(a) if isinstance(a, np.ndarray | np.generic | float) else a for a in args])
+        foreign = any(isinstance(leaf, jax.Array) for leaf in leaves)
+        with np.errstate(all="ignore"):  # NaN and infinity are answers here
+            found = function(*(jax.tree.map(_as_numpy, args) if foreign else args))
+        return put(found) if foreign else found
+
+    return call
+
+
+def _as_numpy(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
