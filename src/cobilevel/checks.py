@@ -133,7 +133,7 @@ def entered(caller: str, *arguments: Any) -> None:
     Functions among the arguments are looked into as far as their closures go.
     """
     require_threads(caller)
-    inside = isinstance(jnp.zeros(()), Tracer)
+    inside = isinstance(jax.device_put(np.zeros(())), Tracer)
     if inside or any(isinstance(leaf, Tracer) for leaf in _leaves_held(arguments)):
         raise TypeError(
             f"{caller} was called under jax.jit, vmap, grad or another transformation of JAX, whose values are not "

@@ -10,6 +10,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Key, UInt32
 
 _LEAST_SEED, _LARGEST_SEED = -(2**63), 2**63 - 1  # what JAX takes
+_THREEFRY = "threefry2x32"  # the generator that JAX has by default
 _OLD_SHAPE = (2,)  # of keys that jax.random.PRNGKey makes
 
 
@@ -46,6 +47,9 @@ def _seed(number: int) -> int:
 
 @cache
 def _seeded(seed: int) -> jax.Array:
+    """The key that JAX makes of a seed; of a small one its two words are known, and no program is compiled for it."""
+    if 0 <= seed < 2**31 and jax.config.jax_default_prng_impl == _THREEFRY:
+        return jax.random.wrap_key_data(np.array([0, seed], np.uint32), impl=_THREEFRY)
     return jax.random.key(seed)
 
 

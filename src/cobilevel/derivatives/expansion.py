@@ -147,21 +147,21 @@ def _sums(phi: Any, rows: np.ndarray) -> np.ndarray:
 def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]) -> Float[np.ndarray, "M M"]:
     r"""$\sum_n A_n \otimes \Phi_n \Phi_n^T$ for symmetric $A_n$, rows and columns as in a table of coefficients.
 
-    One ``N x N`` product for each pair of components of ``y``; several in one where features are few.
+    One ``N x N`` product for each pair of components of ``y``; several in one where features are few. Long rows are
+    multiplied several times as fast as short ones.
     """
-    size, count = matrices.shape[1], phi.shape[1]
+    size, (n, count) = matrices.shape[1], phi.shape
     first, second = np.triu_indices(size)
-    pairs = matrices[:, first, second]
+    pairs = np.ascontiguousarray(matrices.reshape(n, -1)[:, first * size + second].T)
+    turned, found = np.ascontiguousarray(phi.T), np.empty((count, size, count, size), phi.dtype)
     each = max(1, _AT_ONCE // max(phi.size, 1))
-    blocks = np.empty((len(first), count, count), phi.dtype)
     for k in range(0, len(first), each):
-        some = pairs[:, k : k + each]
-        weighted = (phi[:, None, :] * some[:, :, None]).reshape(len(phi), -1)
-        blocks[k : k + each] = (weighted.T @ phi).reshape(-1, count, count)
-    blocks = (blocks + np.swapaxes(blocks, 1, 2)) / 2
-    pair = np.empty((size, size), int)
-    pair[first, second] = pair[second, first] = np.arange(len(first))
-    return blocks[pair].transpose(2, 0, 3, 1).reshape(count * size, count * size)
+        weighted = (pairs[k : k + each, None] * turned).reshape(-1, n)
+        blocks = (weighted @ phi).reshape(-1, count, count)
+        blocks = (blocks + np.swapaxes(blocks, 1, 2)) / 2
+        for i, j, block in zip(first[k : k + each], second[k : k + each], blocks, strict=True):
+            found[:, i, :, j] = found[:, j, :, i] = block
+    return found.reshape(count * size, count * size)
 
 
 @dataclass(frozen=True)
@@ -292,18 +292,20 @@ class Expansions:
         self.start, bounds = flattened(self._x0), reduced.problem.bounds
         self.bounds = (flattened(bounds.lo), flattened(bounds.hi))
         self.dx, self.dy = flat_size(self._x0), flat_size(jax.tree.map(lambda a: a[0], self._W0))
-        self.functions = len(jax.tree.leaves(self._W0)[0])
         self.dtype, self.eps = np.dtype(reduced.dtype), float(np.finfo(reduced.dtype).eps)
-        count = self.functions * self.dy
-        one_hot = isinstance(reduced.lower_pool.features, OneHot)
-        self.formed = (count * self.dy if one_hot else count**2) <= _MOST_COEFFICIENTS**2
-        crossed = self.formed and self.dx * self.dy <= 2**14 and self.dx * count <= _MOST_CROSS
-        self.sizes = Sizes(self.dx, self.dy, crossed)
+        self._form(len(jax.tree.leaves(self._W0)[0]), isinstance(reduced.lower_pool.features, OneHot))
         self._spread = (
             is_spread(reduced.lower_source.table.weight) if isinstance(reduced.lower_source, Table) else False
         )
         self.spent: Counter[tuple[str, str]] = Counter()
         self._last: tuple[Any, LowerExpansion] | None = None  # asked for twice where one method goes on from another
+
+    def _form(self, functions: int, one_hot: bool) -> None:
+        """Settles what is formed with so many functions."""
+        count = functions * self.dy
+        self.functions, self.formed = functions, (count * self.dy if one_hot else count**2) <= _MOST_COEFFICIENTS**2
+        crossed = self.formed and self.dx * self.dy <= 2**14 and self.dx * count <= _MOST_CROSS
+        self.sizes = Sizes(self.dx, self.dy, crossed)
 
     @property
     def crossed(self) -> bool:
@@ -314,14 +316,22 @@ class Expansions:
     ) -> "Expansions":
         """The same rows, all on this machine, with other features: `upper` where that level has rows of its own. Row
         blocks and what was `spent` are shared."""
-        tabled = lambda source, phi: source.tabled(features=put(np.asarray(phi, self.dtype)))
-        below = tabled(self.reduced.lower_source, lower)
-        above = below if upper is None else tabled(self.reduced.upper_source, upper)
-        W0 = put(self.coefficients(np.zeros((lower.shape[1], self.dy))))
-        rows = {"lower": self.lower_pools[0].rows, "upper": self.upper_pools[0].rows}
-        found = Expansions(replace(self.reduced, upper_source=above, lower_source=below, W0=W0), rows)
-        found.spent = self.spent
-        return found
+        other, below = copy(self), np.asarray(lower, self.dtype)
+        above = None if upper is None else np.asarray(upper, self.dtype)
+        other.lower_pools = [replace(pool, features=below) for pool in self.lower_pools]
+        other.upper_pools = other.lower_pools
+        if above is not None:
+            other.upper_pools = [replace(pool, features=above) for pool in self.upper_pools]
+        other._W0 = self.coefficients(np.zeros((lower.shape[1], self.dy)))
+        other._form(lower.shape[1], False)
+        if not other.crossed:  # products are taken of the reduced problem itself
+            tabled = lambda source, phi: source.tabled(features=put(phi))
+            source = tabled(self.reduced.lower_source, below)
+            both = source if above is None else tabled(self.reduced.upper_source, above)
+            other.reduced = replace(self.reduced, upper_source=both, lower_source=source, W0=put(other._W0))
+        other.__dict__.pop("idle", None)
+        other._last = None
+        return other
 
     # -- the rows of both levels
 

@@ -103,10 +103,11 @@ def _strongest(u: np.ndarray, root: np.ndarray, smooth: np.ndarray, rest: np.nda
     """The place and power that explain most of the `rest`: a scan, then closer and closer around its best place."""
 
     def gains(places, power):
-        column = _truncated_powers(u, root, places, power)
-        free = column - smooth @ (smooth.T @ column)
-        norm = np.sum(free**2, axis=0)
-        usable = norm > 1e-20 * np.sum(column**2, axis=0)
+        free = _truncated_powers(u, root, places, power)
+        size = np.einsum("np,np->p", free, free)
+        free -= smooth @ (smooth.T @ free)
+        norm = np.einsum("np,np->p", free, free)
+        usable = norm > 1e-20 * size
         return np.where(usable, np.sum((free.T @ rest) ** 2, axis=1) / np.where(usable, norm, 1), 0)
 
     kinks = []

@@ -17,6 +17,7 @@ from ..programs import Held
 from .damped_newton import Curvature, Dense, MatrixFree, minimise
 
 _DENSE_Y = 64  # the largest y whose Hessian is formed at each context
+_FEW_CROSSED = 256  # numbers of d21 g that are computed in any case: the program is then the one of the solver
 _WORK = 2**18  # rows of contexts that are solved together, about
 
 
@@ -127,6 +128,7 @@ class Means:
     def __init__(self, problem: Problem, xi: np.ndarray, eta: PyTree, weights: np.ndarray, crossed: bool = False):
         """`eta`: one row after the other, those of the first context first; `weights`: a row for each context."""
         dx, dy = problem.sizes
+        crossed = crossed or dx * dy <= _FEW_CROSSED
         self.problem, self.sizes = problem, Sizes(dx, dy, crossed)
         self.count, self.rows = weights.shape
         self.dtype = np.dtype(jax.tree.leaves(problem.y0)[0].dtype)
