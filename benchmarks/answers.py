@@ -37,6 +37,7 @@ import numpy as np
 import cobilevel as cb
 
 LIMIT = 120.0  # seconds for one problem
+SLICE = 1.0  # seconds of a single wait
 TOGETHER = 20  # problems solved by one process
 CLEARED = 4  # problems, after which compiled programs are dropped
 UNKNOWNS = 200  # coefficients of the policy in a given basis, at most
@@ -353,6 +354,11 @@ def no_answer(seed: int, why: str) -> dict:
     return {"seed": seed, "what": planned(np.random.default_rng(seed), seed).what, "raised": why}
 
 
+def arrived(connection, limit: float) -> bool:
+    """Whether something came within the limit; time for which all processes are stopped together does not count."""
+    return any(connection.poll(SLICE) for _ in range(math.ceil(limit / SLICE)))
+
+
 def answers_from(seeds: list[int], limit: float):
     """Answers one after the other; a process that takes too long, or dies, is replaced."""
     context = multiprocessing.get_context("spawn")
@@ -365,7 +371,7 @@ def answers_from(seeds: list[int], limit: float):
             ours.recv()
             for _ in range(len(seeds[:TOGETHER])):
                 began = time.perf_counter()
-                answer = ours.recv() if ours.poll(limit) else no_answer(seeds[0], "timeout")
+                answer = ours.recv() if arrived(ours, limit) else no_answer(seeds[0], "timeout")
                 answer["wall_seconds"] = time.perf_counter() - began
                 yield answer
                 seeds = seeds[1:]
@@ -387,10 +393,11 @@ def written(path: Path, held: dict) -> None:
     os.replace(beside, path)
 
 
-def record(path: Path, first: int, last: int, limit: float) -> None:
-    """Records the answers of the seeds that the file does not hold yet."""
+def record(path: Path, first: int, last: int, limit: float, again: bool) -> None:
+    """Records the answers of the seeds that the file does not hold yet; `again`: and of those that took too long."""
     held = json.loads(path.read_text()) if path.exists() else {}
-    missing = [seed for seed in range(first, last) if str(seed) not in held]
+    late = {seed for seed, answer in held.items() if again and answer.get("raised") == "timeout"}
+    missing = [seed for seed in range(first, last) if str(seed) not in held or str(seed) in late]
     print(f"{len(missing)} problems to solve, {len(held)} are there; {os.path.dirname(cb.__file__)}", flush=True)
     for answer in answers_from(missing, limit):
         held[str(answer["seed"])] = answer
@@ -520,12 +527,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the file that answers are recorded in")
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 200), help="the first, and one beyond the last")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one problem")
+    parser.add_argument("--again", action="store_true", help="also those that took too long before")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="two such files")
     arguments = parser.parse_args()
     if arguments.compare:
         compare(*(json.loads(path.read_text()) for path in arguments.compare))
     elif arguments.out:
-        record(arguments.out, *arguments.seeds, arguments.limit)
+        record(arguments.out, *arguments.seeds, arguments.limit, arguments.again)
     else:
         parser.error("give --out or --compare")
 

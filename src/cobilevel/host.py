@@ -1,6 +1,8 @@
 """Arithmetic on the host: in NumPy where arrays hold values now, without a program for each shape; else in JAX."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial, update_wrapper, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -70,3 +72,14 @@ def _on_host(function: Callable[P, R], elsewhere: Callable[P, R]) -> Callable[P,
 
 def _as_numpy(leaf: Any) -> Any:
     return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def in_threads(one: Callable[[Any], R], items: Sequence[Any]) -> Iterator[R]:
+    """A function of each item, in their order; in as many threads as there are cores, where items are many."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if len(items) < 2 * cores or cores == 1:
+        yield from map(one, items)
+        return
+    with ThreadPoolExecutor(cores) as threads:
+        for begin in range(0, len(items), cores):  # few at a time: what they give may be large
+            yield from threads.map(one, items[begin : begin + cores])

@@ -1,16 +1,15 @@
 """Compiled programs: as few as can be, how long the compiler may take over them, and where they are kept.
 
 XLA takes seconds over a program that then runs for milliseconds. Where the arrays are small, most of its optimisations
-gain less than they cost: such programs are compiled with them left out, in about a quarter of the time. Those of many
-steps, or that will solve many problems, are compiled with the cheapest of them. Single operations outside of a program
+gain less than they cost: such programs are compiled with them left out, in about a quarter of the time; the loops of
+stochastic solvers with the cheapest of them. Single operations outside of a program
 are compiled too, each for every shape: ``arithmetic`` gives NumPy for these.
 """
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -43,7 +42,6 @@ _QUICKLY = {
 _CHEAPEST = {"xla_backend_optimization_level": 1}  # half as long to compile as with all, and about as fast
 _HELD = object()  # in place of an array
 _KINDS_KEPT = 48  # programs of one function: at about 25 MB for all those of a problem, 1.2 GB
-_MANY_SOLVES: ContextVar[bool] = ContextVar("many_solves", default=False)
 
 
 def _small(arguments: Any) -> bool:
@@ -90,23 +88,12 @@ def program(function: Callable[P, R]) -> Callable[P, R]:
 
     Arrays are traced, all else is static.
     """
-    return _compiled(function, lambda *args, **kwargs: False, {})
+    return _compiled(function, _QUICKLY)
 
 
-def program_of_steps(many: Callable[..., bool]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same, with the cheapest optimisations for small arguments where `many` is true of them, or where there are
-    `many_solves`."""
-    return lambda function: _compiled(function, many, _CHEAPEST)
-
-
-@contextmanager
-def many_solves() -> Iterator[None]:
-    """Within it, the steps of a solver are compiled for many problems of one shape; in this thread."""
-    token = _MANY_SOLVES.set(True)
-    try:
-        yield
-    finally:
-        _MANY_SOLVES.reset(token)
+def program_of_steps(function: Callable[P, R]) -> Callable[P, R]:
+    """The same for what runs a thousand times: with the cheapest optimisations for small arguments."""
+    return _compiled(function, _QUICKLY | _CHEAPEST)
 
 
 class Said(eqx.Module):
@@ -150,22 +137,29 @@ class Kinds:
         return jax.jit(run, **self.options)
 
 
-def quickly(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiled in a quarter of the time, without most optimisations: for what runs on few numbers."""
-    fast, usual = jax.jit(function, compiler_options=dict(_QUICKLY)), jax.jit(function)
+def _where_known(quick: Callable[P, R], thorough: Callable[P, R]) -> Callable[P, R]:
+    """The first of two ways to compile, the second where the compiler is another one, which has not all options."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if jax.default_backend() != "cpu" or not _QUICKLY:
-            return usual(*args, **kwargs)
+        if not _QUICKLY:
+            return thorough(*args, **kwargs)
         try:
-            return fast(*args, **kwargs)
+            return quick(*args, **kwargs)
         except Exception as error:
             if "compile option" not in str(error):
                 raise
-            _QUICKLY.clear()  # another version of the compiler, which has not all of them
-            return usual(*args, **kwargs)
+            _QUICKLY.clear()
+            return thorough(*args, **kwargs)
 
     return call
+
+
+def quickly(function: Callable[P, R]) -> Callable[P, R]:
+    """Compiled in a quarter of the time, without most optimisations: for what runs on few numbers."""
+    usual = jax.jit(function)
+    if jax.default_backend() != "cpu":
+        return usual
+    return _where_known(jax.jit(function, compiler_options=dict(_QUICKLY)), usual)
 
 
 def _joined(structure: Any, rest: tuple, held: list[Array]) -> Any:
@@ -174,24 +168,13 @@ def _joined(structure: Any, rest: tuple, held: list[Array]) -> Any:
     return jax.tree.unflatten(structure, [next(arrays) if leaf is _HELD else leaf for leaf in rest])
 
 
-def _compiled(function: Callable[P, R], many: Callable[..., bool], more: dict[str, Any]) -> Callable[P, R]:
-    thorough, quick = Kinds(function), Kinds(function, compiler_options=dict(_QUICKLY))
-    often = Kinds(function, compiler_options=_QUICKLY | more) if more else quick
-
-    def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _QUICKLY or not _small((args, kwargs)):
-            return thorough(*args, **kwargs)
-        try:
-            return (often if _MANY_SOLVES.get() or many(*args, **kwargs) else quick)(*args, **kwargs)
-        except Exception as error:
-            if "compile option" not in str(error):
-                raise
-            _QUICKLY.clear()  # another version of the compiler, which has not all of them
-            return thorough(*args, **kwargs)
+def _compiled(function: Callable[P, R], options: dict[str, Any]) -> Callable[P, R]:
+    thorough = Kinds(function)
+    quick = _where_known(Kinds(function, compiler_options=dict(options)), thorough)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        found = chosen(*args, **kwargs)
+        found = (quick if _small((args, kwargs)) else thorough)(*args, **kwargs)
         # two programs that wait for other devices must not be under way at once: each could wait for the other's turn
         spread = jax.device_count() > 1 and any(map(is_spread, jax.tree.leaves((args, kwargs))))
         return jax.block_until_ready(found) if spread else found

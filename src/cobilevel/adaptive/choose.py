@@ -70,7 +70,7 @@ class Search:
     @property
     def held(self) -> int:
         """How many samples are held out."""
-        return len(self.fits.split.held)
+        return 0 if self.fits.split.held is None else len(self.fits.split.held)
 
     def climb(
         self, x: Float[np.ndarray, " dx"], members: np.ndarray, enough: Callable[[list[Candidate]], bool]

@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 from ..basis import Axes
 from ..keys import generator
 from ..problem import Mixed, Samples, Study
-from .nested_fits import MOST_COEFFICIENTS, SMALLEST_PIVOT, NestedFits, Residuals, Split, leading
+from .nested_fits import MOST_COEFFICIENTS, SMALLEST_PIVOT, NestedFits, Residuals, Split, orthonormalising
 from .significance import Evidence, Projection, Tests
 
 _HUNTED_ROWS = 100_000  # samples looked at, at most
-_PRODUCTS = 1.5e9  # multiplications that making the tested functions orthonormal may take
+_MULTIPLICATIONS = 1.5e9  # multiplications that making the tested functions orthonormal may take
 _MOST_EXACT = 64  # functions of a policy that is seen without noise
 _ADDITIONS = 12
 _NEIGHBOURS_OF_X = 2  # points next to x
@@ -43,8 +43,8 @@ class Hunt:
         look = study.lower.look(key, rows=_HUNTED_ROWS)
         rows = look.samples
         upper = rows if study.shared else study.upper.look(key, rows=_HUNTED_ROWS).samples
-        fits = NestedFits(study, Split(rows, rows.rows(slice(0, 1)), upper), spent)
-        contexts = rows.rows(slice(None, None, look.together))
+        fits = NestedFits(study, Split(rows, None, upper), spent)
+        contexts = rows if look.together == 1 else rows.rows(slice(None, None, look.together))
         most = max(1, min(contexts.supported(study.noisy), MOST_COEFFICIENTS // study.problem.sizes[1]))
         most = most if study.noisy else min(most, _MOST_EXACT)
         u = fits.places[0][:: look.together]
@@ -136,19 +136,18 @@ class Hunt:
     def _nested(self) -> Projection:
         """Functions of one coordinate by degree, each made orthonormal against those before it; zero where contexts do
         not distinguish it from these."""
-        count = int(min(self.most, max(8, (_PRODUCTS / len(self.u)) ** 0.5)))
-        root = np.sqrt(self.shares)[:, None]
-        q, triangle = np.linalg.qr(root * self.axes.table(self.u, np.arange(count)[:, None]))
-        q[:, leading(triangle) :] = 0.0
-        return Projection.on(q / root, self.shares)
+        count = int(min(self.most, max(8, (_MULTIPLICATIONS / len(self.u)) ** 0.5)))
+        table = self.axes.table(self.u, np.arange(count)[:, None])
+        psi = table @ orthonormalising(table, self.shares)
+        return Projection.on(np.pad(psi, ((0, 0), (0, count - psi.shape[1]))), self.shares)
 
     def _next(self, members: np.ndarray) -> np.ndarray:
         """In several dimensions: functions that may come next, orthonormal over the samples, and orthogonal to all that
         are fitted."""
         n = len(self.u)
-        most = min(_MOST_CANDIDATES, int(max(8, _PRODUCTS / n / max(len(members), 1))))
+        most = min(_MOST_CANDIDATES, int(max(8, _MULTIPLICATIONS / n / max(len(members), 1))))
         in_turn = isinstance(self.study.problem.domain, Mixed)
-        self.ahead = _ahead(self.axes, members, min(most, int((_PRODUCTS / n) ** 0.5)) if in_turn else most)
+        self.ahead = _ahead(self.axes, members, min(most, int((_MULTIPLICATIONS / n) ** 0.5)) if in_turn else most)
         fitted = self.fits.table[:: self.together, : self.fits.usable]  # laid, and so orthonormal already
         table = self.axes.table(self.u, self.ahead)
         size = np.sqrt(self.shares @ table**2)

@@ -56,7 +56,7 @@ _BACKGROUND_SHARE = 2  # a background takes half the functions that the samples 
 _HATS, _FEWEST_HATS, _DEGREE = 200, 16, 24  # hat functions, at most and at least; polynomials, at most a dimension
 _LOOK_TO_LEARN = 100  # contexts looked at where each meets noisy data
 _SETTLING = 3  # steps the coefficients are given at each step of a network's training
-_SETTLED = 0.5  # exponent of the precision: their gradient, relative to the first, below which none is taken
+_HEADS_SETTLED = 0.5  # exponent of the precision: their gradient, relative to the first, below which none is taken
 _ADAM = {"b1": 0.9, "b2": 0.99, "eps": 1e-12}  # a shorter memory than usual: the heads move along
 
 
@@ -106,7 +106,7 @@ def _learn_directions(basis: Rotated, study: Study) -> Rotated:
     return with_directions(basis, found)
 
 
-def _nearby(problem: Problem, count: int, spread: float, key: Array) -> Float[np.ndarray, "k dx"]:
+def _decisions_near(problem: Problem, count: int, spread: float, key: Array) -> Float[np.ndarray, "k dx"]:
     """``x0`` and random decisions near it: `spread` of its size away, within the bounds."""
     x0, lo, hi = (flattened(part) for part in (problem.x0, problem.bounds.lo, problem.bounds.hi))
     least = flattened(jax.tree.map(lambda a: np.full(np.shape(a), np.sqrt(np.mean(np.asarray(a) ** 2))), problem.x0))
@@ -178,7 +178,7 @@ def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
     reduced = plain.whitened()
     assert plain.whitening is not None  # rows are finite in number
     assert reduced.coordinates is not None
-    decisions = _nearby(problem, basis.decisions, basis.spread, for_decisions)
+    decisions = _decisions_near(problem, basis.decisions, basis.spread, for_decisions)
     found = _policies(study, reduced.ordinary(), decisions)
     found = found[np.isfinite(found).all(axis=(1, 2))]
     if not len(found):
@@ -217,7 +217,7 @@ def _train(
     def settle(x, W, target, batch):
         return newton_steps(reduced, x, W, batch, target, _SETTLING, Ledger.page())[0]
 
-    targets = jnp.finfo(pool.weight.dtype).eps ** _SETTLED * jax.vmap(size)(decisions, heads)
+    targets = jnp.finfo(pool.weight.dtype).eps ** _HEADS_SETTLED * jax.vmap(size)(decisions, heads)
 
     def step(carry, _):
         layers, heads, memory = carry
@@ -242,7 +242,7 @@ def _learn_network(basis: Neural, study: Study) -> Neural:
     for inputs, outputs in pairwise((problem.domain.dimension, *[basis.width] * basis.depth, basis.n - 1)):
         scale = 2.0 if not layers else 1 / float(np.sqrt(inputs))
         layers.append((scale * rng.standard_normal((inputs + 1, outputs))).astype(dtype))
-    decisions = _nearby(problem, basis.decisions, basis.spread, for_decisions)
+    decisions = _decisions_near(problem, basis.decisions, basis.spread, for_decisions)
     rows = jax.tree.map(lambda a: np.empty((1, *np.shape(a))), problem.x0)
     stacked = shaped_like(rows, decisions, dtype, 1)
     constant = (np.arange(basis.n) == 0).astype(dtype)

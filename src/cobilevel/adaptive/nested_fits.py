@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,25 +21,26 @@ from ..reduction import Batch, Bilevel, Table
 TIERS = ((1, 2, 3, 4, 5, 6, 8), (10, 12, 16, 20, 24), (32, 40, 48, 64))  # functions on an interval, tried in turn
 _BULK = 0.7  # share of what the next functions bring that is taken on at once, in several dimensions
 _ROUNDS_AHEAD = 40  # the most rounds of looking at the next functions
-_ACCURACY = 0.5  # exponent of the precision: the gradient, relative to that of no policy, and the last step
+_FIT_ACCURACY = 0.5  # exponent of the precision: the gradient, relative to that of no policy, and the last step
+_FAR_MORE = 4  # times the functions of a fit, from which on it is a worse start than a constant policy
 MOST_COEFFICIENTS = 1000  # the largest N d_y tried
 SMALLEST_PIVOT = 1e-7  # of the largest: below, the contexts do not distinguish a function from those before it
 
 
 @dataclass(frozen=True)
 class Split:
-    """The samples looked at: those fitted to, those held out, and the upper level's."""
+    """The samples looked at: those fitted to, those held out, if any, and the upper level's."""
 
     train: Samples
-    held: Samples
+    held: Samples | None
     upper: Samples
 
     @staticmethod
     def of(study: Study, key: Array, share: float) -> "Split":
-        """A look at both levels, with that share of the lower level's samples to fit to and at least one held out."""
+        """A look at both levels, with that share of the lower level's samples to fit to."""
         rows = study.lower.look(key).samples
         cut = max(1, int(len(rows) * share))
-        held = rows.rows(slice(cut, None)) if cut < len(rows) else rows.rows(slice(0, 1))
+        held = rows.rows(slice(cut, None)) if cut < len(rows) else None
         return Split(rows.rows(slice(0, cut)), held, rows if study.shared else study.upper.look(key).samples)
 
 
@@ -85,8 +87,8 @@ class NestedFits:
         self.size, self.shares = study.problem.sizes[1], split.train.shares()
         self.axes, domain = Axes.of(study.problem.domain), study.problem.domain
         self.shared = split.upper is split.train
-        parts = (split.train, split.held, split.train if self.shared else split.upper)
-        self.places = [self.axes.places(domain, domain.snap(part.xi, self.dtype)) for part in parts]
+        place = lambda part: None if part is None else self.axes.places(domain, domain.snap(part.xi, self.dtype))
+        self.places = [place(part) for part in (split.train, split.held, None if self.shared else split.upper)]
         lower = self._table(split.train)
         W0 = jax.tree.map(lambda y: put(np.zeros((1, *y.shape), self.dtype)), self.problem.y0)
         bare = Bilevel(self.problem, lower if self.shared else self._table(split.upper), lower, W0)
@@ -99,10 +101,6 @@ class NestedFits:
         weight = np.asarray(rows.mean_one_weights(), self.dtype)
         return Table(Batch(put(np.ones((len(rows), 1), self.dtype)), rows.xi, rows.eta, put(weight)))
 
-    @cached_property
-    def _held(self) -> RowBlocks:
-        return RowBlocks(self.split.held.xi, self.split.held.eta, self.dtype, self.rows.sizes.lower)
-
     def forget(self) -> None:
         """Fits begin anew, from the constant policy ``y0``."""
         self.known: dict[bytes, Point] = {}
@@ -110,14 +108,10 @@ class NestedFits:
 
     def lay(self, members: np.ndarray) -> None:
         """Takes a longer list of functions, which begins with the one before."""
-        tables = [self.axes.table(u, members) for u in self.places[:2]]
-        tables.append(tables[0] if self.shared else self.axes.table(self.places[2], members))
-        triangle = np.asarray(np.linalg.qr(np.sqrt(self.shares)[:, None] * tables[0], mode="r"))
-        self.usable = usable = leading(triangle)
-        forth = np.linalg.inv(triangle[:usable, :usable])
-        self.table, self.held, upper = (table[:, :usable] @ forth for table in tables)
-        self.upper = None if self.shared else upper
-        self.first = triangle[0, 0] * flattened(self.problem.y0)
+        tables: list[Any] = [None if u is None else self.axes.table(u, members) for u in self.places]
+        forth = orthonormalising(tables[0], self.shares)
+        self.table, self.held, self.upper = (None if table is None else table @ forth for table in tables)
+        self.usable, self.first = forth.shape[1], flattened(self.problem.y0) / forth[0, 0]
         self._expansions: dict[int, Expansions] = {}
 
     def expansions(self, count: int) -> Expansions:
@@ -133,22 +127,24 @@ class NestedFits:
         if at not in self._slopes:
             _, slopes = self.rows.lower_slopes(x, np.zeros((len(self.table), self.size)))
             self._slopes[at] = np.where(np.isfinite(slopes), slopes, 0.0) * self.shares[:, None]
-        return self.rows.eps**_ACCURACY * float(np.linalg.norm(self.table[:, :count].T @ self._slopes[at]))
+        return self.rows.eps**_FIT_ACCURACY * float(np.linalg.norm(self.table[:, :count].T @ self._slopes[at]))
 
     def _starts(self, x: Float[np.ndarray, " dx"], count: int) -> Iterator[Float[np.ndarray, "N dy"]]:
         """The fit at this ``x``; where there is none, or the last one had twice its functions, what that one predicts,
-        and that one itself."""
+        and that one itself. First ``y0``, where there is no fit, or one with far fewer functions."""
         last, own = next(reversed(self.known.values()), None), self.known.get(x.tobytes())
         near = last if own is None or len(last.W) >= 2 * len(own.W) else own
-        starts = [self.first[None]] if near is None else [near.coefficients_at(x), near.W]
-        for old in starts[:1] if near is own else starts:
+        starts = [] if near is None else [near.W] if near is own else [near.coefficients_at(x), near.W]
+        if near is None or _FAR_MORE * len(near.W) <= count:
+            starts.insert(0, self.first[None])
+        for old in starts:
             yield np.concatenate([old[:count], np.zeros((max(count - len(old), 0), self.size))])
 
     def fit(self, x: Float[np.ndarray, " dx"], count: int) -> Point | None:
         """With the first `count` functions; ``None`` where that fails."""
         at, target = self.expansions(count), self._target(x, count)
         for start in self._starts(x, count):
-            found = solve_at(at, x, start, target, at.eps**_ACCURACY)
+            found = solve_at(at, x, start, target, at.eps**_FIT_ACCURACY)
             if found.sound:
                 self.known.pop(x.tobytes(), None)
                 self.known[x.tobytes()] = found
@@ -170,16 +166,27 @@ class NestedFits:
         found = None if count > self.usable else self.fit(x, count)
         if found is None:
             return None
-        values, _ = self.rows.lower_slopes(x, self.held[:, :count] @ found.W, self._held)
+        held, weights = self._held
+        values, _ = self.rows.lower_slopes(x, self.held[:, :count] @ found.W, held)
         if not np.all(np.isfinite(values)):
             return None
-        return Candidate(members, values * self.split.held.shares() * len(values), found.gradient, found.value)
+        return Candidate(members, values * weights, found.gradient, found.value)
+
+    @cached_property
+    def _held(self) -> tuple[RowBlocks, Float[np.ndarray, " m"]]:
+        """The samples held out, and their weights."""
+        rows: Any = self.split.held
+        return RowBlocks(rows.xi, rows.eta, self.dtype, self.rows.sizes.lower), rows.shares() * len(rows)
 
 
-def leading(triangle: Float[np.ndarray, "k N"]) -> int:
-    """How many leading functions the contexts distinguish, from the triangle of their QR factorisation."""
+def orthonormalising(table: Float[np.ndarray, "n N"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "N r"]:
+    """What makes functions orthonormal over the samples, each against those before it: as many of the leading ones as
+    the contexts distinguish."""
+    triangle = np.asarray(np.linalg.qr(np.sqrt(shares)[:, None] * table, mode="r"))
     pivots = np.abs(np.diag(triangle))
-    return int(np.argmin(np.append(pivots > SMALLEST_PIVOT * pivots[0], False)))
+    usable = int(np.argmin(np.append(pivots > SMALLEST_PIVOT * pivots[0], False)))
+    forth = np.linalg.inv(triangle[:usable, :usable])
+    return np.concatenate([forth, np.zeros((table.shape[1] - usable, usable))])
 
 
 def by_degree(

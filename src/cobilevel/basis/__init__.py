@@ -41,8 +41,6 @@ from .learned import network as network
 from .one_hot import OneHot as OneHot
 from .one_hot import Rows as Rows
 from .one_hot import dense as dense
-from .one_hot import taller as taller
-from .one_hot import widened as widened
 from .richer import count_of as count_of
 from .richer import neighbours as neighbours
 from .richer import richer_basis as richer_basis

@@ -16,11 +16,12 @@ from jaxtyping import ArrayLike, Float, Int, Shaped
 
 from ..checks import whole
 from ..cluster import shards_of, this_cluster
-from ..host import module_of, on_host_or_compiled
+from ..host import in_threads, module_of, on_host_or_compiled
 from ..problem import Domain
 from ..programs import Held, arithmetic, is_spread, put
 from .one_hot import OneHot, Rows
 
+_TRIANGLE_ROWS = 2**15  # of a table that are factorised at once
 _FEWEST_PLACES = 64  # functions from which on places are kept rather than rows of zeros and a one
 _NUMBERS_AT_ONCE = 2**18  # of a table that is computed in NumPy: what is made on the way stays in the cache
 
@@ -97,10 +98,18 @@ def _raw(basis: "Basis", domain: Domain, xi: Shaped[Held, "..."]) -> Float[Held,
     return basis.evaluate(domain, xi)
 
 
-def upper_triangle(table: np.ndarray) -> np.ndarray:
-    """The triangle of a table, which has the same least squares and singular values, and is small."""
-    found: Any = np.linalg.qr(table, mode="r")
-    return found
+def upper_triangle(table: np.ndarray, root: np.ndarray | None = None) -> np.ndarray:
+    """The triangle of a table (its rows times `root`), which has the same least squares and singular values.
+
+    Of a long one, that of the triangles of its blocks, which are made side by side.
+    """
+
+    def one(begin: int) -> Any:
+        part = table[begin : begin + _TRIANGLE_ROWS]
+        return np.linalg.qr(part if root is None else part * root[begin : begin + _TRIANGLE_ROWS, None], mode="r")
+
+    parts = list(in_threads(one, range(0, len(table), _TRIANGLE_ROWS)))
+    return parts[0] if len(parts) == 1 else upper_triangle(np.concatenate(parts))
 
 
 def _fit_of_one(parts: list[np.ndarray], spread: bool) -> np.ndarray:

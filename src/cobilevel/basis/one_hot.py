@@ -82,17 +82,3 @@ Rows = Float[Held, "n N"] | OneHot
 def dense(phi: Any) -> Float[Held, "n N"]:
     """Features as a matrix, whatever they are kept as."""
     return phi.dense() if isinstance(phi, OneHot) else phi
-
-
-def widened(phi: Any, width: int) -> Any:
-    """Features with functions added up to so many that are zero everywhere."""
-    if isinstance(phi, OneHot):
-        return OneHot(phi.place, phi.value, width)
-    return put(np.pad(np.asarray(phi), ((0, 0), (0, width - phi.shape[1]))))
-
-
-def taller(matrix: Any, height: int) -> Any:
-    """A matrix, or an array of more dimensions, with rows of zeros added up to so many."""
-    if isinstance(matrix, OneHot):
-        return OneHot(taller(matrix.place, height), taller(matrix.value, height), matrix.size)
-    return put(np.pad(np.asarray(matrix), ((0, height - len(matrix)), *[(0, 0)] * (matrix.ndim - 1))))

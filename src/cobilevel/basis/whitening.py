@@ -13,7 +13,7 @@ from ..cluster import shards_of, this_cluster
 from ..host import module_of, on_host
 from ..programs import Held, is_spread, put
 from .base import Basis, FeatureMap, combine, plain_float, upper_triangle
-from .one_hot import OneHot, Rows, dense, taller, widened
+from .one_hot import OneHot, Rows, dense
 
 
 class Whitening(eqx.Module):
@@ -66,8 +66,8 @@ def _triangle(phi: Float[Held, "n N"], weights: Float[Held, " n"] | None) -> Flo
     """A small table with the singular values and right vectors of the weighted features."""
     table = np.asarray(phi, dtype=float)
     mass = np.full(len(table), 1.0) if weights is None else np.asarray(weights, dtype=float)
-    scaled = table * np.sqrt(mass / mass.sum())[:, None]
-    return upper_triangle(scaled) if len(scaled) > scaled.shape[1] else scaled
+    root = np.sqrt(mass / mass.sum())
+    return upper_triangle(table, root) if len(table) > table.shape[1] else table * root[:, None]
 
 
 def _spread_triangle(phi: Float[Held, "n N"], weights: Any) -> Float[np.ndarray, "r N"]:
@@ -118,10 +118,6 @@ class Coordinates(eqx.Module):
         bare = Coordinates(whitening.transform, whitening.inverse, W)
         seen = bare.direction(bare.enter(W))
         return Coordinates(bare.transform, bare.inverse, trees.sub(W, seen))
-
-    def filled(self, width: int) -> "Coordinates":
-        """With idle ones added up to so many: functions that are zero everywhere, and coefficients that stay zero."""
-        return Coordinates(widened(self.transform, width), taller(self.inverse, width), self.rest)
 
     def enter(self, W: PyTree) -> PyTree:
         """The whitened coefficients ``Z`` of ``W``."""

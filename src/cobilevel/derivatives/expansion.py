@@ -8,14 +8,12 @@ Nothing else of the data is needed to solve the reduced problem. Coefficients ar
 and Hessians are over these tables row by row; where each sample has one function alone, they are one block a function.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -25,6 +23,7 @@ from jaxtyping import Bool, Float, PyTree
 
 from ..basis import OneHot
 from ..cluster import shards_of, this_cluster
+from ..host import in_threads
 from ..problem import double, in_double
 from ..programs import is_spread, put
 from ..reduction import Batch, Bilevel, Table
@@ -144,6 +143,11 @@ def _sums(phi: Any, rows: np.ndarray) -> np.ndarray:
     return phi.sums(rows) if isinstance(phi, OneHot) else phi.T @ rows
 
 
+@lru_cache(64)
+def _upper_pairs(size: int) -> tuple[np.ndarray, ...]:
+    return np.triu_indices(size)
+
+
 def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]) -> Float[np.ndarray, "M M"]:
     r"""$\sum_n A_n \otimes \Phi_n \Phi_n^T$ for symmetric $A_n$, rows and columns as in a table of coefficients.
 
@@ -151,7 +155,7 @@ def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]
     multiplied several times as fast as short ones.
     """
     size, (n, count) = matrices.shape[1], phi.shape
-    first, second = np.triu_indices(size)
+    first, second = _upper_pairs(size)
     pairs = np.ascontiguousarray(matrices.reshape(n, -1)[:, first * size + second].T)
     turned, found = np.ascontiguousarray(phi.T), np.empty((count, size, count, size), phi.dtype)
     each = max(1, _AT_ONCE // max(phi.size, 1))
@@ -208,20 +212,14 @@ def taken(features: Any, part: Any) -> Any:
 
 
 def side_by_side(one: Callable, items: list) -> Iterator[Any]:
-    """A function of each item, in their order; in as many threads as there are cores, where items are many."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if len(items) < 2 * cores or cores == 1:
-        yield from map(one, items)
-        return
+    """A function of each item, in their order; in threads where items are many."""
     wide = in_double()
 
     def work(item: Any) -> Any:
         with double() if wide else nullcontext():  # the precision is a thread's own
             return one(item)
 
-    with ThreadPoolExecutor(cores) as threads:
-        for begin in range(0, len(items), cores):  # few at a time: what they give may be large
-            yield from threads.map(work, items[begin : begin + cores])
+    return in_threads(work, items) if len(items) > 1 else map(one, items)
 
 
 def pools_of(batch: Batch, dtype: Any, numbers: int, blocks: RowBlocks | None = None) -> list[Pool]:
@@ -466,7 +464,7 @@ class Expansions:
         self._charge("upper_gradient", "cross_product")
         x, W, V = self._trees(x, W, np.zeros_like(W) if V is None else V)
         values, d1, cross, slope, turned, weights = _row_sizes(self.reduced, x, W, V, _MOST_ROW_NUMBERS // self.dx)
-        upper, lower = (np.asarray(weight, float) / np.sum(weight) for weight in weights)
+        upper, lower = (weight / weight.sum() for weight in (np.asarray(weight, float) for weight in weights))
         flat = lambda rows: np.concatenate([np.asarray(a).reshape(len(a), -1) for a in jax.tree.leaves(rows)], axis=1)
         square = np.sum(flat(slope).astype(float) ** 2, axis=1)
         return RowScales(

@@ -34,8 +34,7 @@ class DeviceRows:
     def summed(self, derivatives: RowDerivatives, level: str, x: np.ndarray, W: np.ndarray, sizes: Sizes) -> np.ndarray:
         """The expansion of all blocks, as one vector: value, ``d1`` or none, then by function."""
         program = _program(derivatives.objective, level, sizes, self.cells)
-        kind = self.rows.dtype
-        at, total = jax.device_put((x.astype(kind), W.astype(kind))), None
+        at, total = (x.astype(self.rows.dtype), W.astype(self.rows.dtype)), None
         for (features, shares), (_, xi, eta) in zip(self.blocks, self.rows, strict=True):
             total = program(derivatives.constants, *at, features, shares, xi, eta, total)
         return np.asarray(total, float)

@@ -20,6 +20,7 @@ from ..problem import Traced
 from ..programs import quickly
 
 _SMALL, _LARGE = 1024, 16_384  # rows of a block: the large ones where there are several of them
+_ON_DEVICE = 2**18  # the same on an accelerator, where a call takes as long as a million rows
 _NUMBERS = 2**23  # of a block's derivatives, at most: 64 MB; blocks are halved until they fit
 _KEPT = 64  # programs, the oldest dropped: functions that are made anew for each solve would fill the memory
 
@@ -73,7 +74,8 @@ class RowBlocks:
 
     def __init__(self, xi: Any, eta: PyTree, dtype: Any, numbers: int):
         self.count, self.dtype = len(xi), np.dtype(dtype)
-        self.size = _SMALL if self.count <= 2 * _LARGE else _LARGE
+        large = _LARGE if jax.default_backend() == "cpu" else _ON_DEVICE
+        self.size = _SMALL if self.count <= 2 * _LARGE else large
         while self.size > 1 and self.size * numbers > _NUMBERS:
             self.size //= 2
         self.begins = range(0, self.count, self.size)

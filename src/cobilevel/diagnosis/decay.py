@@ -92,33 +92,41 @@ _PLACES = points(257)[1:-1]  # where kinks are looked for at first
 
 def _truncated_powers(u: np.ndarray, root: np.ndarray, places: np.ndarray, power: int) -> np.ndarray:
     """Truncated powers ``(u - t)_+^power``, one a place, scaled by the roots of the weights."""
-    beyond = np.maximum(u[:, None] - places, 0)
-    found = (beyond > 0) * root[:, None]
-    for _ in range(power):
-        found *= beyond
+    beyond = u[:, None] - places
+    np.maximum(beyond, 0, out=beyond)
+    found = np.sign(beyond)
+    for factor in (*[beyond] * power, root[:, None]):
+        found *= factor
     return found
 
 
 def _strongest(u: np.ndarray, root: np.ndarray, smooth: np.ndarray, rest: np.ndarray, powers: tuple) -> Kink:
     """The place and power that explain most of the `rest`: a scan, then closer and closer around its best place."""
 
-    def gains(places, power):
-        free = _truncated_powers(u, root, places, power)
-        size = np.einsum("np,np->p", free, free)
-        free -= smooth @ (smooth.T @ free)
-        norm = np.einsum("np,np->p", free, free)
-        usable = norm > 1e-20 * size
-        return np.where(usable, np.sum((free.T @ rest) ** 2, axis=1) / np.where(usable, norm, 1), 0)
+    def gains(places, wanted):
+        """A row for each of the powers, one built on the other."""
+        beyond = u[:, None] - places
+        np.maximum(beyond, 0, out=beyond)
+        column, free, found = np.sign(beyond), np.empty_like(beyond), []
+        column *= root[:, None]
+        for power in range(max(wanted) + 1):
+            if power in wanted:
+                np.subtract(column, np.matmul(smooth, smooth.T @ column, out=free), out=free)
+                norm, size = (np.einsum("np,np->p", part, part) for part in (free, column))
+                usable = norm > 1e-20 * size
+                found.append(np.where(usable, np.sum((free.T @ rest) ** 2, axis=1) / np.where(usable, norm, 1), 0))
+            column *= beyond
+        return found
 
     kinks = []
-    for power in powers:
-        places, found = _PLACES, Kink(0.0, power, 0.0)
-        for _ in range(4):
-            gain = gains(places, power)
+    for power, gain in zip(powers, gains(_PLACES, powers), strict=True):
+        places = _PLACES
+        for _ in range(3):
             best = int(np.argmax(gain))
-            found = Kink(float(places[best]), power, float(gain[best]))
             places = np.linspace(places[max(best - 1, 0)], places[min(best + 1, len(places) - 1)], 33)
-        kinks.append(found)
+            (gain,) = gains(places, (power,))
+        best = int(np.argmax(gain))
+        kinks.append(Kink(float(places[best]), power, float(gain[best])))
     return max(kinks, key=lambda kink: kink.gain)
 
 
@@ -141,8 +149,12 @@ def find_kinks(
     kinks: list[Kink] = []
     for _ in range(most):
         rest = values * root[:, None]
-        kink = _strongest(u, root, smooth, rest - smooth @ (smooth.T @ rest), powers)
-        if kink.gain <= least or (kinks and kink.gain < 0.1 * kinks[0].gain):
+        rest = rest - smooth @ (smooth.T @ rest)
+        enough = max(least, 0.1 * kinks[0].gain) if kinks else least
+        if np.sum(rest**2) < enough:  # none explains more than there is
+            break
+        kink = _strongest(u, root, smooth, rest, powers)
+        if kink.gain <= least or kink.gain < enough:
             break
         kinks.append(kink)
         smooth = np.linalg.qr(np.hstack([smooth, _truncated_powers(u, root, np.array([kink.location]), kink.power)]))[0]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 
 from ..basis import Basis, FeatureMap, OneHot, check_basis
 from ..checks import entered
@@ -30,7 +30,6 @@ _CONTEXTS_EACH = 4  # for each function, looked at where each context meets all 
 _LEAST_CONTEXTS = 200  # that are looked at then in any case
 _FEATURE_NUMBERS = 4_000_000  # features evaluated in search of their supremum
 _GRID_POINTS = 20_000  # the most of a grid among them
-_FEATURE_ROWS = 256  # contexts whose features are evaluated at a time, at least
 _NEARBY = 0.5  # of the distance over which f changes by its spread: how far points near x0 lie
 _MOST_COORDINATES = 200  # of x, beyond which only x0 is looked at
 _LANCZOS_STEPS = 60  # where the Hessian is too large to be formed
@@ -108,10 +107,9 @@ def _diagnose_at(
     close = reduced.with_pools(batch, batch)
     W = _fitted(close, x)
     mu, L = _curvature_range(close.ordinary(), x, W)
-    features = _Features(reduced.basis, len(batch))
     found = Diagnosis(
         basis=basis,
-        M_Phi=max(1.0, features.supremum(xi)),
+        M_Phi=max(1.0, _supremum(reduced.basis, xi)),
         m_Phi=min(1.0, float(spectrum[-1]) ** 2),
         rank=reduced.rank or 0,
         functions=functions,
@@ -122,7 +120,7 @@ def _diagnose_at(
         decay=policy.decay,
         source=policy.source,
         spread=policy.spread,
-        misfit=features.misfit(policy, W, float(u.min()), float(u.max())),
+        misfit=_misfit(policy, reduced.basis, W, float(u.min()), float(u.max())),
         conditions=conditions_of(domain, u, policy.decay),
         structure=None if policy.responses is None else structure_of(policy.responses, seen.supported),
     )
@@ -181,43 +179,31 @@ def _curvature_range(
     return float(singular[-1]) ** 2 if len(singular) == W.size else 0.0, float(singular[0]) ** 2
 
 
-class _Features:
-    """The functions of a basis at many contexts, in pieces of one size: that of the samples looked at, whose
-    program is compiled already."""
-
-    def __init__(self, basis: FeatureMap, rows: int):
-        self.basis, self.piece = basis, max(rows, _FEATURE_ROWS)
-
-    def __call__(self, xi: Array | np.ndarray) -> Float[np.ndarray, "n N"]:
-        xi, parts = np.asarray(xi), []
-        for begin in range(0, len(xi), self.piece):
-            part = xi[begin : begin + self.piece]
-            filled = np.concatenate([part, np.repeat(part[-1:], self.piece - len(part), axis=0)])
-            parts.append(np.asarray(self.basis(filled), dtype=float)[: len(part)])
-        return np.concatenate(parts)
-
-    def supremum(self, xi: Array) -> float:
-        """The largest norm of the features seen: on a grid with its corners, and at observed contexts."""
-        domain, dtype = self.basis.domain, self.basis.constant.dtype
-        if self.basis.one_hot:
-            return 1.0
-        if isinstance(domain, Finite):
-            return float(np.linalg.norm(self(domain.values), axis=1).max())
-        d, most = domain.dimension, max(64, _FEATURE_NUMBERS // self.basis.size)
+def _supremum(basis: FeatureMap, xi: Any) -> float:
+    """The largest norm of the features seen: on a grid with its corners, and at observed contexts."""
+    domain, dtype = basis.domain, basis.constant.dtype
+    if basis.one_hot:
+        return 1.0
+    places = [domain.values] if isinstance(domain, Finite) else []
+    if not places:
+        d, most = domain.dimension, max(64, _FEATURE_NUMBERS // basis.size)
         each = max(2, int(min(most, _GRID_POINTS) ** (1 / d)))
         if each**d <= most:
             u = np.stack(np.meshgrid(*[np.linspace(-1, 1, each)] * d, indexing="ij"), axis=-1)
         else:  # many dimensions: corners and points in between, at random
             u = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], (most, d), p=[0.45, 0.1, 0.45])
-        places = domain.place(u.reshape(-1, d).astype(dtype)), domain.snap(np.asarray(xi)[:most], dtype)
-        return max(float(np.linalg.norm(self(place), axis=1).max()) for place in places)
+        places = [domain.place(u.reshape(-1, d).astype(dtype)), domain.snap(np.asarray(xi)[:most], dtype)]
+    return max(float(np.linalg.norm(np.asarray(basis(place)), axis=-1).max()) for place in places)
 
-    def misfit(self, policy: Expansion, W: Float[np.ndarray, "N dy"], low: float, high: float) -> float | None:
-        """The relative root mean square error of ``W Phi`` between two (reference) ends, where exact policies are."""
-        if policy.u is None or policy.values is None:
-            return None
-        u, domain = policy.u, self.basis.domain
-        gap = policy.values - self(domain.place(u[:, None].astype(self.basis.constant.dtype))) @ W
-        weight = np.where((u >= low) & (u <= high), np.sqrt(np.maximum(1 - u**2, 0)), 0.0)  # points crowd at the ends
-        size = weight @ np.sum(policy.values**2, axis=1)
-        return float(np.sqrt(weight @ np.sum(gap**2, axis=1) / size)) if size > 0 else None
+
+def _misfit(
+    policy: Expansion, basis: FeatureMap, W: Float[np.ndarray, "N dy"], low: float, high: float
+) -> float | None:
+    """The relative root mean square error of ``W Phi`` between two (reference) ends, where exact policies are known."""
+    if policy.u is None or policy.values is None:
+        return None
+    u, place = policy.u, basis.domain.place(policy.u[:, None].astype(basis.constant.dtype))
+    gap = policy.values - np.asarray(basis(place), dtype=float) @ W
+    weight = np.where((u >= low) & (u <= high), np.sqrt(np.maximum(1 - u**2, 0)), 0.0)  # points crowd at the ends
+    size = weight @ np.sum(policy.values**2, axis=1)
+    return float(np.sqrt(weight @ np.sum(gap**2, axis=1) / size)) if size > 0 else None

@@ -10,7 +10,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
 import scipy.special
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -104,10 +103,12 @@ class TrafficTruth(eqx.Module):
         By L-BFGS-B on the closed-form flows, from the usual start and from the truth: a sample's loss has kinks, at
         which one start alone may get stuck.
         """
+        from scipy.optimize import minimize  # takes long to import, and few need it
+
         value = lambda x: tuple(np.asarray(v, dtype=float) for v in _loss_and_slope(self, jnp.asarray(x), samples))
         starts = (np.full(len(self.x), 0.5), np.asarray(self.x))
         bounds = [BOUNDS] * len(self.x)
-        found = [scipy.optimize.minimize(value, x, jac=True, bounds=bounds, options={"gtol": 1e-9}) for x in starts]
+        found = [minimize(value, x, jac=True, bounds=bounds, options={"gtol": 1e-9}) for x in starts]
         return min(found, key=lambda run: run.fun).x
 
 

@@ -84,7 +84,7 @@ class _Passed(eqx.Module):
     records: dict[str, Array]
 
 
-@program_of_steps(lambda *_: True)
+@program_of_steps
 def advance(
     solver: Solver, reduced: Bilevel, state: State, count: int, most: Array | None = None
 ) -> tuple[State, tuple[dict[str, Array], Array]]:

@@ -15,24 +15,34 @@ from ..answer import Result, Solution, same_features
 from ..basis import Basis, basis_to_json
 from ..cluster import digest_of
 from ..problem import Study, other_functions
-from ..programs import program, put
-from ..reduction import Reduced
+from ..programs import is_spread, program, put
+from ..reduction import Reduced, Table
 from .checkpoint import Checkpoint, Kept
 from .course import Course
 from .history import History
 from .solver import Solver
 
+_ROWS_KNOWN_BY = 64  # rows whose features are part of what a run is known by
+
 
 def identity(solver: Solver, reduced: Reduced, state: Any) -> str:
     """What a state belongs to: its own structure, the solver, the basis, and a digest of data and bounds."""
     digest = hashlib.sha256()
-    parts = (reduced.upper_source, reduced.lower_source, reduced.problem.x_bounds, reduced.coordinates)
+    data = [_bare(source) for source in (reduced.upper_source, reduced.lower_source)]
+    parts = (data, reduced.problem.x_bounds, reduced.coordinates)
     for leaf in jax.tree.leaves(eqx.filter(parts, eqx.is_array)):
         digest.update(digest_of(leaf))
     bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
     settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
     basis = json.dumps(basis_to_json(reduced.basis.basis), sort_keys=True)
     return f"{archive.fingerprint(state)} {settings} {basis} {digest.hexdigest()}"
+
+
+def _bare(source: Any) -> Any:
+    """A level's data with the features of some rows: basis and contexts determine the others, which may be many."""
+    if not isinstance(source, Table) or is_spread(source.table.weight):
+        return source
+    return replace(source.table, features=jax.tree.map(lambda a: a[:_ROWS_KNOWN_BY], source.table.features))
 
 
 def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None:

@@ -100,10 +100,10 @@ def _resampled(study: Study, solution: Solution, replicates: int, key: Any, prog
     told = _sandwich(study, reduced, solution)
     given = Expansions(reduced.ordinary())
     at = _as_it_is(given) if told.why_not else _spread(given, told)
-    found, failed = [], 0
+    found, failed, solver = [], 0, Newton(tolerance=_GRADIENT)
     with ProgressBar(replicates, "bootstrap", progress) as bar:
         for k in range(replicates):
-            place = _once(study, at, rng) if at.dx else at.origin
+            place = _once(study, at, solver, rng) if at.dx else at.origin
             found += [] if place is None else [place]
             failed += place is None
             bar.update(k + 1)
@@ -157,12 +157,12 @@ def _spread(given: Expansions, told: Uncertainty) -> Affine:
     return Affine(given, x, scales * typical, np.zeros(count), (-free, free), np.eye(count) * typical**2)
 
 
-def _once(study: Study, at: Affine, rng: np.random.Generator) -> Float[np.ndarray, " dx"] | None:
+def _once(study: Study, at: Affine, solver: Newton, rng: np.random.Generator) -> Float[np.ndarray, " dx"] | None:
     """The solution on samples drawn again; none where it was not found."""
     upper_often, lower_often = (level.resample(rng) for level in (study.upper, study.lower))
     counted = lambda pool, often: pool.shares * often / np.sum(pool.shares * often)
     lower, upper = counted(at.lower_pools[0], lower_often), counted(at.upper_pools[0], upper_often)
-    resampled, solver = at.with_shares(lower, upper), Newton(tolerance=_GRADIENT)
+    resampled = at.with_shares(lower, upper)
     state = solver.init(resampled, as_key(0), Newton.default_steps)
     state, _ = on_host(solver, resampled, state, Newton.default_steps)
     return at.point(flattened(state.x)) if Result.of(int(state.result)).good else None

@@ -13,7 +13,7 @@ TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
 _ROUNDED_SQUARE = 1e-20  # of what they are made of: squares that rounding explains
 _FEWEST_FREE = 0.5  # degrees of freedom below which a spread cannot be measured
 _DRAWN_VECTORS = 4000  # vectors around an estimate
-_HALVINGS, _TRIALS_OF_ENDS = 5, 80  # of the range in which an end of an interval lies; of places for it
+_HALVINGS, _TRIALS_OF_ENDS = 2, 80  # of the range in which an end of an interval lies; of places for it
 _ROUNDED_CHANCE = 1e-15  # what rounding makes of a probability that is zero
 _QUANTILES = 400  # of the noise across a vector, by which its law is represented
 
@@ -157,22 +157,25 @@ class _NoisyLength:
             """The probability that an estimate of a vector of length ``r`` is shorter than seen."""
             return share * float(np.mean(below((room - r) / self.sigma) - below((-room - r) / self.sigma)))
 
-        reach = 10 * self.sigma * max(1.0, _quantile(TAILS[1], self.freedom))
-        near, least = max(float(room.min()) - reach, 0.0), shorter(0.0)
+        least = shorter(0.0)
 
         def end(probability: float) -> float:
-            excess = lambda r: shorter(r) - probability  # longer vectors make shorter estimates less likely
             if least <= probability:
                 return 0.0
-            return _falls_to_zero(excess, near if excess(near) > 0 else 0.0, seen + reach)
+            excess = lambda r: shorter(r) - probability  # longer vectors make shorter estimates less likely
+            reach = self.sigma * _quantile(probability / share, self.freedom)
+            high, near = max(float(room.max()) - reach, 0.0), float(room.min()) - reach - self.sigma / 10
+            above = excess(near) if near > 0 else 0.0
+            low, above = (near, above) if above > 0 else (0.0, least - probability)
+            return _falls_to_zero(excess, low, high, above, excess(high))
 
         return end(TAILS[1]), end(TAILS[0] * least)
 
 
-def _falls_to_zero(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function that falls from above zero to below it is zero: by halving first, then along chords, an end that
-    stays twice counting half (the Illinois method)."""
-    above, below, last = excess(low), excess(high), 0.0
+def _falls_to_zero(excess: Callable[[float], float], low: float, high: float, above: float, below: float) -> float:
+    """Where a falling function is zero, from its values above zero and below it at two ends: along chords, an end that
+    stays twice counting half (the Illinois method); by halving at first, where the values hardly differ."""
+    last = 0.0
     for trial in range(_TRIALS_OF_ENDS):
         place = low + (high - low) * (0.5 if trial < _HALVINGS else above / (above - below))
         found = excess(place)

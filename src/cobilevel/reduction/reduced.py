@@ -27,9 +27,7 @@ from ..basis import (
     check_sizes,
     combine,
     dense,
-    taller,
     whiten,
-    widened,
 )
 from ..checks import whole
 from ..keys import as_key
@@ -184,14 +182,6 @@ class Reduced(Bilevel):
         turn = lambda phi: combine(phi, coordinates.transform)
         return self._turned(turn, coordinates.enter(self.W0), coordinates)
 
-    def filled(self) -> "Reduced":
-        """A whitened problem with idle coordinates added up to a round number: few widths, and so few programs."""
-        if self.coordinates is None:
-            return self
-        width = _round_width(self.coordinates.transform.shape[1])
-        W0 = jax.tree.map(lambda leaf: taller(leaf, width), self.W0)
-        return self._turned(lambda phi: widened(phi, width), W0, self.coordinates.filled(width))
-
     def _turned(self, turn: Callable[[Rows], Rows], W0: PyTree, coordinates: Coordinates) -> "Reduced":
         """The same problem in other coordinates: `turn` takes the features there."""
 
@@ -235,12 +225,6 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
     outer = arithmetic(constant, problem.y0).multiply.outer
     W0 = put(jax.tree.map(lambda y: outer(constant, y), problem.y0)) if W is None else W
     return Reduced(problem, upper, lower, W0, fitted, whitening, constrained=study.constrained)
-
-
-def _round_width(count: int) -> int:
-    """The next of 10, 20, 50, 100, 200, ...: few, and those that people ask for."""
-    tens = 10 ** (len(str(count)) - 1)
-    return max(10, next(times * tens for times in (1, 2, 5, 10) if times * tens >= count))
 
 
 def _check_size(basis: Basis, fitted: FeatureMap, distinct: int) -> None:

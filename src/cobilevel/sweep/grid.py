@@ -1,4 +1,4 @@
-"""Every case with every basis: the answers of ``solve``, from few compiled programs."""
+"""Every case with every basis: the answers of ``solve``, several at a time."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from ..iteration import Job, Solver
 from ..keys import as_key, split_key
 from ..lower import with_barrier
 from ..problem import Data, Precision, Problem, Study, precision_for
+from ..programs import one_thread
 from ..progress import ProgressBar
 from ..solvers import Newton
 
@@ -27,11 +28,10 @@ def solve_grid(
     progress: bool | None = None,
     workers: int | None = None,
 ) -> Iterator[list[Solution]]:
-    """Solves every case with every basis: what ``solve`` gives for each, up to rounding.
+    """Solves every case with every basis: what ``solve`` gives for each.
 
-    Features are data and not code, so a program serves all bases and problems of one shape. Newton's problems are
-    filled up to a few widths, which leaves few shapes; they are solved one after the other, since mapped together all
-    would wait for the slowest at every step.
+    Newton's programs know neither the basis nor the samples, so that two serve all cases whose functions differ in
+    numbers alone. Cases are solved in threads, which share them.
 
     **Arguments:**
 
@@ -59,8 +59,10 @@ def _rows(
         for number, basis in enumerate(bases):
             bar.update(number * len(jobs), f"{basis!r}")
             one = partial(_solved, basis)
-            row = [one(job) for job in jobs[:1]]  # compiles for the others
-            yield row + list(threads.map(one, jobs[1:]))
+            with one_thread():  # the switch is that of all threads: none may set it back while others are at work
+                row = [one(job) for job in jobs[:1]]  # compiles for the others
+                row += threads.map(one, jobs[1:])
+            yield row
 
 
 def _job(case: tuple[Problem, Data], solver: Solver, steps: int, key: Any) -> tuple[Job, Precision]:
