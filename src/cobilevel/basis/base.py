@@ -16,7 +16,7 @@ from jaxtyping import ArrayLike, Float, Int, Shaped
 
 from ..checks import whole
 from ..cluster import shards_of, this_cluster
-from ..host import module_of, on_host_or_compiled
+from ..host import empty_table, module_of, on_host_or_compiled
 from ..problem import Domain
 from ..programs import Held, arithmetic, is_spread, put
 from .one_hot import OneHot, Rows
@@ -67,18 +67,19 @@ def _features(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N
     xi = _in_dtype_of(fitted, xi)
     if module_of(xi) is jnp:
         return jnp.where(inside[..., None], _mixed(fitted, xi), jnp.nan)
-    rows = xi.reshape(inside.size, *fitted.domain.shape)
-    table = np.empty((len(rows), fitted.size), fitted.constant.dtype)
-    step = max(1, _NUMBERS_AT_ONCE // (fitted.size if fitted.transform is None else len(fitted.transform)))
+    rows, size = xi.reshape(inside.size, *fitted.domain.shape), len(fitted.constant)
+    step = max(1, _NUMBERS_AT_ONCE // (size if fitted.transform is None else len(fitted.transform)))
+    table = empty_table(len(rows), size, fitted.constant.dtype)
     for start in range(0, len(rows), step):
         table[start : start + step] = _mixed(fitted, rows[start : start + step])
     if not inside.all():
         table[~inside.ravel()] = np.nan
-    return table.reshape(*inside.shape, fitted.size)
+    return table.reshape(*inside.shape, size)
 
 
 def _mixed(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N"]:
-    phi = fitted.basis.evaluate(fitted.domain, xi).astype(fitted.constant.dtype)
+    phi, dtype = fitted.basis.evaluate(fitted.domain, xi), fitted.constant.dtype
+    phi = phi if phi.dtype == dtype else phi.astype(dtype)
     return phi if fitted.transform is None else phi @ fitted.transform
 
 

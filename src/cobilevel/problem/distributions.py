@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..checks import MOST_NODES, gibibytes, memory_limit, whole
+from ..programs import arithmetic, put
 from .array_checks import real_numbers
 from .cut_normal import cut_normal_draws, cut_normal_rule
 from .domain import Box, Domain, Interval
@@ -87,7 +88,8 @@ class Uniform(Distribution):
         _box_only(self.domain, "Uniform")
 
     def sample(self, key, size):
-        return self.domain.place(2 * jax.random.uniform(key, (size, self.domain.dimension)) - 1)
+        u = jax.random.uniform(key, (size, self.domain.dimension))
+        return put(self.domain.place(2 * arithmetic(u).asarray(u) - 1))
 
     def rules(self, n):
         return [(1.0, *_gauss(self.domain, n))]
@@ -155,9 +157,10 @@ class Mixture(Distribution):
 
     def sample(self, key, size):
         pick, *keys = jax.random.split(key, len(self.components) + 1)
-        draws = jnp.stack([part.sample(k, size) for part, k in zip(self.components, keys, strict=True)])
+        draws = [part.sample(k, size) for part, k in zip(self.components, keys, strict=True)]
         which = jax.random.choice(pick, len(self.components), (size,), p=jnp.asarray(self.weights))
-        return draws[which, jnp.arange(size)]
+        xp = arithmetic(draws, which)
+        return put(xp.stack(draws)[xp.asarray(which), xp.arange(size)])
 
     def rules(self, n):
         return [
