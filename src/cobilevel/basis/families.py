@@ -106,7 +106,7 @@ class PolynomialBasis(ProductBasis):
             np.multiply(scaled, table[k], out=table[k + 1])
             if k and c[k]:
                 table[k + 1] -= table[k - 1] if c[k] == 1 else c[k] * table[k - 1]
-        return np.moveaxis(table, 0, -1)
+        return table.transpose(*range(1, table.ndim), 0)
 
 
 class Chebyshev(PolynomialBasis):

@@ -118,7 +118,8 @@ class Domain(eqx.Module):
     @plain
     def _inside_box(self, xi: Shaped[Held, "..."]) -> Bool[Any, "..."]:
         u = self.reference(xi)
-        return module_of(u).all(abs(u) <= 1 + self._slack(u.dtype), axis=-1)
+        near = abs(u) <= 1 + self._slack(u.dtype)
+        return near.all(axis=-1) if u.shape[-1] > 1 else near[..., 0]
 
     @staticmethod
     def _slack(dtype: Any) -> float:
