@@ -16,10 +16,20 @@ from .programs import is_spread, program, put
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_ALIGNED = 64  # bytes: where arrays begin that JAX does not copy
+
 
 def module_of(array: Any) -> Any:
     """``jax.numpy`` for arrays of JAX, NumPy for its own and for plain numbers."""
     return jnp if isinstance(array, jax.Array) else np
+
+
+def empty_table(rows: int, columns: int, dtype: Any) -> np.ndarray:
+    """A table to be filled that JAX takes as it is: without a copy, since it begins where JAX's own arrays would."""
+    size = rows * columns * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + size].view(dtype).reshape(rows, columns)
 
 
 class _Plain:

@@ -16,7 +16,7 @@ from jaxtyping import ArrayLike, Float, Int, Shaped
 
 from ..checks import whole
 from ..cluster import shards_of, this_cluster
-from ..host import in_threads, module_of, on_host_or_compiled
+from ..host import empty_table, in_threads, module_of, on_host_or_compiled
 from ..problem import Domain
 from ..programs import Held, arithmetic, is_spread, put
 from .one_hot import OneHot, Rows
@@ -47,10 +47,13 @@ class FeatureMap(eqx.Module):
         return len(self.constant)
 
     def __call__(self, xi: Any) -> Float[Held, "... N"]:
-        xi, depth = put(self.domain.pack(xi)), len(self.domain.shape)
-        if xi.shape[xi.ndim - depth :] != self.domain.shape or xi.ndim < depth:
-            raise ValueError(f"contexts of {self.domain!r} end in shape {self.domain.shape}, got {xi.shape}.")
-        return _features(self, xi)
+        domain, ready = self.domain, isinstance(xi, np.ndarray) and xi.dtype == self.constant.dtype
+        if not ready or type(domain).wrap is not Domain.wrap:
+            xi = put(domain.pack(xi))
+        shape = domain.shape
+        if xi.shape[xi.ndim - len(shape) :] != shape or xi.ndim < len(shape):
+            raise ValueError(f"contexts of {domain!r} end in shape {shape}, got {xi.shape}.")
+        return put(_features(self, xi))
 
     @property
     def one_hot(self) -> bool:
@@ -64,22 +67,24 @@ class FeatureMap(eqx.Module):
 
 @on_host_or_compiled
 def _features(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N"]:
-    inside = fitted.domain.contains(xi)  # judged in the precision the contexts came in
+    domain, constant = fitted.domain, fitted.constant
+    inside = domain.contains(xi)  # judged in the precision the contexts came in
     xi = _in_dtype_of(fitted, xi)
     if module_of(xi) is jnp:
         return jnp.where(inside[..., None], _mixed(fitted, xi), jnp.nan)
-    rows = xi.reshape(inside.size, *fitted.domain.shape)
-    table = np.empty((len(rows), fitted.size), fitted.constant.dtype)
-    step = max(1, _NUMBERS_AT_ONCE // (fitted.size if fitted.transform is None else len(fitted.transform)))
+    rows, size = xi.reshape(inside.size, *domain.shape), len(constant)
+    step = max(1, _NUMBERS_AT_ONCE // (size if fitted.transform is None else len(fitted.transform)))
+    table = empty_table(len(rows), size, constant.dtype)
     for start in range(0, len(rows), step):
         table[start : start + step] = _mixed(fitted, rows[start : start + step])
     if not inside.all():
         table[~inside.ravel()] = np.nan
-    return table.reshape(*inside.shape, fitted.size)
+    return table.reshape(*inside.shape, size)
 
 
 def _mixed(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N"]:
-    phi = fitted.basis.evaluate(fitted.domain, xi).astype(fitted.constant.dtype)
+    phi, dtype = fitted.basis.evaluate(fitted.domain, xi), fitted.constant.dtype
+    phi = phi if phi.dtype == dtype else phi.astype(dtype)
     return phi if fitted.transform is None else phi @ fitted.transform
 
 

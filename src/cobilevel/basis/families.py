@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -24,8 +25,6 @@ def products(
 
     Where the first of each is 1 (`from_one`), such factors are left out.
     """
-    if len(starts) == 1 and np.array_equal(table[:, 0], np.arange(values.shape[-1])):
-        return values
     places = starts + table
     if from_one:
         order = np.argsort(table == 0, axis=1, kind="stable")
@@ -65,6 +64,8 @@ class ProductBasis(Basis):
                 f"cb.Components({{{', '.join(f'{name!r}: ...' for name in domain.names)}}})."
             )
         values = self.univariate(domain.reference(xi))
+        if domain.dimension == 1 and isinstance(self.index, Tensor):
+            return values[..., 0, :]
         table = self.index.table(self.n, domain.dimension)
         starts = np.arange(domain.dimension) * self.n
         from_one = type(self).constant is ProductBasis.constant
@@ -91,11 +92,21 @@ class PolynomialBasis(ProductBasis):
 
     @plain
     def univariate(self, u):
-        xp = module_of(u)
-        found = [xp.ones_like(u)]
-        for k, (a, c) in enumerate(zip(*(part.tolist() for part in self.recurrence()), strict=True)):
-            found.append((a * u) * found[k] - c * found[k - 1] if k else a * u)
-        return xp.stack(found, axis=-1)
+        a, c = (part.tolist() for part in self.recurrence())
+        if module_of(u) is jnp:
+            found = [jnp.ones_like(u)]
+            for k in range(self.n - 1):
+                found.append((a[k] * u) * found[k] - c[k] * found[k - 1] if k else a[k] * u)
+            return jnp.stack(found, axis=-1)
+        table, scaled = np.empty((self.n, *u.shape), u.dtype), u
+        table[0] = 1
+        for k in range(self.n - 1):  # in place: copies take longer than the arithmetic
+            if not k or a[k] != a[k - 1]:
+                scaled = a[k] * u
+            np.multiply(scaled, table[k], out=table[k + 1])
+            if k and c[k]:
+                table[k + 1] -= table[k - 1] if c[k] == 1 else c[k] * table[k - 1]
+        return table.transpose(*range(1, table.ndim), 0)
 
 
 class Chebyshev(PolynomialBasis):

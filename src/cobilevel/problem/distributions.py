@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..checks import MOST_NODES, gibibytes, memory_limit, whole
+from ..programs import arithmetic, program, put
 from .array_checks import real_numbers
 from .cut_normal import cut_normal_draws, cut_normal_rule
 from .domain import Box, Domain, Interval
@@ -44,7 +45,7 @@ class Distribution(eqx.Module):
                 mass = np.outer(mass, row).ravel()
             weights.append(share * mass)
         table = np.concatenate(nodes)
-        return jnp.asarray(table if self.domain.shape else table[:, 0]), jnp.asarray(np.concatenate(weights))
+        return put((table if self.domain.shape else table[:, 0].copy(), np.concatenate(weights)))
 
 
 def require_nodes(law: Distribution, n: int, argument: str) -> None:
@@ -87,7 +88,8 @@ class Uniform(Distribution):
         _box_only(self.domain, "Uniform")
 
     def sample(self, key, size):
-        return self.domain.place(2 * jax.random.uniform(key, (size, self.domain.dimension)) - 1)
+        u = jax.random.uniform(key, (size, self.domain.dimension))
+        return put(self.domain.place(2 * arithmetic(u).asarray(u) - 1))
 
     def rules(self, n):
         return [(1.0, *_gauss(self.domain, n))]
@@ -114,7 +116,7 @@ class TruncatedNormal(Distribution):
     def sample(self, key, size):
         lo, hi = self.domain.bounds
         xi = cut_normal_draws(key, lo, hi, self.mean.ravel(), self.std.ravel(), (size, self.domain.dimension))
-        return xi if self.domain.shape else xi[..., 0]
+        return xi if self.domain.shape else put(arithmetic(xi).asarray(xi)[..., 0])
 
     def rules(self, n):
         sides = np.broadcast_arrays(*self.domain.bounds, self.mean.ravel(), self.std.ravel())
@@ -154,10 +156,7 @@ class Mixture(Distribution):
         return self.components[0].domain
 
     def sample(self, key, size):
-        pick, *keys = jax.random.split(key, len(self.components) + 1)
-        draws = jnp.stack([part.sample(k, size) for part, k in zip(self.components, keys, strict=True)])
-        which = jax.random.choice(pick, len(self.components), (size,), p=jnp.asarray(self.weights))
-        return draws[which, jnp.arange(size)]
+        return _mixture_draws(put(self), key, size)
 
     def rules(self, n):
         return [
@@ -165,3 +164,11 @@ class Mixture(Distribution):
             for share, part in zip(self.weights, self.components, strict=True)
             for inner, nodes, weights in part.rules(n)
         ]
+
+
+@program
+def _mixture_draws(law: Mixture, key: Array, size: int) -> Float[Array, "size ..."]:
+    pick, *keys = jax.random.split(key, len(law.components) + 1)
+    draws = jnp.stack([part.sample(k, size) for part, k in zip(law.components, keys, strict=True)])
+    which = jax.random.choice(pick, len(law.components), (size,), p=law.weights)
+    return draws[which, jnp.arange(size)]

@@ -4,6 +4,7 @@ Every basis is written once, on the reference cube ``[-1, 1]^d``. A domain knows
 whether a context belongs to it at all.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +40,7 @@ class Domain(eqx.Module):
 
     @property
     def dimension(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
     @plain
     def coordinates(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "... d"]:
@@ -117,7 +118,8 @@ class Domain(eqx.Module):
     @plain
     def _inside_box(self, xi: Shaped[Held, "..."]) -> Bool[Any, "..."]:
         u = self.reference(xi)
-        return module_of(u).all(abs(u) <= 1 + self._slack(u.dtype), axis=-1)
+        near = abs(u) <= 1 + self._slack(u.dtype)
+        return near.all(axis=-1) if u.shape[-1] > 1 else near[..., 0]
 
     @staticmethod
     def _slack(dtype: Any) -> float:
