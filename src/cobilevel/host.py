@@ -13,8 +13,8 @@ from jax.core import Tracer
 
 from .programs import is_spread, program, put
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Params = ParamSpec("Params")
+Returned = TypeVar("Returned")
 
 _ALIGNED = 64  # bytes: where arrays begin that JAX does not copy
 
@@ -46,13 +46,13 @@ class _Plain:
         return self.function if instance is None else partial(self.function, instance)
 
 
-def plain(method: Callable[P, R]) -> Callable[P, R]:
+def plain(method: Callable[Params, Returned]) -> Callable[Params, Returned]:
     """A method bound without Equinox, which makes a module of each: that takes longer than the arithmetic on a thousand
     numbers."""
     return _Plain(method)
 
 
-def on_host(function: Callable[P, R]) -> Callable[P, R]:
+def on_host(function: Callable[Params, Returned]) -> Callable[Params, Returned]:
     """A method of arrays that is written for both: it gets NumPy's where all hold values in this process.
 
     It returns JAX arrays where some came in. Where arrays are traced, or spread over devices, it gets JAX's.
@@ -60,13 +60,13 @@ def on_host(function: Callable[P, R]) -> Callable[P, R]:
     return plain(_on_host(function, function))
 
 
-def on_host_or_compiled(function: Callable[P, R]) -> Callable[P, R]:
+def on_host_or_compiled(function: Callable[Params, Returned]) -> Callable[Params, Returned]:
     """The same for a function, with a program of its own where arrays are traced or spread."""
     compiled = program(function)
     return _on_host(function, lambda *args: compiled(*put(args)))  # NumPy's would be cut by the precision of the caller
 
 
-def _on_host(function: Callable[P, R], elsewhere: Callable[P, R]) -> Callable[P, R]:
+def _on_host(function: Callable[Params, Returned], elsewhere: Callable[Params, Returned]) -> Callable[Params, Returned]:
     @wraps(function)
     def call(*args: Any) -> Any:
         leaves = jax.tree.leaves(args)
@@ -84,7 +84,7 @@ def _as_numpy(leaf: Any) -> Any:
     return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
 
 
-def in_threads(one: Callable[[Any], R], items: Sequence[Any]) -> Iterator[R]:
+def in_threads(one: Callable[[Any], Returned], items: Sequence[Any]) -> Iterator[Returned]:
     """A function of each item, in their order; in as many threads as there are cores, where items are many."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(items) < 2 * cores or cores == 1:

@@ -1,6 +1,7 @@
 """What diagnose says is held against closed forms, and its advice is followed to see whether it helps."""
 
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +9,11 @@ import pytest
 import cobilevel as cb
 from cobilevel import diagnose
 from problems import bernstein
+
+COMPILED = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, _, **__: COMPILED.append(event) if event.endswith("backend_compile_duration") else None
+)
 
 
 def shape(x, xi):
@@ -242,6 +248,19 @@ def test_streams_have_no_end_of_samples():
     found = diagnose(smooth, cb.Chebyshev(12), cb.Stream(draw))
     assert found.per_function == np.inf
     assert found.decay.kind == "algebraic"
+
+
+def test_only_row_derivatives_are_compiled():
+    """Those of the lower level, and of the upper one where points near ``x0`` are looked at; bases share them."""
+    lower = lambda x, y, xi, eta: (y - x / (2.5 - xi)) ** 2 + 0.7 * y**4
+    problem = cb.Problem(upper, lower, np.ones(()), np.zeros(()), cb.Interval(-1.0, 1.0))
+    samples = cb.Samples(np.random.default_rng(0).uniform(-1, 1, 700))
+    COMPILED.clear()
+    diagnose(problem, cb.Chebyshev(4), samples)
+    assert len(COMPILED) <= 2
+    for basis in (cb.Chebyshev(6), cb.BSpline(7), cb.Partition(80)):
+        diagnose(problem, basis, samples)
+    assert len(COMPILED) <= 2
 
 
 def test_bad_arguments(quadratic):

@@ -1,11 +1,17 @@
 """How far ``x`` would move had other samples been drawn: against samples that were."""
 
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import cobilevel as cb
+
+COMPILED = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, *_, **__: COMPILED.append(name) if name.endswith("backend_compile_duration") else None
+)
 
 
 @pytest.mark.thorough
@@ -94,3 +100,29 @@ def test_what_is_not_determined_has_no_finite_error():
     assert "x[1] - x[2] is not determined" in repr(spread)
     assert np.array_equal(np.isinf(spread.interval[0]), [False, True, True])
     assert spread.failed == 0
+
+
+def test_bounds_hold_in_every_resampling():
+    aside = lambda x, y, xi, eta: (eta["outcome"] - x[0] - x[1] * y - x[2] * xi[1]) ** 2 / 2
+    problem, samples, basis = instrumented(1.0, aside)
+    problem = cb.Problem(problem.upper, problem.lower, np.zeros(3), 0.0, problem.domain, ((-5, 0.52, -5), (5, 2, 5)))
+    solution = cb.solve(problem, samples, basis=basis)
+    assert float(solution.x[1]) == pytest.approx(0.52)
+    spread = cb.bootstrap(problem, solution, samples, 40, progress=False)
+    found = np.asarray(spread.x)
+    assert spread.failed == 0
+    assert np.all(found[:, 1] >= 0.52 - 1e-12)
+    held = found[:, 1] < 0.52 + 1e-9
+    assert 0 < held.sum() < 40
+    assert np.all(np.std(found, axis=0) > 0)
+
+
+def test_what_was_solved_is_judged_without_another_program(traffic):
+    """Row derivatives are all that is compiled, and a solution has compiled them; a second basis apart."""
+    train, test = traffic.train.rows(slice(0, 500)), traffic.test.rows(slice(0, 700))
+    solution = cb.solve(traffic.problem, train, basis=cb.Chebyshev(5))
+    before = len(COMPILED)
+    assert cb.bootstrap(traffic.problem, solution, train, 3, progress=False).failed == 0
+    cb.evaluate(traffic.problem, solution, test)
+    cb.certify(traffic.problem, solution, test)
+    assert len(COMPILED) == before

@@ -197,6 +197,23 @@ def test_finite_contexts_count_the_lower_samples_too():
     assert np.mean(norms) == pytest.approx(truth, abs=4 * np.std(norms) / np.sqrt(24))
 
 
+def test_finite_contexts_with_a_known_law_of_the_noise():
+    """Each context is solved once, however many samples it has."""
+    draw = lambda key, xi, size: jax.random.normal(key, (size,))
+    lower, values = Line(row(1.0, 1.0), weight=0.5), np.array([0.0, 1.0, 2.0])
+    problem = scalar(lower, Aim(pull=0.5, ridge=0.1), 0.5, domain=cb.Finite(values), conditional=draw)
+    rng = np.random.default_rng(1)
+    xi = rng.integers(0, 3, 300).astype(float)
+    samples = cb.Samples(xi, rng.normal(size=300))
+    solution = cb.reduce(problem, cb.Categorical(), samples).lift(jnp.array(0.5), jnp.zeros(3))
+    found = cb.certify(problem, solution, samples)
+    truth = 0.2 * 0.5 + np.mean((0.5 * (1 + xi) - 1) * (1 + xi))
+    assert found.mode == "exact"
+    assert float(found.gradient) == pytest.approx(truth, abs=0.1)  # means over 256 draws, at three contexts
+    assert found.hypergradient_gap < 1e-8
+    assert found.policy_error == pytest.approx(np.mean((0.5 * (1 + xi)) ** 2), abs=0.1)
+
+
 def test_product_data_and_single_precision():
     problem = scalar(
         Line([row(0.0, 0.0, 0.0, 1.0), row(1.0)], weight=0.5),

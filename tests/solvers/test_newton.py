@@ -9,7 +9,7 @@ import scipy.optimize
 
 import cobilevel as cb
 from cobilevel.derivatives import Expansions, expansion
-from cobilevel.iteration import on_host, run
+from cobilevel.iteration import run, steps_on_host
 from cobilevel.lower import Dense, minimise, solve_at
 from problems import LINE, Aim, as_pytrees, curved_problem, single
 
@@ -211,7 +211,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(tmp_path):
     key = jax.random.split(jax.random.key(0), 3)[2]
     state = solver.init(prepared.ordinary(), key, 12)
     for count in (5, 3, 5):
-        state, _ = on_host(solver, prepared.ordinary(), state, count)
+        state, _ = steps_on_host(solver, prepared.ordinary(), state, count)
     x, W, _ = solver.finish(state)
     lifted = prepared.lift(x, W)
     for a, b in zip(jax.tree.leaves((whole.x, whole.W)), jax.tree.leaves((lifted.x, lifted.W)), strict=True):

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-PASS = '''
+PASS = """
 import warnings
 
 import jax
@@ -63,7 +63,7 @@ scalar = cb.Problem(
     lambda x, y, xi, eta: (y - 1) ** 2 + x**2, lambda x, y, xi, eta: (y - x * xi["u"] - eta) ** 2, 0.5, 0.0, plane
 )
 print(cb.solve(scalar, cb.Samples(mixed, eta)))
-'''
+"""
 
 
 def test_annotations_are_true():

@@ -62,7 +62,7 @@ cb.solve(problem, cb.Samples(rng.uniform(-1, 1, 50), rng.normal(size=50)), cb.Ch
 print(len(hits), len(misses))
 """
     first, second = (fresh(code, XDG_CACHE_HOME=str(tmp_path)).split() for _ in range(2))
-    assert int(first[1]) >= 5
+    assert int(first[1]) >= 2
     assert second[1] == "0"
     assert (tmp_path / "cobilevel" / "programs").stat().st_mode & 0o077 == 0
 

@@ -3,11 +3,7 @@
 from . import oracles as oracles
 from .affine import Affine as Affine
 from .expansion import Expansions as Expansions
-from .expansion import LowerExpansion as LowerExpansion
-from .expansion import Pool as Pool
-from .expansion import UpperExpansion as UpperExpansion
 from .expansion import flattened as flattened
-from .expansion import galerkin as galerkin
 from .expansion import shaped_like as shaped_like
 from .expansion import totals_of as totals_of
 from .hypergradient import Directions as Directions
@@ -31,3 +27,7 @@ from .rows import RowBlocks as RowBlocks
 from .rows import RowDerivatives as RowDerivatives
 from .rows import Sizes as Sizes
 from .rows import UpperRows as UpperRows
+from .sums import LowerExpansion as LowerExpansion
+from .sums import RowPool as RowPool
+from .sums import UpperExpansion as UpperExpansion
+from .sums import galerkin as galerkin

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from .expansion import Expansions, LowerExpansion, RowScales, UpperExpansion, shaped_like
+from .expansion import Expansions, shaped_like
 from .rows import Sizes
+from .sums import LowerExpansion, RowScales, UpperExpansion
 
 
 class Affine(Expansions):

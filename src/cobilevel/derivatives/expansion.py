@@ -9,12 +9,11 @@ and Hessians are over these tables row by row; where each sample has one functio
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,222 +21,18 @@ import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
 from ..basis import OneHot
-from ..cluster import shards_of, this_cluster
-from ..host import in_threads
-from ..problem import double, in_double
+from ..cluster import this_cluster
 from ..programs import is_spread, put
-from ..reduction import Batch, Bilevel, Table
+from ..reduction import Bilevel, Table
 from . import oracles
 from .ledger import Ledger
-from .on_device import DeviceRows, in_use
+from .on_device import in_use
 from .rows import LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, flat_size
+from .sums import LowerExpansion, RowPool, RowScales, UpperExpansion, pools_of, squares
 
-_AT_ONCE = 2_000_000  # numbers of weighted features that are multiplied in one product
 _MOST_COEFFICIENTS = 2000  # whose Hessian is formed; beyond, only its products with vectors are
 _MOST_ROW_NUMBERS = 10_000_000  # in the gradients of single rows, where rows are large
 _MOST_CROSS = 4_000_000  # numbers of ``d21 g_Phi`` that are formed, and 2^14 of a row's
-
-Sum = TypeVar("Sum", bound="Additive")
-
-
-class Additive:
-    """A sum over rows: two of them add up."""
-
-    def __add__(self: Sum, other: Sum) -> Sum:
-        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))  # pyright: ignore
-
-
-@dataclass(frozen=True)
-class LowerExpansion(Additive):
-    """``g_Phi`` and its derivatives; `hessian` is ``(M, M)``, or blocks ``(N, dy, dy)``; `cross` is ``d21``."""
-
-    value: float
-    slope: Float[np.ndarray, "N dy"]
-    hessian: Float[np.ndarray, "M M"] | Float[np.ndarray, "N dy dy"]
-    cross: Float[np.ndarray, "N dy dx"]
-
-    @staticmethod
-    def of(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> "LowerExpansion":
-        """Of the rows of one block, from their features and packed derivatives."""
-        dy, weighted = sizes.dy, packed * shares[:, None]
-        curved = 1 + dy + dy * dy
-        slope, cross = (_sums(phi, part) for part in (weighted[:, 1 : 1 + dy], weighted[:, curved:]))
-        if isinstance(phi, OneHot):
-            hessian = phi.blocks(weighted[:, 1 + dy : curved]).reshape(phi.size, dy, dy)
-            hessian = (hessian + np.swapaxes(hessian, 1, 2)) / 2
-        else:
-            hessian = galerkin(phi, weighted[:, 1 + dy : curved].reshape(-1, dy, dy))
-        parts = slope, hessian, cross.reshape(phi.shape[1], dy, -1)
-        return LowerExpansion(float(weighted[:, 0].sum(dtype=float)), *(np.asarray(part, float) for part in parts))
-
-    @staticmethod
-    def unpacked(vector: np.ndarray, W: np.ndarray, sizes: Sizes) -> "LowerExpansion":
-        """From one vector that holds all of it."""
-        count, dx = W.size, sizes.dx if sizes.crossed else 0
-        rest = len(vector) - 1 - count - count * dx
-        value, slope, hessian, cross = np.split(vector, np.cumsum([1, count, rest]))
-        shape = (count, count) if rest == count**2 and rest != count * sizes.dy else (len(W), sizes.dy, sizes.dy)
-        return LowerExpansion(
-            float(value[0]), slope.reshape(W.shape), hessian.reshape(shape), cross.reshape(*W.shape, dx)
-        )
-
-
-@dataclass(frozen=True)
-class UpperExpansion(Additive):
-    """``f_Phi`` and its gradients."""
-
-    value: float
-    d1: Float[np.ndarray, " dx"]
-    d2: Float[np.ndarray, "N dy"]
-
-    @staticmethod
-    def of(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> "UpperExpansion":
-        """Of the rows of one block, from their features and packed derivatives."""
-        first = np.asarray(shares @ packed[:, : 1 + sizes.dx], float)
-        d2 = _sums(phi, packed[:, 1 + sizes.dx :] * shares[:, None])
-        return UpperExpansion(float(first[0]), first[1:], np.asarray(d2, float))
-
-    @staticmethod
-    def unpacked(vector: np.ndarray, W: np.ndarray, sizes: Sizes) -> "UpperExpansion":
-        """From one vector that holds all of it."""
-        return UpperExpansion(float(vector[0]), vector[1 : 1 + sizes.dx], vector[1 + sizes.dx :].reshape(W.shape))
-
-
-@dataclass(frozen=True)
-class RowScales(Additive):
-    r"""Sizes of single rows, as sums of squares over them: of ``f`` about a centre; of the gradient in ``x``, in the
-    parts $\partial_1 f$ and $\partial_{12} g\, v$; of $r = \partial_2 g$, squared, and of $\partial_{12} g\, r$.
-
-    In extended precision, whose range squares do not leave.
-    """
-
-    values: Any
-    direct: Any
-    through: Any
-    slopes: Any
-    turned: Any
-
-    @property
-    def spread(self) -> float:
-        """The root mean square of ``f`` about its centre."""
-        return float(np.sqrt(self.values))
-
-    @property
-    def sizes(self) -> Float[np.ndarray, " dx"]:
-        """The root mean square of the gradient in each coordinate of ``x``."""
-        return np.sqrt(self.direct + self.through).astype(float)
-
-    @property
-    def turning(self) -> Float[np.ndarray, " dx"]:
-        """The distance along each coordinate of ``x`` over which ``r`` changes by its own size; 0 if unknown."""
-        seen = self.turned > 0
-        return np.where(seen, np.sqrt(self.slopes / np.where(seen, self.turned, 1)), 0).astype(float)
-
-
-def _squares(shares: Float[np.ndarray, " n"], rows: np.ndarray) -> Any:
-    return shares @ rows.astype(np.longdouble) ** 2
-
-
-def _sums(phi: Any, rows: np.ndarray) -> np.ndarray:
-    """The transpose of the features times rows."""
-    return phi.sums(rows) if isinstance(phi, OneHot) else phi.T @ rows
-
-
-@lru_cache(64)
-def _upper_pairs(size: int) -> tuple[np.ndarray, ...]:
-    return np.triu_indices(size)
-
-
-def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]) -> Float[np.ndarray, "M M"]:
-    r"""$\sum_n A_n \otimes \Phi_n \Phi_n^T$ for symmetric $A_n$, rows and columns as in a table of coefficients.
-
-    One ``N x N`` product for each pair of components of ``y``; several in one where features are few. Long rows are
-    multiplied several times as fast as short ones.
-    """
-    size, (n, count) = matrices.shape[1], phi.shape
-    first, second = _upper_pairs(size)
-    pairs = np.ascontiguousarray(matrices.reshape(n, -1)[:, first * size + second].T)
-    turned, found = np.ascontiguousarray(phi.T), np.empty((count, size, count, size), phi.dtype)
-    each = max(1, _AT_ONCE // max(phi.size, 1))
-    for k in range(0, len(first), each):
-        weighted = (pairs[k : k + each, None] * turned).reshape(-1, n)
-        blocks = (weighted @ phi).reshape(-1, count, count)
-        blocks = (blocks + np.swapaxes(blocks, 1, 2)) / 2
-        for i, j, block in zip(first[k : k + each], second[k : k + each], blocks, strict=True):
-            found[:, i, :, j] = found[:, j, :, i] = block
-    return found.reshape(count * size, count * size)
-
-
-@dataclass(frozen=True)
-class Pool:
-    """The rows of one level with their features, and `shares` that add up to 1 over all pools of the level."""
-
-    features: Any
-    shares: Float[np.ndarray, " n"]
-    rows: RowBlocks
-
-    def mean(self, rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "N k"]:
-        """The mean of each function times rows."""
-        return _sums(self.features, rows * self.shares[:, None])
-
-    def y(self, W: Float[np.ndarray, "N dy"], part: slice = slice(None)) -> Float[np.ndarray, "n dy"]:
-        """The policy at the rows."""
-        return taken(self.features, part) @ W
-
-    @cached_property
-    def on_device(self) -> DeviceRows:
-        """The same where it is worked on by an accelerator."""
-        return DeviceRows(self.features, self.shares, self.rows)
-
-    def summed(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, of: Callable, sizes: Sizes) -> Any:
-        """The expansions of all blocks, added up in their order."""
-
-        def one(block: tuple[slice, Any, Any]) -> Any:
-            part, xi, eta = block
-            packed = derivatives.block(x, self.y(W, part), part, xi, eta)
-            return of(taken(self.features, part), self.shares[part].astype(packed.dtype, copy=False), packed, sizes)
-
-        parts = side_by_side(one, list(self.rows))
-        total = next(parts)
-        for part in parts:
-            total = total + part
-        return total
-
-
-def taken(features: Any, part: Any) -> Any:
-    """Some rows of features."""
-    if isinstance(features, OneHot):
-        return OneHot(features.place[part], features.value[part], features.size)
-    return features[part]
-
-
-def side_by_side(one: Callable, items: list) -> Iterator[Any]:
-    """A function of each item, in their order; in threads where items are many."""
-    wide = in_double()
-
-    def work(item: Any) -> Any:
-        with double() if wide else nullcontext():  # the precision is a thread's own
-            return one(item)
-
-    return in_threads(work, items) if len(items) > 1 else map(one, items)
-
-
-def pools_of(batch: Batch, dtype: Any, numbers: int, blocks: RowBlocks | None = None) -> list[Pool]:
-    """The rows of a level on this machine: one pool, or one for each shard where rows are spread over devices.
-
-    `blocks`: the rows themselves, where they are laid out already.
-    """
-    tree, total = (batch.features, batch.weight, batch.xi, batch.eta), len(batch)
-    if blocks is not None:
-        features, weight = jax.tree.map(np.asarray, tree[:2])
-        return [Pool(features, np.asarray(weight, float) / total, blocks)]
-    shards = [jax.tree.map(np.asarray, tree)]
-    if is_spread(batch.weight):
-        leaves, structure = jax.tree.flatten(tree)
-        shards = [structure.unflatten(part) for part in zip(*map(shards_of, leaves), strict=True)]
-    shares = [np.asarray(weight, float) / total for _, weight, _, _ in shards]
-    rows = [RowBlocks(xi, eta, dtype, numbers) for _, _, xi, eta in shards]
-    return [Pool(part[0], *more) for part, *more in zip(shards, shares, rows, strict=True)]
 
 
 @eqx.filter_jit
@@ -334,12 +129,12 @@ class Expansions:
     # -- the rows of both levels
 
     @cached_property
-    def lower_pools(self) -> list[Pool]:
+    def lower_pools(self) -> list[RowPool]:
         """Those of the lower level."""
         return pools_of(self.reduced.lower_pool, self.dtype, self.sizes.lower, self._blocks.get("lower"))
 
     @cached_property
-    def upper_pools(self) -> list[Pool]:
+    def upper_pools(self) -> list[RowPool]:
         """Those of the upper level; the same objects where both see the same."""
         if self.reduced.upper_source is self.reduced.lower_source:
             return self.lower_pools
@@ -354,7 +149,7 @@ class Expansions:
     @cached_property
     def idle(self) -> Bool[np.ndarray, " N"]:
         """Which functions are zero at every row that counts."""
-        return self._added([_sums_of_squares(pool) for pool in self.lower_pools]) == 0
+        return self._added([_counted_functions(pool) for pool in self.lower_pools]) == 0
 
     def with_shares(self, lower: Float[np.ndarray, " n"], upper: Float[np.ndarray, " m"] | None = None) -> "Expansions":
         """The same rows with other shares, which add up to 1; those of the lower level for both where they are one."""
@@ -442,15 +237,15 @@ class Expansions:
         def upper(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> RowScales:
             rows = sizes.split_upper(packed)
             return RowScales(
-                _squares(shares, rows.value - centre), _squares(shares, rows.d1), nothing, np.zeros(()), nothing
+                squares(shares, rows.value - centre), squares(shares, rows.d1), nothing, np.zeros(()), nothing
             )
 
         def lower(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> RowScales:
             rows, v = sizes.split_lower(packed), phi @ V
             along = lambda y: np.einsum("naj,na->nj", rows.cross, y)
             square = np.sum(rows.slope**2, axis=1)
-            slopes = _squares(shares, square), _squares(shares, along(rows.slope))
-            return RowScales(np.zeros(()), nothing, _squares(shares, along(v)), *slopes)
+            slopes = squares(shares, square), squares(shares, along(rows.slope))
+            return RowScales(np.zeros(()), nothing, squares(shares, along(v)), *slopes)
 
         self._charge("upper_gradient")
         found = self._summed("upper", upper, x, W)
@@ -468,11 +263,11 @@ class Expansions:
         flat = lambda rows: np.concatenate([np.asarray(a).reshape(len(a), -1) for a in jax.tree.leaves(rows)], axis=1)
         square = np.sum(flat(slope).astype(float) ** 2, axis=1)
         return RowScales(
-            _squares(upper, np.asarray(values) - centre),
-            _squares(upper, flat(d1)),
-            _squares(lower, flat(cross)),
-            _squares(lower, square),
-            _squares(lower, flat(turned)),
+            squares(upper, np.asarray(values) - centre),
+            squares(upper, flat(d1)),
+            squares(lower, flat(cross)),
+            squares(lower, square),
+            squares(lower, flat(turned)),
         )
 
     # -- sample by sample, on this machine
@@ -571,7 +366,7 @@ def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]
     return found
 
 
-def _sums_of_squares(pool: Pool) -> np.ndarray:
+def _counted_functions(pool: RowPool) -> np.ndarray:
     if isinstance(pool.features, OneHot):
         return pool.features.blocks(pool.shares)
     return np.any(pool.features[pool.shares > 0], axis=0).astype(float)

@@ -20,6 +20,7 @@ from ..iteration import lanczos
 from ..keys import as_key
 from ..lower import with_barrier
 from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study, decision_like, precision_for
+from ..programs import put
 from ..reduction import Bilevel, Reduced, batch_of, reduce_study
 from .advice import Seen, advise, conditions_of
 from .diagnosis import Diagnosis
@@ -150,7 +151,7 @@ def _fitted(reduced: Reduced, x: Float[np.ndarray, " dx"]) -> Float[np.ndarray, 
     """The coefficients that minimise the reduced lower level at ``x``."""
     white = reduced.whitened()
     level = Expansions(white.ordinary())
-    return level.table(white.restore(level.coefficients(minimised(level, x))))
+    return level.table(white.restore(put(level.coefficients(minimised(level, x)))))
 
 
 def _curvature_range(

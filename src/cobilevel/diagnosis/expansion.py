@@ -75,8 +75,8 @@ class Policies:
         return self._polynomials.fit(x) if exact is None else exact
 
     @cached_property
-    def _polynomials(self) -> "Polynomials":
-        return Polynomials(self.study, self.look)
+    def _polynomials(self) -> "FittedPolynomials":
+        return FittedPolynomials(self.study, self.look)
 
 
 # -- exact solutions
@@ -182,7 +182,7 @@ class PolynomialFit:
     """
 
     unbounded: ClassVar[bool] = False
-    space: "Polynomials"
+    space: "FittedPolynomials"
     coefficients: Float[np.ndarray, "N dy"]
     moves: Float[np.ndarray, "groups N dy"]
     values: Float[np.ndarray, "n dy"]
@@ -247,7 +247,7 @@ def _share(
     return size, size / max(float(ratio), 1e-300)
 
 
-class Polynomials:
+class FittedPolynomials:
     """As many polynomials as the samples support, on the box that these fill, orthonormal over them.
 
     - `u`: contexts on the reference cube, with `shares` that add up to 1; `groups`: how many are independent, which are

@@ -7,8 +7,8 @@ from .estimators import storm as storm
 from .interruption import Interrupted as Interrupted
 from .job import Job as Job
 from .loop import advance as advance
-from .loop import on_host as on_host
 from .loop import run as run
+from .loop import steps_on_host as steps_on_host
 from .quasi_newton import QuasiNewtonMemory as QuasiNewtonMemory
 from .same_run import run_digests as run_digests
 from .schedules import Cosine as Cosine

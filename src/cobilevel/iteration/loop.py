@@ -134,7 +134,7 @@ def advance(
     return last, (end.records, jnp.arange(count, dtype=jnp.int32) < steps)
 
 
-def on_host(
+def steps_on_host(
     solver: Solver, reduced: Any, state: Any, count: int, most: Any = None
 ) -> tuple[Any, tuple[dict[str, np.ndarray], np.ndarray]]:
     """The same for a solver whose steps are plain Python."""
@@ -253,7 +253,7 @@ def _steps_to_end(
         if stop is not None:
             signals.raised = stop
             break
-        forward = on_host if solver.on_host else advance
+        forward = steps_on_host if solver.on_host else advance
         state, (record, real) = forward(solver, bare, course.state, CHUNKS * solver.chunk, put(np.int32(most)))
         real = np.asarray(real)
         records = {name: np.asarray(curve)[real] for name, curve in record.items()}

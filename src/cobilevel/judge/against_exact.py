@@ -24,7 +24,7 @@ from ..lower import Law, LowerSolution, law_at, lower_along, solve_each, trouble
 from ..problem import Finite, Level, Samples, Study
 from ..programs import program, put
 from ..reduction import reduce_with
-from .galerkin import Galerkin, Policies
+from .galerkin import Galerkin, PolicyTable
 from .intervals import Estimate, freedom_of, mean_estimate, measurable
 from .measured import GROUPS, Errors, Measured, NoisyVector, as_rows, covariance, jackknife, split_rows, without
 
@@ -84,7 +84,7 @@ class Contextual:
     """The contextual problem at one ``x``: the upper level's samples by context, and the law of the noise at each.
 
     `xi`: each context once; `place`: of each row (of each context, where data are crossed) among them; `shares`: of the
-    rows; `rows`: the samples themselves. Policies and sensitivities have a row for each of `xi`.
+    rows; `rows`: the samples themselves. PolicyTable and sensitivities have a row for each of `xi`.
     """
 
     study: Study
@@ -149,7 +149,7 @@ class ReducedPolicy:
     gradient `rows_within`.
     """
 
-    policies: Policies
+    policies: PolicyTable
     y: Policy
     local: LowerRows
     own: Sensitivity
@@ -159,7 +159,7 @@ class ReducedPolicy:
 
     @staticmethod
     def of(at: Contextual, found: Galerkin) -> "ReducedPolicy":
-        policies = Policies.of(found.reduced, at.xi)
+        policies = PolicyTable.of(found.reduced, at.xi)
         y, within = policies(found.point.W), np.tensordot(policies.phi, found.sensitivity, axes=1)
         own, local = at.sensitivity(y)
         return ReducedPolicy(policies, y, local, own, within, at.gradients(y, own), at.gradients(y, within))
@@ -264,11 +264,11 @@ def _with_conditional_means(at: Contextual, found: Galerkin, draws: int, key: Ar
 
     With the same draws for it as for the exact solves, their noise is not taken for a gap between the two.
     """
-    study, here, W = at.study, Policies.of(found.reduced, at.xi), found.point.W
+    study, here, W = at.study, PolicyTable.of(found.reduced, at.xi), found.point.W
     policies, law, shares = here, at.law, np.bincount(at.place, at.shares, len(at.xi))
     if not study.shared:
         lower = study.lower.contexts()
-        policies, shares = Policies.of(found.reduced, lower.xi), lower.shares()
+        policies, shares = PolicyTable.of(found.reduced, lower.xi), lower.shares()
         law = law_at(study, lower.xi, draws, jax.random.fold_in(key, 1))
     s, H = found.sensitivity, found.point.hessian
     for _ in range(_NEWTON_STEPS):

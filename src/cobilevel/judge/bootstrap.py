@@ -11,7 +11,7 @@ from ..answer import Result, Solution, Uncertainty, as_solved, like_x
 from ..checks import entered, whole
 from ..derivatives import Affine, Expansions, flattened
 from ..inference import infer
-from ..iteration import on_host
+from ..iteration import steps_on_host
 from ..keys import as_key, generator
 from ..problem import Data, Problem, Study, precision_for
 from ..programs import put
@@ -164,5 +164,5 @@ def _once(study: Study, at: Affine, solver: Newton, rng: np.random.Generator) ->
     lower, upper = counted(at.lower_pools[0], lower_often), counted(at.upper_pools[0], upper_often)
     resampled = at.with_shares(lower, upper)
     state = solver.init(resampled, as_key(0), Newton.default_steps)
-    state, _ = on_host(solver, resampled, state, Newton.default_steps)
+    state, _ = steps_on_host(solver, resampled, state, Newton.default_steps)
     return at.point(flattened(state.x)) if Result.of(int(state.result)).good else None

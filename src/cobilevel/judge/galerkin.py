@@ -88,18 +88,18 @@ def features_in_full(phi: Any) -> Float[np.ndarray, "n N"]:
 
 
 @dataclass(frozen=True)
-class Policies:
+class PolicyTable:
     """The policies of a reduced problem at some contexts, by their coefficients: ``phi @ W + rest``."""
 
     phi: Float[np.ndarray, "n N"]
     rest: Float[np.ndarray, "n dy"]
 
     @staticmethod
-    def of(reduced: Reduced, xi: Any) -> "Policies":
+    def of(reduced: Reduced, xi: Any) -> "PolicyTable":
         raw, turned = reduced.basis.rows(xi), reduced.coordinates
         if turned is None:
-            return Policies(features_in_full(raw), np.zeros((len(xi), reduced.problem.sizes[1])))
-        return Policies(features_in_full(combine(raw, turned.transform)), as_rows(combine(raw, turned.rest)))
+            return PolicyTable(features_in_full(raw), np.zeros((len(xi), reduced.problem.sizes[1])))
+        return PolicyTable(features_in_full(combine(raw, turned.transform)), as_rows(combine(raw, turned.rest)))
 
     def __call__(self, W: Float[np.ndarray, "N dy"]) -> Float[np.ndarray, "n dy"]:
         return self.phi @ W + self.rest
@@ -167,7 +167,7 @@ def _lost(poor: Galerkin, rich: Galerkin) -> Callable[[Galerkin, Galerkin], tupl
 def _policy_distance(study: Study, solution: Solution, rich: Reduced) -> Callable[[np.ndarray], float]:
     """The mean square distance of the solution's policy to one in the richer basis, given its coefficients."""
     rows = study.lower.contexts()
-    shares, given, policies = rows.shares(), as_rows(solution.policy(rows.xi)), Policies.of(rich, rows.xi)
+    shares, given, policies = rows.shares(), as_rows(solution.policy(rows.xi)), PolicyTable.of(rich, rows.xi)
     return lambda W: float(shares @ np.sum((policies(W) - given) ** 2, axis=1))
 
 

@@ -8,7 +8,7 @@ from .damped_newton import MatrixFree as MatrixFree
 from .damped_newton import Minimum as Minimum
 from .damped_newton import cholesky as cholesky
 from .damped_newton import minimise as minimise
-from .damped_newton import positive_solve as positive_solve
+from .damped_newton import solve_positive as solve_positive
 from .damped_newton import solve_with as solve_with
 from .in_programs import newton_steps as newton_steps
 from .per_context import MISSING as MISSING

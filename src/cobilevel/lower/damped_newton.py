@@ -19,7 +19,7 @@ _NOISE_OF_SUMS = 32  # the noise of values and gradients, in units of their own 
 _CLOSE = 0.75  # exponent of the precision: the next step, relative to the point; Newton's steps square it
 _SLACK = 1e3  # times its noise, where the gradient falls no further
 
-Local = tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k n"], Any]
+LocalModel = tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k n"], Any]
 
 
 class Curvature:
@@ -31,7 +31,7 @@ class Curvature:
     eps: float
 
     @abstractmethod
-    def local(self, z: Float[np.ndarray, "k n"]) -> Local:
+    def local(self, z: Float[np.ndarray, "k n"]) -> LocalModel:
         """Values, gradients and hessians at ``z``."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Curvature:
 class Dense(Curvature):
     """`model(z)` returns values, gradients and Hessian matrices, ``(k, n, n)``."""
 
-    model: Callable[[np.ndarray], Local]
+    model: Callable[[np.ndarray], LocalModel]
     eps: float = float(np.finfo(float).eps)
 
     def local(self, z):
@@ -62,7 +62,7 @@ class Dense(Curvature):
     def solve(self, hessian, right, damping, effort):
         n = hessian.shape[1]
         damped = hessian + damping[:, :, None] * np.eye(n) if np.any(damping) else hessian
-        p, usable = positive_solve(damped, right)
+        p, usable = solve_positive(damped, right)
         return p, usable, 0
 
     def metric(self, hessian, gradient):
@@ -98,7 +98,7 @@ class MatrixFree(Curvature):
         return np.where(yes[:, None], new, old)
 
 
-def positive_solve(
+def solve_positive(
     matrices: Float[np.ndarray, "k n n"], right: Float[np.ndarray, "k n"]
 ) -> tuple[Float[np.ndarray, "k n"], Bool[np.ndarray, " k"]]:
     """Solves with symmetric matrices, and whether each is positive definite; the solution is 0 where it is not."""
@@ -191,7 +191,7 @@ class _Place:
     eps: float
 
     @staticmethod
-    def at(z: np.ndarray, local: Local, objective: Curvature) -> tuple["_Place", int]:
+    def at(z: np.ndarray, local: LocalModel, objective: Curvature) -> tuple["_Place", int]:
         value, gradient, hessian = local
         metric, products = objective.metric(hessian, gradient)
         length, tiny = np.linalg.norm(z, axis=1), np.finfo(float).tiny

@@ -14,7 +14,7 @@ from .damped_newton import (
     cholesky,
     conjugate_gradients,
     minimise,
-    positive_solve,
+    solve_positive,
     solve_with,
 )
 
@@ -71,7 +71,7 @@ class Formed(Curvature):
         shape = matrices.shape[:2]
         if np.any(damping):
             matrices = matrices + damping.reshape(shape)[:, :, None] * np.eye(shape[1])
-        p, usable = positive_solve(matrices, right.reshape(shape))
+        p, usable = solve_positive(matrices, right.reshape(shape))
         return p.reshape(1, -1), np.array([usable.all()]), 0
 
     def metric(self, hessian, gradient):

@@ -46,11 +46,22 @@ def trouble(point: Point) -> Result:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Current:
+    """The upper objective at the iterate: `value` and `gradient`; the `size` of what bounds leave of the gradient (at a
+    kink, of the gradients combined), and of the lower gradient."""
+
+    value: Any
+    gradient: Any
+    size: Any
+    lower_gradient: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class NewtonState(Evolving):
     """What evolves, besides what every state has.
 
-    - `value`, `gradient`: of the upper objective at the iterate; `size`: of what the bounds leave of the gradient (at a
-      kink, of the gradients combined); `lower_gradient`: the size of the lower one.
+    - `current`: the upper objective at the iterate.
     - `sensitivity`: how the coefficients move with ``x``, from which those of the next ``x`` are predicted.
     - `memory`: quasi-Newton pairs, in the `units` of the run; `stopping`: what the rule remembers.
     """
@@ -59,17 +70,15 @@ class NewtonState(Evolving):
     W: Any
     clock: Any
     ledger: Any
-    value: Any
-    gradient: Any
-    size: Any
-    lower_gradient: Any
+    current: Any
     sensitivity: Any
     memory: Any
     stopping: Any
     units: Any
 
     def record(self):
-        return {"upper": self.value, "gradient": self.size, "lower_gradient": self.lower_gradient}
+        now = self.current
+        return {"upper": now.value, "gradient": now.size, "lower_gradient": now.lower_gradient}
 
 
 @dataclass(frozen=True)
@@ -131,10 +140,7 @@ class Newton(Solver):
             W=at.coefficients(at.table(at.reduced.W0)),
             clock=Clock.on_host(steps),
             ledger=HostLedger.of({}),
-            value=zero,
-            gradient=np.zeros(at.dx, at.dtype),
-            size=zero,
-            lower_gradient=zero,
+            current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero),
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
             memory=QuasiNewtonMemory.empty(self.memory, at.dx, at.dtype),
             stopping=Stopping.start(),
@@ -163,10 +169,7 @@ class Newton(Solver):
             W=at.coefficients(end.W),
             clock=Clock(state.clock.step, state.clock.limit, np.asarray(result, np.int32)),
             ledger=state.ledger.plus(HostLedger.of(at.spent - before)),
-            value=number(end.value),
-            gradient=number(end.gradient),
-            size=number(size),
-            lower_gradient=number(end.lower_gradient),
+            current=Current(*map(number, (end.value, end.gradient, size, end.lower_gradient))),
             sensitivity=number(end.sensitivity),
             memory=memory,
             stopping=after,
@@ -180,12 +183,13 @@ class Newton(Solver):
 
         Points are in units of the problem, the memory and the size of the gradient in those of the run.
         """
-        x, g, size, begun = here.x, here.gradient, float(state.size), bool(stopping.begun)
+        x, g, size, begun = here.x, here.gradient, float(state.current.size), bool(stopping.begun)
         units = state.units
         rounding = _VALUE_ROUNDING * at.eps * abs(here.value)
         direction, free, use_memory = _direction(at, bounds, here, size, state.memory, units)
         # far from its end a run needs no exact lower level: a quarter of the digits, more as the gradient falls
         close = min(_LOOSEST, (size / float(stopping.scale)) ** 2) if begun and stopping.scale else _LOOSEST
+        close = close if at.formed else 0.0  # without a Hessian no last correction makes up for it
         target = float(stopping.lower_target) if close < at.eps**_EXACT else np.inf
 
         def enough(point: Point) -> bool:
@@ -237,7 +241,7 @@ class Newton(Solver):
         stopping = replace(stopping, begun=np.asarray(bool(stopping.begun) and not anew))
         after = stopping.after(
             here=here,
-            size=float(state.size),
+            size=float(state.current.size),
             point=point,
             refused=refused,
             moved=trial.moved,
@@ -250,7 +254,7 @@ class Newton(Solver):
             tolerance=at.eps**TOLERANCE if self.tolerance is None else self.tolerance,
             eps=at.eps,
         )
-        return after, memory, across if after.kink else size if trial.moved else float(state.size)
+        return after, memory, across if after.kink else size if trial.moved else float(state.current.size)
 
     def _first_memory(self, at: Expansions, units: Units) -> QuasiNewtonMemory:
         """Without pairs; where the curvature is known, with those that it stands for, in the units of the run."""
@@ -269,8 +273,9 @@ def _as_point(at: Expansions, state: NewtonState) -> Point:
     """The iterate; not sound, so that a search does not end there."""
     x, W = flattened(state.x), at.table(state.W)
     sensitivity = np.asarray(state.sensitivity, float) if at.crossed else None
-    gradient = np.asarray(state.gradient, float)
-    return Point(x, W, float(state.value), gradient, float(state.lower_gradient), False, False, W, sensitivity)
+    now = state.current
+    gradient = np.asarray(now.gradient, float)
+    return Point(x, W, float(now.value), gradient, float(now.lower_gradient), False, False, W, sensitivity)
 
 
 def _direction(
