@@ -7,7 +7,8 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.basis import Coordinates, OneHot, base, dense, whiten
-from cobilevel.derivatives import positive_solve
+from cobilevel.derivatives import expansion
+from cobilevel.derivatives.linear_systems import positive_solve
 
 RNG = np.random.default_rng(0)
 PLACE, VALUE = RNG.integers(0, 5, 40), RNG.normal(size=40)
@@ -124,13 +125,10 @@ def test_contexts_that_were_never_seen_keep_the_start():
 
 
 def test_too_large_blocks_are_left_to_products(monkeypatch):
-    from cobilevel.lower import reduced_at_x
-
     samples = cb.Samples(CASES["categories"][2], RNG.normal(size=600))
     problem = _problem(cb.Finite(np.arange(80.0)))
     formed = cb.solve(problem, samples, basis=cb.Categorical())
-    monkeypatch.setattr(reduced_at_x, "DENSE_LIMIT", 4)
-    jax.clear_caches()
+    monkeypatch.setattr(expansion, "_MOST_COEFFICIENTS", 4)
     products = cb.solve(problem, samples, basis=cb.Categorical(), solver=cb.Newton(memory=19))
     assert "hessian_vector" in products.stats["oracles"]
     np.testing.assert_allclose(products.x, formed.x, rtol=1e-5)

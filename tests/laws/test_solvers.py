@@ -256,7 +256,7 @@ def test_scales_are_those_of_the_problem(quadratic, measured):
     assert eigenvalues[-1] <= measured.scales.smooth * (1 + 1e-9) <= 2 * eigenvalues[-1]
     bend = np.linalg.eigvalsh(instance.truth._hessian)[-1]
     np.testing.assert_allclose(measured.scales.bend, bend, rtol=0.1)
-    assert measured.ledger.totals()["hessian_vector"]["samples"] > 1024
+    assert measured.ledger.totals()["hessian"]["samples"] > 1024
 
 
 def test_a_tolerance_ends_the_run_and_noise_is_reported(quadratic):

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.derivatives import Ledger, oracles
-from cobilevel.derivatives.linear_systems import positive_solve
 from problems import LINE
 
 ROWS = 60
@@ -86,29 +84,6 @@ def test_whitened_is_the_same_problem_in_other_coordinates():
     np.testing.assert_allclose(phi.T @ phi / ROWS, np.eye(4), atol=1e-9)
     np.testing.assert_allclose(white.lift(jnp.array(0.7), Z).W, W)
     np.testing.assert_allclose(white.restore(white.W0), reduced.W0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("basis", "width"), [(cb.Monomial(4), 10), (cb.Monomial(11), 20), (cb.Partition(64), 100)])
-def test_filled_is_the_same_problem_with_idle_coordinates(basis, width):
-    """They change neither objective, and a Newton step leaves them where they are."""
-    contexts = np.linspace(0, 1, 200)
-    reduced = cb.reduce(problem(), basis, cb.Samples(contexts, noise(200)))
-    assert reduced.filled() is reduced
-    white = reduced.whitened()
-    full, rank = white.filled(), white.rank
-    assert (len(full.W0), full.rank) == (width, rank)
-    assert len(full.filled().W0) == width
-    Z = jnp.asarray(np.random.default_rng(0).normal(size=width))
-    for function in ("upper", "lower"):
-        one = getattr(full, function)(0.7, Z, full.lower_pool)
-        np.testing.assert_allclose(one, getattr(white, function)(0.7, Z[:rank], white.lower_pool), rtol=1e-12)
-    np.testing.assert_allclose(full.restore(Z), white.restore(Z[:rank]), rtol=1e-12)
-    np.testing.assert_allclose(full.restore(full.W0), reduced.W0, atol=1e-12)
-    model = oracles.lower_blocks if isinstance(basis, cb.Partition) else oracles.lower_model
-    (_, slope, hessian), _ = model(full, 0.7, Z, full.lower_pool, Ledger.empty())
-    step, definite = positive_solve(hessian, slope)
-    assert bool(definite)
-    np.testing.assert_array_equal(step[rank:], 0)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -87,8 +87,7 @@ def test_programs_and_calls_ask_whether_the_process_was_forked(monkeypatch):
         with pytest.raises(RuntimeError, match="spawn"):
             call(scalar(), joint())
     fitted = BASIS.fit(cb.Interval(0.0, 1.0), np.linspace(0, 1, 9))
-    with pytest.raises(RuntimeError, match="spawn"):
-        fitted(np.linspace(0, 1, 9))
+    assert fitted(np.linspace(0, 1, 9)).shape == (9, len(fitted.constant))  # on the host, where nothing waits
 
 
 def test_keys():

@@ -196,10 +196,10 @@ def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
 
 @eqx.filter_jit
 def _train(
-    reduced: Bilevel, basis: Neural, key: Array, heads: PyTree, decisions: PyTree, rate: Array
+    reduced: Bilevel, sizes: tuple[int, ...], steps: int, key: Array, heads: PyTree, decisions: PyTree, rate: Array
 ) -> tuple[tuple[Array, ...], Array]:
-    """Adam on a random network, with the coefficients of each decision's policy brought near their best at every step;
-    the network, and its outputs at the samples.
+    """Adam on a random network with layers of these `sizes`, the coefficients of each decision's policy brought near
+    their best at every step; the network, and its outputs at the samples.
 
     At the best coefficients the derivative of the lower objective in the network is the partial one, so that no
     derivative has to go through the solve.
@@ -208,8 +208,8 @@ def _train(
 
     pool = reduced.lower_pool
     inputs = reduced.problem.domain.reference(pool.xi).astype(pool.features.dtype)
-    optimizer = optax.adam(optax.cosine_decay_schedule(rate, basis.steps), **_ADAM)  # pyright: ignore
-    sizes, layers = (inputs.shape[1], *[basis.width] * basis.depth, basis.n - 1), ()
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps), **_ADAM)  # pyright: ignore[reportArgumentType]
+    key, layers = jax.random.split(key, 3)[0], ()
     for height, width in pairwise(sizes):
         key, of_layer = jax.random.split(key)
         scale = 2.0 if not layers else 1 / float(np.sqrt(height))
@@ -233,7 +233,7 @@ def _train(
         updates, memory = optimizer.update(slope, memory)
         return (optax.apply_updates(layers, updates), heads, memory), None
 
-    (trained, _, _), _ = jax.lax.scan(step, (layers, heads, optimizer.init(layers)), None, length=basis.steps)
+    (trained, _, _), _ = jax.lax.scan(step, (layers, heads, optimizer.init(layers)), None, length=steps)
     return trained, network(trained, inputs)[:, 1:]  # pyright: ignore[reportReturnType]
 
 
@@ -243,6 +243,7 @@ def _learn_network(basis: Neural, study: Study) -> Neural:
     problem, dtype = study.problem, study.dtype
     reduced = reduce_study(study.on(_look(study, for_rows).samples), Chebyshev(1))
     pool = reduced.lower_pool
+    sizes = (problem.domain.dimension, *[basis.width] * basis.depth, basis.n - 1)
     decisions = _decisions_near(problem, basis.decisions, basis.spread, for_decisions)
     rows = jax.tree.map(lambda a: np.empty((1, *np.shape(a))), problem.x0)
     stacked = shaped_like(rows, decisions, dtype, 1)
@@ -250,7 +251,7 @@ def _learn_network(basis: Neural, study: Study) -> Neural:
     each = lambda y: np.broadcast_to(np.multiply.outer(constant, np.asarray(y)), (len(decisions), basis.n, *y.shape))
     start = put((jax.tree.map(each, problem.y0), stacked, np.asarray(basis.rate, dtype)))
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it, whatever the user has set
-        found = _train(reduced.ordinary(), basis, as_key(basis.seed), *start)
+        found = _train(reduced.ordinary(), sizes, basis.steps, as_key(basis.seed), *start)
     trained, outputs = jax.tree.map(np.asarray, found)
     if not np.all(np.isfinite(outputs)):
         raise ValueError(f"{basis!r} came to NaN or infinity in training: make rate smaller, or give another x0.")

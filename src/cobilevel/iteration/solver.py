@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ..answer import Result
 from ..derivatives import Ledger
@@ -37,7 +37,7 @@ class Clock:
         return Clock(*(np.asarray(number, np.int32) for number in (0, limit, Result.RUNNING.code)))
 
     @property
-    def running(self) -> Bool[Held, ""]:
+    def running(self) -> Any:
         """Whether nothing has ended the run so far; its steps may be used up all the same."""
         return self.result == Result.RUNNING.code
 

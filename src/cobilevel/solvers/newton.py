@@ -22,9 +22,7 @@ from .newton_units import FlatBounds, Units, largest_size
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 _EXACT = 0.75  # exponent of the precision: a lower level solved more closely than this is solved as far as it can be
-_LOOSEST = (
-    1e-4  # of the coefficients: how far the lower level may be from its solution while the run is far from its own
-)
+_LOOSEST = 1e-6  # of the coefficients: how far the lower level may be from its solution while a run is far off
 
 _TRIALS = 30  # shortened by half or more each, the last is a billionth of the first: shorter ones drown in rounding
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
@@ -156,7 +154,15 @@ class Newton(Solver):
         if not stopping.begun and not stopping.lower_target:
             target = at.eps**_LOWER_ACCURACY * lower_size(at, now.x, now.W)
             stopping = replace(stopping, lower_target=target)
-        trial = self._line_search(at, bounds, now, state, stopping)
+        close = self._closeness(at, state, stopping)
+        trial = self._line_search(at, bounds, now, state, stopping, close)
+        if stopping.begun and not trial.moved and close:  # a gradient that is not exact may point nowhere
+            now = solve_at(at, now.x, now.W, float(stopping.lower_target))
+            number = lambda value: np.asarray(value, at.dtype)
+            size = np.linalg.norm(state.units.projected(bounds, now))
+            exact = Current(*map(number, (now.value, now.gradient, size, now.lower_gradient)))
+            state = replace(state, current=exact)
+            trial = self._line_search(at, bounds, now, state, stopping, 0.0)
         units, anew = state.units.refreshed(at, bounds, trial.point, trial.moved)
         after, memory, size = self._judge(at, bounds, now, state, stopping, units, anew, trial)
         end = trial.point if trial.moved else now
@@ -176,8 +182,18 @@ class Newton(Solver):
             units=units,
         )
 
+    def _closeness(self, at: Expansions, state: NewtonState, stopping: Stopping) -> float:
+        """How far the lower level may be from its solution, as a share of the coefficients; 0 for not at all.
+
+        Far from its end a run needs no exact lower level: a third of the digits, and more as the gradient falls. Where
+        products stand for the Hessian, no last correction makes up for it.
+        """
+        first = float(stopping.scale) if stopping.begun else 0.0
+        close = min(_LOOSEST, (float(state.current.size) / first) ** 2) if first else _LOOSEST
+        return close if at.formed and not stopping.failures and close > at.eps**_EXACT else 0.0
+
     def _line_search(
-        self, at: Expansions, bounds: FlatBounds, here: Point, state: NewtonState, stopping: Stopping
+        self, at: Expansions, bounds: FlatBounds, here: Point, state: NewtonState, stopping: Stopping, close: float
     ) -> Trial:
         """The full step first, then shorter ones until the objective falls; where not begun, only solves at ``x``.
 
@@ -187,10 +203,7 @@ class Newton(Solver):
         units = state.units
         rounding = _VALUE_ROUNDING * at.eps * abs(here.value)
         direction, free, use_memory = _direction(at, bounds, here, size, state.memory, units)
-        # far from its end a run needs no exact lower level: a quarter of the digits, more as the gradient falls
-        close = min(_LOOSEST, (size / float(stopping.scale)) ** 2) if begun and stopping.scale else _LOOSEST
-        close = close if at.formed else 0.0  # without a Hessian no last correction makes up for it
-        target = float(stopping.lower_target) if close < at.eps**_EXACT else np.inf
+        target = np.inf if close else float(stopping.lower_target)
 
         def enough(point: Point) -> bool:
             if not point.sound or not begun:
