@@ -247,7 +247,7 @@ class RowDerivatives(NamedTuple):
         x: Float[np.ndarray, " dx"],
         table: np.ndarray,
         kept: Callable[[np.ndarray, slice], np.ndarray] | None = None,
-    ) -> Float[np.ndarray, "n K"]:
+    ) -> np.ndarray:
         """The packed derivatives of the leading rows, as many as the table has, in double precision; or what is `kept`
         of each block."""
         parts = []

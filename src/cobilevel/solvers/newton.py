@@ -212,7 +212,7 @@ class Newton(Solver):
             if slope < 0 and point.value <= here.value + _FAIR_SHARE * slope:
                 return True
             drowned = -slope <= _DROWNED * rounding and point.value <= here.value + rounding
-            return drowned and np.linalg.norm(units.projected(bounds, point)) < size
+            return bool(drowned and np.linalg.norm(units.projected(bounds, point)) < size)
 
         refused, point, length = here, here, 1.0
         for trial in range(_TRIALS if begun else 1):
