@@ -13,12 +13,11 @@ import jax
 
 jax.config.update("jax_enable_x64", True)
 
-import equinox as eqx
 import numpy as np
 from matplotlib.figure import Figure
 
 import cobilevel as cb
-from cobilevel.derivatives import Ledger
+from cobilevel.derivatives import Expansions, flattened
 from cobilevel.iteration import advance
 from cobilevel.lower import solve_at
 from cobilevel.solvers import STOCHASTIC
@@ -42,9 +41,9 @@ def problem():
     return reduced, best, (hessian + hessian.T) / 2
 
 
-@eqx.filter_jit
 def exact_gradient(reduced, x):
-    return solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0].gradient
+    expansions = Expansions(reduced.ordinary())
+    return solve_at(expansions, flattened(x), expansions.table(reduced.W0), 1e-12).gradient
 
 
 def run(kind, reduced, gap):

@@ -11,12 +11,11 @@ import jax
 
 jax.config.update("jax_enable_x64", True)
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
 import cobilevel as cb
-from cobilevel.derivatives import Ledger
+from cobilevel.derivatives import Expansions, flattened
 from cobilevel.iteration import advance
 from cobilevel.lower import solve_at
 from cobilevel.solvers import STOCHASTIC
@@ -26,9 +25,9 @@ CONDITIONS = np.geomspace(1.0, 1e4, 20)
 SHARE = 20  # beyond condition 100 a twentieth of the default steps: what diverges, does so early
 
 
-@eqx.filter_jit
 def value(reduced, x):
-    return solve_at(reduced, x, reduced.W0, 1e-12, Ledger.empty())[0].value
+    expansions = Expansions(reduced.ordinary())
+    return solve_at(expansions, flattened(x), expansions.table(reduced.W0), 1e-12).value
 
 
 def instances():
