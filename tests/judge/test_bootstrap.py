@@ -105,14 +105,16 @@ def test_what_is_not_determined_has_no_finite_error():
 def test_bounds_hold_in_every_resampling():
     aside = lambda x, y, xi, eta: (eta["outcome"] - x[0] - x[1] * y - x[2] * xi[1]) ** 2 / 2
     problem, samples, basis = instrumented(1.0, aside)
-    problem = cb.Problem(problem.upper, problem.lower, np.zeros(3), 0.0, problem.domain, ((-5, 0.52, -5), (5, 2, 5)))
+    ends = np.array([-5.0, 0.54, -5.0]), np.array([5.0, 2.0, 5.0])
+    start = np.array([0.0, 1.0, 0.0])
+    problem = cb.Problem(problem.upper, problem.lower, start, 0.0, problem.domain, ends)
     solution = cb.solve(problem, samples, basis=basis)
-    assert float(solution.x[1]) == pytest.approx(0.52)
+    assert float(solution.x[1]) == pytest.approx(0.54)
     spread = cb.bootstrap(problem, solution, samples, 40, progress=False)
     found = np.asarray(spread.x)
     assert spread.failed == 0
-    assert np.all(found[:, 1] >= 0.52 - 1e-12)
-    held = found[:, 1] < 0.52 + 1e-9
+    assert np.all(found[:, 1] >= 0.54 - 1e-12)
+    held = found[:, 1] < 0.54 + 1e-9
     assert 0 < held.sum() < 40
     assert np.all(np.std(found, axis=0) > 0)
 
