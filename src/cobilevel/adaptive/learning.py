@@ -55,7 +55,7 @@ _MOST_BACKGROUND = 1000  # the largest N d_y of a background chosen here
 _BACKGROUND_SHARE = 2  # a background takes half the functions that the samples support: it must not fit noise
 _HATS, _FEWEST_HATS, _DEGREE = 200, 16, 24  # hat functions, at most and at least; polynomials, at most a dimension
 _LOOK_TO_LEARN = 100  # contexts looked at where each meets noisy data
-_SETTLING = 3  # steps the coefficients are given at each step of a network's training
+_SETTLING = 10  # steps the coefficients are given at each step of a network's training
 _HEADS_SETTLED = 0.5  # exponent of the precision: their gradient, relative to the first, below which none is taken
 _ADAM = {"b1": 0.9, "b2": 0.99, "eps": 1e-12}  # a shorter memory than usual: the heads move along
 

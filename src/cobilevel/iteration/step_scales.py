@@ -243,6 +243,7 @@ def _largest_on_batches(
     return found, at
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a lower level without minimum
 def measure(reduced: Bilevel, key: Key[Array, ""], batch: int) -> Start:
     """The scales of a problem for batches of a size, and a start."""
     rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), _MEASURING])

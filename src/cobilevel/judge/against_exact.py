@@ -84,7 +84,7 @@ class Contextual:
     """The contextual problem at one ``x``: the upper level's samples by context, and the law of the noise at each.
 
     `xi`: each context once; `place`: of each row (of each context, where data are crossed) among them; `shares`: of the
-    rows; `rows`: the samples themselves. PolicyTable and sensitivities have a row for each of `xi`.
+    rows; `rows`: the samples themselves. Policies and sensitivities have a row for each of `xi`.
     """
 
     study: Study
