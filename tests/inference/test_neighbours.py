@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.inference.neighbours import neighbours_of
+from cobilevel.inference.neighbours import Ring, Summand, neighbours_of
 
 AROUND = cb.Interval(-1.0, 1.0)
 
@@ -70,10 +70,16 @@ def rings(u, own, dimension, width):
     return found
 
 
-@pytest.mark.parametrize("dimension", [1, 2])
-def test_means_over_pairs_are_those_of_a_double_loop(dimension):
+def shares(near, left, right):
+    """What each sample adds to a mean over pairs."""
+    return near.shares(*(near.summand(near.arranged(table)) for table in (left, right)))
+
+
+@pytest.mark.parametrize(("dimension", "weighted"), [(1, True), (1, False), (2, True)])
+def test_means_over_pairs_are_those_of_a_double_loop(dimension, weighted):
     rng = np.random.default_rng(0)
     u, own = rng.uniform(-1, 1, (200, dimension)), rng.uniform(0.5, 1.5, 200)
+    own = own if weighted else np.full(200, 1.0)
     left, right = u[:, :1] + rng.normal(size=(200, 2)), u[:, :1] + rng.normal(size=(200, 2))
     domain = AROUND if dimension == 1 else cb.Box([-1.0] * 2, [1.0] * 2)
     near = neighbours_of(domain, u, u, own, 1)[-1]
@@ -81,9 +87,24 @@ def test_means_over_pairs_are_those_of_a_double_loop(dimension):
     square = [np.sum(w * np.sum((u[:, None] - u[None]) ** 2, axis=2)) for w in both]
     weight = (square[1] * both[0] - square[0] * both[1]) / (square[1] - square[0])
     mean = np.sum(weight * (left @ right.T))
-    found = near.shares(near.arranged(left), near.arranged(right)).sum()
+    found = shares(near, left, right).sum()
     assert found == pytest.approx(mean, rel=0.01)  # shares of the rings are measured on some of the pairs
-    assert near.shares(np.ones((200, 1)), np.ones((200, 1))).sum() == pytest.approx(1)
+    assert shares(near, np.ones((200, 1)), np.ones((200, 1))).sum() == pytest.approx(1)
+
+
+def test_windows_of_even_weights_are_those_of_any_weights():
+    """One of several widths, asked for after another, is the same as when all is summed anew."""
+    rng = np.random.default_rng(0)
+    table, own = rng.normal(size=(500, 2)), np.full(500, 1.0)
+    for width in (1, 4, 8, 40, 200):
+        even = Ring.of(width, own)
+        assert even.even
+        summand = Summand(table, own)
+        Ring.of(max(width // 2, 1), own).means(summand)
+        near = np.abs(np.subtract.outer(np.arange(500), np.arange(500)))
+        near = (near <= width) & (near > 0)
+        weights = near / near.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(even.means(summand), (weights + weights.T) / 2 @ table, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dimension", "worst"), [(1, 1e-4), (2, 2e-3), (3, 2e-2)])
@@ -95,7 +116,7 @@ def test_the_distance_of_neighbours_does_not_bias_a_mean_square(dimension, worst
     domain = AROUND if dimension == 1 else cb.Box([-1.0] * dimension, [1.0] * dimension)
     near = neighbours_of(domain, u, u, np.ones(2000), 10)[-1]
     plain = np.sum(rings(u, np.ones(2000), dimension, near.width)[0] * (table @ table.T))
-    found = near.shares(near.arranged(table), near.arranged(table)).sum()
+    found = shares(near, table, table).sum()
     assert abs(found - square) < worst * square
     assert abs(found - square) < abs(plain - square) / 4
 
@@ -110,4 +131,4 @@ def test_groups_are_weighted_by_their_rows():
         i = group == value
         both = np.outer(left[i, 0], right[i, 0])
         total += i.sum() / 60 * (both.sum() - np.trace(both)) / (i.sum() * (i.sum() - 1))
-    assert near.shares(left, right).sum() == pytest.approx(total)
+    assert shares(near, left, right).sum() == pytest.approx(total)

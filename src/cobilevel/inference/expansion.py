@@ -77,39 +77,43 @@ class Solved:
     W: Float[np.ndarray, "*p N dy"]
     adjoint: Float[np.ndarray, "*p N dy"]
     rows: ExpansionRows
+    points: list[Point]
+
+    @staticmethod
+    def of(expansions: Expansions, points: list[Point], joint: bool) -> "Solved":
+        rows = [ExpansionRows.at(expansions, point, joint) for point in points]
+        over = lambda name, parts: np.stack([np.asarray(getattr(part, name)) for part in parts])
+        tables = [None if getattr(rows[0], f.name) is None else over(f.name, rows) for f in fields(ExpansionRows)]
+        names = ("value", "gradient", "sound", "W", "adjoint")
+        return Solved(*(over(name, points) for name in names), ExpansionRows(*tables), points)
 
 
 @dataclass(frozen=True)
 class Centre:
-    """A point at which the reduced problem is solved, with its rows, from which others nearby are.
+    """A point at which the reduced problem is solved, from which others nearby are.
 
     `target`: the size of the lower gradient to solve to.
     """
 
     expansions: Expansions
     point: Point
-    rows: ExpansionRows
     target: float
 
     @staticmethod
-    def at(reduced: Reduced, x: Float[np.ndarray, " dx"], joint: bool) -> "Centre":
+    def at(reduced: Reduced, x: Float[np.ndarray, " dx"]) -> "Centre":
         """The reduced problem solved at ``x`` from its own start."""
         expansions = Expansions(reduced.ordinary())
         start = expansions.table(reduced.W0)
         target = expansions.eps**_LOWER_TARGET * lower_size(expansions, x, np.zeros_like(start))
-        point = solve_at(expansions, x, start, target)
-        return Centre(expansions, point, ExpansionRows.at(expansions, point, joint), target)
+        return Centre(expansions, solve_at(expansions, x, start, target), target)
 
     def solved(self, points: Float[np.ndarray, "p dx"], joint: bool) -> Solved:
         """The reduced problem at points nearby; this one is not solved again."""
-        found, rows = [], []
-        for x in points:
-            here = np.array_equal(x, self.point.x)
-            found.append(self.point if here else self._solved_at(x))
-            rows.append(self.rows if here else ExpansionRows.at(self.expansions, found[-1], joint))
-        return _stacked(found, rows)
+        return Solved.of(self.expansions, [self._solved_at(x) for x in points], joint)
 
     def _solved_at(self, x: Float[np.ndarray, " dx"]) -> Point:
+        if np.array_equal(x, self.point.x):
+            return self.point
         return solve_at(self.expansions, x, self.point.coefficients_at(x), self.target)
 
     def natural_step(self) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, " dx"], float]:
@@ -126,13 +130,6 @@ class Centre:
         other = np.where(point.x != 0, np.abs(point.x), 1.0)
         step = np.where(known, spread / np.where(known, sizes, 1), other)
         return np.maximum(step, _SHARE_OF_TURN * scales.turning), sizes, spread
-
-
-def _stacked(points: list[Point], rows: list[ExpansionRows]) -> Solved:
-    over = lambda name, parts: np.stack([np.asarray(getattr(part, name)) for part in parts])
-    tables = [None if getattr(rows[0], f.name) is None else over(f.name, rows) for f in fields(ExpansionRows)]
-    names = ("value", "gradient", "sound", "W", "adjoint")
-    return Solved(*(over(name, points) for name in names), ExpansionRows(*tables))
 
 
 @dataclass(frozen=True)
@@ -228,6 +225,12 @@ class Around:
             return level_covariance(self.study.lower, upper + lower)
         return level_covariance(self.study.upper, upper) + level_covariance(self.study.lower, lower)
 
+    def with_rows(self, joint: bool) -> "Around":
+        """The same, with the rows that products of neighbouring samples are made of."""
+        if not joint:
+            return self
+        return replace(self, joint=True, solved=Solved.of(self.centre.expansions, self.solved.points, True))
+
     def along(self, directions: np.ndarray) -> "Around":
         """The same around ``x`` along other directions, as many as before."""
         return self._look(self.x, directions)
@@ -237,6 +240,8 @@ class Around:
         return self._look(self.x + step, self.directions)
 
     def _look(self, x: np.ndarray, directions: np.ndarray) -> "Around":
+        if np.array_equal(x, self.x) and np.array_equal(directions, self.directions):
+            return self
         found = Around.of(self.study, self.reduced, self.centre, x, directions, self.unit, self.joint)
         return replace(found, held=self.held)
 
@@ -287,7 +292,7 @@ def too_large(study: Study, dx: int, joint: bool) -> str:
 
 def natural_step(reduced: Reduced, x: PyTree) -> Float[np.ndarray, " dx"]:
     """The distance, along each coordinate of ``x``, over which ``f`` changes by its spread over the samples."""
-    return Centre.at(reduced, flattened(x), False).natural_step()[0]
+    return Centre.at(reduced, flattened(x)).natural_step()[0]
 
 
 def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Around:
@@ -296,21 +301,21 @@ def look_around(study: Study, reduced: Reduced, x: PyTree, joint: bool) -> Aroun
     `joint`: with the rows that products of neighbouring samples are made of.
     """
     at = flattened(x).astype(study.dtype).astype(float)
-    centre = Centre.at(reduced, at, joint)
+    centre = Centre.at(reduced, at)
     step, size, spread = centre.natural_step()
     unit = step / np.sqrt(spread if spread > 0 else 1.0)
-    around = _in_own_units(Around.of(study, reduced, centre, at, np.diag(_FIRST_REACH * step), unit, joint), size)
+    around = _in_own_units(Around.of(study, reduced, centre, at, np.diag(_FIRST_REACH * step), unit, False), size)
     wanted = _standard_reach(around)
     reach = np.abs(np.diag(around.directions))
     far = np.maximum(wanted / np.maximum(reach, 1e-300), reach / np.maximum(wanted, 1e-300)) > _SAME_REACH
     if not around.sound:
-        return around
+        return around.with_rows(joint)
     if not np.any(far & np.isfinite(wanted)):
         wider = around.along(_WIDER * around.directions)
         seen = _with_kinks(around, wider) if wider.sound else around
-        return replace(around, at_kink=seen.at_kink, near_kink=seen.near_kink)
+        return replace(around, at_kink=seen.at_kink, near_kink=seen.near_kink).with_rows(joint)
     again = around.along(np.diag(np.where(np.isfinite(wanted) & (wanted > 0), wanted, reach)))
-    return _with_kinks(around, _in_own_units(again, size)) if again.sound else around
+    return (_with_kinks(around, _in_own_units(again, size)) if again.sound else around).with_rows(joint)
 
 
 def _with_kinks(first: Around, second: Around) -> Around:

@@ -9,7 +9,6 @@ right either way. The part due to the basis alone is the mean over pairs with th
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from jaxtyping import Float
 from ..basis import OneHot
 from .expansion import Around
 from .level_noise import pool_shares
-from .neighbours import Neighbours, neighbours_of
+from .neighbours import Neighbours, Summand, neighbours_of
 
 _AGREE = 2.7  # standard errors by which two widths may differ
 _LEAP = 0.3  # of the estimate: what second neighbours may differ from the nearest by
@@ -33,6 +32,7 @@ class Products:
 
     Samples are in the order of the neighbours (``Neighbours.arranged``), rows that are added in their own.
     `growth`: for a mean of squares, by how much its variance is larger where its true value is larger by one.
+    `points`: the first value at each of the points around ``x``.
     """
 
     value: Float[np.ndarray, " k"]
@@ -40,6 +40,7 @@ class Products:
     pairs: Float[np.ndarray, "p k"]
     near: Neighbours
     growth: float = 0.0
+    points: Float[np.ndarray, " p"] | None = None
 
     def covariance(self, also: Float[np.ndarray, "n k"] | float = 0.0) -> Float[np.ndarray, "k k"]:
         """Of the value, or of its sum with the means of independent rows, given as what each sample moves them by."""
@@ -127,9 +128,10 @@ class Missed:
 
     - `total`: the mean over pairs, to be added to the value of the reduced problem (first entry) and to its slopes;
       `basis`: the part due to the basis, `overfit`: that due to the fit, with its second derivatives `overfit_bend`.
-    - `policy`: the mean square error of the basis's best policy; `policy_fitted`: that of the policy given;
-      `adjoint`, `sensitivity`: squared errors in the norm of ``d22 g``; `cross`: their product, along each direction.
-    - `total_bend`: second derivatives of `total`; `same`: whether the policy given is the one fitted to these samples.
+    - `total_bend`: second derivatives of `total`.
+    - `policies`: of a policy at the samples: the mean square error of the basis's best one, that of the one given, and
+      whether this is the one fitted to these samples.
+    - `slopes`: squared errors of adjoint and sensitivity in the norm of ``d22 g``; their product along each direction.
     - `unresolved`: why neighbours cannot decide, in words; empty where they can.
 
     The errors are worked out when they are asked for.
@@ -141,40 +143,8 @@ class Missed:
     overfit_bend: Float[np.ndarray, " k"]
     unresolved: str
     total_bend: Float[np.ndarray, " k"]
-    asked: Callable[[], tuple[tuple[Products, Products], bool]]
-    asked_too: Callable[[], tuple[Products, Products, Products]]
-
-    @cached_property
-    def _policies(self) -> tuple[tuple[Products, Products], bool]:
-        return self.asked()
-
-    @cached_property
-    def _slopes(self) -> tuple[Products, Products, Products]:
-        return self.asked_too()
-
-    @property
-    def policy(self) -> Products:
-        return self._policies[0][0]
-
-    @property
-    def policy_fitted(self) -> Products:
-        return self._policies[0][1]
-
-    @property
-    def same(self) -> bool:
-        return self._policies[1]
-
-    @property
-    def adjoint(self) -> Products:
-        return self._slopes[0]
-
-    @property
-    def sensitivity(self) -> Products:
-        return self._slopes[1]
-
-    @property
-    def cross(self) -> Products:
-        return self._slopes[2]
+    policies: Callable[[Float[np.ndarray, "n dy"]], tuple[Products, Products, bool]]
+    slopes: Callable[[], tuple[Products, Products, Products]]
 
     @property
     def width(self) -> int:
@@ -182,23 +152,31 @@ class Missed:
         return self.total.near.width
 
 
-def _over_points(around: Around, near: Neighbours, left: np.ndarray, right: np.ndarray) -> Products:
+def _over_points(around: Around, near: Neighbours, left: list[Summand], right: list[Summand]) -> Products:
     """The mean of ``left . right`` over pairs at ``x``, and its slopes along the directions."""
-    single = np.stack([near.shares(a, b) for a, b in zip(left, right, strict=True)])
-    pairs = np.stack([near.pair_products(a, b) for a, b in zip(left, right, strict=True)])
+    sides = list(zip(left, right, strict=True))
+    single = np.stack([near.shares(a, b) for a, b in sides])
+    pairs = np.stack([near.pair_products(a.table, b.table) for a, b in sides])
     both = lambda table: np.concatenate([table[:1], around.slope(table)]).T
-    return Products(both(single).sum(axis=0), 2 * both(single), both(pairs), near)
+    moved = both(single)
+    return Products(moved.sum(axis=0), 2 * moved, both(pairs), near, points=single.sum(axis=1))
 
 
-def _one(near: Neighbours, left: np.ndarray, right: np.ndarray, own: np.ndarray, shares: np.ndarray) -> Products:
-    """The mean over pairs of ``left . right``, with what the fit took from it added back (`own`, a matrix each)."""
+def _one(near: Neighbours, left: Any, right: Summand, own: Any, shares: np.ndarray) -> Callable[[Neighbours], Products]:
+    """The mean over pairs of ``left . right``, with what the fit took from it added back (`own`, a matrix each), at
+    every width."""
     levered = _times(own, left)
-    single = near.shares(left - levered, right)
-    back = shares * np.sum(levered * right, axis=1)
-    pairs = near.pair_products(left - levered, right)
-    noise = (left * shares[:, None] ** 2).T @ right
+    back = shares * np.sum(levered * right.table, axis=1)
+    noise = (left * shares[:, None] ** 2).T @ right.table
     growth = 4 * float(np.sum(noise * noise.T)) / max(float(np.trace(noise)), 1e-300)
-    return Products(np.array([single.sum() + back.sum()]), (2 * single + back)[:, None], pairs[:, None], near, growth)
+    rest = near.summand(left - levered)
+
+    def at(near: Neighbours) -> Products:
+        single, pairs = near.shares(rest, right), near.pair_products(rest.table, right.table)
+        value = np.array([single.sum() + back.sum()])
+        return Products(value, (2 * single + back)[:, None], pairs[:, None], near, growth)
+
+    return at
 
 
 def _pick(widths: list[Neighbours], at: Callable[[Neighbours], Products]) -> tuple[Products, bool]:
@@ -236,11 +214,18 @@ def _too_far(around: Around, near: Neighbours, u: np.ndarray) -> bool:
     return bool(alike < _ALIKE * np.mean(np.sum(centred**2, axis=1)))
 
 
-def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = None) -> Missed:
-    """By products of neighbours, at the widest windows that agree with narrower ones.
+def what_is_missed(around: Around) -> Missed:
+    """By products of neighbours, at the widest windows that agree with narrower ones; at those of an earlier look from
+    the same ``x``, where there was one."""
+    at, held = (around.x.tobytes(), around.directions.tobytes()), around.held
+    if held.get("missed", (None,))[0] != at:
+        chosen = held["chosen"][1:] if held.get("chosen", (None,))[0] == at[0] else None
+        found, torn = _look_at_pairs(around, chosen)
+        held.update(missed=(at, found), chosen=(at[0], found.total.near, torn))
+    return held["missed"][1]
 
-    `given`: the policy to be judged, at the samples, where it is not the one fitted to these.
-    """
+
+def _look_at_pairs(around: Around, chosen: tuple[Neighbours, bool] | None) -> tuple[Missed, bool]:
     study = around.study
     domain, xi = study.problem.domain, study.lower.contexts().xi
     u = np.asarray(domain.embedded(domain.snap(xi, study.dtype)), float).reshape(len(xi), -1)
@@ -249,22 +234,19 @@ def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = Non
         functions = around.solved.W.shape[1]
         around.held["widths"] = neighbours_of(domain, np.asarray(xi), u, shares * len(shares), functions)
     widths = around.held["widths"]
-    arranged = widths[0].arranged
-    shares, u = arranged(shares), arranged(u)
-    tables = _tables(around, widths[0], shares)
-    total, torn = _pick(widths, lambda near: _over_points(around, near, tables.left, tables.r))
-    near = total.near
-    own_matrix = _own_share(tables)
-    levered = np.stack([_times(own_matrix, left) for left in tables.left])
-    own = shares * np.sum(levered * tables.r, axis=2)
+    first, summands = widths[0], lambda tables: [widths[0].summand(table) for table in tables]
+    shares, u = first.arranged(shares), first.arranged(u)
+    tables = _tables(around, first, shares)
+    left, right = summands(tables.left), summands(tables.r)
+    over = lambda near: _over_points(around, near, left, right)
+    total, torn = _pick(widths, over) if chosen is None else (over(chosen[0]), chosen[1])
+    near, own_matrix = total.near, _own_share(tables)
+    levered = [_times(own_matrix, table) for table in tables.left]
+    own = shares * np.stack([np.sum(a * b, axis=1) for a, b in zip(levered, tables.r, strict=True)])
     back = np.concatenate([own[:1], around.slope(own)]).T
-    lost = _over_points(around, near, levered, tables.r)
+    lost = _over_points(around, near, summands(levered), right)
     overfit = Products(lost.value - back.sum(axis=0), lost.single - back, lost.pairs, near)
     basis = Products(total.value - overfit.value, total.single - overfit.single, total.pairs - lost.pairs, near)
-    bends = np.array([near.shares(a, b).sum() for a, b in zip(levered, tables.r, strict=True)]) - own.sum(axis=1)
-    policies = lambda: _policy_errors(widths, tables, around, None if given is None else arranged(given), shares)
-    derivatives = lambda: _derivatives(widths, near, tables, around, shares)
-    total_bend = around.bend(np.array([near.shares(a, b).sum() for a, b in zip(tables.left, tables.r, strict=True)]))
     reason = ""
     if len(u) < _FEWEST_ROWS:
         reason = f"{len(u)} samples are too few"
@@ -274,7 +256,17 @@ def what_is_missed(around: Around, given: Float[np.ndarray, "n dy"] | None = Non
         reason = "nearest neighbours disagree with second ones, so there is structure as fine as the samples"
     elif _too_far(around, near, u):
         reason = "neighbours are too far apart: too few samples for the dimension of the context"
-    return Missed(total, basis, overfit, around.bend(bends), reason, total_bend, policies, derivatives)
+    found = Missed(
+        total,
+        basis,
+        overfit,
+        around.bend(lost.points - own.sum(axis=1)),
+        reason,
+        around.bend(total.points),
+        policies=lambda given: _policy_errors(widths, tables, around, first.arranged(given), shares),
+        slopes=lambda: _derivatives(widths, near, tables, around, shares),
+    )
+    return found, torn
 
 
 def _times(matrices: Float[np.ndarray, "n a b"], rows: Float[np.ndarray, "n b"]) -> Float[np.ndarray, "n a"]:
@@ -290,31 +282,31 @@ def _own_share(tables: Tables) -> Float[np.ndarray, "n dy dy"]:
 
 
 def _policy_errors(
-    widths: list[Neighbours], tables: Tables, around: Around, given: np.ndarray | None, shares: np.ndarray
-) -> tuple[tuple[Products, Products], bool]:
+    widths: list[Neighbours], tables: Tables, around: Around, given: np.ndarray, shares: np.ndarray
+) -> tuple[Products, Products, bool]:
     """Of the basis's best policy, and of the one given; and whether that is the one fitted to these samples."""
-    step, own = _times(tables.inverse, tables.r[0]), _own_share(tables)
-    fitted = widths[0].arranged(features_of(around)) @ np.asarray(around.solved.W[0], float)
-    ahead = np.zeros_like(step) if given is None else given - fitted
-    same = given is None or np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300)
-    best = _pick(widths, lambda near: _one(near, step, step, own, shares))[0]
+    first, step, own = widths[0], _times(tables.inverse, tables.r[0]), _own_share(tables)
+    ahead = given - first.arranged(features_of(around)) @ np.asarray(around.solved.W[0], float)
+    same = bool(np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300))
+    best = _pick(widths, _one(first, step, first.summand(step), own, shares))[0]
     both, twice = step + ahead, (2 if same else 0) * own
-    return (best, _pick(widths, lambda near: _one(near, both, both, twice, shares))[0]), bool(same)
+    return best, _pick(widths, _one(first, both, first.summand(both), twice, shares))[0], same
 
 
 def _derivatives(
     widths: list[Neighbours], near: Neighbours, tables: Tables, around: Around, shares: np.ndarray
 ) -> tuple[Products, Products, Products]:
     """Adjoint error, sensitivity error (over all coordinates of ``x``), and their products."""
-    own = _own_share(tables)
+    own, first = _own_share(tables), widths[0]
     across = lambda row: _times(tables.inverse, row)
+    one = lambda left, right: _one(first, across(left), first.summand(right), own, shares)
     rho = around.slope(tables.r)
-    scaled = rho / around.lengths[:, None, None]
-    adjoint, _ = _pick(widths, lambda at: _one(at, across(tables.alpha), tables.alpha, own, shares))
-    squares, _ = _pick(widths, lambda at: _summed([_one(at, across(row), row, own, shares) for row in scaled]))
-    crossed = [_one(near, across(tables.alpha), row, own, shares) for row in rho]
+    squares = [one(row, row) for row in rho / around.lengths[:, None, None]]
+    adjoint, _ = _pick(widths, one(tables.alpha, tables.alpha))
+    sensitivity, _ = _pick(widths, lambda at: _summed([square(at) for square in squares]))
+    crossed = [one(tables.alpha, row)(near) for row in rho]
     join = lambda name: np.concatenate([getattr(part, name) for part in crossed], axis=-1)
-    return adjoint, squares, Products(join("value"), join("single"), join("pairs"), near)
+    return adjoint, sensitivity, Products(join("value"), join("single"), join("pairs"), near)
 
 
 def _summed(parts: list[Products]) -> Products:

@@ -9,7 +9,8 @@ A mean over neighbours differs from what is at the sample itself by a multiple o
 leading order. Means over a near ring and over a wide one are combined so that this cancels.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -27,38 +28,81 @@ _PAIRS = 200_000  # pairs by which the noise of their products is measured
 _DISTINCT_SHARE = 0.5  # of the samples: with fewer different contexts, those that are equal are the neighbours
 
 
+class Summand:
+    """A table with a row for each sample, to be summed over neighbours: what several widths share is kept.
+
+    `weighted`: by the weights of the rows; `running`: sums over the rows before each; `means`: over rings, by width.
+    """
+
+    def __init__(self, table: Float[np.ndarray, "n d"], own: Float[np.ndarray, " n"]):
+        self.table, self.means = table, {}
+        self.weighted = table * own[:, None]
+
+    @cached_property
+    def running(self) -> Float[np.ndarray, "n+1 d"]:
+        return _running(self.weighted)
+
+
 @dataclass(frozen=True)
 class Ring:
-    """The samples next to each in order, `width` on each side: their means, times `share`."""
+    """The samples next to each in order, `width` on each side. `inverse`: one over the weight of these; `even`: whether
+    it is the same at all samples but those near the ends."""
 
     width: int
     inverse: Float[np.ndarray, " n"]
-    share: float = 1.0
+    even: bool
 
     @staticmethod
     def of(width: int, own: Float[np.ndarray, " n"]) -> "Ring":
-        return Ring(width, 1 / _window_sums(own[:, None], width)[:, 0])
+        if np.ptp(own) > 0:
+            return Ring(width, 1 / _window_sums(_running(own[:, None]), own[:, None], width)[:, 0], False)
+        place = np.arange(len(own))
+        beside = np.minimum(place, width) + np.minimum(place[::-1], width)
+        return Ring(width, 1 / (own[0] * beside), True)
 
-    def means(self, table: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    def means(self, summand: Summand) -> Float[np.ndarray, "n d"]:
         """Half the mean over the neighbours of each row, and half what it has in the means of these."""
-        inverse = self.share / 2 * self.inverse[:, None]
-        return inverse * _window_sums(table, self.width) + _window_sums(inverse * table, self.width)
+        if self.width not in summand.means:
+            found = self._means(summand)
+            kept = {width: means for width, means in summand.means.items() if 2 * width >= self.width}
+            summand.means = {**kept, self.width: found}  # rings come twice: as the wide one, then as the near one
+        return summand.means[self.width]
+
+    def _means(self, summand: Summand) -> Float[np.ndarray, "n d"]:
+        table, inverse, k = summand.weighted, self.inverse[:, None], self.width
+        found = _window_sums(summand.running, table, k)
+        found *= inverse
+        if not self.even or 6 * k >= len(table):
+            back = inverse * table
+            found += _window_sums(_running(back), back, k)
+            found /= 2
+            return found
+        for part, inner in ((slice(0, 3 * k), slice(0, 2 * k)), (slice(-3 * k, None), slice(-2 * k, None))):
+            back = inverse[part] * table[part]
+            found[inner] = (found[inner] + _window_sums(_running(back), back, k)[inner]) / 2
+        return found
 
     def weights(self, pairs: Int[np.ndarray, "p 2"]) -> Float[np.ndarray, " p"]:
         """Of pairs of positions."""
         i, j = pairs.T
-        return np.where(np.abs(i - j) <= self.width, self.share / 2 * (self.inverse[i] + self.inverse[j]), 0.0)
+        return np.where(np.abs(i - j) <= self.width, (self.inverse[i] + self.inverse[j]) / 2, 0.0)
 
 
-def _window_sums(table: Float[np.ndarray, "n d"], width: int) -> Float[np.ndarray, "n d"]:
+def _running(table: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n+1 d"]:
+    sums = np.empty((len(table) + 1, table.shape[1]))
+    sums[0] = 0
+    np.cumsum(table, axis=0, out=sums[1:])
+    return sums
+
+
+def _window_sums(running: Float[np.ndarray, "n+1 d"], table: Float[np.ndarray, "n d"], width: int) -> np.ndarray:
     """Sums over the rows next to each, without itself."""
     n = len(table)
-    k, running = min(width, n), np.zeros((n + 1, table.shape[1]))
-    np.cumsum(table, axis=0, out=running[1:])
-    window = -table
-    window[: n - k] += running[k + 1 :]
-    window[n - k :] += running[n]
+    k, window = min(width, n), np.empty_like(table)
+    window[: n - k] = running[k + 1 :]
+    window[n - k :] = running[n]
     window[k:] -= running[: n - k]
+    window -= table
     return window
 
 
@@ -71,8 +115,8 @@ class Neighbours:
 
     - `width`: of the near ring; `own`: weights of the rows, of mean one; `total`: that of all ordered pairs together.
     - `pairs`: some, at random, by which noise is measured, with `pair_weight`; `count`: all they stand for.
-    - by position in `rings` on an interval, by `matrix` in several dimensions, by `group` (with the weight of `each` of
-      its pairs) where contexts are equal.
+    - by position in `rings`, each with its share, on an interval, by `matrix` in several dimensions,
+      by `group` (with the weight of `each` of its pairs) where contexts are equal.
     """
 
     width: int
@@ -82,7 +126,7 @@ class Neighbours:
     count: float
     total: float
     order: Int[np.ndarray, " n"] | None = None
-    rings: tuple["Ring", ...] = ()
+    rings: tuple[tuple[Ring, float], ...] = ()
     matrix: sparse.csr_matrix | None = None
     group: Int[np.ndarray, " n"] | None = None
     each: Float[np.ndarray, " n"] | None = None
@@ -98,22 +142,29 @@ class Neighbours:
             return table
         return jax.tree.map(lambda a: a[self.order], table)
 
-    def _sums(self, table: np.ndarray) -> np.ndarray:
-        """The weighted sum over the neighbours of each row."""
-        table = table * self.own[:, None]
-        if self.group is not None and self.each is not None:
-            sums = np.zeros((self.group.max() + 1, table.shape[1]))
-            np.add.at(sums, self.group, table)
-            return (sums[self.group] - table) * self.each[:, None]
-        if self.matrix is not None:
-            return self.matrix @ table
-        return np.sum([ring.means(table) for ring in self.rings], axis=0)
+    def summand(self, table: Float[np.ndarray, "n d"]) -> Summand:
+        """A table to be summed, at this width or another."""
+        return Summand(table, self.own)
 
-    def shares(self, left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    def _sums(self, summand: Summand) -> np.ndarray:
+        """The weighted sum over the neighbours of each row."""
+        if self.group is not None and self.each is not None:
+            sums = np.zeros((self.group.max() + 1, summand.weighted.shape[1]))
+            np.add.at(sums, self.group, summand.weighted)
+            return (sums[self.group] - summand.weighted) * self.each[:, None]
+        if self.matrix is not None:
+            return self.matrix @ summand.weighted
+        (near, of_near), (far, of_far) = self.rings
+        found = of_far * far.means(summand)
+        found += of_near * near.means(summand)
+        return found
+
+    def shares(self, left: Summand, right: Summand) -> Float[np.ndarray, " n"]:
         """What each row adds to the mean over pairs of ``left . right``, which is their sum."""
-        both = _dot(left, self._sums(right))
-        both = 2 * both if left is right else both + _dot(right, self._sums(left))
-        return self.own * both / (2 * self.total)
+        both = _dot(left.table, self._sums(right))
+        both = 2 * both if left is right else both + _dot(right.table, self._sums(left))
+        both *= self.own / (2 * self.total)
+        return both
 
     def pair_products(self, left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " p"]:
         """The products of the sampled pairs, each with its weight in the mean."""
@@ -152,7 +203,9 @@ def neighbours_of(
     if u.shape[1] == 1:
         order = np.lexsort((rng.random(n), u[:, 0]))
         widths = [2**k for k in range(20) if k == 0 or 2 * 2**k <= widest]
-        return [_windows(order, own[order], k, rng, u[order]) for k in widths]
+        u, own = u[order], own[order]
+        rings = {k: Ring.of(k, own) for k in sorted({min(each, n - 1) for k in widths for each in (k, 2 * k)})}
+        return [_windows(order, own, rings, k, rng, u) for k in widths]
     times = 4 if u.shape[1] <= _FEW_DIMENSIONS else 1
     most = min(widest // max(times, 2), _MOST_PAIRS // (times * n))
     widths = [k for k in (1, 2, 4, 8, _MOST_NEAR) if k == 1 or k <= most]
@@ -200,18 +253,22 @@ def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.rando
     return Neighbours(0, own, pairs, weight * scale, 1.0, total, group=group, each=each)
 
 
-def _windows(order: np.ndarray, own: np.ndarray, width: int, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
+def _windows(
+    order: np.ndarray, own: np.ndarray, rings: dict[int, Ring], width: int, rng: np.random.Generator, u: np.ndarray
+) -> Neighbours:
     """On an interval: the samples next to each in order, `width` on each side; weights and contexts in that order."""
     n, wide = len(order), min(2 * width, len(order) - 1)
     lag = rng.integers(1, wide + 1, min(_PAIRS, 20 * n))
     i = rng.integers(0, n, len(lag))
     inside = i + lag < n
     pairs = np.stack([i[inside], (i + lag)[inside]], axis=1)
-    rings = [Ring.of(k, own) for k in (width, wide)]
-    weights, shares = _combined([ring.weights(pairs) for ring in rings], pairs, own, u)
-    rings = tuple(replace(ring, share=share) for ring, share in zip(rings, shares, strict=True))
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]  # so that rows are read in order
+    both = rings[width], rings[wide]
+    weights, shares = _combined([ring.weights(pairs) for ring in both], pairs, own, u)
     count = 2.0 * (n - (wide + 1) / 2) * wide
-    return Neighbours(width, own, pairs, weights, count, float(own.sum()), order=order, rings=rings)
+    return Neighbours(
+        width, own, pairs, weights, count, float(own.sum()), order=order, rings=tuple(zip(both, shares, strict=True))
+    )
 
 
 def _nearest(

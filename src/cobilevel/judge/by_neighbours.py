@@ -16,7 +16,8 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around) -> M
     """The gradients, what lies between them and why, at the ``x`` around which the reduced problem was solved."""
     rows = study.lower.contexts()
     given = as_rows(solution.policy(rows.xi))
-    missed = what_is_missed(around, given)
+    missed = what_is_missed(around)
+    adjoint, sensitivity, cross = missed.slopes()
     k = around.lengths
     shares = rows.shares()
     upper, lower = (table / k for table in around.scores())
@@ -25,7 +26,7 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around) -> M
     stated = NoisyVector(gradient + _pair_slopes(missed.total, k), _slope_noise(missed.total, k, own))
     reduced = NoisyVector(gradient + _pair_slopes(missed.overfit, k), _slope_noise(missed.overfit, k, own))
     gap = NoisyVector(_pair_slopes(missed.basis, k), _slope_noise(missed.basis, k))
-    product = missed.cross.value / k
+    product = cross.value / k
     freedom = freedom_of(shares)
     values = around.at_x(around.solved.rows.f)
     m = (values - around.at_x(around.solved.rows.vr))[:, None]
@@ -37,7 +38,7 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around) -> M
         trouble="" if around.sound else "the reduced problem could not be solved at x",
         difference=gap,
         parts={"policy": gap.mean - product, "adjoint and sensitivity": product},
-        errors=_errors_missed(missed, freedom, around),
+        errors=_errors_missed(missed.policies(given), adjoint, sensitivity, freedom, around),
         scale=float(np.sqrt(np.sum(shares @ (upper + lower) ** 2))),
         unresolved=missed.unresolved,
         compared=_compared(missed),
@@ -67,7 +68,9 @@ def _first(products: Products, rows: Float[np.ndarray, "n 1"]) -> np.ndarray:
     return np.concatenate([rows, np.zeros((len(rows), len(products.value) - 1))], axis=1)
 
 
-def _errors_missed(missed: Missed, freedom: float, around: Around) -> Errors:
+def _errors_missed(
+    policies: tuple[Products, Products, bool], adjoint: Products, sensitivity: Products, freedom: float, around: Around
+) -> Errors:
     """Squared errors of policy, adjoint and sensitivity; zero where they are rounding of what they are errors of."""
     phi, A = features_of(around), np.asarray(around.solved.rows.curvature)[0]
     square = lambda table: float(np.mean(np.einsum("na,nab,nb->n", table, A, table)))
@@ -79,16 +82,17 @@ def _errors_missed(missed: Missed, freedom: float, around: Around) -> Errors:
         return found.beyond_rounding(size)
 
     size = float(np.mean(np.sum(y**2, axis=1)))
-    if missed.same:
+    best, given, same = policies
+    if same:
         # on the samples fitted to, the fit's error is known by its mean: one draw of a square of N d_y numbers
-        fit = max(float(missed.policy_fitted.value[0] - missed.policy.value[0]), 0.0)
+        fit = max(float(given.value[0] - best.value[0]), 0.0)
         drawn = 2 * fit**2 / around.at_x(around.solved.W).size
-        error = float(np.sqrt(missed.policy_fitted.covariance()[0, 0] + drawn))
-        policy = Estimate.of(float(missed.policy_fitted.value[0]), error, freedom, least=0.0).beyond_rounding(size)
+        error = float(np.sqrt(given.covariance()[0, 0] + drawn))
+        policy = Estimate.of(float(given.value[0]), error, freedom, least=0.0).beyond_rounding(size)
     else:
-        policy = one(missed.policy_fitted, size)
-    adjoint, sensitivity = one(missed.adjoint, square(v)), one(missed.sensitivity, sum(square(phi @ s) for s in moves))
-    return Errors(policy, adjoint, sensitivity, distance=float(np.sqrt(policy.high)))
+        policy = one(given, size)
+    of_adjoint, of_slopes = one(adjoint, square(v)), one(sensitivity, sum(square(phi @ s) for s in moves))
+    return Errors(policy, of_adjoint, of_slopes, distance=float(np.sqrt(policy.high)))
 
 
 def _compared(missed: Missed) -> str:
