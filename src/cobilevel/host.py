@@ -3,7 +3,8 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial, update_wrapper, wraps
+from functools import lru_cache, partial, update_wrapper, wraps
+from threading import current_thread
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -16,6 +17,7 @@ from .programs import is_spread, program, put
 Params = ParamSpec("Params")
 Returned = TypeVar("Returned")
 
+_THREADS = "cobilevel"  # begins the names of threads that share work
 _ALIGNED = 64  # bytes: where arrays begin that JAX does not copy
 
 
@@ -87,9 +89,14 @@ def _as_numpy(leaf: Any) -> Any:
 def in_threads(one: Callable[[Any], Returned], items: Sequence[Any]) -> Iterator[Returned]:
     """A function of each item, in their order; in as many threads as there are cores, where items are many."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if len(items) < 2 * cores or cores == 1:
+    if len(items) < 2 * cores or cores == 1 or current_thread().name.startswith(_THREADS):
         yield from map(one, items)
         return
-    with ThreadPoolExecutor(cores) as threads:
-        for begin in range(0, len(items), cores):  # few at a time: what they give may be large
-            yield from threads.map(one, items[begin : begin + cores])
+    for begin in range(0, len(items), cores):  # few at a time: what they give may be large
+        yield from _threads(cores, os.getpid()).map(one, items[begin : begin + cores])
+
+
+@lru_cache(1)
+def _threads(cores: int, process: int) -> ThreadPoolExecutor:
+    """Those of this process: they do not survive a fork."""
+    return ThreadPoolExecutor(cores, thread_name_prefix=_THREADS)

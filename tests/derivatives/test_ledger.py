@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import cobilevel as cb
-from cobilevel.derivatives import Ledger
+from cobilevel.derivatives import Ledger, rows
 from cobilevel.iteration import run
 from cobilevel.reduction import Batch
 from problems import curved_problem
@@ -34,8 +34,9 @@ def counting(problem):
     [cb.Newton(), cb.StocBiO(0.05, 0.05, inner_steps=3, terms=4, batch=7, shuffle=False)],
     ids=["newton", "stocbio"],
 )
-def test_ledger_equals_what_was_really_evaluated(solver):
-    problem, samples = curved_problem(1024 if isinstance(solver, cb.Newton) else 20)  # a block that is not filled up
+def test_ledger_equals_what_was_really_evaluated(solver, monkeypatch):
+    monkeypatch.setattr(rows, "_SMALL", 20)  # a block that is not filled up
+    problem, samples = curved_problem(20)
     problem, seen = counting(problem)
     reduced = cb.reduce(problem, cb.Chebyshev(3), samples)
     seen.clear()

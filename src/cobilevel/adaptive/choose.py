@@ -97,13 +97,15 @@ class Search:
         return int(np.argmax(means - means[best] <= slack))
 
 
-def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = None) -> Choice:
+def choose_basis(
+    study: Study, x: PyTree, key: Array, before: Choice | None = None, policy: Callable | None = None
+) -> Choice:
     """A basis for these data around the decision ``x``, and the reason in words.
 
     The functions natural to each coordinate (``Axes``), and products of them, are added while what is left without
     them stands out of the noise, of the policy or of what moves the decision (``significance``), at ``x`` or at a few
     points nearby. Never fewer than ``x`` has coordinates, where the samples support so many. `before`: a choice made
-    for the same study with the same key, whose costs count too.
+    for the same study with the same key, whose functions are kept and whose costs count too; `policy`: what it led to.
     """
     domain, spent = study.problem.domain, Counter() if before is None else before.spent
     at = flattened(x)
@@ -118,10 +120,10 @@ def choose_basis(study: Study, x: PyTree, key: Array, before: Choice | None = No
     if study.noisy and study.constrained is not None and study.constrained.smoothing is not None:
         return _by_held_out(study, at, key, spent)
     hunt = Hunt.on(study, key, spent) if before is None or before.hunt is None else before.hunt
-    hunt.fits.forget()
+    hunt.fits.forget(None if policy is None else hunt.fits.rows.table(policy(hunt.rows.xi)))
     if before is not None and before.family is not None:
         return _again(before, hunt, at)
-    members, words = hunt.at(at, key)
+    members, words = hunt.at(at, key, None if before is None else before.candidates[before.pick].members)
     basis, count = basis_of(members, domain), len(members)
     polynomials = hunt.axes.nested and not isinstance(domain, Periodic)
     if polynomials and _STABLE * len(hunt.shares) < count**2:

@@ -55,10 +55,11 @@ class Hunt:
         """The coordinates of the context."""
         return self.fits.axes
 
-    def at(self, x: Float[np.ndarray, " dx"], key: Array) -> tuple[np.ndarray, str]:
-        """The functions needed around ``x``, and why these, in words."""
+    def at(self, x: Float[np.ndarray, " dx"], key: Array, members: np.ndarray | None = None) -> tuple[np.ndarray, str]:
+        """The functions needed around ``x``, and why these, in words; `members`: those that are there already."""
         d, (dx, dy) = self.u.shape[1], self.study.problem.sizes
-        members, tests, points, last = np.zeros((1, d), int), Tests(), [x], None
+        members = np.zeros((1, d), int) if members is None else members
+        tests, points, last = Tests(), [x], None
         for _ in range(_ADDITIONS):
             found = self._evidence(members, points, tests, key)
             if found is None:
@@ -105,12 +106,13 @@ class Hunt:
             policy = projected.of(self.by_context(one.r))
             adjoint = change = None
             if one.alpha is not None and other is not one:
-                moved = here.curvature @ (one.constant - other.constant)
-                adjoint = projected.of(self.by_context(one.alpha), float(np.sum(one.pull**2)))
-                change = projected.of(self.by_context(one.r - other.r), float(np.sum(moved**2)))
+                moved = here.energy(one.point.W - other.point.W)
+                adjoint = projected.of(self.by_context(one.alpha), one.energy(one.point.adjoint))
+                change = projected.of(self.by_context(one.r - other.r), moved)
                 both = [part.total + max(part.energy(slice(None)), 0.0) for part in (adjoint, change)]
                 tests.product_total = max(tests.product_total, float(np.sqrt(both[0] * both[1])))
-            tests.policy_total = max(tests.policy_total, policy.energy(slice(None)))
+            total = policy.energy(slice(None)) + one.energy(one.point.W[1:])
+            tests.policy_total = max(tests.policy_total, total)
             tests.evidence.append(Evidence(policy, self.study.noisy, adjoint, change, one is here))
         return points
 

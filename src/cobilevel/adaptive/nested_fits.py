@@ -60,18 +60,17 @@ class Residuals:
 
     - `r`: ``d2 g``; `alpha`: ``d22 g v - d2 f``, where both levels see the same samples; their conditional means vanish
       where the functions suffice.
-    - `pull`: the mean of ``d2 f``; `curvature`: that of ``d22 g``; `constant`: the part of the policy that is constant.
+    - `curvature`: the mean of ``d22 g``.
     """
 
     point: Point
     r: Float[np.ndarray, "n dy"]
     alpha: Float[np.ndarray, "n dy"] | None
-    pull: Float[np.ndarray, " dy"]
     curvature: Float[np.ndarray, "dy dy"]
 
-    @property
-    def constant(self) -> Float[np.ndarray, " dy"]:
-        return self.point.W[0]
+    def energy(self, W: Float[np.ndarray, "N dy"]) -> float:
+        """The mean square of what a policy with these coefficients would leave, if it were not there."""
+        return float(np.sum((W @ self.curvature) ** 2))
 
 
 class NestedFits:
@@ -95,15 +94,16 @@ class NestedFits:
         self.rows = Expansions(bare)
         self.rows.spent = spent
         self.usable = 0
+        self.known: dict[bytes, Point] = {}
         self.forget()
 
     def _table(self, rows: Samples) -> Table:
         weight = np.asarray(rows.mean_one_weights(), self.dtype)
         return Table(Batch(put(np.ones((len(rows), 1), self.dtype)), rows.xi, rows.eta, put(weight)))
 
-    def forget(self) -> None:
-        """Fits begin anew, from the constant policy ``y0``."""
-        self.known: dict[bytes, Point] = {}
+    def forget(self, policy: Float[np.ndarray, "n dy"] | None = None) -> None:
+        """Fits begin anew, from the constant policy ``y0``, or from one that is given at the samples."""
+        self.policy, self.known = policy, {}
         self._slopes: dict[bytes, np.ndarray] = {}
 
     def lay(self, members: np.ndarray) -> None:
@@ -137,6 +137,8 @@ class NestedFits:
         starts = [] if near is None else [near.W] if near is own else [near.coefficients_at(x), near.W]
         if near is None or _FAR_MORE * len(near.W) <= count:
             starts.insert(0, self.first[None])
+        if near is None and self.policy is not None:
+            starts.insert(0, self.table[:, :count].T @ (self.shares[:, None] * self.policy))
         for old in starts:
             yield np.concatenate([old[:count], np.zeros((max(count - len(old), 0), self.size))])
 
@@ -157,8 +159,8 @@ class NestedFits:
         if point is None or point.hessian is None:
             return None
         r, alpha = self.expansions(self.usable).residual_rows(x, point.W, point.adjoint, joint)
-        of_constant = point.hessian[: self.size]  # the first function is a constant of mean square one
-        return Residuals(point, r, alpha, of_constant @ point.adjoint.ravel(), of_constant[:, : self.size])
+        # the first function is a constant of mean square one
+        return Residuals(point, r, alpha, point.hessian[: self.size, : self.size])
 
     def candidate(self, x: Float[np.ndarray, " dx"], members: np.ndarray) -> Candidate | None:
         """The fit with these functions, judged; ``None`` where that fails."""

@@ -38,7 +38,7 @@ def solve_choosing(job: Job, key: Array) -> Solution:
     solution = job.choosing(basis=choice.words).run(choice.basis)
     for _ in range(_CHOICES):
         with job.chosen_on()[1]:
-            again = choose_basis(study, solution.x, key, before=choice)
+            again = choose_basis(study, solution.x, key, before=choice, policy=solution.policy)
         if not again.replaces(choice):
             break
         words = f"{again.words} (Chosen again at the solution with {choice.basis!r}.)"

@@ -91,6 +91,7 @@ class Expansions:
             is_spread(reduced.lower_source.table.weight) if isinstance(reduced.lower_source, Table) else False
         )
         self.spent: Counter[tuple[str, str]] = Counter()
+        self._programs: dict[tuple[str, bool, int], RowDerivatives] = {}
         self._last: tuple[Any, LowerExpansion] | None = None  # asked for twice where one method goes on from another
 
     def _form(self, functions: int, one_hot: bool) -> None:
@@ -220,13 +221,21 @@ class Expansions:
             derivatives = self._derivatives(level, pools[0].rows)
             return kind.unpacked(pools[0].on_device.summed(derivatives, level, x, W, self.sizes), W, self.sizes)
         parts = [pool.summed(self._derivatives(level, pool.rows), x, W, of, self.sizes) for pool in pools]
+        if len(parts) == 1 and not self._spread:
+            return parts[0]
         return type(parts[0])(*(self._added([getattr(part, f.name) for part in parts]) for f in fields(parts[0])))
 
     def _derivatives(self, level: str, rows: RowBlocks) -> RowDerivatives:
-        problem: Any = self.problem
-        if level == "lower":
-            return RowDerivatives.lower(problem.lower, rows, self.crossed)
-        return RowDerivatives.upper(problem.upper, rows)
+        known = self._programs.get((level, self.crossed, id(rows)))
+        if known is None:
+            problem: Any = self.problem
+            lower = level == "lower"
+            known = RowDerivatives.lower(problem.lower, rows, self.crossed) if lower else None
+            known = known or RowDerivatives.upper(problem.upper, rows)
+            self._programs[level, self.crossed, id(rows)] = (
+                known  # which holds the rows, so that no others get their id
+            )
+        return known
 
     def row_scales(self, x: np.ndarray, W: np.ndarray, V: np.ndarray | None = None, centre: float = 0.0) -> RowScales:
         """The sizes of single rows at ``(x, W)`` with the adjoint ``V``; of ``f`` alone without one, about a centre."""

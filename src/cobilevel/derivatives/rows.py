@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, PyTree
 
 from ..problem import Traced
-from ..programs import quickly
+from ..programs import unfused
 
 _SMALL, _LARGE = 1024, 16_384  # rows of a block: the large ones where there are several of them
 _ON_DEVICE = 2**18  # the same on an accelerator, where a call takes as long as a million rows
@@ -142,17 +142,17 @@ def upper_row(program: Any) -> Callable:
 
 
 @lru_cache(_KEPT)
-def _lower_program(program: Any, crossed: bool, quick: bool) -> Callable:
-    return _over_rows(lower_row(program, crossed), quick)
+def _lower_program(program: Any, crossed: bool) -> Callable:
+    return _over_rows(lower_row(program, crossed))
 
 
 @lru_cache(_KEPT)
-def _upper_program(program: Any, quick: bool) -> Callable:
-    return _over_rows(upper_row(program), quick)
+def _upper_program(program: Any) -> Callable:
+    return _over_rows(upper_row(program))
 
 
 @lru_cache(_KEPT)
-def _product_program(program: Any, quick: bool) -> Callable:
+def _product_program(program: Any) -> Callable:
     """``g``, ``d2 g`` and ``d22 g v``, at a ``y`` and a ``v`` for each row: where ``d22 g`` is too large."""
 
     def one(constants: list, x: Any, both: Any, xi: Any, eta: Any) -> Any:
@@ -161,11 +161,11 @@ def _product_program(program: Any, quick: bool) -> Callable:
         slope, product = jax.jvp(lambda q: jax.grad(g, argnums=1)(x, q, xi, eta), (y,), (v,))
         return _packed(g(x, y, xi, eta), slope, product)
 
-    return _over_rows(one, quick)
+    return _over_rows(one)
 
 
 @lru_cache(_KEPT)
-def _bend_program(upper: Any, lower: Any, quick: bool) -> Callable:
+def _bend_program(upper: Any, lower: Any) -> Callable:
     r"""$\partial_{22} f - \partial_{222} g\, v$, at a ``y`` and a ``v`` for each row."""
 
     def one(constants: tuple[list, list], x: Any, both: Any, xi: Any, eta: Any) -> Any:
@@ -178,11 +178,11 @@ def _bend_program(upper: Any, lower: Any, quick: bool) -> Callable:
 
         return -jnp.ravel(jax.jacfwd(alpha)(y))
 
-    return _over_rows(one, quick)
+    return _over_rows(one)
 
 
 @lru_cache(_KEPT)
-def _slack_program(program: Any, quick: bool) -> Callable:
+def _slack_program(program: Any) -> Callable:
     """Slacks and their slopes in ``y``."""
 
     def one(constants: list, x: Any, y: Any, xi: Any, eta: Any) -> Any:
@@ -190,12 +190,11 @@ def _slack_program(program: Any, quick: bool) -> Callable:
         slack = lambda q: h(x, q, xi, eta)
         return _packed(slack(y), jax.jacfwd(slack)(y))
 
-    return _over_rows(one, quick)
+    return _over_rows(one)
 
 
-def _over_rows(one: Callable, quick: bool) -> Callable:
-    many = jax.vmap(one, in_axes=(None, None, 0, 0, 0))
-    return quickly(many) if quick else jax.jit(many)
+def _over_rows(one: Callable) -> Callable:
+    return unfused(jax.vmap(one, in_axes=(None, None, 0, 0, 0)))
 
 
 class RowDerivatives(NamedTuple):
@@ -211,7 +210,7 @@ class RowDerivatives(NamedTuple):
 
     @staticmethod
     def _of(make: Callable, objective: Traced, rows: RowBlocks, *options: Any) -> "RowDerivatives":
-        program = make(objective.program, *options, _quick(rows))
+        program = make(objective.program, *options)
         return RowDerivatives(rows, objective.program, program, objective.constants)
 
     @staticmethod
@@ -232,7 +231,7 @@ class RowDerivatives(NamedTuple):
 
     @staticmethod
     def bend(upper: Traced, lower: Traced, rows: RowBlocks) -> "RowDerivatives":
-        program = _bend_program(upper.program, lower.program, _quick(rows))
+        program = _bend_program(upper.program, lower.program)
         return RowDerivatives(rows, None, program, (upper.constants, lower.constants))
 
     def block(self, x: Float[np.ndarray, " dx"], table: np.ndarray, part: slice, xi: Any, eta: Any) -> np.ndarray:
@@ -257,8 +256,3 @@ class RowDerivatives(NamedTuple):
                 packed = self.block(x, table[part], part, xi, eta)
                 parts.append(packed if kept is None else kept(packed, part))
         return np.asarray(parts[0] if len(parts) == 1 else np.concatenate(parts), float)
-
-
-def _quick(rows: RowBlocks) -> bool:
-    """Whether there is so little to compute that a program is done before a better one would be compiled."""
-    return rows.size * len(rows) <= 2 * _LARGE

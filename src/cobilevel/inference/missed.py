@@ -40,7 +40,7 @@ class Products:
     pairs: Float[np.ndarray, "p k"]
     near: Neighbours
     growth: float = 0.0
-    points: Float[np.ndarray, " p"] | None = None
+    points: Float[np.ndarray, " q"] | None = None
 
     def covariance(self, also: Float[np.ndarray, "n k"] | float = 0.0) -> Float[np.ndarray, "k k"]:
         """Of the value, or of its sum with the means of independent rows, given as what each sample moves them by."""
@@ -71,10 +71,11 @@ def features_of(around: Around) -> np.ndarray | OneHot:
 def _smooth(table: np.ndarray, phi: np.ndarray | OneHot, shares: np.ndarray, near: Neighbours) -> np.ndarray:
     """Matrices at the samples as a function of the context: themselves where that shows less noise than a fit does."""
     n, flat = len(table), table.reshape(len(table), -1)
+    noise = near.differences(flat) / 2
+    if noise == 0:
+        return table
     weighted = flat * shares[:, None]
     fit = phi @ (phi.sums(weighted) if isinstance(phi, OneHot) else phi.T @ weighted)
-    i, j = near.pairs.T
-    noise = np.mean((flat[i] - flat[j]) ** 2) / 2
     return table if noise <= np.sum(shares @ (flat - fit) ** 2) / flat.shape[1] else fit.reshape(n, *table.shape[1:])
 
 

@@ -39,7 +39,7 @@ class Summand:
         self.weighted = table * own[:, None]
 
     @cached_property
-    def running(self) -> Float[np.ndarray, "n+1 d"]:
+    def running(self) -> np.ndarray:
         return _running(self.weighted)
 
 
@@ -55,7 +55,7 @@ class Ring:
     @staticmethod
     def of(width: int, own: Float[np.ndarray, " n"]) -> "Ring":
         if np.ptp(own) > 0:
-            return Ring(width, 1 / _window_sums(_running(own[:, None]), own[:, None], width)[:, 0], False)
+            return Ring(width, 1 / _window_sums(own[:, None], _running(own[:, None]), width)[:, 0], False)
         place = np.arange(len(own))
         beside = np.minimum(place, width) + np.minimum(place[::-1], width)
         return Ring(width, 1 / (own[0] * beside), True)
@@ -70,16 +70,16 @@ class Ring:
 
     def _means(self, summand: Summand) -> Float[np.ndarray, "n d"]:
         table, inverse, k = summand.weighted, self.inverse[:, None], self.width
-        found = _window_sums(summand.running, table, k)
+        found = _window_sums(table, summand.running, k)
         found *= inverse
         if not self.even or 6 * k >= len(table):
             back = inverse * table
-            found += _window_sums(_running(back), back, k)
+            found += _window_sums(back, _running(back), k)
             found /= 2
             return found
         for part, inner in ((slice(0, 3 * k), slice(0, 2 * k)), (slice(-3 * k, None), slice(-2 * k, None))):
             back = inverse[part] * table[part]
-            found[inner] = (found[inner] + _window_sums(_running(back), back, k)[inner]) / 2
+            found[inner] = (found[inner] + _window_sums(back, _running(back), k)[inner]) / 2
         return found
 
     def weights(self, pairs: Int[np.ndarray, "p 2"]) -> Float[np.ndarray, " p"]:
@@ -95,7 +95,7 @@ def _running(table: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n+1 d"]:
     return sums
 
 
-def _window_sums(running: Float[np.ndarray, "n+1 d"], table: Float[np.ndarray, "n d"], width: int) -> np.ndarray:
+def _window_sums(table: Float[np.ndarray, "n d"], running: Float[np.ndarray, "n+1 d"], width: int) -> np.ndarray:
     """Sums over the rows next to each, without itself."""
     n = len(table)
     k, window = min(width, n), np.empty_like(table)
@@ -168,9 +168,21 @@ class Neighbours:
 
     def pair_products(self, left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " p"]:
         """The products of the sampled pairs, each with its weight in the mean."""
-        i, j = self.pairs.T
-        both = _dot(left[i], right[j]) + _dot(left[j], right[i])
+        i, j = self.places
+        both = np.zeros(len(i))
+        for a, b in zip(left.T.copy(), right.T.copy(), strict=True):  # columns: numbers side by side are read faster
+            both += a[i] * b[j] + a[j] * b[i]
         return self.pair_weight * both / (2 * self.total)
+
+    def differences(self, table: Float[np.ndarray, "n d"]) -> float:
+        """The mean square of the differences of the sampled pairs, over all columns."""
+        i, j = self.places
+        return float(np.mean([np.mean((column[i] - column[j]) ** 2) for column in table.T.copy()]))
+
+    @property
+    def places(self) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
+        """The two samples of each of `pairs`."""
+        return self.pairs[:, 0], self.pairs[:, 1]
 
     def noise(self, single: Float[np.ndarray, "n k"], products: Float[np.ndarray, "p k"]) -> Float[np.ndarray, "k k"]:
         """The covariance of a sum over samples and over pairs.
@@ -229,7 +241,7 @@ def _groups(u: Float[np.ndarray, "n d"]) -> tuple[Int[np.ndarray, " n"], Int[np.
 
 def _dot(left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
     """Row by row."""
-    return left[:, 0] * right[:, 0] if left.shape[1] == 1 else np.sum(left * right, axis=1)
+    return left[:, 0] * right[:, 0] if left.shape[1] == 1 else np.einsum("na,na->n", left, right)
 
 
 def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.random.Generator) -> Neighbours:
@@ -262,7 +274,7 @@ def _windows(
     i = rng.integers(0, n, len(lag))
     inside = i + lag < n
     pairs = np.stack([i[inside], (i + lag)[inside]], axis=1)
-    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]  # so that rows are read in order
+    pairs = np.asfortranarray(pairs[np.argsort(pairs[:, 0], kind="stable")])  # so that rows are read in order
     both = rings[width], rings[wide]
     weights, shares = _combined([ring.weights(pairs) for ring in both], pairs, own, u)
     count = 2.0 * (n - (wide + 1) / 2) * wide

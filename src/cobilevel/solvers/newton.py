@@ -22,7 +22,7 @@ from .newton_units import FlatBounds, Units, largest_size
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 _EXACT = 0.75  # exponent of the precision: a lower level solved more closely than this is solved as far as it can be
-_LOOSEST = 1e-6  # of the coefficients: how far the lower level may be from its solution while a run is far off
+_LOOSEST = 1e-4  # of the coefficients: how far the lower level may be from its solution while a run is far off
 
 _TRIALS = 30  # shortened by half or more each, the last is a billionth of the first: shorter ones drown in rounding
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
