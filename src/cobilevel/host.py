@@ -18,6 +18,7 @@ Params = ParamSpec("Params")
 Returned = TypeVar("Returned")
 
 _THREADS = "cobilevel"  # begins the names of threads that share work
+_FEW = 4  # items that are not worth sharing
 _ALIGNED = 64  # bytes: where arrays begin that JAX does not copy
 
 
@@ -89,7 +90,7 @@ def _as_numpy(leaf: Any) -> Any:
 def in_threads(one: Callable[[Any], Returned], items: Sequence[Any]) -> Iterator[Returned]:
     """A function of each item, in their order; in as many threads as there are cores, where items are many."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if len(items) < 2 * cores or cores == 1 or current_thread().name.startswith(_THREADS):
+    if len(items) < _FEW or cores == 1 or current_thread().name.startswith(_THREADS):
         yield from map(one, items)
         return
     for begin in range(0, len(items), cores):  # few at a time: what they give may be large

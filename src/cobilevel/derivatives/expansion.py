@@ -32,6 +32,7 @@ from .sums import LowerExpansion, RowPool, RowScales, UpperExpansion, pools_of, 
 
 _MOST_COEFFICIENTS = 2000  # whose Hessian is formed; beyond, only its products with vectors are
 _MOST_ROW_NUMBERS = 10_000_000  # in the gradients of single rows, where rows are large
+_LOOKED_AT = 1000  # rows
 _MOST_CROSS = 4_000_000  # numbers of ``d21 g_Phi`` that are formed, and 2^14 of a row's
 
 
@@ -378,7 +379,10 @@ def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]
 def _counted_functions(pool: RowPool) -> np.ndarray:
     if isinstance(pool.features, OneHot):
         return pool.features.blocks(pool.shares)
-    return np.any(pool.features[pool.shares > 0], axis=0).astype(float)
+    seen = np.any(pool.features[:_LOOKED_AT] * pool.shares[:_LOOKED_AT, None], axis=0)
+    rest = np.flatnonzero(~seen)
+    seen[rest] = np.any(pool.features[:, rest] * pool.shares[:, None], axis=0)
+    return seen.astype(float)
 
 
 def flattened(tree: PyTree) -> Float[np.ndarray, " n"]:

@@ -274,7 +274,8 @@ def _windows(
     i = rng.integers(0, n, len(lag))
     inside = i + lag < n
     pairs = np.stack([i[inside], (i + lag)[inside]], axis=1)
-    pairs = np.asfortranarray(pairs[np.argsort(pairs[:, 0], kind="stable")])  # so that rows are read in order
+    if n > _PAIRS:  # so that rows are read in order
+        pairs = pairs[np.argsort(pairs[:, 0])]
     both = rings[width], rings[wide]
     weights, shares = _combined([ring.weights(pairs) for ring in both], pairs, own, u)
     count = 2.0 * (n - (wide + 1) / 2) * wide

@@ -160,6 +160,8 @@ class Samples(Level, ReadsFrames):
 
     def shares(self) -> Float[np.ndarray, " n"]:
         """The weights scaled to sum to 1, in double precision."""
+        if self.weights is None:
+            return np.full(len(self), 1 / len(self))
         return np.asarray(self.mean_one_weights(), dtype=float) / len(self)
 
     def distinct(self) -> int:

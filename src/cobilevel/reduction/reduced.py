@@ -217,9 +217,11 @@ def _rows_held(study: Study, observed: int) -> int:
 def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Reduced:
     """The reduced problem for a basis that is fitted already, perhaps to other samples; from ``W``, or from ``y0``."""
     problem, observed, whitening = study.problem, study.lower.contexts(), None
-    if not study.lower.endless:
-        whitening = whiten(fitted.rows(problem.domain.snap(observed.xi, study.dtype)), observed.weights)
     lower = source_of(study.lower, fitted)
+    if not study.lower.endless:
+        table = type(lower) is Table
+        phi = lower.table.features if table else fitted.rows(problem.domain.snap(observed.xi, study.dtype))
+        whitening = whiten(phi, observed.weights)
     upper = lower if study.shared else source_of(study.upper, fitted)
     constant = fitted.constant.astype(study.dtype)
     outer = arithmetic(constant, problem.y0).multiply.outer
