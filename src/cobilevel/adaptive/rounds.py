@@ -4,12 +4,14 @@ other starting points: does the answer depend on where the search began?"""
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array
 
 from ..answer import Result, Solution
-from ..basis import Basis, basis_of
+from ..basis import Basis, basis_of, combine
 from ..derivatives import Expansions, flattened, shaped_like, totals_of
 from ..inference import natural_step
 from ..iteration import Job
@@ -38,13 +40,19 @@ def solve_choosing(job: Job, key: Array) -> Solution:
     solution = job.choosing(basis=choice.words).run(choice.basis)
     for _ in range(_CHOICES):
         with job.chosen_on()[1]:
-            again = choose_basis(study, solution.x, key, before=choice, policy=solution.policy)
+            policy = partial(_unknown, solution)
+            again = choose_basis(study, solution.x, key, before=choice, policy=policy)
         if not again.replaces(choice):
             break
         words = f"{again.words} (Chosen again at the solution with {choice.basis!r}.)"
         solution = _run_from(job.choosing(basis=words), again.basis, solution)
         choice = again
     return _add_costs(solution, totals_of(choice.spent))
+
+
+def _unknown(solution: Solution, xi: Any) -> Any:
+    """What the lower level was solved for at contexts: the policy, before constraints act on it."""
+    return combine(solution.basis(xi), solution.W)
 
 
 def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:

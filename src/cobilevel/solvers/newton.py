@@ -22,7 +22,7 @@ from .newton_units import FlatBounds, Units, largest_size
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 _EXACT = 0.75  # exponent of the precision: a lower level solved more closely than this is solved as far as it can be
-_LOOSEST = 1e-4  # of the coefficients: how far the lower level may be from its solution while a run is far off
+_LOOSEST = 1e-6  # of the coefficients: how far the lower level may be from its solution while a run is far off
 
 _TRIALS = 30  # shortened by half or more each, the last is a billionth of the first: shorter ones drown in rounding
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
@@ -154,15 +154,15 @@ class Newton(Solver):
         if not stopping.begun and not stopping.lower_target:
             target = at.eps**_LOWER_ACCURACY * lower_size(at, now.x, now.W)
             stopping = replace(stopping, lower_target=target)
-        close = self._closeness(at, state, stopping)
-        trial = self._line_search(at, bounds, now, state, stopping, close)
+        close = _closeness(at, state, stopping)
+        trial = _line_search(at, bounds, now, state, stopping, close)
         if stopping.begun and not trial.moved and close:  # a gradient that is not exact may point nowhere
             now = solve_at(at, now.x, now.W, float(stopping.lower_target))
             number = lambda value: np.asarray(value, at.dtype)
             size = np.linalg.norm(state.units.projected(bounds, now))
             exact = Current(*map(number, (now.value, now.gradient, size, now.lower_gradient)))
             state = replace(state, current=exact)
-            trial = self._line_search(at, bounds, now, state, stopping, 0.0)
+            trial = _line_search(at, bounds, now, state, stopping, 0.0)
         units, anew = state.units.refreshed(at, bounds, trial.point, trial.moved)
         after, memory, size = self._judge(at, bounds, now, state, stopping, units, anew, trial)
         end = trial.point if trial.moved else now
@@ -181,51 +181,6 @@ class Newton(Solver):
             stopping=after,
             units=units,
         )
-
-    def _closeness(self, at: Expansions, state: NewtonState, stopping: Stopping) -> float:
-        """How far the lower level may be from its solution, as a share of the coefficients; 0 for not at all.
-
-        Far from its end a run needs no exact lower level: a third of the digits, and more as the gradient falls. Where
-        products stand for the Hessian, no last correction makes up for it.
-        """
-        first = float(stopping.scale) if stopping.begun else 0.0
-        close = min(_LOOSEST, (float(state.current.size) / first) ** 2) if first else _LOOSEST
-        return close if at.formed and not stopping.failures and close > at.eps**_EXACT else 0.0
-
-    def _line_search(
-        self, at: Expansions, bounds: FlatBounds, here: Point, state: NewtonState, stopping: Stopping, close: float
-    ) -> Trial:
-        """The full step first, then shorter ones until the objective falls; where not begun, only solves at ``x``.
-
-        Points are in units of the problem, the memory and the size of the gradient in those of the run.
-        """
-        x, g, size, begun = here.x, here.gradient, float(state.current.size), bool(stopping.begun)
-        units = state.units
-        rounding = _VALUE_ROUNDING * at.eps * abs(here.value)
-        direction, free, use_memory = _direction(at, bounds, here, size, state.memory, units)
-        target = np.inf if close else float(stopping.lower_target)
-
-        def enough(point: Point) -> bool:
-            if not point.sound or not begun:
-                return point.sound
-            slope = g @ (point.x - x)
-            if slope < 0 and point.value <= here.value + _FAIR_SHARE * slope:
-                return True
-            drowned = -slope <= _DROWNED * rounding and point.value <= here.value + rounding
-            return bool(drowned and np.linalg.norm(units.projected(bounds, point)) < size)
-
-        refused, point, length = here, here, 1.0
-        for trial in range(_TRIALS if begun else 1):
-            if trial:
-                slope = g @ (point.x - x)
-                excess = point.value - here.value - slope
-                best = -slope / (2 * excess) if point.sound and excess > 0 else _BLIND  # the parabola's minimum
-                length *= float(np.clip(best, *_SHORTEN))
-            place = bounds.project(x + length * direction)
-            refused, point = point, solve_at(at, place, here.coefficients_at(place), target, close)
-            if enough(point):
-                return Trial(point, refused, True, free, use_memory)
-        return Trial(point, point, False, free, use_memory)
 
     def _judge(
         self,
@@ -280,6 +235,53 @@ class Newton(Solver):
 
     def terminate(self, reduced, state):
         return np.asarray(state.clock.ended(state.stopping.found()).code, np.int32)
+
+
+def _closeness(at: Expansions, state: NewtonState, stopping: Stopping) -> float:
+    """How far the lower level may be from its solution, as a share of the coefficients; 0 for not at all.
+
+    Far from its end a run needs no exact lower level: a third of the digits, and more as the gradient falls. Where
+    products stand for the Hessian, no last correction makes up for it.
+    """
+    first = float(stopping.scale) if stopping.begun else 0.0
+    close = min(_LOOSEST, (float(state.current.size) / first) ** 2) if first else _LOOSEST
+    return close if at.formed and not stopping.failures and close > at.eps**_EXACT else 0.0
+
+
+def _line_search(
+    at: Expansions, bounds: FlatBounds, here: Point, state: NewtonState, stopping: Stopping, close: float
+) -> Trial:
+    """The full step first, then shorter ones until the objective falls; where not begun, only solves at ``x``.
+
+    Points are in units of the problem, the memory and the size of the gradient in those of the run.
+    """
+    x, g, size, begun = here.x, here.gradient, float(state.current.size), bool(stopping.begun)
+    units = state.units
+    rounding = _VALUE_ROUNDING * at.eps * abs(here.value)
+    direction, free, use_memory = _direction(at, bounds, here, size, state.memory, units)
+    target = np.inf if close else float(stopping.lower_target)
+
+    def enough(point: Point) -> bool:
+        if not point.sound or not begun:
+            return point.sound
+        slope = g @ (point.x - x)
+        if slope < 0 and point.value <= here.value + _FAIR_SHARE * slope:
+            return True
+        drowned = -slope <= _DROWNED * rounding and point.value <= here.value + rounding
+        return bool(drowned and np.linalg.norm(units.projected(bounds, point)) < size)
+
+    refused, point, length = here, here, 1.0
+    for trial in range(_TRIALS if begun else 1):
+        if trial:
+            slope = g @ (point.x - x)
+            excess = point.value - here.value - slope
+            best = -slope / (2 * excess) if point.sound and excess > 0 else _BLIND  # the parabola's minimum
+            length *= float(np.clip(best, *_SHORTEN))
+        place = bounds.project(x + length * direction)
+        refused, point = point, solve_at(at, place, here.coefficients_at(place), target, close)
+        if enough(point):
+            return Trial(point, refused, True, free, use_memory)
+    return Trial(point, point, False, free, use_memory)
 
 
 def _as_point(at: Expansions, state: NewtonState) -> Point:
