@@ -59,7 +59,8 @@ def local_objective(around: Around, missed: Missed | None, free: np.ndarray, kep
 class Principal:
     """The objective along the principal directions of its curvature, least curvature first.
 
-    - `values`: curvatures on the scale of single samples' gradients; `steps`: the directions, as far as was looked.
+    - `values`: curvatures on the scale of single samples' gradients; `steps`: the directions, as far as was looked;
+      `seen`: whether bounds left room to look at all.
     - `bend`: curvatures along `steps`, `error`: their standard errors; `over`: what noise of the policy adds to them.
     - `absorbed`: the part of the slope of ``Local.excess`` that the other directions take up, on all free coordinates;
       `kept`: the share of `over` that they leave along the least curvature.
@@ -67,6 +68,7 @@ class Principal:
 
     values: Float[np.ndarray, " k"]
     steps: Float[np.ndarray, "k dx"]
+    seen: Bool[np.ndarray, " k"]
     bend: Float[np.ndarray, " k"]
     error: Float[np.ndarray, " k"]
     over: Float[np.ndarray, " k"]
@@ -94,7 +96,9 @@ class Principal:
                 absorbed += slope * np.linalg.pinv(across.directions[:k][:, free])[:, j]
                 kept = max(1 - less / over[j], 0) if j == 0 else kept
                 over[j] = max(over[j] - less, 0)
-        return Principal(values, across.directions[:k], bend - over, error, over, absorbed, kept)
+        seen = np.any(across.directions[:k], axis=1)
+        steps = np.where(seen[:, None], across.directions[:k], steps[:k])
+        return Principal(values, steps, seen, bend - over, error, over, absorbed, kept)
 
     def undetermined(self) -> tuple[Bool[np.ndarray, " k"], Bool[np.ndarray, " k"]]:
         """The directions that show no curvature beyond its noise; and those along which the objective falls.
@@ -105,7 +109,7 @@ class Principal:
         rest = np.sqrt(np.maximum(self.error**2 - 4 * np.maximum(self.bend + self.over, 0) * self.over, 0))
         sure = (self.bend > _SURE * self.over) & (self.bend > _CLEAR * rest) & (self.over > 0)
         zero = _ZERO_CURVATURE * np.abs(self.values).max()
-        flat = ((self.bend <= _CLEAR * self.error) & ~sure) | (self.values <= zero)
+        flat = (self.seen & (self.bend <= _CLEAR * self.error) & ~sure) | (self.values <= zero)
         falls = (self.bend < -_CLEAR * self.error) & (self.values < -zero)
         return flat & ~falls, falls
 

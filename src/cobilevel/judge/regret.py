@@ -69,12 +69,14 @@ def regret_of(
     found: Measured, hessian: Float[np.ndarray, "dx dx"], flat: Float[np.ndarray, "f dx"], free: np.ndarray, same: bool
 ) -> Regret | None:
     """From what was measured, with the curvature of the objective on the directions that are determined."""
+    if not free.any():
+        return None
     part = hessian[np.ix_(free, free)]
     if found.more_bend is not None:
         stated = part + np.diag(found.more_bend[free])
         scale = 1 / np.sqrt(np.maximum(np.abs(np.diag(part)), 1e-300))
         part = stated if np.linalg.eigvalsh(stated * np.outer(scale, scale))[0] > 0 else part
-    if not free.any() or not np.all(np.isfinite(part)):
+    if not np.all(np.isfinite(part)):
         return None
     scale = 1 / np.sqrt(np.maximum(np.abs(np.diag(part)), 1e-300))
     values, vectors = np.linalg.eigh(part * np.outer(scale, scale))
