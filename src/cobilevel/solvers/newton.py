@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from ..answer import Result
 from ..checks import positive, whole
 from ..derivatives import Expansions, HostLedger, flattened
+from ..host import plain
 from ..iteration import Clock, Evolving, QuasiNewtonMemory, Solver
 from ..lower import Point, lower_size, solve_at
 from .newton_stopping import TOLERANCE, Stopping, kink_size
@@ -126,6 +127,7 @@ class Newton(Solver):
     def prepare(self, reduced):
         return reduced.whitened()
 
+    @plain
     def ready(self, reduced):
         return reduced if isinstance(reduced, Expansions) else Expansions(reduced)
 
@@ -145,6 +147,7 @@ class Newton(Solver):
             units=Units.unknown(at.dx),
         )
 
+    @plain
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # far out; what is not finite is not taken
     def step(self, reduced, state):
         """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
@@ -182,6 +185,7 @@ class Newton(Solver):
             units=units,
         )
 
+    @plain
     def _judge(
         self,
         at: Expansions,
@@ -224,6 +228,7 @@ class Newton(Solver):
         )
         return after, memory, across if after.kink else size if trial.moved else float(state.current.size)
 
+    @plain
     def _first_memory(self, at: Expansions, units: Units) -> QuasiNewtonMemory:
         """Without pairs; where the curvature is known, with those that it stands for, in the units of the run."""
         memory = QuasiNewtonMemory.empty(self.memory, at.dx, at.dtype)
@@ -233,6 +238,7 @@ class Newton(Solver):
                 memory = memory.remember(along, bend * along)
         return memory
 
+    @plain
     def terminate(self, reduced, state):
         return np.asarray(state.clock.ended(state.stopping.found()).code, np.int32)
 
