@@ -12,12 +12,10 @@ from .hypergradient import hypergradient as hypergradient
 from .hypergradient import linear_direction as linear_direction
 from .hypergradient import outer_direction as outer_direction
 from .hypergradient import sensitivity as sensitivity
-from .hypergradient import sensitivity_form as sensitivity_form
 from .ledger import HostLedger as HostLedger
 from .ledger import Ledger as Ledger
 from .ledger import added as added
 from .linear_systems import ConjugateGradient as ConjugateGradient
-from .linear_systems import Direct as Direct
 from .linear_systems import Draw as Draw
 from .linear_systems import Factored as Factored
 from .linear_systems import Neumann as Neumann

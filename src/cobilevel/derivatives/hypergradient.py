@@ -9,7 +9,6 @@ Signs are fixed here and nowhere else.
 from collections.abc import Callable
 
 import equinox as eqx
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from .. import trees
@@ -53,11 +52,6 @@ def hypergradient(
 def sensitivity(solve: Callable[[Held], Held], cross: Held) -> Held:
     r"""$-(\partial_{22} g)^{-1} \partial_{21} g$: how the lower-level solution moves with ``x``, given the solve."""
     return -solve(cross)
-
-
-def sensitivity_form(d1: Float[Array, "n dx"], d2: Float[Array, "n dy"], s: Float[Array, "n dy dx"]) -> Array:
-    r"""$\partial_1 f + s^T \partial_2 f$ row by row: the gradient through the sensitivity instead of the adjoint."""
-    return d1 + jnp.einsum("na,naj->nj", d2, s)
 
 
 class Directions(eqx.Module):

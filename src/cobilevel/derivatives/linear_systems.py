@@ -7,10 +7,9 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from .. import trees
-from ..basis import OneHot
 from ..checks import whole
 from ..reduction import Batch, Bilevel
 from . import oracles
@@ -27,24 +26,6 @@ class LinearSolve(eqx.Module):
         self, reduced: Bilevel, x: PyTree, W: PyTree, b: PyTree, draw: Draw, ledger: Ledger
     ) -> tuple[PyTree, Ledger]:
         """`draw(number)` gives lower batches, from number 0 on."""
-
-
-class Direct(LinearSolve):
-    """Forms the structured Hessian and factorises it; ``v`` is NaN where it is not positive definite.
-
-    `hessian` may be handed over where it is known already; as the blocks on its diagonal where there are no others.
-    """
-
-    hessian: Float[Array, "n n"] | Float[Array, "N d d"] | None = None
-
-    def __call__(self, reduced, x, W, b, draw, ledger):
-        hessian = self.hessian
-        if hessian is None:
-            batch = draw(0)
-            model = oracles.lower_blocks if isinstance(batch.features, OneHot) else oracles.lower_model
-            (_, _, hessian), ledger = model(reduced, x, W, batch, ledger)
-        right, unflatten = oracles.flatten(b)
-        return unflatten(positive_solve(hessian, right)[0]), ledger
 
 
 class Factored(LinearSolve):
@@ -116,26 +97,6 @@ class Neumann(LinearSolve):
             return trees.scale(self.step, total), ledger
         times = jnp.asarray(self.terms if self.kind == "random" else 1, jnp.result_type(float))
         return trees.scale(self.step * times.astype(jnp.result_type(self.step)), power), ledger
-
-
-def positive_solve(
-    matrix: Float[Array, "n n"] | Float[Array, "N d d"], right: Float[Array, " n"]
-) -> tuple[Float[Array, " n"], Bool[Array, ""]]:
-    """Cholesky solve, and whether the matrix was positive definite; the solution is NaN where it was not.
-
-    The matrix may be given by the blocks on its diagonal.
-    """
-    if matrix.ndim == 3:
-        count, size = matrix.shape[:2]
-        if size == 1:  # a quotient each: no factorisation is called for
-            solution = right / jnp.where(matrix[:, 0, 0] > 0, matrix[:, 0, 0], jnp.nan)
-        else:
-            each = lambda block, part: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(block), True), part)
-            solution = jax.vmap(each)(matrix, right.reshape(count, size)).reshape(-1)
-        return solution, jnp.all(jnp.isfinite(solution))
-    factor = jnp.linalg.cholesky(matrix)
-    solution = jax.scipy.linalg.cho_solve((factor, True), right)
-    return solution, jnp.all(jnp.isfinite(solution))
 
 
 def conjugate_gradient(product: Callable, right: Float[Array, " n"], tolerance: Any, steps: int, guess: Any = None):

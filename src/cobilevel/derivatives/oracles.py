@@ -7,7 +7,6 @@ added: one call, and as many samples as the batch holds.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,6 @@ from jaxtyping import Array, Float, PyTree
 from ..basis import OneHot, Rows, combine, dense
 from ..reduction import Batch, Bilevel
 from .ledger import Ledger
-
-
-def upper_value(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
-    """``f_Phi``."""
-    return reduced.upper(x, W, batch), ledger.add("upper_value", batch)
 
 
 def upper_gradients(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
@@ -92,29 +86,6 @@ def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Le
     ``N d_y`` coefficients; rows and columns follow ``flatten(W)``. The coefficients of a function that is zero at every
     sample get the largest curvature there is, so that a Newton step leaves them where they are.
     """
-    (value, slope, curvature), ledger = _models(reduced, x, W, batch, ledger)
-    phi = dense(batch.features)
-    hessian = galerkin_hessian(phi, batch.weight / len(batch), curvature)
-    idle = jnp.repeat(jnp.all(phi == 0, axis=0), curvature.shape[1])
-    hessian = hessian + jnp.diag(jnp.where(idle, jnp.max(jnp.diagonal(hessian)), 0))
-    return (value, slope, hessian.astype(batch.weight.dtype)), ledger
-
-
-def lower_blocks(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
-    """The same for features of which each sample has one alone (``OneHot``): of the Hessian the blocks on its diagonal,
-    ``(N, d, d)``, since there are no others."""
-    (value, slope, curvature), ledger = _models(reduced, x, W, batch, ledger)
-    phi: Any = batch.features
-    blocks = phi.blocks(curvature * (batch.weight / len(batch))[:, None, None])
-    blocks = (blocks + jnp.swapaxes(blocks, 1, 2)) / 2
-    idle = phi.blocks(jnp.ones(len(phi), phi.dtype)) == 0
-    most = jnp.where(idle, jnp.max(jnp.diagonal(blocks, axis1=1, axis2=2)), 0)
-    blocks = blocks + most[:, None, None] * jnp.eye(blocks.shape[1], dtype=blocks.dtype)
-    return (value, slope, blocks.astype(batch.weight.dtype)), ledger
-
-
-def _models(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
-    """``g_Phi``, its gradient, and ``d22 g`` sample by sample."""
     y = combine(batch.features, W)
     _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], y))
     flat = jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(y)
@@ -124,10 +95,13 @@ def _models(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger
         return value(point), jax.grad(value)(point), jax.hessian(value)(point)
 
     value, slope, curvature = jax.vmap(local)(flat, batch.xi, batch.eta)
-    share = batch.weight / len(batch)
+    phi, share, dtype = dense(batch.features), batch.weight / len(batch), batch.weight.dtype
     gradient = _sums(batch.features, share, slope).reshape(-1)
-    dtype = batch.weight.dtype
-    return ((share @ value).astype(dtype), gradient.astype(dtype), curvature), ledger.add("hessian", batch)
+    hessian = galerkin_hessian(phi, share, curvature)
+    idle = jnp.repeat(jnp.all(phi == 0, axis=0), curvature.shape[1])
+    hessian = hessian + jnp.diag(jnp.where(idle, jnp.max(jnp.diagonal(hessian)), 0))
+    found = (share @ value).astype(dtype), gradient.astype(dtype), hessian.astype(dtype)
+    return found, ledger.add("hessian", batch)
 
 
 def _sums(phi: Rows, share: Float[Array, " n"], rows: Float[Array, "n ..."]) -> Float[Array, "N ..."]:
