@@ -1,5 +1,6 @@
 """Bounds that hold ``x``: what is asked of a solution there has an answer."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,11 +42,14 @@ def test_a_direction_without_room_is_not_undetermined():
 
 
 def test_equalities_are_the_same_in_single_precision():
-    sums = cb.Equalities(jnp.ones((1, 2)), lambda x, xi: 0.1 + jnp.sin(xi / 3)[None])
-    problem = cb.Problem(
-        lambda x, y, xi, eta: (x - y[0]) ** 2,
-        lambda x, y, xi, eta: jnp.sum((y - xi - 0.1 * eta) ** 2),
-        0.5, jnp.zeros(2), cb.Interval(0.0, np.pi), constraints=[sums],
-    )  # fmt: skip
-    solution = cb.solve(problem, samples(), basis=cb.Chebyshev(3), precision="single")
-    assert cb.certify(problem, solution, samples(seed=1), precision="single").objective is not None
+    """The context they are stated at is written with fewer digits then."""
+    rng, where = np.random.default_rng(0), cb.Box([-1.0, 0.0], [1.0, np.pi])
+    data = cb.Samples(rng.uniform([-1, 0], [1, np.pi], (200, 2)), rng.normal(size=200))
+    with jax.enable_x64(False):
+        problem = cb.Problem(
+            lambda x, y, xi, eta: (x - y[0]) ** 2,
+            lambda x, y, xi, eta: jnp.sum((y - xi - 0.1 * eta) ** 2),
+            0.5, jnp.zeros(2), where, constraints=[cb.Equalities([[1.0, 1.0]], lambda x, xi: 0.1 * xi[:1])],
+        )  # fmt: skip
+        solution = cb.solve(problem, data, basis=cb.Chebyshev(2, index=cb.TotalDegree()), precision="single")
+        assert cb.certify(problem, solution, data).objective is not None

@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?")
 
 def _rounded(table: Sequence[str]) -> tuple[str, ...]:
     """With numbers to six digits: a solution in single precision has no more of them."""
-    return tuple(_NUMBER.sub(lambda found: f"{float(found[0]):.6g}", words) for words in table)
+    return tuple(" ".join(_NUMBER.sub(lambda found: f"{float(found[0]):.6g}", words).split()) for words in table)
 
 
 def check_constraints(problem: Problem, solved: Sequence[str], what: str) -> None:
