@@ -18,6 +18,7 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 import cobilevel as cb
+from cobilevel import programs
 
 # Without the emitters of fused loops, whose code takes longest to make, and without the passes over loops that take
 # longest; in one piece, since each core has a worker of its own; with as few passes over it as there are, but for the
@@ -41,8 +42,10 @@ def _known(flag):
 
 def pytest_configure(config):
     """How machine code is made, set before the first is; processes that tests start inherit it."""
+    level = LEVEL_THOROUGH if config.option.markexpr.startswith("thorough") else LEVEL
+    if level == LEVEL:  # of the loops of stochastic solvers, which have options of their own
+        programs._CHEAPEST["xla_backend_optimization_level"] = int(level)
     if "XLA_FLAGS" not in os.environ:
-        level = LEVEL_THOROUGH if config.option.markexpr.startswith("thorough") else LEVEL
         chosen = {"xla_backend_optimization_level": level} | FLAGS
         os.environ["XLA_FLAGS"] = " ".join(f"--{flag}={value}" for flag, value in chosen.items() if _known(flag))
     gc.freeze()  # what is imported stays, and need not be looked through again and again

@@ -113,7 +113,6 @@ def lower(x, y, xi, eta):
 
 SCALES = Scales(*[jnp.asarray(v) for v in (20.0, 0.2, 4.0, 2.0, 2.0, 2.0, 4.0)])  # of the problem above, roughly
 KINDS = {
-    "upper_value": ("upper_value",),
     "upper_gradients": ("upper_gradient",),
     "upper_rows": ("upper_gradient",),
     "lower_value": ("lower_value",),

@@ -24,6 +24,7 @@ def test_small_programs_are_compiled_quickly_and_large_ones_thoroughly(monkeypat
 
 def test_loops_of_steps_are_compiled_with_the_cheapest_optimisations(monkeypatch):
     seen = []
+    monkeypatch.setitem(programs._CHEAPEST, "xla_backend_optimization_level", 1)
     level = lambda options: options.get("compiler_options", {}).get("xla_backend_optimization_level")
     monkeypatch.setattr(programs, "Kinds", lambda f, **options: lambda *a: seen.append(level(options)))
     for compiled in (programs.program(np.sum), programs.program_of_steps(np.sum)):
