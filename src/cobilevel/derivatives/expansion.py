@@ -32,7 +32,7 @@ from .sums import LowerExpansion, RowPool, RowScales, UpperExpansion, pools_of, 
 
 _MOST_COEFFICIENTS = 2000  # whose Hessian is formed; beyond, only its products with vectors are
 _MOST_ROW_NUMBERS = 10_000_000  # in the gradients of single rows, where rows are large
-_LOOKED_AT = 1000  # rows
+_LOOKED_AT = 1000  # rows at which functions are looked at first
 _MOST_CROSS = 4_000_000  # numbers of ``d21 g_Phi`` that are formed, and 2^14 of a row's
 
 
@@ -227,16 +227,12 @@ class Expansions:
         return type(parts[0])(*(self._added([getattr(part, f.name) for part in parts]) for f in fields(parts[0])))
 
     def _derivatives(self, level: str, rows: RowBlocks) -> RowDerivatives:
-        known = self._programs.get((level, self.crossed, id(rows)))
-        if known is None:
+        key = (level, self.crossed, id(rows))
+        if key not in self._programs:  # what is kept holds the rows, so that no others get their id
             problem: Any = self.problem
-            lower = level == "lower"
-            known = RowDerivatives.lower(problem.lower, rows, self.crossed) if lower else None
-            known = known or RowDerivatives.upper(problem.upper, rows)
-            self._programs[level, self.crossed, id(rows)] = (
-                known  # which holds the rows, so that no others get their id
-            )
-        return known
+            lower = lambda: RowDerivatives.lower(problem.lower, rows, self.crossed)
+            self._programs[key] = lower() if level == "lower" else RowDerivatives.upper(problem.upper, rows)
+        return self._programs[key]
 
     def row_scales(self, x: np.ndarray, W: np.ndarray, V: np.ndarray | None = None, centre: float = 0.0) -> RowScales:
         """The sizes of single rows at ``(x, W)`` with the adjoint ``V``; of ``f`` alone without one, about a centre."""
@@ -379,7 +375,7 @@ def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]
 def _counted_functions(pool: RowPool) -> np.ndarray:
     if isinstance(pool.features, OneHot):
         return pool.features.blocks(pool.shares)
-    seen = np.any(pool.features[:_LOOKED_AT] * pool.shares[:_LOOKED_AT, None], axis=0)
+    seen = np.any(pool.features[:_LOOKED_AT] * pool.shares[:_LOOKED_AT, None], axis=0)  # most are not zero there
     rest = np.flatnonzero(~seen)
     seen[rest] = np.any(pool.features[:, rest] * pool.shares[:, None], axis=0)
     return seen.astype(float)
