@@ -360,8 +360,9 @@ class Expansions:
         return shaped_like(self._W0, W, self.dtype, 1)
 
     def table(self, W: PyTree) -> Float[np.ndarray, "N dy"]:
-        """Coefficients as a table."""
-        return np.concatenate([np.asarray(leaf, float).reshape(len(leaf), -1) for leaf in jax.tree.leaves(W)], axis=1)
+        """Coefficients as a table, row after row: products with it round alike wherever it came from."""
+        leaves = [np.asarray(leaf, float).reshape(len(leaf), -1) for leaf in jax.tree.leaves(W)]
+        return np.ascontiguousarray(np.concatenate(leaves, axis=1))
 
 
 def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:

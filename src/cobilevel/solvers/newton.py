@@ -161,7 +161,7 @@ class Newton(Solver):
         trial = _line_search(at, bounds, now, state, stopping, close)
         if stopping.begun and not trial.moved and close:  # a gradient that is not exact may point nowhere
             now = solve_at(at, now.x, now.W, float(stopping.lower_target))
-            number = lambda value: np.asarray(value, at.dtype)
+            number = lambda value: np.asarray(value, at.dtype, order="C")
             size = np.linalg.norm(state.units.projected(bounds, now))
             exact = Current(*map(number, (now.value, now.gradient, size, now.lower_gradient)))
             state = replace(state, current=exact)
@@ -172,7 +172,7 @@ class Newton(Solver):
         result = int(state.result) if stopping.begun or trial.moved else trouble(trial.point).code
         if end.sensitivity is None:
             end = replace(end, sensitivity=np.zeros_like(state.sensitivity))
-        number = lambda value: np.asarray(value, at.dtype)
+        number = lambda value: np.asarray(value, at.dtype, order="C")
         return NewtonState(
             x=at.decision(end.x),
             W=at.coefficients(end.W),
