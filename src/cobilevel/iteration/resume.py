@@ -15,7 +15,7 @@ from ..answer import Result, Solution, same_features
 from ..basis import Basis, basis_to_json
 from ..cluster import digest_of
 from ..problem import Study, other_functions
-from ..programs import is_spread, program, put
+from ..programs import is_spread, program, put, rows_at
 from ..reduction import Reduced, Table
 from .checkpoint import Checkpoint, Kept
 from .course import Course
@@ -42,7 +42,9 @@ def _bare(source: Any) -> Any:
     """A level's data with the features of some rows: basis and contexts determine the others, which may be many."""
     if not isinstance(source, Table) or is_spread(source.table.weight):
         return source
-    return replace(source.table, features=jax.tree.map(lambda a: a[:_ROWS_KNOWN_BY], source.table.features))
+    return replace(
+        source.table, features=jax.tree.map(lambda a: rows_at(a, slice(_ROWS_KNOWN_BY)), source.table.features)
+    )
 
 
 def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None:
