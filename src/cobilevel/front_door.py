@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_learning
-from .answer import Solution, as_solved
+from .answer import Solution, as_solved, run_digests
 from .basis import Basis, check_basis, same_recipe
 from .checks import entered, positive, whole
 from .cluster import this_cluster
-from .iteration import Checkpoint, Interrupted, Job, Solver, Stochastic, run_digests
+from .iteration import Checkpoint, Interrupted, Job, Solver, Stochastic
 from .judge import rounding_error
 from .keys import as_key, split_key
 from .lower import with_barrier
@@ -70,111 +70,85 @@ def solve(
     **Returns:** a ``Solution``; ``solution.choices`` states what was chosen. Ctrl-C raises ``cb.Interrupted``, a
     ``KeyboardInterrupt`` that carries what was found so far as ``error.solution``.
     """
-    goal = _Goal(basis, resume, tolerance, restarts, checkpoint, retreats)
-    return _solve_for(problem, samples, solver, steps, key, progress, batch, precision, goal)
-
-
-@dataclass(frozen=True)
-class _Goal:
-    """What a solve is to come to, and what it may go on from: the arguments of ``solve`` of these names."""
-
-    basis: Any
-    resume: Any
-    tolerance: Any
-    restarts: Any
-    checkpoint: Any
-    retreats: Any
-
-    def __post_init__(self) -> None:
-        """Raises where they are not what they should be, or contradict each other."""
-        if self.basis is not None:
-            check_basis(self.basis)
-        if self.resume is not None and not isinstance(self.resume, Solution):
-            raise TypeError(
-                f"resume must be a Solution (cb.load reads one from a file), got {type(self.resume).__name__}."
-            )
-        whole("restarts", self.restarts, 0)
-        whole("retreats", self.retreats, 0)
-        if not isinstance(self.checkpoint, str | Path | None):
-            raise TypeError(f"checkpoint must be the path of a folder, got {type(self.checkpoint).__name__}.")
-        if self.checkpoint is not None and self.resume is not None:
-            raise TypeError("checkpoint goes on from what its folder holds, and resume from a solution: leave one out.")
-        if self.tolerance is None:
-            return
-        positive("tolerance", self.tolerance)
-        if self.basis is not None or self.resume is not None:
-            raise TypeError(
-                "tolerance says how far the basis is grown, and a basis (or a solution to resume, which has one) was "
-                "given. Leave one of them out; for the solver's own tolerance, cb.Newton(tolerance=...)."
-            )
-
-    def reached(self, job: Job, key: jax.Array, seed: Any) -> Solution:
-        """Solves, from what a checkpoint holds where there is one."""
-        if self.checkpoint is None:
-            return self._reached(job, key)
-        settings = {"tolerance": self.tolerance, "restarts": self.restarts, "retreats": self.retreats}
-        if self.basis is None or not self.basis.learned:  # with other steps another basis would be found
-            settings["steps"] = job.steps
-        digests = run_digests(job.study, job.solver, as_key(seed), self.basis, settings)
-        with Checkpoint(self.checkpoint, digests) as checkpoint:
-            if job.study.spread:
-                checkpoint.check_everywhere(this_cluster())
-            return self._reached(replace(job, checkpoint=checkpoint), key)
-
-    def _reached(self, job: Job, key: jax.Array) -> Solution:
-        found = self._dispatch(job, key)
-        return solve_again(job, found, self.restarts, key) if self.restarts else found
-
-    def _dispatch(self, job: Job, key: jax.Array) -> Solution:
-        """One run where the basis is known; rounds where it is to be chosen, grown or learned."""
-        basis = self.basis
-        if self.resume is not None:
-            recipe = self.resume.basis.basis
-            if basis is None or (not basis.learned and same_recipe(basis, recipe)):
-                basis = recipe  # what it has learned is not learned again
-            return job.run(learn(basis, job.study), self.resume)
-        if basis is None:
-            return solve_choosing(job, key) if self.tolerance is None else solve_growing(job, key, self.tolerance)
-        return job.run(basis) if basis.learned else solve_learning(job, basis)
-
-
-def _solve_for(
-    problem: Problem,
-    samples: Data,
-    solver: Any,
-    steps: int | None,
-    key: Any,
-    progress: bool | None,
-    batch: int | None,
-    precision: str | None,
-    goal: _Goal,
-) -> Solution:
-    """What ``solve`` does, with the same arguments."""
     began = time.perf_counter()
     entered("solve", problem, samples, key)
-    _check_spread(samples, problem, goal, solver)
+    _check_settings(basis, resume, tolerance, restarts, checkpoint, retreats)
+    _check_spread(problem, samples, basis, resume, solver, restarts)
     chosen = Newton() if solver is None else solver
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
-    problem = _with_barrier(problem, chosen, goal.resume)
-    with wanted.context(), _handed_over(wanted), this_cluster().in_touch():
+    problem = _with_barrier(problem, chosen, resume)
+    with wanted.context(), _rounding_interrupted(wanted), this_cluster().in_touch():
         study = with_barrier(Study.of(problem, samples, wanted))
         for_stream, for_basis, for_solver = split_key(as_key(key), 3)
         choices = {}
         if solver is None:
             study, choices = _with_newton(study, for_stream)
-        chosen = _configured(chosen, batch, goal.retreats, study)
+        chosen = _configured(chosen, batch, retreats, study)
         limit = chosen.default_steps if steps is None else whole("steps", steps)
-        anew = goal.basis is None and goal.resume is None and precision is None
-        careful = _careful(problem, samples, study) if anew else None
-        choices = choices | _values_unseen(study)
+        anew = basis is None and resume is None and precision is None
+        in_double = _in_double(problem, samples, study) if anew else None
         progress = progress if this_cluster().first else False
-        job = Job(study, chosen, for_solver, limit, progress, choices, careful, retreats=goal.retreats)
-        solution = goal.reached(job, for_basis, key)
+        choices = choices | _values_unseen(study)
+        job = Job(study, chosen, for_solver, limit, progress, choices, in_double, retreats=retreats)
+        settings = {"tolerance": tolerance, "restarts": restarts, "retreats": retreats}
+        with _kept(job, checkpoint, basis, key, settings) as job:
+            solution = _run(job, basis, resume, tolerance, for_basis)
+            solution = solve_again(job, solution, restarts, for_basis) if restarts else solution
     if study.dtype != np.float64:
         words = _rounding_words(problem, solution, samples, study, wanted.words)
         solution = replace(solution, choices={**solution.choices, "precision": words})
     solution = replace(solution, stats={**solution.stats, "total_seconds": time.perf_counter() - began})
     return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
+
+
+def _check_settings(basis: Any, resume: Any, tolerance: Any, restarts: Any, checkpoint: Any, retreats: Any) -> None:
+    """Raises where arguments of ``solve`` are not what they should be, or contradict each other."""
+    if basis is not None:
+        check_basis(basis)
+    if resume is not None and not isinstance(resume, Solution):
+        raise TypeError(f"resume must be a Solution (cb.load reads one from a file), got {type(resume).__name__}.")
+    whole("restarts", restarts, 0)
+    whole("retreats", retreats, 0)
+    if not isinstance(checkpoint, str | Path | None):
+        raise TypeError(f"checkpoint must be the path of a folder, got {type(checkpoint).__name__}.")
+    if checkpoint is not None and resume is not None:
+        raise TypeError("checkpoint goes on from what its folder holds, and resume from a solution: leave one out.")
+    if tolerance is None:
+        return
+    positive("tolerance", tolerance)
+    if basis is not None or resume is not None:
+        raise TypeError(
+            "tolerance says how far the basis is grown, and a basis (or a solution to resume, which has one) was "
+            "given. Leave one of them out; for the solver's own tolerance, cb.Newton(tolerance=...)."
+        )
+
+
+@contextmanager
+def _kept(
+    job: Job, folder: str | Path | None, basis: Basis | None, key: Any, settings: dict[str, Any]
+) -> Iterator[Job]:
+    """The job with its checkpoint, where there is to be one."""
+    if folder is None:
+        yield job
+        return
+    if basis is None or not basis.learned:  # with other steps another basis would be found
+        settings = settings | {"steps": job.steps}
+    with Checkpoint(folder, run_digests(job.study, job.solver, as_key(key), basis, settings)) as checkpoint:
+        if job.study.spread:
+            checkpoint.check_everywhere(this_cluster())
+        yield replace(job, checkpoint=checkpoint)
+
+
+def _run(job: Job, basis: Basis | None, resume: Solution | None, tolerance: float | None, key: jax.Array) -> Solution:
+    """One run where the basis is known; rounds where it is to be chosen, grown or learned."""
+    if resume is not None:
+        recipe = resume.basis.basis
+        if basis is None or (not basis.learned and same_recipe(basis, recipe)):
+            basis = recipe  # what it has learned is not learned again
+        return job.run(learn(basis, job.study), resume)
+    if basis is None:
+        return solve_choosing(job, key) if tolerance is None else solve_growing(job, key, tolerance)
+    return job.run(basis) if basis.learned else solve_learning(job, basis)
 
 
 def _with_barrier(problem: Problem, solver: Any, resume: Solution | None) -> Problem:
@@ -204,7 +178,7 @@ def _values_unseen(study: Study) -> dict[str, str]:
     return {"contexts": f"never seen: {words}. The policy there is what the others suggest, or y0; not learned."}
 
 
-def _careful(problem: Problem, samples: Data, study: Study) -> Study | None:
+def _in_double(problem: Problem, samples: Data, study: Study) -> Study | None:
     """The study in double precision, to choose a basis on, where the solver works in another."""
     if study.dtype == np.float64:
         return None
@@ -228,7 +202,7 @@ def _rounding_words(problem: Problem, solution: Solution, samples: Data, study: 
 
 
 @contextmanager
-def _handed_over(wanted: Precision) -> Iterator[None]:
+def _rounding_interrupted(wanted: Precision) -> Iterator[None]:
     """What an interrupted solve hands over comes in the caller's precision too."""
     try:
         yield
@@ -272,13 +246,13 @@ def _configured(solver: Any, batch: int | None, retreats: int, study: Study) -> 
     return replace(solver, batch=batch)
 
 
-def _check_spread(samples: Any, problem: Any, goal: _Goal, solver: Any) -> None:
+def _check_spread(problem: Any, samples: Any, basis: Any, resume: Any, solver: Any, restarts: int) -> None:
     """Raises on what is not done with samples that are spread over processes."""
     levels = [getattr(samples, level, None) for level in ("upper", "lower")]
     if all(getattr(level, "layout", None) is None for level in levels):
         return
-    why, basis = "", goal.basis
-    if basis is None and goal.resume is None:
+    why = ""
+    if basis is None and resume is None:
         why = "a basis must be given: find one in one process, on some of the samples (solution.basis.basis)"
     elif basis is not None and not basis.learned:
         why = f"{basis!r} is to be learned first: do so in one process, and give solution.basis.basis"
@@ -286,7 +260,7 @@ def _check_spread(samples: Any, problem: Any, goal: _Goal, solver: Any) -> None:
         why = "constraints on y are not supported"
     elif getattr(solver, "keeps_rows", False):
         why = f"{type(solver).__name__} keeps something for every row; SOBA does not"
-    elif goal.restarts:
+    elif restarts:
         why = "restarts are not supported; start again from other x0"
     if why:
         raise ValueError(f"samples are spread over processes: {why}.")

@@ -233,11 +233,13 @@ def test_few_modules_stand_at_the_root():
 
 
 def test_files_and_functions_are_of_a_size_to_be_read():
+    """Docstrings apart."""
     for module in modules().values():
         assert len(module.text.splitlines()) <= 500, module.name
         for node in ast.walk(module.tree):
             if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno + 1 <= 60, f"{module.name}.{node.name}"
+                words = node.body[0].end_lineno - node.body[0].lineno + 1 if ast.get_docstring(node) else 0
+                assert node.end_lineno - node.lineno + 1 - words <= 60, f"{module.name}.{node.name}"
 
 
 def test_states_have_few_fields():

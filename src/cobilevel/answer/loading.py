@@ -14,12 +14,12 @@ from jaxtyping import PyTree
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json
 from ..checks import path_given
-from ..problem import Problem, Smoothing, close_to, double, form_of, in_double, other_functions
+from ..problem import Problem, Smoothing, double, form_of, in_double
 from ..programs import put
 from .feasibility import Feasibility
+from .identity import check_constraints, close_to, different_functions, features_at
 from .result import Result
-from .same_constraints import check_constraints
-from .saving import FORMAT, features_at, objectives_from_file
+from .saving import FORMAT, objectives_from_file
 from .solution import Saved, Solution
 from .uncertainty import from_file
 
@@ -204,7 +204,7 @@ def _check_functions(path: str | Path, found: Solution, problem: Problem) -> Non
         )
         return
     try:
-        others = other_functions(found.objectives, found.x, found.policy, problem)
+        others = different_functions(found.objectives, found.x, found.policy, problem)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} was solved for another problem: {error}") from error
     if others:

@@ -7,15 +7,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 
 from .. import archive
-from ..basis import Basis, basis_to_json, domain_to_json
-from ..problem import Domain, Looked, Objectives, Probe, close_to, double
+from ..basis import basis_to_json, domain_to_json
+from .identity import Objectives, Probe, ProbeRows, features_at, needs_function, some_contexts
 from .uncertainty import to_file
 
 FORMAT = 3
-_CONTEXTS = 16  # at which the values of a user's own features are kept
 
 
 def write_solution(solution: Any, path: str | Path) -> Path:
@@ -58,34 +57,6 @@ def write_solution(solution: Any, path: str | Path) -> Path:
 
 def _numbered(group: str, leaves: list[Any]) -> dict[str, np.ndarray]:
     return {f"{group}/{k}": np.asarray(leaf) for k, leaf in enumerate(leaves)}
-
-
-def needs_function(recipe: Any) -> bool:
-    """Whether a recipe, or a part of it, is of a user's own function, which no file holds."""
-    if isinstance(recipe, dict):
-        return recipe.get("name") == "Features" or any(needs_function(part) for part in recipe.values())
-    return isinstance(recipe, list) and any(needs_function(part) for part in recipe)
-
-
-def some_contexts(domain: Domain) -> np.ndarray:
-    """Contexts all over a domain, the same at each call."""
-    with double():
-        places = np.cos(1.0 + np.arange(_CONTEXTS * domain.dimension)).reshape(_CONTEXTS, -1)
-        return domain.snap(domain.place(places), np.float64)
-
-
-def features_at(basis: Basis, domain: Domain, xi: np.ndarray) -> Float[np.ndarray, "n raw"]:
-    """The functions of a basis at contexts, before fitting mixes them."""
-    with double():
-        return np.asarray(basis.evaluate(domain, np.asarray(xi)), float)
-
-
-def same_features(one: Basis, other: Basis, domain: Domain) -> bool:
-    """Whether two bases of the same recipe have the same values, where a user's own functions are part of them."""
-    if one is other or not needs_function(basis_to_json(one)):
-        return True
-    xi = some_contexts(domain)
-    return close_to(features_at(one, domain, xi), features_at(other, domain, xi), np.float64)
 
 
 def objectives_to_file(solution: Any, x: PyTree) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
@@ -146,7 +117,7 @@ def _probe_from_file(structures: Any, arrays: dict[str, np.ndarray], x: PyTree, 
         xi, eta = arrays[f"objectives/{name}/xi"], _structure_from_json(structures[name], leaves)
         if any(len(np.atleast_1d(leaf)) != points for leaf in (xi, *leaves.values())):
             raise ValueError("the file is damaged: there are other samples than values of the functions at them.")
-        rows[name] = Looked(xi, eta, rebuilt(f"objectives/{name}/y", y, points))
+        rows[name] = ProbeRows(xi, eta, rebuilt(f"objectives/{name}/y", y, points))
     return Probe(rebuilt("objectives/x", x, 2), rows, values)
 
 

@@ -13,13 +13,13 @@ from jaxtyping import Array, PyTree
 
 from ..basis import FeatureMap, combine, domain_to_json
 from ..checks import path_given
-from ..problem import Form, Objectives, Problem, Smoothing, double, kept_digits
+from ..problem import Form, Problem, Smoothing, double, kept_digits
 from ..programs import arithmetic, put
 from .contexts import packed_by_name
 from .feasibility import Feasibility
+from .identity import Objectives, check_constraints
 from .plot_policy import plot_policy
 from .result import Result
-from .same_constraints import check_constraints
 from .saving import write_solution
 from .summary import in_notebook, printed, summarised
 from .table import policy_table

@@ -10,7 +10,6 @@ from .loop import advance as advance
 from .loop import run as run
 from .loop import steps_on_host as steps_on_host
 from .quasi_newton import QuasiNewtonMemory as QuasiNewtonMemory
-from .same_run import run_digests as run_digests
 from .schedules import Cosine as Cosine
 from .schedules import PolynomialDecay as PolynomialDecay
 from .schedules import Schedule as Schedule

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..answer import Result, Solution, Uncertainty
+from ..answer import Objectives, Result, Solution, Uncertainty
 from ..basis import Basis
 from ..cluster import this_cluster
 from ..derivatives import Expansions, flattened
 from ..inference import infer, policy_noise
 from ..lower import feasibility_of
-from ..problem import Objectives, Study, double
+from ..problem import Study, double
 from ..reduction import Reduced, reduce_study
 from .checkpoint import Checkpoint
 from .interruption import Interrupted

@@ -1,7 +1,5 @@
 """How a run begins or goes on: what a saved state belongs to, and the state read back."""
 
-import hashlib
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +9,9 @@ import numpy as np
 from jaxtyping import Array
 
 from .. import archive
-from ..answer import Result, Solution, same_features
+from ..answer import Result, Solution, different_functions, same_features, state_identity
 from ..basis import Basis, basis_to_json
-from ..cluster import digest_of
-from ..problem import Study, other_functions
+from ..problem import Study
 from ..programs import is_spread, program, put, rows_at
 from ..reduction import Reduced, Table
 from .checkpoint import Checkpoint, Kept
@@ -26,16 +23,9 @@ _ROWS_KNOWN_BY = 64  # rows whose features are part of what a run is known by
 
 
 def identity(solver: Solver, reduced: Reduced, state: Any) -> str:
-    """What a state belongs to: its own structure, the solver, the basis, and a digest of data and bounds."""
-    digest = hashlib.sha256()
+    """What a state belongs to."""
     data = [_bare(source) for source in (reduced.upper_source, reduced.lower_source)]
-    parts = (data, reduced.problem.x_bounds, reduced.coordinates)
-    for leaf in jax.tree.leaves(eqx.filter(parts, eqx.is_array)):
-        digest.update(digest_of(leaf))
-    bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
-    settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
-    basis = json.dumps(basis_to_json(reduced.basis.basis), sort_keys=True)
-    return f"{archive.fingerprint(state)} {settings} {basis} {digest.hexdigest()}"
+    return state_identity(state, solver, reduced.basis.basis, (data, reduced.problem.x_bounds, reduced.coordinates))
 
 
 def _bare(source: Any) -> Any:
@@ -59,7 +49,7 @@ def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None
         )
     if resume.objectives is None:
         return
-    others = other_functions(resume.objectives, resume.full_parts()[0], resume.policy, study)
+    others = different_functions(resume.objectives, resume.full_parts()[0], resume.policy, study)
     if others:
         words = "; ".join(f"{name} is not what it was: {by}" for name, by in others.items())
         raise ValueError(

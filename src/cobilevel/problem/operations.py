@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
 _CALLS = {"pjit", "jit"}  # whose operations are taken as if they stood outside
@@ -39,11 +39,13 @@ class Operation(NamedTuple):
         """Carries it out, and returns what it gives."""
         if self.small:
             return [_small_product(given[0], given[1], self.equation.params["dimension_numbers"][0])]
-        bound = self.equation.primitive.get_bind_params(self.equation.params)
-        functions, settings = bound if isinstance(bound, tuple) else ((), bound)  # by the version of JAX
-        with self.equation.ctx.manager:
-            result = self.equation.primitive.bind(*functions, *given, **settings)
-        return result if self.equation.primitive.multiple_results else [result]
+        equation, literal = self.equation, [isinstance(v, Literal) for v in self.equation.invars]
+        kinds = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+        body = jax.make_jaxpr(lambda *xs: xs)(*kinds).jaxpr  # new variables: one operand may come in twice
+        pairs = zip(equation.invars, body.invars, literal, strict=True)
+        alone = equation.replace(invars=[old if fixed else new for old, new, fixed in pairs])
+        body = body.replace(eqns=[alone], outvars=equation.outvars)
+        return jaxpr_as_fun(ClosedJaxpr(body, []))(*given)
 
 
 def _small_product(a: Array, b: Array, contract: tuple[Sequence[int], Sequence[int]]) -> Array:

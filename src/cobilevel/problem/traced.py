@@ -17,8 +17,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
 from ..programs import put
+from .description import digest, has_custom_derivatives, key_of
 from .operations import Listing, as_traced
-from .program_key import holds_rules, key_of, value_key
 
 _FEW_DRAWS = 3  # draws asked of a sampler, to see what it does
 _KNOWN = 256  # programs whose derivatives are known to exist
@@ -36,9 +36,9 @@ def anew() -> AbstractContextManager:
 class Program:
     """What a function does with its constants and arguments; equal to another that says the same."""
 
-    def __init__(self, body: Jaxpr, shapes: Sequence[Any], structure: Any, out: Any, rules: Any = None):
-        self.body, self.shapes, self.structure, self.out = body, tuple(shapes), structure, out
-        self.key = (key_of(body), structure, rules)
+    def __init__(self, body: Jaxpr, shapes: Sequence[Any], structure: Any, out: Any, rules: ClosedJaxpr | None = None):
+        self.body, self.shapes, self.structure, self.out, self.rules = body, tuple(shapes), structure, out, rules
+        self.key = (key_of(body, rules), structure)
         self._hash = hash(self.key)
 
     def __hash__(self) -> int:
@@ -88,6 +88,11 @@ class Traced(eqx.Module):
         """The same, operation by operation, for a larger function that is traced in turn."""
         return self.program.in_place(self.constants, x, y, xi, eta)
 
+    def digest(self) -> str:
+        """What it does, with its numbers and the derivatives stated by hand, the same in every process."""
+        leaves = [part.num_leaves for part in self.program.structure.children()]
+        return digest(self.program.body, leaves, list(self.constants), self.program.rules)
+
     @property
     def out(self) -> Any:
         """The shape and dtype of what it returns."""
@@ -126,14 +131,13 @@ def trace_objective(function: Callable, args: tuple, derivatives: Callable[[Call
         closed, out = jax.make_jaxpr(call, return_shape=True)(arrays, *spread)
     body, numbers = _hoisted(closed.jaxpr)
     constants = [_own(value) for value in (*closed.consts, *numbers, *leaves)]
-    program, rules = Program(body, shapes, structure, out), None
-    if holds_rules(body) and getattr(out, "shape", None) == ():
+    program = Program(body, shapes, structure, out)
+    if has_custom_derivatives(body) and getattr(out, "shape", None) == ():
+        whole = lambda held, *xs: derivatives(lambda *ys: program.in_place(held, *ys))(*xs)
         with anew():
-            closed = jax.make_jaxpr(lambda held, *xs: derivatives(lambda *ys: program.in_place(held, *ys))(*xs))(
-                constants, *spread
-            )
-        rules = value_key(closed)
-    return Traced(constants, program if rules is None else Program(body, shapes, structure, out, rules))
+            rules = jax.make_jaxpr(whole)(constants, *spread)
+        return Traced(constants, Program(body, shapes, structure, out, rules))
+    return Traced(constants, program)
 
 
 def first_derivatives(function: Callable) -> Callable:
@@ -240,7 +244,7 @@ class Sampler(eqx.Module):
         try:
             with anew():
                 self.drawing.program = jax.make_jaxpr(one)(arrays, *example)
-            self.drawing.key = value_key(self.drawing.program)
+            self.drawing.key = key_of(self.drawing.program)
         except Exception:
             return  # a user's function may raise anything: its first use raises it again, where it can be named
 

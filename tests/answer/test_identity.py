@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem import Objectives, Study, objective_digest, other_functions
+from cobilevel.answer import Objectives, different_functions, function_digests
+from cobilevel.problem import Study
 from problems import LINE, NOISE, XI
 
 
@@ -30,7 +31,7 @@ def draw(key, size):
 
 def digest(f=upper, g=lower, samples=None, y0=0.0, **more):
     problem = cb.Problem(f, g, 1.0, y0, LINE, **more)
-    return objective_digest(Study.of(problem, cb.Samples(XI, NOISE) if samples is None else samples))
+    return function_digests(Study.of(problem, cb.Samples(XI, NOISE) if samples is None else samples))
 
 
 def test_the_same_functions_have_the_same_digests():
@@ -97,16 +98,16 @@ def test_values_decide_where_digests_differ():
     policy = lambda xi: np.zeros(len(xi))
     begun = Objectives.of(stream(draw))
     aside = lambda key, size: jax.tree.map(lambda a: a + 0 * a, draw(key, size))
-    assert objective_digest(stream(aside)) != begun.digests
-    assert not other_functions(begun, np.float64(1.0), policy, stream(aside))
+    assert function_digests(stream(aside)) != begun.digests
+    assert not different_functions(begun, np.float64(1.0), policy, stream(aside))
     half = lambda key, size: jax.tree.map(lambda a: a * 0.5, draw(key, size))
-    assert other_functions(begun, np.float64(1.0), policy, stream(half)) == {"samples": "they are drawn otherwise"}
+    assert different_functions(begun, np.float64(1.0), policy, stream(half)) == {"samples": "they are drawn otherwise"}
 
     sums = (lambda x, y, xi, eta: jnp.sum(y**2), lambda x, y, xi, eta: jnp.sum((y - x - eta) ** 2))
     with_sum = lambda b: cb.Problem(*sums, 1.0, np.zeros(2), LINE, constraints=[cb.Equalities([[1.0, 2.0]], b)])
     study = lambda b: Study.of(with_sum(b), cb.Samples(XI, NOISE))
     begun, policy = Objectives.of(study(lambda x, xi: jnp.atleast_1d(x * xi))), lambda xi: np.zeros((len(xi), 2))
-    found = lambda b: other_functions(begun, np.float64(1.0), policy, study(b))
+    found = lambda b: different_functions(begun, np.float64(1.0), policy, study(b))
     assert not found(lambda x, xi: jnp.atleast_1d(2 * x * xi / 2))
     assert found(lambda x, xi: jnp.atleast_1d(x * xi**2)).keys() == {"constraints"}
 

@@ -1,0 +1,365 @@
+"""Is this the same problem, data and run? One answer for ``load``, ``resume``, checkpoints and the judges.
+
+A traced function is recognised by a digest of its operations and numbers. Code that was rewritten, or another version
+of JAX, gives another digest of the same function. Then values and gradients at a few points decide; these are kept with
+the solution.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from ..archive import fingerprint
+from ..basis import Basis, basis_to_json
+from ..cluster import digest_of
+from ..keys import as_key
+from ..problem import (
+    PARTIAL,
+    Domain,
+    Level,
+    Problem,
+    Samples,
+    Study,
+    Traced,
+    Unpacked,
+    as_of_now,
+    digest,
+    double,
+    first_derivatives,
+    second_derivatives,
+    some_context,
+    statement_of,
+    trace_objective,
+)
+from ..programs import program
+
+_POINTS = 16  # at which values are compared: four samples for each way of moving x and y
+_AWAY = 0.1  # how far x and y are moved, of their size: at the answer itself all slopes may vanish
+# What values may differ by, of their size: in double half of the digits, which rewriting a sum never costs; in single
+# what a graphics card's products of matrices keep (ten bits).
+_DOUBLE_TOLERANCE, _SINGLE_TOLERANCE = 1e-8, 1e-3
+_SAMPLES_OF = {"upper": "upper", "lower": "lower", "constraints": "lower"}  # whose samples a function is evaluated at
+# columns of a table of values: the value itself, then the norm of each gradient and its product with fixed weights
+_COLUMNS = {"its values": slice(0, 1), "its gradients in x": slice(1, 3), "its gradients in y": slice(3, 5)}
+_NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?")
+
+
+# functions -----------------------------------------------------------------------------------------------------------
+
+
+def _weights(count: int) -> np.ndarray:
+    """Numbers between -1 and 1, no two alike."""
+    return np.cos(1.0 + np.arange(count))
+
+
+def _constraints_as_one(problem: Problem) -> Traced:
+    """A sum over slacks and residuals of equalities, with weights that all differ: it changes with any constraint."""
+
+    def total(x: Any, y: Any, xi: Any, eta: Any) -> Any:
+        flat, parts = ravel_pytree(y)[0], []
+        for one in problem.constraints:
+            slack, stated = one.slack(x, y, xi), one.equalities(problem.y0)
+            parts += [] if slack is None else [slack]
+            if stated is not None:
+                parts.append(jnp.asarray(stated[0], flat.dtype) @ flat - jnp.asarray(stated[1](x, xi), flat.dtype))
+        together = jnp.concatenate([jnp.ravel(part) for part in parts])
+        return jnp.dot(jnp.asarray(1 + _weights(len(together)) / 2, together.dtype), together)
+
+    context = problem.domain.snap(some_context(problem), jax.tree.leaves(problem.y0)[0].dtype)
+    return trace_objective(Unpacked(total, problem.domain), (problem.x0, problem.y0, context, None), second_derivatives)
+
+
+def _functions_of(problem: Problem) -> dict[str, Traced]:
+    """The functions of a problem whose objectives are traced, by name; all constraints as one."""
+    parts: dict[str, Any] = {"upper": problem.upper, "lower": problem.lower}
+    return parts | ({"constraints": _constraints_as_one(problem)} if problem.constraints else {})
+
+
+@contextmanager
+def _precision_of(dtype: Any) -> Iterator[None]:
+    """Where functions are traced and evaluated in a dtype, as a study does: they may hold numbers in another."""
+    with double() if dtype == np.float64 else nullcontext(), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def function_digests(study: Study) -> dict[str, str]:
+    """What the functions of a study do, with all their numbers: 64 hexadecimal digits each, the same in every process
+    with the same versions of JAX and of this library.
+
+    The names are ``upper`` and ``lower``; ``constraints`` where there are some, and ``samples`` for what streams draw.
+    A digest that ends in ``?`` does not see all that a function does: it calls back into Python. Nothing is compiled.
+    """
+    if study.stated is None:
+        raise ValueError("this study was not made by Study.of, and does not know the functions as they were stated.")
+    with _precision_of(study.dtype):
+        digests = {name: part.digest() for name, part in _functions_of(study.stated).items()}
+    draws: list[Any] = [level.draw for level in (study.upper, study.lower) if level.endless]  # pyright: ignore
+    if draws:
+        known = digest([(draw.drawing.program, jax.tree.leaves(draw.arrays)) for draw in draws])
+        digests["samples"] = known + PARTIAL * any(draw.drawing.program is None for draw in draws)
+    return digests
+
+
+class ProbeRows(NamedTuple):
+    """Samples at which functions are evaluated, and a ``y`` for each."""
+
+    xi: np.ndarray
+    eta: PyTree[np.ndarray]
+    y: PyTree[np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Points and what functions are there.
+
+    `x`: two decisions, stacked; `rows`: samples of both levels; `values`: by function, one point a row.
+    """
+
+    x: PyTree[np.ndarray]
+    rows: Mapping[str, ProbeRows]
+    values: Mapping[str, Float[np.ndarray, "points 5"]] = field(default_factory=dict)
+
+    def evaluate(self, functions: Mapping[str, Traced]) -> dict[str, np.ndarray]:
+        """Values and gradients of functions at these points."""
+        tables = {}
+        for name, function in functions.items():
+            xi, eta, y = self.rows[_SAMPLES_OF[name]]
+            tables[name] = np.asarray(_values(function, self.x, y, xi, None if name == "constraints" else eta), float)
+        return tables
+
+
+@program
+def _values(function: Traced, xs: PyTree, ys: PyTree, xi: Any, eta: PyTree) -> Float[Array, "points 5"]:
+    def at(place: Array) -> Array:
+        x = jax.tree.map(lambda a: a[place % 2], xs)
+        args = (x, *jax.tree.map(lambda a: a[place], (ys, xi, eta)))
+        slopes = [ravel_pytree(part)[0] for part in first_derivatives(function)(*args)]
+        along = [jnp.dot(jnp.asarray(_weights(len(part)), part.dtype), part) for part in slopes]
+        sizes = [jnp.linalg.norm(part) for part in slopes]
+        return jnp.stack([function(*args), sizes[0], along[0], sizes[1], along[1]])
+
+    return jax.lax.map(at, jnp.arange(_POINTS))
+
+
+@dataclass(frozen=True, eq=False)
+class Objectives:
+    """The functions that a solution was found with: those of a study, or what a file kept of them."""
+
+    dtype: Any
+    study: Study | None = None
+    known: Mapping[str, str] | None = None
+    kept: Probe | None = None
+
+    @staticmethod
+    def of(study: Study) -> "Objectives":
+        """Nothing is computed until it is asked for."""
+        return Objectives(study.dtype, study)
+
+    @cached_property
+    def digests(self) -> Mapping[str, str]:
+        """What each function does."""
+        return function_digests(self.study) if self.known is None and self.study is not None else self.known or {}
+
+    def probe(self, x: PyTree, policy: Callable[[Any], PyTree]) -> Probe | None:
+        """Points around a decision and its policy, with values there; what a file kept, where there is no study."""
+        if self.study is None or self.study.stated is None:
+            return self.kept
+        with _precision_of(self.dtype):
+            levels = {"upper": self.study.upper, "lower": self.study.lower}
+            rows = {name: _probe_rows(level, policy) for name, level in levels.items()}
+            moved = self.study.stated.bounds.project(_moved(x, self.dtype))
+            xs = jax.tree.map(lambda a, b: np.stack([np.asarray(a, self.dtype), np.asarray(b)]), x, moved)
+            return Probe(xs, rows, Probe(xs, rows).evaluate(_functions_of(self.study.stated)))
+
+
+def _probe_rows(level: Level, policy: Callable[[Any], PyTree]) -> ProbeRows:
+    """Samples of a level: at every other pair of them the policy itself, at the others values away from it."""
+    some = _probe_samples(level)
+    y = jax.tree.map(np.asarray, policy(some.xi))
+    pairs = np.arange(_POINTS) // 2 % 2 == 1
+    choose = lambda here, there: np.where(pairs.reshape(-1, *[1] * (here.ndim - 1)), there, here)
+    return ProbeRows(np.asarray(some.xi), jax.tree.map(np.asarray, some.eta), jax.tree.map(choose, y, _moved(y, None)))
+
+
+def _probe_samples(level: Level) -> Samples:
+    """As many as there are points, the same at each call."""
+    some = level.look(as_key(0), _POINTS, _POINTS).samples
+    return some.rows(np.arange(_POINTS) % len(some))
+
+
+def _moved(tree: PyTree, dtype: Any) -> PyTree:
+    """All numbers moved, each by up to a tenth of its size and of the mean size."""
+
+    def move(leaf: Any) -> np.ndarray:
+        given = np.asarray(leaf, float)
+        size = float(np.mean(np.abs(given))) if given.size else 0.0
+        moved = given + _AWAY * (np.abs(given) + (size or 1.0)) * _weights(given.size).reshape(given.shape)
+        return np.asarray(moved, np.asarray(leaf).dtype if dtype is None else dtype)
+
+    return jax.tree.map(move, tree)
+
+
+def different_functions(
+    saved: Objectives, x: PyTree, policy: Callable[[Any], PyTree], now: Study | Problem
+) -> dict[str, str]:
+    """Which functions are others than those saved, and by how much, in words; none where all are the same.
+
+    `x`, `policy`: the solution they were saved with. `now`: a study, or a problem without data, whose functions are
+    traced for the samples that were kept.
+    """
+    study = now if isinstance(now, Study) else None
+    with _precision_of(saved.dtype):
+        digests = {} if study is None else function_digests(study)
+        if study is not None and not _doubted(saved.digests, digests):
+            return {}
+        probe, stated = saved.probe(x, policy), now.stated if isinstance(now, Study) else now
+        if probe is None or stated is None:
+            return {}
+        if study is None:
+            levels = (Samples(probe.rows[name].xi, probe.rows[name].eta) for name in ("upper", "lower"))
+            stated = as_of_now(stated.astype(saved.dtype), *levels)
+        functions = _functions_of(stated)
+        digests = digests or {name: part.digest() for name, part in functions.items()}
+        doubted = _doubted(saved.digests, digests) - {"samples"}
+        known = doubted & functions.keys() & probe.values.keys()
+        tables = probe.evaluate({name: functions[name] for name in sorted(known)})
+        words = {name: _difference(probe.values[name], table, saved.dtype) for name, table in tables.items()}
+        words |= dict.fromkeys(doubted - known, "there are none in one of them")
+        if study is not None and saved.digests.get("samples") != digests.get("samples"):
+            words["samples"] = _difference_of_draws(probe, study, saved.dtype)
+        return {name: said for name, said in words.items() if said}
+
+
+def _doubted(saved: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """The names under which there is not the same digest, or one that does not see everything."""
+    names = saved.keys() | now.keys()
+    return {name for name in names if saved.get(name) != now.get(name) or saved[name].endswith(PARTIAL)}
+
+
+def _difference(before: np.ndarray, after: np.ndarray, dtype: Any) -> str:
+    """By how much, of the size of values or of gradients; empty where that is rounding."""
+    if before.shape != after.shape:
+        return "it is of another shape"
+    for what, columns in _COLUMNS.items():
+        one, other = before[:, columns], after[:, columns]
+        finite = np.isfinite(one) & np.isfinite(other)
+        if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+            return f"{what} are infinite or NaN at other points"
+        size = max(np.max(np.abs(part), where=finite, initial=0.0) for part in (one, other))
+        gap = float(np.max(np.abs(one - other), where=finite, initial=0.0))
+        if gap > _tolerance(dtype) * size:
+            return f"{what} differ by up to {gap / size:.2g} of their size"
+    return ""
+
+
+def _difference_of_draws(probe: Probe, now: Study, dtype: Any) -> str:
+    """Whether streams draw other samples with the same key."""
+    for name, level in (("upper", now.upper), ("lower", now.lower)):
+        some = _probe_samples(level)
+        before, after = jax.tree.leaves(probe.rows[name][:2]), jax.tree.leaves((some.xi, some.eta))
+        if len(before) != len(after) or not all(map(lambda a, b: close_to(a, b, dtype), before, after)):
+            return "they are drawn otherwise"
+    return ""
+
+
+def _tolerance(dtype: Any) -> float:
+    return _DOUBLE_TOLERANCE if np.dtype(dtype) == np.float64 else _SINGLE_TOLERANCE
+
+
+def close_to(one: Any, other: Any, dtype: Any) -> bool:
+    """Whether numbers in a dtype are the same but for rounding, of the size of the largest."""
+    one, other = np.asarray(one, float), np.asarray(other, float)
+    if one.shape != other.shape:
+        return False
+    size = np.max(np.abs(one), where=np.isfinite(one), initial=0.0)
+    return np.allclose(one, other, rtol=0, atol=_tolerance(dtype) * size, equal_nan=True)
+
+
+# constraints and bases -----------------------------------------------------------------------------------------------
+
+
+def check_constraints(problem: Problem, solved: Sequence[str], what: str) -> None:
+    """Raises where a solution was found under other constraints on ``y`` than the problem has; `what` names it.
+
+    Numbers are compared to six digits: a solution in single precision has no more of them.
+    """
+    rounded = lambda table: [" ".join(_NUMBER.sub(lambda m: f"{float(m[0]):.6g}", part).split()) for part in table]
+    own = statement_of(problem)
+    if rounded(solved) != rounded(own):
+        words = lambda table: "; ".join(table[:4]) or "none"
+        raise ValueError(
+            f"{what} was found under other constraints on y ({words(tuple(solved))}) than this problem has "
+            f"({words(own)}): solve anew, or give the problem it was solved for."
+        )
+
+
+def needs_function(recipe: Any) -> bool:
+    """Whether a recipe, or a part of it, is of a user's own function, which no file holds."""
+    if isinstance(recipe, dict):
+        return recipe.get("name") == "Features" or any(needs_function(part) for part in recipe.values())
+    return isinstance(recipe, list) and any(needs_function(part) for part in recipe)
+
+
+def some_contexts(domain: Domain) -> np.ndarray:
+    """Contexts all over a domain, the same at each call."""
+    with double():
+        places = _weights(_POINTS * domain.dimension).reshape(_POINTS, -1)
+        return domain.snap(domain.place(places), np.float64)
+
+
+def features_at(basis: Basis, domain: Domain, xi: np.ndarray) -> Float[np.ndarray, "n raw"]:
+    """The functions of a basis at contexts, before fitting mixes them."""
+    with double():
+        return np.asarray(basis.evaluate(domain, np.asarray(xi)), float)
+
+
+def same_features(one: Basis, other: Basis, domain: Domain) -> bool:
+    """Whether two bases of the same recipe have the same values, where a user's own functions are part of them."""
+    if one is other or not needs_function(basis_to_json(one)):
+        return True
+    xi = some_contexts(domain)
+    return close_to(features_at(one, domain, xi), features_at(other, domain, xi), np.float64)
+
+
+# runs ----------------------------------------------------------------------------------------------------------------
+
+
+def run_digests(
+    study: Study, solver: Any, key: jax.Array, basis: Basis | None, settings: Mapping[str, Any]
+) -> dict[str, str]:
+    """The parts of a solve that decide what comes out, each as a digest, by the name an error would call it: two solves
+    that agree in all of them take the same steps."""
+    problem, functions = study.problem, function_digests(study)
+    levels = [study.upper] if study.shared else [study.upper, study.lower]
+    parts = {
+        "samples": ([level.known_by() for level in levels], functions.pop("samples", "")),
+        "x0, y0": (problem.x0, problem.y0),
+        "x_bounds": problem.x_bounds,
+        "domain": repr(problem.domain),
+        "basis": "chosen" if basis is None else basis_to_json(basis),
+        "solver": solver,
+        "key": key,
+        "precision": np.dtype(study.dtype),
+        **settings,
+    }
+    return functions | {name: digest(part) for name, part in parts.items()}
+
+
+def state_identity(state: Any, solver: Any, basis: Basis, arrays: PyTree) -> str:
+    """What a solver's state belongs to: its own structure, the solver, the basis, and the arrays it works on."""
+    held = [digest_of(leaf) for leaf in jax.tree.leaves(eqx.filter(arrays, eqx.is_array))]
+    bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
+    settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
+    recipe = json.dumps(basis_to_json(basis), sort_keys=True)
+    return f"{fingerprint(state)} {settings} {recipe} {digest(held)}"
