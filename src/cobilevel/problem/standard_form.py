@@ -25,6 +25,7 @@ from .mixed import Unpacked
 from .problem import Problem
 from .smoothing import SHARE, UNIT_ROWS, Smoothing, scales_at, smoothing_from
 from .traced import Traced, first_derivatives, second_derivatives, trace_objective
+from .user_functions import failure
 
 _CHECKED = 1024  # contexts at which equalities are checked for contradictions
 _RANK = 1e-10  # singular values, relative to the largest, that count as zero
@@ -268,13 +269,7 @@ def _slack_names(problem: Problem, xi: Any) -> list[str]:
             slack = lambda x, y, xi, one=one: one.slack(x, y, problem.domain.unpack(xi))
             shape = eqx.filter_eval_shape(slack, problem.x0, y, xi)
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            hint = ""
-            if isinstance(error, jax.errors.JAXTypeError):
-                hint = " JAX traces it: use jax.numpy instead of numpy, and jnp.where instead of if."
-            raise ValueError(
-                f"constraints[{place}] ({type(one).__name__}) fails on one context: {reason}.{hint}"
-            ) from error
+            raise failure(f"constraints[{place}] ({type(one).__name__})", error, "fails on one context") from error
         if shape is not None:
             named = one.names(y, shape.shape[0])
             found += [f"constraints[{place}]: {name}" if name.startswith("h(") else name for name in named]
