@@ -86,5 +86,5 @@ def shaped_like(tree: PyTree, numbers: Any, dtype: Any = None, lead: int = 0) ->
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     parts = module_of(numbers).split(numbers, ends, axis=-1)
     return structure.unflatten(
-        [part.reshape(*numbers.shape[:lead], *shape) for part, shape in zip(parts, shapes, strict=True)]
+        [part.reshape((*numbers.shape[:lead], *shape)) for part, shape in zip(parts, shapes, strict=True)]
     )

@@ -16,8 +16,7 @@ from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_bas
 from ..checks import path_given
 from ..problem import Problem, Smoothing, close_to, double, form_of, in_double, other_functions
 from ..programs import put
-from .feasibility import Feasibility
-from .result import Result
+from .result import Feasibility, Result
 from .same_constraints import check_constraints
 from .saving import FORMAT, features_at, objectives_from_file
 from .solution import Saved, Solution

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree, Shaped
 
-from ..answer import Feasibility, Met, Solution
+from ..answer import Feasibility, Solution, Violation
 from ..basis import combine
 from ..derivatives import RowBlocks, RowDerivatives, flattened
 from ..keys import generator
@@ -91,7 +91,7 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
             for when, part in (("", short), ("_fresh", short_fresh))
             for what, measure in (("largest", np.max), ("mean", np.mean))
         }
-        found.append(Met(name=name, active=float(active.mean()), where=where, worst=worst, **sizes))
+        found.append(Violation(name=name, active=float(active.mean()), where=where, worst=worst, **sizes))
     scaled, scaled_fresh = short / units, short_fresh / units
     record = Feasibility(
         equalities=eliminated,
