@@ -12,8 +12,9 @@ from ..checks import positive
 from ..cluster import shards_of, this_cluster
 from ..host import module_of, on_host
 from ..programs import Held, is_spread, put
-from .base import Basis, FeatureMap, combine, plain_float, upper_triangle
-from .one_hot import OneHot, Rows, dense
+from .base import Basis, FeatureMap
+from .recipes import plain_number
+from .tables import OneHot, Rows, combine, dense, upper_triangle
 
 
 class Whitening(eqx.Module):
@@ -136,7 +137,7 @@ class Orthonormal(Basis):
     r"""The span of another basis, whitened against the observed contexts, so that $m_\Phi = 1$ by construction."""
 
     basis: Basis
-    tolerance: float | None = eqx.field(static=True, converter=plain_float, default=None)
+    tolerance: float | None = eqx.field(static=True, converter=plain_number, default=None)
 
     def __check_init__(self):
         if not isinstance(self.basis, Basis):
