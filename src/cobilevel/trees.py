@@ -1,11 +1,14 @@
-"""Linear algebra on pytrees: what solvers do with ``x``, ``W`` and directions of their shapes."""
+"""Linear algebra on pytrees: what solvers do with ``x``, ``W`` and directions of their shapes; and as vectors."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from .host import module_of
 from .programs import arithmetic, put
 
 
@@ -58,3 +61,30 @@ def clip_norm(a: PyTree, radius: Any) -> PyTree:
     size = norm(a)
     xp = arithmetic(a, radius)
     return scale(xp.minimum(1, radius / xp.maximum(size, jnp.finfo(size.dtype).tiny)), a)
+
+
+def flattened(tree: PyTree) -> Float[np.ndarray, " n"]:
+    """A pytree as one vector, in double precision."""
+    return np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree)])
+
+
+def as_rows(tree: PyTree) -> Float[np.ndarray, "n k"]:
+    """Leaves with a common leading axis side by side, one row for each index of it, in double precision."""
+    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(tree)]
+    flat = [leaf.reshape(len(leaf), math.prod(leaf.shape[1:])) for leaf in leaves]
+    return np.ascontiguousarray(np.concatenate(flat, axis=1))
+
+
+def shaped_like(tree: PyTree, numbers: Any, dtype: Any = None, lead: int = 0) -> PyTree:
+    """The inverse: what lies along the last axis of an array as the leaves of a pytree.
+
+    The first `lead` axes of the leaves are those of the array.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    numbers = numbers if dtype is None else module_of(numbers).asarray(numbers, dtype)
+    shapes = [np.shape(leaf)[lead:] for leaf in leaves]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    parts = module_of(numbers).split(numbers, ends, axis=-1)
+    return structure.unflatten(
+        [part.reshape((*numbers.shape[:lead], *shape)) for part, shape in zip(parts, shapes, strict=True)]
+    )

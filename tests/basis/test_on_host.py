@@ -66,7 +66,7 @@ def test_nothing_is_compiled_and_traced_features_are_the_same(domain, bases, mon
     given = {size: drawn(domain, size) for size in (5, 41, 300)}
     observed = domain.pack(given[300])
     weights = jax.device_put(RNG.uniform(0.5, 2.0, 300))
-    monkeypatch.setattr(base, "_NUMBERS_AT_ONCE", 64)  # in many blocks
+    monkeypatch.setattr(base, "NUMBERS_AT_ONCE", 64)  # in many blocks
     before, found = len(COMPILED), []
     for basis in bases:
         fitted = basis.fit(domain, observed, weights)

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.basis import neighbours, richer_basis
+from cobilevel.basis import Axes, richer_basis
 from problems import LINE
 
 
 def test_neighbours_and_richer_bases():
-    corner = np.array([[0, 0], [1, 0], [0, 1]])
-    assert {tuple(k) for k in neighbours(corner)} == {(2, 0), (1, 1), (0, 2)}
-    assert {tuple(k) for k in neighbours(np.array([[0, 0], [1, 0]]))} == {(2, 0), (0, 1)}
+    axes, corner = Axes.of(cb.Box([0.0, 0.0], [1.0, 1.0])), np.array([[0, 0], [1, 0], [0, 1]])
+    assert {tuple(k) for k in axes.neighbours(corner)} == {(2, 0), (1, 1), (0, 2)}
+    assert {tuple(k) for k in axes.neighbours(np.array([[0, 0], [1, 0]]))} == {(2, 0), (0, 1)}
     assert repr(richer_basis(cb.Chebyshev(5), LINE, 5, 100)) == "Chebyshev(10)"
     assert repr(richer_basis(cb.Orthonormal(cb.Partition(5)), LINE, 5, 100)) == "Orthonormal(Partition(10))"
     assert richer_basis(cb.Partition(5), LINE, 5, 9) is None  # only halved cells hold the span

@@ -77,8 +77,8 @@ def test_sets_of_a_users_own_are_listed_up_to_a_limit():
         def count_coupled(self, degrees):
             return None
 
-        def admits_each(self, rows, n):
-            return np.ones(len(rows), bool)
+        def admits(self, k, n):
+            return np.ones(len(k), bool)
 
     with pytest.raises(ValueError, match="can be listed"):
         Odd().table(2100, 2)

@@ -1,16 +1,18 @@
-"""Contexts coordinate by coordinate: how each is called, which values it takes, and how they make up a context."""
+"""Contexts coordinate by coordinate: their names and values, and the policy as a table over them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame, one_length
 from ..programs import put
+from ..trees import as_rows
+from .uncertainty import names_of
 
 _FAR_OUT = 0.9  # how far out, on the reference interval, a domain without ends is shown: about twice its scale
-_SHORT = 4  # digits of a number in a label
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class ContextAxis:
         """One value in words: strings as they are, numbers short."""
         if self.labels is not None:
             return self.labels[round(float(value))]
-        return ", ".join(f"{number:.{_SHORT}g}" for number in np.atleast_1d(value))
+        return ", ".join(f"{number:.4g}" for number in np.atleast_1d(value))
 
     def codes(self, column: Any) -> np.ndarray:
         """A column as numbers; strings by their position, NaN where the domain does not have them."""
@@ -80,26 +82,6 @@ def axes_of(domain: Domain) -> list[ContextAxis]:
     return [ContextAxis("xi", domain)]
 
 
-def from_coordinates(domain: Domain, columns: Sequence[Any]) -> np.ndarray:
-    """Contexts from their coordinates, one array each."""
-    return np.stack(np.broadcast_arrays(*columns), axis=-1) if isinstance(domain, Box | Mixed) else columns[0]
-
-
-def coordinates_of(domain: Domain, xi: Any) -> np.ndarray:
-    """Contexts of a data set, one coordinate a column."""
-    packed: Any = np.asarray(domain.pack(xi, "samples: xi"), float)
-    return domain.coordinates(packed)  # pyright: ignore[reportReturnType]
-
-
-@dataclass(frozen=True)
-class ContextRows:
-    """A list of contexts: as the library has them, and as columns to show; `frame`: what they came in, if in one."""
-
-    xi: np.ndarray
-    columns: dict[str, np.ndarray]
-    frame: Frame | None = None
-
-
 def packed_by_name(domain: Domain, xi: Any) -> Any:
     """Contexts as one array; raises where they come by name and the domain has none, since their order may differ."""
     if isinstance(domain, Box) and (isinstance(xi, Mapping) or is_frame(xi)):
@@ -111,8 +93,11 @@ def packed_by_name(domain: Domain, xi: Any) -> Any:
     return domain.pack(xi)
 
 
-def context_rows(domain: Domain, contexts: Any, caller: str) -> ContextRows:
-    """Contexts as an array, a dict of columns or a data frame, one a row; what the domain does not know is NaN."""
+def context_rows(domain: Domain, contexts: Any, caller: str) -> tuple[np.ndarray, dict[str, np.ndarray], Frame | None]:
+    """Contexts from an array, a dict of columns or a data frame, one a row; what the domain does not know is NaN.
+
+    As one array, as columns to show, and the frame, if they came in one.
+    """
     if isinstance(domain, Box):
         packed_by_name(domain, contexts)
     axes = axes_of(domain)
@@ -124,18 +109,18 @@ def context_rows(domain: Domain, contexts: Any, caller: str) -> ContextRows:
         names = [axis.name for axis in axes] if named else frame.names
         frame.require(names, "the domain")
         columns = {name: frame.column(name).values for name in names}
-        return ContextRows(_from_columns(domain, axes, columns, caller), columns, frame)
+        return _from_columns(domain, axes, columns, caller), columns, frame
     if isinstance(contexts, Mapping):
         columns = {name: np.atleast_1d(_table(column, caller)) for name, column in contexts.items()}
         chosen = {axis.name: columns[axis.name] for axis in axes if axis.name in columns} if named else columns
-        return ContextRows(_from_columns(domain, axes, chosen, caller), columns)
+        return _from_columns(domain, axes, chosen, caller), columns, None
     array = _table(contexts, caller)
     array = axes[0].codes(array) if array.dtype.kind in "OUT" else array
     if array.shape[array.ndim - len(domain.shape) :] != domain.shape:
         raise ValueError(f"{caller}: contexts of {domain!r} end in shape {domain.shape}, got {array.shape}.")
     rows = array.reshape(-1, *domain.shape)
     parts: Any = domain.coordinates(rows)  # pyright: ignore[reportArgumentType]
-    return ContextRows(rows, {axis.name: axis.words(parts[:, j]) for j, axis in enumerate(axes)})
+    return rows, {axis.name: axis.words(parts[:, j]) for j, axis in enumerate(axes)}, None
 
 
 def _table(values: Any, caller: str) -> np.ndarray:
@@ -158,3 +143,30 @@ def _from_columns(domain: Domain, axes: list[ContextAxis], columns: dict[str, np
     coded = [axis.codes(column) for axis, column in zip(axes, columns.values(), strict=True)]
     table = np.stack(np.broadcast_arrays(*[column.astype(float) for column in coded]), axis=-1)
     return table if domain.shape else table[:, 0]
+
+
+def component_names(rows: Any, letter: str = "y") -> tuple[str, ...]:
+    """The components of ``y``, from arrays with a leading axis more: ``y``, ``y[0]``; by their own names where ``y``
+    has some, ``stock``, ``stock[0]``."""
+    one = jax.tree.map(lambda leaf: np.asarray(leaf)[0], rows)
+    if not isinstance(one, dict):
+        return names_of(one, letter)
+    return tuple(name for key in sorted(one) for name in names_of(one[key], str(key)))
+
+
+def policy_names(solution: Any) -> tuple[str, ...]:
+    """The components of ``y``: of the policy, since coefficients have fewer under equalities."""
+    domain = solution.basis.domain
+    return component_names(solution.policy(domain.place(np.zeros((1, domain.dimension)))))
+
+
+def policy_table(solution: Any, contexts: Any) -> Any:
+    """A data frame of the library that the contexts came in, or a dict of NumPy columns."""
+    domain = solution.basis.domain
+    xi, columns, frame = context_rows(domain, contexts, "solution.table")
+    free = lambda name: f"policy {name}" if name in columns else name
+    names = policy_names(solution)
+    y = as_rows(solution.policy(xi)).astype(solution.basis.constant.dtype) if len(xi) else np.zeros((0, len(names)))
+    results = {free(name): column for name, column in zip(names, y.T, strict=True)}
+    results[free("in_domain")] = np.asarray(domain.contains(put(xi)), bool)
+    return {**columns, **results} if frame is None else frame.with_results(list(columns), results)

@@ -16,9 +16,8 @@ from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_bas
 from ..checks import path_given
 from ..problem import Problem, Smoothing, double, form_of, in_double
 from ..programs import put
-from .feasibility import Feasibility
 from .identity import check_constraints, close_to, different_functions, features_at
-from .result import Result
+from .result import Feasibility, Result
 from .saving import FORMAT, objectives_from_file
 from .solution import Saved, Solution
 from .uncertainty import from_file

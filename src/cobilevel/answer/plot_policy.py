@@ -1,4 +1,7 @@
-"""The policy over one or two contexts, the others held, drawn with its 95% interval and with the data."""
+"""The policy over one or two contexts, the others held, with its 95% interval and the data; and what all figures share.
+
+Matplotlib is imported where it is used, since it takes seconds to load; no backend is chosen.
+"""
 
 import textwrap
 from collections.abc import Mapping
@@ -8,17 +11,31 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..problem import joint_contexts
-from .contexts import ContextAxis, axes_of, coordinates_of, from_coordinates
-from .drawing import COLOURS, DOTS, shown_figure, tidy
-from .table import component_names, components_at, policy_names
+from ..problem import Box, Mixed, joint_contexts
+from ..trees import as_rows
+from .contexts import ContextAxis, axes_of, component_names, policy_names
 from .uncertainty import QUANTILE
 
-_POINTS = 201  # on a line
-_SIDE = 61  # of a map
+COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#edae49", "#a0a0a0", "#5c5c5c", "#6a4c93", "#00798c")
+DOTS = 400  # observations shown: more would hide the curves
+DPI = 150
+_POINTS = 201  # on a line; a third of them along each side of a map
 _PANELS = 4  # components of y that have one each
 _MOST_LABELS = 12  # categories that are named on an axis
-_TITLE_WIDTH = 70  # characters of a line of the title
+_LINE = 70  # characters that fit across one panel
+
+
+def shown_figure(width: float | int, height: float | int) -> Any:
+    """A figure by pyplot, so that notebooks and ``plt.show`` show it."""
+    import matplotlib.pyplot as plt
+
+    return plt.figure(figsize=(width, height), layout="constrained")
+
+
+def tidy(*axes: Any) -> None:
+    """Without the frame on the sides where nothing is read off."""
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
 
 
 @dataclass(frozen=True)
@@ -31,24 +48,17 @@ class Slice:
     held: dict[str, float]
     said: str
 
-    def at(self, *columns: np.ndarray) -> np.ndarray:
-        """Contexts with these values along `over`."""
-        given = dict(zip((axis.name for axis in self.over), columns, strict=True))
-        return from_coordinates(
-            self.solution.basis.domain, [given.get(a.name, self.held.get(a.name)) for a in self.axes]
-        )
-
-    def values(self, *columns: np.ndarray) -> np.ndarray:
-        """The components of the policy there."""
-        return components_at(self.solution, self.at(*columns))
-
-    def reach(self, *columns: np.ndarray) -> np.ndarray | None:
-        """Half of the 95% interval there; ``None`` where there is none."""
+    def at(self, *columns: np.ndarray, interval: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
+        """The components of the policy along `over`, and half of their 95% intervals, if there are any."""
+        given = self.held | dict(zip((axis.name for axis in self.over), columns, strict=True))
+        xi: Any = [given[axis.name] for axis in self.axes]
+        vectors = isinstance(self.solution.basis.domain, Box | Mixed)
+        xi = np.stack(np.broadcast_arrays(*xi), axis=-1) if vectors else xi[0]
         try:
-            errors = self.solution.policy_standard_error(self.at(*columns))
+            reach = QUANTILE * as_rows(self.solution.policy_standard_error(xi)) if interval else None
         except ValueError:
-            return None
-        return QUANTILE * np.concatenate([leaf.reshape(len(columns[0]), -1) for leaf in jax.tree.leaves(errors)], 1)
+            reach = None
+        return as_rows(self.solution.policy(xi)), reach
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,28 +68,30 @@ class Slice:
 
 def plot_policy(solution: Any, over: Any, at: Mapping[str, Any] | None, samples: Any) -> Any:
     """A figure of the policy over one context (lines, or points of categories) or two (maps, or lines by category)."""
-    observed = (
-        None if samples is None else coordinates_of(solution.basis.domain, joint_contexts(samples, "plot: samples"))
-    )
+    domain, observed = solution.basis.domain, None
+    if samples is not None:
+        packed = domain.pack(joint_contexts(samples, "plot: samples"), "samples: xi")
+        observed = domain.coordinates(np.asarray(packed, float))
     cut = _slice(solution, over, dict(at or {}), observed)
-    data = None if samples is None else _like_policy(solution, samples)
-    finite = [axis.finite for axis in cut.over]
-    shown = len(cut.names) if len(cut.over) == 1 else min(len(cut.names), _PANELS)
-    figure = shown_figure(7, 4.4) if len(cut.over) == 1 else shown_figure(1.2 + 5.2 * shown, 4.4)
-    place = [] if observed is None else [observed[:, cut.axes.index(axis)] for axis in cut.over]
+    place = [] if observed is None else [observed[:DOTS, cut.axes.index(axis)] for axis in cut.over]
     if len(cut.over) == 1:
+        panels, shown, figure = 1, min(len(cut.names), len(COLOURS)), shown_figure(7, 4.4)
+        data = None if samples is None else _like_policy(solution, samples)
         axis = figure.add_subplot()
-        (_draw_categories if finite[0] else _draw_lines)(axis, cut, place, data)
+        (_draw_categories if cut.over[0].finite else _draw_lines)(axis, cut, place, data)
+        axis.set(xlabel=cut.over[0].name, ylabel="policy")
+        axis.legend(frameon=False)
         tidy(axis)
     else:
-        panels = figure.subplots(1, shown, squeeze=False)[0]
-        draw = _draw_by_category if any(finite) and not all(finite) else _draw_map
-        for j, axis in enumerate(panels):
+        panels = shown = min(len(cut.names), _PANELS)
+        figure = shown_figure(1.2 + 5.2 * shown, 4.4)
+        draw = _draw_by_category if cut.over[0].finite != cut.over[1].finite else _draw_map
+        for j, axis in enumerate(figure.subplots(1, shown, squeeze=False)[0]):
             draw(figure, axis, cut, place, j)
-    left = len(cut.names) - (min(shown, len(COLOURS)) if len(cut.over) == 1 else shown)
+    left = len(cut.names) - shown
     more = f" (without {left} more components)" if left > 0 else ""
     title = f"Policy over {' and '.join(axis.name for axis in cut.over)}{more}{cut.said}"
-    figure.suptitle(textwrap.fill(title, _TITLE_WIDTH * max(1, shown if len(cut.over) == 2 else 1)), fontsize="medium")
+    figure.suptitle(textwrap.fill(title, _LINE * panels), fontsize="medium")
     return figure
 
 
@@ -101,29 +113,24 @@ def _slice(solution: Any, over: Any, at: dict[str, Any], observed: np.ndarray | 
         raise ValueError(f"plot: over takes one or two contexts out of {names}, got {over!r}{held}.")
     held, said = {}, []
     for j, axis in enumerate(axes):
-        if axis.name in wanted:
-            continue
-        if axis.name in at:
-            value, why = _held_value(axis, at[axis.name]), ""
-        else:
-            value, why = _usual(axis, None if observed is None else observed[:, j])
-        held[axis.name] = value
-        said.append(f"{axis.name} = {axis.label(value)}{why}")
+        if axis.name not in wanted:
+            value, why = _held_value(axis, at, None if observed is None else observed[:, j])
+            held[axis.name] = value
+            said.append(f"{axis.name} = {axis.label(value)}{why}")
     words = f", at {', '.join(said)}" if said else ""
     return Slice(solution, axes, [axes[names.index(name)] for name in wanted], held, words)
 
 
-def _held_value(axis: ContextAxis, given: Any) -> float:
-    value = axis.codes(np.asarray(given)).astype(float)
-    if value.ndim or not axis.has(value):
-        raise ValueError(f"plot: at holds {axis.name} at {given!r}, which is not in {axis.part!r}.")
-    return float(value)
-
-
-def _usual(axis: ContextAxis, observed: np.ndarray | None) -> tuple[float, str]:
-    """The median, or the most frequent category; without samples the middle of the domain, or its first value."""
+def _held_value(axis: ContextAxis, at: dict[str, Any], observed: np.ndarray | None) -> tuple[float, str]:
+    """The value asked for; else the median, or the most frequent category; without samples the middle of the domain, or
+    its first value. And why, in words."""
+    if axis.name in at:
+        value = axis.codes(np.asarray(at[axis.name])).astype(float)
+        if value.ndim or not axis.has(value):
+            raise ValueError(f"plot: at holds {axis.name} at {at[axis.name]!r}, which is not in {axis.part!r}.")
+        return float(value), ""
     if observed is None:
-        return float(axis.values[0] if axis.finite else axis.along(3)[1]), " (first)" if axis.finite else " (middle)"
+        return (float(axis.values[0]), " (first)") if axis.finite else (float(axis.along(3)[1]), " (middle)")
     if not axis.finite:
         return float(np.median(observed)), " (median)"
     values, counts = np.unique(observed, return_counts=True)
@@ -135,48 +142,49 @@ def _like_policy(solution: Any, samples: Any) -> dict[str, np.ndarray] | None:
     eta, W = jax.tree.leaves(getattr(samples, "eta", None)), jax.tree.leaves(solution.W)
     if [np.shape(leaf)[1:] for leaf in eta] != [np.shape(leaf)[1:] for leaf in W] or getattr(samples, "crossed", True):
         return None
-    table = np.concatenate([np.asarray(leaf, float).reshape(len(leaf), -1) for leaf in eta], axis=1)
-    return dict(zip(component_names(samples.eta, "eta"), table[:DOTS].T, strict=True))
+    return dict(zip(component_names(samples.eta, "eta"), as_rows(eta)[:DOTS].T, strict=True))
+
+
+def _dots(axis: Any, x: np.ndarray, data: dict[str, np.ndarray], j: int) -> None:
+    """The observations of one component."""
+    name, y = list(data.items())[j]
+    axis.plot(x, y, ".", ms=4, color=COLOURS[j], alpha=0.3, mew=0, label=f"samples of {name}", zorder=1)
+
+
+def _line(axis: Any, grid: np.ndarray, y: np.ndarray, reach: np.ndarray | None, **style: Any) -> None:
+    """A curve with its interval."""
+    if reach is not None:
+        axis.fill_between(grid, y - reach, y + reach, color=style["color"], alpha=0.2, lw=0)
+    axis.plot(grid, y, lw=1.6, **style)
 
 
 def _draw_lines(axis: Any, cut: Slice, place: list[np.ndarray], data: dict[str, np.ndarray] | None) -> None:
     grid = cut.over[0].along(_POINTS)
-    values, reach = cut.values(grid), cut.reach(grid)
+    values, reach = cut.at(grid)
     for j, (name, colour) in enumerate(zip(cut.names, COLOURS, strict=False)):
         if data is not None:
-            _dots(axis, place[0][:DOTS], data, j, colour)
-        if reach is not None:
-            label = "95% interval, given x" if not j else None
-            low, high = values[:, j] - reach[:, j], values[:, j] + reach[:, j]
-            axis.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0, label=label)
-        axis.plot(grid, values[:, j], color=colour, lw=1.6, label=name)
-    axis.set(xlabel=cut.over[0].name, ylabel="policy", xlim=(grid[0], grid[-1]))
-    axis.legend(frameon=False)
-
-
-def _dots(axis: Any, x: np.ndarray, data: dict[str, np.ndarray], j: int, colour: str) -> None:
-    """The observations of one component."""
-    name = list(data)[j]
-    label, y = f"samples of {name}", data[name]
-    axis.plot(x, y, ".", ms=4, color=colour, alpha=0.3, mew=0, label=label, zorder=1)
+            _dots(axis, place[0], data, j)
+        _line(axis, grid, values[:, j], None if reach is None else reach[:, j], color=colour, label=name)
+    if reach is not None:
+        axis.collections[0].set_label("95% interval, given x")
+    axis.set(xlim=(grid[0], grid[-1]))
 
 
 def _draw_categories(axis: Any, cut: Slice, place: list[np.ndarray], data: dict[str, np.ndarray] | None) -> None:
     held = cut.over[0].values
-    values, reach, where = cut.values(held), cut.reach(held), np.arange(len(held))
+    (values, reach), where = cut.at(held), np.arange(len(held))
     count = min(len(cut.names), len(COLOURS))
     for j, (name, colour) in enumerate(zip(cut.names, COLOURS, strict=False)):
         shift = 0.5 * ((j + 0.5) / count - 0.5)
         if data is not None and held.ndim == 1:
-            spots = np.searchsorted(np.sort(held), place[0][:DOTS])
+            spots = np.searchsorted(np.sort(held), place[0])
             spots = np.argsort(held)[np.minimum(spots, len(held) - 1)] + shift + np.linspace(-0.1, 0.1, len(spots))
-            _dots(axis, spots, data, j, colour)
+            _dots(axis, spots, data, j)
         bars = None if reach is None else reach[:, j]
         label = f"{name}, with 95% interval given x" if reach is not None and not j else name
         axis.errorbar(where + shift, values[:, j], bars, fmt="o", ms=3.5, capsize=5, color=colour, label=label)
     _name_categories(axis.xaxis, cut.over[0])
-    axis.set(xlabel=cut.over[0].name, ylabel="policy", xlim=(-0.6, len(held) - 0.4))
-    axis.legend(frameon=False)
+    axis.set(xlim=(-0.6, len(held) - 0.4))
 
 
 def _name_categories(side: Any, axis: ContextAxis) -> None:
@@ -184,7 +192,7 @@ def _name_categories(side: Any, axis: ContextAxis) -> None:
     held = axis.values
     step = -(-len(held) // _MOST_LABELS)
     labels = [axis.label(value) for value in held[::step]]
-    turn = {"rotation": 45, "ha": "right"} if side.axis_name == "x" and sum(map(len, labels)) > _TITLE_WIDTH else {}
+    turn = {"rotation": 45, "ha": "right"} if side.axis_name == "x" and sum(map(len, labels)) > _LINE else {}
     side.set_ticks(np.arange(len(held))[::step], labels, **turn)
 
 
@@ -194,11 +202,9 @@ def _draw_by_category(figure: Any, axis: Any, cut: Slice, place: list[np.ndarray
     grid = line.along(_POINTS)
     for value, colour in zip(category.values, COLOURS, strict=False):
         fixed = np.full(len(grid), value)
-        columns = (grid, fixed) if cut.over[0] is line else (fixed, grid)
-        values, reach = cut.values(*columns)[:, j], cut.reach(*columns)
-        if reach is not None:
-            axis.fill_between(grid, values - reach[:, j], values + reach[:, j], color=colour, alpha=0.15, lw=0)
-        axis.plot(grid, values, color=colour, lw=1.6, label=category.label(value))
+        values, reach = cut.at(*((grid, fixed) if cut.over[0] is line else (fixed, grid)))
+        half = None if reach is None else reach[:, j]
+        _line(axis, grid, values[:, j], half, color=colour, label=category.label(value))
     more = len(category.values) - len(COLOURS)
     heading = category.name if more <= 0 else f"{category.name} (without {more} more)"
     axis.set(xlabel=line.name, ylabel=cut.names[j], xlim=(grid[0], grid[-1]))
@@ -208,9 +214,9 @@ def _draw_by_category(figure: Any, axis: Any, cut: Slice, place: list[np.ndarray
 
 def _draw_map(figure: Any, axis: Any, cut: Slice, place: list[np.ndarray], j: int) -> None:
     """A map of one component over two contexts, both of them numbers or both categories."""
-    sides = [one.values if one.finite else one.along(_SIDE) for one in cut.over]
+    sides = [one.values if one.finite else one.along(_POINTS // 3) for one in cut.over]
     x, y = (table.ravel() for table in np.meshgrid(*sides, indexing="ij"))
-    z = cut.values(x, y)[:, j].reshape(len(sides[0]), len(sides[1])).T
+    z = cut.at(x, y, interval=False)[0][:, j].reshape(len(sides[0]), len(sides[1])).T
     if cut.over[0].finite:
         drawn = axis.pcolormesh(np.arange(len(sides[0])), np.arange(len(sides[1])), z, cmap="viridis")
         _name_categories(axis.xaxis, cut.over[0])
@@ -218,6 +224,6 @@ def _draw_map(figure: Any, axis: Any, cut: Slice, place: list[np.ndarray], j: in
     else:
         drawn = axis.contourf(sides[0], sides[1], z, levels=16, cmap="viridis")
         if place:
-            axis.plot(place[0][:DOTS], place[1][:DOTS], ".", ms=2, color="white", alpha=0.4, mew=0)
+            axis.plot(*place, ".", ms=2, color="white", alpha=0.4, mew=0)
     figure.colorbar(drawn, ax=axis, label=cut.names[j])
     axis.set(xlabel=cut.over[0].name, ylabel=cut.over[1].name)

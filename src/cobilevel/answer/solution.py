@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,14 @@ from ..basis import FeatureMap, combine, domain_to_json
 from ..checks import path_given
 from ..problem import Form, Problem, Smoothing, double, kept_digits
 from ..programs import arithmetic, put
-from .contexts import packed_by_name
-from .feasibility import Feasibility
+from ..trees import shaped_like
+from .contexts import packed_by_name, policy_table
 from .identity import Objectives, check_constraints
 from .plot_policy import plot_policy
-from .result import Result
+from .result import Feasibility, Result
 from .saving import write_solution
 from .summary import in_notebook, printed, summarised
-from .table import policy_table
-from .uncertainty import Uncertainty, like_x, unknown
+from .uncertainty import Uncertainty, unknown
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class Saved:
     structure: str
 
 
-@dataclass(frozen=True, eq=False)
-class Precise:
+class Precise(NamedTuple):
     """A solution with all the digits it was computed with, as NumPy arrays: no switch of JAX cuts them off."""
 
     x: PyTree[np.ndarray]
@@ -88,24 +86,22 @@ class Solution:
     @property
     def uncertainty(self) -> Uncertainty:
         """How well the samples determine ``x``; computed when first asked for (printing asks)."""
-        found = self.inference
-        if callable(found):
-            found = found()
-            object.__setattr__(self, "inference", found)
-        return (
-            unknown(self.x, "standard errors are not known: the solution holds no samples.") if found is None else found
-        )
+        known = self.inference
+        if callable(known):
+            known = known()
+            object.__setattr__(self, "inference", known)
+        return known or unknown(self.x, "standard errors are not known: the solution holds no samples.")
 
     @property
     def standard_error(self) -> PyTree:
         """Of each coordinate of ``x``, in its shape: infinite where the samples do not determine it."""
-        return like_x(self.uncertainty.error, self.x)
+        return shaped_like(self.x, self.uncertainty.error)
 
     @property
     def interval(self) -> tuple[PyTree, PyTree]:
         """The ends of 95% intervals of the coordinates of ``x``, each in its shape."""
         lo, hi = self.uncertainty.interval
-        return like_x(lo, self.x), like_x(hi, self.x)
+        return shaped_like(self.x, lo), shaped_like(self.x, hi)
 
     def policy(self, xi: Any) -> PyTree[Array]:
         """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain.
@@ -139,11 +135,9 @@ class Solution:
         found = found or self.policy_noise(rows)  # pyright: ignore[reportOptionalCall]
         if isinstance(found, str):
             raise ValueError(f"policy_standard_error: {found}")
-        leaves, structure = jax.tree.flatten(y)
-        sizes = [leaf[0].size for leaf in jax.tree.leaves(self.W)]
-        parts = np.split(found, np.cumsum(sizes)[:-1], axis=1)
-        shaped = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
-        return jax.tree.unflatten(structure, shaped)
+        lead = np.shape(xi)[: np.ndim(xi) - len(self.basis.domain.shape)]
+        errors = shaped_like(y, found.reshape(*lead, found.shape[1]), lead=len(lead))
+        return jax.tree.map(lambda error, like: error.astype(like.dtype), errors, y)
 
     def full_parts(self) -> tuple[PyTree, PyTree, Any, Any]:
         """``x``, ``W``, and transform and constant of the basis, in double precision where that is what they were found
@@ -151,8 +145,7 @@ class Solution:
         own = (self.x, self.W, self.basis.transform, self.basis.constant)
         if self.precise is None:
             return own
-        held = (self.precise.x, self.precise.W, self.precise.transform, self.precise.constant)
-        return tuple(_full(precise, given) for precise, given in zip(held, own, strict=True))  # pyright: ignore
+        return tuple(_full(precise, given) for precise, given in zip(self.precise, own, strict=True))  # pyright: ignore
 
     def rounded(self, dtype: Any) -> "Solution":
         """The solution in a floating dtype, what it was computed in kept along."""

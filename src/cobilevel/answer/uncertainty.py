@@ -1,16 +1,17 @@
 """``Uncertainty``: how well the samples determine ``x``, coordinate by coordinate, and which directions they do not."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from statistics import NormalDist
 from typing import Any
 
 import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 
-_MOST_ROWS = 40  # coordinates of x that are printed
+from ..trees import flattened
+
 TABLE_HEAD = ("", "estimate", "std. error", "95% interval", "")
-QUANTILE = 1.959963984540054  # of the normal law, for 95%
+QUANTILE = NormalDist().inv_cdf(0.975)  # of the standard normal law, for intervals of 95%
 
 
 @dataclass(frozen=True)
@@ -47,37 +48,33 @@ class Uncertainty:
         reach = QUANTILE * self.error
         return np.stack([middle - reach, middle + reach])
 
-    def cells(self) -> list[tuple[str, ...]]:
-        """The decision, one coordinate a row: name, estimate, standard error, 95% interval, note."""
+    def cells(self, most: int = 40) -> list[tuple[str, ...]]:
+        """The decision, one coordinate a row, at most so many: name, estimate, standard error, 95% interval, note."""
         (lo, hi), rows = self.interval, []
-        for j, name in enumerate(self.names[:_MOST_ROWS]):
+        for j, name in enumerate(self.names[:most]):
             ends = f"[{lo[j]:.5g}, {hi[j]:.5g}]" if np.isfinite(self.error[j]) else ""
             error = "" if np.isnan(self.error[j]) else f"{self.error[j]:.3g}"
             rows.append((name, f"{self.x[j]:.6g}", error, ends, self.notes[j]))
-        more = len(self.names) - _MOST_ROWS
+        more = len(self.names) - most
         return rows + ([(f"... and {more} more", "", "", "", "")] if more > 0 else [])
 
     def table(self) -> str:
         """The same as text."""
-        lines = [TABLE_HEAD, *self.cells()[:_MOST_ROWS]]
-        widths = [max(len(line[k]) for line in lines) for k in range(4)]
+        lines = [TABLE_HEAD, *self.cells()]
+        width = [max(len(line[k]) for line in lines if line[1]) for k in range(4)]  # the line on others is longer
         rows = [
-            "  ".join([line[0].ljust(widths[0]), *(line[k].rjust(widths[k]) for k in (1, 2, 3)), line[4]])
+            "  ".join([line[0].ljust(width[0]), *(line[k].rjust(width[k]) for k in (1, 2, 3)), line[4]])
             for line in lines
         ]
-        rows += [line[0] for line in self.cells()[_MOST_ROWS:]]
         return "\n".join(row.rstrip() for row in rows)
 
 
-_ARRAYS = ("x", "error", "bias", "covariance", "hessian", "directions")
-_WORDS = ("names", "notes", "undetermined", "why_not", "value", "value_error")
-
-
-def to_file(found: Uncertainty) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def to_file(known: Uncertainty) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What a file keeps: a document, and arrays."""
-    document = {name: getattr(found, name) for name in _WORDS}
-    document = {name: list(part) if isinstance(part, tuple) else part for name, part in document.items()}
-    return document, {name: getattr(found, name) for name in _ARRAYS if getattr(found, name) is not None}
+    parts = {part.name: getattr(known, part.name) for part in fields(known)}
+    arrays = {name: part for name, part in parts.items() if isinstance(part, np.ndarray)}
+    words = {name: part for name, part in parts.items() if name not in arrays and part is not None}
+    return {name: list(part) if isinstance(part, tuple) else part for name, part in words.items()}, arrays
 
 
 def from_file(document: dict[str, Any], arrays: dict[str, Any]) -> Uncertainty:
@@ -85,33 +82,25 @@ def from_file(document: dict[str, Any], arrays: dict[str, Any]) -> Uncertainty:
     words: Any = {name: tuple(map(str, document[name])) for name in ("names", "notes", "undetermined")}
     words |= {name: float(document[name]) for name in ("value", "value_error")}
     numbers: Any = {name: np.asarray(part, float) for name, part in arrays.items()}
-    found = Uncertainty(**words, why_not=str(document["why_not"]), **numbers)
-    size = len(found.names)
+    known = Uncertainty(**words, why_not=str(document["why_not"]), **numbers)
+    size = len(known.names)
     shapes = {"x": (size,), "error": (size,), "bias": (size,), "covariance": (size, size), "hessian": (size, size)}
-    if len(found.notes) != size or any(numbers[name].shape != shapes[name] for name in shapes.keys() & arrays.keys()):
+    if len(known.notes) != size or any(numbers[name].shape != shapes[name] for name in shapes.keys() & arrays.keys()):
         raise ValueError("the file is damaged: its standard errors are not of the coordinates they name.")
-    return found
+    return known
 
 
 def names_of(x: PyTree, letter: str = "x") -> tuple[str, ...]:
     """A name for each coordinate of a decision: ``x``, ``x[3]``, ``x['price']``, ``x['toll'][0]``."""
-    found = []
+    names = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-        base = letter + jax.tree_util.keystr(path)
-        shape = np.shape(leaf)
-        found += [base + (f"[{', '.join(map(str, place))}]" if shape else "") for place in np.ndindex(*shape)]
-    return tuple(found)
+        base, shape = letter + jax.tree_util.keystr(path), np.shape(leaf)
+        names += [base + (f"[{', '.join(map(str, place))}]" if shape else "") for place in np.ndindex(*shape)]
+    return tuple(names)
 
 
 def unknown(x: PyTree, why: str, value: float = np.nan) -> Uncertainty:
-    """What is known where standard errors could not be found out."""
-    flat, names = np.asarray(ravel_pytree(x)[0], float), names_of(x)
+    """Where standard errors could not be computed."""
+    flat, names = flattened(x), names_of(x)
     nothing = np.full(len(flat), np.nan)
     return Uncertainty(names, flat, nothing, nothing, ("",) * len(flat), why_not=why, value=value)
-
-
-def like_x(values: Float[np.ndarray, " dx"], x: PyTree[Array]) -> Any:
-    """A vector over the coordinates of ``x``, in its shape."""
-    leaves, structure = jax.tree.flatten(x)
-    parts = np.split(values, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-    return jax.tree.unflatten(structure, [p.reshape(np.shape(leaf)) for p, leaf in zip(parts, leaves, strict=True)])

@@ -5,7 +5,6 @@ degree is a level; of a periodic one the sine and the cosine of each frequency; 
 level 1. A set of products grows from one level to the next.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -15,78 +14,61 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..problem import Domain, Finite, Mixed, Periodic
+from .base import Basis
+from .families import Categorical, Chebyshev, Fourier
+from .tables import one_hot
+
+
+def degree_in(family: type[Basis], k: Any) -> Any:
+    """The degree of functions by number: sine and cosine of a frequency have the same, categories and cells 1."""
+    if issubclass(family, Fourier):
+        return (k + 1) // 2
+    return np.minimum(k, 1) if family.local else k
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One coordinate, and its functions by number."""
+    """One coordinate: the family natural to it, and of a categorical one how many values there are."""
 
-    @abstractmethod
-    def at_level(self, level: int) -> range:
-        """The numbers of the functions of a level; of a level that there is not, none."""
+    family: type[Basis]
+    count: int = 0
 
-    @abstractmethod
+    @staticmethod
+    def of(part: Domain) -> "Axis":
+        """Of a part of a ``Mixed`` domain."""
+        if isinstance(part, Finite):
+            return Axis(Categorical, len(part.values))
+        return Axis(Fourier if isinstance(part, Periodic) else Chebyshev)
+
+    @property
+    def categorical(self) -> bool:
+        return self.family is Categorical
+
+    def basis(self, count: int) -> Any:
+        """The first `count` functions; of categories, all."""
+        return Categorical() if self.categorical else self.family(count)  # pyright: ignore[reportCallIssue]
+
     def level(self, k: Any) -> Any:
         """The level of a function, or of many."""
+        return k if self.family is Chebyshev else degree_in(self.family, k)
 
-    @abstractmethod
-    def functions(self, u: Float[np.ndarray, " n"], count: int) -> Float[np.ndarray, "count n"]:
-        """The first `count` functions at places on the coordinate."""
-
-    def places(self, part: Domain, xi: Any) -> np.ndarray:
-        """Contexts as places on the coordinate."""
-        return np.asarray(part.reference(xi), float)[..., 0]
+    def at_level(self, level: int) -> range:
+        """The numbers of the functions of a level; of a level that there is not, none."""
+        if self.categorical:
+            first = [0, 1, self.count, self.count]
+            return range(first[min(level, 2)], first[min(level, 2) + 1])
+        return range(max(2 * level - 1, 0), 2 * level + 1) if self.family is Fourier else range(level, level + 1)
 
     def below(self, k: int) -> list[int]:
         """A function and all that lie on lower levels."""
         return [one for level in range(int(self.level(k))) for one in self.at_level(level)] + [k]
 
-
-class Degrees(Axis):
-    """Chebyshev polynomials by degree."""
-
-    def at_level(self, level):
-        return range(level, level + 1)
-
-    def level(self, k):
-        return k
-
-    def functions(self, u, count):
-        return np.polynomial.chebyshev.chebvander(u, count - 1).T
-
-
-class Frequencies(Axis):
-    """``1, sin, cos, sin, cos, ...``, two to a level."""
-
-    def at_level(self, level):
-        return range(max(2 * level - 1, 0), 2 * level + 1)
-
-    def level(self, k):
-        return (k + 1) // 2
-
-    def functions(self, u, count):
-        k = np.arange(count)[:, None]
-        angle = np.pi * self.level(k) * u
-        return np.where(k % 2 == 1, np.sin(angle), np.cos(angle))
-
-
-@dataclass(frozen=True)
-class Values(Axis):
-    """The constant, and for each value but the first whether it is that one."""
-
-    count: int
-
-    def at_level(self, level):
-        return range(0, 1) if level == 0 else range(1, self.count) if level == 1 else range(0)
-
-    def level(self, k):
-        return np.minimum(k, 1)
-
-    def functions(self, u, count):
-        return np.concatenate([np.ones((1, len(u))), (np.arange(1, count)[:, None] == u).astype(float)])
-
-    def places(self, part: Any, xi):
-        return np.asarray(part.index(xi), float)
+    def functions(self, u: Float[np.ndarray, " n"], count: int) -> Float[np.ndarray, "count n"]:
+        """The first `count` functions; of categories, the constant and whether it is each value but the first."""
+        if self.categorical:
+            return np.concatenate([np.ones((1, len(u))), one_hot(u, count, float).T[1:]])
+        family: Any = Fourier(count, period=1.0) if self.family is Fourier else Chebyshev(count)
+        return np.ascontiguousarray(family.univariate(u).T)
 
 
 @dataclass(frozen=True)
@@ -97,13 +79,9 @@ class Axes:
 
     @staticmethod
     def of(domain: Domain) -> "Axes":
-        if not isinstance(domain, Mixed):
-            return Axes((Frequencies(),) if isinstance(domain, Periodic) else (Degrees(),) * domain.dimension)
-        kinds = [
-            Values(len(part.values)) if isinstance(part, Finite) else Axes.of(part).each[0]
-            for part in domain.components
-        ]
-        return Axes(tuple(kinds))
+        if isinstance(domain, Mixed):
+            return Axes(tuple(map(Axis.of, domain.components)))
+        return Axes((Axis(Fourier if isinstance(domain, Periodic) else Chebyshev),) * domain.dimension)
 
     def __len__(self) -> int:
         return len(self.each)
@@ -111,19 +89,20 @@ class Axes:
     @property
     def nested(self) -> bool:
         """Whether all functions are in one order: those of one coordinate."""
-        return len(self) == 1 and not isinstance(self.each[0], Values)
+        return len(self) == 1 and not self.categories
 
     @property
     def categories(self) -> bool:
         """Whether a coordinate has categories, of which samples may not show all products."""
-        return any(isinstance(axis, Values) for axis in self.each)
+        return any(axis.categorical for axis in self.each)
 
     def places(self, domain: Domain, xi: Any) -> Float[np.ndarray, "n d"]:
         """Contexts as places on each coordinate."""
         if not isinstance(domain, Mixed):
             return np.asarray(domain.reference(xi), float).reshape(len(xi), -1)
-        columns = zip(self.each, domain.components, np.asarray(xi).T, strict=True)
-        return np.stack([axis.places(part, column) for axis, part, column in columns], axis=1)
+        columns = zip(domain.components, np.asarray(xi).T, strict=True)
+        place = lambda part, column: part.index(column) if isinstance(part, Finite) else part.reference(column)[..., 0]
+        return np.stack([np.asarray(place(part, column), float) for part, column in columns], axis=1)
 
     def table(self, u: Float[np.ndarray, "n d"], members: Int[np.ndarray, "N d"]) -> Float[np.ndarray, "n N"]:
         """Products of functions; in NumPy, as lists of functions change too often to be compiled."""
@@ -152,21 +131,22 @@ class Axes:
     def neighbours(self, table: Int[np.ndarray, "N d"]) -> Int[np.ndarray, "M d"]:
         """The products one level ahead of a set, for which each coordinate has a predecessor in it: its margin."""
         members = {tuple(row) for row in table.tolist()}
-        found = set()
-        for row in members:
-            for j, axis in enumerate(self.each):
-                for k in axis.at_level(int(axis.level(row[j])) + 1):
-                    ahead = (*row[:j], k, *row[j + 1 :])
-                    if ahead not in members and ahead not in found and self._reached(ahead, members):
-                        found.add(ahead)
-        return np.array(self.ordered(found), dtype=int).reshape(-1, table.shape[1])
+        ahead = {
+            (*row[:j], k, *row[j + 1 :])
+            for row in members
+            for j, axis in enumerate(self.each)
+            for k in axis.at_level(int(axis.level(row[j])) + 1)
+        }
+        margin = [row for row in ahead - members if self._reached(row, members)]
+        return np.array(self.ordered(margin), dtype=int).reshape(-1, table.shape[1])
 
     def _reached(self, row: tuple[int, ...], members: set) -> bool:
-        for i, (axis, k) in enumerate(zip(self.each, row, strict=True)):
-            behind = axis.at_level(int(axis.level(k)) - 1) if k else ()
-            if k and not any((*row[:i], one, *row[i + 1 :]) in members for one in behind):
-                return False
-        return True
+        """Whether some function one level lower is in the set, for each coordinate that varies."""
+        return all(
+            any((*row[:i], one, *row[i + 1 :]) in members for one in axis.at_level(int(axis.level(k)) - 1))
+            for i, (axis, k) in enumerate(zip(self.each, row, strict=True))
+            if k
+        )
 
     def closed(self, members: Int[np.ndarray, "N d"], wanted: Iterable[tuple[int, ...]]) -> Int[np.ndarray, "M d"]:
         """The set with some products added, and all that come before these."""
@@ -190,16 +170,15 @@ class Axes:
 
     def pairs(self) -> list[tuple[int, ...]]:
         """The products of two coordinates, each at level 1."""
-        found = []
-        for i, j in combinations(range(len(self)), 2):
-            for a, b in product(self.each[i].at_level(1), self.each[j].at_level(1)):
-                found.append(tuple(a if k == i else b if k == j else 0 for k in range(len(self))))
-        return found
+        return [
+            tuple(a if k == i else b if k == j else 0 for k in range(len(self)))
+            for i, j in combinations(range(len(self)), 2)
+            for a, b in product(self.each[i].at_level(1), self.each[j].at_level(1))
+        ]
 
     def up_to(self, total: int) -> Int[np.ndarray, "N d"]:
         """All products whose levels add up to no more."""
-        rows = [[]]
-        for axis in self.each:
-            choices = [k for level in range(total + 1) for k in axis.at_level(level)]
-            rows = [[*row, k] for row in rows for k in choices]
-        return np.array(self.ordered(tuple(row) for row in rows if self.total(row) <= total), dtype=int)
+        members = np.zeros((1, len(self)), int)
+        for _ in range(total):
+            members = np.concatenate([members, self.neighbours(members)])
+        return members

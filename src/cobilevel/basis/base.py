@@ -6,7 +6,7 @@ A basis is what a user names, ``Chebyshev(5)``; fitted to a domain and to the co
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -14,17 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
-from ..checks import whole
 from ..cluster import shards_of, this_cluster
-from ..host import empty_table, in_threads, module_of, on_host_or_compiled
+from ..host import empty_table, module_of, on_host_or_compiled
 from ..problem import Domain
-from ..programs import Held, arithmetic, is_spread, put
-from .one_hot import OneHot, Rows
+from ..programs import Held, is_spread, put
+from .recipes import Recipe, basis_to_json
+from .tables import OneHot, Rows, upper_triangle
 
-_TRIANGLE_ROWS = 2**15  # of a table that are factorised at once
-_FAR_FROM_DEPENDENT = 1e-6  # the least squared singular value of columns of length 1: products lose as many digits
 _FEWEST_PLACES = 64  # functions from which on places are kept rather than rows of zeros and a one
-_NUMBERS_AT_ONCE = 2**18  # of a table that is computed in NumPy: what is made on the way stays in the cache
+NUMBERS_AT_ONCE = 2**18  # of a table that is computed in NumPy: what is made on the way stays in the cache
 
 
 class FeatureMap(eqx.Module):
@@ -74,7 +72,7 @@ def _features(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N
     if module_of(xi) is jnp:
         return jnp.where(inside[..., None], _mixed(fitted, xi), jnp.nan)
     rows, size = xi.reshape(inside.size, *domain.shape), len(constant)
-    step = max(1, _NUMBERS_AT_ONCE // (size if fitted.transform is None else len(fitted.transform)))
+    step = max(1, NUMBERS_AT_ONCE // (size if fitted.transform is None else len(fitted.transform)))
     table = empty_table(len(rows), size, constant.dtype)
     for start in range(0, len(rows), step):
         table[start : start + step] = _mixed(fitted, rows[start : start + step])
@@ -104,39 +102,20 @@ def _raw(basis: "Basis", domain: Domain, xi: Shaped[Held, "..."]) -> Float[Held,
     return basis.evaluate(domain, xi)
 
 
-def upper_triangle(table: np.ndarray, root: np.ndarray | None = None) -> np.ndarray:
-    """The triangle of a table (its rows times `root`), which has the same least squares and singular values.
-
-    Of a long one block by block, side by side: by its products, which are many times as fast, where its columns are far
-    from dependent; else by the triangles of its blocks.
-    """
-    begins = range(0, len(table), _TRIANGLE_ROWS)
-
-    def block(begin: int) -> np.ndarray:
-        part = table[begin : begin + _TRIANGLE_ROWS]
-        return part if root is None else part * root[begin : begin + _TRIANGLE_ROWS, None]
-
-    if len(begins) > 1:
-        gram = sum(in_threads(lambda begin: (part := block(begin)).T @ part, begins))
-        norms = np.sqrt(np.diag(gram))
-        if np.all(norms > 0) and np.linalg.eigvalsh(gram / np.outer(norms, norms))[0] > _FAR_FROM_DEPENDENT:
-            return np.linalg.cholesky(gram).T
-    parts = list(in_threads(lambda begin: np.linalg.qr(block(begin), mode="r"), begins))
-    return parts[0] if len(parts) == 1 else upper_triangle(np.concatenate(parts))
-
-
 def _fit_of_one(parts: list[np.ndarray], spread: bool) -> np.ndarray:
     """The coefficients whose function is nearest to 1, from features in one table or in the shards of a cluster."""
     tables = [np.column_stack([part, np.ones(len(part))]) for part in parts]
     if spread:
         tables = this_cluster().gathered([upper_triangle(table) for table in tables])
     table = np.concatenate(tables)
-    found = np.linalg.lstsq(table[:, :-1], table[:, -1], rcond=None)[0]
-    return this_cluster().agreed(found) if spread else found
+    nearest = np.linalg.lstsq(table[:, :-1], table[:, -1], rcond=None)[0]
+    return this_cluster().agreed(nearest) if spread else nearest
 
 
-class Basis(eqx.Module):
+class Basis(Recipe):
     """A recipe for functions of the context."""
+
+    local: ClassVar[bool] = False  # functions live on cells and add up to 1: only halving the cells keeps the span
 
     @abstractmethod
     def evaluate(self, domain: Domain, xi: Shaped[Held, "..."]) -> Float[Held, "... raw"]:
@@ -181,30 +160,13 @@ class Basis(eqx.Module):
         return self.with_parts(lambda part: part.forgotten())
 
 
-def plain_integer(n: Any) -> Any:
-    """NumPy integers as Python ones."""
-    return int(n) if isinstance(n, np.integer) else n
-
-
-def plain_float(value: Any) -> Any:
-    """Numbers of NumPy as Python's: what is static in a program, and what is saved, is plain."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def check_count(name: str, n: Any) -> None:
-    whole(f"{name}: n", n, what="the functions per dimension")
-
-
-def combine(phi: Float[Held, "... N"] | OneHot, W: Any) -> Any:
-    """``sum_k phi_k W[k]`` for every leaf of ``W``, batched over the leading axes of ``phi``."""
-    if isinstance(phi, OneHot):
-        return jax.tree.map(lambda w: phi @ w, W)
-    xp = arithmetic(phi, W)
-    return put(jax.tree.map(lambda w: xp.tensordot(phi, w, axes=1), W))
-
-
 def check_basis(basis: Any) -> None:
     """Raises where something is no basis."""
     if not isinstance(basis, Basis):
         hint = " (a class: write the number of functions too)" if isinstance(basis, type) else ""
         raise TypeError(f"basis must be a basis such as cb.Chebyshev(5), got {basis!r}{hint}.")
+
+
+def same_recipe(one: Basis, other: Basis) -> bool:
+    """Whether two bases are the same recipe, whatever either has learned."""
+    return basis_to_json(one.forgotten()) == basis_to_json(other.forgotten())

@@ -1,6 +1,6 @@
-"""Functions of contexts of several kinds: each part of a ``Mixed`` domain has its own, multiplied over an index set."""
+"""Bases made of several: products of those of each part of a ``Mixed`` domain, and unions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,19 +10,13 @@ import numpy as np
 from jaxtyping import Float
 
 from ..host import module_of, on_host_or_compiled
-from ..problem import Domain, Finite, Mixed, Periodic
+from ..problem import Domain, Finite, Mixed
 from ..programs import Held, put
-from .axes import Axes, Frequencies, Values
+from .axes import Axes, Axis, degree_in
 from .base import Basis
-from .categorical import Categorical
-from .families import Chebyshev, Fourier, Partition, ProductBasis, products
+from .families import Categorical, Chebyshev, Fourier, Partition, ProductBasis, products
 from .index_sets import IndexSet, Listed, Tensor
 from .whitening import Orthonormal
-
-
-def _local(basis: Basis) -> bool:
-    """Whether functions add up to 1, rather than beginning with it."""
-    return isinstance(basis, Categorical) or (isinstance(basis, ProductBasis) and basis.local)
 
 
 def _named_parts(parts: Any) -> tuple[tuple[str, Any], ...]:
@@ -75,29 +69,28 @@ class Components(Basis):
             raise ValueError("Components needs a basis for each part of the domain, each part named once.")
 
     def _by_part(self, domain: Domain) -> list[tuple[Basis, Domain, Any]]:
-        """The parts in the order of the domain, and what was found by fitting each."""
-        if not isinstance(domain, Mixed) or set(domain.names) != set(dict(self.parts)):
+        """The parts in the order of the domain: basis, domain, and means found by fitting."""
+        given = dict(self.parts)
+        if not isinstance(domain, Mixed) or set(domain.names) != set(given):
             named = list(domain.names) if isinstance(domain, Mixed) else repr(domain)
             raise ValueError(
-                f"Components has bases for {list(dict(self.parts))}, but the domain is of {named}: give one for each "
-                "part of a Mixed domain, under its name."
+                f"Components has bases for {list(given)}, but the domain is of {named}: give one for each part of a "
+                "Mixed domain, under its name."
             )
-        places = [list(dict(self.parts)).index(name) for name in domain.names]
-        found = [(self.parts[k][1], part) for k, part in zip(places, domain.components, strict=True)]
-        for name, (basis, part) in zip(domain.names, found, strict=True):
-            if isinstance(basis, Categorical) != isinstance(part, Finite) and (
-                isinstance(basis, Categorical) or getattr(part, "labels", None) is not None
-            ):
-                remedy = "Chebyshev(8)" if isinstance(basis, Categorical) else "Categorical()"
+        for name, part in domain.parts.items():
+            categorical = isinstance(given[name], Categorical)
+            if categorical != isinstance(part, Finite) and (categorical or getattr(part, "labels", None) is not None):
+                remedy = "Chebyshev(8)" if categorical else "Categorical()"
                 raise TypeError(
-                    f"Components: {name} lives on {part!r}, for which {basis!r} is no basis: take {remedy}."
+                    f"Components: {name} lives on {part!r}, for which {given[name]!r} is no basis: take {remedy}."
                 )
-        means = self.means or (None,) * len(places)
-        return [(*pair, means[k]) for k, pair in zip(places, found, strict=True)]
+        means = dict(zip(given, self.means or (None,) * len(given), strict=True))
+        return [(given[name], part, means[name]) for name, part in domain.parts.items()]
 
     def degrees(self, domain: Domain) -> list[np.ndarray]:
         """The degree of each function of each part."""
-        return [_degrees(basis, part) for basis, part, _ in self._by_part(domain)]
+        count = lambda basis, part: len(part.values) if isinstance(basis, Categorical) else basis.n
+        return [degree_in(type(basis), np.arange(count(basis, part))) for basis, part, _ in self._by_part(domain)]
 
     def evaluate(self, domain: Any, xi):
         columns = [
@@ -108,20 +101,21 @@ class Components(Basis):
         return products(values, self.coupling.coupled(self.degrees(domain)), starts, True)
 
     def count(self, domain):
-        return self.coupling.count_coupled(self.degrees(domain))
+        return self.coupling.size(self.degrees(domain))
 
     def constant(self, domain):
         return (self.coupling.coupled(self.degrees(domain)).sum(axis=1) == 0).astype(float)
 
-    def fit(self, domain, xi, weights=None):
-        bare = self.forgotten()
+    def fit(self, domain: Any, xi, weights=None):
         xi = put(xi if isinstance(xi, jax.Array) else np.asarray(xi))
-        found, means = bare._by_part(domain), {}
-        names: Any = getattr(domain, "names", ())
-        for j, (name, (basis, part, _)) in enumerate(zip(names, found, strict=True)):
-            means[name] = np.asarray(_means(basis, part, xi, j, weights)) if _local(basis) else None
-        fitted = Components(bare.parts, bare.coupling, [means[name] for name, _ in bare.parts])
-        return Basis.fit(fitted, domain, xi, weights)
+        parts = enumerate(self._by_part(domain))
+        means = [
+            np.asarray(_means(basis, part, xi, j, weights)) if basis.local else None for j, (basis, part, _) in parts
+        ]
+        named = dict(zip(domain.names, means, strict=True))
+        return Basis.fit(
+            Components(self.parts, self.coupling, [named[name] for name, _ in self.parts]), domain, xi, weights
+        )
 
     def with_parts(self, change):
         return Components([(name, change(basis)) for name, basis in self.parts], self.coupling, self.means)
@@ -134,21 +128,13 @@ class Components(Basis):
         return f"Components({{{', '.join(f'{name!r}: {basis!r}' for name, basis in self.parts)}}}{coupling})"
 
 
-def _degrees(basis: Basis, part: Domain) -> np.ndarray:
-    if _local(basis):
-        count = len(part.values) if isinstance(part, Finite) else basis.n  # pyright: ignore
-        return np.minimum(np.arange(count), 1)
-    k = np.arange(basis.n)  # pyright: ignore[reportAttributeAccessIssue]
-    return (k + 1) // 2 if isinstance(basis, Fourier) else k
-
-
 def _from_one(basis: Basis, part: Domain, xi: Held, means: Any) -> Float[Held, "... n"]:
     """The functions of one part, the first of them 1.
 
     Of those that add up to 1, the others less their means; where none of those that were seen is at work, all are zero.
     """
     values = basis.evaluate(part, xi)
-    if not _local(basis):
+    if not basis.local:
         return values
     xp, count = module_of(values), values.shape[-1]
     means = xp.asarray(np.full(count, 1 / count) if means is None else means, values.dtype)
@@ -173,31 +159,53 @@ def by_component(basis: Basis, domain: Domain) -> Basis:
         return basis
     if not isinstance(basis, ProductBasis):
         return basis.with_parts(lambda part: by_component(part, domain))
-    parts = {name: _family_on(basis, part) for name, part in domain.parts.items()}
-    return Components(parts, basis.index)
 
-
-def _family_on(family: ProductBasis, part: Domain) -> Basis:
-    if isinstance(part, Finite):
-        return Categorical()
-    if isinstance(part, Periodic) and not isinstance(family, Partition):
-        return Fourier(family.n)
-    return replace(family, index=Tensor())
+    own = lambda axis: axis.family is Chebyshev or (axis.family is Fourier and isinstance(basis, Partition))
+    on = lambda axis: replace(basis, index=Tensor()) if own(axis) else axis.basis(basis.n)
+    return Components({name: on(Axis.of(part)) for name, part in domain.parts.items()}, basis.index)
 
 
 def basis_of(members: np.ndarray, domain: Domain) -> Basis:
     """The functions natural to a domain with these multi-indices (``Axes``), whitened."""
     axes = Axes.of(domain)
     if isinstance(domain, Mixed):
-        made = zip(domain.names, axes.each, members.max(axis=0), strict=True)
-        parts = {name: _of_axis(axis, int(top) + 1) for name, axis, top in made}
+        each = zip(domain.names, axes.each, members.max(axis=0), strict=True)
+        parts = {name: axis.basis(int(top) + 1) for name, axis, top in each}
         return Orthonormal(Components(parts, Listed(members.tolist())))
     if axes.nested:
-        return Orthonormal(_of_axis(axes.each[0], int(members.max()) + 1))
+        return Orthonormal(axes.each[0].basis(int(members.max()) + 1))
     return Orthonormal(Chebyshev(int(members.max()) + 1, index=Listed(members.tolist())))
 
 
-def _of_axis(axis: Any, count: int) -> Basis:
-    if isinstance(axis, Values):
-        return Categorical()
-    return Fourier(count) if isinstance(axis, Frequencies) else Chebyshev(count)
+def _listed(parts: Any) -> tuple[Any, ...]:
+    return tuple(parts) if isinstance(parts, Iterable) and not hasattr(parts, "dtype") else (parts,)
+
+
+class Union(Basis):
+    """The functions of several bases together; whiten it (``Orthonormal``) where they overlap."""
+
+    parts: tuple[Basis, ...] = eqx.field(converter=_listed)
+
+    def __check_init__(self):
+        if not self.parts or not all(isinstance(part, Basis) for part in self.parts):
+            raise TypeError(f"Union takes bases, such as Union([Chebyshev(5), Partition(4)]), got {self.parts!r}.")
+
+    def evaluate(self, domain, xi):
+        return module_of(xi).concatenate([part.evaluate(domain, xi) for part in self.parts], axis=-1)
+
+    def count(self, domain):
+        counts: Any = [part.count(domain) for part in self.parts]
+        return None if None in counts else sum(counts)
+
+    def constant(self, domain):
+        return None
+
+    def with_parts(self, change):
+        return Union([change(part) for part in self.parts])
+
+    @property
+    def learned(self):
+        return all(part.learned for part in self.parts)
+
+    def __repr__(self):
+        return f"Union([{', '.join(map(repr, self.parts))}])"

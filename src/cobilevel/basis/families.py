@@ -1,21 +1,29 @@
-"""Families of functions on the reference interval ``[-1, 1]``, multiplied over an index set in several dimensions."""
+"""Families of functions on the reference interval ``[-1, 1]``, multiplied over an index set in several dimensions; one
+function for each category; and a user's own functions.
+"""
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from ..checks import positive, whole
 from ..host import module_of, plain
-from ..problem import Mixed, Periodic
-from ..programs import Held
-from .base import Basis, check_count, plain_float, plain_integer
+from ..problem import Domain, Finite, Mixed, Periodic, failure
+from ..programs import Held, program
+from .base import Basis
 from .index_sets import IndexSet, Tensor
-from .one_hot import one_hot
+from .recipes import plain_number
+from .tables import one_hot
+
+_ROWS_AT_ONCE = 1024  # contexts of one call of a user's function: it is compiled for so many, whatever the data
 
 
 def products(
@@ -39,17 +47,21 @@ def products(
 class ProductBasis(Basis):
     """Products of one-dimensional functions over an index set; ``n`` functions per dimension."""
 
-    local: ClassVar[bool] = False  # whether functions live on cells, so that only halving these keeps the span
-
-    n: int = eqx.field(static=True, converter=plain_integer)
+    n: int = eqx.field(static=True, converter=plain_number)
     index: IndexSet = eqx.field(static=True, default=Tensor())
 
     def __check_init__(self):
-        check_count(type(self).__name__, self.n)
+        name = type(self).__name__
+        whole(f"{name}: n", self.n, what="the functions per dimension")
         if not isinstance(self.index, IndexSet):
             raise TypeError(
-                f"{type(self).__name__}: index must be Tensor(), TotalDegree(), HyperbolicCross(), Additive() or "
-                f"Interactions(order), got {self.index!r}."
+                f"{name}: index must be Tensor(), TotalDegree(), HyperbolicCross(), Additive() or Interactions(order), "
+                f"got {self.index!r}."
+            )
+        if self.local and not isinstance(self.index, Tensor):
+            raise ValueError(
+                f"{name} is local: its functions have no degree to truncate by, so only index=Tensor() is possible. "
+                "For sparse index sets take Chebyshev, Legendre or Fourier."
             )
 
     @abstractmethod
@@ -68,15 +80,16 @@ class ProductBasis(Basis):
             return values[..., 0, :]
         table = self.index.table(self.n, domain.dimension)
         starts = np.arange(domain.dimension) * self.n
-        from_one = type(self).constant is ProductBasis.constant
+        from_one = not self.local and type(self).constant is ProductBasis.constant
         return products(values.reshape(*values.shape[:-2], domain.dimension * self.n), table, starts, from_one)
 
     def count(self, domain):
         return self.index.count(self.n, domain.dimension)
 
     def constant(self, domain):
-        table = self.index.table(self.n, domain.dimension)
-        return (table.sum(axis=1) == 0).astype(float)
+        if self.local:
+            return np.ones(self.n**domain.dimension)
+        return (self.index.table(self.n, domain.dimension).sum(axis=1) == 0).astype(float)
 
     def __repr__(self):
         index = "" if isinstance(self.index, Tensor) else f", index={self.index}"
@@ -143,7 +156,7 @@ class Fourier(ProductBasis):
     length, so that ``Fourier(n)`` repeats as its contexts do.
     """
 
-    period: float = eqx.field(static=True, converter=plain_float, default=2.0, kw_only=True)
+    period: float = eqx.field(static=True, converter=plain_number, default=2.0, kw_only=True)
 
     def __check_init__(self):
         positive("Fourier: period", self.period)  # 2.0 makes the domain half a period
@@ -167,14 +180,6 @@ def _cell_of(u: Float[Held, "..."], n: int) -> Int[Held, "..."]:
     return xp.clip(xp.where(xp.isnan(cell), 0, cell), 0, n - 1).astype(int)
 
 
-def _tensor_only(basis: ProductBasis) -> None:
-    if not isinstance(basis.index, Tensor):
-        raise ValueError(
-            f"{type(basis).__name__} is local: its functions have no degree to truncate by, so only index=Tensor() is "
-            "possible. For sparse index sets take Chebyshev, Legendre or Fourier."
-        )
-
-
 class Partition(ProductBasis):
     """One-hot of ``n`` equal cells per dimension: an independent ``y`` in each cell.
 
@@ -182,9 +187,6 @@ class Partition(ProductBasis):
     """
 
     local = True
-
-    def __check_init__(self):
-        _tensor_only(self)
 
     @plain
     def univariate(self, u):
@@ -196,19 +198,15 @@ class Partition(ProductBasis):
         order = np.argsort(self.index.table(self.n, domain.dimension) @ radix)
         return module_of(along).asarray(order)[along @ radix]
 
-    def constant(self, domain):
-        return np.ones(self.n**domain.dimension)
-
 
 class BSpline(ProductBasis):
     """``n`` B-splines on equal, clamped knots per dimension: local and smooth, for policies with kinks."""
 
     local = True
 
-    degree: int = eqx.field(static=True, converter=plain_integer, default=3, kw_only=True)
+    degree: int = eqx.field(static=True, converter=plain_number, default=3, kw_only=True)
 
     def __check_init__(self):
-        _tensor_only(self)
         whole("BSpline: degree", self.degree, 0)
 
     @plain
@@ -219,12 +217,83 @@ class BSpline(ProductBasis):
         values = one_hot(_cell_of(u, spans) + degree, len(knots) - 1, u.dtype)
         for p in range(1, degree + 1):  # Cox-de Boor; a quotient 0/0 counts as 0
             count = len(knots) - 1 - p
-            width = np.maximum(knots[p : p + count + 1] - knots[: count + 1], 1e-300)
-            weight = np.where(width > 1e-300, 1 / width, 0).astype(u.dtype)
+            width = knots[p : p + count + 1] - knots[: count + 1]
+            weight = np.divide(1, width, out=np.zeros_like(width), where=width > 0).astype(u.dtype)
             rise = (u[..., None] - knots[:count].astype(u.dtype)) * weight[:count]
             fall = (knots[p + 1 : p + 1 + count].astype(u.dtype) - u[..., None]) * weight[1:]
             values = rise * values[..., :-1] + fall * values[..., 1:]
         return values
 
+
+class Categorical(Basis):
+    """One free ``y`` for each value of a ``Finite`` domain; a value never observed keeps ``y0``."""
+
+    local = True
+
+    def fit(self, domain, xi, weights=None):
+        if not isinstance(domain, Finite):
+            raise TypeError(f"Categorical needs a Finite domain, got {domain!r}. For an interval take Chebyshev(n).")
+        return super().fit(domain, xi, weights)
+
+    def evaluate(self, domain: Any, xi):
+        dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else jnp.result_type(float)
+        return one_hot(domain.index(xi), len(domain.values), dtype)
+
+    def cell(self, domain: Any, xi):
+        return domain.index(xi)
+
+    def count(self, domain: Any):
+        return len(domain.values) if isinstance(domain, Finite) else None
+
+    def constant(self, domain: Any):
+        return np.ones(len(domain.values))
+
+
+class Features(Basis):
+    """A user's own functions: ``function(xi)`` returns an array of shape ``(n,)`` for ONE context."""
+
+    function: Callable[[Array], Array]
+    n: int = eqx.field(static=True, converter=plain_number)
+
+    def __check_init__(self):
+        whole("Features: n", self.n, what="the functions per dimension")
+        if not callable(self.function):
+            raise TypeError(f"Features: function must map one context to an array of shape ({self.n},).")
+
+    def evaluate(self, domain, xi):
+        lead = xi.shape[: xi.ndim - len(domain.shape)]
+        flat = xi.reshape(math.prod(lead), *domain.shape)
+        if module_of(xi) is np:
+            blocks = [flat[k : k + _ROWS_AT_ONCE] for k in range(0, max(1, len(flat)), _ROWS_AT_ONCE)]
+            values = [np.asarray(_of_block(self, domain, _filled(block)))[: len(block)] for block in blocks]
+            return np.concatenate(values).reshape(*lead, self.n)
+        return self._of_rows(domain, flat).reshape(*lead, self.n)
+
+    def _of_rows(self, domain: Domain, flat: Shaped[Array, "rows ..."]) -> Float[Array, "rows n"]:
+        try:
+            phi = jax.vmap(lambda row: self.function(domain.unpack(row)))(flat)
+        except Exception as error:
+            raise failure("Features: function(xi)", error, "fails on one context") from error
+        if getattr(phi, "shape", None) != (len(flat), self.n):
+            shape = getattr(phi, "shape", (None,))[1:] if hasattr(phi, "shape") else f"a {type(phi).__name__}"
+            raise ValueError(
+                f"Features: function(xi) must return an array of shape ({self.n},), got {shape}; jnp.stack makes one "
+                "of several numbers."
+            )
+        return phi
+
+    def count(self, domain):
+        return self.n
+
     def constant(self, domain):
-        return np.ones(self.n**domain.dimension)
+        return None
+
+
+@program
+def _of_block(basis: Features, domain: Domain, rows: Shaped[Array, "rows ..."]) -> Float[Array, "rows n"]:
+    return basis._of_rows(domain, rows)
+
+
+def _filled(rows: np.ndarray) -> np.ndarray:
+    """Contexts repeated up to a full block."""
+    return rows[np.arange(_ROWS_AT_ONCE) % len(rows)] if len(rows) else np.zeros((1, *rows.shape[1:]), rows.dtype)

@@ -16,37 +16,38 @@ import numpy as np
 
 from ..checks import MOST_LISTED, whole
 from ..host import plain
-from .base import plain_integer
+from .base import NUMBERS_AT_ONCE
+from .recipes import Recipe, plain_number
 
-_CANDIDATES = 2**20  # rows that are looked at together, of which a few are kept
 
-
-class IndexSet(eqx.Module):
+class IndexSet(Recipe):
     """A rule that keeps some of the multi-indices of the full grid."""
 
     def __repr__(self):
         return f"{type(self).__name__}()"
 
     @abstractmethod
-    def admits(self, k: np.ndarray, n: int) -> bool:
-        """Whether the multi-index ``k`` (each entry already below ``n``) belongs to the set."""
-
-    def admits_each(self, rows: np.ndarray, n: int) -> np.ndarray:
-        """The same for many multi-indices, one a row."""
-        return np.array([self.admits(k, n) for k in rows], bool)
+    def admits(self, k: np.ndarray, n: int) -> Any:
+        """Whether multi-indices, along the last axis of ``k``, belong to the set; each entry is below ``n``."""
 
     @plain
     def table(self, n: int, dimension: int) -> np.ndarray:
         """All multi-indices, shape ``(N, dimension)``, by total degree and then lexicographically."""
         return self.coupled([np.arange(n)] * dimension)
 
-    def count(self, n: int, dimension: int) -> int | None:
-        """How many there are, without listing them; ``None`` where only listing them shows it."""
-        return self.count_coupled([np.arange(n)] * dimension)
+    def count(self, n: int, dimension: int) -> int:
+        """How many there are."""
+        return self.size([np.arange(n)] * dimension)
 
     def count_coupled(self, degrees: list[np.ndarray]) -> int | None:
-        """The same where the functions of each coordinate have these degrees."""
+        """How many there are where the functions of each coordinate have these degrees, without listing them; ``None``
+        where only listing them shows it."""
         return None
+
+    def size(self, degrees: list[np.ndarray]) -> int:
+        """The same, by listing them where nothing else shows it."""
+        known = self.count_coupled(degrees)
+        return len(self.coupled(degrees)) if known is None else known
 
     @plain
     def coupled(self, degrees: list[np.ndarray]) -> np.ndarray:
@@ -58,26 +59,23 @@ class IndexSet(eqx.Module):
         require_listed(self.count_coupled(degrees) or 0, repr(self), len(degrees))
         top = 1 + max(int(own.max()) for own in degrees)
         kept = np.zeros((1, 0), dtype=int)
-        for j in range(len(degrees)):  # every set is downward closed, so prefixes of members are members
-            each = max(1, _CANDIDATES // len(degrees[j]))
-            blocks = [kept[k : k + each] for k in range(0, len(kept), each)]
-            kept = np.concatenate([self._grown(block, degrees[: j + 1], top) for block in blocks])
+        for j, own in enumerate(degrees):  # every set is downward closed, so prefixes of members are members
+            each = max(1, NUMBERS_AT_ONCE // len(own))
+            grown = []
+            for block in (kept[k : k + each] for k in range(0, len(kept), each)):
+                rows = np.column_stack([np.repeat(block, len(own), axis=0), np.tile(np.arange(len(own)), len(block))])
+                grown.append(rows[self.admits(_degree_of(rows, degrees[: j + 1]), top)])
+            kept = np.concatenate(grown)
             require_listed(len(kept), repr(self), len(degrees))
         total = _degree_of(kept, degrees).sum(axis=1)
         return kept[np.lexsort((*kept.T[::-1], total))]
 
-    def _grown(self, kept: np.ndarray, degrees: list[np.ndarray], top: int) -> np.ndarray:
-        """Members with one more coordinate, all of whose functions are tried."""
-        count = len(degrees[-1])
-        rows = np.column_stack([np.repeat(kept, count, axis=0), np.tile(np.arange(count), len(kept))])
-        return rows[self.admits_each(_degree_of(rows, degrees), top)]
-
 
 @lru_cache(maxsize=8)
 def _kept(index: IndexSet, degrees: tuple[tuple[int, ...], ...]) -> np.ndarray:
-    found = index.listed([np.array(own) for own in degrees])
-    found.flags.writeable = False
-    return found
+    table = index.listed([np.array(own) for own in degrees])
+    table.flags.writeable = False
+    return table
 
 
 def require_listed(count: int, name: str, dimension: int, fitting: str = "") -> None:
@@ -98,10 +96,7 @@ class Tensor(IndexSet):
     """Every product: ``n^d`` functions."""
 
     def admits(self, k, n):
-        return True
-
-    def admits_each(self, rows, n):
-        return np.ones(len(rows), bool)
+        return np.ones(k.shape[:-1], bool)
 
     def count_coupled(self, degrees):
         return math.prod(len(own) for own in degrees)
@@ -111,10 +106,7 @@ class TotalDegree(IndexSet):
     """``|k|_1 <= n - 1``: ``binomial(n - 1 + d, d)`` functions, the natural set for isotropic smoothness."""
 
     def admits(self, k, n):
-        return bool(k.sum() <= n - 1)
-
-    def admits_each(self, rows, n):
-        return rows.sum(axis=1) <= n - 1
+        return k.sum(axis=-1) <= n - 1
 
     def count(self, n, dimension):
         return math.comb(n - 1 + dimension, dimension)
@@ -127,33 +119,10 @@ class TotalDegree(IndexSet):
         return int(by_degree.sum())
 
 
-def _count_varying(degrees: list[np.ndarray], most: int) -> int:
-    """How many products there are of at most so many coordinates that vary."""
-    by_number = [1]  # of coordinates that vary
-    for own in degrees:
-        still, moving = int(np.sum(own == 0)), int(np.sum(own > 0))
-        ahead = zip([*by_number, 0], [0, *by_number], strict=True)
-        by_number = [still * a + moving * b for a, b in ahead][: most + 1]
-    return sum(by_number)
-
-
-class Additive(IndexSet):
-    """At most one coordinate varies: a sum of functions of single coordinates, ``1 + d (n - 1)`` functions."""
-
-    def admits(self, k, n):
-        return bool(np.sum(k > 0) <= 1)
-
-    def admits_each(self, rows, n):
-        return np.sum(rows > 0, axis=1) <= 1
-
-    def count_coupled(self, degrees):
-        return _count_varying(degrees, 1)
-
-
 class Interactions(IndexSet):
     """At most `order` coordinates vary together: sums of functions of so many coordinates each (ANOVA)."""
 
-    order: int = eqx.field(static=True, converter=plain_integer, default=2)
+    order: int = eqx.field(static=True, converter=plain_number, default=2)
 
     def __check_init__(self):
         whole("Interactions: order", self.order)
@@ -162,13 +131,49 @@ class Interactions(IndexSet):
         return f"Interactions({self.order})"
 
     def admits(self, k, n):
-        return bool(np.sum(k > 0) <= self.order)
-
-    def admits_each(self, rows, n):
-        return np.sum(rows > 0, axis=1) <= self.order
+        return np.sum(k > 0, axis=-1) <= self.order
 
     def count_coupled(self, degrees):
-        return _count_varying(degrees, self.order)
+        by_number = [1]  # how many products there are of each number of coordinates that vary
+        for own in degrees:
+            still, moving = int(np.sum(own == 0)), int(np.sum(own > 0))
+            ahead = zip([*by_number, 0], [0, *by_number], strict=True)
+            by_number = [still * a + moving * b for a, b in ahead][: self.order + 1]
+        return sum(by_number)
+
+
+class Additive(IndexSet):
+    """At most one coordinate varies: a sum of functions of single coordinates, ``1 + d (n - 1)`` functions."""
+
+    def admits(self, k, n):
+        return Interactions(1).admits(k, n)
+
+    def count_coupled(self, degrees):
+        return Interactions(1).count_coupled(degrees)
+
+
+class HyperbolicCross(IndexSet):
+    """``prod_j (k_j + 1) <= n``: about ``n log^(d-1) n`` functions, for weakly coupled coordinates."""
+
+    def admits(self, k, n):
+        return np.prod(k + 1, axis=-1) <= n
+
+    def count_coupled(self, degrees):
+        top = 1 + max(int(own.max()) for own in degrees)
+        by_product = np.zeros(top + 1)  # how many there are of each value of the product so far
+        first = np.bincount(degrees[0])
+        by_product[1 : len(first) + 1], count = first, int(first.sum())
+        for own in degrees[1:]:
+            often = np.bincount(own)
+            factors = np.arange(1, len(often) + 1)
+            count = int(often @ np.cumsum(by_product)[top // factors])
+            if count > MOST_LISTED:
+                break  # more than can be listed, however many
+            grown = np.zeros_like(by_product)
+            for factor in factors[often > 0]:
+                grown[::factor][: top // factor + 1] += often[factor - 1] * by_product[: top // factor + 1]
+            by_product = grown
+        return count
 
 
 def _members(rows: Any) -> tuple[tuple[int, ...], ...]:
@@ -187,29 +192,16 @@ def _members(rows: Any) -> tuple[tuple[int, ...], ...]:
 class Listed(IndexSet):
     """Exactly the multi-indices listed, whatever ``n``: for sets found by adaptation."""
 
-    members: tuple[tuple[int, ...], ...] = eqx.field(static=True, converter=lambda rows: _members(rows))
+    members: tuple[tuple[int, ...], ...] = eqx.field(static=True, converter=_members)
 
     def __repr__(self):
         return f"Listed({len(self.members)} of them)"
 
     def admits(self, k, n):
-        return tuple(k) in {row[: len(k)] for row in self.members}
-
-    def count(self, n, dimension):
-        return len(self.members)
+        return np.any(np.all(k[..., None, :] == np.array(self.members), axis=-1), axis=-1)
 
     def count_coupled(self, degrees):
         return len(self.members)
-
-    @plain
-    def table(self, n, dimension):
-        kept = np.array(self.members, dtype=int)
-        if kept.shape[1] != dimension or kept.max() >= n:
-            raise ValueError(
-                f"Listed: multi-indices of length {kept.shape[1]} up to {kept.max()} do not fit {dimension} dimensions "
-                f"with n = {n} functions each."
-            )
-        return kept
 
     def listed(self, degrees):
         kept, counts = np.array(self.members, dtype=int), np.array([len(own) for own in degrees])
@@ -219,30 +211,3 @@ class Listed(IndexSet):
                 f"{counts.tolist()} functions."
             )
         return kept
-
-
-class HyperbolicCross(IndexSet):
-    """``prod_j (k_j + 1) <= n``: about ``n log^(d-1) n`` functions, for weakly coupled coordinates."""
-
-    def admits(self, k, n):
-        return bool(np.prod(k + 1) <= n)
-
-    def admits_each(self, rows, n):
-        return np.prod(rows + 1, axis=1) <= n
-
-    def count_coupled(self, degrees):
-        top = 1 + max(int(own.max()) for own in degrees)
-        by_product = np.zeros(top + 1)  # how many there are of each value of the product so far
-        first = np.bincount(degrees[0])
-        by_product[1 : len(first) + 1], count = first, int(first.sum())
-        for own in degrees[1:]:
-            often = np.bincount(own)
-            factors = np.arange(1, len(often) + 1)
-            count = int(often @ np.cumsum(by_product)[top // factors])
-            if count > MOST_LISTED:
-                break  # more than can be listed, however many
-            grown = np.zeros_like(by_product)
-            for factor in factors[often > 0]:
-                grown[::factor][: top // factor + 1] += often[factor - 1] * by_product[: top // factor + 1]
-            by_product = grown
-        return count

@@ -1,32 +1,60 @@
 """Learned bases: recipes whose functions are found from a problem, kept as arrays once they are.
 
 The policies at the decisions a solver meets are few among all functions of the context, however kinked each may be.
-``Snapshot`` keeps the functions they share; ``Neural`` trains a network to provide such functions. How they learn is
-another matter (``adaptive.learning``): here they are evaluated.
+``Snapshot`` keeps the functions they share; ``Neural`` trains a network to provide such functions. For contexts of many
+coordinates, ``KernelFeatures`` are functions of all of them together, and ``Rotated`` of a few directions. How they
+learn is another matter (``adaptive.learning``): here they are evaluated.
 """
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Float
 
 from ..checks import positive, whole
 from ..host import module_of
+from ..problem import Box
 from ..programs import Held
-from .base import Basis, check_count, plain_float, plain_integer
+from .base import Basis
+from .families import Chebyshev, ProductBasis
+from .index_sets import TotalDegree
+from .recipes import plain_number
 
-UNLEARNED = "{} has to learn its functions from a problem first: pass it to cb.solve or cb.reduce."
-
-
-def given_options(basis: Basis, **defaults: Any) -> str:
-    """The options set otherwise than by default, in words."""
-    options = {name: getattr(basis, name) for name in defaults}
-    return "".join(f", {name}={value!r}" for name, value in options.items() if value is not defaults[name] != value)
+KERNELS = ("gaussian", "matern")
+METRICS = ("isotropic", "coordinates", "directions")
 
 
-class Snapshot(Basis):
+class LearnedBasis(Basis):
+    """A basis some of whose fields are arrays that a problem has to fill in."""
+
+    to_learn: ClassVar[tuple[str, ...]]  # the names of these fields, the first an array or a tuple of arrays
+
+    @property
+    def learned(self):
+        return bool(jax.tree.leaves(getattr(self, self.to_learn[0])))
+
+    def forgotten(self):
+        return replace(self, **{part.name: part.default for part in fields(self) if part.name in self.to_learn})
+
+    def _parts(self) -> tuple[Any, ...]:
+        """What was learned, in the order of the names."""
+        if not self.learned:
+            raise RuntimeError(
+                f"{self} has to learn its functions from a problem first: pass it to cb.solve or cb.reduce."
+            )
+        return tuple(getattr(self, name) for name in self.to_learn)
+
+    def __repr__(self):
+        options = {p.name: p.default for p in fields(self) if p.name not in ("n", *self.to_learn)}
+        given = {name: value for name in options if (value := getattr(self, name)) is not options[name] != value}
+        words = "".join(f", {name}={value!r}" for name, value in given.items())
+        return f"{type(self).__name__}({self.n}{words})"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Snapshot(LearnedBasis):
     r"""The functions that policies around ``x0`` share: a reduced basis, by proper orthogonal decomposition.
 
     The lower level is solved at ``x0`` and at random decisions near it in a rich `background` basis. The functions
@@ -44,15 +72,17 @@ class Snapshot(Basis):
       as with ``reduce``.
     """
 
-    n: int = eqx.field(static=True, converter=plain_integer)
+    n: int = eqx.field(static=True, converter=plain_number)
     background: Basis | None = None
-    decisions: int = eqx.field(static=True, converter=plain_integer, default=8)
-    spread: float = eqx.field(static=True, converter=plain_float, default=0.05)
+    decisions: int = eqx.field(static=True, converter=plain_number, default=8)
+    spread: float = eqx.field(static=True, converter=plain_number, default=0.05)
     rich: Basis | None = None  # the background used
     table: Float[Held, "raw n"] | None = None  # what of it was kept
 
+    to_learn = ("table", "rich")
+
     def __check_init__(self):
-        check_count("Snapshot", self.n)
+        whole("Snapshot: n", self.n, what="the functions per dimension")
         whole("Snapshot: decisions", self.decisions, 2, "x0 and those near it")
         positive("Snapshot: spread", self.spread)
         if not isinstance(self.background, Basis | None):
@@ -61,27 +91,16 @@ class Snapshot(Basis):
                 "it out to have one chosen."
             )
 
-    @property
-    def learned(self):
-        return self.table is not None
-
-    def forgotten(self):
-        return replace(self, rich=None, table=None)
-
     def evaluate(self, domain, xi):
-        if self.rich is None or self.table is None:
-            raise RuntimeError(UNLEARNED.format(self))
-        phi = self.rich.evaluate(domain, xi)
-        return phi @ self.table.astype(phi.dtype)
+        table, rich = self._parts()
+        phi = rich.evaluate(domain, xi)
+        return phi @ table.astype(phi.dtype)
 
     def constant(self, domain):
         return None
 
-    def __repr__(self):
-        return f"Snapshot({self.n}{given_options(self, background=None, decisions=8, spread=0.05)})"
 
-
-def with_one(phi: Float[Held, "... m"]) -> Float[Held, "... n"]:
+def _with_one(phi: Float[Held, "... m"]) -> Float[Held, "... n"]:
     """Functions with the constant 1 before them."""
     xp = module_of(phi)
     return xp.concatenate([xp.ones_like(phi[..., :1]), phi], axis=-1)
@@ -91,10 +110,10 @@ def network(layers: tuple[Held, ...], u: Float[Held, "... d"]) -> Float[Held, ".
     """The constant 1, and the outputs of a network whose layers hold their biases as last row."""
     for depth, layer in enumerate(layers):
         u = (module_of(u).tanh(u) if depth else u) @ layer[:-1].astype(u.dtype) + layer[-1].astype(u.dtype)
-    return with_one(u)
+    return _with_one(u)
 
 
-class Neural(Basis):
+class Neural(LearnedBasis):
     """The constant and ``n - 1`` outputs of a network, trained so that they can express policies around ``x0``.
 
     At a few decisions the policy is a linear map of the features; network and maps together minimise the lower
@@ -110,15 +129,17 @@ class Neural(Basis):
     - `seed`: of the first weights.
     """
 
-    n: int = eqx.field(static=True, converter=plain_integer)
-    width: int = eqx.field(static=True, converter=plain_integer, default=32)
-    depth: int = eqx.field(static=True, converter=plain_integer, default=2)
-    steps: int = eqx.field(static=True, converter=plain_integer, default=1000)
-    rate: float = eqx.field(static=True, converter=plain_float, default=1e-2)
-    decisions: int = eqx.field(static=True, converter=plain_integer, default=4)
-    spread: float = eqx.field(static=True, converter=plain_float, default=0.05)
-    seed: int = eqx.field(static=True, converter=plain_integer, default=0)
+    n: int = eqx.field(static=True, converter=plain_number)
+    width: int = eqx.field(static=True, converter=plain_number, default=32)
+    depth: int = eqx.field(static=True, converter=plain_number, default=2)
+    steps: int = eqx.field(static=True, converter=plain_number, default=1000)
+    rate: float = eqx.field(static=True, converter=plain_number, default=1e-2)
+    decisions: int = eqx.field(static=True, converter=plain_number, default=4)
+    spread: float = eqx.field(static=True, converter=plain_number, default=0.05)
+    seed: int = eqx.field(static=True, converter=plain_number, default=0)
     layers: tuple[Held, ...] = eqx.field(converter=tuple, default=())  # what was learned
+
+    to_learn = ("layers",)
 
     def __check_init__(self):
         whole("Neural: n", self.n, 2, "the constant, and at least one function to learn")
@@ -128,23 +149,130 @@ class Neural(Basis):
         positive("Neural: rate", self.rate)
         positive("Neural: spread", self.spread)
 
-    @property
-    def learned(self):
-        return bool(self.layers)
-
-    def forgotten(self):
-        return replace(self, layers=())
-
     def evaluate(self, domain, xi):
-        if not self.learned:
-            raise RuntimeError(UNLEARNED.format(self))
-        return network(self.layers, domain.reference(xi))
+        return network(*self._parts(), domain.reference(xi))
 
     def constant(self, domain):
-        if not self.learned:
-            raise RuntimeError(UNLEARNED.format(self))
-        return np.eye(1, 1 + self.layers[-1].shape[1])[0]
+        (layers,) = self._parts()
+        return np.eye(1, 1 + layers[-1].shape[1])[0]
+
+
+def kernel_profile(kernel: str, squares: Any) -> Any:
+    """The kernel as a function of the squared distance, in units of its scale; in NumPy or JAX, as they come."""
+    xp = module_of(squares)
+    if kernel == "gaussian":
+        return xp.exp(-squares / 2)
+    r = xp.sqrt(5 * squares + 1e-30)  # differentiable at 0 too
+    return (1 + r + r**2 / 3) * xp.exp(-r)
+
+
+def kernel_slope(kernel: str, squares: np.ndarray) -> np.ndarray:
+    """The derivative of the profile in the squared distance."""
+    if kernel == "gaussian":
+        return -np.exp(-squares / 2) / 2
+    r = np.sqrt(5 * squares)
+    return -5 / 6 * (1 + r) * np.exp(-r)
+
+
+def squared_distances(one: Any, other: Any) -> Any:
+    """Between the rows of two tables, by one product of matrices."""
+    xp = module_of(one)
+    lengths = xp.sum(one**2, axis=-1)[..., None] + xp.sum(other**2, axis=-1)
+    return xp.maximum(lengths - 2 * one @ other.T, 0)
+
+
+class KernelFeatures(LearnedBasis):
+    r"""The constant and the ``n - 1`` leading functions of a kernel, by Nystrom's method.
+
+    The kernel $k(|A^T (u - u')| / s)$ on the reference cube is seen at landmarks, contexts drawn from those observed.
+    The eigenvectors of its matrix there give its smoothest functions first, so that ``n`` says how fine they are. Wide
+    kernels begin with nearly linear functions, then nearly quadratic ones. There may be fewer than ``n`` where rounding
+    hides the rest.
+
+    **Arguments:**
+
+    - `n`: how many functions.
+    - `kernel`: ``"gaussian"``, or ``"matern"`` (5/2) for rougher policies.
+    - `scale`: the length $s$ on the reference cube, whose sides are 2; chosen from the data when left out.
+    - `metric`: what counts as near. ``"isotropic"``: all coordinates alike. ``"coordinates"``: each by how much the
+      policy varies with it. ``"directions"``: the same for directions, from the mean of the outer products of the
+      policy's gradients, normalised so that $A A^T$ has trace ``d``. Chosen from the data when left out.
+    - `seed`: of the landmarks.
+    """
+
+    n: int = eqx.field(static=True, converter=plain_number)
+    kernel: str = eqx.field(static=True, default="gaussian")
+    scale: float | None = eqx.field(static=True, converter=plain_number, default=None)
+    metric: str | None = eqx.field(static=True, default=None)
+    seed: int = eqx.field(static=True, converter=plain_number, default=0)
+    axes: Float[Held, "d k"] | None = None  # learned: A / s
+    landmarks: Float[Held, "p k"] | None = None
+    table: Float[Held, "p m"] | None = None
+
+    to_learn = ("table", "axes", "landmarks")
+
+    def __check_init__(self):
+        whole("KernelFeatures: n", self.n, 2, "the constant, and at least one function of the kernel")
+        whole("KernelFeatures: seed", self.seed, 0)
+        if self.kernel not in KERNELS:
+            raise ValueError(f"KernelFeatures: kernel must be one of {', '.join(KERNELS)}, got {self.kernel!r}.")
+        if self.metric is not None and self.metric not in METRICS:
+            raise ValueError(
+                f"KernelFeatures: metric must be one of {', '.join(METRICS)}, or left out to be chosen, got "
+                f"{self.metric!r}."
+            )
+        if self.scale is not None:
+            positive("KernelFeatures: scale", self.scale)
+
+    def evaluate(self, domain, xi):
+        parts, u = self._parts(), domain.reference(xi)
+        table, axes, landmarks = (part.astype(u.dtype) for part in parts)
+        return _with_one(kernel_profile(self.kernel, squared_distances(u @ axes, landmarks)) @ table)
+
+    def constant(self, domain):
+        return np.eye(1, 1 + self._parts()[0].shape[1])[0]
+
+
+class Rotated(LearnedBasis):
+    r"""A basis in ``k`` linear combinations of the context's coordinates, learned from the problem.
+
+    For policies $y^\star(\xi) = h(a_1 \cdot \xi, \dots, a_k \cdot \xi)$ that vary along few directions, which products
+    over the coordinates themselves take very many functions to follow. Directions come from the gradients of a rough
+    fit, and are then refined together with polynomials in them, by Gauss-Newton steps on the lower objective. Beyond
+    the contexts observed along a direction, the policy stays as it is at the last of them.
+
+    **Arguments:**
+
+    - `k`: how many directions, one to three or so.
+    - `basis`: a family in ``k`` dimensions; ``Chebyshev(6, index=TotalDegree())`` when left out.
+    """
+
+    k: int = eqx.field(static=True, converter=plain_number)
+    basis: Basis = eqx.field(default_factory=lambda: Chebyshev(6, index=TotalDegree()))
+    axes: Float[Held, "d k"] | None = None  # learned, so that observed contexts fill the cube
+    shift: Float[Held, " k"] | None = None
+
+    to_learn = ("axes", "shift")
+
+    def __check_init__(self):
+        whole("Rotated: k", self.k, 1, "the directions")
+        if not isinstance(self.basis, ProductBasis):
+            raise TypeError(f"Rotated: basis must be a family such as Chebyshev(6), got {self.basis!r}.")
+
+    def _cube(self) -> Box:
+        return Box(-np.ones(self.k), np.ones(self.k))
+
+    def evaluate(self, domain, xi):
+        parts, u = self._parts(), domain.reference(xi)
+        axes, shift = (part.astype(u.dtype) for part in parts)
+        z = u @ axes + shift
+        return self.basis.evaluate(self._cube(), module_of(z).clip(z, -1, 1))
+
+    def count(self, domain):
+        return self.basis.count(self._cube())
+
+    def constant(self, domain):
+        return self.basis.constant(self._cube())
 
     def __repr__(self):
-        options = {part.name: part.default for part in fields(self) if part.name not in ("n", "layers")}
-        return f"Neural({self.n}{given_options(self, **options)})"
+        return f"Rotated({self.k}, {self.basis!r})"

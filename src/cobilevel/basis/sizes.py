@@ -1,29 +1,33 @@
-"""How many functions a basis has, and whether a table of them can be held: asked before anything is computed."""
+"""How many functions a basis has: whether tables of them can be held, and richer bases to compare an answer with."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..checks import MEMORY_SHARE, MOST_LISTED, gibibytes, memory_limit
-from ..problem import Domain
+from ..problem import Domain, Finite
+from .axes import Axes
 from .base import Basis
-from .components import Components
-from .families import ProductBasis
-from .index_sets import Additive, Tensor, TotalDegree, require_listed
+from .components import Components, Union, by_component
+from .families import BSpline, Categorical, Chebyshev, ProductBasis
+from .index_sets import Additive, Listed, Tensor, TotalDegree, require_listed
 from .whitening import Orthonormal
 
-TABLES, FACTORS = 4, 5  # numbers held for each context and function, and for each two functions: see benchmarks/growth
-COEFFICIENTS = 4  # for each coefficient: the iterate, a direction, a gradient, an adjoint
-_NUMBER = 8  # bytes: tables are factorised in double precision
+TABLES = 4  # numbers held for each context and function, and for each coefficient: see benchmarks/growth
+FACTORS = 5  # the same for each two functions
 
 
 def held_bytes(basis: Basis, functions: int, rows: int, outputs: int) -> int:
-    """What features at so many contexts take, with the copies that factorising them makes, and the coefficients of a
-    ``y`` of so many numbers; where a context has one function alone its place is all that is kept."""
-    held = COEFFICIENTS * functions * outputs
+    """What features at so many contexts take in double precision, with the copies that factorising them makes, and the
+    coefficients of a ``y`` of so many numbers; where a context has one function alone its place is all that is kept."""
     if type(basis).cell is not Basis.cell:
-        return _NUMBER * (held + TABLES * (rows + functions))
-    return _NUMBER * (held + TABLES * rows * functions + FACTORS * functions * min(rows, functions))
+        numbers = TABLES * (rows + functions)
+    else:
+        numbers = TABLES * rows * functions + FACTORS * functions * min(rows, functions)
+    return np.dtype(float).itemsize * (TABLES * functions * outputs + numbers)
 
 
 def check_sizes(basis: Basis, domain: Domain, rows: int, outputs: int = 1, distinct: int | None = None) -> None:
@@ -43,47 +47,92 @@ def check_sizes(basis: Basis, domain: Domain, rows: int, outputs: int = 1, disti
         fitting = _fitting(basis, domain, lambda size: size <= MOST_LISTED)
         require_listed(count, named, domain.dimension, fitting.strip())
     held = lambda functions: held_bytes(basis, functions, rows, outputs)
-    size = held(count)
-    if size > most:
+    if held(count) > most:
         raise ValueError(
             f"{named} has {count:,} functions: features at {rows:,} contexts and coefficients for the {outputs:,} "
-            f"number{'s'[: outputs != 1]} of y, with copies made on the way, would take {gibibytes(size)}, more than "
-            f"{gibibytes(most)}, which is {MEMORY_SHARE:.0%} of the memory at hand. Take a smaller n, or fewer samples."
-            f"{_fitting(basis, domain, lambda functions: held(functions) <= most)}"
+            f"number{'s'[: outputs != 1]} of y, with copies made on the way, would take {gibibytes(held(count))}, more "
+            f"than {gibibytes(most)}, which is {MEMORY_SHARE:.0%} of the memory at hand. Take a smaller n, or fewer "
+            f"samples.{_fitting(basis, domain, lambda functions: held(functions) <= most)}"
         )
 
 
-def _unwhitened(basis: Basis) -> Basis:
+def _unwhitened(basis: Basis) -> Any:
     return basis.basis if isinstance(basis, Orthonormal) else basis
 
 
 def _fitting(basis: Basis, domain: Domain, fits: Callable[[int], bool]) -> str:
     """What would fit, with its size, for a sentence; empty where that cannot be said."""
-    plain = _unwhitened(basis)
-    found: list[Basis] = []
+    plain, smaller = _unwhitened(basis), []
     if isinstance(plain, ProductBasis):
         sets = [plain.index]
         if isinstance(plain.index, Tensor) and not plain.local and domain.dimension > 1:
             sets += [TotalDegree(), Additive()]
-        found = [
-            part for index in sets if (part := _largest_fitting(replace(plain, index=index), domain, fits)) is not None
-        ]
+        smaller = [_largest_fitting(replace(plain, index=index), domain, fits) for index in sets]
     elif isinstance(plain, Components):
-        found = [Components(plain.parts, coupling) for coupling in (TotalDegree(), Additive())]
-    counts = [(part, part.count(domain)) for part in found]
-    words = [f"{part!r} has {count:,}" for part, count in counts if count is not None and fits(count)]
+        smaller = [Components(plain.parts, coupling) for coupling in (TotalDegree(), Additive())]
+    counts: Any = [(part, part.count(domain)) for part in smaller if part is not None]
+    words = [f"{part!r} has {count:,}" for part, count in counts if fits(count)]
     return f" What fits: {', '.join(words)}." if words else ""
 
 
 def _largest_fitting(basis: Any, domain: Domain, fits: Callable[[int], bool]) -> ProductBasis | None:
     """The family with the most functions per dimension, at most as many as asked for, that fits; by halving."""
-
-    def small(n: int) -> bool:
-        count = replace(basis, n=n).count(domain)
-        return count is not None and fits(count)
-
     low, high = 0, basis.n + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if small(middle) else (low, middle)
+        low, high = (middle, high) if fits(replace(basis, n=middle).count(domain)) else (low, middle)
     return replace(basis, n=low) if low else None
+
+
+def richer_basis(basis: Basis, domain: Domain, size: int, most: int) -> Basis | None:
+    """A basis whose span holds the given one's `size` functions and about as many more, at most `most`, if any."""
+    basis = by_component(basis, domain)
+    if isinstance(basis, Orthonormal):
+        richer = richer_basis(basis.basis, domain, size, most)
+        return None if richer is None else Orthonormal(richer)
+    if isinstance(basis, Categorical):
+        return None  # it holds every policy already
+    if isinstance(basis, ProductBasis | Components):
+        return next((wider for wider in _wider(basis, domain, most) if size < wider.count(domain) <= most), None)
+    if isinstance(domain, Finite) and domain.shape == () and size >= len(domain.values):
+        return None
+    index = Tensor() if domain.dimension == 1 else TotalDegree()
+    for n in range(2 * size + 3, 1, -1):
+        if index.count(n, domain.dimension) <= min(size + 3, most - size):
+            return Orthonormal(Union([basis, by_component(Chebyshev(n, index=index), domain)]))
+    return None
+
+
+def _wider(basis: Any, domain: Any, most: int) -> Iterator[Any]:
+    """Twice as many functions along each coordinate whose functions have an order, then fewer; of cells, their halves.
+
+    Of a list, the functions one and two levels ahead.
+    """
+    several = isinstance(basis, Components)
+    index = basis.coupling if several else basis.index
+    if isinstance(index, Listed):
+        members, axes = np.array(index.members), Axes.of(domain)
+        for _ in range(2):
+            members = np.concatenate([members, axes.neighbours(members)])
+        members = members[: max(most, 0)]
+        if len(members) > len(index.members):
+            yield _with_members(basis, domain, members)
+    elif several or not basis.local:
+        counts = [part.n for _, part in basis.parts if not part.local] if several else [basis.n]
+        top = max(counts, default=0)
+        for k in range(max(top, 4 - top) if top else 0, 0, -1):
+            grown = lambda part, k=k: part if part.local else replace(part, n=part.n + math.ceil(k * part.n / top))
+            yield Components([(name, grown(part)) for name, part in basis.parts], index) if several else grown(basis)
+    else:
+        whole = isinstance(basis, BSpline)
+        yield replace(basis, n=2 * basis.n - min(basis.degree, basis.n - 1) if whole else 2 * basis.n)
+
+
+def _with_members(basis: Any, domain: Any, members: np.ndarray) -> Basis:
+    """The basis with these products, and as many functions along each coordinate as they need."""
+    listed, needed = Listed(members.tolist()), (members.max(axis=0) + 1).tolist()
+    if not isinstance(basis, Components):
+        return replace(basis, n=max(basis.n, *needed), index=listed)
+    wide = dict(zip(domain.names, needed, strict=True))
+    enough = lambda name, part: part if isinstance(part, Categorical) else replace(part, n=max(part.n, wide[name]))
+    return Components([(name, enough(name, part)) for name, part in basis.parts], listed)

@@ -12,8 +12,9 @@ from ..checks import positive
 from ..cluster import shards_of, this_cluster
 from ..host import module_of, on_host
 from ..programs import Held, is_spread, put
-from .base import Basis, FeatureMap, combine, plain_float, upper_triangle
-from .one_hot import OneHot, Rows, dense
+from .base import Basis, FeatureMap
+from .recipes import plain_number
+from .tables import OneHot, Rows, combine, dense, upper_triangle
 
 
 class Whitening(eqx.Module):
@@ -45,60 +46,40 @@ class Whitening(eqx.Module):
 
 def whiten(phi: Rows, weights: Float[Held, " n"] | None = None, tolerance: float | None = None) -> Whitening:
     """Factorises observed features; `tolerance` defaults to the square root of the machine precision."""
-    if isinstance(phi, OneHot):
-        return _whiten_cells(phi, weights)
-    dtype = phi.dtype
-    if tolerance is None:
-        tolerance = float(np.sqrt(jnp.finfo(dtype).eps))
-    scaled = _spread_triangle(phi, weights) if is_spread(phi) else _triangle(phi, weights)
+    cells, dtype = isinstance(phi, OneHot), phi.dtype
+    spread = is_spread(phi.place if cells else phi)
+    own = lambda array: [np.asarray(part) for part in (shards_of(array) if spread else [array])]
+    gathered = this_cluster().gathered if spread else lambda parts: parts
+    masses = [np.ones(len(phi))] if weights is None else [part.astype(float) for part in own(weights)]
+    total = sum(part.sum() for part in gathered([np.atleast_1d(mass.sum()) for mass in masses]))
+    shares = [mass / total for mass in masses]
+    if cells:
+        parts = [OneHot(*part, phi.size).on_host() for part in zip(own(phi.place), own(phi.value), strict=True)]
+        sums = gathered([part.blocks(share) for part, share in zip(parts, shares, strict=True)])
+        return put(_of_cells(np.sqrt(sum(sums)), len(phi), dtype))
+    tables = [part.astype(float, copy=False) for part in own(phi)]
+    triangles = gathered([upper_triangle(*part) for part in zip(tables, map(np.sqrt, shares), strict=True)])
+    scaled = triangles[0] if len(triangles) == 1 else upper_triangle(np.concatenate(triangles))
     spectrum = np.linalg.svd(scaled, compute_uv=False)
     norms = np.linalg.norm(scaled, axis=0)
     norms = np.where(norms > 0, norms, 1)  # the rank must not depend on the units of single functions
     _, values, rows = np.linalg.svd(scaled / norms, full_matrices=False)
-    rank = max(1, int(np.sum(values > tolerance * values[0])))
+    least = float(np.sqrt(jnp.finfo(dtype).eps)) if tolerance is None else tolerance
+    rank = max(1, int(np.sum(values > least * values[0])))
     kept, basis = values[:rank], rows[:rank]
     forth, back = basis.T / kept / norms[:, None], kept[:, None] * basis * norms
-    found = [part.astype(dtype) for part in (forth, back, spectrum)]
-    return Whitening(*put([this_cluster().agreed(part) for part in found] if is_spread(phi) else found))
+    factors = [part.astype(dtype) for part in (forth, back, spectrum)]
+    return Whitening(*put([this_cluster().agreed(part) for part in factors] if spread else factors))
 
 
-def _triangle(phi: Float[Held, "n N"], weights: Float[Held, " n"] | None) -> Float[np.ndarray, "r N"]:
-    """A small table with the singular values and right vectors of the weighted features."""
-    table = np.asarray(phi, dtype=float)
-    mass = np.full(len(table), 1.0) if weights is None else np.asarray(weights, dtype=float)
-    root = np.sqrt(mass / mass.sum())
-    return upper_triangle(table, root) if len(table) > table.shape[1] else table * root[:, None]
-
-
-def _spread_triangle(phi: Float[Held, "n N"], weights: Any) -> Float[np.ndarray, "r N"]:
-    """The same of features that are spread over processes: the triangle of those of all shards."""
-    rows = [part * np.sqrt(mass)[:, None] for part, mass in zip(shards_of(phi), _masses(weights), strict=True)]
-    parts = this_cluster().gathered([upper_triangle(np.asarray(part, float)) for part in rows])
-    return upper_triangle(np.concatenate(parts))
-
-
-def _masses(weights: Any) -> list[Float[np.ndarray, " n"]]:
-    """Weights that are spread, as they lie in the shards of this process; 1 in all."""
-    parts = [np.asarray(part, float) for part in shards_of(weights)]
-    total = sum(float(part[0]) for part in this_cluster().gathered([np.atleast_1d(part.sum()) for part in parts]))
-    return [part / total for part in parts]
-
-
-def _whiten_cells(phi: OneHot, weights: Float[Held, " n"] | None) -> Whitening:
+def _of_cells(norms: np.ndarray, rows: int, dtype: Any) -> Whitening:
     """Functions without overlap are orthogonal already: each is divided by its size, and those never seen are cut."""
-    if is_spread(phi.place):
-        cells = [OneHot(*part, phi.size) for part in zip(shards_of(phi.place), shards_of(phi.value), strict=True)]
-        parts = [cell.on_host().blocks(mass) for cell, mass in zip(cells, _masses(weights), strict=True)]
-        norms = np.sqrt(sum(this_cluster().gathered(parts)))
-    else:
-        mass = np.full(len(phi), 1.0) if weights is None else np.asarray(weights, dtype=float)
-        norms = np.sqrt(phi.on_host().blocks(mass / mass.sum()))
     seen = np.flatnonzero(norms > 0)
     place, value = np.zeros(len(norms), int), np.zeros(len(norms))
     place[seen], value[seen] = np.arange(len(seen)), 1 / norms[seen]
-    forth = OneHot(place, value.astype(phi.dtype), len(seen))
-    back = OneHot(seen, norms[seen].astype(phi.dtype), len(norms))
-    return put(Whitening(forth, back, np.sort(norms)[::-1][: len(phi)].astype(phi.dtype)))
+    forth = OneHot(place, value.astype(dtype), len(seen))
+    back = OneHot(seen, norms[seen].astype(dtype), len(norms))
+    return Whitening(forth, back, np.sort(norms)[::-1][:rows].astype(dtype))
 
 
 class Coordinates(eqx.Module):
@@ -136,7 +117,7 @@ class Orthonormal(Basis):
     r"""The span of another basis, whitened against the observed contexts, so that $m_\Phi = 1$ by construction."""
 
     basis: Basis
-    tolerance: float | None = eqx.field(static=True, converter=plain_float, default=None)
+    tolerance: float | None = eqx.field(static=True, converter=plain_number, default=None)
 
     def __check_init__(self):
         if not isinstance(self.basis, Basis):

@@ -1,10 +1,10 @@
 """What is differentiated: row derivatives and their sums for exact methods, oracles with their cost for the others."""
 
+from ..trees import flattened as flattened
+from ..trees import shaped_like as shaped_like
 from . import oracles as oracles
 from .affine import Affine as Affine
 from .expansion import Expansions as Expansions
-from .expansion import flattened as flattened
-from .expansion import shaped_like as shaped_like
 from .expansion import totals_of as totals_of
 from .hypergradient import Directions as Directions
 from .hypergradient import directions as directions

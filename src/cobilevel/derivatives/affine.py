@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from .expansion import Expansions, shaped_like
+from ..trees import shaped_like
+from .expansion import Expansions
 from .rows import Sizes
 from .sums import LowerExpansion, RowScales, UpperExpansion
 

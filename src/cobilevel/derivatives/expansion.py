@@ -24,6 +24,7 @@ from ..basis import OneHot
 from ..cluster import this_cluster
 from ..programs import is_spread, put
 from ..reduction import Bilevel, Table
+from ..trees import as_rows, flattened, shaped_like
 from . import oracles
 from .ledger import Ledger
 from .on_device import in_use
@@ -266,14 +267,13 @@ class Expansions:
         x, W, V = self._trees(x, W, np.zeros_like(W) if V is None else V)
         values, d1, cross, slope, turned, weights = _row_sizes(self.reduced, x, W, V, _MOST_ROW_NUMBERS // self.dx)
         upper, lower = (weight / weight.sum() for weight in (np.asarray(weight, float) for weight in weights))
-        flat = lambda rows: np.concatenate([np.asarray(a).reshape(len(a), -1) for a in jax.tree.leaves(rows)], axis=1)
-        square = np.sum(flat(slope).astype(float) ** 2, axis=1)
+        square = np.sum(as_rows(slope) ** 2, axis=1)
         return RowScales(
             squares(upper, np.asarray(values) - centre),
-            squares(upper, flat(d1)),
-            squares(lower, flat(cross)),
+            squares(upper, as_rows(d1)),
+            squares(lower, as_rows(cross)),
             squares(lower, square),
-            squares(lower, flat(turned)),
+            squares(lower, as_rows(turned)),
         )
 
     # -- sample by sample, on this machine
@@ -361,8 +361,7 @@ class Expansions:
 
     def table(self, W: PyTree) -> Float[np.ndarray, "N dy"]:
         """Coefficients as a table, row after row: products with it round alike wherever it came from."""
-        leaves = [np.asarray(leaf, float).reshape(len(leaf), -1) for leaf in jax.tree.leaves(W)]
-        return np.ascontiguousarray(np.concatenate(leaves, axis=1))
+        return as_rows(W)
 
 
 def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
@@ -380,17 +379,3 @@ def _counted_functions(pool: RowPool) -> np.ndarray:
     rest = np.flatnonzero(~seen)
     seen[rest] = np.any(pool.features[:, rest] * pool.shares[:, None], axis=0)
     return seen.astype(float)
-
-
-def flattened(tree: PyTree) -> Float[np.ndarray, " n"]:
-    """A pytree as one vector, in double precision."""
-    return np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree)])
-
-
-def shaped_like(tree: PyTree, table: np.ndarray, dtype: Any, lead: int) -> PyTree:
-    """The columns of a table as the leaves of a pytree, which have `lead` leading axes of the table's own."""
-    leaves, structure = jax.tree.flatten(tree)
-    ends = np.cumsum([int(np.prod(np.shape(leaf)[lead:])) for leaf in leaves])[:-1]
-    parts = np.split(np.asarray(table, dtype), ends, axis=1)
-    shapes = [(*table.shape[:lead], *np.shape(leaf)[lead:]) for leaf in leaves]
-    return structure.unflatten([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])

@@ -14,6 +14,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from .. import trees
 from ..basis import OneHot, Rows, combine, dense
 from ..reduction import Batch, Bilevel
 from .ledger import Ledger
@@ -164,9 +165,8 @@ def mean(batch: Batch, rows: PyTree) -> PyTree:
 
 def flatten(W: PyTree) -> tuple[Float[Array, " M"], Callable[[Array], PyTree]]:
     """Coefficients as one vector, ordered by function and then by component of ``y``; and the way back."""
-    _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], W))
     rows = jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(W)
-    return rows.reshape(-1), lambda vector: jax.vmap(unravel)(vector.reshape(rows.shape))
+    return rows.reshape(-1), lambda vector: trees.shaped_like(W, vector.reshape(rows.shape), lead=1)
 
 
 def feature_gradient(

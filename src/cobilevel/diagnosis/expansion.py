@@ -18,6 +18,7 @@ from ..lower import exact_lower, law_is_known, lower_size, solve_lower
 from ..problem import Box, Domain, Finite, Interval, Look, Study
 from ..programs import put
 from ..reduction import Batch, Bilevel, Table
+from ..trees import as_rows
 from .decay import FEW, GRIDS, Decay, Kink, find_kinks, find_noisy_kinks, from_coefficients, from_values
 
 _MULTIPLICATIONS = 2e10  # that exact solves at all points of a grid may take, about: some seconds
@@ -143,18 +144,12 @@ def _exact_policy(study: Study, x: Float[np.ndarray, " dx"]) -> _ExactPolicy | N
         xi = domain.place(u[:, None].astype(study.dtype))
         found = exact_lower(study, x, xi, draws=rows, tolerance=4 * eps)
         failed.append(not np.all(found.gradient <= eps**0.25))
-        return policy_rows(found.y)
+        return as_rows(found.y)
 
     decay, u, values = from_values(evaluate, eps, grids)
     if any(failed) or not np.isfinite(values).all():
         return None
     return _ExactPolicy(decay, source, u, values, domain)
-
-
-def policy_rows(y: PyTree) -> Float[np.ndarray, "n d"]:
-    """Policies at many contexts as rows, in double precision."""
-    leaves = [np.asarray(leaf, dtype=float) for leaf in jax.tree.leaves(y)]
-    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
 def _placed(kinks: tuple[Kink, ...], domain: Domain) -> tuple[Kink, ...]:

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from ..answer import Result, Solution, Uncertainty, as_solved, like_x
+from ..answer import Result, Solution, Uncertainty, as_solved
 from ..checks import entered, whole
-from ..derivatives import Affine, Expansions, flattened
+from ..derivatives import Affine, Expansions, flattened, shaped_like
 from ..inference import infer
 from ..iteration import steps_on_host
 from ..keys import as_key, generator
@@ -112,9 +112,9 @@ def _resampled(study: Study, solution: Solution, replicates: int, key: Any, prog
     lost, rows = np.isinf(told.error), np.stack(found)
     ends = [np.where(lost, end, np.quantile(rows, q, axis=0)) for q, end in zip(TAILS, (-np.inf, np.inf), strict=True)]
     error = np.where(lost, np.inf, np.std(rows, axis=0, ddof=1))
-    low, high = (like_x(end, solution.x) for end in ends)
+    low, high = (shaped_like(solution.x, end) for end in ends)
     table = jax.tree.map(lambda *each: put(np.stack(each)), *(given.decision(row) for row in found))
-    return Bootstrap(table, like_x(error, solution.x), (low, high), failed, told)
+    return Bootstrap(table, shaped_like(solution.x, error), (low, high), failed, told)
 
 
 def _sandwich(study: Study, reduced: Reduced, solution: Solution) -> Uncertainty:

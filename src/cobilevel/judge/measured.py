@@ -4,10 +4,10 @@ over groups of samples left out in turn."""
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import jax
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, Int
 
+from ..trees import as_rows as as_rows
 from .intervals import Estimate, freedom_of, measurable
 
 GROUPS = 20  # left out in turn; with 19 degrees of freedom an interval is 7% wider than with endless ones
@@ -55,12 +55,6 @@ class Measured:
     value: Estimate | None = None
     fitted: NoisyVector | None = None
     more_bend: Float[np.ndarray, " dx"] | None = None
-
-
-def as_rows(tree: PyTree) -> Float[np.ndarray, "n d"]:
-    """A batch of pytrees as a matrix in double precision, one row each."""
-    leaves = [np.asarray(leaf, dtype=float) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
 def covariance(rows: Float[np.ndarray, "n d"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "d d"]:

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree, Shaped
 
-from ..answer import Feasibility, Met, Solution
+from ..answer import Feasibility, Solution, Violation
 from ..basis import combine
 from ..derivatives import RowBlocks, RowDerivatives, flattened
 from ..keys import generator
 from ..problem import Constrained, Domain, Finite, Interval, Study
 from ..programs import Held
+from ..trees import as_rows
 from .damped_newton import Dense, minimise
 
 _FRESH = 1000  # contexts between the observed ones
@@ -47,12 +48,6 @@ class _Slacks:
         return self.at(minimise(Dense(model), u, 0.0, steps=50).point)[0] / units
 
 
-def _rows(u: PyTree) -> Float[np.ndarray, "n k"]:
-    """A pytree with a common leading axis as a table."""
-    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(u)]
-    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
-
-
 def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]:
     """Contexts between pairs of observed ones; of a finite domain, those observed."""
     rng = generator(jax.random.key(1))
@@ -79,7 +74,7 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
     domain, units = study.problem.domain, np.asarray(smoothing.units)
     tables = []
     for xi in (seen, np.asarray(_between(domain, seen))):
-        u = _rows(combine(solution.basis(xi), solution.W))
+        u = as_rows(combine(solution.basis(xi), solution.W))
         tables.append(_Slacks(study, solution.x, xi).at(u)[0])
     here = tables[0]
     short, short_fresh = (np.maximum(-table, 0) for table in tables)
@@ -96,7 +91,7 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
             for when, part in (("", short), ("_fresh", short_fresh))
             for what, measure in (("largest", np.max), ("mean", np.mean))
         }
-        found.append(Met(name=name, active=float(active.mean()), where=where, worst=worst, **sizes))
+        found.append(Violation(name=name, active=float(active.mean()), where=where, worst=worst, **sizes))
     scaled, scaled_fresh = short / units, short_fresh / units
     record = Feasibility(
         equalities=eliminated,

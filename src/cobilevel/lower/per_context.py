@@ -14,6 +14,7 @@ from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes, flattened
 from ..keys import as_key
 from ..problem import Finite, Problem, Study
 from ..programs import Held
+from ..trees import as_rows
 from .damped_newton import Curvature, Dense, MatrixFree, minimise
 
 _DENSE_Y = 64  # the largest y whose Hessian is formed at each context
@@ -196,11 +197,6 @@ def _in_parts(problem: Problem, law: Law, crossed: bool) -> Iterator[tuple[slice
         yield part, Means.of(problem, law, part, crossed)
 
 
-def _table(problem: Problem, y: PyTree) -> Float[np.ndarray, "n dy"]:
-    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(y)]
-    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
-
-
 def solve_each(
     problem: Problem, x: PyTree, law: Law, tolerance: float | None = None, start: Any = None
 ) -> LowerSolution:
@@ -208,7 +204,7 @@ def solve_each(
     first_y, at = flattened(problem.y0), flattened(x)
     dtype = jax.tree.leaves(problem.y0)[0].dtype
     share = max(1e-10, 100 * float(np.finfo(dtype).eps)) if tolerance is None else tolerance
-    begin = np.tile(first_y, (len(law.xi), 1)) if start is None else _table(problem, start)
+    begin = np.tile(first_y, (len(law.xi), 1)) if start is None else as_rows(start)
     found = [_solved(means, at, first_y, begin[part], share / 2, law) for part, means in _in_parts(problem, law, False)]
     y, *rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return LowerSolution(shaped_rows(problem, y, dtype), *rest)
@@ -251,7 +247,7 @@ def _noise_of_minimum(
 
 def lower_along(problem: Problem, x: PyTree, y: PyTree, law: Law) -> LowerRows:
     """Derivatives of the conditional mean of ``g`` at each context of a law and its ``y``, one row a context."""
-    at, table = flattened(x), _table(problem, y)
+    at, table = flattened(x), as_rows(y)
     parts = [means.at(at, table[part]) for part, means in _in_parts(problem, law, True)]
     return LowerRows(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 

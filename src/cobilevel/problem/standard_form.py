@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..keys import as_key
+from ..trees import shaped_like
 from .bounds import Bounds
 from .constraint import Constraint
 from .data import Level, Samples
@@ -46,7 +47,7 @@ class Form(eqx.Module):
         if self.null is None or self.inverse is None or self.right is None:
             return u
         right = jnp.asarray(self.right(x, xi), u.dtype)
-        return _like(self.like, self.inverse.astype(u.dtype) @ right + self.null.astype(u.dtype) @ u)
+        return shaped_like(self.like, self.inverse.astype(u.dtype) @ right + self.null.astype(u.dtype) @ u)
 
     def along(self, x: PyTree, u: PyTree, xi: Array, depth: int) -> PyTree:
         """At many contexts, the last `depth` axes of ``xi`` being those of one."""
@@ -61,14 +62,6 @@ class Form(eqx.Module):
     def enter(self, y: PyTree) -> PyTree:
         """The unknown nearest to a given ``y``."""
         return y if self.null is None else self.null.T @ ravel_pytree(y)[0]
-
-
-def _like(tree: PyTree, flat: Array) -> PyTree:
-    """A vector in the shapes of a pytree, in its own precision."""
-    leaves, structure = jax.tree.flatten(tree)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    parts = jnp.split(flat, ends)
-    return structure.unflatten([part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
 
 
 class Stated(eqx.Module):

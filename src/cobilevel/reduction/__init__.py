@@ -7,7 +7,6 @@ from .batches import Table as Table
 from .batches import batch_of as batch_of
 from .reduced import Bilevel as Bilevel
 from .reduced import Reduced as Reduced
-from .reduced import as_coefficients as as_coefficients
 from .reduced import reduce_study as reduce_study
 from .reduced import reduce_with as reduce_with
 from .row_order import RowIndex as RowIndex

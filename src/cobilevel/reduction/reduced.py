@@ -244,11 +244,3 @@ def _check_size(basis: Basis, fitted: FeatureMap, distinct: int) -> None:
             "Take n so that there are several contexts a function.",
             stacklevel=4,
         )
-
-
-def as_coefficients(W: Float[np.ndarray, "N dy"], like: PyTree) -> PyTree:
-    """A table of coefficients as a pytree."""
-    leaves, structure = jax.tree.flatten(like)
-    ends = np.cumsum([leaf[0].size for leaf in map(np.asarray, leaves)])
-    parts = np.split(W, ends[:-1], axis=1)
-    return structure.unflatten([put(part.reshape(leaf.shape)) for part, leaf in zip(parts, leaves, strict=True)])

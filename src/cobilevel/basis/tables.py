@@ -1,4 +1,4 @@
-"""Features of which each context has one alone: kept as its place and its value, and not as a row of zeros."""
+"""Tables of features: dense, or with one entry a row; products with coefficients, and triangles of long ones."""
 
 from typing import Any
 
@@ -8,7 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
+from ..host import in_threads
 from ..programs import Held, arithmetic, put, rows_at
+
+_TRIANGLE_ROWS = 2**15  # of a table that are factorised at once
+_FAR_FROM_DEPENDENT = 1e-6  # the least squared singular value of columns of length 1: products lose as many digits
 
 
 def one_hot(place: Int[Held, "..."], size: int, dtype: Any) -> Float[Held, "... N"]:
@@ -82,3 +86,32 @@ Rows = Float[Held, "n N"] | OneHot
 def dense(phi: Any) -> Float[Held, "n N"]:
     """Features as a matrix, whatever they are kept as."""
     return phi.dense() if isinstance(phi, OneHot) else phi
+
+
+def combine(phi: Float[Held, "... N"] | OneHot, W: Any) -> Any:
+    """``sum_k phi_k W[k]`` for every leaf of ``W``, batched over the leading axes of ``phi``."""
+    if isinstance(phi, OneHot):
+        return jax.tree.map(lambda w: phi @ w, W)
+    xp = arithmetic(phi, W)
+    return put(jax.tree.map(lambda w: xp.tensordot(phi, w, axes=1), W))
+
+
+def upper_triangle(table: np.ndarray, root: np.ndarray | None = None) -> np.ndarray:
+    """The triangle of a table (its rows times `root`), which has the same least squares and singular values.
+
+    Of a long one block by block, side by side: by its products, which are many times as fast, where its columns are far
+    from dependent; else by the triangles of its blocks.
+    """
+    begins = range(0, len(table), _TRIANGLE_ROWS)
+
+    def block(begin: int) -> np.ndarray:
+        part = table[begin : begin + _TRIANGLE_ROWS]
+        return part if root is None else part * root[begin : begin + _TRIANGLE_ROWS, None]
+
+    if len(begins) > 1:
+        gram = sum(in_threads(lambda begin: (part := block(begin)).T @ part, begins))
+        norms = np.sqrt(np.diag(gram))
+        if np.all(norms > 0) and np.linalg.eigvalsh(gram / np.outer(norms, norms))[0] > _FAR_FROM_DEPENDENT:
+            return np.linalg.cholesky(gram).T
+    parts = list(in_threads(lambda begin: np.linalg.qr(block(begin), mode="r"), begins))
+    return parts[0] if len(parts) == 1 else upper_triangle(np.concatenate(parts))
