@@ -18,8 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..keys import as_key
-from .bounds import Bounds
-from .constraint import Constraint
+from .constraints import Bounds, Constraint
 from .data import Level, Samples
 from .mixed import Unpacked
 from .problem import Problem
