@@ -1,12 +1,12 @@
 """What the user states: contexts, data (and the part looked at where they are many), objectives; checked: the study."""
 
 from .array_checks import decision_like as decision_like
-from .bounds import Bounds as Bounds
-from .columns import one_length as one_length
-from .constraint import Turned as Turned
+from .array_checks import one_length as one_length
+from .constraints import Bounds as Bounds
 from .constraints import Equalities as Equalities
 from .constraints import Inequalities as Inequalities
 from .constraints import Simplex as Simplex
+from .constraints import Turned as Turned
 from .data import CONTEXTS_EACH as CONTEXTS_EACH
 from .data import LOOK_ROWS as LOOK_ROWS
 from .data import SAMPLES_EACH as SAMPLES_EACH
@@ -27,9 +27,10 @@ from .domain import Box as Box
 from .domain import Domain as Domain
 from .domain import Finite as Finite
 from .domain import Interval as Interval
-from .endless import Periodic as Periodic
-from .endless import Unbounded as Unbounded
+from .domain import Periodic as Periodic
+from .domain import Unbounded as Unbounded
 from .frames import Frame as Frame
+from .frames import domain_of as domain_of
 from .frames import is_frame as is_frame
 from .known_parts import known_parts as known_parts
 from .mixed import Mixed as Mixed
@@ -42,7 +43,6 @@ from .precision import double as double
 from .precision import in_double as in_double
 from .precision import kept_digits as kept_digits
 from .problem import Problem as Problem
-from .propose import domain_of as domain_of
 from .smoothing import UNIT_ROWS as UNIT_ROWS
 from .smoothing import Smoothing as Smoothing
 from .smoothing import length_of as length_of

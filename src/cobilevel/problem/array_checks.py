@@ -1,15 +1,20 @@
-"""Checks of the arrays a user hands over; each error names the argument and what to do."""
+"""Arrays, and contexts, as a user hands them over: checked, and kept with all their digits."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
+from jaxtyping import Int, PyTree, Shaped
 
+from ..keys import is_key
 from ..programs import put
 from .precision import Held, kept_digits
+
+_BOUNDED = " The basis lives on a bounded domain: choose bounds that hold every context you will ask for."
 
 
 def path_name(argument: str, path: tuple) -> str:
@@ -22,22 +27,21 @@ def concrete(array: Any) -> bool:
     return not isinstance(array, Tracer)
 
 
-def array_of(value: Any, name: str) -> Held:
+def listed_values(values: Any, most: int = 8) -> str:
+    """A few values, for an error."""
+    return ", ".join(map(repr, values[:most])) + (f" and {len(values) - most} more" if len(values) > most else "")
+
+
+def array_of(value: Any, name: str, convert: Callable = kept_digits) -> Any:
     """`value` as an array that keeps all its digits."""
     try:
-        return kept_digits(value)
+        return convert(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__}.") from error
 
 
-def arrays_of(tree: PyTree, argument: str) -> PyTree:
-    """The leaves of a pytree as arrays."""
-    require_sorted(tree, argument)
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: array_of(leaf, path_name(argument, path)), tree)
-
-
-def require_sorted(tree: PyTree, argument: str) -> None:
-    """Raises where a dict has keys that cannot be put in an order, as pytrees have it."""
+def each_leaf(convert: Callable[[Any, str], Any], tree: PyTree, argument: str) -> PyTree:
+    """A function of the leaves of a pytree and their names; raises where keys of a dict cannot be sorted."""
     try:
         jax.tree.structure(tree)
     except (TypeError, ValueError) as error:
@@ -45,18 +49,7 @@ def require_sorted(tree: PyTree, argument: str) -> None:
             f"{argument} has a dict whose keys cannot be sorted, such as numbers and strings together: name all with "
             "strings (of a data frame: df.columns = df.columns.astype(str))."
         ) from error
-
-
-def require_finite(array: Held, name: str) -> None:
-    """Raises where rows hold NaN or infinity, and names the first."""
-    if not concrete(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
-        return
-    bad = np.any(~np.isfinite(np.asarray(array)).reshape(len(array), -1), axis=1)
-    if bad.any():
-        raise ValueError(
-            f"{name} holds NaN or infinity in {bad.sum()} of {len(bad)} rows, first in row {int(np.argmax(bad))}. "
-            "Drop or repair these rows before solving."
-        )
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: convert(leaf, path_name(argument, path)), tree)
 
 
 def require_rows(tree: PyTree, argument: str, rows: int | None) -> int:
@@ -76,18 +69,21 @@ def require_rows(tree: PyTree, argument: str, rows: int | None) -> int:
         rows = len(leaf)
         if rows == 0:
             raise ValueError(f"{name} has no rows: at least one sample is needed.")
-        require_finite(leaf, name)
+        if not concrete(leaf) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            continue
+        bad = np.any(~np.isfinite(np.asarray(leaf)).reshape(rows, -1), axis=1)
+        if bad.any():
+            raise ValueError(
+                f"{name} holds NaN or infinity in {bad.sum()} of {rows} rows, first in row {int(np.argmax(bad))}. "
+                "Drop or repair these rows before solving."
+            )
     if rows is None:
         raise ValueError(f"{argument} holds no array: at least one sample is needed.")
     return rows
 
 
-def float_leaf(leaf: Any, name: str) -> Held:
-    """A starting point as a finite float array."""
-    try:
-        array = kept_digits(leaf)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"{name} must be a float array, got {type(leaf).__name__}.") from error
+def _float_leaf(leaf: Any, name: str) -> Held:
+    array = array_of(leaf, name)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
             f"{name} must be a float array, got dtype {array.dtype}. Derivatives are taken with respect to it: write "
@@ -99,40 +95,33 @@ def float_leaf(leaf: Any, name: str) -> Held:
         raise ValueError(f"{name} is empty, shape {array.shape}: give a starting point with at least one number.")
     if concrete(array) and not np.isfinite(np.asarray(array)).all():
         raise ValueError(f"{name} holds NaN or infinity; give a finite starting point.")
-    if isinstance(array, np.ndarray):
-        return array  # pyright: ignore[reportReturnType]
-    return put(np.asarray(array)) if concrete(array) else jnp.asarray(array, array.dtype)  # drops weak types
+    return array if isinstance(array, np.ndarray) else jnp.asarray(array, array.dtype)  # drops weak types
 
 
 def float_tree(tree: PyTree, argument: str) -> PyTree:
     """A starting point as a pytree of finite float arrays, with at least one."""
-    require_sorted(tree, argument)
-    if not jax.tree.leaves(tree):
+    found = each_leaf(_float_leaf, tree, argument)
+    if not jax.tree.leaves(found):
         raise ValueError(f"{argument} holds no array: give a starting point as a float array or a pytree of them.")
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: float_leaf(leaf, path_name(argument, path)), tree)
-
-
-_BOUNDED = " The basis lives on a bounded domain: choose bounds that hold every context you will ask for."
+    return found
 
 
 def real_numbers(value: Any, argument: str) -> np.ndarray:
     """`value` as a finite NumPy array in double precision: an end of a domain, a parameter of a distribution."""
     try:
-        array = np.asarray(value)
+        given = np.asarray(value)
     except (TypeError, ValueError) as error:  # random keys; rows of different lengths
         raise TypeError(f"{argument} must hold real numbers, got {type(value).__name__}: {error}") from error
-    if array.dtype.kind not in "fiu":
-        raise TypeError(f"{argument} must hold real numbers, got dtype {array.dtype}.")
-    given, array = array, array.astype(float)
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"{argument} must hold real numbers, got dtype {given.dtype}.")
+    array = given.astype(float)
     if given.dtype.kind in "iu" and np.any(array.astype(object) != given.astype(object)):
         raise ValueError(
             f"{argument} holds a whole number beyond {2**53} that no float equals, {given}: subtract an offset."
         )
     if not np.all(np.isfinite(array)):
-        raise ValueError(
-            f"{argument} must be finite, got {array}."
-            + _BOUNDED * argument.startswith(("Interval", "Box", "Finite", "Periodic"))
-        )
+        of_domain = argument.startswith(("Interval", "Box", "Finite", "Periodic"))
+        raise ValueError(f"{argument} must be finite, got {array}." + _BOUNDED * of_domain)
     return array
 
 
@@ -141,5 +130,78 @@ def decision_like(value: Any, x: PyTree, argument: str, dtype: Any) -> PyTree:
     shapes = lambda tree: jax.tree.map(np.shape, tree)
     if jax.tree.structure(value) != jax.tree.structure(x) or shapes(value) != shapes(x):
         raise ValueError(f"{argument} must have the shapes of x, {shapes(x)}, got {shapes(value)}.")
-    leaf = lambda path, part: put(real_numbers(part, path_name(argument, path)).astype(dtype))
-    return jax.tree_util.tree_map_with_path(leaf, value)
+    return each_leaf(lambda leaf, name: put(real_numbers(leaf, name).astype(dtype)), value, argument)
+
+
+class Strings(eqx.Module):
+    """Strings kept as numbers: `code` counts within `labels`. NumPy sees the strings."""
+
+    code: Int[Held, "..."]
+    labels: tuple[str, ...] = eqx.field(static=True)
+
+    def __len__(self) -> int:
+        return len(self.code)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Shaped[np.ndarray, "..."]:
+        return np.asarray(self.labels)[np.asarray(self.code)].astype(dtype or object)
+
+
+def contexts_of(value: Any, name: str) -> Any:
+    """Contexts with every column as an array: strings as ``Strings``, a dict of columns as a dict."""
+    if isinstance(value, Mapping):
+        return {str(key): contexts_of(column, f"{name}[{key!r}]") for key, column in value.items()}
+    if is_key(value):
+        raise TypeError(f"{name} must hold numbers or strings, got random keys.")
+    if isinstance(value, Strings | Tracer | jax.Array):
+        return value
+    table = array_of(value, name, np.asarray)
+    return _encoded(table, name) if table.dtype.kind in "OUT" else array_of(value, name)
+
+
+def _encoded(table: np.ndarray, name: str) -> Any:
+    """An array of objects as ``Strings``; or as numbers, where it holds these."""
+    flat: Any = table.ravel().tolist()
+    absent = lambda item: type(item).__name__ in ("NoneType", "NAType", "NaTType")  # the last two are pandas'
+    missing = [absent(item) or (isinstance(item, float) and item != item) for item in flat]
+    if any(missing):
+        raise ValueError(
+            f"{name} has no value in {sum(missing)} of {len(flat)} rows, first in row {missing.index(True)}. Drop "
+            "these rows, or give them a value of their own, such as 'unknown'."
+        )
+    strings = [isinstance(item, str) for item in flat]
+    if not any(strings):
+        return array_of(flat, name, lambda items: kept_digits(np.array(items).reshape(table.shape)))
+    if not all(strings):
+        odd = flat[strings.index(False)]
+        raise TypeError(f"{name} holds strings and other things, such as {odd!r}: write all its values as strings.")
+    labels, code = np.unique(np.asarray(flat, str), return_inverse=True)
+    known: Any = labels.tolist()
+    places: Any = code.reshape(table.shape).astype(np.int32)
+    return Strings(places, tuple(known))
+
+
+def require_contexts(xi: Any, name: str) -> int:
+    """Checks that contexts have rows, that columns are of one length and finite; returns the number of rows."""
+    if not isinstance(xi, Mapping):
+        return require_rows(xi.code if isinstance(xi, Strings) else xi, name, None)
+    rows = None
+    for key, column in xi.items():
+        values, where = column.code if isinstance(column, Strings) else column, f"{name}[{key!r}]"
+        if isinstance(column, Mapping) or values.ndim > 1:
+            raise ValueError(f"{where} must be one column, with one number or string a row.")
+        rows = require_rows(values, where, rows)
+    if rows is None:
+        raise ValueError(f"{name} holds no column: give at least one, such as {{'weather': weather}}.")
+    return rows
+
+
+def one_length(columns: Mapping[Any, Any], name: str) -> None:
+    """Raises where columns are of different shapes; single values may stand for many."""
+    shapes = {key: np.shape(column) for key, column in columns.items()}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError as error:
+        said = ", ".join(f"{key!r} {list(shape)}" for key, shape in shapes.items())
+        raise ValueError(
+            f"{name}: columns must be of one length, or single values; their shapes are {said}."
+        ) from error

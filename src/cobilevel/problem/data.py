@@ -8,7 +8,7 @@ batches come from is in ``reduction.batches``, its law at one context in ``lower
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -18,24 +18,22 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
-from ..keys import as_key, generator, is_key, split_key
+from ..cluster import RowLayout
+from ..keys import as_key, generator, split_key
 from ..programs import arithmetic, put, rows_at
-from .array_checks import array_of, arrays_of, concrete, path_name, require_finite, require_rows
-from .columns import context_count, contexts_of, require_contexts
+from .array_checks import array_of, concrete, contexts_of, each_leaf, path_name, require_contexts, require_rows
 from .distributions import Distribution, require_nodes
-from .frames import ReadsFrames
-from .held_rows import HeldRows
+from .domain import Domain
+from .draw_checks import check_stream
+from .frames import frame_columns
 from .precision import Held, cast, kept_digits
-from .sample_weights import of_mean_one
-from .stream_checks import check_draw
 from .traced import Sampler
 
-LOOK_ROWS, LOOK_CONTEXTS = 8192, 200  # joint samples looked at closely, and contexts where each meets all the data
-STREAM_ROWS = 10_000  # drawn once from a stream, where a method needs a finite pool
+LOOK_ROWS = 8192  # joint samples looked at closely
 CONTEXTS_EACH, SAMPLES_EACH = 2, 8  # asked for each function: distinct contexts; samples, where they are noisy
 
 
-class Level(HeldRows):
+class Level(eqx.Module):
     """What one level of the problem sees."""
 
     @property
@@ -72,25 +70,38 @@ class Level(HeldRows):
     def contexts(self) -> "Samples":
         """The observed contexts as a weighted finite set; of a stream, a look at some."""
 
+    def distinct(self) -> int:
+        """How many different contexts there are."""
+        return self.contexts().distinct()
+
     @abstractmethod
     def example(self, rows: int = 1) -> "Samples":
         """A few joint samples, to look at shapes and dtypes."""
 
-    @abstractmethod
-    def look(self, key: Array, rows: int = LOOK_ROWS, contexts: int = LOOK_CONTEXTS) -> "Look":
-        """A part small enough to look at closely: at most about so many joint samples, in random order."""
+    def look(self, key: Array, rows: int = LOOK_ROWS, contexts: int = 200) -> "Look":
+        """A part small enough to look at closely: at most about so many joint samples, in random order.
+
+        `contexts`: how many of these, where each meets all the data.
+        """
+        part: Any = self.thinned(key, rows)
+        return Look(part, part)
 
     @abstractmethod
     def thinned(self, key: Array, rows: int) -> "Level":
         """The same kind of data with at most so many rows, picked at random; of a stream, so many draws."""
 
-    def finite(self, key: Array, rows: int = STREAM_ROWS) -> "Level":
+    def finite(self, key: Array, rows: int = 10_000) -> "Level":
         """The data themselves where they are finite in number, else so many draws."""
-        return self
+        return self.thinned(key, rows) if self.endless else self
 
     def parsed(self, dtype: Any = None) -> "Level":
         """What everything after the checks works on: a copy of its own, floats in `dtype`, with weights in one form."""
-        return jax.tree_util.tree_map_with_path(lambda path, a: _cast_leaf(path, a, dtype), self)
+
+        def leaf(path: tuple, value: Any) -> Any:
+            law = any(getattr(part, "name", None) == "given" for part in path[:-1])  # which stays as it is
+            return cast(value, dtype, path_name("samples", path)) if hasattr(value, "dtype") and not law else value
+
+        return jax.tree_util.tree_map_with_path(leaf, self)
 
     def draw_contexts(self, key: Array, rows: int) -> Shaped[Array, "n ..."]:
         """Contexts as they are drawn, rather than as a quadrature rule."""
@@ -100,14 +111,44 @@ class Level(HeldRows):
         """How often each row of the pool occurs in a sample drawn again, with replacement, from these data."""
         raise TypeError("a Stream has no samples to draw again from; pass those it was solved on.")
 
+    @property
+    def layout(self) -> RowLayout | None:
+        """How rows are spread over the processes of a cluster, where they are."""
+        return None
 
-def _cast_leaf(path: tuple, leaf: Any, dtype: Any) -> Any:
-    """A leaf of the data as JAX has it; what belongs to a distribution stays as it is."""
-    own = all(getattr(part, "name", None) != "given" for part in path[:-1])
-    return cast(leaf, dtype, path_name("samples", path)) if own and hasattr(leaf, "dtype") else leaf
+    @property
+    def all_here(self) -> bool:
+        """Whether this process has all the data, be they spread or not; else only its share of the rows."""
+        return True
+
+    def whole(self) -> "Level":
+        """The data of all processes."""
+        return self
+
+    def known_by(self) -> Any:
+        """What the data are recognised by, the same in all processes: their arrays, or digests of these."""
+        return jax.tree.leaves(self)
+
+    def placed(self) -> Any:
+        """The samples, each row where it is held."""
+        return self
 
 
-class Samples(Level, ReadsFrames):
+def _of_mean_one(weights: Any) -> Any:
+    """Weights scaled to mean one, in a floating dtype: only their ratios matter.
+
+    First by a power of two, which does not round, so that their sum neither overflows nor vanishes; and before they are
+    cast to a precision in which they might not fit.
+    """
+    xp = arithmetic(weights)
+    given = xp.asarray(weights)
+    wide = given.astype(float)
+    wide = xp.ldexp(wide, -xp.frexp(wide.max())[1])
+    wide = wide / wide.mean()
+    return wide.astype(given.dtype) if jnp.issubdtype(given.dtype, jnp.floating) else wide
+
+
+class Samples(Level):
     """Joint samples of context and noise, one per row.
 
     **Arguments:**
@@ -118,7 +159,9 @@ class Samples(Level, ReadsFrames):
     """
 
     xi: Any = eqx.field(converter=lambda v: contexts_of(v, "Samples: xi"))
-    eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Samples: eta"), default=None)
+    eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(
+        converter=lambda v: each_leaf(array_of, v, "Samples: eta"), default=None
+    )
     weights: Float[Held, " n"] | None = eqx.field(
         converter=lambda v: None if v is None else array_of(v, "Samples: weights"), default=None
     )
@@ -134,15 +177,29 @@ class Samples(Level, ReadsFrames):
             return
         if self.weights.shape != (rows,):
             raise ValueError(f"Samples: weights must have shape ({rows},), got {self.weights.shape}.")
-        if is_key(self.weights):
-            raise TypeError("Samples: weights must hold numbers, got random keys.")
-        require_finite(self.weights, "Samples: weights")
+        require_rows(self.weights, "Samples: weights", rows)
         held = np.asarray(self.weights) if concrete(self.weights) else np.ones(1)
         if np.any(held < 0) or not np.any(held > 0):
             raise ValueError("Samples: weights must be nonnegative and not all zero.")
 
+    @classmethod
+    def from_frame(cls, frame: Any, context: Any, eta: Any = None, weights: Any = None) -> "Samples":
+        """Joint samples out of a data frame of pandas or polars (or one that narwhals knows), one per row.
+
+        **Arguments:**
+
+        - `context`: the name of a column, for an ``Interval`` or a ``Finite`` domain; or a list of names, for a
+          ``Mixed`` domain (or a ``Box``, in this order). Text, categories and booleans belong to ``Finite``.
+        - `eta`: the name of a column, or a list: then ``f`` and ``g`` find it by name, ``eta["demand"]``.
+        - `weights`: the name of a column, optional.
+
+        Whole numbers become floats in contexts and stay whole in `eta`; booleans become 0 and 1. Missing values, text
+        in `eta`, and dates are refused, with what to do.
+        """
+        return cls(*frame_columns(frame, context, eta, weights, f"{cls.__name__}.from_frame"))
+
     def __len__(self) -> int:
-        return context_count(self.xi)
+        return len(next(iter(self.xi.values())) if isinstance(self.xi, Mapping) else self.xi)
 
     @property
     def count(self):
@@ -156,7 +213,7 @@ class Samples(Level, ReadsFrames):
         """The weights scaled to mean 1, so that ``mean(w * f)`` estimates the expectation, on any batch."""
         if self.weights is None:
             return put(np.ones(len(self), self.xi.dtype if jnp.issubdtype(self.xi.dtype, jnp.floating) else float))
-        return jax.block_until_ready(put(of_mean_one(self.weights)))
+        return jax.block_until_ready(put(_of_mean_one(self.weights)))
 
     def shares(self) -> Float[np.ndarray, " n"]:
         """The weights scaled to sum to 1, in double precision."""
@@ -187,10 +244,6 @@ class Samples(Level, ReadsFrames):
     def example(self, rows=1):
         return self.rows(np.arange(rows) % len(self))
 
-    def look(self, key, rows=LOOK_ROWS, contexts=LOOK_CONTEXTS):
-        part = self.thinned(key, rows)
-        return Look(part, part)
-
     def thinned(self, key, rows):
         return self.rows(generator(key).permutation(len(self))[:rows])
 
@@ -198,7 +251,7 @@ class Samples(Level, ReadsFrames):
         """Without rows of weight zero, which say nothing and must not be counted; weights of mean one."""
         if self.weights is None:
             return super().parsed(dtype)
-        scaled = eqx.tree_at(lambda s: s.weights, self, of_mean_one(self.weights))
+        scaled = eqx.tree_at(lambda s: s.weights, self, _of_mean_one(self.weights))
         whole: Any = Level.parsed(scaled, dtype)
         kept = whole.rows(np.flatnonzero(np.asarray(whole.weights) > 0))
         return eqx.tree_at(lambda s: s.weights, kept, kept.mean_one_weights())
@@ -222,7 +275,7 @@ class Product(Level):
     """
 
     given: Any
-    eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(converter=lambda v: arrays_of(v, "Product: eta"))
+    eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(converter=lambda v: each_leaf(array_of, v, "Product: eta"))
     nodes: int = eqx.field(static=True)
 
     def __init__(self, contexts: Any, eta: PyTree, nodes: int = 64):
@@ -266,7 +319,7 @@ class Product(Level):
         context, index = self.contexts(), np.arange(rows)
         return self.pairs(Samples(context.xi), index % len(context), index % self.count)
 
-    def look(self, key, rows=LOOK_ROWS, contexts=LOOK_CONTEXTS):
+    def look(self, key, rows=LOOK_ROWS, contexts=200):
         """Each context with the same rows of the data, so that these bring no noise between contexts."""
         for_context, for_data = split_key(key)
         context = self.contexts() if self.law is None else Samples(self.law.sample(for_context, contexts))
@@ -293,7 +346,7 @@ class Stream(Level):
     draw: Callable[[Array, int], Samples]
 
     def __check_init__(self):
-        check_draw(self.draw, Samples)
+        check_stream(self.draw, Samples)
 
     def parsed(self, dtype=None):
         """The stream as its function is now."""
@@ -312,14 +365,7 @@ class Stream(Level):
     def example(self, rows=1):
         return self.draw(as_key(0), rows)
 
-    def look(self, key, rows=LOOK_ROWS, contexts=LOOK_CONTEXTS):
-        drawn = self.draw(key, rows)
-        return Look(drawn, drawn)
-
     def thinned(self, key, rows):
-        return self.draw(key, rows)
-
-    def finite(self, key, rows=STREAM_ROWS):
         return self.draw(key, rows)
 
 
@@ -346,3 +392,32 @@ class Levels(eqx.Module):
 
 
 Data = Level | Levels
+
+
+class _PackedDraw(eqx.Module):
+    """What a stream draws from, with contexts packed."""
+
+    draw: Any
+    domain: Domain
+
+    def __call__(self, key: Array, size: int) -> Any:
+        drawn = self.draw(key, size)
+        return packed_level(self.domain, drawn, "samples.draw(...)") if isinstance(drawn, Samples) else drawn
+
+
+def contexts_field(level: Level) -> str:
+    """Where a level keeps contexts."""
+    return "given" if isinstance(level, Product) else "xi"
+
+
+def packed_level(domain: Domain, level: Level, where: str) -> Level:
+    """The same data, contexts packed (``Domain.pack``); `where` names the data in errors."""
+    field = "draw" if isinstance(level, Stream) else contexts_field(level)
+    given = getattr(level, field)
+    if isinstance(given, Distribution):
+        return level
+    if isinstance(level, Stream):
+        packed = _PackedDraw(given, domain)
+    else:
+        packed = domain.pack(given, f"{where}.{'contexts' if isinstance(level, Product) else field}")
+    return eqx.tree_at(lambda part: getattr(part, field), level, packed, is_leaf=lambda node: node is given)

@@ -1,5 +1,6 @@
 """Distributions of contexts on an interval or a box: sampled, and integrated by Gauss rules."""
 
+import math
 from abc import abstractmethod
 from typing import Any
 
@@ -12,10 +13,11 @@ from jaxtyping import Array, Float
 from ..checks import MOST_NODES, gibibytes, memory_limit, whole
 from ..programs import arithmetic, program, put
 from .array_checks import real_numbers
-from .cut_normal import cut_normal_draws, cut_normal_rule
 from .domain import Box, Domain, Interval
 
 _NODE_BYTES = 32  # for each coordinate of a node: it is copied on the way
+_FAR = 9.0  # standard deviations: beyond, the mass is 2e-19; an end as far out sees the tail alone
+_MORE_POINTS = 200  # of the rule that stands for the density, beyond two for each node asked for
 
 
 class Distribution(eqx.Module):
@@ -52,16 +54,18 @@ def require_nodes(law: Distribution, n: int, argument: str) -> None:
     """Raises where a Gauss rule would take too long or would not fit in memory; says what would do."""
     d, most = law.domain.dimension, memory_limit()
     parts = len(law.rules(1))
-    fits = lambda count: count <= MOST_NODES and _NODE_BYTES * parts * (d + 1) * count**d <= most
+    each = _NODE_BYTES * parts * (d + 1)
+    fits = lambda count: count <= MOST_NODES and each * count**d <= most
     if fits(n):
         return
-    count, largest = parts * n**d, max(1, min(MOST_NODES, int((most / (_NODE_BYTES * parts * (d + 1))) ** (1 / d))))
+    largest = max(1, min(MOST_NODES, int((most / each) ** (1 / d))))
     largest -= not fits(largest)  # a root may be rounded up
-    said = f", {gibibytes(_NODE_BYTES * (d + 1) * count)}" if n <= MOST_NODES else ""
-    limit = gibibytes(most) if said else f"{MOST_NODES} along one dimension"
+    size, limit = f", {gibibytes(each * n**d)}", gibibytes(most)
+    if n > MOST_NODES:
+        size, limit = "", f"{MOST_NODES} along one dimension"
     raise ValueError(
-        f"{argument} = {n} in {d} dimension{'s'[: d != 1]} makes {count:,} contexts{said}, more than {limit}. Take "
-        f"{largest} or fewer, or contexts drawn at random: law.sample(jax.random.key(0), 10_000)."
+        f"{argument} = {n} in {d} dimension{'s'[: d != 1]} makes {parts * n**d:,} contexts{size}, more than {limit}. "
+        f"Take {largest} or fewer, or contexts drawn at random: law.sample(jax.random.key(0), 10_000)."
     )
 
 
@@ -70,13 +74,6 @@ def _box_only(domain: Domain, name: str) -> None:
         raise TypeError(
             f"{name} needs an Interval or a Box, got {domain!r}. For finite contexts pass the array itself."
         )
-
-
-def _gauss(domain: Domain, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes placed in each dimension, shape ``(dimension, n)``, and the weights of the reference."""
-    u, w = np.polynomial.legendre.leggauss(n)
-    lo, hi = (np.asarray(end)[:, None] for end in domain.bounds)
-    return lo + (hi - lo) * (u + 1) / 2, np.broadcast_to(w / 2, (domain.dimension, n))
 
 
 class Uniform(Distribution):
@@ -92,7 +89,9 @@ class Uniform(Distribution):
         return put(self.domain.place(2 * arithmetic(u).asarray(u) - 1))
 
     def rules(self, n):
-        return [(1.0, *_gauss(self.domain, n))]
+        u, w = np.polynomial.legendre.leggauss(n)
+        lo, hi = (np.asarray(end)[:, None] for end in self.domain.bounds)
+        return [(1.0, lo + (hi - lo) * (u + 1) / 2, np.broadcast_to(w / 2, (self.domain.dimension, n)))]
 
 
 class TruncatedNormal(Distribution):
@@ -115,13 +114,13 @@ class TruncatedNormal(Distribution):
 
     def sample(self, key, size):
         lo, hi = self.domain.bounds
-        xi = cut_normal_draws(key, lo, hi, self.mean.ravel(), self.std.ravel(), (size, self.domain.dimension))
+        xi = _normal_draws(key, lo, hi, self.mean.ravel(), self.std.ravel(), (size, self.domain.dimension))
         return xi if self.domain.shape else put(arithmetic(xi).asarray(xi)[..., 0])
 
     def rules(self, n):
         sides = np.broadcast_arrays(*self.domain.bounds, self.mean.ravel(), self.std.ravel())
-        found = [cut_normal_rule(lo, hi, mean, std, n) for lo, hi, mean, std in zip(*sides, strict=True)]
-        return [(1.0, np.stack([nodes for nodes, _ in found]), np.stack([weights for _, weights in found]))]
+        nodes, weights = zip(*(_normal_rule(*side, n) for side in zip(*sides, strict=True)), strict=True)
+        return [(1.0, np.stack(nodes), np.stack(weights))]
 
 
 class Mixture(Distribution):
@@ -172,3 +171,94 @@ def _mixture_draws(law: Mixture, key: Array, size: int) -> Float[Array, "size ..
     draws = jnp.stack([part.sample(k, size) for part, k in zip(law.components, keys, strict=True)])
     which = jax.random.choice(pick, len(law.components), (size,), p=law.weights)
     return draws[which, jnp.arange(size)]
+
+
+# A truncated normal is measured from the place of its highest density: the mean, or the end nearest to it. With m >= 0
+# standard deviations from the mean to there, the density s standard deviations further out is proportional to
+# exp(-m s - s^2 / 2): nothing large is subtracted from anything large, however narrow the law is and wherever its mean.
+
+
+def _normal_rule(lo: Any, hi: Any, mean: Any, std: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of the Gauss rule of a normal distribution on ``[lo, hi]``: exact up to degree ``2 n - 1``."""
+    peak = min(max(mean, lo), hi)
+    m = min(abs(peak - mean) / std, np.finfo(float).max ** 0.25)
+    reach = _FAR**2 / (np.hypot(m, _FAR) + m)
+    below, above = (min(abs(end - peak) / std, reach) for end in (lo, hi))
+    u, w = np.polynomial.legendre.leggauss(2 * n + _MORE_POINTS)
+    s = (below + above) * (u + 1) / 2 - below
+    nodes, weights = _gauss_rule(s, w * np.exp(-np.abs(s) * m - s * s / 2), n)
+    return np.clip(peak + std * nodes, lo, hi), weights
+
+
+def _gauss_rule(points: np.ndarray, masses: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The Gauss rule of a discrete measure: its recurrence by Stieltjes' procedure, nodes and weights from that."""
+    masses = masses / masses.sum()
+    centre = masses @ points
+    scale = np.sqrt(masses @ (points - centre) ** 2)
+    if n == 1 or not scale > 0:
+        return np.full(n, centre), np.full(n, 1 / n)
+    t = (points - centre) / scale
+    before, now = np.zeros_like(t), np.ones_like(t)
+    alpha, beta = np.zeros(n), np.zeros(n + 1)
+    for k in range(n):
+        alpha[k] = (masses * now**2) @ t
+        after = (t - alpha[k]) * now - beta[k] * before
+        beta[k + 1] = np.sqrt(masses @ after**2)
+        before, now = now, after / beta[k + 1]
+    nodes, vectors = np.linalg.eigh(np.diag(alpha) + np.diag(beta[1:-1], 1) + np.diag(beta[1:-1], -1))
+    weights = vectors[0] ** 2
+    return centre + scale * nodes, weights / weights.sum()
+
+
+@program
+def _normal_draws(key: Array, lo: Any, hi: Any, mean: Any, std: Any, shape: tuple[int, int]) -> Float[Array, "size d"]:
+    """Independent draws on ``[lo, hi]``; one column for each of several distributions."""
+    lo, hi, mean, std = (jnp.asarray(part, float) for part in (lo, hi, mean, std))
+    u = jax.random.uniform(key, shape, float)
+    peak = jnp.clip(mean, lo, hi)
+    m = jnp.minimum(jnp.abs(peak - mean) / std, jnp.finfo(u.dtype).max ** 0.25)
+    side = jnp.where(mean > hi, -1, 1).astype(u.dtype)  # below the mean, the mirror image
+    below, above = (side * (end - peak) / std for end in (lo, hi))
+    below, above = jnp.minimum(below, above), jnp.maximum(below, above)
+    inner = jnp.where(m > 0, 0, below)
+    s = jnp.where(m < _FAR, _near_draw(u, m, inner, above), _tail_draw(u, jnp.maximum(m, _FAR), above))
+    return jnp.clip(peak + side * std * jnp.clip(s, below, above), lo, hi)
+
+
+def _near_draw(u: Array, m: Array, below: Array, above: Array) -> Array:
+    """By the inverse of the distribution function, taken on the side where it keeps its digits."""
+    ndtr, facts = jax.scipy.special.ndtr, jnp.finfo(u.dtype)
+    first, last = -(m + above), -(m + below)
+    flip = last > -first  # more of it above 0: the mirror image has its mass where the function is small
+    first, last = jnp.where(flip, -last, first), jnp.where(flip, -first, last)
+    low, high = ndtr(first), ndtr(last)
+    z = jax.scipy.special.ndtri(jnp.clip(low + u * (high - low), facts.tiny, 1 - facts.epsneg))
+    drawn = jnp.where(flip, z, -z) - m
+    # where the density is nearly flat the difference of the two loses digits, and two orders of its expansion do not
+    wide, from_mean = above - below, m + below
+    bent = from_mean * wide * (u * u - u) / 2 + wide**2 * (u**3 - u) / 6
+    change = wide * (jnp.abs(from_mean) + wide)  # of the logarithm of the density: its square is the error of `bent`
+    return jnp.where(change < float(facts.eps) ** 0.4, below + wide * (u + bent), drawn)
+
+
+def _tail_draw(u: Array, m: Array, above: Array) -> Array:
+    r"""From :math:`s m + s^2/2 - \log(R(m + s) / R(m)) = E`, with ``E`` exponential and ``R`` Mills' ratio: where the
+    logarithm is left out, a quadratic equation; put back, it is more accurate by a factor of :math:`m^2` each time."""
+    rounds = math.ceil(-math.log(float(jnp.finfo(u.dtype).eps)) / math.log(_FAR**2))
+
+    def mills(z):
+        """The mass beyond ``z`` over the density there, by its continued fraction."""
+        value = z
+        for level in range(2 * rounds, 0, -1):
+            value = z + level / value
+        return 1 / value
+
+    ratio = lambda s: jnp.log(mills(m + s) / mills(m))
+    most = above * m + above**2 / 2 - ratio(above)
+    e = -jnp.log1p(u * jnp.expm1(-jnp.where(jnp.isfinite(most), most, jnp.inf)))
+
+    def put_back(_, s):
+        here = jnp.maximum(e + ratio(s), 0)
+        return 2 * here / (m + jnp.sqrt(m**2 + 2 * here))
+
+    return jax.lax.fori_loop(0, rounds, put_back, jnp.zeros_like(u))

@@ -1,4 +1,4 @@
-"""Where contexts live: domains, and their map to the reference cube.
+"""Where contexts live: domains, their map to the reference cube, and how contexts become one array.
 
 Every basis is written once, on the reference cube ``[-1, 1]^d``. A domain knows how to carry a context there, and
 whether a context belongs to it at all.
@@ -7,17 +7,18 @@ whether a context belongs to it at all.
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Bool, Float, Int, Shaped
 
 from ..host import module_of, on_host, plain
-from ..programs import Held, arithmetic, put
-from .array_checks import real_numbers
-from .columns import Strings, contexts_of, listed_values, one_length
+from ..programs import Held, put
+from .array_checks import Strings, contexts_of, listed_values, one_length, real_numbers
 from .precision import cast, kept_digits
 
 
@@ -25,18 +26,21 @@ class Domain(eqx.Module):
     """The set of contexts. One context is a scalar or a vector, as ``shape`` says."""
 
     @property
-    @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """The shape of one context."""
+        return ()
 
     @property
     @abstractmethod
     def bounds(self) -> tuple[Any, Any]:
         """Lower and upper corner of the smallest box that holds the domain, each of shape ``(dimension,)``."""
 
-    @abstractmethod
+    @on_host
     def contains(self, xi: Shaped[Held, "..."]) -> Bool[Any, "..."]:
         """Whether each context belongs to the domain (up to rounding at the ends)."""
+        u = self.reference(xi)
+        near = abs(u) <= 1 + slack(u.dtype)
+        return near.all(axis=-1) if u.shape[-1] > 1 else near[..., 0]
 
     @property
     def dimension(self) -> int:
@@ -54,7 +58,7 @@ class Domain(eqx.Module):
         Measured from the nearer end, so that the ends land on -1 and 1 exactly and nothing is rounded close to them,
         where polynomials of degree k change k^2 times as fast as their argument.
         """
-        xp, xi = module_of(xi), self.coordinates(as_floats(xi))
+        xp, xi = module_of(xi), self.coordinates(_as_floats(xi))
         lo, hi = (xp.asarray(end, xi.dtype) for end in self.bounds)
         half = xp.where(hi > lo, (hi - lo) / 2, 1).astype(xi.dtype)
         from_lo, from_hi = (xi - lo) / half, (hi - xi) / half
@@ -73,23 +77,21 @@ class Domain(eqx.Module):
 
         `where` names them in errors.
         """
-        if isinstance(xi, Mapping):
-            if len(xi) != self.dimension:
-                raise ValueError(
-                    f"{where} has the columns {listed_values(list(xi))}, but contexts of {self!r} have "
-                    f"{self.dimension}. Give as many, or state them by name: cb.Mixed(weather=cb.Interval(0, 1))."
-                )
-            columns = [self.pack_column(column, f"{where}[{name!r}]") for name, column in xi.items()]
-            if not self.shape:
-                return self.wrap(columns[0])
-            one_length(dict(zip(xi, columns, strict=True)), where)
-            xp = arithmetic(columns)
-            return kept_digits(xp.stack(xp.broadcast_arrays(*map(xp.asarray, columns)), axis=-1))
-        return self.wrap(self.pack_column(xi, where))
+        if not isinstance(xi, Mapping):
+            return self.kept(self.pack_column(xi, where))
+        if len(xi) != self.dimension:
+            raise ValueError(
+                f"{where} has the columns {listed_values(list(xi))}, but contexts of {self!r} have "
+                f"{self.dimension}. Give as many, or state them by name: cb.Mixed(weather=cb.Interval(0, 1))."
+            )
+        columns = {name: self.pack_column(column, f"{where}[{name!r}]") for name, column in xi.items()}
+        if not self.shape:
+            return self.kept(*columns.values())
+        return in_one_array(columns, where, np.result_type(*[column.dtype for column in columns.values()]))
 
     @plain
     def pack_column(self, xi: Any, where: str) -> Any:
-        """The same for what is no dict."""
+        """The same for what is no dict; contexts that repeat are not wrapped yet."""
         found = contexts_of(xi, where)
         if isinstance(found, Strings):
             raise TypeError(
@@ -99,12 +101,13 @@ class Domain(eqx.Module):
         return found
 
     @plain
-    def wrap(self, xi: Any) -> Any:
-        """Contexts written in the one way in which they are compared: itself, but for domains that repeat."""
-        return xi
+    def kept(self, xi: Any) -> Any:
+        """Contexts wrapped, with all their digits."""
+        found = self.wrapped(xi)
+        return xi if found is xi else kept_digits(found)
 
     def wrapped(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "..."]:
-        """The same for floats, in NumPy where they came so."""
+        """Contexts written in the one way in which they are compared: itself, but for domains that repeat."""
         return xi
 
     def unpack(self, row: Shaped[Held, "..."]) -> Any:
@@ -115,17 +118,6 @@ class Domain(eqx.Module):
         """Coordinates in which contexts that are alike are near, and others are not."""
         return self.reference(xi)
 
-    @plain
-    def _inside_box(self, xi: Shaped[Held, "..."]) -> Bool[Any, "..."]:
-        u = self.reference(xi)
-        near = abs(u) <= 1 + self._slack(u.dtype)
-        return near.all(axis=-1) if u.shape[-1] > 1 else near[..., 0]
-
-    @staticmethod
-    def _slack(dtype: Any) -> float:
-        """How far outside (of 1) still counts as rounding."""
-        return 8 * float(jnp.finfo(dtype).eps) ** 0.75
-
     @on_host
     def snap(self, xi: Shaped[Held, "..."], dtype: Any) -> Shaped[Any, "..."]:
         """Contexts in a floating dtype, moved back onto the domain where lower precision had moved them off it."""
@@ -134,51 +126,52 @@ class Domain(eqx.Module):
         return xp.clip(self.coordinates(xi).astype(dtype), lo, hi).reshape(xi.shape)
 
 
-def as_floats(xi: Any) -> Any:
+def slack(dtype: Any) -> float:
+    """What counts as rounding, relative to 1."""
+    return 8 * float(jnp.finfo(dtype).eps) ** 0.75
+
+
+def _as_floats(xi: Any) -> Any:
     """Contexts as an array of floats; whole numbers in the precision that JAX has here."""
     xi = module_of(xi).asarray(xi)
     return xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(jnp.result_type(float))
 
 
-def check_ends(domain: Any, several: str) -> None:
-    """Raises where a domain between two scalars has none; `several` says what to use for more."""
-    name, lo, hi = type(domain).__name__, domain.lo, domain.hi
-    if lo.ndim or hi.ndim:
-        raise ValueError(f"{name} takes two scalars, got shapes {lo.shape} and {hi.shape}. {several}")
-    if not lo < hi:
-        raise ValueError(f"{name} needs lo < hi, got lo={lo} and hi={hi}. Swap or widen them.")
+class _Between(Domain):
+    """What lies between two ends."""
 
+    lo: Any
+    hi: Any
 
-class Interval(Domain):
-    """``[lo, hi]``: a context is a scalar."""
-
-    lo: Any = eqx.field(converter=lambda v: real_numbers(v, "Interval: lo"))
-    hi: Any = eqx.field(converter=lambda v: real_numbers(v, "Interval: hi"))
-
-    def __check_init__(self):
-        check_ends(self, "For contexts that are vectors use Box(lo, hi).")
-
-    @property
-    def shape(self):
-        return ()
+    def __init__(self, lo: Any, hi: Any):
+        name = type(self).__name__
+        self.lo, self.hi = real_numbers(lo, f"{name}: lo"), real_numbers(hi, f"{name}: hi")
 
     @property
     def bounds(self):
-        return self.lo[None], self.hi[None]
+        return self.lo.reshape(-1), self.hi.reshape(-1)
 
-    @on_host
-    def contains(self, xi):
-        return self._inside_box(xi)
+    def _check_scalars(self, several: str) -> None:
+        """Raises where the ends are no two scalars in order; `several` says what to use for more."""
+        name, lo, hi = type(self).__name__, self.lo, self.hi
+        if lo.ndim or hi.ndim:
+            raise ValueError(f"{name} takes two scalars, got shapes {lo.shape} and {hi.shape}. {several}")
+        if not lo < hi:
+            raise ValueError(f"{name} needs lo < hi, got lo={lo} and hi={hi}. Swap or widen them.")
 
     def __repr__(self):
-        return f"Interval({self.lo}, {self.hi})"
+        return f"{type(self).__name__}({self.lo.tolist()}, {self.hi.tolist()})"
 
 
-class Box(Domain):
+class Interval(_Between):
+    """``[lo, hi]``: a context is a scalar."""
+
+    def __check_init__(self):
+        self._check_scalars("For contexts that are vectors use Box(lo, hi).")
+
+
+class Box(_Between):
     """``[lo_1, hi_1] x ... x [lo_d, hi_d]``: a context has shape ``(d,)``."""
-
-    lo: Any = eqx.field(converter=lambda v: real_numbers(v, "Box: lo"))
-    hi: Any = eqx.field(converter=lambda v: real_numbers(v, "Box: hi"))
 
     def __check_init__(self):
         if self.lo.ndim != 1 or self.lo.shape != self.hi.shape or not self.lo.size:
@@ -197,16 +190,114 @@ class Box(Domain):
     def shape(self):
         return self.lo.shape
 
-    @property
-    def bounds(self):
-        return self.lo, self.hi
+
+class Periodic(_Between):
+    """``[lo, hi]`` with its ends joined: a context is a scalar, and ``lo + t`` the same one as ``hi + t``.
+
+    Every finite number is inside: of ``Periodic(0, 24)``, 24.5 and -23.5 mean 0.5, which is what functions see.
+    """
+
+    def __check_init__(self):
+        self._check_scalars("For several contexts use Mixed(hour=Periodic(0, 24), ...).")
 
     @on_host
     def contains(self, xi):
-        return self._inside_box(xi)
+        return module_of(xi).isfinite(xi)
+
+    @plain
+    def _turn(self, xi: Any) -> Any:
+        """Contexts as shares of a turn, from 0 up to 1."""
+        xp, xi = module_of(xi), _as_floats(xi)
+        lo, hi = (xp.asarray(end, xi.dtype) for end in (self.lo, self.hi))
+        turns = (xi - lo) / (hi - lo)
+        return turns - xp.floor(turns)
+
+    @on_host
+    def reference(self, xi):
+        return 2 * self._turn(xi)[..., None] - 1
+
+    @on_host
+    def wrapped(self, xi):
+        if not jnp.issubdtype(xi.dtype, jnp.floating):
+            return xi
+        xp = module_of(xi)
+        lo, hi = (xp.asarray(end, xi.dtype) for end in (self.lo, self.hi))
+        inside = (xi >= lo) & (xi < hi)
+        return xp.where(inside | ~xp.isfinite(xi), xi, lo + (hi - lo) * self._turn(xi))
+
+    @on_host
+    def snap(self, xi, dtype):
+        return self.wrapped(xi.astype(dtype))
+
+    @on_host
+    def embedded(self, xi):
+        """On a circle as long as the reference interval."""
+        xp, angle = module_of(xi), 2 * np.pi * self._turn(xi)
+        return xp.stack([xp.cos(angle), xp.sin(angle)], axis=-1) / np.pi
+
+
+class Unbounded(Domain):
+    r"""All real numbers: a context is a scalar, carried to ``(-1, 1)`` by $u = t / \sqrt{1 + t^2}$ with
+    $t = (\xi - \text{center}) / \text{scale}$.
+
+    Straight near the center, and falling off as slowly as a polynomial: polynomials in ``u`` resolve contexts within a
+    few times `scale` well, and level off beyond. ``Unbounded.fitted(values)`` takes both numbers from data.
+    """
+
+    center: Any = eqx.field(converter=lambda v: real_numbers(v, "Unbounded: center"), default=0.0)
+    scale: Any = eqx.field(converter=lambda v: real_numbers(v, "Unbounded: scale"), default=1.0)
+
+    def __check_init__(self):
+        if self.center.ndim or self.scale.ndim:
+            raise ValueError(
+                f"Unbounded takes two scalars, got shapes {self.center.shape} and {self.scale.shape}. For several "
+                "contexts use Mixed(income=Unbounded(3e4, 2e4), ...)."
+            )
+        if not self.scale > 0:
+            raise ValueError(
+                f"Unbounded: scale must be positive, got {self.scale}; Unbounded.fitted(values) finds one."
+            )
+
+    @staticmethod
+    def fitted(values: Any) -> "Unbounded":
+        """Center and scale from data: their median, and twice their spread as the median distance from it shows it.
+
+        Both ignore a few values that lie far out.
+        """
+        table = real_numbers(values, "Unbounded.fitted: values").ravel()
+        center = np.median(table)
+        spread = np.median(np.abs(table - center)) / NormalDist().inv_cdf(3 / 4) or np.std(table)
+        if not spread > 0:
+            raise ValueError(f"Unbounded.fitted: all {table.size} values are {center}; state Unbounded(center, scale).")
+        return Unbounded(center, 2 * spread)
+
+    @property
+    def bounds(self):
+        return np.array([-np.inf]), np.array([np.inf])
+
+    @on_host
+    def contains(self, xi):
+        return module_of(xi).isfinite(xi)
+
+    @on_host
+    def reference(self, xi):
+        xp, xi = module_of(xi), _as_floats(xi)
+        t = (xi - xp.asarray(self.center, xi.dtype)) / xp.asarray(self.scale, xi.dtype)
+        return (t / xp.hypot(xp.ones_like(t), t))[..., None]
+
+    @on_host
+    def place(self, u):
+        xp, end = module_of(u), 1 - slack(u.dtype)
+        u = xp.clip(u[..., 0], -end, end)
+        t = u / xp.sqrt((1 - u) * (1 + u))
+        return xp.asarray(self.center, t.dtype) + xp.asarray(self.scale, t.dtype) * t
+
+    @on_host
+    def snap(self, xi, dtype):
+        return xi.astype(dtype)
 
     def __repr__(self):
-        return f"Box({self.lo.tolist()}, {self.hi.tolist()})"
+        return f"Unbounded({self.center}, {self.scale})"
 
 
 class Finite(Domain):
@@ -224,19 +315,22 @@ class Finite(Domain):
         found = contexts_of(values, "Finite: values")
         self.labels = tuple(np.asarray(found).ravel().tolist()) if isinstance(found, Strings) else None
         self.values = np.asarray(values) if self.labels is None else np.arange(len(self.labels))
-        if self.labels is not None and len(set(self.labels)) < len(self.labels):
-            raise ValueError("Finite: values must be distinct; drop the repeated ones (numpy.unique does it).")
 
     def __check_init__(self):
         if self.values.ndim not in (1, 2) or not self.values.size:
             raise ValueError(f"Finite takes values of shape (m,) or (m, d) with m >= 1, got shape {self.values.shape}.")
         real_numbers(self.values, "Finite: values")
-        if len(np.unique(self.values, axis=0)) < len(self.values):
+        if len(np.unique(self.labels or self.values, axis=0)) < len(self.values):
             raise ValueError("Finite: values must be distinct; drop the repeated ones (numpy.unique does it).")
 
     @property
     def shape(self):
         return self.values.shape[1:]
+
+    @property
+    def bounds(self):
+        table = self.values.reshape(len(self.values), -1)
+        return table.min(axis=0), table.max(axis=0)
 
     @plain
     def pack_column(self, xi, where):
@@ -259,23 +353,6 @@ class Finite(Domain):
             )
         return places.astype(np.int32)
 
-    def named(self, place: int) -> str:
-        """One of the values, for a sentence."""
-        return repr(self.labels[place]) if self.labels is not None else str(self.values[place])
-
-    @property
-    def bounds(self):
-        table = self.values.reshape(len(self.values), -1)
-        return table.min(axis=0), table.max(axis=0)
-
-    def _on_reference(self, xi: Shaped[Held, "..."]) -> tuple[Float[Any, "... d"], Float[Any, "m d"]]:
-        """Contexts and values on the reference scale, in one precision."""
-        xi = module_of(xi).asarray(xi)
-        cut = jnp.issubdtype(xi.dtype, jnp.floating) and jnp.issubdtype(self.values.dtype, jnp.floating)
-        values = module_of(xi).asarray(self.values, xi.dtype if cut else None)
-        u = self.reference(xi)
-        return u, self.reference(values).astype(u.dtype)
-
     @on_host
     def nearest(self, xi: Shaped[Held, "..."]) -> tuple[Int[Any, "..."], Float[Any, "..."]]:
         """The position among the values of the one nearest to each context, and how far that is.
@@ -283,7 +360,11 @@ class Finite(Domain):
         By search in an ordered list, or in a tree: a table of all distances, which compiled programs make of vectors,
         would be contexts times values large.
         """
-        xp, (u, table) = module_of(xi), self._on_reference(xi)
+        xp = module_of(xi)
+        xi = xp.asarray(xi)
+        both_floats = jnp.issubdtype(xi.dtype, jnp.floating) and jnp.issubdtype(self.values.dtype, jnp.floating)
+        u = self.reference(xi)
+        table = self.reference(xp.asarray(self.values, xi.dtype if both_floats else None)).astype(u.dtype)
         if self.dimension == 1:
             u, table = u[..., 0], table[:, 0]
             order = xp.argsort(table)
@@ -294,13 +375,11 @@ class Finite(Domain):
         if xp is jnp:
             distances = jnp.max(jnp.abs(u[..., None, :] - table), axis=-1)
             return jnp.argmin(distances, axis=-1), jnp.min(distances, axis=-1)
-        rows = u.reshape(-1, u.shape[-1])
-        known: Any = np.all(np.isfinite(rows), axis=1)
         from scipy.spatial import KDTree  # takes long to import, and few need it
 
-        far, place = KDTree(table).query(np.where(known[:, None], rows, 0), p=np.inf)
-        far = np.where(known, far, np.nan).astype(u.dtype)
-        return place.reshape(u.shape[:-1]), far.reshape(u.shape[:-1])
+        finite: Any = np.all(np.isfinite(u), axis=-1)
+        far, place = KDTree(table).query(np.where(finite[..., None], u, 0), p=np.inf)
+        return place, np.where(finite, far, np.nan).astype(u.dtype)
 
     def index(self, xi: Shaped[Held, "..."]) -> Int[Any, "..."]:
         """The position of each context among the values."""
@@ -319,7 +398,7 @@ class Finite(Domain):
     @on_host
     def contains(self, xi):
         far = self.nearest(xi)[1]
-        return far <= self._slack(far.dtype)
+        return far <= slack(far.dtype)
 
     @on_host
     def snap(self, xi, dtype):
@@ -327,4 +406,14 @@ class Finite(Domain):
         return values[self.index(xi)]
 
     def __repr__(self):
-        return f"Finite({self.values.tolist() if self.labels is None else list(self.labels)})"
+        return f"Finite({list(self.labels or self.values.tolist())})"
+
+
+def in_one_array(columns: dict[str, Any], where: str, default: Any) -> Any:
+    """Columns, or single values for all rows, in one array: in the precision of its floats, else `default`."""
+    one_length(columns, where)
+    floats = [c.dtype for c in columns.values() if c.ndim and jnp.issubdtype(c.dtype, jnp.floating)]
+    dtype = np.result_type(*floats) if floats else default
+    xp = jnp if any(isinstance(column, Tracer) for column in columns.values()) else np
+    table = xp.broadcast_arrays(*[xp.asarray(column, dtype) for column in columns.values()])
+    return kept_digits(xp.stack(table, axis=-1))

@@ -4,7 +4,7 @@ Such a function is traced once and compiled. Numbers that come from elsewhere, N
 in every batch. Two traces show them where they differ; else it shows that an output does not depend on the key.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,15 +13,16 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jaxtyping import PyTree
 
-from ..keys import as_key, is_key, split_key
+from ..keys import as_key, split_key
 from ..programs import program
 from .array_checks import path_name
+from .description import key_of
+from .domain import slack
 from .traced import anew
+from .user_functions import failure
 
 _ROWS_DRAWN = 64  # in a check: as many numbers are not in order by chance
-_ROWS_AGAIN = 8  # at least, that must be as so many rows before for them to repeat
-CONTEXTS_DRAWN_AT = 8
-_SAME_VALUE = 1e-5  # relative difference between what is drawn and what was observed, up to which they are the same
+CONTEXTS_DRAWN_AT = 8  # of a check, and the rows of a second period: as many do not agree by chance
 _INSTEAD = (
     "The function is traced once and compiled, so every batch would hold the same values. Draw with jax.random and the "
     "key, not with NumPy's or Python's generators"
@@ -32,36 +33,6 @@ def _traced_draw(draw: Callable, example: tuple) -> tuple[ClosedJaxpr, Any]:
     """A function that draws, traced afresh, and the shapes of what it returns."""
     with anew():
         return jax.make_jaxpr(lambda *args: draw(*args, _ROWS_DRAWN), return_shape=True)(*example)
-
-
-def _programs_within(part: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
-    """The programs among the parameters of an operation."""
-    if isinstance(part, ClosedJaxpr | Jaxpr):
-        yield part
-    elif isinstance(part, tuple | list):
-        for each in part:
-            yield from _programs_within(each)
-
-
-def _constants(part: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
-    """All numbers that a program holds."""
-    body = part
-    if isinstance(part, ClosedJaxpr):
-        yield from part.consts
-        body = part.jaxpr
-    for equation in body.eqns:
-        yield from (var.val for var in equation.invars if isinstance(var, Literal))
-        for value in equation.params.values():
-            for program_within in _programs_within(value):
-                yield from _constants(program_within)
-    yield from (var.val for var in body.outvars if isinstance(var, Literal))
-
-
-def _same(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    a, b = (np.asarray(jax.random.key_data(v) if is_key(v) else v) for v in (a, b))
-    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
 def _depending(body: Jaxpr, given: list[bool]) -> list[bool]:
@@ -84,7 +55,7 @@ def _in_order(values: np.ndarray) -> bool:
     table = values.reshape(len(values), -1).astype(float)
     steps = np.diff(table, axis=0)
     fine = np.all(steps >= 0, axis=0) | np.all(steps <= 0, axis=0)
-    for period in range(2, len(table) - _ROWS_AGAIN + 1):
+    for period in range(2, len(table) - CONTEXTS_DRAWN_AT + 1):
         fine |= np.all(table[period:] == table[:-period], axis=0)
     return bool(np.all(fine))
 
@@ -96,8 +67,8 @@ def check_draws(name: str, draw: Callable, *example: Any) -> list[bool]:
     """
     traced, shapes = _traced_draw(draw, example)
     again, _ = _traced_draw(draw, example)
-    first, second = list(_constants(traced)), list(_constants(again))
-    if len(first) != len(second) or not all(map(_same, first, second)):
+    values = lambda closed: key_of(list(jax.jit(jaxpr_as_fun(closed))(*example)))
+    if key_of(traced) != key_of(again) and values(traced) != values(again):
         raise ValueError(
             f"{name} gives other values each time it is called with the same key: it draws from outside. {_INSTEAD}."
         )
@@ -116,6 +87,25 @@ def check_draws(name: str, draw: Callable, *example: Any) -> list[bool]:
     return from_key
 
 
+def check_stream(draw: Any, kind: type) -> None:
+    """Raises where `draw` is no function that returns samples, of this kind, drawn by its key."""
+    if not callable(draw):
+        raise TypeError(f"Stream: draw must be a function draw(key, size) -> Samples, got {draw!r}.")
+    try:
+        drawn = _traced_draw(draw, (as_key(0),))[1]
+    except Exception as error:
+        raise failure("Stream: draw(key, size)", error, f"fails for {_ROWS_DRAWN} samples") from error
+    if not isinstance(drawn, kind):
+        raise TypeError(f"Stream: draw(key, size) must return Samples, got {type(drawn).__name__}.")
+    if len(drawn) != _ROWS_DRAWN:
+        raise ValueError(f"Stream: draw(key, {_ROWS_DRAWN}) returned {len(drawn)} samples instead of {_ROWS_DRAWN}.")
+    if not any(check_draws("Stream: draw(key, size)", draw, as_key(0))):
+        raise ValueError(
+            "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
+            "traced once and compiled. Draw with jax.random and the key, not with NumPy's generators."
+        )
+
+
 def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
     """Raises where ``conditional(key, xi, size)`` fails, gives something else than noise like `eta`, or does not come
     from its key; `xi` and `eta` are a few samples of the lower level."""
@@ -124,13 +114,10 @@ def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
     try:
         drawn = _traced_draw(draw, (key, some[0]))[1]
     except Exception as error:
-        hint = ""
-        if isinstance(error, jax.errors.JAXTypeError):
-            hint = " JAX traces the function: use jax.numpy instead of numpy, and jnp.where instead of if."
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        said = failure(name, error, f"fails for a key, xi = {some[0]} and size = {_ROWS_DRAWN}")
         raise ValueError(
-            f"{name} fails for a key, xi = {some[0]} and size = {_ROWS_DRAWN}: {reason}.{hint} It is to return `size` "
-            "draws of eta given one context; leave it out of the problem if there is no such function."
+            f"{said} It is to return `size` draws of eta given one context; leave it out of the problem if there is no "
+            "such function."
         ) from error
     _check_like(name, drawn, eta)
     from_key = check_draws(name, draw, key, some[0])
@@ -174,7 +161,7 @@ def _check_known(name: str, leaf: str, drawn: np.ndarray, observed: np.ndarray, 
     if np.any(drawn != drawn[:, :1]):
         return
     gap = np.abs(drawn[:, 0].astype(float) - observed.astype(float)).reshape(len(xi), -1).max(axis=1)
-    wrong = gap > _SAME_VALUE * (np.abs(observed.astype(float)).max() + np.abs(drawn.astype(float)).max())
+    wrong = gap > slack(np.float32) * (np.abs(observed.astype(float)).max() + np.abs(drawn.astype(float)).max())
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(

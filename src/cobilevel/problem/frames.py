@@ -1,4 +1,4 @@
-"""Columns out of a data frame, each read by what it holds, and results back into a frame of the same library.
+"""Columns out of a data frame, each read by what it holds; the domain they suggest; and results back into a frame.
 
 pandas, polars and, through narwhals, others: a library is imported only where the user's own object comes from it.
 """
@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from .array_checks import listed_values
+from .domain import Domain, Finite, Interval
+from .mixed import Mixed
+
 _FILLS = {"boolean": (False, bool), "whole": (np.nan, int), "number": (np.nan, float), "text": ("", str)}
-_LISTED = 3  # values of a column that a message shows
 _TEXT = ("string", "empty", "categorical")  # what pandas calls columns of objects that are categories
 _NAMED = {"boolean": "boolean", "integer": "whole", "floating": "number", "decimal": "number"}
 _NAMED |= {"mixed-integer-float": "number", "integer-na": "whole"} | dict.fromkeys(_TEXT, "text")
@@ -27,12 +30,7 @@ class Column:
     kind: str
     values: np.ndarray
     missing: np.ndarray
-    category: bool = False
-
-    def some(self) -> str:
-        """A few of its values, in words."""
-        seen = list(dict.fromkeys(str(value) for value in self.values[~self.missing][: 100 * _LISTED]))
-        return ", ".join(map(repr, seen[:_LISTED])) + (", ..." if len(seen) > _LISTED else "")
+    category: bool
 
 
 def is_frame(value: Any) -> bool:
@@ -52,11 +50,11 @@ def _library_of(value: Any) -> str:
 class Frame:
     """A data frame, seen through the few things that are asked of one.
 
-    `native` is the user's object; `names` are its columns, `library` is pandas, polars or narwhals.
+    `names` are its columns, `library` is pandas, polars or narwhals; `caller` begins errors.
     """
 
     def __init__(self, frame: Any, caller: str):
-        self.native, self.caller = frame, caller
+        self.caller = caller
         self.library = _library_of(frame) or "narwhals"
         if not is_frame(frame):
             raise TypeError(
@@ -178,53 +176,28 @@ def _read_column(name: Any, kind: str, present: np.ndarray, missing: np.ndarray,
     return Column(name, kind, values, missing, category)
 
 
-class ReadsFrames:
-    """Data with contexts, noise and weights that can be read out of a data frame."""
-
-    @classmethod
-    def from_frame(cls: Any, frame: Any, context: Any, eta: Any = None, weights: Any = None) -> Any:
-        """Joint samples out of a data frame of pandas or polars (or one that narwhals knows), one per row.
-
-        **Arguments:**
-
-        - `context`: the name of a column, for an ``Interval`` or a ``Finite`` domain; or a list of names, for a
-          ``Mixed`` domain (or a ``Box``, in this order). Text, categories and booleans belong to ``Finite``.
-        - `eta`: the name of a column, or a list: then ``f`` and ``g`` find it by name, ``eta["demand"]``.
-        - `weights`: the name of a column, optional.
-
-        Whole numbers become floats in contexts and stay whole in `eta`; booleans become 0 and 1. Missing values, text
-        in `eta`, and dates are refused, with what to do.
-        """
-        return cls(*frame_columns(frame, context, eta, weights, f"{cls.__name__}.from_frame"))
-
-
-def frame_columns(frame: Any, context: Any, eta: Any, weights: Any, caller: str) -> tuple[Any, Any, Any]:
+def frame_columns(frame: Any, context: Any, eta: Any, weights: Any, caller: str) -> list[Any]:
     """Contexts, noise and weights by the names of their columns: one name gives an array, a list a dict by name."""
-    held, roles = Frame(frame, caller), {"context": context, "eta": eta, "weights": weights}
-    found = _checked_columns(held, roles)
-    read = {
-        role: {c.name: (_context_column if role == "context" else _noise_column)(held, c, role) for c in columns}
-        for role, columns in found.items()
-    }
-    contexts, noise, weight = (
-        table if isinstance(roles[role], list | tuple) else next(iter(table.values()), None)
-        for role, table in read.items()
-    )
-    return contexts, noise, weight
+    roles = {"context": context, "eta": eta, "weights": weights}
+    found = []
+    for role, columns in _checked_columns(Frame(frame, caller), roles).items():
+        table = {column.name: _numbers(column, role) for column in columns}
+        found.append(table if isinstance(roles[role], list | tuple) else next(iter(table.values()), None))
+    return found
 
 
-def frame_contexts(frame: Any, context: Any, caller: str) -> dict[Any, Column]:
-    """The columns of the contexts, by name."""
-    held = Frame(frame, caller)
-    (columns,) = _checked_columns(held, {"context": context}).values()
-    for column in columns:
-        _refuse_times(held, column, "context")
-    return {column.name: column for column in columns}
+def _numbers(column: Column, role: str) -> np.ndarray:
+    """The values of a column: in contexts all numbers are floats; noise may be whole, since it may be a code."""
+    kept = {"context": ("number", "text"), "eta": ("number", "whole"), "weights": ()}[role]
+    return column.values if column.kind in kept else column.values.astype(float)
 
 
 def _checked_columns(held: Frame, roles: dict[str, Any]) -> dict[str, list[Column]]:
-    """The columns that each argument names; raises where one is not there, is named twice, or lacks values."""
-    named = {role: _as_names(names, held, role) for role, names in roles.items()}
+    """The columns that each argument names; raises where one is not there, is named twice, or is of no use."""
+    as_list = lambda names: [] if names is None else list(names) if isinstance(names, list | tuple) else [names]
+    named = {role: as_list(names) for role, names in roles.items()}
+    for role, names in named.items():
+        held.require(names, role)
     _one_role_each(named, held.caller)
     if not named["context"]:
         raise ValueError(f"{held.caller}: context must name at least one column, got {roles['context']!r}.")
@@ -234,25 +207,19 @@ def _checked_columns(held: Frame, roles: dict[str, Any]) -> dict[str, list[Colum
         raise ValueError(f"{held.caller}: the frame has no rows: at least one sample is needed.")
     found = {role: [held.column(name) for name in names] for role, names in named.items()}
     _none_missing(held, found)
+    for role, columns in found.items():
+        for column in columns:
+            _refuse_kinds(held, column, role)
     return found
-
-
-def _as_names(names: Any, held: Frame, argument: str) -> list:
-    """What an argument names, as a list of columns that there are."""
-    if names is None:
-        return []
-    listed = list(names) if isinstance(names, list | tuple) else [names]
-    held.require(listed, argument)
-    return listed
 
 
 def _one_role_each(named: dict[str, list], caller: str) -> None:
     uses = [(name, role) for role, names in named.items() for name in names]
-    for name in dict.fromkeys(name for name, _ in uses):
-        roles = [role for used, role in uses if used == name]
+    for name, role in uses:
+        roles = [other for used, other in uses if used == name]
         if len(roles) > 1:
             both = len(set(roles)) > 1
-            where = f"in {' and in '.join(dict.fromkeys(roles))}" if both else f"twice in {roles[0]}"
+            where = f"in {' and in '.join(dict.fromkeys(roles))}" if both else f"twice in {role}"
             remedy = " The functions get contexts as xi anyhow." if "context" in roles and both else ""
             raise ValueError(f"{caller}: the column {name!r} is named {where}, and may be named once.{remedy}")
 
@@ -270,36 +237,47 @@ def _none_missing(held: Frame, found: dict[str, list[Column]]) -> None:
     )
 
 
-def _context_column(held: Frame, column: Column, role: str) -> np.ndarray:
-    """A context: whole numbers and booleans as floats, text as it is, to be matched with the values of a Finite."""
-    _refuse_times(held, column, role)
-    if column.kind == "text":
-        return column.values
-    return column.values if column.kind == "number" else column.values.astype(float)
-
-
-def _noise_column(held: Frame, column: Column, role: str) -> np.ndarray:
-    """Noise, or weights: numbers; whole ones stay whole (they may be codes), booleans are 0 and 1."""
-    _refuse_times(held, column, role)
+def _refuse_kinds(held: Frame, column: Column, role: str) -> None:
+    """Raises where a column holds neither numbers nor, as a context, text; says what to make of it."""
+    if column.kind not in ("time", "other") and (column.kind != "text" or role == "context"):
+        return
+    name, some = column.name, listed_values(list(dict.fromkeys(map(str, column.values))))
     if column.kind == "text":
         raise TypeError(
-            f"{held.caller}: the {role} column {column.name!r} holds text ({column.some()}) where numbers are needed. "
-            f"Make it a context, context=[..., {column.name!r}] with cb.Finite as its domain, or number it, "
-            f"{held.codes(column.name)}; text that reads as numbers must be converted first."
+            f"{held.caller}: the {role} column {name!r} holds text ({some}) where numbers are needed. Make it a "
+            f"context, context=[..., {name!r}] with cb.Finite as its domain, or number it, {held.codes(name)}; text "
+            "that reads as numbers must be converted first."
         )
-    return column.values.astype(float) if column.kind == "boolean" or role == "weights" else column.values
-
-
-def _refuse_times(held: Frame, column: Column, role: str) -> None:
     if column.kind == "time":
-        since, hour = held.clock(column.name)
+        since, hour = held.clock(name)
         raise TypeError(
-            f"{held.caller}: the {role} column {column.name!r} holds dates or times ({column.some()}), which must be "
-            f"encoded as numbers: the hours since the first, {since}; or the hour of the day, {hour}, with "
-            "cb.Periodic(0, 24) as its domain."
+            f"{held.caller}: the {role} column {name!r} holds dates or times ({some}), which must be encoded as "
+            f"numbers: the hours since the first, {since}; or the hour of the day, {hour}, with cb.Periodic(0, 24) as "
+            "its domain."
         )
-    if column.kind == "other":
-        raise TypeError(
-            f"{held.caller}: the {role} column {column.name!r} holds values that are neither numbers nor text of one "
-            f"kind ({column.some()}). Convert it, or split it into columns of numbers."
-        )
+    raise TypeError(
+        f"{held.caller}: the {role} column {name!r} holds values that are neither numbers nor text of one kind "
+        f"({some}). Convert it, or split it into columns of numbers."
+    )
+
+
+def domain_of(frame: Any, context: Any) -> Domain:
+    """A domain for the context columns of a data frame, to be read before it is used: print it.
+
+    Numbers get the ``Interval`` from their least to their largest value, so that the policy is NaN beyond; text,
+    categories and booleans the ``Finite`` of the values that occur. A list of names gives a ``Mixed``. What no
+    table shows is for you to say: that hours repeat (``Periodic``), or how far contexts may go.
+    """
+    columns = _checked_columns(Frame(frame, "domain_of"), {"context": context})["context"]
+    parts = {str(column.name): _proposed(column) for column in columns}
+    return Mixed(parts) if isinstance(context, list | tuple) else next(iter(parts.values()))
+
+
+def _proposed(column: Column) -> Domain:
+    if column.kind in ("text", "boolean") or column.category:
+        values = np.unique(column.values)
+        return Finite(values.astype(float) if values.dtype.kind == "b" else values.tolist())
+    lo, hi = float(np.min(column.values)), float(np.max(column.values))
+    if not lo < hi:
+        raise ValueError(f"domain_of: the column {column.name!r} is {lo:g} in every row; leave it out of context.")
+    return Interval(lo, hi)

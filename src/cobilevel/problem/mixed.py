@@ -1,4 +1,4 @@
-"""Contexts of several parts, each of its own kind and under its own name."""
+"""Contexts of several parts, each of its own kind and under its own name; and what single precision would lose."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from ..host import module_of, on_host, plain
 from ..programs import arithmetic
-from .columns import NAMED, Strings, contexts_of, listed_values, one_length
-from .domain import Box, Domain, Finite
-from .precision import kept_digits
+from .array_checks import Strings, concrete, contexts_of, listed_values
+from .domain import Box, Domain, Finite, in_one_array
+from .precision import REMEDY
 
-_APART = 4.0  # distance of categories, in units of the root of the dimension: more than any two within one
+_LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
+_STILL_DISTINCT = 0.99  # of the distinct contexts, that must stay so
 
 
 class Mixed(Domain):
@@ -39,7 +39,7 @@ class Mixed(Domain):
     def __check_init__(self):
         if not self.names:
             raise ValueError("Mixed needs at least one part, such as Mixed(hour=Periodic(0, 24)).")
-        for name, part in zip(self.names, self.components, strict=True):
+        for name, part in self.parts.items():
             if isinstance(part, Mixed | Box):
                 raise TypeError(
                     f"Mixed: {name} is {part!r}, but each part is a scalar. State its coordinates one by one, "
@@ -65,17 +65,17 @@ class Mixed(Domain):
         return dict(zip(self.names, self.components, strict=True))
 
     @plain
-    def _each(self, apply: Callable[[Domain, Any], Any], xi: Any) -> list[Any]:
-        """What a function of a part and its column gives, part by part."""
-        return [apply(part, xi[..., j]) for j, part in enumerate(self.components)]
+    def _each(self, how: str, apply: Callable[[Domain, Any], Any], xi: Any) -> Any:
+        """What a function of a part and its column gives, put together."""
+        return _together(how, [apply(part, xi[..., j]) for j, part in enumerate(self.components)])
 
     @on_host
     def contains(self, xi):
-        return _together("stack", self._each(lambda part, column: part.contains(column), xi)).all(axis=-1)
+        return self._each("stack", lambda part, column: part.contains(column), xi).all(axis=-1)
 
     @on_host
     def reference(self, xi):
-        return _together("concatenate", self._each(lambda part, column: part.reference(column), xi))
+        return self._each("concatenate", lambda part, column: part.reference(column), xi)
 
     @on_host
     def place(self, u):
@@ -83,33 +83,29 @@ class Mixed(Domain):
 
         def one(part, column):
             found = part.place(column[..., None])
-            return part.snap(found, found.dtype) if isinstance(part, Finite) else found
+            return (part.snap(found, found.dtype) if isinstance(part, Finite) else found).astype(u.dtype)
 
-        return _together("stack", [column.astype(u.dtype) for column in self._each(one, u)])
+        return self._each("stack", one, u)
 
     @on_host
     def snap(self, xi, dtype):
-        return _together("stack", self._each(lambda part, column: part.snap(column, dtype), xi))
-
-    @plain
-    def wrap(self, xi):
-        return kept_digits(self.wrapped(xi))
+        return self._each("stack", lambda part, column: part.snap(column, dtype), xi)
 
     @on_host
     def wrapped(self, xi):
-        return _together("stack", self._each(lambda part, column: part.wrapped(column), xi))
+        return self._each("stack", lambda part, column: part.wrapped(column), xi)
 
     @on_host
     def embedded(self, xi):
         """Circles as circles, and categories far apart, so that those near a context have its categories."""
-        apart = _APART * len(self.names) ** 0.5
+        apart = 2 * 2 * len(self.names) ** 0.5  # twice the diameter of the reference cube
 
         def one(part, column):
             if not isinstance(part, Finite):
                 return part.embedded(column)
             return (apart * part.index(column)[..., None]).astype(column.dtype)
 
-        return _together("concatenate", self._each(one, xi))
+        return self._each("concatenate", one, xi)
 
     @plain
     def pack(self, xi, where="xi"):
@@ -120,7 +116,7 @@ class Mixed(Domain):
                     f"{where} must be a dict of the columns {listed_values(self.names)}, or an array of these in that "
                     f"order, with strings as numbers; got {getattr(found, 'shape', 'strings')}."
                 )
-            return self.wrap(found) if jnp.issubdtype(found.dtype, jnp.floating) else found
+            return self.kept(found)
         for missing in (name for name in self.names if name not in xi):
             raise ValueError(
                 f"{where} has no column {missing!r}: it has {listed_values(list(xi))}, and the domain has "
@@ -131,30 +127,19 @@ class Mixed(Domain):
                 f"{where} has a column {unknown!r} that the domain does not know. Drop it, or state where it lives: "
                 f"cb.Mixed({unknown}=cb.Interval(lo, hi), ...)."
             )
-        columns = [part.pack_column(xi[name], f"{where}[{name!r}]") for name, part in self.parts.items()]
-        one_length(dict(zip(self.names, columns, strict=True)), where)
-        columns = [part.wrap(c) for part, c in zip(self.parts.values(), columns, strict=True)]  # with all their digits
-        floats = [np.dtype(c.dtype) for c in columns if np.ndim(c) and jnp.issubdtype(c.dtype, jnp.floating)]
-        dtype = np.result_type(*floats) if floats else jnp.result_type(float)
-        if any(isinstance(column, Tracer) for column in columns):
-            table = jnp.stack(jnp.broadcast_arrays(*[jnp.asarray(c, dtype) for c in columns]), axis=-1)
-        else:
-            table = np.stack(np.broadcast_arrays(*[np.asarray(c, dtype) for c in columns]), axis=-1)
-        return self.wrap(table)
+        columns = {name: part.pack_column(xi[name], f"{where}[{name!r}]") for name, part in self.parts.items()}
+        whole = {name: part.kept(columns[name]) for name, part in self.parts.items()}  # wrapped with all their digits
+        return self.kept(in_one_array(whole, where, jnp.result_type(float)))
 
     def unpack(self, row):
+        whole = lambda part: isinstance(part, Finite) and jnp.issubdtype(part.values.dtype, jnp.integer)
         return {
-            name: jnp.round(row[..., j]).astype(int) if isinstance(part, Finite) and _whole(part) else row[..., j]
+            name: jnp.round(row[..., j]).astype(int) if whole(part) else row[..., j]
             for j, (name, part) in enumerate(self.parts.items())
         }
 
     def __repr__(self):
         return f"Mixed({', '.join(f'{name}={part!r}' for name, part in self.parts.items())})"
-
-
-def _whole(part: Finite) -> bool:
-    """Whether values are whole numbers, as those of strings are."""
-    return jnp.issubdtype(part.values.dtype, jnp.integer)
 
 
 def _together(how: str, columns: Sequence[Any], axis: int = -1) -> Any:
@@ -199,7 +184,47 @@ def never_seen(domain: Domain, xi: Any) -> str:
         if not isinstance(part, Finite) or (part is domain and part.labels is None):
             continue
         seen = set(np.asarray(part.index(np.asarray(column))).ravel().tolist())
-        unseen = [part.named(k) for k in range(len(part.values)) if k not in seen]
-        some = ", ".join(unseen[:NAMED]) + (f" and {len(unseen) - NAMED} more" if len(unseen) > NAMED else "")
-        said += [f"{name} {some}".strip()] if unseen else []
+        values = part.labels or part.values.tolist()
+        unseen = [value for k, value in enumerate(values) if k not in seen]
+        said += [f"{name} {listed_values(unseen)}".strip()] if unseen else []
     return "; ".join(said)
+
+
+def _sides(domain: Domain, xi: np.ndarray, where: str) -> list[tuple[Domain, np.ndarray, float, str]]:
+    """The coordinates of contexts: where each lives, its values, over what length functions vary, and its name."""
+    found = []
+    for part, column, name in columns_of(domain, xi, where):
+        if isinstance(part, Finite):
+            continue  # values that cannot be distinguished are refused there
+        lo, hi = part.bounds
+        for k, side in enumerate(column.reshape(len(column), -1).T):
+            width = float(hi[k] - lo[k])
+            found.append((part, side, width if np.isfinite(width) else float(part.scale), name))  # pyright: ignore
+    return found
+
+
+def check_contexts_kept(domain: Domain, before: Any, where: str) -> None:
+    """Raises where single precision rounds contexts by a considerable share of the domain, or makes one of many."""
+    if not concrete(before) or before.dtype != np.float64 or before.shape[1:] != domain.shape:
+        return
+    for part, side, width, name in _sides(domain, np.asarray(before), where):
+        rounded = side.astype(np.float32).astype(float)
+        gap = np.abs(side - rounded)
+        if gap.max() <= 8 * np.finfo(np.float32).eps * width:
+            continue
+        merged = len(np.unique(rounded)) < _STILL_DISTINCT * len(np.unique(side))
+        if merged or gap.max() > _LOST_SHARE * width:
+            row = int(np.argmax(gap))
+            raise ValueError(
+                f"{name}: in single precision contexts lose digits that matter on {part!r}: {float(side[row])!r} in "
+                f"row {row} becomes {float(rounded[row])!r}. {REMEDY}"
+            )
+
+
+def check_domain_kept(domain: Domain, where: str) -> None:
+    """The same for contexts that are yet to be drawn, by how far numbers of single precision lie apart there."""
+    ends = np.stack(np.broadcast_arrays(*domain.bounds)) if domain.shape else np.concatenate(domain.bounds)
+    for part, side, width, name in _sides(domain, ends, where):
+        apart = float(np.spacing(np.float32(np.max(np.abs(side))))) if np.all(np.isfinite(side)) else 0.0
+        if apart / 2 > _LOST_SHARE * width:
+            raise ValueError(f"{name}: numbers of single precision lie {apart:g} apart on {part!r}. {REMEDY}")

@@ -12,9 +12,7 @@ from jaxtyping import PyTree
 
 from ..checks import positive
 from .array_checks import float_tree
-from .bounds import Bounds
-from .constraint import Constraint
-from .constraints import as_constraints
+from .constraints import Bounds, Constraint, as_constraints
 from .domain import Domain
 from .precision import Held
 

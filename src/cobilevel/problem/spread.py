@@ -10,9 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..cluster import Cluster, RowLayout, digest_of, even_counts, this_cluster
-from .data import Level, Samples
-
-_FEW_CONTEXTS = 10_000  # distinct ones of a shard, up to which those of different shards are compared
+from .data import LOOK_ROWS, Level, Samples
 
 
 def spread(samples: Samples, own: bool = False) -> Any:
@@ -109,15 +107,12 @@ class SpreadSamples(Level):
         counts = [self.row_layout.counts[k] for k in self.cluster.own]
         cut = [piece[:count] for piece, count in zip(self._pieces(self.part.xi), counts, strict=True)]
         found = [np.unique(piece, axis=0) for piece in cut]
-        few = [piece if len(piece) <= _FEW_CONTEXTS else piece[:0] for piece in found]
+        few = [piece if len(piece) <= LOOK_ROWS else piece[:0] for piece in found]
         most = max(int(size[0]) for size in self.cluster.gathered([np.array([len(piece)]) for piece in found]))
         return max(most, len(np.unique(np.concatenate(self.cluster.gathered(few)), axis=0)))
 
     def example(self, rows=1):
         return self.part.example(rows)
-
-    def look(self, key, rows=0, contexts=0):
-        raise _no_look()
 
     def thinned(self, key, rows):
         raise _no_look()

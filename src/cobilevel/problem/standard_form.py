@@ -19,8 +19,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..keys import as_key
 from ..trees import shaped_like
-from .bounds import Bounds
-from .constraint import Constraint
+from .constraints import Bounds, Constraint
 from .data import Level, Samples
 from .mixed import Unpacked
 from .problem import Problem

@@ -13,13 +13,12 @@ from jaxtyping import Array, PyTree
 
 from ..keys import as_key, split_key
 from ..programs import put
-from .data import Data, Level, Levels
+from .constraints import check_bounds_kept, check_point_kept
+from .data import Data, Level, Levels, contexts_field, packed_level
 from .distributions import Distribution
 from .domain import Domain, Finite
 from .draw_checks import CONTEXTS_DRAWN_AT, check_conditional
-from .lost_digits import check_bounds_kept, check_contexts_kept, check_domain_kept, check_point_kept
-from .mixed import Mixed, Unpacked, UnpackedDraw, columns_of
-from .packing import contexts_field, packed_level
+from .mixed import Mixed, Unpacked, UnpackedDraw, check_contexts_kept, check_domain_kept, columns_of
 from .precision import Precision
 from .problem import Problem
 from .smoothing import Smoothing
