@@ -1,12 +1,19 @@
 """What is differentiated: row derivatives and their sums for exact methods, oracles with their cost for the others."""
 
 from . import oracles as oracles
-from .affine import Affine as Affine
+from .expansion import DENSE_LIMIT as DENSE_LIMIT
+from .expansion import Affine as Affine
 from .expansion import Expansions as Expansions
+from .expansion import as_table as as_table
 from .expansion import flattened as flattened
 from .expansion import shaped_like as shaped_like
 from .expansion import totals_of as totals_of
+from .hypergradient import ConjugateGradient as ConjugateGradient
 from .hypergradient import Directions as Directions
+from .hypergradient import Draw as Draw
+from .hypergradient import Factored as Factored
+from .hypergradient import Neumann as Neumann
+from .hypergradient import conjugate_gradient as conjugate_gradient
 from .hypergradient import directions as directions
 from .hypergradient import hypergradient as hypergradient
 from .hypergradient import linear_direction as linear_direction
@@ -15,17 +22,10 @@ from .hypergradient import sensitivity as sensitivity
 from .ledger import HostLedger as HostLedger
 from .ledger import Ledger as Ledger
 from .ledger import added as added
-from .linear_systems import ConjugateGradient as ConjugateGradient
-from .linear_systems import Draw as Draw
-from .linear_systems import Factored as Factored
-from .linear_systems import Neumann as Neumann
-from .linear_systems import conjugate_gradient as conjugate_gradient
+from .rows import AT_ONCE as AT_ONCE
 from .rows import LowerRows as LowerRows
 from .rows import RowBlocks as RowBlocks
 from .rows import RowDerivatives as RowDerivatives
 from .rows import Sizes as Sizes
-from .rows import UpperRows as UpperRows
 from .sums import LowerExpansion as LowerExpansion
-from .sums import RowPool as RowPool
-from .sums import UpperExpansion as UpperExpansion
 from .sums import galerkin as galerkin

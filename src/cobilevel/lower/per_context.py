@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
-from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes, flattened, shaped_like
+from ..derivatives import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes, as_table, flattened, shaped_like
 from ..keys import as_key
 from ..problem import Finite, Problem, Study
 from ..programs import Held
-from .damped_newton import Curvature, Dense, MatrixFree, minimise
+from .damped_newton import Dense, MatrixFree, minimise
 
 _DENSE_Y = 64  # the largest y whose Hessian is formed at each context
 _FEW_CROSSED = 256  # numbers of d21 g that are computed in any case: the program is then the one of the solver
-_WORK = 2**18  # rows of contexts that are solved together, about
 
 
 class LowerSolution(eqx.Module):
@@ -127,13 +126,10 @@ class Means:
 
     def __init__(self, problem: Problem, xi: np.ndarray, eta: PyTree, weights: np.ndarray, crossed: bool = False):
         """`eta`: one row after the other, those of the first context first; `weights`: a row for each context."""
-        dx, dy = problem.sizes
-        crossed = crossed or dx * dy <= _FEW_CROSSED
-        self.problem, self.sizes = problem, Sizes(dx, dy, crossed)
+        self.problem, self.sizes = problem, _sizes(problem, crossed)
         self.count, self.rows = weights.shape
         self.dtype = np.dtype(jax.tree.leaves(problem.y0)[0].dtype)
-        numbers = self.sizes.lower if dy <= _DENSE_Y or crossed else 1 + 2 * dy
-        self.blocks = RowBlocks(np.repeat(xi, self.rows, axis=0), eta, self.dtype, numbers)
+        self.blocks = RowBlocks(np.repeat(xi, self.rows, axis=0), eta, self.dtype, _numbers(self.sizes))
         self.weights = weights / weights.sum(axis=1, keepdims=True)
 
     @staticmethod
@@ -165,7 +161,7 @@ class Means:
         """Derivatives of the means, a row for each context."""
         return LowerRows(*(self._mean(part) for part in self.by_row(x, y)))
 
-    def objective(self, x: np.ndarray) -> Curvature:
+    def objective(self, x: np.ndarray) -> Dense | MatrixFree:
         """The means as functions of ``y``, to be minimised."""
         eps = float(np.finfo(self.dtype).eps)
         if self.sizes.dy <= _DENSE_Y:
@@ -188,17 +184,22 @@ def _drawn_at(draw: Any, keys: Array, xi: Array, rows: int) -> PyTree:
     return jax.vmap(lambda key, context: draw(key, context, rows))(keys, xi)
 
 
+def _sizes(problem: Problem, crossed: bool) -> Sizes:
+    dx, dy = problem.sizes
+    return Sizes(dx, dy, crossed or dx * dy <= _FEW_CROSSED)
+
+
+def _numbers(sizes: Sizes) -> int:
+    """Those that a row takes."""
+    return sizes.lower if sizes.dy <= _DENSE_Y or sizes.crossed else 1 + 2 * sizes.dy
+
+
 def _in_parts(problem: Problem, law: Law, crossed: bool) -> Iterator[tuple[slice, Means]]:
-    """The contexts of a law, several at a time."""
-    each = max(1, _WORK // max(1, law.rows))
+    """The contexts of a law, so many at a time that their derivatives fit."""
+    each = max(1, AT_ONCE // (law.rows * _numbers(_sizes(problem, crossed))))
     for begin in range(0, len(law.xi), each):
         part = slice(begin, min(begin + each, len(law.xi)))
         yield part, Means.of(problem, law, part, crossed)
-
-
-def _table(problem: Problem, y: PyTree) -> Float[np.ndarray, "n dy"]:
-    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(y)]
-    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
 def solve_each(
@@ -208,16 +209,11 @@ def solve_each(
     first_y, at = flattened(problem.y0), flattened(x)
     dtype = jax.tree.leaves(problem.y0)[0].dtype
     share = max(1e-10, 100 * float(np.finfo(dtype).eps)) if tolerance is None else tolerance
-    begin = np.tile(first_y, (len(law.xi), 1)) if start is None else _table(problem, start)
+    begin = np.tile(first_y, (len(law.xi), 1)) if start is None else as_table(start)
     found = [_solved(means, at, first_y, begin[part], share / 2, law) for part, means in _in_parts(problem, law, False)]
     y, *rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return LowerSolution(shaped_rows(problem, y, dtype), *rest)
-
-
-def shaped_rows(problem: Problem, y: Float[np.ndarray, "n dy"], dtype: Any) -> PyTree:
-    """A table of policies in the shape of ``y``, a row a context."""
     like = jax.tree.map(lambda leaf: np.empty((1, *np.shape(leaf))), problem.y0)
-    return shaped_like(like, y, dtype, 1)
+    return LowerSolution(shaped_like(like, y, dtype, 1), *rest)
 
 
 def _solved(
@@ -251,7 +247,7 @@ def _noise_of_minimum(
 
 def lower_along(problem: Problem, x: PyTree, y: PyTree, law: Law) -> LowerRows:
     """Derivatives of the conditional mean of ``g`` at each context of a law and its ``y``, one row a context."""
-    at, table = flattened(x), _table(problem, y)
+    at, table = flattened(x), as_table(y)
     parts = [means.at(at, table[part]) for part, means in _in_parts(problem, law, True)]
     return LowerRows(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 

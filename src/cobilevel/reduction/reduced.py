@@ -5,7 +5,6 @@ context and noise, so joint samples are all that is needed, and any solver for s
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from ..basis import (
     Categorical,
     Coordinates,
     FeatureMap,
-    Rows,
     Whitening,
     by_component,
     check_sizes,
@@ -179,17 +177,10 @@ class Reduced(Bilevel):
         if self.whitening is None or self.coordinates is not None:
             return self
         coordinates = Coordinates.of(self.whitening, self.W0)
-        turn = lambda phi: combine(phi, coordinates.transform)
-        return self._turned(turn, coordinates.enter(self.W0), coordinates)
-
-    def _turned(self, turn: Callable[[Rows], Rows], W0: PyTree, coordinates: Coordinates) -> "Reduced":
-        """The same problem in other coordinates: `turn` takes the features there."""
-
-        def rotate(source: Source) -> Table:
-            return source.tabled(features=turn(source.pool().features))
-
-        lower = rotate(self.lower_source)
-        upper = lower if self.upper_source is self.lower_source else rotate(self.upper_source)
+        turn = lambda source: source.tabled(features=combine(source.pool().features, coordinates.transform))
+        lower = turn(self.lower_source)
+        upper = lower if self.upper_source is self.lower_source else turn(self.upper_source)
+        W0 = coordinates.enter(self.W0)
         return replace(self, upper_source=upper, lower_source=lower, W0=W0, coordinates=coordinates)
 
 
@@ -244,11 +235,3 @@ def _check_size(basis: Basis, fitted: FeatureMap, distinct: int) -> None:
             "Take n so that there are several contexts a function.",
             stacklevel=4,
         )
-
-
-def as_coefficients(W: Float[np.ndarray, "N dy"], like: PyTree) -> PyTree:
-    """A table of coefficients as a pytree."""
-    leaves, structure = jax.tree.flatten(like)
-    ends = np.cumsum([leaf[0].size for leaf in map(np.asarray, leaves)])
-    parts = np.split(W, ends[:-1], axis=1)
-    return structure.unflatten([put(part.reshape(leaf.shape)) for part, leaf in zip(parts, leaves, strict=True)])

@@ -1,4 +1,4 @@
-"""How far a policy meets the inequalities on ``y``, at the samples and between them, and whether it could."""
+"""Inequalities on ``y``: a barrier that fits the policy, and how far a policy meets them, or could."""
 
 from typing import Any
 
@@ -9,16 +9,66 @@ from jaxtyping import Float, PyTree, Shaped
 
 from ..answer import Feasibility, Met, Solution
 from ..basis import combine
-from ..derivatives import RowBlocks, RowDerivatives, flattened
-from ..keys import generator
-from ..problem import Constrained, Domain, Finite, Interval, Study
+from ..derivatives import RowBlocks, RowDerivatives, as_table, flattened
+from ..keys import as_key, generator
+from ..problem import (
+    UNIT_ROWS,
+    Constrained,
+    Domain,
+    Finite,
+    Interval,
+    Samples,
+    Study,
+    length_of,
+    scales_at,
+    smoothing_from,
+)
 from ..programs import Held
 from .damped_newton import Dense, minimise
+from .per_context import Means
 
+_MEASURINGS = 8  # of solving and measuring the barrier anew, at most
+_SAME_LENGTH = 1.5  # ratio of two lengths that counts as none
+_LARGEST_CHANGE = 100.0  # of the length in one round
 _FRESH = 1000  # contexts between the observed ones
 _MEASURED_ROWS = 20_000  # samples at which violations are measured, at most
 _CONTRADICTION = 1e-6  # of the size of b: what no y can meet
 _FULL_CHECK = 200  # contexts at which it is asked whether the constraints can be met at all
+
+
+def _minima(study: Study, rows: Samples, start: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+    """Where the lower objective of each sample alone is least, its barrier included."""
+    means = Means(study.problem, np.asarray(rows.xi), rows.eta, np.ones((len(rows), 1)))
+    objective = means.objective(flattened(study.problem.x0))
+    first = np.linalg.norm(objective.local(start)[1], axis=1)
+    return minimise(objective, start, study.eps**0.5 * first).point
+
+
+def with_barrier(study: Study) -> Study:
+    """The study with a barrier that fits it, where it has inequalities and the barrier is not that of a run already.
+
+    Its length is how far the policy varies under the constraints; that takes a policy, and so a barrier, to begin with:
+    both are found in turn.
+    """
+    constrained = study.constrained
+    if constrained is None or constrained.smoothing is None or constrained.settled:
+        return study
+    rows = study.lower.look(as_key(0), UNIT_ROWS).samples.rows(slice(0, UNIT_ROWS))
+    smoothing, share = constrained.smoothing, float(constrained.smoothing.share)
+    length = float(smoothing.width) / share**0.5
+    y = np.tile(flattened(study.problem.y0), (len(rows), 1))
+    for _ in range(_MEASURINGS):
+        study = study.smoothed(smoothing)
+        found = _minima(study, rows, y)
+        y = np.where(np.all(np.isfinite(found), axis=1, keepdims=True), found, y)
+        scales = scales_at(constrained.lower, constrained.slacks, study.problem, rows, y.astype(study.dtype))
+        new = float(np.clip(length_of(scales), length / _LARGEST_CHANGE, length * _LARGEST_CHANGE))
+        smoothing = smoothing_from(scales, constrained.names, share, new)
+        near = 1 / _SAME_LENGTH < new / length < _SAME_LENGTH
+        length = new
+        if near:
+            break
+    return study.smoothed(smoothing)
 
 
 class _Slacks:
@@ -47,12 +97,6 @@ class _Slacks:
         return self.at(minimise(Dense(model), u, 0.0, steps=50).point)[0] / units
 
 
-def _rows(u: PyTree) -> Float[np.ndarray, "n k"]:
-    """A pytree with a common leading axis as a table."""
-    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(u)]
-    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
-
-
 def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]:
     """Contexts between pairs of observed ones; of a finite domain, those observed."""
     rng = generator(jax.random.key(1))
@@ -79,7 +123,7 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
     domain, units = study.problem.domain, np.asarray(smoothing.units)
     tables = []
     for xi in (seen, np.asarray(_between(domain, seen))):
-        u = _rows(combine(solution.basis(xi), solution.W))
+        u = as_table(combine(solution.basis(xi), solution.W))
         tables.append(_Slacks(study, solution.x, xi).at(u)[0])
     here = tables[0]
     short, short_fresh = (np.maximum(-table, 0) for table in tables)
