@@ -150,8 +150,8 @@ def _compiled(function: Callable[P, R], *options: dict[str, Any]) -> Callable[P,
     def made(structure: Any, rest: tuple, small: bool) -> Callable:
         def run(held: list[Array]) -> tuple[list[Array], _Said]:
             args, kwargs = _joined(structure, rest, held)
-            found, others = _apart(function(*args, **kwargs))
-            return found, _Said(others)
+            arrays, others = _apart(function(*args, **kwargs))
+            return arrays, _Said(others)
 
         run.__name__ = run.__qualname__ = getattr(function, "__name__", "run")
         return _jitted(run, dict(ChainMap(*reversed(options))) if small else {})
@@ -166,11 +166,11 @@ def _compiled(function: Callable[P, R], *options: dict[str, Any]) -> Callable[P,
         kept[kind] = run
         while len(kept) > _KINDS_KEPT:
             kept.popitem(last=False)
-        found, said = run(held)
+        arrays, said = run(held)
         # two programs that wait for other devices must not be under way at once: each could wait for the other's turn
         if jax.device_count() > 1 and any(map(is_spread, held)):
-            found = jax.block_until_ready(found)
-        return _joined(*said.value, found)
+            arrays = jax.block_until_ready(arrays)
+        return _joined(*said.value, arrays)
 
     return call
 

@@ -119,10 +119,10 @@ class Expansions:
             if isinstance(pool.features, OneHot):
                 return pool.features.blocks(pool.shares)
             first = slice(0, pool.rows.size)  # most are not zero there
-            found = np.any(pool.features[first] * pool.shares[first, None], axis=0)
-            rest = np.flatnonzero(~found)
-            found[rest] = np.any(pool.features[:, rest] * pool.shares[:, None], axis=0)
-            return found.astype(float)
+            counts = np.any(pool.features[first] * pool.shares[first, None], axis=0)
+            rest = np.flatnonzero(~counts)
+            counts[rest] = np.any(pool.features[:, rest] * pool.shares[:, None], axis=0)
+            return counts.astype(float)
 
         return self._added([seen(pool) for pool in self.lower_pools]) == 0
 
@@ -196,23 +196,23 @@ class Expansions:
         if self._last is not None and self._last[0] == at:
             return self._last[1]
         self._charge_lower()
-        found = self._summed("lower", LowerExpansion.of, x, W)
-        found = found._replace(cross=self._along_x(found.cross)) if self.crossed else found
+        sums = self._summed("lower", LowerExpansion.of, x, W)
+        sums = sums._replace(cross=self._along_x(sums.cross)) if self.crossed else sums
         if self.idle.any():
-            diagonal = np.einsum("...ii->...i", found.hessian)  # a view
+            diagonal = np.einsum("...ii->...i", sums.hessian)  # a view
             diagonal += diagonal.max() * np.repeat(self.idle, self.dy).reshape(diagonal.shape)
-        self._last = (at, found)
-        return found
+        self._last = (at, sums)
+        return sums
 
     def upper(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> UpperExpansion:
         """The upper level at ``(x, W)``."""
         self._charge("upper_gradient")
         if self.crossed:
-            found = self._summed("upper", UpperExpansion.of, x, W)
+            sums = self._summed("upper", UpperExpansion.of, x, W)
         else:
             value, d1, d2 = _asked(oracles.upper_gradients, self.reduced, True, *self._trees(x, W))
-            found = UpperExpansion(float(value), flattened(d1), self.table(d2))
-        return found._replace(d1=self._along_x(found.d1))
+            sums = UpperExpansion(float(value), flattened(d1), self.table(d2))
+        return sums._replace(d1=self._along_x(sums.d1))
 
     def _summed(self, level: str, of: Callable, x: np.ndarray, W: np.ndarray) -> Any:
         pools, x = getattr(self, f"{level}_pools"), self.point(x)
@@ -248,11 +248,11 @@ class Expansions:
             return RowScales(zero, none, along(phi @ V), slopes, along(rows.slope))
 
         self._charge("upper_gradient")
-        found = self._summed("upper", upper, x, W)
+        scales = self._summed("upper", upper, x, W)
         if V is None:
-            return found
+            return scales
         self._charge_lower()
-        return plus(found, self._summed("lower", lower, x, W))
+        return plus(scales, self._summed("lower", lower, x, W))
 
     def _row_scales_by_products(self, x: np.ndarray, W: np.ndarray, V: np.ndarray | None, centre: float) -> RowScales:
         """The same where rows are large: at evenly spaced ones, so few that their gradients fit."""
@@ -286,8 +286,8 @@ class Expansions:
         (pool,) = self.lower_pools
         self.spent.update({("lower_gradient", "calls"): 1, ("lower_gradient", "samples"): len(y)})
         derivatives = self._derivatives("lower", pool.rows if rows is None else rows)
-        found = derivatives.table(x, y, lambda packed, _: packed[:, : 1 + self.dy])
-        return found[:, 0], found[:, 1:]
+        table = derivatives.table(x, y, lambda packed, _: packed[:, : 1 + self.dy])
+        return table[:, 0], table[:, 1:]
 
     def residual_rows(
         self, x: np.ndarray, W: np.ndarray, V: np.ndarray, joint: bool
@@ -301,12 +301,12 @@ class Expansions:
             rows = sizes.split_lower(packed)
             return np.concatenate([rows.slope, np.einsum("nab,nb->na", rows.hessian, v[part])], axis=1)
 
-        found = self._derivatives("lower", pool.rows).table(x, pool.y(W), below)
+        table = self._derivatives("lower", pool.rows).table(x, pool.y(W), below)
         if not joint:
-            return found[:, : self.dy], None
+            return table[:, : self.dy], None
         self._charge("upper_gradient")
         pull = self._derivatives("upper", pool.rows).table(x, pool.y(W), lambda packed, _: packed[:, 1 + self.dx :])
-        return found[:, : self.dy], found[:, self.dy :] - pull
+        return table[:, : self.dy], table[:, self.dy :] - pull
 
     def bend_rows(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> Float[np.ndarray, "n dy dy"]:
         r"""$\partial_{22} f - \partial_{222} g\, v$ sample by sample, where both levels see the same."""
@@ -380,10 +380,10 @@ class Affine(Expansions):
 
 def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
     """Counts by kind of oracle and unit, as ``{kind: {"calls": ..., "samples": ...}}``."""
-    found: dict[str, dict[str, int]] = {}
+    totals: dict[str, dict[str, int]] = {}
     for (kind, unit), count in spent.items():
-        found.setdefault(kind, {})[unit] = count
-    return found
+        totals.setdefault(kind, {})[unit] = count
+    return totals
 
 
 def flattened(tree: PyTree) -> Float[np.ndarray, " n"]:

@@ -6,7 +6,6 @@ The expectations stand inside the inverse: this is a Galerkin projection, not an
 Signs are fixed here and nowhere else.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -22,20 +21,12 @@ from ..reduction import Batch, Bilevel
 from . import oracles
 from .ledger import Ledger
 
-Draw = Callable[[Any], Batch]  # from the number of a batch to the batch; for full-batch use it ignores the number
+Draw = Callable[[Any], Batch]  # from the number of a batch, from 0 on, to the batch
+# ``(reduced, x, W, b, draw, ledger)`` to ``v`` in ``d22 g_Phi v = b``, about, and the ledger
+LinearSolve = Callable[[Bilevel, PyTree, PyTree, PyTree, Draw, Ledger], tuple[PyTree, Ledger]]
 
 
-class LinearSolve(eqx.Module):
-    """Approximates ``v`` in ``d22 g_Phi v = b``."""
-
-    @abstractmethod
-    def __call__(
-        self, reduced: Bilevel, x: PyTree, W: PyTree, b: PyTree, draw: Draw, ledger: Ledger
-    ) -> tuple[PyTree, Ledger]:
-        """`draw(number)` gives lower batches, from number 0 on."""
-
-
-class Factored(LinearSolve):
+class Factored(eqx.Module):
     """Solves with an estimate of the Hessian that was factorised before: `solve` maps flattened ``b`` to ``v``."""
 
     solve: Callable[[Array], Array]
@@ -45,7 +36,7 @@ class Factored(LinearSolve):
         return unflatten(self.solve(right)), ledger
 
 
-class ConjugateGradient(LinearSolve):
+class ConjugateGradient(eqx.Module):
     """Conjugate gradients on Hessian-vector products; ends at `tolerance` (relative residual) or after `steps`.
 
     ``v`` is NaN where a direction of nonpositive curvature turned up. `start` is a first guess.
@@ -68,7 +59,7 @@ class ConjugateGradient(LinearSolve):
         return unflatten(jnp.where(curvature > 0, v, jnp.nan)), ledger.add("hessian_vector", batch, spent)
 
 
-class Neumann(LinearSolve):
+class Neumann(eqx.Module):
     r"""The truncated Neumann series on fresh batches $H_k$, with `terms` factors $K$ and scale `step` $s$.
 
     `kind="sum"` is stocBiO's estimate $s \sum_{q=0}^{K} \prod_{k=1}^{q} (I - s H_k) b$. At curvature $\lambda$ it

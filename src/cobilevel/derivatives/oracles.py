@@ -83,8 +83,8 @@ def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Le
     hessian = galerkin(phi, share[:, None, None] * curvature)
     idle = jnp.repeat(jnp.all(phi == 0, axis=0), curvature.shape[1])
     hessian = hessian + jnp.diag(jnp.where(idle, jnp.max(jnp.diagonal(hessian)), 0))
-    found = (share @ value).astype(dtype), gradient.astype(dtype), hessian.astype(dtype)
-    return found, ledger.add("hessian", batch)
+    model = (share @ value).astype(dtype), gradient.astype(dtype), hessian.astype(dtype)
+    return model, ledger.add("hessian", batch)
 
 
 def cross_matrix(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):

@@ -153,9 +153,9 @@ def _over_rows(parts: Callable, programs: tuple, *options: Any) -> tuple[Callabl
     """What `parts` gives for each row, packed into one vector, for a block of rows; and the same compiled."""
 
     def one(constants: tuple, x: Any, y: Any, xi: Any, eta: Any) -> Any:
-        found = parts(x, y, xi, eta, *map(_of_vectors, programs, constants), *options)
-        dtype = jnp.result_type(*found)
-        return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in found])
+        derivatives = parts(x, y, xi, eta, *map(_of_vectors, programs, constants), *options)
+        dtype = jnp.result_type(*derivatives)
+        return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in derivatives])
 
     rows = jax.vmap(one, in_axes=(None, None, 0, 0, 0))
     return rows, unfused(rows)

@@ -184,8 +184,8 @@ class RowPool:
 @lru_cache(64)
 def _device_program(traced: Callable, of: Callable, sizes: Sizes) -> Callable:
     def block(constants: Any, x: Any, W: Any, phi: Any, shares: Any, xi: Any, eta: Any, total: Any) -> Any:
-        found = of(phi, shares, traced(constants, x, phi @ W, xi, eta), sizes)
-        return found if total is None else jax.tree.map(jnp.add, total, found)
+        sums = of(phi, shares, traced(constants, x, phi @ W, xi, eta), sizes)
+        return sums if total is None else jax.tree.map(jnp.add, total, sums)
 
     return jax.jit(block)
 

@@ -144,8 +144,8 @@ def conjugate_gradients(
             break
         image = product(direction)
         bend = dot(direction, image)
-        found = bend / np.maximum(dot(direction, direction), np.finfo(float).tiny)
-        curvature = np.where(going, np.minimum(curvature, found), curvature)
+        along = bend / np.maximum(dot(direction, direction), np.finfo(float).tiny)
+        curvature = np.where(going, np.minimum(curvature, along), curvature)
         length = np.where(going & (bend > 0), rho / np.where(bend > 0, bend, 1), 0)[:, None]
         v, residual = v + length * direction, residual - length * image
         fresh = np.where(going, dot(residual, residual), rho)

@@ -63,69 +63,65 @@ def solve_lower(
     one = lambda value, gradient: (np.full(1, value), gradient.reshape(1, -1))
 
     def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, LowerExpansion]:
-        found = expansions.lower(x, table(z))
-        return *one(found.value, found.slope), found
+        lower = expansions.lower(x, table(z))
+        return *one(lower.value, lower.slope), lower
 
     slope = lambda z: one(*expansions.lower_slope(x, table(z)))
     product = lambda z, v: expansions.hessian_product(x, table(z), table(v)).reshape(1, -1)
-    eps = expansions.eps
-    objective = _Formed(model, eps) if expansions.formed else MatrixFree(slope, product, eps)
+    formed, eps = expansions.formed, expansions.eps
+    objective = _Formed(model, eps) if formed else MatrixFree(slope, product, eps)
     return minimise(objective, W.reshape(1, -1), target, close=close)
 
 
 def lower_size(expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> float:
     """The size of the lower gradient, to which targets are relative."""
-    found = expansions.lower(x, W).slope if expansions.formed else expansions.lower_slope(x, W)[1]
-    return float(np.linalg.norm(found))
+    slope = expansions.lower(x, W).slope if expansions.formed else expansions.lower_slope(x, W)[1]
+    return float(np.linalg.norm(slope))
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what is not finite is not sound
 def solve_at(
     expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
 ) -> Point:
-    r"""Solves the reduced lower level at ``x`` from ``W`` and takes the hypergradient there.
-
-    It is $\partial_1 f - \partial_{12} g\, v$ with $\partial_{22} g\, v = \partial_2 f$.
-    """
-    found = solve_lower(expansions, x, W, target, close)
-    adjoint = _adjoint if expansions.formed else _adjoint_by_products
-    W, upper, v, definite, sensitivity = adjoint(expansions, x, found)
+    r"""Solves the reduced lower level at ``x`` from ``W`` and takes the hypergradient there,
+    $\partial_1 f - \partial_{12} g\, v$ with $\partial_{22} g\, v = \partial_2 f$."""
+    end = solve_lower(expansions, x, W, target, close)
+    W, upper, v, definite, sensitivity = (_adjoint if expansions.formed else _adjoint_by_products)(expansions, x, end)
     crossed = expansions.crossed
-    moved = np.tensordot(v, found.hessian.cross, axes=2) if crossed else expansions.cross_product(x, W, v)
+    moved = np.tensordot(v, end.hessian.cross, axes=2) if crossed else expansions.cross_product(x, W, v)
     return Point(
         x=x,
         W=W,
         value=upper.value,
         gradient=upper.d1 - moved,
-        lower_gradient=float(np.linalg.norm(found.gradient)),
-        solved=bool(found.converged[0]),
+        lower_gradient=float(np.linalg.norm(end.gradient)),
+        solved=bool(end.converged[0]),
         definite=definite,
         adjoint=v,
         sensitivity=sensitivity,
-        hessian=found.hessian.hessian if expansions.formed else None,
+        hessian=end.hessian.hessian if expansions.formed else None,
     )
 
 
-def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], found: Minimum) -> tuple[Any, ...]:
+def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Minimum) -> tuple[Any, ...]:
     """``(W, upper, v, definite, sensitivity)`` at the end of a minimisation.
 
     A last Newton correction with the Hessian at hand comes first: it brings the residual to rounding, and with it the
     noise of the objective.
     """
-    shape, last = (expansions.functions, expansions.dy), found.hessian
+    W, last = end.point.reshape(expansions.functions, -1), end.hessian
     factor, usable = cholesky(last.hessian if last.hessian.ndim == 3 else last.hessian[None])
+    if not usable.all():
+        return W, expansions.upper(x, W), np.full(W.shape, np.nan), False, None
     solve = lambda right: solve_with(factor, right.reshape(*factor.shape[:2], -1)).reshape(right.shape)
-    W, definite = found.point.reshape(shape), bool(usable.all())
-    if not definite:
-        return W, expansions.upper(x, W), np.full(shape, np.nan), False, None
-    W = W - solve(found.gradient.reshape(shape))
+    W = W - solve(end.gradient.reshape(W.shape))
     upper = expansions.upper(x, W)
     return W, upper, solve(upper.d2), True, -solve(last.cross) if expansions.crossed else None
 
 
-def _adjoint_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], found: Minimum) -> tuple[Any, ...]:
+def _adjoint_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Minimum) -> tuple[Any, ...]:
     """The same by conjugate gradients; they meet nonpositive curvature where the lower level is not convex."""
-    W = found.point.reshape(expansions.functions, -1)
+    W = end.point.reshape(expansions.functions, -1)
     upper = expansions.upper(x, W)
     product = lambda v: expansions.hessian_product(x, W, v.reshape(W.shape)).reshape(1, -1)
     v, curvature = conjugate_gradients(product, upper.d2.reshape(1, -1))

@@ -244,8 +244,8 @@ class SpreadTable(Table):
         fetched = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), replace(part, count=None))
 
         def batch(number: Any) -> Batch:
-            found, own = jax.tree.map(lambda a: a[number], fetched), rows(number)
-            return replace(found, weight=found.weight * own.share, count=own.count)
+            part, own = jax.tree.map(lambda a: a[number], fetched), rows(number)
+            return replace(part, weight=part.weight * own.share, count=own.count)
 
         return batch
 

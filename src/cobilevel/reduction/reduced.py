@@ -102,8 +102,8 @@ class Bilevel(eqx.Module):
             if not isinstance(source, Table):
                 return objective, source
             pool = source.pool()
-            found = known_parts(objective, pool.xi, pool.eta)
-            return (objective, source) if found is None else (found[0], source.tabled(eta=found[1]))
+            known = known_parts(objective, pool.xi, pool.eta)
+            return (objective, source) if known is None else (known[0], source.tabled(eta=known[1]))
 
         upper, upper_source = level(self.problem.upper, self.upper_source)
         lower, lower_source = level(self.problem.lower, self.lower_source)
