@@ -53,18 +53,18 @@ def positive(name: str, value: Any) -> float:
 
 def memory_at_hand() -> float:
     """The bytes that this process may use: of the machine, its container, its own limit, and the accelerator if any."""
-    found = [float("inf"), *_container_limits()]
+    limits = [float("inf"), *_container_limits()]
     with suppress(AttributeError, ValueError, OSError):  # a system that does not say
-        found.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+        limits.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
     if jax.default_backend() != "cpu":
         facts = jax.local_devices()[0].memory_stats() or {}
-        found += [float(facts["bytes_limit"])] if facts.get("bytes_limit") else []
-    return min(found)
+        limits += [float(facts["bytes_limit"])] if facts.get("bytes_limit") else []
+    return min(limits)
 
 
 def _container_limits() -> list[float]:
     """What control groups of Linux allow, in either of their versions, and the limit on the address space."""
-    found, files = [], [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    limits, files = [], [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kinds, own = line.split(":", 2)
@@ -72,13 +72,13 @@ def _container_limits() -> list[float]:
                 files.append(files[bool(kinds)].parent / own.strip("/") / files[bool(kinds)].name)
     for file in files:
         with suppress(OSError, ValueError):  # not there, or "max"
-            found.append(float(file.read_text()))
+            limits.append(float(file.read_text()))
     with suppress(ImportError, OSError):
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_AS)[0]
-        found += [float(most)] if most != resource.RLIM_INFINITY else []
-    return [limit for limit in found if limit > 0]
+        limits += [float(most)] if most != resource.RLIM_INFINITY else []
+    return [limit for limit in limits if limit > 0]
 
 
 def memory_limit() -> float:

@@ -77,8 +77,8 @@ def _on_host(function: Callable[Params, Returned], elsewhere: Callable[Params, R
             return elsewhere(*[jnp.asarray(a) if isinstance(a, np.ndarray | np.generic | float) else a for a in args])
         foreign = any(isinstance(leaf, jax.Array) for leaf in leaves)
         with np.errstate(all="ignore"):  # NaN and infinity are answers here
-            found = function(*(jax.tree.map(_as_numpy, args) if foreign else args))
-        return put(found) if foreign else found
+            result = function(*(jax.tree.map(_as_numpy, args) if foreign else args))
+        return put(result) if foreign else result
 
     return call
 

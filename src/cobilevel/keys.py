@@ -81,8 +81,8 @@ def hashed(key: Key[Array, ""], number: Any) -> UInt32[Array, "..."]:
 
 
 def below(bits: UInt32[Array, "..."], count: Any) -> UInt32[Array, "..."]:
-    """Random bits as a whole number from 0 to ``count - 1``: the high half of their product."""
-    low, count = np.uint32(0xFFFF), jnp.asarray(count).astype(jnp.uint32)
+    """Random bits as a whole number from 0 to ``count - 1``: the high half of their product, in NumPy or JAX."""
+    low, count = np.uint32(0xFFFF), count.astype(np.uint32) if hasattr(count, "astype") else np.uint32(count)
     middle = (bits >> 16) * (count & low) + (((bits & low) * (count & low)) >> 16)
     carry = (bits & low) * (count >> 16) + (middle & low)
     return (bits >> 16) * (count >> 16) + (middle >> 16) + (carry >> 16)

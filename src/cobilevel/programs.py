@@ -1,13 +1,13 @@
 """Compiled programs: as few as can be, how long the compiler may take over them, and where they are kept.
 
 XLA takes seconds over a program that then runs for milliseconds. Where the arrays are small, most of its optimisations
-gain less than they cost: such programs are compiled with them left out, in about a quarter of the time; the loops of
-stochastic solvers with the cheapest of them. Single operations outside of a program
-are compiled too, each for every shape: ``arithmetic`` gives NumPy for these.
+gain less than they cost: such programs are compiled without, in about a quarter of the time; the loops of stochastic
+solvers with the cheapest of them. Single operations outside of a program are compiled too, each for every shape:
+``arithmetic`` gives NumPy for these.
 """
 
 import os
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, wraps
@@ -41,13 +41,13 @@ _QUICKLY = {
 }
 _UNFUSED = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 2}
 _CHEAPEST = {"xla_backend_optimization_level": 1}  # half as long to compile as with all, and about as fast
-_HELD = object()  # in place of an array
 _KINDS_KEPT = 48  # programs of one function: at about 25 MB for all those of a problem, 1.2 GB
+_HELD = object()  # in place of an array
 
 
-def _small(arguments: Any) -> bool:
+def _small(arrays: list[Any]) -> bool:
     """Whether there is little to compute with, on a processor, and outside of other programs."""
-    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(arguments) if eqx.is_array(leaf)}.values()  # each once
+    leaves = {id(leaf): leaf for leaf in arrays}.values()  # each once
     if any(isinstance(leaf, Tracer) for leaf in leaves) or jax.default_backend() != "cpu":
         return False
     return sum(leaf.size for leaf in leaves) <= _NUMBERS_AT_MOST
@@ -94,91 +94,83 @@ def program(function: Callable[P, R]) -> Callable[P, R]:
 
 def program_of_steps(function: Callable[P, R]) -> Callable[P, R]:
     """The same for what runs a thousand times: with the cheapest optimisations for small arguments."""
-    return _compiled(function, _QUICKLY | _CHEAPEST)
+    return _compiled(function, _QUICKLY, _CHEAPEST)
 
 
-class Said(eqx.Module):
+def unfused(function: Callable[P, R]) -> Callable[P, R]:
+    """Compiled without the fusion of loops: in two thirds of the time, to about as fast a program."""
+    return _jitted(function, _UNFUSED if jax.default_backend() == "cpu" else {})
+
+
+def _jitted(function: Callable, options: dict[str, Any]) -> Callable:
+    """Compiled with options; without them where the compiler is another one, which has not all of them."""
+    if not options:
+        return jax.jit(function)
+    chosen = jax.jit(function, compiler_options=dict(options))
+
+    def call(*args: Any) -> Any:
+        nonlocal chosen
+        try:
+            return chosen(*args)
+        except Exception as error:
+            if "compile option" not in str(error):
+                raise
+        chosen = jax.jit(function)
+        return chosen(*args)
+
+    return call
+
+
+class _Said(eqx.Module):
     """What a function returned apart from arrays."""
 
     value: Any = eqx.field(static=True)
 
 
-class Kinds:
-    """A function compiled for each kind of arguments: what they are apart from the numbers in arrays.
-
-    Each kind has a program of its own, and the last `_KINDS_KEPT` are kept: functions that a user makes anew for each
-    solve, and that differ in more than numbers, would otherwise fill the memory.
-    """
-
-    def __init__(self, function: Callable, **options: Any):
-        self.function, self.options = function, options
-        self.kept: OrderedDict[Any, Callable] = OrderedDict()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        require_threads("cobilevel")
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        held = [leaf for leaf in leaves if eqx.is_array(leaf)]
-        rest = tuple(_HELD if eqx.is_array(leaf) else leaf for leaf in leaves)
-        kind = (structure, rest, *map(type, rest))  # 1 is not True here
-        run = self.kept.pop(kind, None) or self._compile(structure, rest)
-        self.kept[kind] = run
-        while len(self.kept) > _KINDS_KEPT:
-            self.kept.popitem(last=False)
-        found, said = run(held)
-        return _joined(*said.value, found)
-
-    def _compile(self, structure: Any, rest: tuple) -> Callable:
-        def run(held: list[Array]) -> tuple[list[Array], Said]:
-            args, kwargs = _joined(structure, rest, held)
-            leaves, after = jax.tree.flatten(self.function(*args, **kwargs))
-            found = [leaf for leaf in leaves if eqx.is_array(leaf)]
-            return found, Said((after, tuple(_HELD if eqx.is_array(leaf) else leaf for leaf in leaves)))
-
-        run.__name__ = run.__qualname__ = getattr(self.function, "__name__", "run")
-        return jax.jit(run, **self.options)
-
-
-def _where_known(quick: Callable[P, R], thorough: Callable[P, R]) -> Callable[P, R]:
-    """The first of two ways to compile, the second where the compiler is another one, which has not all options."""
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _QUICKLY:
-            return thorough(*args, **kwargs)
-        try:
-            return quick(*args, **kwargs)
-        except Exception as error:
-            if "compile option" not in str(error):
-                raise
-            _QUICKLY.clear()
-            return thorough(*args, **kwargs)
-
-    return call
-
-
-def unfused(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiled without the fusion of loops: in two thirds of the time, to about as fast a program."""
-    usual = jax.jit(function)
-    if jax.default_backend() != "cpu":
-        return usual
-    return _where_known(jax.jit(function, compiler_options=dict(_UNFUSED)), usual)
+def _apart(tree: PyTree) -> tuple[list[Array], tuple[Any, tuple]]:
+    """The arrays of a tree, and all else: its structure and its other leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    held = [leaf for leaf in leaves if eqx.is_array(leaf)]
+    return held, (structure, tuple(_HELD if eqx.is_array(leaf) else leaf for leaf in leaves))
 
 
 def _joined(structure: Any, rest: tuple, held: list[Array]) -> Any:
-    """A tree from its leaves, those that are arrays from a list of their own."""
     arrays = iter(held)
     return jax.tree.unflatten(structure, [next(arrays) if leaf is _HELD else leaf for leaf in rest])
 
 
-def _compiled(function: Callable[P, R], options: dict[str, Any]) -> Callable[P, R]:
-    thorough = Kinds(function)
-    quick = _where_known(Kinds(function, compiler_options=dict(options)), thorough)
+def _compiled(function: Callable[P, R], *options: dict[str, Any]) -> Callable[P, R]:
+    """A program for each kind of arguments: what they are apart from the numbers in arrays.
+
+    The last `_KINDS_KEPT` are kept: functions that a user makes anew for each solve, and that differ in more than
+    numbers, would otherwise fill the memory.
+    """
+    kept: OrderedDict[Any, Callable] = OrderedDict()
+
+    def made(structure: Any, rest: tuple, small: bool) -> Callable:
+        def run(held: list[Array]) -> tuple[list[Array], _Said]:
+            args, kwargs = _joined(structure, rest, held)
+            arrays, others = _apart(function(*args, **kwargs))
+            return arrays, _Said(others)
+
+        run.__name__ = run.__qualname__ = getattr(function, "__name__", "run")
+        return _jitted(run, dict(ChainMap(*reversed(options))) if small else {})
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        found = (quick if _small((args, kwargs)) else thorough)(*args, **kwargs)
+        require_threads("cobilevel")
+        held, (structure, rest) = _apart((args, kwargs))
+        small = _small(held)
+        kind = (structure, rest, small, *map(type, rest))  # 1 is not True here
+        run = kept.pop(kind, None) or made(structure, rest, small)
+        kept[kind] = run
+        while len(kept) > _KINDS_KEPT:
+            kept.popitem(last=False)
+        arrays, said = run(held)
         # two programs that wait for other devices must not be under way at once: each could wait for the other's turn
-        spread = jax.device_count() > 1 and any(map(is_spread, jax.tree.leaves((args, kwargs))))
-        return jax.block_until_ready(found) if spread else found
+        if jax.device_count() > 1 and any(map(is_spread, held)):
+            arrays = jax.block_until_ready(arrays)
+        return _joined(*said.value, arrays)
 
     return call
 

@@ -52,10 +52,6 @@ def finite(a: PyTree) -> Array:
     return put(xp.all(xp.stack([xp.all(xp.isfinite(leaf)) for leaf in jax.tree.leaves(a)])))
 
 
-def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
-    return put(jax.tree.map(lambda one, other: arithmetic(condition, a, b).where(condition, one, other), a, b))
-
-
 def clip_norm(a: PyTree, radius: Any) -> PyTree:
     """The nearest point in the ball of that radius."""
     size = norm(a)

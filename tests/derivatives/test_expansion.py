@@ -60,7 +60,7 @@ def test_products_are_those_of_the_matrices(setting):
 def test_blocks_add_up(setting, monkeypatch):
     """In blocks of seven rows, the last one filled up, on several threads: the same sums."""
     reduced, made, x, W = setting
-    monkeypatch.setattr(rows, "_SMALL", 7)
+    monkeypatch.setattr(rows, "BLOCK", 7)
     small = Expansions(reduced)
     assert len(small.lower_pools[0].rows) > 8
     for name in ("value", "slope", "hessian", "cross"):
@@ -76,7 +76,7 @@ def test_sums_on_a_device_are_those_on_the_host(quadratic, basis, monkeypatch):
     host = Expansions(reduced)
     x, W = host.start + 0.1, np.random.default_rng(5).normal(size=(host.functions, host.dy))
     lower, upper = host.lower(x, W), host.upper(x, W)
-    monkeypatch.setattr(expansion, "in_use", lambda: True)
+    monkeypatch.setattr(expansion, "on_accelerator", lambda: True)
     device = Expansions(reduced)
     for name in ("value", "slope", "hessian", "cross"):
         agree(getattr(device.lower(x, W), name), getattr(lower, name))

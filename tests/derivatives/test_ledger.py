@@ -35,7 +35,7 @@ def counting(problem):
     ids=["newton", "stocbio"],
 )
 def test_ledger_equals_what_was_really_evaluated(solver, monkeypatch):
-    monkeypatch.setattr(rows, "_SMALL", 20)  # a block that is not filled up
+    monkeypatch.setattr(rows, "BLOCK", 20)  # a block that is not filled up
     problem, samples = curved_problem(20)
     problem, seen = counting(problem)
     reduced = cb.reduce(problem, cb.Chebyshev(3), samples)

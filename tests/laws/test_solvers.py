@@ -115,7 +115,7 @@ SCALES = Scales(*[jnp.asarray(v) for v in (20.0, 0.2, 4.0, 2.0, 2.0, 2.0, 4.0)])
 KINDS = {
     "upper_gradients": ("upper_gradient",),
     "upper_rows": ("upper_gradient",),
-    "lower_value": ("lower_value",),
+    "lower_slope": ("lower_value", "lower_gradient"),
     "lower_gradient": ("lower_gradient",),
     "lower_gradients": ("lower_gradient",),
     "hessian_vector": ("hessian_vector",),

@@ -126,16 +126,6 @@ def test_a_pool_that_would_not_fit_is_refused():
         cb.reduce(problem(), cb.Chebyshev(3), data).lower_pool
 
 
-def test_part_of_a_source_is_a_table():
-    """All of a small pool, else so many rows of it, whatever it comes from."""
-    small = cb.reduce(problem(), cb.Chebyshev(3), cb.Samples(np.linspace(0, 1, ROWS), noise())).lower_source
-    assert small.rows == ROWS
-    np.testing.assert_array_equal(small.at_most(jax.random.key(0), 100).pool().xi, np.linspace(0, 1, ROWS))
-    some = small.at_most(jax.random.key(0), 20).pool()
-    assert (len(some), some.count) == (20, None)
-    assert set(np.asarray(some.xi)) <= set(np.linspace(0, 1, ROWS))
-
-
 def test_a_stream_without_solver_is_drawn_once_and_says_so():
     def draw(key, size):
         a, b, c = jax.random.split(key, 3)

@@ -7,7 +7,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.reduction import batch_rows
-from cobilevel.reduction.row_order import permute
+from cobilevel.reduction.batches import permute
 from problems import LINE, Aim, Line, row, scalar
 
 

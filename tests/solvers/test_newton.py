@@ -173,7 +173,7 @@ def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic, few):
 @pytest.mark.thorough
 def test_matrix_free_agrees_with_dense(monkeypatch, quadratic):
     dense = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(5))
-    monkeypatch.setattr(expansion, "_MOST_COEFFICIENTS", 0)
+    monkeypatch.setattr(expansion, "DENSE_LIMIT", 0)
     samples = quadratic.train.rows(slice(0, 3999))
     free = cb.solve(quadratic.problem, samples, basis=cb.Chebyshev(5))
     assert free.converged, free.result

@@ -10,26 +10,31 @@ import numpy as np
 from cobilevel import programs
 
 
+def _options(monkeypatch):
+    """The options that functions are compiled with from now on."""
+    seen, scalar = [], programs._Said(programs._apart(np.zeros(()))[1])
+    compiled = lambda function, options: seen.append(options) or (lambda held: (held, scalar))
+    monkeypatch.setattr(programs, "_jitted", compiled)
+    return seen
+
+
 def test_small_programs_are_compiled_quickly_and_large_ones_thoroughly(monkeypatch):
     monkeypatch.setattr(programs, "_NUMBERS_AT_MOST", 10)
-    seen = []
-    monkeypatch.setattr(programs, "Kinds", lambda f, **options: lambda *a: seen.append(bool(options)))
     compiled, stepped = programs.program(np.sum), programs.program_of_steps(np.sum)
+    seen = _options(monkeypatch)
     compiled(np.zeros(10))
     compiled(np.zeros(11))
     stepped(np.zeros(11))
-    jax.eval_shape(compiled, jax.ShapeDtypeStruct((3,), float))
-    assert seen == [True, False, False, False]
+    jax.eval_shape(lambda a: jnp.asarray(compiled(a)), jax.ShapeDtypeStruct((3,), float))
+    assert [bool(options) for options in seen] == [True, False, False]
 
 
 def test_loops_of_steps_are_compiled_with_the_cheapest_optimisations(monkeypatch):
-    seen = []
     monkeypatch.setitem(programs._CHEAPEST, "xla_backend_optimization_level", 1)
-    level = lambda options: options.get("compiler_options", {}).get("xla_backend_optimization_level")
-    monkeypatch.setattr(programs, "Kinds", lambda f, **options: lambda *a: seen.append(level(options)))
+    seen = _options(monkeypatch)
     for compiled in (programs.program(np.sum), programs.program_of_steps(np.sum)):
         compiled(np.zeros(3))
-    assert seen == [0, 1]
+    assert [options["xla_backend_optimization_level"] for options in seen] == [0, 1]
 
 
 def test_a_compiler_without_the_options_is_used_without_them(monkeypatch):
@@ -37,7 +42,6 @@ def test_a_compiler_without_the_options_is_used_without_them(monkeypatch):
     double = programs.program(lambda a: 2 * a)
     for _ in range(2):
         assert float(double(jnp.ones(()))) == 2
-    assert not programs._QUICKLY
 
 
 def test_arithmetic_is_that_of_what_it_is_given():
@@ -60,12 +64,11 @@ def test_programs_are_shared_by_kind_and_the_oldest_are_dropped(monkeypatch):
         traced.append(power)
         return {"value": array**power, "word": word, "power": power}
 
-    compiled = programs.Kinds(powered)
+    compiled = programs.program(powered)
     for power in (1, 2, 1, 2.0, 1):  # 2.0 is another kind than 2
         out = compiled(jnp.full(3, 3.0), power, "a word")
         np.testing.assert_array_equal(out["value"], np.full(3, 3.0**power))
         assert (out["word"], out["power"]) == ("a word", power)
-        assert len(compiled.kept) <= 2
     assert traced == [1, 2, 2.0]
     compiled(jnp.ones(3), 2, "a word")  # was dropped
     assert traced == [1, 2, 2.0, 2]
@@ -77,7 +80,7 @@ def test_what_a_dropped_program_held_is_freed(monkeypatch):
     class Held:
         pass
 
-    compiled, alive = programs.Kinds(lambda array, held: 2 * array), []
+    compiled, alive = programs.program(lambda array, held: 2 * array), []
     for _ in range(3):
         held = Held()
         alive.append(weakref.ref(held))

@@ -11,7 +11,7 @@ and Hessians are over these tables row by row; where each sample has one functio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -27,46 +27,33 @@ from ..reduction import Bilevel, Table
 from ..trees import as_rows, flattened, shaped_like
 from . import oracles
 from .ledger import Ledger
-from .on_device import in_use
-from .rows import LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, flat_size
-from .sums import LowerExpansion, RowPool, RowScales, UpperExpansion, pools_of, squares
+from .rows import AT_ONCE, BLOCK, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, flat_size
+from .sums import LowerExpansion, RowPool, RowScales, UpperExpansion, plus, pools_of, squares
 
-_MOST_COEFFICIENTS = 2000  # whose Hessian is formed; beyond, only its products with vectors are
-_MOST_ROW_NUMBERS = 10_000_000  # in the gradients of single rows, where rows are large
-_LOOKED_AT = 1000  # rows at which functions are looked at first
-_MOST_CROSS = 4_000_000  # numbers of ``d21 g_Phi`` that are formed, and 2^14 of a row's
+DENSE_LIMIT = 2000  # the most coefficients whose Hessian is formed; beyond, only its products with vectors are
 
 
-@eqx.filter_jit
-def _slope(bare: Bilevel, x: PyTree, W: PyTree) -> Any:
-    value, _ = oracles.lower_value(bare, x, W, bare.lower_pool, Ledger.page())
-    return value, oracles.lower_gradient(bare, x, W, bare.lower_pool, Ledger.page())[0]
+def on_accelerator() -> bool:
+    """Whether rows are to stay on an accelerator."""
+    return jax.default_backend() != "cpu"
 
 
 @eqx.filter_jit
-def _hessian_product(bare: Bilevel, x: PyTree, W: PyTree, V: PyTree) -> Any:
-    return oracles.hessian_vector(bare, x, W, V, bare.lower_pool, Ledger.page())[0]
+def _asked(oracle: Callable, reduced: Bilevel, upper: bool, *point: PyTree) -> Any:
+    """What an oracle says of all rows of a level."""
+    pool = reduced.upper_pool if upper else reduced.lower_pool
+    return oracle(reduced, *point, pool, Ledger.page())[0]
 
 
 @eqx.filter_jit
-def _cross_product(bare: Bilevel, x: PyTree, W: PyTree, V: PyTree) -> Any:
-    return oracles.cross_product(bare, x, W, V, bare.lower_pool, Ledger.page())[0]
-
-
-@eqx.filter_jit
-def _upper_gradients(bare: Bilevel, x: PyTree, W: PyTree) -> Any:
-    return oracles.upper_gradients(bare, x, W, bare.upper_pool, Ledger.page())[0]
-
-
-@eqx.filter_jit
-def _row_sizes(bare: Bilevel, x: PyTree, W: PyTree, V: PyTree, most: int) -> Any:
+def _row_sizes(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, most: int) -> Any:
     """Of evenly spaced rows: ``f``, ``d1 f``, ``d12 g v``, ``d2 g``, ``d12 g d2 g``; and the weights of both levels."""
     every = lambda pool: max(1, -(-len(pool) // max(most, 1)))
     some = lambda pool: jax.tree.map(lambda a: a[:: every(pool)], replace(pool, count=None))
-    upper, lower = some(bare.upper_pool), some(bare.lower_pool)
-    (values, d1, _), _ = oracles.upper_rows(bare, x, W, upper, Ledger.page())
-    (slope, _, cross), _ = oracles.lower_rows(bare, x, W, V, lower, Ledger.page())
-    turned = oracles.cross_rows(bare, x, W, slope, lower)
+    upper, lower = some(reduced.upper_pool), some(reduced.lower_pool)
+    (values, d1, _), _ = oracles.upper_rows(reduced, x, W, upper, Ledger.page())
+    (slope, _, cross), _ = oracles.lower_rows(reduced, x, W, V, lower, Ledger.page())
+    turned = oracles.cross_rows(reduced, x, W, slope, lower)
     return values, d1, cross, slope, turned, (upper.weight, lower.weight)
 
 
@@ -80,68 +67,44 @@ class Expansions:
 
     curvature: Float[np.ndarray, "dx dx"] | None = None
 
-    def __init__(self, reduced: Bilevel, rows: Mapping[str, RowBlocks] | None = None):
-        """`rows`: those of the levels, ``"upper"`` and ``"lower"``, where they are laid out already."""
-        self.reduced, self.problem, self._blocks = reduced, reduced.problem, rows or {}
+    def __init__(self, reduced: Bilevel):
+        self.reduced, self.problem = reduced, reduced.problem
         self._x0, self._W0 = jax.tree.map(np.asarray, (reduced.x0, reduced.W0))
         self.start, bounds = flattened(self._x0), reduced.problem.bounds
         self.bounds = (flattened(bounds.lo), flattened(bounds.hi))
         self.dx, self.dy = flat_size(self._x0), flat_size(jax.tree.map(lambda a: a[0], self._W0))
         self.dtype, self.eps = np.dtype(reduced.dtype), float(np.finfo(reduced.dtype).eps)
         self._form(len(jax.tree.leaves(self._W0)[0]), isinstance(reduced.lower_pool.features, OneHot))
-        self._spread = (
-            is_spread(reduced.lower_source.table.weight) if isinstance(reduced.lower_source, Table) else False
-        )
+        self._spread = isinstance(reduced.lower_source, Table) and is_spread(reduced.lower_source.table.weight)
         self.spent: Counter[tuple[str, str]] = Counter()
         self._programs: dict[tuple[str, bool, int], RowDerivatives] = {}
         self._last: tuple[Any, LowerExpansion] | None = None  # asked for twice where one method goes on from another
 
     def _form(self, functions: int, one_hot: bool) -> None:
         """Settles what is formed with so many functions."""
-        count = functions * self.dy
-        self.functions, self.formed = functions, (count * self.dy if one_hot else count**2) <= _MOST_COEFFICIENTS**2
-        crossed = self.formed and self.dx * self.dy <= 2**14 and self.dx * count <= _MOST_CROSS
+        count, most = functions * self.dy, DENSE_LIMIT**2
+        self.functions, self.formed = functions, (count * self.dy if one_hot else count**2) <= most
+        # blocks of rows are to be halved once at most
+        crossed = self.formed and self.dx * self.dy * BLOCK <= 2 * AT_ONCE and self.dx * count <= most
         self.sizes = Sizes(self.dx, self.dy, crossed)
 
     @property
     def crossed(self) -> bool:
         return self.sizes.crossed
 
-    def with_features(
-        self, lower: Float[np.ndarray, "n N"], upper: Float[np.ndarray, "m N"] | None = None
-    ) -> "Expansions":
-        """The same rows, all on this machine, with other features: `upper` where that level has rows of its own. Row
-        blocks and what was `spent` are shared."""
-        other, below = copy(self), np.asarray(lower, self.dtype)
-        above = None if upper is None else np.asarray(upper, self.dtype)
-        other.lower_pools = [replace(pool, features=below) for pool in self.lower_pools]
-        other.upper_pools = other.lower_pools
-        if above is not None:
-            other.upper_pools = [replace(pool, features=above) for pool in self.upper_pools]
-        other._W0 = self.coefficients(np.zeros((lower.shape[1], self.dy)))
-        other._form(lower.shape[1], False)
-        if not other.crossed:  # products are taken of the reduced problem itself
-            tabled = lambda source, phi: source.tabled(features=put(phi))
-            source = tabled(self.reduced.lower_source, below)
-            both = source if above is None else tabled(self.reduced.upper_source, above)
-            other.reduced = replace(self.reduced, upper_source=both, lower_source=source, W0=put(other._W0))
-        other.__dict__.pop("idle", None)
-        other._last = None
-        return other
-
     # -- the rows of both levels
 
     @cached_property
     def lower_pools(self) -> list[RowPool]:
         """Those of the lower level."""
-        return pools_of(self.reduced.lower_pool, self.dtype, self.sizes.lower, self._blocks.get("lower"))
+        return pools_of(self.reduced.lower_pool, self.dtype, self.sizes.lower)
 
     @cached_property
     def upper_pools(self) -> list[RowPool]:
         """Those of the upper level; the same objects where both see the same."""
         if self.reduced.upper_source is self.reduced.lower_source:
             return self.lower_pools
-        return pools_of(self.reduced.upper_pool, self.dtype, 1 + self.dx + self.dy, self._blocks.get("upper"))
+        return pools_of(self.reduced.upper_pool, self.dtype, 1 + self.dx + self.dy)
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -152,27 +115,56 @@ class Expansions:
     @cached_property
     def idle(self) -> Bool[np.ndarray, " N"]:
         """Which functions are zero at every row that counts."""
-        return self._added([_counted_functions(pool) for pool in self.lower_pools]) == 0
+
+        def seen(pool: RowPool) -> np.ndarray:
+            if isinstance(pool.features, OneHot):
+                return pool.features.blocks(pool.shares)
+            first = slice(0, pool.rows.size)  # most are not zero there
+            counts = np.any(pool.features[first] * pool.shares[first, None], axis=0)
+            rest = np.flatnonzero(~counts)
+            counts[rest] = np.any(pool.features[:, rest] * pool.shares[:, None], axis=0)
+            return counts.astype(float)
+
+        return self._added([seen(pool) for pool in self.lower_pools]) == 0
+
+    def _on(self, lower: list[RowPool], upper: list[RowPool]) -> "Expansions":
+        """The same with other pools, which share their rows with these."""
+        other = copy(self)
+        other.lower_pools, other.upper_pools, other._last = lower, upper, None
+        other.__dict__.pop("idle", None)
+        return other
+
+    def with_features(
+        self, lower: Float[np.ndarray, "n N"], upper: Float[np.ndarray, "m N"] | None = None
+    ) -> "Expansions":
+        """The same rows, all on this machine, with other features: `upper` where that level has rows of its own. Row
+        blocks and what was `spent` are shared."""
+        below, above = (None if phi is None else np.asarray(phi, self.dtype) for phi in (lower, upper))
+        turned = lambda pools, phi: [replace(pool, features=phi) for pool in pools]
+        pools = turned(self.lower_pools, below)
+        other = self._on(pools, pools if above is None else turned(self.upper_pools, above))
+        other._W0 = self.coefficients(np.zeros((lower.shape[1], self.dy)))
+        other._form(lower.shape[1], False)
+        if not other.crossed:  # products are taken of the reduced problem itself
+            source = self.reduced.lower_source.tabled(features=put(below))
+            both = source if above is None else self.reduced.upper_source.tabled(features=put(above))
+            other.reduced = replace(self.reduced, upper_source=both, lower_source=source, W0=put(other._W0))
+        return other
 
     def with_shares(self, lower: Float[np.ndarray, " n"], upper: Float[np.ndarray, " m"] | None = None) -> "Expansions":
         """The same rows with other shares, which add up to 1; those of the lower level for both where they are one."""
-        other = copy(self)
-        other.lower_pools = [replace(pool, shares=lower) for pool in self.lower_pools]
-        same = self.upper_pools is self.lower_pools
-        other.upper_pools = other.lower_pools
-        if not same:
-            shares = [pool.shares for pool in self.upper_pools] if upper is None else [upper]
-            other.upper_pools = [replace(pool, shares=own) for pool, own in zip(self.upper_pools, shares, strict=True)]
-        if not self.crossed:  # products are those of the problem itself
+        shared = lambda pools, shares: [replace(pool, shares=shares) for pool in pools]
+        below = shared(self.lower_pools, lower)
+        above = self.upper_pools if upper is None else shared(self.upper_pools, upper)
+        other = self._on(below, below if self.upper_pools is self.lower_pools else above)
+        if not self.crossed:  # products are taken of the reduced problem itself
             weighted = lambda batch, pool: replace(batch, weight=put((len(batch) * pool.shares).astype(self.dtype)))
-            batches = self.reduced.upper_pool, self.reduced.lower_pool
-            pools = other.upper_pools[0], other.lower_pools[0]
-            other.reduced = self.reduced.with_pools(*map(weighted, batches, pools))
-        other.__dict__.pop("idle", None)
-        other.spent, other._last = Counter(), None
+            upper_batch = weighted(self.reduced.upper_pool, other.upper_pools[0])
+            other.reduced = self.reduced.with_pools(upper_batch, weighted(self.reduced.lower_pool, below[0]))
+        other.spent = Counter()
         return other
 
-    def _added(self, parts: list[Any]) -> Any:
+    def _added(self, parts: Any) -> Any:
         """What the pools of this machine came to, added up over all machines in the order of their shards."""
         parts = this_cluster().gathered([np.asarray(part, float) for part in parts]) if self._spread else parts
         return sum(parts[1:], parts[0])
@@ -182,11 +174,18 @@ class Expansions:
             rows = self.rows["upper" if kind.startswith("upper") else "lower"]
             self.spent.update({(kind, "calls"): 1, (kind, "samples"): rows})
 
-    def totals(self) -> dict[str, dict[str, int]]:
-        """What was spent: ``{kind: {"calls": ..., "samples": ...}}``."""
-        return totals_of(self.spent)
+    def _charge_lower(self) -> None:
+        self._charge("hessian", *(["cross_matrix"] if self.crossed else []))
 
     # -- sums over rows
+
+    def point(self, x: Float[np.ndarray, " k"]) -> Float[np.ndarray, " dx"]:
+        """The decision at these coordinates."""
+        return x
+
+    def _along_x(self, rows: Any) -> Any:
+        """Derivatives in ``x``, along the last axis, in these coordinates."""
+        return rows
 
     def lower(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> LowerExpansion:
         """The lower level at ``(x, W)``.
@@ -197,35 +196,33 @@ class Expansions:
         at = (x.tobytes(), W.tobytes())
         if self._last is not None and self._last[0] == at:
             return self._last[1]
-        self._charge("hessian", *(["cross_matrix"] if self.crossed else []))
-        found = self._summed("lower", LowerExpansion.of, x, W)
+        self._charge_lower()
+        sums = self._summed("lower", LowerExpansion.of, x, W)
+        sums = sums._replace(cross=self._along_x(sums.cross)) if self.crossed else sums
         if self.idle.any():
-            most = np.diagonal(found.hessian, axis1=-2, axis2=-1).max()
-            more = most * np.repeat(self.idle, self.dy)
-            blocks = found.hessian.ndim == 3
-            more = more.reshape(-1, self.dy)[:, :, None] * np.eye(self.dy) if blocks else np.diag(more)
-            found = replace(found, hessian=found.hessian + more)
-        self._last = (at, found)
-        return found
+            diagonal = np.einsum("...ii->...i", sums.hessian)  # a view
+            diagonal += diagonal.max() * np.repeat(self.idle, self.dy).reshape(diagonal.shape)
+        self._last = (at, sums)
+        return sums
 
     def upper(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> UpperExpansion:
         """The upper level at ``(x, W)``."""
         self._charge("upper_gradient")
         if self.crossed:
-            return self._summed("upper", UpperExpansion.of, x, W)
-        value, d1, d2 = _upper_gradients(self.reduced, *self._trees(x, W))
-        return UpperExpansion(float(value), flattened(d1), self.table(d2))
+            sums = self._summed("upper", UpperExpansion.of, x, W)
+        else:
+            value, d1, d2 = _asked(oracles.upper_gradients, self.reduced, True, *self._trees(x, W))
+            sums = UpperExpansion(float(value), flattened(d1), self.table(d2))
+        return sums._replace(d1=self._along_x(sums.d1))
 
     def _summed(self, level: str, of: Callable, x: np.ndarray, W: np.ndarray) -> Any:
-        pools = getattr(self, f"{level}_pools")
-        kind = {LowerExpansion.of: LowerExpansion, UpperExpansion.of: UpperExpansion}.get(of)
-        if in_use() and kind is not None and not self._spread:
-            derivatives = self._derivatives(level, pools[0].rows)
-            return kind.unpacked(pools[0].on_device.summed(derivatives, level, x, W, self.sizes), W, self.sizes)
+        pools, x = getattr(self, f"{level}_pools"), self.point(x)
+        if on_accelerator() and of in (LowerExpansion.of, UpperExpansion.of) and not self._spread:
+            return pools[0].summed_on_device(self._derivatives(level, pools[0].rows), x, W, of, self.sizes)
         parts = [pool.summed(self._derivatives(level, pool.rows), x, W, of, self.sizes) for pool in pools]
         if len(parts) == 1 and not self._spread:
             return parts[0]
-        return type(parts[0])(*(self._added([getattr(part, f.name) for part in parts]) for f in fields(parts[0])))
+        return type(parts[0])(*map(self._added, zip(*parts, strict=True)))
 
     def _derivatives(self, level: str, rows: RowBlocks) -> RowDerivatives:
         key = (level, self.crossed, id(rows))
@@ -239,48 +236,41 @@ class Expansions:
         """The sizes of single rows at ``(x, W)`` with the adjoint ``V``; of ``f`` alone without one, about a centre."""
         if not self.crossed:
             return self._row_scales_by_products(x, W, V, centre)
-        nothing = np.zeros(self.dx)
+        zero, none, turn = np.zeros(()), np.zeros(self.dx), self._along_x
 
         def upper(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> RowScales:
             rows = sizes.split_upper(packed)
-            return RowScales(
-                squares(shares, rows.value - centre), squares(shares, rows.d1), nothing, np.zeros(()), nothing
-            )
+            return RowScales(squares(shares, rows.value - centre), squares(shares, turn(rows.d1)), none, zero, none)
 
         def lower(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> RowScales:
-            rows, v = sizes.split_lower(packed), phi @ V
-            along = lambda y: np.einsum("naj,na->nj", rows.cross, y)
-            square = np.sum(rows.slope**2, axis=1)
-            slopes = squares(shares, square), squares(shares, along(rows.slope))
-            return RowScales(np.zeros(()), nothing, squares(shares, along(v)), *slopes)
+            rows = sizes.split_lower(packed)
+            along = lambda y: squares(shares, turn(np.einsum("naj,na->nj", rows.cross, y)))
+            slopes = squares(shares, np.sum(rows.slope**2, axis=1))
+            return RowScales(zero, none, along(phi @ V), slopes, along(rows.slope))
 
         self._charge("upper_gradient")
-        found = self._summed("upper", upper, x, W)
+        scales = self._summed("upper", upper, x, W)
         if V is None:
-            return found
-        self._charge("hessian", "cross_matrix")
-        return found + self._summed("lower", lower, x, W)
+            return scales
+        self._charge_lower()
+        return plus(scales, self._summed("lower", lower, x, W))
 
     def _row_scales_by_products(self, x: np.ndarray, W: np.ndarray, V: np.ndarray | None, centre: float) -> RowScales:
         """The same where rows are large: at evenly spaced ones, so few that their gradients fit."""
         self._charge("upper_gradient", "cross_product")
-        x, W, V = self._trees(x, W, np.zeros_like(W) if V is None else V)
-        values, d1, cross, slope, turned, weights = _row_sizes(self.reduced, x, W, V, _MOST_ROW_NUMBERS // self.dx)
+        at = self._trees(x, W, np.zeros_like(W) if V is None else V)
+        values, d1, cross, slope, turned, weights = _row_sizes(self.reduced, *at, AT_ONCE // self.dx)
         upper, lower = (weight / weight.sum() for weight in (np.asarray(weight, float) for weight in weights))
-        square = np.sum(as_rows(slope) ** 2, axis=1)
-        return RowScales(
-            squares(upper, np.asarray(values) - centre),
-            squares(upper, as_rows(d1)),
-            squares(lower, as_rows(cross)),
-            squares(lower, square),
-            squares(lower, as_rows(turned)),
-        )
+        in_x = lambda shares, rows: squares(shares, self._along_x(as_rows(rows)))
+        slopes = squares(lower, np.sum(as_rows(slope) ** 2, axis=1))
+        values = squares(upper, np.asarray(values) - centre)
+        return RowScales(values, in_x(upper, d1), in_x(lower, cross), slopes, in_x(lower, turned))
 
     # -- sample by sample, on this machine
 
     def lower_rows(self, x: np.ndarray, W: np.ndarray) -> LowerRows:
         """Sample by sample, at the policy."""
-        self._charge("hessian", *(["cross_matrix"] if self.crossed else []))
+        self._charge_lower()
         tables = [self._derivatives("lower", pool.rows).table(x, pool.y(W)) for pool in self.lower_pools]
         return self.sizes.split_lower(np.concatenate(tables) if len(tables) > 1 else tables[0])
 
@@ -297,8 +287,8 @@ class Expansions:
         (pool,) = self.lower_pools
         self.spent.update({("lower_gradient", "calls"): 1, ("lower_gradient", "samples"): len(y)})
         derivatives = self._derivatives("lower", pool.rows if rows is None else rows)
-        found = derivatives.table(x, y, lambda packed, _: packed[:, : 1 + self.dy])
-        return found[:, 0], found[:, 1:]
+        table = derivatives.table(x, y, lambda packed, _: packed[:, : 1 + self.dy])
+        return table[:, 0], table[:, 1:]
 
     def residual_rows(
         self, x: np.ndarray, W: np.ndarray, V: np.ndarray, joint: bool
@@ -306,18 +296,18 @@ class Expansions:
         r"""Sample by sample: $r = \partial_2 g$ and, where both levels see the same (`joint`),
         $\alpha = \partial_{22} g\, v - \partial_2 f$; tables of second derivatives are not kept."""
         (pool,), sizes, v = self.lower_pools, self.sizes, self.lower_pools[0].y(V)
-        self._charge("hessian", *(["cross_matrix"] if self.crossed else []))
+        self._charge_lower()
 
         def below(packed: np.ndarray, part: slice) -> np.ndarray:
             rows = sizes.split_lower(packed)
             return np.concatenate([rows.slope, np.einsum("nab,nb->na", rows.hessian, v[part])], axis=1)
 
-        found = self._derivatives("lower", pool.rows).table(x, pool.y(W), below)
+        table = self._derivatives("lower", pool.rows).table(x, pool.y(W), below)
         if not joint:
-            return found[:, : self.dy], None
+            return table[:, : self.dy], None
         self._charge("upper_gradient")
         pull = self._derivatives("upper", pool.rows).table(x, pool.y(W), lambda packed, _: packed[:, 1 + self.dx :])
-        return found[:, : self.dy], found[:, self.dy :] - pull
+        return table[:, : self.dy], table[:, self.dy :] - pull
 
     def bend_rows(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> Float[np.ndarray, "n dy dy"]:
         r"""$\partial_{22} f - \partial_{222} g\, v$ sample by sample, where both levels see the same."""
@@ -331,25 +321,24 @@ class Expansions:
     def lower_slope(self, x: np.ndarray, W: np.ndarray) -> tuple[float, np.ndarray]:
         """``g_Phi`` and its gradient."""
         self._charge("lower_value", "lower_gradient")
-        value, slope = _slope(self.reduced, *self._trees(x, W))
+        value, slope = _asked(oracles.lower_slope, self.reduced, False, *self._trees(x, W))
         return float(value), self.table(slope)
 
     def hessian_product(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> np.ndarray:
         """``d22 g_Phi V``."""
         self._charge("hessian_vector")
-        x, W, V = self._trees(x, W, V)
-        return self.table(_hessian_product(self.reduced, x, W, V))
+        return self.table(_asked(oracles.hessian_vector, self.reduced, False, *self._trees(x, W, V)))
 
     def cross_product(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> np.ndarray:
         """``d12 g_Phi V``, after ``x``."""
         self._charge("cross_product")
-        x, W, V = self._trees(x, W, V)
-        return flattened(_cross_product(self.reduced, x, W, V))
+        return self._along_x(flattened(_asked(oracles.cross_product, self.reduced, False, *self._trees(x, W, V))))
 
     # -- vectors and tables, and the pytrees they stand for
 
     def _trees(self, x: np.ndarray, *tables: np.ndarray) -> tuple[PyTree, ...]:
-        return (self.decision(x), *(self.coefficients(W) for W in tables))
+        place = shaped_like(self._x0, self.point(x)[None], self.dtype, 0)
+        return (place, *(self.coefficients(W) for W in tables))
 
     def decision(self, x: Float[np.ndarray, " dx"]) -> PyTree:
         """A vector in the shape of ``x``."""
@@ -360,22 +349,39 @@ class Expansions:
         return shaped_like(self._W0, W, self.dtype, 1)
 
     def table(self, W: PyTree) -> Float[np.ndarray, "N dy"]:
-        """Coefficients as a table, row after row: products with it round alike wherever it came from."""
+        """Coefficients as a table."""
         return as_rows(W)
+
+
+class Affine(Expansions):
+    """Expansions after ``u`` with ``x = origin + scales @ u``, from a `start` and within bounds of its own."""
+
+    def __init__(
+        self,
+        given: Expansions,
+        origin: Float[np.ndarray, " dx"],
+        scales: Float[np.ndarray, "dx k"],
+        start: Float[np.ndarray, " k"],
+        bounds: tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]],
+        curvature: Float[np.ndarray, "k k"] | None = None,
+    ):
+        self.__dict__.update(given.__dict__)
+        self.origin, self.scales, self.start, self.bounds = origin, scales, start, bounds
+        self.curvature, self.dx, self._last = curvature, len(start), None
+
+    def point(self, x):
+        return self.origin + self.scales @ x
+
+    def decision(self, x):
+        return np.asarray(x, self.dtype)
+
+    def _along_x(self, rows):
+        return rows @ self.scales
 
 
 def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
     """Counts by kind of oracle and unit, as ``{kind: {"calls": ..., "samples": ...}}``."""
-    found: dict[str, dict[str, int]] = {}
+    totals: dict[str, dict[str, int]] = {}
     for (kind, unit), count in spent.items():
-        found.setdefault(kind, {})[unit] = count
-    return found
-
-
-def _counted_functions(pool: RowPool) -> np.ndarray:
-    if isinstance(pool.features, OneHot):
-        return pool.features.blocks(pool.shares)
-    seen = np.any(pool.features[:_LOOKED_AT] * pool.shares[:_LOOKED_AT, None], axis=0)  # most are not zero there
-    rest = np.flatnonzero(~seen)
-    seen[rest] = np.any(pool.features[:, rest] * pool.shares[:, None], axis=0)
-    return seen.astype(float)
+        totals.setdefault(kind, {})[unit] = count
+    return totals

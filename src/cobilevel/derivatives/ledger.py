@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
+from ..keys import below
 from ..programs import put
 from ..reduction import Batch, Batches
 
-_BOTH = Array | np.ndarray
 _UNITS = ("calls", "samples")
+_BOTH = Array | np.ndarray
 
 
 class Count(eqx.Module):
@@ -29,22 +30,19 @@ def added(a: UInt32[_BOTH, "... 2"], b: UInt32[_BOTH, "... 2"]) -> UInt32[_BOTH,
     with np.errstate(over="ignore"):  # the carry is what that is about
         low = a[..., 1] + b[..., 1]
         high = a[..., 0] + b[..., 0] + (low < a[..., 1]).astype(np.uint32)
-    return _library(low).stack([high, low], axis=-1)
+    return _stacked(high, low)
 
 
 def _product(a: UInt32[_BOTH, "..."], b: UInt32[_BOTH, "..."]) -> UInt32[_BOTH, "... 2"]:
-    """``a * b`` in two halves, by 16-bit parts."""
-    low = np.uint32(0xFFFF)
-    first = (a & low) * (b & low)
-    middle = (a & low) * (b >> 16) + (first >> 16)
-    carry = (a >> 16) * (b & low) + (middle & low)
-    high = (a >> 16) * (b >> 16) + (middle >> 16) + (carry >> 16)
-    return _library(a, b).stack([high, (carry << 16) | (first & low)], axis=-1)
+    """``a * b`` in two halves."""
+    with np.errstate(over="ignore"):
+        return _stacked(below(a, b), a * b)
 
 
-def _library(*arrays: Any) -> Any:
-    """NumPy for numbers that are known while a program is traced, else JAX."""
-    return np if all(isinstance(array, np.ndarray | np.generic) for array in arrays) else jnp
+def _stacked(*parts: Any) -> UInt32[_BOTH, "... k"]:
+    """In NumPy where numbers are known while a program is traced, else in JAX."""
+    known = all(isinstance(part, np.ndarray | np.generic) for part in parts)
+    return (np if known else jnp).stack(parts, axis=-1)
 
 
 def _word(number: Any) -> UInt32[_BOTH, ""]:
@@ -77,53 +75,41 @@ class Ledger(eqx.Module):
     def add(self, kind: str, batch: Batch, times: Any = 1) -> "Ledger":
         """One more call (or `times` more) of a kind, on a batch."""
         rows = len(batch) if batch.count is None else batch.count
-        return self.enter(kind, _word(times), _product(_word(times), _word(rows)))
+        return self._enter(kind, _word(times), _product(_word(times), _word(rows)))
 
     def add_each(self, kind: str, draw: Callable[[Any], Batch], times: Any) -> "Ledger":
         """`times` more calls of a kind, each on the next batch of a draw, from number 0 on."""
         counts = getattr(draw, "counts", None)
-        if counts is None:
-            one = lambda number: draw(number).count
-            if not isinstance(draw, Batches) or one(0) is None or isinstance(one(0), np.ndarray):
-                return self.add(kind, draw(0), times)  # all of one size
-            body = lambda number, total: total + jnp.asarray(one(number), jnp.uint32)
+        if counts is not None:
+            taken = np.arange(len(counts), dtype=np.uint32) < _word(times)
+            rows = jnp.sum(jnp.where(taken, counts, 0), dtype=jnp.uint32)
+        elif isinstance(draw, Batches) and isinstance(draw(0).count, jax.Array):
+            body = lambda number, total: total + jnp.asarray(draw(number).count, jnp.uint32)
             rows = jax.lax.fori_loop(0, times, body, jnp.uint32(0))
         else:
-            rows = jnp.sum(
-                jnp.where(np.arange(len(counts), dtype=np.uint32) < _word(times), counts, 0), dtype=jnp.uint32
-            )
-        return self.enter(kind, _word(times), jnp.stack([jnp.uint32(0), rows]))
+            return self.add(kind, draw(0), times)  # all of one size
+        return self._enter(kind, _word(times), jnp.stack([jnp.uint32(0), rows]))
 
-    def enter(self, kind: str, calls: UInt32[_BOTH, ""], samples: UInt32[_BOTH, " 2"]) -> "Ledger":
-        """So many more calls of a kind, and the samples they used."""
-        count = getattr(self, kind)
-        nothing = np.zeros((), np.uint32)
-        more = _library(calls).stack([nothing, calls])
+    def _enter(self, kind: str, calls: UInt32[_BOTH, ""], samples: UInt32[_BOTH, " 2"]) -> "Ledger":
+        count, more = getattr(self, kind), _stacked(np.zeros((), np.uint32), calls)
         return replace(self, **{kind: Count(added(count.calls, more), added(count.samples, samples))})
 
     def plus(self, other: "Ledger", times: Any = 1, more_rows: UInt32[Array, "rows 2"] | None = None) -> "Ledger":
         """With all of another, so many times; and with a table of further amounts, a row for each entry."""
         leaves, structure = jax.tree.flatten(self)
-        more, times = _library(*jax.tree.leaves(other)).stack(jax.tree.leaves(other)), _word(times)
-        many = _product(more[:, 1], times)
-        many = added(many, _library(many).stack([more[:, 0] * times, np.zeros(len(more), np.uint32)], axis=-1))
+        more, times = _stacked(*jax.tree.leaves(other)), _word(times)
+        many = _product(more[1], times)
+        many = added(many, _stacked(more[0] * times, np.zeros(len(leaves), np.uint32)))
         total = added(jnp.stack(leaves), many)
         total = total if more_rows is None else added(total, more_rows)
         return jax.tree.unflatten(structure, list(total))
 
     def totals(self) -> dict[str, dict[str, int]]:
         """Plain numbers: ``{kind: {"calls": ..., "samples": ...}}``, kinds never called left out."""
-
-        def number(halves):
-            high, low = np.asarray(halves).tolist()
-            return (high << 32) + low
-
-        table = {}
-        for part in fields(self):
-            count = getattr(self, part.name)
-            if number(count.calls):
-                table[part.name] = {"calls": number(count.calls), "samples": number(count.samples)}
-        return table
+        number = lambda halves: int(halves[0]) << 32 | int(halves[1])
+        counts = ((part.name, jax.tree.map(np.asarray, getattr(self, part.name))) for part in fields(self))
+        table = {kind: {unit: number(getattr(count, unit)) for unit in _UNITS} for kind, count in counts}
+        return {kind: row for kind, row in table.items() if row["calls"]}
 
 
 KINDS = tuple(part.name for part in fields(Ledger))

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from .. import trees
-from ..basis import OneHot, Rows, combine, dense
+from ..basis import combine, dense
 from ..reduction import Batch, Bilevel
 from .ledger import Ledger
+from .sums import galerkin, summed_with
 
 
 def upper_gradients(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
@@ -26,9 +26,10 @@ def upper_gradients(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger
     return (value, d1, d2), ledger.add("upper_gradient", batch)
 
 
-def lower_value(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
-    """``g_Phi``."""
-    return reduced.lower(x, W, batch), ledger.add("lower_value", batch)
+def lower_slope(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
+    """``(g_Phi, d2 g_Phi)``, the latter shaped like ``W``."""
+    ledger = ledger.add("lower_value", batch).add("lower_gradient", batch)
+    return jax.value_and_grad(reduced.lower, argnums=1)(x, W, batch), ledger
 
 
 def lower_gradient(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
@@ -62,24 +63,6 @@ def cross_product(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batc
     return jax.grad(tangent)(x), ledger.add("cross_product", batch)
 
 
-def galerkin_hessian(
-    phi: Float[Array, "n N"], share: Float[Array, " n"], curvature: Float[Array, "n d d"]
-) -> Float[Array, "M M"]:
-    r"""$\sum_n \mathrm{share}_n\, A_n \otimes \Phi_n \Phi_n^T$, rows and columns as in ``flatten(W)``.
-
-    One ``N x N`` product for each pair of components of ``y``, in either order: ``A`` is symmetric.
-    """
-    size, count = curvature.shape[1], phi.shape[1]
-    first, second = np.triu_indices(size)
-    pair = np.empty((size, size), int)
-    pair[first, second] = pair[second, first] = np.arange(len(first))
-    weight = (curvature[:, first, second] * share[:, None]).T
-    weighted = (weight[:, None, :] * phi.T).reshape(-1, len(phi))  # samples last: the product runs along them
-    blocks = (weighted @ phi).reshape(-1, count, count)
-    blocks = (blocks + jnp.swapaxes(blocks, 1, 2)) / 2
-    return blocks[pair].transpose(2, 0, 3, 1).reshape(count * size, count * size)
-
-
 def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     r"""``g_Phi``, its gradient and its Hessian $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$, flattened.
 
@@ -97,19 +80,12 @@ def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Le
 
     value, slope, curvature = jax.vmap(local)(flat, batch.xi, batch.eta)
     phi, share, dtype = dense(batch.features), batch.weight / len(batch), batch.weight.dtype
-    gradient = _sums(batch.features, share, slope).reshape(-1)
-    hessian = galerkin_hessian(phi, share, curvature)
+    gradient = summed_with(batch.features, share[:, None] * slope).reshape(-1)
+    hessian = galerkin(phi, share[:, None, None] * curvature)
     idle = jnp.repeat(jnp.all(phi == 0, axis=0), curvature.shape[1])
     hessian = hessian + jnp.diag(jnp.where(idle, jnp.max(jnp.diagonal(hessian)), 0))
-    found = (share @ value).astype(dtype), gradient.astype(dtype), hessian.astype(dtype)
-    return found, ledger.add("hessian", batch)
-
-
-def _sums(phi: Rows, share: Float[Array, " n"], rows: Float[Array, "n ..."]) -> Float[Array, "N ..."]:
-    """The sum of ``share row Phi^T``."""
-    if isinstance(phi, OneHot):
-        return phi.sums(share.reshape(-1, *[1] * (rows.ndim - 1)) * rows)
-    return jnp.tensordot(phi * share[:, None], rows, axes=(0, 0))
+    model = (share @ value).astype(dtype), gradient.astype(dtype), hessian.astype(dtype)
+    return model, ledger.add("hessian", batch)
 
 
 def cross_matrix(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
@@ -155,7 +131,9 @@ def cross_rows(reduced: Bilevel, x: PyTree, W: PyTree, rows: PyTree, batch: Batc
 
 def mean_with_features(batch: Batch, rows: PyTree) -> PyTree:
     """The batch mean of ``row Phi^T``, shaped like ``W``: from gradients in ``y`` to gradients in the coefficients."""
-    return jax.tree.map(lambda leaf: _sums(batch.features, batch.weight / len(batch), leaf), rows)
+    share = batch.weight[:, None] / len(batch)
+    one = lambda leaf: summed_with(batch.features, share * leaf.reshape(len(leaf), -1)).reshape(-1, *leaf.shape[1:])
+    return jax.tree.map(one, rows)
 
 
 def mean(batch: Batch, rows: PyTree) -> PyTree:

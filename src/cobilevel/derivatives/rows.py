@@ -19,10 +19,10 @@ from jaxtyping import Float, PyTree
 from ..problem import Traced
 from ..programs import unfused
 
-_SMALL, _LARGE = 1024, 16_384  # rows of a block: the large ones where there are several of them
-_ON_DEVICE = 2**18  # the same on an accelerator, where a call takes as long as a million rows
-_NUMBERS = 2**23  # of a block's derivatives, at most: 64 MB; blocks are halved until they fit
-_KEPT = 64  # programs, the oldest dropped: functions that are made anew for each solve would fill the memory
+BLOCK = 1024  # rows, so few that small problems waste little; blocks are larger by _GROWTH where there are many rows
+_GROWTH = 16  # and once more on an accelerator, where a call takes as long as a million rows
+AT_ONCE = 2**23  # numbers in an intermediate array, 64 MB: blocks are halved until their derivatives fit
+_KEPT = 128  # programs, the oldest dropped: functions that are made anew for each solve would fill the memory
 
 
 class LowerRows(NamedTuple):
@@ -74,9 +74,9 @@ class RowBlocks:
 
     def __init__(self, xi: Any, eta: PyTree, dtype: Any, numbers: int):
         self.count, self.dtype = len(xi), np.dtype(dtype)
-        large = _LARGE if jax.default_backend() == "cpu" else _ON_DEVICE
-        self.size = _SMALL if self.count <= 2 * _LARGE else large
-        while self.size > 1 and self.size * numbers > _NUMBERS:
+        large = _GROWTH * BLOCK
+        self.size = BLOCK if self.count <= 2 * large else large if jax.default_backend() == "cpu" else _GROWTH * large
+        while self.size > 1 and self.size * numbers > AT_ONCE:
             self.size //= 2
         self.begins = range(0, self.count, self.size)
         host = jax.tree.map(np.asarray, (xi, eta))
@@ -102,144 +102,104 @@ def flat_size(tree: PyTree) -> int:
     return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
-def _shaped(objective: Any, constants: list) -> tuple[Callable, Callable, Callable]:
-    """An objective of vectors, and the ways from these to ``x`` and ``y``."""
-    x, y, _, _ = jax.tree.unflatten(objective.structure, objective.shapes)
-    to_x, to_y = (ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), part))[1] for part in (x, y))
-    return (lambda p, q, xi, eta: objective(constants, to_x(p), to_y(q), xi, eta)), to_x, to_y
+def _lower(x: Any, y: Any, xi: Any, eta: Any, g: Callable, crossed: bool) -> list[Any]:
+    """``g`` and its derivatives."""
+    slope = lambda p, q: jax.grad(g, argnums=1)(p, q, xi, eta)
+    parts = [g(x, y, xi, eta), slope(x, y), jax.jacfwd(slope, argnums=1)(x, y)]
+    if crossed:
+        mixed = jax.jacfwd if len(x) <= len(y) else jax.jacrev
+        parts.append(mixed(slope, argnums=0)(x, y))
+    return parts
 
 
-def _packed(*parts: Any) -> Any:
-    """The derivatives of one row as one vector: one array comes back."""
-    dtype = jnp.result_type(*parts)
-    return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in parts])
+def _upper(x: Any, y: Any, xi: Any, eta: Any, f: Callable) -> list[Any]:
+    """``f`` and its gradients."""
+    value, gradients = jax.value_and_grad(f, argnums=(0, 1))(x, y, xi, eta)
+    return [value, *gradients]
 
 
-def lower_row(program: Any, crossed: bool) -> Callable:
-    """``g`` and its derivatives at one row."""
-
-    def one(constants: list, x: Any, y: Any, xi: Any, eta: Any) -> Any:
-        g, _, _ = _shaped(program, constants)
-        slope = lambda p, q: jax.grad(g, argnums=1)(p, q, xi, eta)
-        parts = [g(x, y, xi, eta), slope(x, y), jax.jacfwd(slope, argnums=1)(x, y)]
-        if crossed:
-            mixed = jax.jacfwd if len(x) <= len(y) else jax.jacrev
-            parts.append(mixed(slope, argnums=0)(x, y))
-        return _packed(*parts)
-
-    return one
+def _product(x: Any, both: Any, xi: Any, eta: Any, g: Callable) -> list[Any]:
+    """``g``, ``d2 g`` and ``d22 g v`` at ``(y, v)``: where ``d22 g`` is too large."""
+    y, v = jnp.split(both, 2)
+    return [g(x, y, xi, eta), *jax.jvp(lambda q: jax.grad(g, argnums=1)(x, q, xi, eta), (y,), (v,))]
 
 
-def upper_row(program: Any) -> Callable:
-    """``f`` and its gradients at one row."""
+def _bend(x: Any, both: Any, xi: Any, eta: Any, f: Callable, g: Callable) -> list[Any]:
+    r"""$\partial_{22} f - \partial_{222} g\, v$ at ``(y, v)``."""
+    y, v = jnp.split(both, 2)
 
-    def one(constants: list, x: Any, y: Any, xi: Any, eta: Any) -> Any:
-        f, _, _ = _shaped(program, constants)
-        value, (d1, d2) = jax.value_and_grad(f, argnums=(0, 1))(x, y, xi, eta)
-        return _packed(value, d1, d2)
+    def alpha(z: Any) -> Any:
+        product = jax.jvp(lambda q: jax.grad(g, argnums=1)(x, q, xi, eta), (z,), (v,))[1]
+        return product - jax.grad(f, argnums=1)(x, z, xi, eta)
 
-    return one
-
-
-@lru_cache(_KEPT)
-def _lower_program(program: Any, crossed: bool) -> Callable:
-    return _over_rows(lower_row(program, crossed))
+    return [-jax.jacfwd(alpha)(y)]
 
 
-@lru_cache(_KEPT)
-def _upper_program(program: Any) -> Callable:
-    return _over_rows(upper_row(program))
-
-
-@lru_cache(_KEPT)
-def _product_program(program: Any) -> Callable:
-    """``g``, ``d2 g`` and ``d22 g v``, at a ``y`` and a ``v`` for each row: where ``d22 g`` is too large."""
-
-    def one(constants: list, x: Any, both: Any, xi: Any, eta: Any) -> Any:
-        g, _, _ = _shaped(program, constants)
-        y, v = jnp.split(both, 2)
-        slope, product = jax.jvp(lambda q: jax.grad(g, argnums=1)(x, q, xi, eta), (y,), (v,))
-        return _packed(g(x, y, xi, eta), slope, product)
-
-    return _over_rows(one)
-
-
-@lru_cache(_KEPT)
-def _bend_program(upper: Any, lower: Any) -> Callable:
-    r"""$\partial_{22} f - \partial_{222} g\, v$, at a ``y`` and a ``v`` for each row."""
-
-    def one(constants: tuple[list, list], x: Any, both: Any, xi: Any, eta: Any) -> Any:
-        (f, _, _), (g, _, _) = _shaped(upper, constants[0]), _shaped(lower, constants[1])
-        y, v = jnp.split(both, 2)
-
-        def alpha(z: Any) -> Any:
-            product = jax.jvp(lambda q: jax.grad(g, argnums=1)(x, q, xi, eta), (z,), (v,))[1]
-            return product - jax.grad(f, argnums=1)(x, z, xi, eta)
-
-        return -jnp.ravel(jax.jacfwd(alpha)(y))
-
-    return _over_rows(one)
-
-
-@lru_cache(_KEPT)
-def _slack_program(program: Any) -> Callable:
+def _slack(x: Any, y: Any, xi: Any, eta: Any, h: Callable) -> list[Any]:
     """Slacks and their slopes in ``y``."""
-
-    def one(constants: list, x: Any, y: Any, xi: Any, eta: Any) -> Any:
-        h, _, _ = _shaped(program, constants)
-        slack = lambda q: h(x, q, xi, eta)
-        return _packed(slack(y), jax.jacfwd(slack)(y))
-
-    return _over_rows(one)
+    slack = lambda q: h(x, q, xi, eta)
+    return [slack(y), jax.jacfwd(slack)(y)]
 
 
-def _over_rows(one: Callable) -> Callable:
-    return unfused(jax.vmap(one, in_axes=(None, None, 0, 0, 0)))
+def _of_vectors(program: Any, constants: list) -> Callable:
+    """An objective as a function of vectors ``x`` and ``y``."""
+    x, y, _, _ = jax.tree.unflatten(program.structure, program.shapes)
+    to_x, to_y = (ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), part))[1] for part in (x, y))
+    return lambda p, q, xi, eta: program(constants, to_x(p), to_y(q), xi, eta)
+
+
+@lru_cache(_KEPT)
+def _over_rows(parts: Callable, programs: tuple, *options: Any) -> tuple[Callable, Callable]:
+    """What `parts` gives for each row, packed into one vector, for a block of rows; and the same compiled."""
+
+    def one(constants: tuple, x: Any, y: Any, xi: Any, eta: Any) -> Any:
+        derivatives = parts(x, y, xi, eta, *map(_of_vectors, programs, constants), *options)
+        dtype = jnp.result_type(*derivatives)
+        return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in derivatives])
+
+    rows = jax.vmap(one, in_axes=(None, None, 0, 0, 0))
+    return rows, unfused(rows)
 
 
 class RowDerivatives(NamedTuple):
-    """An objective with the rows at which its derivatives are taken.
-
-    `call` takes ``x`` and a table with a row for each sample, and returns the packed derivatives block by block.
-    """
+    """Objectives with the rows at which their derivatives are taken: `program` is compiled from `traced`."""
 
     rows: RowBlocks
-    objective: Any
+    constants: tuple
+    traced: Callable
     program: Callable
-    constants: Any
 
     @staticmethod
-    def _of(make: Callable, objective: Traced, rows: RowBlocks, *options: Any) -> "RowDerivatives":
-        program = make(objective.program, *options)
-        return RowDerivatives(rows, objective.program, program, objective.constants)
+    def _of(parts: Callable, rows: RowBlocks, objectives: tuple[Traced, ...], *options: Any) -> "RowDerivatives":
+        programs = _over_rows(parts, tuple(one.program for one in objectives), *options)
+        return RowDerivatives(rows, tuple(one.constants for one in objectives), *programs)
 
     @staticmethod
     def lower(objective: Traced, rows: RowBlocks, crossed: bool = True) -> "RowDerivatives":
-        return RowDerivatives._of(_lower_program, objective, rows, crossed)
+        return RowDerivatives._of(_lower, rows, (objective,), crossed)
 
     @staticmethod
     def upper(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
-        return RowDerivatives._of(_upper_program, objective, rows)
+        return RowDerivatives._of(_upper, rows, (objective,))
 
     @staticmethod
     def product(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
-        return RowDerivatives._of(_product_program, objective, rows)
+        return RowDerivatives._of(_product, rows, (objective,))
 
     @staticmethod
     def slack(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
-        return RowDerivatives._of(_slack_program, objective, rows)
+        return RowDerivatives._of(_slack, rows, (objective,))
 
     @staticmethod
     def bend(upper: Traced, lower: Traced, rows: RowBlocks) -> "RowDerivatives":
-        program = _bend_program(upper.program, lower.program)
-        return RowDerivatives(rows, None, program, (upper.constants, lower.constants))
+        return RowDerivatives._of(_bend, rows, (upper, lower))
 
     def block(self, x: Float[np.ndarray, " dx"], table: np.ndarray, part: slice, xi: Any, eta: Any) -> np.ndarray:
         """The packed derivatives of one block, at its rows of a table (those of the block alone)."""
         rows = self.rows
         y = rows.filled(table, 0).astype(rows.dtype, copy=False)
-        found = self.program(self.constants, x.astype(rows.dtype, copy=False), y, xi, eta)
-        return np.asarray(found)[: part.stop - part.start]
+        packed = self.program(self.constants, x.astype(rows.dtype, copy=False), y, xi, eta)
+        return np.asarray(packed)[: part.stop - part.start]
 
     def table(
         self,

@@ -2,37 +2,28 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, reduce
+from operator import add
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from ..basis import OneHot
 from ..cluster import shards_of
-from ..host import in_threads
+from ..host import in_threads, module_of
 from ..problem import double, in_double
 from ..programs import is_spread
 from ..reduction import Batch
-from .on_device import DeviceRows
-from .rows import RowBlocks, RowDerivatives, Sizes
+from .rows import AT_ONCE, RowBlocks, RowDerivatives, Sizes
 
-_AT_ONCE = 2_000_000  # numbers of weighted features that are multiplied in one product
-
-Sum = TypeVar("Sum", bound="RowSum")
+Sum = TypeVar("Sum", bound=tuple)
 
 
-class RowSum:
-    """A sum over rows: two of them add up."""
-
-    def __add__(self: Sum, other: Sum) -> Sum:
-        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))  # pyright: ignore
-
-
-@dataclass(frozen=True)
-class LowerExpansion(RowSum):
+class LowerExpansion(NamedTuple):
     """``g_Phi`` and its derivatives; `hessian` is ``(M, M)``, or blocks ``(N, dy, dy)``; `cross` is ``d21``."""
 
     value: float
@@ -41,33 +32,22 @@ class LowerExpansion(RowSum):
     cross: Float[np.ndarray, "N dy dx"]
 
     @staticmethod
-    def of(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> "LowerExpansion":
-        """Of the rows of one block, from their features and packed derivatives."""
-        dy, weighted = sizes.dy, packed * shares[:, None]
+    def of(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> "LowerExpansion":
+        """From the features, shares and packed derivatives of some rows, in NumPy or in JAX."""
+        xp, dy, weighted = module_of(packed), sizes.dy, packed * shares[:, None]
         curved = 1 + dy + dy * dy
-        slope, cross = (_sums(phi, part) for part in (weighted[:, 1 : 1 + dy], weighted[:, curved:]))
+        slope, cross = (summed_with(phi, part) for part in (weighted[:, 1 : 1 + dy], weighted[:, curved:]))
+        matrices = weighted[:, 1 + dy : curved].reshape(-1, dy, dy)
         if isinstance(phi, OneHot):
-            hessian = phi.blocks(weighted[:, 1 + dy : curved]).reshape(phi.size, dy, dy)
-            hessian = (hessian + np.swapaxes(hessian, 1, 2)) / 2
+            hessian = phi.blocks(matrices)
+            hessian = (hessian + xp.swapaxes(hessian, 1, 2)) / 2
         else:
-            hessian = galerkin(phi, weighted[:, 1 + dy : curved].reshape(-1, dy, dy))
+            hessian = galerkin(phi, matrices)
         parts = slope, hessian, cross.reshape(phi.shape[1], dy, -1)
-        return LowerExpansion(float(weighted[:, 0].sum(dtype=float)), *(np.asarray(part, float) for part in parts))
-
-    @staticmethod
-    def unpacked(vector: np.ndarray, W: np.ndarray, sizes: Sizes) -> "LowerExpansion":
-        """From one vector that holds all of it."""
-        count, dx = W.size, sizes.dx if sizes.crossed else 0
-        rest = len(vector) - 1 - count - count * dx
-        value, slope, hessian, cross = np.split(vector, np.cumsum([1, count, rest]))
-        shape = (count, count) if rest == count**2 and rest != count * sizes.dy else (len(W), sizes.dy, sizes.dy)
-        return LowerExpansion(
-            float(value[0]), slope.reshape(W.shape), hessian.reshape(shape), cross.reshape(*W.shape, dx)
-        )
+        return LowerExpansion(weighted[:, 0].sum(dtype=float), *(xp.asarray(part, float) for part in parts))
 
 
-@dataclass(frozen=True)
-class UpperExpansion(RowSum):
+class UpperExpansion(NamedTuple):
     """``f_Phi`` and its gradients."""
 
     value: float
@@ -75,20 +55,15 @@ class UpperExpansion(RowSum):
     d2: Float[np.ndarray, "N dy"]
 
     @staticmethod
-    def of(phi: Any, shares: np.ndarray, packed: np.ndarray, sizes: Sizes) -> "UpperExpansion":
-        """Of the rows of one block, from their features and packed derivatives."""
-        first = np.asarray(shares @ packed[:, : 1 + sizes.dx], float)
-        d2 = _sums(phi, packed[:, 1 + sizes.dx :] * shares[:, None])
-        return UpperExpansion(float(first[0]), first[1:], np.asarray(d2, float))
-
-    @staticmethod
-    def unpacked(vector: np.ndarray, W: np.ndarray, sizes: Sizes) -> "UpperExpansion":
-        """From one vector that holds all of it."""
-        return UpperExpansion(float(vector[0]), vector[1 : 1 + sizes.dx], vector[1 + sizes.dx :].reshape(W.shape))
+    def of(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> "UpperExpansion":
+        """From the features, shares and packed derivatives of some rows, in NumPy or in JAX."""
+        xp = module_of(packed)
+        first = xp.asarray(shares @ packed[:, : 1 + sizes.dx], float)
+        d2 = summed_with(phi, packed[:, 1 + sizes.dx :] * shares[:, None])
+        return UpperExpansion(first[0], first[1:], xp.asarray(d2, float))
 
 
-@dataclass(frozen=True)
-class RowScales(RowSum):
+class RowScales(NamedTuple):
     r"""Sizes of single rows, as sums of squares over them: of ``f`` about a centre; of the gradient in ``x``, in the
     parts $\partial_1 f$ and $\partial_{12} g\, v$; of $r = \partial_2 g$, squared, and of $\partial_{12} g\, r$.
 
@@ -118,38 +93,47 @@ class RowScales(RowSum):
         return np.where(seen, np.sqrt(self.slopes / np.where(seen, self.turned, 1)), 0).astype(float)
 
 
+def plus(a: Sum, b: Sum) -> Sum:
+    """The sum of two sums over rows."""
+    return type(a)(*map(add, a, b))  # pyright: ignore[reportCallIssue]
+
+
 def squares(shares: Float[np.ndarray, " n"], rows: np.ndarray) -> Any:
     return shares @ rows.astype(np.longdouble) ** 2
 
 
-def _sums(phi: Any, rows: np.ndarray) -> np.ndarray:
+def summed_with(phi: Any, rows: Any) -> Any:
     """The transpose of the features times rows."""
     return phi.sums(rows) if isinstance(phi, OneHot) else phi.T @ rows
 
 
 @lru_cache(64)
-def _upper_pairs(size: int) -> tuple[np.ndarray, ...]:
-    return np.triu_indices(size)
+def _pairs(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which entries of a flat symmetric matrix are in its upper triangle; and where among these each entry is."""
+    first, second = np.triu_indices(size)
+    place = np.empty((size, size), int)
+    place[first, second] = place[second, first] = np.arange(len(first))
+    return first * size + second, place
 
 
 def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]) -> Float[np.ndarray, "M M"]:
     r"""$\sum_n A_n \otimes \Phi_n \Phi_n^T$ for symmetric $A_n$, rows and columns as in a table of coefficients.
 
-    One ``N x N`` product for each pair of components of ``y``; several in one where features are few. Long rows are
-    multiplied several times as fast as short ones.
+    One ``N x N`` product for each pair of components of ``y``; on the host several in one where features are few. Long
+    rows are multiplied several times as fast as short ones.
     """
     size, (n, count) = matrices.shape[1], phi.shape
-    first, second = _upper_pairs(size)
-    pairs = np.ascontiguousarray(matrices.reshape(n, -1)[:, first * size + second].T)
-    turned, found = np.ascontiguousarray(phi.T), np.empty((count, size, count, size), phi.dtype)
-    each = max(1, _AT_ONCE // max(phi.size, 1))
-    for k in range(0, len(first), each):
-        weighted = (pairs[k : k + each, None] * turned).reshape(-1, n)
-        blocks = (weighted @ phi).reshape(-1, count, count)
-        blocks = (blocks + np.swapaxes(blocks, 1, 2)) / 2
-        for i, j, block in zip(first[k : k + each], second[k : k + each], blocks, strict=True):
-            found[:, i, :, j] = found[:, j, :, i] = block
-    return found.reshape(count * size, count * size)
+    entries, place = _pairs(size)
+    pairs = matrices.reshape(n, -1)[:, entries].T
+    if isinstance(phi, np.ndarray):
+        pairs, turned = np.ascontiguousarray(pairs), np.ascontiguousarray(phi.T)
+        each = max(1, AT_ONCE // max(phi.size, 1))
+        chunks = (pairs[k : k + each, None] * turned for k in range(0, len(pairs), each))
+        blocks = np.concatenate([chunk.reshape(-1, n) @ phi for chunk in chunks]).reshape(-1, count, count)
+    else:
+        blocks = jax.lax.map(lambda weight: (phi.T * weight) @ phi, pairs)
+    blocks = (blocks + blocks.transpose(0, 2, 1)) / 2
+    return blocks[place].transpose(2, 0, 3, 1).reshape(count * size, count * size)
 
 
 @dataclass(frozen=True)
@@ -162,63 +146,78 @@ class RowPool:
 
     def mean(self, rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "N k"]:
         """The mean of each function times rows."""
-        return _sums(self.features, rows * self.shares[:, None])
+        return summed_with(self.features, rows * self.shares[:, None])
 
     def y(self, W: Float[np.ndarray, "N dy"], part: slice = slice(None)) -> Float[np.ndarray, "n dy"]:
         """The policy at the rows."""
-        return taken(self.features, part) @ W
-
-    @cached_property
-    def on_device(self) -> DeviceRows:
-        """The same where it is worked on by an accelerator."""
-        return DeviceRows(self.features, self.shares, self.rows)
+        return _taken(self.features, part) @ W
 
     def summed(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, of: Callable, sizes: Sizes) -> Any:
-        """The expansions of all blocks, added up in their order."""
+        """What `of` makes of each block, added up in their order."""
 
         def one(block: tuple[slice, Any, Any]) -> Any:
             part, xi, eta = block
             packed = derivatives.block(x, self.y(W, part), part, xi, eta)
-            return of(taken(self.features, part), self.shares[part].astype(packed.dtype, copy=False), packed, sizes)
+            return of(_taken(self.features, part), self.shares[part].astype(packed.dtype, copy=False), packed, sizes)
 
-        parts = side_by_side(one, list(self.rows))
-        total = next(parts)
-        for part in parts:
-            total = total + part
-        return total
+        return reduce(plus, _side_by_side(one, list(self.rows)))
+
+    @cached_property
+    def _on_device(self) -> list[Any]:
+        """Features and shares on the device, block by block; rows that fill up have no share."""
+        rows, size = self.rows, self.rows.size
+        pad = lambda b: np.pad(self.shares[b : b + size], (0, max(0, b + size - rows.count))).astype(rows.dtype)
+        cast = lambda a: a if np.issubdtype(a.dtype, np.integer) else a.astype(rows.dtype)
+        block = lambda b: (jax.tree.map(lambda a: cast(rows.filled(a, b)), self.features), pad(b))
+        return [jax.device_put(block(begin)) for begin in rows.begins]
+
+    def summed_on_device(self, derivatives: RowDerivatives, x: Any, W: Any, of: Callable, sizes: Sizes) -> Any:
+        """The same where rows and features stay on an accelerator, and sums alone come back."""
+        program, total = _device_program(derivatives.traced, of, sizes), None
+        at = x.astype(self.rows.dtype), W.astype(self.rows.dtype)
+        for (phi, shares), (_, xi, eta) in zip(self._on_device, self.rows, strict=True):
+            total = program(derivatives.constants, *at, phi, shares, xi, eta, total)
+        total: Any = jax.device_get(total)
+        return type(total)(*(np.array(part, float)[()] for part in total))
 
 
-def taken(features: Any, part: Any) -> Any:
+@lru_cache(64)
+def _device_program(traced: Callable, of: Callable, sizes: Sizes) -> Callable:
+    def block(constants: Any, x: Any, W: Any, phi: Any, shares: Any, xi: Any, eta: Any, total: Any) -> Any:
+        sums = of(phi, shares, traced(constants, x, phi @ W, xi, eta), sizes)
+        return sums if total is None else jax.tree.map(jnp.add, total, sums)
+
+    return jax.jit(block)
+
+
+def _taken(features: Any, part: Any) -> Any:
     """Some rows of features."""
     if isinstance(features, OneHot):
         return OneHot(features.place[part], features.value[part], features.size)
     return features[part]
 
 
-def side_by_side(one: Callable, items: list) -> Iterator[Any]:
+def _side_by_side(one: Callable, items: list) -> Iterator[Any]:
     """A function of each item, in their order; in threads where items are many."""
+    if len(items) == 1:
+        return map(one, items)
     wide = in_double()
 
     def work(item: Any) -> Any:
         with double() if wide else nullcontext():  # the precision is a thread's own
             return one(item)
 
-    return in_threads(work, items) if len(items) > 1 else map(one, items)
+    return in_threads(work, items)
 
 
-def pools_of(batch: Batch, dtype: Any, numbers: int, blocks: RowBlocks | None = None) -> list[RowPool]:
-    """The rows of a level on this machine: one pool, or one for each shard where rows are spread over devices.
-
-    `blocks`: the rows themselves, where they are laid out already.
-    """
+def pools_of(batch: Batch, dtype: Any, numbers: int) -> list[RowPool]:
+    """The rows of a level on this machine: one pool, or one for each shard where rows are spread over devices."""
     tree, total = (batch.features, batch.weight, batch.xi, batch.eta), len(batch)
-    if blocks is not None:
-        features, weight = jax.tree.map(np.asarray, tree[:2])
-        return [RowPool(features, np.asarray(weight, float) / total, blocks)]
     shards = [jax.tree.map(np.asarray, tree)]
     if is_spread(batch.weight):
         leaves, structure = jax.tree.flatten(tree)
         shards = [structure.unflatten(part) for part in zip(*map(shards_of, leaves), strict=True)]
-    shares = [np.asarray(weight, float) / total for _, weight, _, _ in shards]
-    rows = [RowBlocks(xi, eta, dtype, numbers) for _, _, xi, eta in shards]
-    return [RowPool(part[0], *more) for part, *more in zip(shards, shares, rows, strict=True)]
+    return [
+        RowPool(features, np.asarray(weight, float) / total, RowBlocks(xi, eta, dtype, numbers))
+        for features, weight, xi, eta in shards
+    ]

@@ -1,20 +1,23 @@
 """A damped Newton method on the host, for several independent problems at once: the coefficients of the reduced lower
-level (one problem, or one for each function where these do not overlap), and the ``y`` of many contexts."""
+level, and the ``y`` of many contexts. Also truncated Newton steps inside of a compiled program."""
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
-DENSE_LIMIT = 2000  # the largest Hessian that is formed; beyond, only its products with vectors are
+from ..derivatives import Ledger, conjugate_gradient, oracles
+from ..reduction import Batch, Bilevel
 
-_FIRST_DAMPING, _LAST_DAMPING, _NO_DAMPING = 1e-3, 1e12, 1e-7  # relative to the curvature of each coordinate
+_FIRST_DAMPING = 1e-3  # relative to the curvature of each coordinate
 _LENGTHS = 40  # evaluations along one direction: enough for any scale, since shortening and stretching accelerate
 _LEVEL = 0.5  # of the slope along a direction, left where a step ends: a Newton step leaves none of a quadratic
-_ARMIJO = 1e-4  # of the decrease that the slope promised (Armijo), the customary constant
+_ARMIJO = 1e-4  # of the decrease that the slope promised, the customary constant
 _NOISE_OF_SUMS = 32  # the noise of values and gradients, in units of their own precision: they are long sums
 _CLOSE = 0.75  # exponent of the precision: the next step, relative to the point; Newton's steps square it
 _SLACK = 1e3  # times its noise, where the gradient falls no further
@@ -22,59 +25,47 @@ _SLACK = 1e3  # times its noise, where the gradient falls no further
 LocalModel = tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k n"], Any]
 
 
-class Curvature:
-    """``k`` objectives with second derivatives, either formed or as products; `hessian` is whichever it keeps.
-
-    `eps` is the precision of values and gradients.
-    """
-
-    eps: float
-
-    @abstractmethod
-    def local(self, z: Float[np.ndarray, "k n"]) -> LocalModel:
-        """Values, gradients and hessians at ``z``."""
-
-    @abstractmethod
-    def solve(
-        self, hessian: Any, right: Float[np.ndarray, "k n"], damping: Float[np.ndarray, "k n"], effort: float
-    ) -> tuple[Float[np.ndarray, "k n"], Bool[np.ndarray, " k"], int]:
-        """``(H + diag(damping)) p = right``: ``(p, usable, Hessian-vector products spent)``."""
-
-    @abstractmethod
-    def metric(self, hessian: Any, gradient: Float[np.ndarray, "k n"]) -> tuple[Float[np.ndarray, "k n"], int]:
-        """The curvature of each coordinate, in which lengths and damping are measured, and the products spent on it."""
-
-    @abstractmethod
-    def kept(self, yes: Bool[np.ndarray, " k"], new: Any, old: Any) -> Any:
-        """One hessian where `yes`, the other one elsewhere."""
-
-
 @dataclass(frozen=True)
-class Dense(Curvature):
-    """`model(z)` returns values, gradients and Hessian matrices, ``(k, n, n)``."""
+class Dense:
+    """``k`` objectives whose Hessians are formed: `model(z)` returns values, gradients and Hessians.
+
+    These are matrices ``(k, n, n)``, or the blocks of one ``n x n`` matrix; `eps` is the precision of values and
+    gradients.
+    """
 
     model: Callable[[np.ndarray], LocalModel]
     eps: float = float(np.finfo(float).eps)
 
-    def local(self, z):
+    def local(self, z: Float[np.ndarray, "k n"]) -> LocalModel:
+        """Values, gradients and Hessians, in the form that is kept of them."""
         return self.model(z)
 
-    def solve(self, hessian, right, damping, effort):
-        n = hessian.shape[1]
-        damped = hessian + damping[:, :, None] * np.eye(n) if np.any(damping) else hessian
-        p, usable = solve_positive(damped, right)
-        return p, usable, 0
+    def matrices(self, hessian: Any) -> Float[np.ndarray, "b m m"]:
+        """The Hessians that were kept."""
+        return hessian
 
-    def metric(self, hessian, gradient):
-        return np.abs(np.diagonal(hessian, axis1=1, axis2=2)), 0
+    def solve(
+        self, hessian: Any, right: Float[np.ndarray, "k n"], damping: Float[np.ndarray, "k n"], effort: float
+    ) -> tuple[Float[np.ndarray, "k n"], Bool[np.ndarray, " k"]]:
+        """``(H + diag(damping)) p = right``, and for which problems it could be solved."""
+        matrices = self.matrices(hessian)
+        shape = matrices.shape[:2]
+        if np.any(damping):
+            matrices = matrices + damping.reshape(shape)[:, :, None] * np.eye(shape[1])
+        p, usable = solve_positive(matrices, right.reshape(shape))
+        return p.reshape(right.shape), usable.reshape(len(right), -1).all(axis=1)
 
-    def kept(self, yes, new, old):
-        return new if np.all(yes) else np.where(yes[:, None, None], new, old)
+    def metric(self, hessian: Any, gradient: Float[np.ndarray, "k n"]) -> Float[np.ndarray, "k n"]:
+        """The curvature of each coordinate, in which lengths and damping are measured."""
+        return np.abs(np.diagonal(self.matrices(hessian), axis1=1, axis2=2)).reshape(gradient.shape)
 
 
 @dataclass(frozen=True)
-class MatrixFree(Curvature):
-    """`slope(z)` returns values and gradients, `product(z, v)` each Hessian at ``z`` times ``v``."""
+class MatrixFree:
+    """The same by products: `slope(z)` returns values and gradients, `product(z, v)` each Hessian at ``z`` times ``v``.
+
+    What is kept of a Hessian is the point. `steps`: of conjugate gradients, at most.
+    """
 
     slope: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
     product: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -86,16 +77,13 @@ class MatrixFree(Curvature):
 
     def solve(self, hessian, right, damping, effort):
         image = lambda v: self.product(hessian, v) + damping * v
-        p, spent, curvature = conjugate_gradients(image, right, effort, self.steps)
-        return p, curvature > 0, spent
+        p, curvature = conjugate_gradients(image, right, effort, self.steps)
+        return p, curvature > 0
 
     def metric(self, hessian, gradient):
         bend = np.abs(np.sum(gradient * self.product(hessian, gradient), axis=1))
         bend = bend / np.maximum(np.sum(gradient**2, axis=1), np.finfo(float).tiny)
-        return np.broadcast_to(bend[:, None], gradient.shape), 1
-
-    def kept(self, yes, new, old):
-        return np.where(yes[:, None], new, old)
+        return np.broadcast_to(bend[:, None], gradient.shape)
 
 
 def solve_positive(
@@ -137,9 +125,12 @@ def solve_with(factor: Float[np.ndarray, "k n n"], right: Float[np.ndarray, "k n
 
 
 def conjugate_gradients(
-    product: Callable[[np.ndarray], np.ndarray], right: Float[np.ndarray, "k n"], tolerance: float, steps: int
-) -> tuple[Float[np.ndarray, "k n"], int, Float[np.ndarray, " k"]]:
-    """Solves ``A v = right`` for positive definite ``A``: ``(v, products spent, least curvature met)``.
+    product: Callable[[np.ndarray], np.ndarray],
+    right: Float[np.ndarray, "k n"],
+    tolerance: float = 1e-12,
+    steps: int = 500,
+) -> tuple[Float[np.ndarray, "k n"], Float[np.ndarray, " k"]]:
+    """Solves ``A v = right`` for positive definite ``A``: ``(v, least curvature met)``.
 
     Where a direction of nonpositive curvature turns up it stops with what it has, so that ``v`` stays a direction
     along which the quadratic decreases; the curvature returned says so.
@@ -147,14 +138,14 @@ def conjugate_gradients(
     dot = lambda a, b: np.sum(a * b, axis=1)
     v, residual, direction = np.zeros_like(right), right, right
     rho, curvature, goal = dot(right, right), np.full(len(right), np.inf), tolerance * np.linalg.norm(right, axis=1)
-    for spent in range(steps):
+    for _ in range(steps):
         going = (np.sqrt(rho) > goal) & (curvature > 0)
         if not going.any():
-            return v, spent, curvature
+            break
         image = product(direction)
         bend = dot(direction, image)
-        found = bend / np.maximum(dot(direction, direction), np.finfo(float).tiny)
-        curvature = np.where(going, np.minimum(curvature, found), curvature)
+        along = bend / np.maximum(dot(direction, direction), np.finfo(float).tiny)
+        curvature = np.where(going, np.minimum(curvature, along), curvature)
         length = np.where(going & (bend > 0), rho / np.where(bend > 0, bend, 1), 0)[:, None]
         v, residual = v + length * direction, residual - length * image
         fresh = np.where(going, dot(residual, residual), rho)
@@ -162,13 +153,12 @@ def conjugate_gradients(
             going[:, None], residual + (fresh / np.where(rho > 0, rho, 1))[:, None] * direction, direction
         )
         rho = fresh
-    return v, steps, curvature
+    return v, curvature
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where ``minimise`` ended: points, with what is known there, and what it took: evaluations of all objectives
-    together, and Hessian-vector products."""
+    """Where ``minimise`` ended: points, with what is known there, and evaluations of all objectives together."""
 
     point: Float[np.ndarray, "k n"]
     value: Float[np.ndarray, " k"]
@@ -176,7 +166,6 @@ class Minimum:
     hessian: Any
     converged: Bool[np.ndarray, " k"]
     evaluations: int
-    products: int
 
 
 @dataclass(frozen=True)
@@ -191,48 +180,48 @@ class _Place:
     eps: float
 
     @staticmethod
-    def at(z: np.ndarray, local: LocalModel, objective: Curvature) -> tuple["_Place", int]:
-        value, gradient, hessian = local
-        metric, products = objective.metric(hessian, gradient)
-        length, tiny = np.linalg.norm(z, axis=1), np.finfo(float).tiny
-        fallback = np.maximum(np.linalg.norm(gradient, axis=1) / np.where(length > 0, length, 1), tiny)
-        most = np.max(metric, axis=1)
-        other = np.where(most > 0, most, fallback)[:, None]
-        return _Place(z, value, gradient, hessian, np.where(metric > 0, metric, other), objective.eps), products
+    def at(z: np.ndarray, objective: Dense | MatrixFree) -> "_Place":
+        value, gradient, hessian = objective.local(z)
+        metric = objective.metric(hessian, gradient)
+        if not np.all(metric > 0):
+            length, tiny = np.linalg.norm(z, axis=1), np.finfo(float).tiny
+            fallback = np.maximum(np.linalg.norm(gradient, axis=1) / np.where(length > 0, length, 1), tiny)
+            most = np.max(metric, axis=1)
+            metric = np.where(metric > 0, metric, np.where(most > 0, most, fallback)[:, None])
+        return _Place(z, value, gradient, hessian, metric, objective.eps)
 
     @property
     def rounding(self) -> Float[np.ndarray, " k"]:
         """The noise of the values."""
         return _NOISE_OF_SUMS * self.eps * np.abs(self.value)
 
+    @cached_property
     def size(self) -> Float[np.ndarray, " k"]:
         """The gradients, measured so that the units of the coordinates do not matter."""
         return np.sqrt(np.sum(self.gradient**2 / self.metric, axis=1))
 
     def small(self, target: Any, close: float, slack: float = 1.0) -> Bool[np.ndarray, " k"]:
         """Below the target and close by (the target says little where the start was far away); or mere rounding."""
-        size = self.size()
         length = np.sqrt(np.sum(self.metric * self.z**2, axis=1))
         floor = _NOISE_OF_SUMS * self.eps * np.maximum(length, np.sqrt(np.abs(self.value)))
         below = np.linalg.norm(self.gradient, axis=1) <= slack * target
-        near = below & (size <= slack * max(close, self.eps**_CLOSE) * length) | (size <= slack * floor)
-        return near & np.isfinite(size)
+        near = below & (self.size <= slack * max(close, self.eps**_CLOSE) * length) | (self.size <= slack * floor)
+        return near & np.isfinite(self.size)
 
-    def where(self, yes: Bool[np.ndarray, " k"], other: "_Place", objective: Curvature) -> "_Place":
+    def where(self, yes: Bool[np.ndarray, " k"], other: "_Place") -> "_Place":
         """These where `yes`, the others elsewhere."""
-        if yes.all():
-            return self
+        if yes.all() or not yes.any():
+            return self if yes.any() else other
         pick = lambda a, b: np.where(yes.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-        parts = [pick(getattr(self, name), getattr(other, name)) for name in ("z", "value", "gradient", "metric")]
-        z, value, gradient, metric = parts
-        return _Place(z, value, gradient, objective.kept(yes, self.hessian, other.hessian), metric, self.eps)
+        names = ("z", "value", "gradient", "hessian", "metric")
+        return _Place(*(pick(getattr(self, name), getattr(other, name)) for name in names), self.eps)
 
 
 def _along(
-    objective: Curvature, here: _Place, p: Float[np.ndarray, "k n"], usable: Bool[np.ndarray, " k"]
-) -> tuple[_Place, Float[np.ndarray, " k"], int, int]:
+    objective: Dense | MatrixFree, here: _Place, p: Float[np.ndarray, "k n"], usable: Bool[np.ndarray, " k"]
+) -> tuple[_Place, Float[np.ndarray, " k"], int]:
     """The end of a search along ``p`` from each point: what is known there, the length gone (0 for none), and the
-    evaluations and products spent.
+    evaluations spent.
 
     The whole step comes first. A search ends where the objective has fallen by a fair share and its slope by half.
     Slopes decide, as far as they can: they keep their meaning where the decrease drowns in rounding. A length between
@@ -243,28 +232,26 @@ def _along(
     steep, rounding = np.sum(here.gradient * p, axis=1), here.rounding
     length, low, high = np.ones(k), np.zeros(k), np.full(k, np.inf)
     low_slope, high_slope = steep.copy(), np.full(k, np.inf)
-    best, asked, evaluations, products = here, usable.copy(), 0, 0  # best: what is known at `low`
-    gone = np.zeros(k)
+    best, asked, gone, turn = here, usable, np.zeros(k), 0  # best: what is known at `low`
     for turn in range(1, _LENGTHS + 1 if usable.any() else 1):
         z = here.z + (length * asked)[:, None] * p
-        there, looked = _Place.at(z, objective.local(z), objective)
-        evaluations, products = evaluations + 1, products + looked
+        there = _Place.at(z, objective)
         slope = np.sum(there.gradient * p, axis=1)
         seen = there.value <= here.value + _ARMIJO * length * steep
         hidden = (-length * steep <= 2 * rounding) & (there.value <= here.value + rounding)
         falls = np.isfinite(slope) & (seen | hidden)
         level = asked & falls & (np.abs(slope) <= _LEVEL * np.abs(steep))
-        best, gone = there.where(level, best, objective), np.where(level, length, gone)
+        best, gone = there.where(level, best), np.where(level, length, gone)
         asked = asked & ~level
         if not asked.any():
             break
         too_far = asked & (~falls | (slope > 0))
         nearer = asked & ~too_far
-        best, gone = there.where(nearer, best, objective), np.where(nearer, length, gone)
+        best, gone = there.where(nearer, best), np.where(nearer, length, gone)
         low, low_slope = np.where(nearer, length, low), np.where(nearer, slope, low_slope)
         high, high_slope = np.where(too_far, length, high), np.where(too_far, slope, high_slope)
         length = np.where(asked, _following(length, low, high, low_slope, high_slope, turn), length)
-    return best, gone, evaluations, products
+    return best, gone, turn
 
 
 def _following(
@@ -282,7 +269,7 @@ def _following(
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # far away values overflow, and are stepped back from
 def minimise(
-    objective: Curvature, start: Float[np.ndarray, "k n"], target: Any, steps: int = 200, close: float = 0.0
+    objective: Dense | MatrixFree, start: Float[np.ndarray, "k n"], target: Any, steps: int = 200, close: float = 0.0
 ) -> Minimum:
     """Newton's method with a search along its direction, until gradient norms are at most `target` or as small as
     rounding lets; `close`: the next step, relative to the point, that is short enough (by default what the precision
@@ -293,33 +280,84 @@ def minimise(
     second derivative, as penalties have them, across which full steps go back and forth; damping would slow that
     down. Once the decrease drowns in rounding, the gradient decides.
     """
-    here, products = _Place.at(start, objective.local(start), objective)
-    evaluations, k = 1, len(start)
+    here, evaluations, k = _Place.at(start, objective), 1, len(start)
     damping, exhausted = np.zeros(k), np.zeros(k, bool)
     for _ in range(steps):
         finite = np.isfinite(here.gradient).all(axis=1)
-        going = ~exhausted & (damping <= _LAST_DAMPING) & finite & ~here.small(target, close)
+        going = ~exhausted & (damping * here.eps <= 1) & finite & ~here.small(target, close)
         if not going.any():
             break
         size = np.linalg.norm(here.gradient[going], axis=1)
         effort = float(np.clip(np.min(np.broadcast_to(target, k)[going] / size), 1e-2 * here.eps**0.5, 1e-1))
-        p, usable, spent = objective.solve(here.hessian, -here.gradient, damping[:, None] * here.metric, effort)
+        p, usable = objective.solve(here.hessian, -here.gradient, damping[:, None] * here.metric, effort)
         steep = np.sum(here.gradient * p, axis=1)
         usable = going & usable & (steep < 0) & np.isfinite(p).all(axis=1)
-        there, length, more, looked = _along(objective, here, p, usable)
-        evaluations, products = evaluations + more, products + spent + looked
-        moved = length > 0
+        there, length, more = _along(objective, here, p, usable)
+        evaluations, moved = evaluations + more, length > 0
         promised = (damping * np.sum(here.metric * p**2, axis=1) - steep) / 2
         gained = here.value - there.value
         hidden = promised <= here.rounding  # the decrease drowns in rounding: only the gradient can tell
-        shrinks = there.size() < here.size()
+        shrinks = there.size < here.size
         better = moved & (~hidden | shrinks)
         good = (gained > 0.75 * promised) | hidden & shrinks | (length > 1)
         relaxed = np.where(good, damping / 10, damping)
-        relaxed = np.where(relaxed > _NO_DAMPING, relaxed, 0)
+        relaxed = np.where(relaxed > here.eps**0.5, relaxed, 0)
         after = np.where(better, relaxed, np.maximum(10 * damping, _FIRST_DAMPING))
         damping = np.where(going, after, damping)
         exhausted = exhausted | usable & hidden & ~better
-        here = there.where(better, here, objective)
+        here = there.where(better, here)
     converged = here.small(target, close) | exhausted & here.small(target, close, _SLACK)
-    return Minimum(here.z, here.value, here.gradient, here.hessian, converged, evaluations, products)
+    return Minimum(here.z, here.value, here.gradient, here.hessian, converged, evaluations)
+
+
+def newton_steps(
+    reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, target: Any, steps: int, ledger: Ledger
+) -> tuple[PyTree, Ledger]:
+    """The coefficients after Newton steps from ``W`` on a batch: until the gradient is no longer than `target`, no step
+    lowers the objective, or `steps` are taken. Directions by conjugate gradients, lengths by halving."""
+    start, unflatten = oracles.flatten(W)
+    page = Ledger.page()
+
+    def slope(z: Array) -> tuple[Array, Array]:
+        (value, gradient), _ = oracles.lower_slope(reduced, x, unflatten(z), batch, page)
+        return value, oracles.flatten(gradient)[0]
+
+    def product(z: Array, v: Array) -> Array:
+        return oracles.flatten(oracles.hessian_vector(reduced, x, unflatten(z), unflatten(v), batch, page)[0])[0]
+
+    def unfinished(now):
+        _, _, gradient, moved, count, _, _ = now
+        return moved & (jnp.linalg.norm(gradient) > target) & (count < steps)
+
+    def one(now):
+        z, value, gradient, _, count, products, slopes = now
+        size = jnp.linalg.norm(gradient)
+        effort = jnp.clip(target / size, 1e-2 * jnp.finfo(z.dtype).eps ** 0.5, 1e-1)
+        p, spent, _ = conjugate_gradient(lambda v: product(z, v), -gradient, effort, MatrixFree.steps)
+        steep, noise = gradient @ p, _NOISE_OF_SUMS * jnp.finfo(z.dtype).eps * jnp.abs(value)
+
+        def falls(trial):
+            length, there, slope_there, _ = trial
+            seen = there <= value + _ARMIJO * length * steep
+            hidden = (there <= value + noise) & (jnp.linalg.norm(slope_there) < size)
+            return (steep < 0) & (seen | hidden)
+
+        def halve(trial):
+            length, _, _, tries = trial
+            return length / 2, *slope(z + length / 2 * p), tries + 1
+
+        first = (jnp.ones_like(value), *slope(z + p), jnp.int32(1))
+        trial = jax.lax.while_loop(lambda t: ~falls(t) & (t[3] < _LENGTHS), halve, first)
+        moved = falls(trial)
+        length, there, after, tries = trial
+        keep = lambda new, old: jnp.where(moved, new, old)
+        return (
+            keep(z + length * p, z), keep(there, value), keep(after, gradient), moved, count + 1, products + spent,
+            slopes + tries,
+        )  # fmt: skip
+
+    none = jnp.int32(0)
+    begin = (start, *slope(start), jnp.asarray(True), none, none, jnp.int32(1))
+    z, _, _, _, _, products, slopes = jax.lax.while_loop(unfinished, one, begin)
+    ledger = ledger.add("lower_value", batch, slopes).add("lower_gradient", batch, slopes)
+    return unflatten(z), ledger.add("hessian_vector", batch, products)

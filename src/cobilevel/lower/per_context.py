@@ -10,16 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
-from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes, flattened, shaped_like
+from ..derivatives import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes
 from ..keys import as_key
 from ..problem import Finite, Problem, Study
 from ..programs import Held
-from ..trees import as_rows
-from .damped_newton import Curvature, Dense, MatrixFree, minimise
+from ..trees import as_rows, flattened, shaped_like
+from .damped_newton import Dense, MatrixFree, minimise
 
 _DENSE_Y = 64  # the largest y whose Hessian is formed at each context
 _FEW_CROSSED = 256  # numbers of d21 g that are computed in any case: the program is then the one of the solver
-_WORK = 2**18  # rows of contexts that are solved together, about
 
 
 class LowerSolution(eqx.Module):
@@ -111,16 +110,14 @@ def exact_lower(
     With the conditional means of ``law_at``, solved until the gradient is `tolerance` (1e-10, or what the precision
     allows) of its size at ``y0``.
     """
-    problem = study.problem
+    problem, place = study.problem, None
     if isinstance(problem.domain, Finite):  # each value once
-        values, first, place = np.unique(
-            np.asarray(problem.domain.index(np.asarray(xi))), return_index=True, return_inverse=True
-        )
-        law = law_at(study, np.asarray(problem.domain.values)[values], draws, key)
+        index = np.asarray(problem.domain.index(np.asarray(xi)))
+        values, first, place = np.unique(index, return_index=True, return_inverse=True)
+        xi = np.asarray(problem.domain.values)[values]
         start = None if start is None else jax.tree.map(lambda a: np.asarray(a)[first], start)
-        found = solve_each(problem, x, law, tolerance, start)
-        return jax.tree.map(lambda a: a[place.ravel()], found)
-    return solve_each(problem, x, law_at(study, xi, draws, key), tolerance, start)
+    solution = solve_each(problem, x, law_at(study, xi, draws, key), tolerance, start)
+    return solution if place is None else jax.tree.map(lambda a: a[place.ravel()], solution)
 
 
 class Means:
@@ -128,13 +125,10 @@ class Means:
 
     def __init__(self, problem: Problem, xi: np.ndarray, eta: PyTree, weights: np.ndarray, crossed: bool = False):
         """`eta`: one row after the other, those of the first context first; `weights`: a row for each context."""
-        dx, dy = problem.sizes
-        crossed = crossed or dx * dy <= _FEW_CROSSED
-        self.problem, self.sizes = problem, Sizes(dx, dy, crossed)
+        self.problem, self.sizes = problem, _sizes(problem, crossed)
         self.count, self.rows = weights.shape
         self.dtype = np.dtype(jax.tree.leaves(problem.y0)[0].dtype)
-        numbers = self.sizes.lower if dy <= _DENSE_Y or crossed else 1 + 2 * dy
-        self.blocks = RowBlocks(np.repeat(xi, self.rows, axis=0), eta, self.dtype, numbers)
+        self.blocks = RowBlocks(np.repeat(xi, self.rows, axis=0), eta, self.dtype, _numbers(self.sizes))
         self.weights = weights / weights.sum(axis=1, keepdims=True)
 
     @staticmethod
@@ -150,9 +144,6 @@ class Means:
         weights = weights[part] if weights.ndim == 2 else np.broadcast_to(weights, (len(xi), law.rows))
         return Means(problem, xi, eta, weights, crossed)
 
-    def _each_row(self, y: np.ndarray) -> np.ndarray:
-        return np.repeat(y, self.rows, axis=0)
-
     def _mean(self, table: np.ndarray) -> np.ndarray:
         table = table.reshape(self.count, self.rows, *table.shape[1:])
         return table[:, 0] if self.rows == 1 else np.einsum("kr,kr...->k...", self.weights, table)
@@ -160,28 +151,27 @@ class Means:
     def by_row(self, x: np.ndarray, y: Float[np.ndarray, "k dy"]) -> LowerRows:
         """Row by row."""
         derivatives = RowDerivatives.lower(self.problem.lower, self.blocks, self.sizes.crossed)  # pyright: ignore
-        return self.sizes.split_lower(derivatives.table(x, self._each_row(y)))
+        return self.sizes.split_lower(derivatives.table(x, np.repeat(y, self.rows, axis=0)))
 
     def at(self, x: np.ndarray, y: Float[np.ndarray, "k dy"]) -> LowerRows:
         """Derivatives of the means, a row for each context."""
-        return LowerRows(*(self._mean(part) for part in self.by_row(x, y)))
+        return LowerRows(*map(self._mean, self.by_row(x, y)))
 
-    def objective(self, x: np.ndarray) -> Curvature:
+    def objective(self, x: np.ndarray) -> Dense | MatrixFree:
         """The means as functions of ``y``, to be minimised."""
-        eps = float(np.finfo(self.dtype).eps)
-        if self.sizes.dy <= _DENSE_Y:
+        eps, dy = float(np.finfo(self.dtype).eps), self.sizes.dy
+        if dy <= _DENSE_Y:
             return Dense(lambda y: self.at(x, y)[:3], eps)
         products = RowDerivatives.product(self.problem.lower, self.blocks)  # pyright: ignore
-        table = lambda y, v: self._mean(
-            products.table(x, np.concatenate([self._each_row(y), self._each_row(v)], axis=1))
-        )
-        cut = 1 + self.sizes.dy
+
+        def table(y: np.ndarray, v: np.ndarray) -> np.ndarray:
+            return self._mean(products.table(x, np.repeat(np.concatenate([y, v], axis=1), self.rows, axis=0)))
 
         def slope(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            found = table(y, np.zeros_like(y))
-            return found[:, 0], found[:, 1:cut]
+            means = table(y, np.zeros_like(y))
+            return means[:, 0], means[:, 1 : 1 + dy]
 
-        return MatrixFree(slope, lambda y, v: table(y, v)[:, cut:], eps)
+        return MatrixFree(slope, lambda y, v: table(y, v)[:, 1 + dy :], eps)
 
 
 @eqx.filter_jit
@@ -189,9 +179,19 @@ def _drawn_at(draw: Any, keys: Array, xi: Array, rows: int) -> PyTree:
     return jax.vmap(lambda key, context: draw(key, context, rows))(keys, xi)
 
 
+def _sizes(problem: Problem, crossed: bool) -> Sizes:
+    dx, dy = problem.sizes
+    return Sizes(dx, dy, crossed or dx * dy <= _FEW_CROSSED)
+
+
+def _numbers(sizes: Sizes) -> int:
+    """Those that a row takes."""
+    return sizes.lower if sizes.dy <= _DENSE_Y or sizes.crossed else 1 + 2 * sizes.dy
+
+
 def _in_parts(problem: Problem, law: Law, crossed: bool) -> Iterator[tuple[slice, Means]]:
-    """The contexts of a law, several at a time."""
-    each = max(1, _WORK // max(1, law.rows))
+    """The contexts of a law, so many at a time that their derivatives fit."""
+    each = max(1, AT_ONCE // (law.rows * _numbers(_sizes(problem, crossed))))
     for begin in range(0, len(law.xi), each):
         part = slice(begin, min(begin + each, len(law.xi)))
         yield part, Means.of(problem, law, part, crossed)
@@ -201,48 +201,34 @@ def solve_each(
     problem: Problem, x: PyTree, law: Law, tolerance: float | None = None, start: Any = None
 ) -> LowerSolution:
     """The minimiser at each context of a law, from ``y0`` or from `start`, one row a context."""
-    first_y, at = flattened(problem.y0), flattened(x)
-    dtype = jax.tree.leaves(problem.y0)[0].dtype
+    y0, at, dtype = flattened(problem.y0), flattened(x), jax.tree.leaves(problem.y0)[0].dtype
     share = max(1e-10, 100 * float(np.finfo(dtype).eps)) if tolerance is None else tolerance
-    begin = np.tile(first_y, (len(law.xi), 1)) if start is None else as_rows(start)
-    found = [_solved(means, at, first_y, begin[part], share / 2, law) for part, means in _in_parts(problem, law, False)]
-    y, *rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return LowerSolution(shaped_rows(problem, y, dtype), *rest)
-
-
-def shaped_rows(problem: Problem, y: Float[np.ndarray, "n dy"], dtype: Any) -> PyTree:
-    """A table of policies in the shape of ``y``, a row a context."""
+    begin = np.tile(y0, (len(law.xi), 1)) if start is None else as_rows(start)
+    solved = [_solved(means, at, y0, begin[part], share / 2, law) for part, means in _in_parts(problem, law, False)]
+    y, *rest = (np.concatenate(parts) for parts in zip(*solved, strict=True))
     like = jax.tree.map(lambda leaf: np.empty((1, *np.shape(leaf))), problem.y0)
-    return shaped_like(like, y, dtype, 1)
+    return LowerSolution(shaped_like(like, y, dtype, 1), *rest)
 
 
 def _solved(
-    means: Means, x: np.ndarray, first_y: np.ndarray, begin: np.ndarray, share: float, law: Law
+    means: Means, x: np.ndarray, y0: np.ndarray, begin: np.ndarray, share: float, law: Law
 ) -> tuple[np.ndarray, ...]:
     """Minimisers at some contexts, with what ``LowerSolution`` says of them; half the tolerance is asked for, so that a
     rounded check still passes."""
     objective = means.objective(x)
-    first = np.linalg.norm(objective.local(np.tile(first_y, (means.count, 1)))[1], axis=1)
-    found = minimise(objective, begin, share * first)
+    first = np.linalg.norm(objective.local(np.tile(y0, (means.count, 1)))[1], axis=1)
+    end = minimise(objective, begin, share * first)
     convex, noise = np.ones(means.count, bool), np.zeros(means.count)
     if isinstance(objective, Dense):
-        finite = np.isfinite(found.hessian).all(axis=(1, 2))
-        values = np.linalg.eigvalsh(np.where(finite[:, None, None], found.hessian, np.eye(len(first_y))))
+        finite = np.isfinite(end.hessian).all(axis=(1, 2))
+        values = np.linalg.eigvalsh(np.where(finite[:, None, None], end.hessian, np.eye(len(y0))))
         convex = finite & (values[:, 0] >= -1e-8 * np.abs(values).max(axis=1))
-        if law.keys is not None and law.rows > 1:
-            slopes = means.by_row(x, found.point).slope.reshape(means.count, law.rows, -1)
-            noise = _noise_of_minimum(found.hessian, slopes)
-    size = np.linalg.norm(found.gradient, axis=1) / np.maximum(first, np.finfo(float).tiny)
-    return found.point, found.converged, size, convex, noise
-
-
-def _noise_of_minimum(
-    hessian: Float[np.ndarray, "k dy dy"], slopes: Float[np.ndarray, "k rows dy"]
-) -> Float[np.ndarray, " k"]:
-    """The expected square of how far the minimum of a mean over draws is from that of its expectation."""
-    rows = slopes.shape[1]
-    apart = np.swapaxes(slopes - slopes.mean(axis=1, keepdims=True), 1, 2)
-    return np.sum(np.linalg.solve(hessian, apart) ** 2, axis=(1, 2)) / (rows * (rows - 1))
+        if law.keys is not None and law.rows > 1:  # the variance of the minimum of a mean over draws
+            slopes = means.by_row(x, end.point).slope.reshape(means.count, law.rows, -1)
+            apart = np.linalg.solve(end.hessian, np.swapaxes(slopes - slopes.mean(axis=1, keepdims=True), 1, 2))
+            noise = np.sum(apart**2, axis=(1, 2)) / (law.rows * (law.rows - 1))
+    size = np.linalg.norm(end.gradient, axis=1) / np.maximum(first, np.finfo(float).tiny)
+    return end.point, end.converged, size, convex, noise
 
 
 def lower_along(problem: Problem, x: PyTree, y: PyTree, law: Law) -> LowerRows:
@@ -256,9 +242,6 @@ def trouble_with(solution: LowerSolution) -> str:
     """How the exact solves went, in words; empty where all is well."""
     failed, bent = int(np.sum(~np.asarray(solution.converged))), int(np.sum(~np.asarray(solution.convex)))
     count = len(solution.converged)
-    words = []
-    if failed:
-        words.append(f"{failed} of {count} exact lower-level solves did not converge")
-    if bent:
-        words.append(f"the lower level is not convex at {bent} of {count} solutions")
+    words = [f"{failed} of {count} exact lower-level solves did not converge"] if failed else []
+    words += [f"the lower level is not convex at {bent} of {count} solutions"] if bent else []
     return "; ".join(words)

@@ -7,18 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..derivatives import Expansions, LowerExpansion
-from .damped_newton import (
-    Curvature,
-    MatrixFree,
-    Minimum,
-    cholesky,
-    conjugate_gradients,
-    minimise,
-    solve_positive,
-    solve_with,
-)
-
-_ADJOINT, _ADJOINT_STEPS = 1e-12, 500  # to which residual products solve for the adjoint, and in how many steps at most
+from .damped_newton import Dense, MatrixFree, Minimum, cholesky, conjugate_gradients, minimise, solve_with
 
 
 @dataclass(frozen=True)
@@ -56,46 +45,11 @@ class Point:
         return ahead if np.all(np.isfinite(ahead)) else self.W
 
 
-class Formed(Curvature):
-    """The lower level at ``x`` as a function of the coefficients; what is kept of a point is its expansion."""
+class _Formed(Dense):
+    """What is kept of a Hessian is the expansion it is part of: its cross derivative is needed at the end."""
 
-    def __init__(self, expansions: Expansions, x: Float[np.ndarray, " dx"]):
-        self.expansions, self.x, self.eps = expansions, x, expansions.eps
-
-    def local(self, z):
-        found = self.expansions.lower(self.x, z.reshape(self.expansions.functions, -1))
-        return np.full(1, found.value), found.slope.reshape(1, -1), found
-
-    def solve(self, hessian, right, damping, effort):
-        matrices = _matrices(hessian)
-        shape = matrices.shape[:2]
-        if np.any(damping):
-            matrices = matrices + damping.reshape(shape)[:, :, None] * np.eye(shape[1])
-        p, usable = solve_positive(matrices, right.reshape(shape))
-        return p.reshape(1, -1), np.array([usable.all()]), 0
-
-    def metric(self, hessian, gradient):
-        return np.abs(np.diagonal(_matrices(hessian), axis1=1, axis2=2)).reshape(1, -1), 0
-
-    def kept(self, yes, new, old):
-        return new if yes[0] else old
-
-
-def _matrices(found: LowerExpansion) -> Float[np.ndarray, "k n n"]:
-    """The Hessian as a list of blocks, be it one."""
-    return found.hessian if found.hessian.ndim == 3 else found.hessian[None]
-
-
-def _by_products(expansions: Expansions, x: Float[np.ndarray, " dx"]) -> MatrixFree:
-    """The same where the Hessian is not formed."""
-    table = lambda z: z.reshape(expansions.functions, -1)
-
-    def slope(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = expansions.lower_slope(x, table(z))
-        return np.full(1, value), gradient.reshape(1, -1)
-
-    product = lambda z, v: expansions.hessian_product(x, table(z), table(v)).reshape(1, -1)
-    return MatrixFree(slope, product, expansions.eps)
+    def matrices(self, hessian: LowerExpansion) -> Float[np.ndarray, "b m m"]:
+        return hessian.hessian if hessian.hessian.ndim == 3 else hessian.hessian[None]
 
 
 def solve_lower(
@@ -105,74 +59,70 @@ def solve_lower(
 
     Until its gradient is no longer than `target`, and the next step shorter than a share `close` of the coefficients.
     """
-    objective = Formed(expansions, x) if expansions.formed else _by_products(expansions, x)
+    table = lambda z: z.reshape(expansions.functions, -1)
+    one = lambda value, gradient: (np.full(1, value), gradient.reshape(1, -1))
+
+    def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, LowerExpansion]:
+        lower = expansions.lower(x, table(z))
+        return *one(lower.value, lower.slope), lower
+
+    slope = lambda z: one(*expansions.lower_slope(x, table(z)))
+    product = lambda z, v: expansions.hessian_product(x, table(z), table(v)).reshape(1, -1)
+    formed, eps = expansions.formed, expansions.eps
+    objective = _Formed(model, eps) if formed else MatrixFree(slope, product, eps)
     return minimise(objective, W.reshape(1, -1), target, close=close)
 
 
 def lower_size(expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> float:
     """The size of the lower gradient, to which targets are relative."""
-    found = expansions.lower(x, W).slope if expansions.formed else expansions.lower_slope(x, W)[1]
-    return float(np.linalg.norm(found))
+    slope = expansions.lower(x, W).slope if expansions.formed else expansions.lower_slope(x, W)[1]
+    return float(np.linalg.norm(slope))
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what is not finite is not sound
 def solve_at(
     expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
 ) -> Point:
-    """Solves the reduced lower level at ``x`` from ``W`` and takes the implicit hypergradient there."""
-    found = solve_lower(expansions, x, W, target, close)
-    at = _hypergradient if expansions.formed else _hypergradient_by_products
-    return at(expansions, x, found)
-
-
-def _hypergradient(expansions: Expansions, x: Float[np.ndarray, " dx"], found: Minimum) -> Point:
-    r"""$\partial_1 f - \partial_{12} g\, v$ with $\partial_{22} g\, v = \partial_2 f$, at the end of a minimisation.
-
-    A last Newton correction with the Hessian at hand comes first: it brings the residual to rounding, and with it the
-    noise of the objective.
-    """
-    shape, last = (expansions.functions, expansions.dy), found.hessian
-    factor, usable = cholesky(_matrices(last))
-    solve = lambda right: solve_with(factor, right.reshape(*factor.shape[:2], -1)).reshape(right.shape)
-    W, definite = found.point.reshape(shape), bool(usable.all())
-    if definite:
-        W = W - solve(found.gradient.reshape(shape))
-    upper = expansions.upper(x, W)
-    adjoint = solve(upper.d2) if definite else np.full(shape, np.nan)
-    sensitivity = None
-    if expansions.crossed:
-        moved = np.tensordot(adjoint, last.cross, axes=2)
-        sensitivity = -solve(last.cross) if definite else None
-    else:
-        moved = expansions.cross_product(x, W, adjoint)
+    r"""Solves the reduced lower level at ``x`` from ``W`` and takes the hypergradient there,
+    $\partial_1 f - \partial_{12} g\, v$ with $\partial_{22} g\, v = \partial_2 f$."""
+    end = solve_lower(expansions, x, W, target, close)
+    W, upper, v, definite, sensitivity = (_adjoint if expansions.formed else _adjoint_by_products)(expansions, x, end)
+    crossed = expansions.crossed
+    moved = np.tensordot(v, end.hessian.cross, axes=2) if crossed else expansions.cross_product(x, W, v)
     return Point(
         x=x,
         W=W,
         value=upper.value,
         gradient=upper.d1 - moved,
-        lower_gradient=float(np.linalg.norm(found.gradient)),
-        solved=bool(found.converged[0]),
+        lower_gradient=float(np.linalg.norm(end.gradient)),
+        solved=bool(end.converged[0]),
         definite=definite,
-        adjoint=adjoint,
+        adjoint=v,
         sensitivity=sensitivity,
-        hessian=last.hessian,
+        hessian=end.hessian.hessian if expansions.formed else None,
     )
 
 
-def _hypergradient_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], found: Minimum) -> Point:
+def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Minimum) -> tuple[Any, ...]:
+    """``(W, upper, v, definite, sensitivity)`` at the end of a minimisation.
+
+    A last Newton correction with the Hessian at hand comes first: it brings the residual to rounding, and with it the
+    noise of the objective.
+    """
+    W, last = end.point.reshape(expansions.functions, -1), end.hessian
+    factor, usable = cholesky(last.hessian if last.hessian.ndim == 3 else last.hessian[None])
+    if not usable.all():
+        return W, expansions.upper(x, W), np.full(W.shape, np.nan), False, None
+    solve = lambda right: solve_with(factor, right.reshape(*factor.shape[:2], -1)).reshape(right.shape)
+    W = W - solve(end.gradient.reshape(W.shape))
+    upper = expansions.upper(x, W)
+    return W, upper, solve(upper.d2), True, -solve(last.cross) if expansions.crossed else None
+
+
+def _adjoint_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Minimum) -> tuple[Any, ...]:
     """The same by conjugate gradients; they meet nonpositive curvature where the lower level is not convex."""
-    W = found.point.reshape(expansions.functions, -1)
+    W = end.point.reshape(expansions.functions, -1)
     upper = expansions.upper(x, W)
     product = lambda v: expansions.hessian_product(x, W, v.reshape(W.shape)).reshape(1, -1)
-    v, _, curvature = conjugate_gradients(product, upper.d2.reshape(1, -1), _ADJOINT, _ADJOINT_STEPS)
-    adjoint = v.reshape(W.shape)
-    return Point(
-        x=x,
-        W=W,
-        value=upper.value,
-        gradient=upper.d1 - expansions.cross_product(x, W, adjoint),
-        lower_gradient=float(np.linalg.norm(found.gradient)),
-        solved=bool(found.converged[0]),
-        definite=bool(curvature[0] > 0) or not np.isfinite(upper.value),
-        adjoint=adjoint,
-    )
+    v, curvature = conjugate_gradients(product, upper.d2.reshape(1, -1))
+    return W, upper, v.reshape(W.shape), bool(curvature[0] > 0) or not np.isfinite(upper.value), None

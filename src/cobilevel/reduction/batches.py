@@ -1,4 +1,10 @@
-"""Where batches come from: a table of samples, contexts crossed with data, or a stream; with features computed."""
+"""Where batches come from: a table of samples, contexts crossed with data, or a stream; with features computed.
+
+Which rows make up which batch is a pure function of a key and the number of the batch. So a sampler's whole position is
+one counter: any batch can be drawn again (variance reduction does), a saved run goes on exactly where it stopped, and
+nothing is stored per row. Without replacement, each epoch runs through a fresh pseudo-random permutation of the pool,
+evaluated row by row rather than by sorting.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -14,11 +20,90 @@ from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 from ..basis import FeatureMap, Rows
 from ..checks import MOST_KEPT, gibibytes, memory_limit
 from ..cluster import RowLayout
-from ..keys import derived
+from ..keys import below, derived, hashed, mix
 from ..problem import Product, Samples, Stream
-from .row_order import RowIndex, batch_rows, rows_ahead
 
+_ROUNDS = 16  # of swapping: each parts two rows that kept together so far with odds of one half
 _FETCHED_AHEAD = 2**16  # rows of several batches that are fetched from other devices at once
+
+
+class RowIndex(eqx.Module):
+    """The rows of one batch: positions in the pool, the share each has in the batch mean times the batch size, and how
+    many are real (a ragged last batch is filled up with rows of share 0). Where no batch is ragged, the last two are
+    plain numbers, so that what follows from them is known before anything runs."""
+
+    index: Int[Array, " b"]
+    share: Float[Array | np.ndarray, " b"]
+    count: Int[Array | np.ndarray, ""]
+
+    @staticmethod
+    def full(index: Int[Array, " b"], dtype: Any) -> "RowIndex":
+        """A batch all of whose rows are real."""
+        return RowIndex(index, np.ones(len(index), dtype), np.asarray(len(index), np.int32))
+
+
+def permute(key: Array, position: Int[Array, " b"], rows: int) -> Int[Array, " b"]:
+    """Where a pseudo-random permutation of ``range(rows)`` sends each position.
+
+    For a power of two a Feistel network: in turn, each half of the bits is changed by a hash of the other half. Else
+    "swap or not": in each round every position has a partner, the two add up to a random number, and a bit that is the
+    same for both says whether they change places. Neither needs a loop, nor a look at other positions.
+    """
+    first, second = hashed(key, 0), hashed(key, 1)
+    salts = [np.uint32(k * 0x9E3779B9 % 2**32) for k in range(_ROUNDS)]  # of the golden ratio: far apart
+    value = position.astype(jnp.uint32)
+    if rows & (rows - 1) == 0:
+        bits = rows.bit_length() - 1
+        half = np.uint32(bits // 2)
+        left, right = value >> half, value & np.uint32((1 << half) - 1)
+        for a, b in zip(salts[: _ROUNDS // 4], salts[_ROUNDS // 4 : _ROUNDS // 2], strict=True):
+            left = left ^ (mix(right ^ (first + a)) >> np.uint32(32 - bits + half)) if bits > half else left
+            right = right ^ (mix(left ^ (second + b)) & np.uint32((1 << half) - 1))
+        return ((left << half) | right).astype(jnp.int32)
+    for salt in salts:
+        total = below(mix(first + salt), rows)
+        partner = jnp.where(value <= total, total - value, total + np.uint32(rows) - value)
+        swap = mix(jnp.maximum(value, partner) ^ (second + salt)) >> 31
+        value = jnp.where(swap == 1, partner, value)
+    return value.astype(jnp.int32)
+
+
+def _settled(index: Int[Array, " b"]) -> Int[Array, " b"]:
+    """The same numbers behind a product of matrices, which compilers do not look through: else every use of every row
+    would compute them again."""
+    one = np.eye(8, dtype=np.int32)
+    table = jnp.pad(index, (0, -len(index) % len(one))).reshape(-1, len(one))
+    return (table @ one).reshape(-1)[: len(index)]
+
+
+def batch_rows(key: Array, number: Integer[Array, ""], size: int, pool: int, shuffle: bool, dtype: Any) -> RowIndex:
+    """The rows of batch `number` from a pool: independent draws, or (`shuffle`) every row once an epoch."""
+    places = np.arange(size, dtype=np.uint32)
+    if not shuffle:
+        return RowIndex.full(_settled(below(hashed(derived(key, number), places), pool).astype(jnp.int32)), dtype)
+    batches = -(-pool // size)
+    number = jnp.asarray(number)
+    epoch, slot = number // batches, number % batches
+    position = slot.astype(jnp.int32) * size + places.astype(np.int32)
+    if pool % size == 0:
+        return RowIndex.full(_settled(permute(derived(key, epoch), position, pool)), dtype)
+    real = position < pool
+    count = jnp.minimum(pool - slot.astype(jnp.int32) * size, size)
+    index = permute(derived(key, epoch), jnp.where(real, position, 0), pool)
+    share = jnp.where(real, size / count.astype(dtype), 0)
+    return RowIndex(_settled(index), share, count)
+
+
+def rows_ahead(
+    key: Array, numbers: Integer[Array, " k"], size: int, pool: int, shuffle: bool, dtype: Any
+) -> tuple[Callable[[Any], RowIndex], Int[Array | np.ndarray, " k"] | None]:
+    """The rows of several batches, chosen all at once: by place in the list; and how many of each are real."""
+    rows = lambda number: batch_rows(key, number, size, pool, shuffle, dtype)
+    if shuffle and pool % size:
+        ahead = jax.vmap(rows)(numbers)
+        return lambda place: jax.tree.map(lambda a: a[place], ahead), ahead.count
+    index = jax.vmap(lambda number: rows(number).index)(numbers)
+    return lambda place: RowIndex.full(index[place], dtype), None
 
 
 def _at(tree: PyTree, index: Int[Array, " b"]) -> PyTree:
@@ -95,12 +180,6 @@ class Source(eqx.Module):
         """The pool as a table, with other `parts` where they are given."""
         return Table(replace(self.pool(), **parts))
 
-    def at_most(self, key: Array, rows: int) -> "Table":
-        """The pool where it has at most so many rows, else a random batch of that size."""
-        if self.rows is not None and self.rows <= rows:
-            return self.tabled()
-        return Table(replace(self.draw(key, rows), count=None))
-
 
 class Table(Source):
     """A finite pool of joint samples."""
@@ -114,15 +193,23 @@ class Table(Source):
     def rows(self):
         return len(self.table)
 
+    def taken(self, rows: RowIndex) -> Batch:
+        """Rows by number."""
+        return self.table.take(rows)
+
     def batch(self, key, number, size, shuffle):
-        return self.table.take(batch_rows(key, number, size, len(self.table), shuffle, self.table.weight.dtype))
+        return self.taken(batch_rows(key, number, size, self.rows, shuffle, self.table.weight.dtype))
 
     def batches(self, key, begin, count, size, shuffle):
         if not isinstance(count, int):
             return super().batches(key, begin, count, size, shuffle)
         numbers = begin + np.arange(count, dtype=np.uint32)
-        rows, counts = rows_ahead(key, numbers, size, len(self.table), shuffle, self.table.weight.dtype)
-        return Batches(lambda number: self.table.take(rows(number)), counts)
+        rows, counts = rows_ahead(key, numbers, size, self.rows, shuffle, self.table.weight.dtype)
+        return Batches(self.ahead(rows, count, size), counts)
+
+    def ahead(self, rows: Callable[[Any], RowIndex], count: int, size: int) -> Callable[[Any], Batch]:
+        """Several batches by number, from their rows."""
+        return lambda number: self.taken(rows(number))
 
 
 class SpreadTable(Table):
@@ -143,30 +230,24 @@ class SpreadTable(Table):
     def tabled(self, **parts):
         return replace(self, table=replace(self.table, **parts))
 
-    def _fetched(self, rows: RowIndex) -> Batch:
-        """Rows by number; weights are those of a pool that has no others."""
+    def taken(self, rows):
+        """Weights are those of a pool that has no other rows."""
         part = self.table.take(replace(rows, index=self.layout.place(rows.index)))
         return replace(part, weight=part.weight * (self.layout.rows / self.layout.filled))
 
-    def batch(self, key, number, size, shuffle):
-        return self._fetched(batch_rows(key, number, size, self.rows, shuffle, self.table.weight.dtype))
-
-    def batches(self, key, begin, count, size, shuffle):
-        if not isinstance(count, int):
-            return Source.batches(self, key, begin, count, size, shuffle)
-        numbers = begin + np.arange(count, dtype=np.uint32)
-        rows, counts = rows_ahead(key, numbers, size, self.rows, shuffle, self.table.weight.dtype)
+    def ahead(self, rows, count, size):
+        """Where they are small, one message fetches all of them."""
         if not 0 < count * size <= _FETCHED_AHEAD:
-            return Batches(lambda number: self._fetched(rows(number)), counts)
-        index = jnp.concatenate([rows(place).index for place in range(count)])  # one message for all of them
-        part = self._fetched(RowIndex.full(index, self.table.weight.dtype))
-        ahead = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), replace(part, count=None))
+            return super().ahead(rows, count, size)
+        index = jnp.concatenate([rows(place).index for place in range(count)])
+        part = self.taken(RowIndex.full(index, self.table.weight.dtype))
+        fetched = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), replace(part, count=None))
 
         def batch(number: Any) -> Batch:
-            found, own = jax.tree.map(lambda a: a[number], ahead), rows(number)
-            return replace(found, weight=found.weight * own.share, count=own.count)
+            part, own = jax.tree.map(lambda a: a[number], fetched), rows(number)
+            return replace(part, weight=part.weight * own.share, count=own.count)
 
-        return Batches(batch, counts)
+        return batch
 
 
 class Pairs(Source):

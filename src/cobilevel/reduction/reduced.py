@@ -5,7 +5,6 @@ context and noise, so joint samples are all that is needed, and any solver for s
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from ..basis import (
     Categorical,
     Coordinates,
     FeatureMap,
-    Rows,
     Whitening,
     by_component,
     check_sizes,
@@ -104,8 +102,8 @@ class Bilevel(eqx.Module):
             if not isinstance(source, Table):
                 return objective, source
             pool = source.pool()
-            found = known_parts(objective, pool.xi, pool.eta)
-            return (objective, source) if found is None else (found[0], source.tabled(eta=found[1]))
+            known = known_parts(objective, pool.xi, pool.eta)
+            return (objective, source) if known is None else (known[0], source.tabled(eta=known[1]))
 
         upper, upper_source = level(self.problem.upper, self.upper_source)
         lower, lower_source = level(self.problem.lower, self.lower_source)
@@ -179,17 +177,10 @@ class Reduced(Bilevel):
         if self.whitening is None or self.coordinates is not None:
             return self
         coordinates = Coordinates.of(self.whitening, self.W0)
-        turn = lambda phi: combine(phi, coordinates.transform)
-        return self._turned(turn, coordinates.enter(self.W0), coordinates)
-
-    def _turned(self, turn: Callable[[Rows], Rows], W0: PyTree, coordinates: Coordinates) -> "Reduced":
-        """The same problem in other coordinates: `turn` takes the features there."""
-
-        def rotate(source: Source) -> Table:
-            return source.tabled(features=turn(source.pool().features))
-
-        lower = rotate(self.lower_source)
-        upper = lower if self.upper_source is self.lower_source else rotate(self.upper_source)
+        turn = lambda source: source.tabled(features=combine(source.pool().features, coordinates.transform))
+        lower = turn(self.lower_source)
+        upper = lower if self.upper_source is self.lower_source else turn(self.upper_source)
+        W0 = coordinates.enter(self.W0)
         return replace(self, upper_source=upper, lower_source=lower, W0=W0, coordinates=coordinates)
 
 

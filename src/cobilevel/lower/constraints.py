@@ -1,4 +1,4 @@
-"""How far a policy meets the inequalities on ``y``, at the samples and between them, and whether it could."""
+"""Inequalities on ``y``: a barrier that fits the policy, and how far a policy meets them, or could."""
 
 from typing import Any
 
@@ -9,17 +9,58 @@ from jaxtyping import Float, PyTree, Shaped
 
 from ..answer import Feasibility, Solution, Violation
 from ..basis import combine
-from ..derivatives import RowBlocks, RowDerivatives, flattened
-from ..keys import generator
-from ..problem import Constrained, Domain, Finite, Interval, Study
+from ..derivatives import RowBlocks, RowDerivatives
+from ..keys import as_key, generator
+from ..problem import (
+    UNIT_ROWS,
+    Constrained,
+    Domain,
+    Finite,
+    Interval,
+    Study,
+    length_of,
+    scales_at,
+    smoothing_from,
+)
 from ..programs import Held
-from ..trees import as_rows
+from ..trees import as_rows, flattened
 from .damped_newton import Dense, minimise
+from .per_context import Means
 
+_MEASURINGS = 8  # of solving and measuring the barrier anew, at most
+_SAME_LENGTH = 1.5  # ratio of two lengths that counts as none
+_LARGEST_CHANGE = 100.0  # of the length in one round
 _FRESH = 1000  # contexts between the observed ones
 _MEASURED_ROWS = 20_000  # samples at which violations are measured, at most
 _CONTRADICTION = 1e-6  # of the size of b: what no y can meet
 _FULL_CHECK = 200  # contexts at which it is asked whether the constraints can be met at all
+
+
+def with_barrier(study: Study) -> Study:
+    """The study with a barrier that fits it, where it has inequalities and the barrier is not that of a run already.
+
+    Its length is how far the policy varies under the constraints; that takes a policy, and so a barrier, to begin with:
+    both are found in turn, from the minima of the lower objective at single samples.
+    """
+    constrained = study.constrained
+    if constrained is None or constrained.smoothing is None or constrained.settled:
+        return study
+    rows = study.lower.look(as_key(0), UNIT_ROWS).samples.rows(slice(0, UNIT_ROWS))
+    smoothing, share = constrained.smoothing, float(constrained.smoothing.share)
+    length = float(smoothing.width) / share**0.5
+    x, y = flattened(study.problem.x0), np.tile(flattened(study.problem.y0), (len(rows), 1))
+    for _ in range(_MEASURINGS):
+        study = study.smoothed(smoothing)
+        objective = Means(study.problem, np.asarray(rows.xi), rows.eta, np.ones((len(rows), 1))).objective(x)
+        first = np.linalg.norm(objective.local(y)[1], axis=1)
+        least = minimise(objective, y, study.eps**0.5 * first).point
+        y = np.where(np.all(np.isfinite(least), axis=1, keepdims=True), least, y)
+        scales = scales_at(constrained.lower, constrained.slacks, study.problem, rows, y.astype(study.dtype))
+        before, length = length, np.clip(length_of(scales), length / _LARGEST_CHANGE, length * _LARGEST_CHANGE)
+        smoothing = smoothing_from(scales, constrained.names, share, float(length))
+        if 1 / _SAME_LENGTH < length / before < _SAME_LENGTH:
+            break
+    return study.smoothed(smoothing)
 
 
 class _Slacks:
@@ -71,50 +112,43 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
         return Feasibility(eliminated, 0.0, 0.0, 0.0, 0.0, 0.0), missed
     rows = study.lower.example(_MEASURED_ROWS) if study.endless else study.lower.contexts()
     seen = np.asarray(rows.xi[:_MEASURED_ROWS])
-    domain, units = study.problem.domain, np.asarray(smoothing.units)
-    tables = []
-    for xi in (seen, np.asarray(_between(domain, seen))):
-        u = as_rows(combine(solution.basis(xi), solution.W))
-        tables.append(_Slacks(study, solution.x, xi).at(u)[0])
-    here = tables[0]
-    short, short_fresh = (np.maximum(-table, 0) for table in tables)
-    found = []
-    for k, name in enumerate(constrained.names):
-        active = here[:, k] / units[k] < float(smoothing.width)
-        where = None
-        if active.any() and isinstance(domain, Interval):
-            some = np.asarray(seen, float)[active]
-            where = (float(some.min()), float(some.max()))
-        worst = np.asarray(seen)[int(np.argmax(short[:, k]))].tolist() if short[:, k].max() > 0 else None
-        sizes = {
-            f"{what}{when}": float(measure(part[:, k]))
-            for when, part in (("", short), ("_fresh", short_fresh))
-            for what, measure in (("largest", np.max), ("mean", np.mean))
-        }
-        found.append(Violation(name=name, active=float(active.mean()), where=where, worst=worst, **sizes))
-    scaled, scaled_fresh = short / units, short_fresh / units
-    record = Feasibility(
-        equalities=eliminated,
-        largest=float(scaled.max()),
-        mean=float(scaled.mean()),
-        largest_fresh=float(scaled_fresh.max()),
-        mean_fresh=float(scaled_fresh.mean()),
-        price=smoothing.price,
-        rows=tuple(found),
-    )
-    suspect = record.largest > float(smoothing.width) or not np.isfinite(record.largest)
-    return record, _impossible_at(study, constrained, solution, seen, scaled) if suspect else ""
+    domain, units, width = study.problem.domain, np.asarray(smoothing.units), float(smoothing.width)
+    policy = lambda xi: as_rows(combine(solution.basis(xi), solution.W))
+    slacks = [_Slacks(study, solution.x, xi).at(policy(xi))[0] for xi in (seen, np.asarray(_between(domain, seen)))]
+    short = [np.maximum(-table, 0) for table in slacks]
+    sizes = lambda here, fresh: {
+        f"{what}{when}": float(measure(part))
+        for when, part in (("", here), ("_fresh", fresh))
+        for what, measure in (("largest", np.max), ("mean", np.mean))
+    }
+
+    def one(k: int, name: str) -> Violation:
+        active, by = slacks[0][:, k] / units[k] < width, short[0][:, k]
+        some = np.asarray(seen, float)[active] if active.any() and isinstance(domain, Interval) else None
+        return Violation(
+            name=name,
+            active=float(active.mean()),
+            where=None if some is None else (float(some.min()), float(some.max())),
+            worst=seen[int(np.argmax(by))].tolist() if by.max() > 0 else None,
+            **sizes(*(table[:, k] for table in short)),
+        )
+
+    each = tuple(one(k, name) for k, name in enumerate(constrained.names))
+    scaled = [table / units for table in short]
+    record = Feasibility(equalities=eliminated, price=smoothing.price, rows=each, **sizes(*scaled))
+    suspect = record.largest > width or not np.isfinite(record.largest)
+    return record, _impossible_at(study, constrained, solution, seen, scaled[0]) if suspect else ""
 
 
 def _equalities_missed(study: Study, constrained: Constrained, solution: Solution) -> str:
     """Where equalities contradict each other at the decision found, in words; at ``x0`` they do not."""
-    form = constrained.form
+    form: Any = constrained.form
     if form.right is None or form.matrix is None or not study.lower.count:
         return ""
     xi = jnp.asarray(study.lower.contexts().xi[:_FULL_CHECK])
-    b = np.asarray(jax.vmap(lambda one: form.right(solution.x, one))(xi), float)  # pyright: ignore[reportOptionalCall]
+    b = np.asarray(jax.vmap(lambda one: form.right(solution.x, one))(xi), float)
     gap = np.abs(b - b @ (form.matrix @ np.asarray(form.inverse, float)).T).max(axis=1)
-    bad = gap > _CONTRADICTION * (1e-300 + np.abs(b).max(axis=1))
+    bad = gap > _CONTRADICTION * (np.finfo(float).tiny + np.abs(b).max(axis=1))
     if not bad.any():
         return ""
     return f"(At xi = {np.asarray(xi)[int(np.argmax(bad))]} the equalities contradict each other, for this x.)"
@@ -128,12 +162,11 @@ def _impossible_at(
     worst = np.argsort(-short.max(axis=1))[:_FULL_CHECK]
     start = np.tile(flattened(study.problem.y0), (len(worst), 1))
     left = _Slacks(study, solution.x, xi[worst]).least_violation(start, np.asarray(smoothing.units, float))
-    lacking = -left.min(axis=1)
-    if not lacking.max() > float(smoothing.width) / 2:
+    lacking = np.nan_to_num(-left.min(axis=1))
+    often, first = int(np.sum(lacking > float(smoothing.width) / 2)), int(np.argmax(lacking))
+    if not often:
         return ""
-    first = int(np.argmax(lacking))
     name = constrained.names[int(np.argmin(left[first]))]
-    often = int(np.sum(lacking > float(smoothing.width) / 2))
     return (
         f"(At xi = {np.asarray(xi[worst[first]])} no y meets {name} together with the others: it is violated by at "
         f"least {lacking[first]:.2g}, shared with others. So it is at {often} of the {len(worst)} samples at which the "
