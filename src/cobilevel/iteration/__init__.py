@@ -9,7 +9,6 @@ from .job import Job as Job
 from .loop import advance as advance
 from .loop import run as run
 from .loop import steps_on_host as steps_on_host
-from .quasi_newton import QuasiNewtonMemory as QuasiNewtonMemory
 from .same_run import run_digests as run_digests
 from .schedules import Cosine as Cosine
 from .schedules import PolynomialDecay as PolynomialDecay
@@ -18,6 +17,7 @@ from .schedules import at as at
 from .schedules import check_schedule as check_schedule
 from .schedules import is_optax as is_optax
 from .schedules import traced as traced
+from .solver import SOLVED as SOLVED
 from .solver import Clock as Clock
 from .solver import Evolving as Evolving
 from .solver import Solver as Solver

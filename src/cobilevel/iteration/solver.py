@@ -15,6 +15,8 @@ from ..derivatives import Ledger
 from ..programs import Held, put
 from ..reduction import Bilevel, Reduced
 
+SOLVED = 0.75  # exponent of the precision: a residual this small, relative to the first, is as small as need be
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ..derivatives import Expansions, HostLedger, Ledger, flattened, galerkin
 from ..lower import Point, lower_size, solve_at
 from ..programs import Held, arithmetic, put
 from ..reduction import Bilevel, Reduced, Source, Table
+from .solver import SOLVED
 
 _MEASURING = 0x5CA1E  # drawn for measuring along with the key of a run, so that the draws of the run are its own
 _ROWS = 2048  # the most rows a level is measured on
@@ -31,7 +32,6 @@ _LOOKOUTS = 4  # points along the path of steepest descent at which the curvatur
 _EXHAUSTED = 1e2  # roundings of the largest entry, below which a Krylov space has nothing new to offer
 _JIGGLE = 0.1  # of a random direction next to the gradient, which alone could be blind to the largest curvature
 _LONGEST_STEP = 10  # times 1 + |x|: the longest first step worth taking
-_ACCURACY = 0.75  # the exponent of the precision to which the lower level is solved: better than differences need
 _LEAST_CONVEX = 1e2  # roundings of the largest curvature, the least that the smallest can be resolved to
 
 
@@ -279,7 +279,7 @@ def _solved_start(
 ) -> tuple[Point, np.ndarray, np.ndarray, float, Any]:
     """The problem at ``x0``, coefficients and adjoint there, the curvature of ``F``, and what that took elsewhere."""
     x, start = _Room.of(part).project(flattened(part.x0)), at.table(part.W0)
-    target = at.eps**_ACCURACY * lower_size(at, x, start)
+    target = at.eps**SOLVED * lower_size(at, x, start)
     if isinstance(part, Reduced) and part.deficient:
         # some coefficients are never seen (an empty cell): the exact solves need coordinates without them
         probe = part.whitened()

@@ -8,7 +8,7 @@ import jax
 from .. import trees
 from ..derivatives import Ledger, linear_direction, oracles, outer_direction
 from ..iteration import Schedule, Stochastic, traced
-from .inner_descent import descend
+from .parts import descend
 
 
 class AmIGO(Stochastic):

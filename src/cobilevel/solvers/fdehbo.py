@@ -9,7 +9,7 @@ from .. import trees
 from ..derivatives import Directions, oracles
 from ..iteration import Schedule, Stochastic, at, check_schedule, storm, traced
 from ..programs import arithmetic
-from .recursive_momentum import recursive_schedules
+from .parts import no_directions, recursive_schedules
 
 
 class FdeHBO(Stochastic):
@@ -45,8 +45,7 @@ class FdeHBO(Stochastic):
         return {**rates, "linear": rates["inner"], "radius": radius}
 
     def begin(self, reduced, start, ledger):
-        nothing = Directions(trees.zeros(start.W), trees.zeros(start.W), trees.zeros(reduced.x0))
-        return (start.v, (reduced.x0, start.W, start.v), nothing), ledger
+        return no_directions(reduced, start), ledger
 
     def update(self, reduced, s, draw, rate):
         v, before, estimate = s.memory
@@ -63,8 +62,7 @@ class FdeHBO(Stochastic):
             return value, Directions.of((d1, d2), (slope, product, cross)), ledger
 
         value, new, ledger = toward(s.x, s.W, v, s.ledger)
-        x_old, W_old, v_old = before
-        _, old, ledger = toward(x_old, W_old, v_old, ledger)
+        _, old, ledger = toward(*before, ledger)
         estimate = storm(estimate, new, old, jnp.where(s.step == 0, 1, rate.momentum))
         W = trees.step(s.W, rate.inner, estimate.lower)
         z = trees.clip_norm(trees.step(v, rate.linear, estimate.linear), rate.radius)

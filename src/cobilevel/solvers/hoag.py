@@ -10,12 +10,11 @@ from jaxtyping import Array, Float, PyTree
 from .. import trees
 from ..answer import Result
 from ..derivatives import ConjugateGradient, hypergradient, oracles
-from ..iteration import Schedule, Stochastic, is_optax, traced
+from ..iteration import SOLVED, Schedule, Stochastic, is_optax, traced
 from ..lower import newton_steps
 from ..programs import arithmetic, program
-from .finite_pools import tabulated
+from .parts import tabulated
 
-_SHARPEST = 0.75  # exponent of the precision: the accuracy is no finer, since conjugate gradients would not reach it
 _LONGER, _SHORTER, _MOST_STRETCH = 1.05, 0.5, 10.0  # the published factors, and a ceiling on what they add up to
 _NEWTON_STEPS = 200  # for one lower level
 _KEPT = 1 / 4  # of the decrease that the gradient promised
@@ -80,7 +79,7 @@ class HOAG(Stochastic):
 
     def update(self, reduced, s, draw, rate):
         last, pool, eps = s.memory, reduced.lower_pool, jnp.finfo(s.dtype).eps
-        accuracy = jnp.maximum(rate.accuracy, eps**_SHARPEST)
+        accuracy = jnp.maximum(rate.accuracy, eps**SOLVED)
         W, ledger = newton_steps(reduced, s.x, s.W, pool, accuracy * last.first, _NEWTON_STEPS, s.ledger)
         linear = ConjugateGradient(accuracy, start=last.v)
         value, gradient, v, ledger = hypergradient(
@@ -103,7 +102,7 @@ class HOAG(Stochastic):
             return state.clock.outcome(state.result)
         size, goal = trees.norm(state.outer.direction), self.goal(state)
         eps = jnp.finfo(state.dtype).eps
-        fine = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), eps**_SHARPEST)
+        fine = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), eps**SOLVED)
         accurate = (state.memory.accuracy <= fine) & (state.step > 1)
         done = accurate & ((size <= goal) | self.still(state, size))
         return state.clock.outcome(jnp.where(done, Result.CONVERGED.code, Result.RUNNING.code))

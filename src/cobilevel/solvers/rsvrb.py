@@ -10,8 +10,7 @@ from .. import trees
 from ..derivatives import Factored, hypergradient, oracles
 from ..iteration import Schedule, Stochastic, storm, traced
 from ..programs import program
-from .hessian_matrices import check_matrices, floor_spectrum
-from .recursive_momentum import recursive_schedules
+from .parts import check_matrices, floor_spectrum, recursive_schedules
 
 
 class RSVRB(Stochastic):

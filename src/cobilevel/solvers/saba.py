@@ -11,9 +11,9 @@ from .. import trees
 from ..checks import fits
 from ..derivatives import Directions, oracles
 from ..iteration import Schedule, Stochastic, traced
-from ..programs import arithmetic, program
+from ..programs import program
 from ..reduction import Batch, RowIndex
-from .finite_pools import tabulated
+from .parts import constant_schedules, tabulated
 
 
 def _pool_means(batch: Batch, terms: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
@@ -84,8 +84,7 @@ class SABA(Stochastic):
         return tabulated(reduced, "SABA")
 
     def defaults(self, scales):
-        loops = arithmetic(scales).minimum(1, scales.condition / scales.epoch)  # the remembered is up to an epoch old
-        return {"inner": scales.inner / 2, "linear": scales.inner / 2, "outer": scales.outer(loops) / 4}
+        return constant_schedules(scales)
 
     @program
     def begin(self, reduced, start, ledger):
