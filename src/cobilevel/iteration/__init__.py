@@ -1,11 +1,8 @@
 """The solver protocol, the one loop, and what solvers share: schedules, draws, the scales of default step sizes."""
 
 from .checkpoint import Checkpoint as Checkpoint
-from .draws import Draws as Draws
-from .estimators import heavy_ball as heavy_ball
-from .estimators import storm as storm
-from .interruption import Interrupted as Interrupted
 from .job import Job as Job
+from .loop import Interrupted as Interrupted
 from .loop import advance as advance
 from .loop import run as run
 from .loop import steps_on_host as steps_on_host
@@ -26,5 +23,8 @@ from .step_scales import Scales as Scales
 from .step_scales import Start as Start
 from .step_scales import lanczos as lanczos
 from .step_scales import measure as measure
+from .stochastic import Draws as Draws
 from .stochastic import Stochastic as Stochastic
-from .stochastic_state import StochasticState as StochasticState
+from .stochastic import StochasticState as StochasticState
+from .stochastic import heavy_ball as heavy_ball
+from .stochastic import storm as storm

@@ -20,8 +20,7 @@ from ..lower import feasibility_of
 from ..problem import Objectives, Study, double
 from ..reduction import Reduced, reduce_study
 from .checkpoint import Checkpoint
-from .interruption import Interrupted
-from .loop import run
+from .loop import Interrupted, run
 from .resume import check_functions
 from .solver import Solver
 

@@ -175,7 +175,7 @@ class Newton(Solver):
         return NewtonState(
             x=at.decision(np.clip(at.start, *at.bounds)),
             W=at.coefficients(at.table(at.reduced.W0)),
-            clock=Clock.on_host(steps),
+            clock=Clock.start(steps),
             ledger=HostLedger.of({}),
             current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero),
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
@@ -242,7 +242,7 @@ class Newton(Solver):
 
     @plain
     def terminate(self, reduced, state):
-        return np.asarray(state.clock.ended(state.stopping.found()).code, np.int32)
+        return state.clock.outcome(state.stopping.found().code)
 
 
 def _iterate(at: Expansions, state: NewtonState) -> Point:
