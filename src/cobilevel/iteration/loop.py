@@ -147,12 +147,10 @@ def advance(
     return last, (records, jnp.arange(count, dtype=jnp.int32) < steps)
 
 
-def steps_on_host(
-    solver: Solver, reduced: Any, state: Any, count: int, most: Any = None
-) -> tuple[Any, tuple[dict[str, np.ndarray], np.ndarray]]:
-    """The same for a solver whose steps are plain Python."""
+def steps_on_host(solver: Solver, reduced: Any, state: Any, count: int) -> tuple[Any, dict[str, np.ndarray]]:
+    """Up to `count` steps of a solver whose steps are plain Python, fewer where the run ends; with records."""
     reduced, records = solver.ready(reduced), []
-    room = min(count, int(state.limit) - int(state.step), count if most is None else int(most))
+    room = min(count, int(state.limit) - int(state.step))
     while state.clock.running and len(records) < room:
         after = solver.step(reduced, state)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after.x, after.W))):
@@ -161,8 +159,16 @@ def steps_on_host(
         after = replace(after, clock=replace(after.clock, step=np.asarray(int(state.step) + 1, np.int32)))
         state = replace(after, clock=replace(after.clock, result=solver.terminate(reduced, after)))
         records.append(state.record())
-    curves = {name: np.array([record[name] for record in records]) for name in (records[0] if records else {})}
-    return state, (curves, np.ones(len(records), bool))
+    return state, {name: np.array([record[name] for record in records]) for name in (records[0] if records else {})}
+
+
+def _steps(solver: Solver, bare: Any, state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
+    """So many steps, on the host or compiled, with records of those that were taken."""
+    if solver.on_host:
+        return steps_on_host(solver, bare, state, most)
+    state, (records, real) = advance(solver, bare, state, CHUNKS * solver.chunk, put(np.int32(most)))
+    real = np.asarray(real)
+    return state, {name: np.asarray(curve)[real] for name, curve in records.items()}
 
 
 def _statistics(reduced: Reduced, state: Any) -> dict[str, Any]:
@@ -212,7 +218,7 @@ def run(
         course.state, course.good = everywhere((course.state, course.good), bare)
         if course.going:  # compiles; no step
             idle = everywhere(eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0))), bare)
-            jax.block_until_ready(advance(solver, bare, idle, CHUNKS * solver.chunk, put(np.int32(1)))[0].step)
+            _steps(solver, bare, idle, 1)
     compiled = time.perf_counter() - clock
     with ProgressBar(steps, type(solver).__name__, progress) as bar, _signals_noted(ends=kept is not None) as noted:
         _steps_to_end(solver, bare, course, kept, retreats, bar, noted)
@@ -234,8 +240,7 @@ def _steps_to_end(
 
     So many at once that a look at them, to stop or to keep them, is never far away; every multiple of `span` is seen.
     """
-    forward, span = steps_on_host if solver.on_host else advance, solver.chunk * (1 if retreats else CHUNKS)
-    at_once, moved = 1, False
+    span, at_once, moved = solver.chunk * (1 if retreats else CHUNKS), 1, False
     if kept is not None and course.going:
         kept.put(course, at_once=True)
     while course.going:
@@ -244,9 +249,7 @@ def _steps_to_end(
         if stop is not None:
             noted.append(stop)
             break
-        state, (record, real) = forward(solver, bare, course.state, CHUNKS * solver.chunk, put(np.int32(most)))
-        real = np.asarray(real)
-        records = {name: np.asarray(curve)[real] for name, curve in record.items()}
+        state, records = _steps(solver, bare, course.state, most)
         course.add(state, records, solver.chunk)
         if course.result is Result.DIVERGED and len(course.retreats) < retreats:
             course.retreat()

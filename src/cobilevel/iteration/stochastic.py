@@ -152,12 +152,6 @@ class Trend(eqx.Module):
     echo: Float[Array, ""]
     first: Float[Array, ""]
 
-    @staticmethod
-    def start(x: PyTree[Array], gradient: Float[Array, ""]) -> "Trend":
-        """Before the first step; `gradient` is the size measured at ``x0``, NaN where nothing was measured."""
-        xp, zero = arithmetic(gradient), trees.zeros(gradient)
-        return Trend(trees.zeros(x), zero, zero, put(xp.where(xp.asarray(gradient) >= 0, gradient, 0)))
-
     def after(
         self, step: Int[Array, ""], before: PyTree[Array], direction: PyTree[Array], known: Bool[Array, ""]
     ) -> "Trend":
@@ -173,28 +167,17 @@ class Trend(eqx.Module):
             first=jnp.where((step < _SPAN) & ~known, jnp.maximum(self.first, size), self.first),
         )
 
-    def size(self) -> Float[Array, ""]:
-        """The root mean square of the directions."""
-        return jnp.sqrt(self.power)
-
-    def bounces(self) -> Bool[Array, ""]:
-        """Whether successive directions mostly undo each other: the outer steps are too long."""
-        return self.echo < -_BOUNCING * self.power
-
     def scatters(self) -> Bool[Array, ""]:
         """Whether successive directions neither undo nor repeat each other: they are mostly noise."""
         return jnp.abs(self.echo) <= _BOUNCING * self.power
 
-    def is_noise(self) -> Bool[Array, ""]:
-        """Whether the mean is no larger than chance would have it: indistinguishable from zero."""
+    def spent(self) -> Int[Array, ""]:
+        """The code of the result where all steps are used up: bouncing, where successive directions mostly undo each
+        other; noise, where the mean is no larger than chance would have it."""
         drift = trees.norm(self.mean) ** 2
         chance = (1 - _KEEP) / (1 + _KEEP) * (self.power - drift)  # the variance of a moving average of noise
-        return drift <= _DEVIATIONS**2 * chance
-
-    def spent(self) -> Int[Array, ""]:
-        """The code of the result where all steps are used up."""
-        plain = jnp.where(self.is_noise(), Result.NOISE.code, Result.BUDGET.code)
-        return jnp.where(self.bounces(), Result.BOUNCING.code, plain)
+        plain = jnp.where(drift <= _DEVIATIONS**2 * chance, Result.NOISE.code, Result.BUDGET.code)
+        return jnp.where(self.echo < -_BOUNCING * self.power, Result.BOUNCING.code, plain)
 
 
 class Average(eqx.Module):
@@ -208,11 +191,8 @@ class Average(eqx.Module):
         """With one more iterate; starts over with each until the last part of the run has `begun`."""
         count = jnp.where(begun, self.count + 1, 1)
         mean = lambda old, new: old + (new - old) / count.astype(old.dtype)
-        return Average(
-            jax.tree.map(mean, self.x, x),
-            jax.tree.map(mean, self.W, W),
-            jnp.where(begun, count, 0).astype(jnp.int32),
-        )
+        x, W = jax.tree.map(mean, (self.x, self.W), (x, W))
+        return Average(x, W, jnp.where(begun, count, 0).astype(jnp.int32))
 
 
 class StochasticState(State):
@@ -309,15 +289,14 @@ class Stochastic(Solver):
         return reduced.looked_through()
 
     def init(self, reduced, key, steps):
-        open_ones = any(getattr(self, name) is None for name in self.needed())
-        return self._first(
-            reduced, measure(reduced, key, self.batch) if open_ones else Start.plain(reduced), key, steps
-        )
+        missing = any(getattr(self, name) is None for name in self.needed())
+        start = measure(reduced, key, self.batch) if missing else Start.plain(reduced)
+        return self._first(reduced, start, key, steps)
 
     def _first(self, reduced: Bilevel, start: Start, key: Array, steps: Any) -> StochasticState:
         """The state before the first step."""
         memory, ledger = self.begin(reduced, start, start.ledger)
-        xp, x = arithmetic(start.solved, start.definite), reduced.project(reduced.x0)
+        xp, x, gradient = arithmetic(start), reduced.project(reduced.x0), start.scales.gradient
         convex = xp.where(start.definite, Result.RUNNING.code, Result.NOT_CONVEX.code)
         result = xp.where(start.solved, convex, Result.LOWER_FAILED.code)
         zero, one = put((np.zeros((), reduced.dtype), np.ones((), reduced.dtype)))
@@ -330,7 +309,7 @@ class Stochastic(Solver):
             memory=memory,
             scales=start.scales,
             outer=Outer(zero, trees.zeros(x), _optimizer(self.outer, x) if is_optax(self.outer) else (), one),
-            trend=Trend.start(x, start.scales.gradient),
+            trend=Trend(trees.zeros(x), zero, zero, put(xp.where(gradient >= 0, gradient, zero))),
             average=Average(x, start.W, put(np.int32(0))),
         )
 
@@ -350,7 +329,7 @@ class Stochastic(Solver):
         else:
             x, optimizer, length = reduced.project(trees.step(s.x, rate, direction)), s.outer.optimizer, rate
         left = reduced.problem.bounds.projected_gradient(s.x, direction, length)
-        return replace(s, x=x, outer=Outer(value, left, optimizer, s.outer.pace))
+        return replace(s, x=x, outer=Outer(value.astype(s.dtype), left, optimizer, s.outer.pace))
 
     def step(self, reduced, state):
         draw = Draws(reduced, state.draws, state.step, self.batch, self.shuffle)
@@ -366,32 +345,26 @@ class Stochastic(Solver):
 
     def terminate(self, reduced, state):
         lost = trees.norm((state.x, state.W)) > _FAR * (1 + trees.norm((reduced.x0, reduced.W0)))
-        found = jnp.where(self._small(state), self._good().code, Result.RUNNING.code)
-        return state.clock.outcome(jnp.where(lost, Result.DIVERGED.code, found), state.trend.spent())
+        good = Result.CONVERGED if self.exact else Result.SETTLED
+        now = jnp.where(self._converged(state), good.code, Result.RUNNING.code)
+        return state.clock.outcome(jnp.where(lost, Result.DIVERGED.code, now), state.trend.spent())
 
-    def _good(self) -> Result:
-        return Result.CONVERGED if self.exact else Result.SETTLED
-
-    def _small(self, state: StochasticState) -> Array:
+    def _converged(self, state: StochasticState) -> Array:
         """Whether the last hypergradients are below the tolerance."""
         if self.tolerance is None:
             return jnp.asarray(False)
-        trend, size = state.trend, state.trend.size()
-        goal = self.goal(state)
-        small = (size <= goal) | self.still(state, size)
+        trend = state.trend
+        small = self.is_small(state, jnp.sqrt(trend.power))
         if not self.exact:  # or a mean that is small among mere noise: neither bouncing nor drifting to and fro
-            small = small | (trees.norm(trend.mean) <= goal) & trend.scatters()
+            small = small | self.is_small(state, trees.norm(trend.mean)) & trend.scatters()
         return small & (state.step > _SPAN)
 
-    def goal(self, state: StochasticState) -> Float[Array, ""]:
-        """The size of the hypergradient at which the run has converged."""
-        finest = _ROUNDINGS * jnp.finfo(state.dtype).eps
-        return jnp.maximum(jnp.asarray(self.tolerance, state.dtype), finest) * state.trend.first
-
-    def still(self, state: StochasticState, size: Float[Array, ""]) -> Array:
-        """Whether a gradient of that size is what rounding ``x`` makes of zero (where its curvature is known)."""
-        rounding = _ROUNDINGS * jnp.finfo(state.dtype).eps * (1 + trees.norm(state.x))
-        return size <= rounding * state.scales.bend
+    def is_small(self, state: StochasticState, size: Float[Array, ""]) -> Array:
+        """Whether a hypergradient of that size is below the tolerance, or what rounding ``x`` makes of zero (where the
+        curvature is known)."""
+        rounding = _ROUNDINGS * jnp.finfo(state.dtype).eps
+        goal = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), rounding) * state.trend.first
+        return (size <= goal) | (size <= rounding * (1 + trees.norm(state.x)) * state.scales.bend)
 
     def finish(self, state):
         missing = [name for name in self.schedules if getattr(self, name) is None]
