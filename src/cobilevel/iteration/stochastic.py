@@ -271,7 +271,7 @@ class Stochastic(Solver):
 
     @abstractmethod
     def update(self, reduced: Bilevel, s: StochasticState, draw: Draws, rate: SimpleNamespace) -> StochasticState:
-        """The next state: ``W``, ``memory`` and ``ledger`` by ``replace``, ``x`` and the upper value by ``move``."""
+        """The next state, by ``move``."""
 
     # -- the rest is the same for all
 
@@ -319,9 +319,12 @@ class Stochastic(Solver):
         return eqx.filter_eval_shape(first, reduced, key)
 
     def move(
-        self, reduced: Bilevel, s: StochasticState, value: Float[Array, ""], direction: PyTree, rate: Any
+        self, reduced: Bilevel, s: StochasticState, value: Float[Array, ""], direction: PyTree, rate: Any, **more: Any
     ) -> StochasticState:
-        """The outer step along minus the direction, projected to the bounds; `value` is the upper one before it."""
+        """The next state, after the outer step along minus the direction, projected to the bounds.
+
+        `value` is the upper one before it; `more`: what else is new, ``W``, ``memory`` and ``ledger``.
+        """
         if is_optax(rate):
             updates, optimizer = rate.update(direction, s.outer.optimizer, s.x)
             x = reduced.project(jax.tree.map(lambda a, u: a + (s.outer.pace * u).astype(a.dtype), s.x, updates))
@@ -329,7 +332,7 @@ class Stochastic(Solver):
         else:
             x, optimizer, length = reduced.project(trees.step(s.x, rate, direction)), s.outer.optimizer, rate
         left = reduced.problem.bounds.projected_gradient(s.x, direction, length)
-        return replace(s, x=x, outer=Outer(value.astype(s.dtype), left, optimizer, s.outer.pace))
+        return replace(s, x=x, outer=Outer(value.astype(s.dtype), left, optimizer, s.outer.pace), **more)
 
     def step(self, reduced, state):
         draw = Draws(reduced, state.draws, state.step, self.batch, self.shuffle)

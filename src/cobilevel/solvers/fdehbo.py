@@ -1,7 +1,5 @@
 """``FdeHBO``: recursive momentum without Hessians or Jacobians (Yang, Xiao, Ji 2023)."""
 
-from dataclasses import replace
-
 import equinox as eqx
 import jax.numpy as jnp
 
@@ -66,5 +64,6 @@ class FdeHBO(Stochastic):
         estimate = storm(estimate, new, old, jnp.where(s.step == 0, 1, rate.momentum))
         W = trees.step(s.W, rate.inner, estimate.lower)
         z = trees.clip_norm(trees.step(v, rate.linear, estimate.linear), rate.radius)
-        s = replace(s, W=W, memory=(z, (s.x, s.W, v), estimate), ledger=ledger)
-        return self.move(reduced, s, value, estimate.outer, rate.outer)
+        return self.move(
+            reduced, s, value, estimate.outer, rate.outer, W=W, memory=(z, (s.x, s.W, v), estimate), ledger=ledger
+        )

@@ -159,7 +159,7 @@ class SeriesSolver(Stochastic):
         value, gradient, _, ledger = hypergradient(
             reduced, s.x, W, draw.upper(), draw.lower(), *self.drawn_series(s, draw, kind), ledger
         )
-        return self.move(reduced, replace(s, W=W, ledger=ledger), value, gradient, rate.outer)
+        return self.move(reduced, s, value, gradient, rate.outer, W=W, ledger=ledger)
 
     def finish(self, state):
         x, W, words = super().finish(state)

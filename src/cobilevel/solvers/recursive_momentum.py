@@ -1,6 +1,5 @@
 """Recursive momentum on both levels: ``SUSTAIN`` (Khanduri et al. 2021) and ``MRBO`` (Yang, Ji, Liang 2021)."""
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 import equinox as eqx
@@ -33,7 +32,7 @@ class RecursiveMomentum(SeriesSolver):
         _, there, ledger = both_gradients(reduced, s.memory.x, s.memory.W, batches, series, ledger)
         slope, gradient = storm(s.memory.estimates, here, there, jnp.where(s.step == 0, 1, rate.momentum))
         memory, W = Previous(s.x, s.W, (slope, gradient)), trees.step(s.W, rate.inner, slope)
-        return self.move(reduced, replace(s, W=W, memory=memory, ledger=ledger), value, gradient, rate.outer)
+        return self.move(reduced, s, value, gradient, rate.outer, W=W, memory=memory, ledger=ledger)
 
 
 class SUSTAIN(RecursiveMomentum):

@@ -1,7 +1,5 @@
 """``SABA``: SOBA with a table of past gradients, for finite sums (Dagréou et al. 2022)."""
 
-from dataclasses import replace
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -105,5 +103,13 @@ class SABA(Stochastic):
         ((d2, product), cross), lower_terms = lower_terms.refresh(lower_pool, lower, lower_rows, fresh)
         toward = Directions.of((d1, pull), (d2, product, cross))
         W, v = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)
-        s = replace(s, W=W, memory=(v, lower_terms, upper_terms), ledger=ledger)
-        return self.move(reduced, s, oracles.mean(upper, values), toward.outer, rate.outer)
+        return self.move(
+            reduced,
+            s,
+            oracles.mean(upper, values),
+            toward.outer,
+            rate.outer,
+            W=W,
+            memory=(v, lower_terms, upper_terms),
+            ledger=ledger,
+        )

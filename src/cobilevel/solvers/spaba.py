@@ -1,6 +1,5 @@
 """``SPABA``: probabilistic full gradients on SOBA's three directions (Chu, Xu, Yao, Zhang 2024)."""
 
-from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -63,5 +62,6 @@ class SPABA(Stochastic):
         full = (s.step == 0) | (jax.random.uniform(draw.key(), ()) < jnp.asarray(chance))
         value, toward, ledger = jax.lax.cond(full, anew, onward, s.ledger)
         W, z = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)
-        s = replace(s, W=W, memory=(z, (s.x, s.W, v), toward), ledger=ledger)
-        return self.move(reduced, s, value, toward.outer, rate.outer)
+        return self.move(
+            reduced, s, value, toward.outer, rate.outer, W=W, memory=(z, (s.x, s.W, v), toward), ledger=ledger
+        )
