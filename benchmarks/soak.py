@@ -23,7 +23,7 @@ import numpy as np
 
 import cobilevel as cb
 from cobilevel.iteration import course
-from cobilevel.iteration.history import MOST_ENTRIES
+from cobilevel.iteration.course import MOST_ENTRIES
 
 _LOOKS = 20  # at memory, over the whole time
 _FLAT = 1.03  # times what was held at first

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cobilevel.iteration.history import History
+from cobilevel.iteration.course import History
 
 
 def taken(parts, most=8):

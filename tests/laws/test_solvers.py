@@ -185,6 +185,16 @@ def test_float32_pytrees_bounds_ledger_and_one_compilation(kind, monkeypatch):
     assert float(jnp.max(jnp.abs(state.x["b"]))) > 0
 
 
+def test_functions_in_double_precision_serve_a_run_in_single():
+    """A function that holds double precision numbers gives values in double precision."""
+    instance = cb.gallery.quadratic(0, dx=2, dy=2, train=50)
+    solution = cb.solve(
+        instance.problem, instance.train, basis=BASIS, solver=short(cb.SABA), steps=3, precision="single"
+    )
+    assert solution.stats["steps"] == 3
+    assert solution.x.dtype == np.float32
+
+
 @over_all((*SERIES, "F2SA", "FdeHBO"))
 def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_reported(kind, quadratic, measured, tmp_path):
     """Three laws in one test, since they share their compiled program."""

@@ -1,15 +1,11 @@
 """The solver protocol, the one loop, and what solvers share: schedules, draws, the scales of default step sizes."""
 
 from .checkpoint import Checkpoint as Checkpoint
-from .draws import Draws as Draws
-from .estimators import heavy_ball as heavy_ball
-from .estimators import storm as storm
-from .interruption import Interrupted as Interrupted
 from .job import Job as Job
+from .loop import Interrupted as Interrupted
 from .loop import advance as advance
 from .loop import run as run
 from .loop import steps_on_host as steps_on_host
-from .quasi_newton import QuasiNewtonMemory as QuasiNewtonMemory
 from .schedules import Cosine as Cosine
 from .schedules import PolynomialDecay as PolynomialDecay
 from .schedules import Schedule as Schedule
@@ -17,6 +13,7 @@ from .schedules import at as at
 from .schedules import check_schedule as check_schedule
 from .schedules import is_optax as is_optax
 from .schedules import traced as traced
+from .solver import SOLVED as SOLVED
 from .solver import Clock as Clock
 from .solver import Evolving as Evolving
 from .solver import Solver as Solver
@@ -25,5 +22,8 @@ from .step_scales import Scales as Scales
 from .step_scales import Start as Start
 from .step_scales import lanczos as lanczos
 from .step_scales import measure as measure
+from .stochastic import Draws as Draws
 from .stochastic import Stochastic as Stochastic
-from .stochastic_state import StochasticState as StochasticState
+from .stochastic import StochasticState as StochasticState
+from .stochastic import heavy_ball as heavy_ball
+from .stochastic import storm as storm

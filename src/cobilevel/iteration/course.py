@@ -1,4 +1,4 @@
-"""How a run has gone so far: where it stands, its curves, and how often it had to go back."""
+"""How a run has gone so far: where it stands, its curves, bounded however long it runs, and how often it went back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,51 @@ import numpy as np
 
 from .. import archive
 from ..answer import Result
-from .history import History
 
 _SOUND = 10.0  # times the least of the gradients so far: while they are no larger, a run has not begun to diverge
-_PACE_AFTER = 0.5  # the steps after a retreat, in units of those before
+MOST_ENTRIES = 100_000  # of a curve; of longer runs every second step is kept, then every fourth, and so on
+
+
+class History:
+    """What a run recorded: `add` what steps came to, `curves` gives all of it, with the steps it belongs to.
+
+    Which steps are kept depends on how many were taken and on nothing else, so a run that was stopped and went on has
+    the same history as one that was not.
+    """
+
+    def __init__(self, curves: Mapping[str, np.ndarray] | None = None, last: int = 0, most: int = MOST_ENTRIES):
+        """Goes on from `curves` that end at step `last`; without steps of their own, they are of the steps up to it."""
+        self._most = most
+        self._kept: dict[str, np.ndarray] = {}
+        self._newest: dict[str, np.ndarray] = {}
+        self.add({name: np.asarray(curve) for name, curve in (curves or {}).items()}, last)
+
+    def add(self, records: Mapping[str, np.ndarray], last: int) -> None:
+        """With the records of some more steps, the last of which was `last`."""
+        count = min(map(len, records.values()), default=0)
+        if not count:
+            return
+        more = {"step": np.arange(last - count + 1, last + 1), **records}
+        self._newest = {name: curve[-1:] for name, curve in more.items()}
+        whole = _joined(self._kept, more)
+        stride = 1 << ((int(more["step"][-1]) - 1) // self._most).bit_length()
+        kept = whole["step"] % stride == 0
+        self._kept = {name: curve[kept] for name, curve in whole.items()}
+
+    def curves(self) -> dict[str, np.ndarray]:
+        """All that is kept, and the last step, whether or not it is one of those."""
+        if not self._kept or self._kept["step"][-1:].tolist() == self._newest["step"].tolist():
+            return dict(self._kept)
+        return _joined(self._kept, self._newest)
+
+    def up_to(self, step: int) -> "History":
+        """The history as it was after an earlier step; the step itself may be missing in it."""
+        whole = self.curves()
+        return History({name: curve[whole["step"] <= step] for name, curve in whole.items()}, step, self._most)
+
+
+def _joined(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([first[name], curve]) if first else curve for name, curve in second.items()}
 
 
 @dataclass
@@ -66,7 +107,7 @@ class Course:
         """Back to the last good state, and on with shorter steps; what was spent is spent."""
         back, failed = self.good, cast(Any, self.state)
         self.retreats.append((self.step + 1, int(back.step)))
-        pace = failed.outer.pace * _PACE_AFTER
+        pace = failed.outer.pace / 2
         self.state = eqx.tree_at(lambda s: (s.outer.pace, s.ledger), back, (pace, failed.ledger))
         self.history, self.peak = self.history.up_to(int(back.step)), 0.0
 
@@ -75,14 +116,13 @@ class Course:
         if not self.retreats:
             return {}
         steps = ", ".join(f"at step {failed} (back to {back})" for failed, back in self.retreats)
-        share = _PACE_AFTER ** len(self.retreats)
+        share = 2.0 ** -len(self.retreats)
         return {"retreats": f"diverged {steps}; went on with steps {share:g} times as long as before. Give such steps."}
 
     def kept(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What a checkpoint holds of it: a document, and arrays."""
-        arrays = {f"state/{k}": leaf for k, leaf in enumerate(archive.to_plain(self.state))}
-        if self.good is not None:
-            arrays.update({f"good/{k}": leaf for k, leaf in enumerate(archive.to_plain(self.good))})
+        states = {"state": self.state} if self.good is None else {"state": self.state, "good": self.good}
+        arrays = {f"{name}/{k}": a for name, one in states.items() for k, a in enumerate(archive.to_plain(one))}
         arrays.update({f"history/{name}": curve for name, curve in self.history.curves().items()})
         numbers = {"seconds": self.seconds, "least": self.least, "peak": self.peak, "retreats": self.retreats}
         return numbers, arrays
@@ -91,18 +131,12 @@ class Course:
     def again(document: Mapping[str, Any], arrays: Mapping[str, np.ndarray], like: Any) -> "Course":
         """The inverse of ``kept``; `like` has the structure of the state."""
 
-        def group(name: str) -> list[np.ndarray]:
-            return [arrays[f"{name}/{k}"] for k in range(sum(key.startswith(f"{name}/") for key in arrays))]
+        def state(name: str) -> Any:
+            count = sum(key.startswith(f"{name}/") for key in arrays)
+            return archive.from_plain([arrays[f"{name}/{k}"] for k in range(count)], like)
 
-        state = archive.from_plain(group("state"), like)
-        good = archive.from_plain(group("good"), like) if "good/0" in arrays else None
         curves = {key.removeprefix("history/"): part for key, part in arrays.items() if key.startswith("history/")}
-        return Course(
-            state,
-            History(curves, int(state.step)),
-            float(document["seconds"]),
-            good,
-            float(document["least"]),
-            float(document["peak"]),
-            [(int(failed), int(back)) for failed, back in document["retreats"]],
-        )
+        now, numbers = state("state"), [float(document[name]) for name in ("seconds", "least", "peak")]
+        retreats = [(int(failed), int(back)) for failed, back in document["retreats"]]
+        good = state("good") if "good/0" in arrays else None
+        return Course(now, History(curves, int(now.step)), numbers[0], good, *numbers[1:], retreats)

@@ -20,15 +20,13 @@ from ..lower import feasibility_of
 from ..problem import Study, double
 from ..reduction import Reduced, reduce_study
 from .checkpoint import Checkpoint
-from .interruption import Interrupted
-from .loop import run
+from .loop import Interrupted, run
 from .resume import check_functions
 from .solver import Solver
 
 _CHECKED_ROWS = 100_000  # the largest pool over which a solution's convexity is looked at
-_CHECKED_NUMBERS = 2_000_000  # the most numbers of all the y there
-_CHECKED_Y = 64  # the largest y whose Hessian is looked at sample by sample
-_BENT, _FLAT = -1e-6, 1e-10  # curvature relative to the largest: below, it is negative; within, it is none
+_CHECKED_WORK = 4e9  # the most operations that eigenvalues at all its rows may take
+_BENT = 1e-6  # curvature relative to the largest, more negative than rounding makes it
 _UNSEEN = 1e-3  # share of a context's features that the lower level cannot see, from which on it is reported
 
 
@@ -67,91 +65,72 @@ class Job:
 
     def run(self, basis: Basis, resume: Solution | None = None) -> Solution:
         """Reduces with the basis, which must have nothing left to learn, and runs the solver to its end."""
-        check_functions(self.study, basis, resume)
-        functions = Objectives.of(self.study)
-        reduced = reduce_study(self.study, basis)
+        study = self.study
+        check_functions(study, basis, resume)
+        functions, reduced = Objectives.of(study), reduce_study(study, basis)
         choices = {**self.choices, **_deficiency(reduced)}
         choices.setdefault("solver", f"{type(self.solver).__name__}().")
+        named = lambda one: replace(one, choices={**choices, **one.choices}, objectives=functions)
+        settings = (self.progress, resume, self.checkpoint, self.retreats, not self.one_of_many)
         try:
-            found = run(
-                self.solver,
-                reduced,
-                self.key,
-                self.steps,
-                self.progress,
-                resume,
-                self.checkpoint,
-                self.retreats,
-                resumable=not self.one_of_many,
-            )
+            solution = named(run(self.solver, reduced, self.key, self.steps, *settings))
         except Interrupted as stop:
-            stop.solution = replace(stop.solution, choices={**choices, **stop.solution.choices}, objectives=functions)
+            stop.solution = named(stop.solution)
             raise
-        found = replace(found, choices={**choices, **found.choices}, objectives=functions)
-        if not self.study.endless and self.study.all_here:
-            seen = self._seen_again(basis) if self.one_of_many or self.study.spread else lambda: (self.study, reduced)
-            dtype, noise = self.study.dtype, _errors_of_policy(seen, self.study.dtype, found)
-            found = replace(found, inference=lambda: _inferred(seen, dtype, found.x), policy_noise=noise)
-        return _check_constraints(self.study, _check_convexity(self.study, reduced, found))
-
-    def _seen_again(self, basis: Basis) -> Callable[[], tuple[Study, Reduced]]:
-        """The study, on the samples of all processes, and what the basis makes of it, computed again when asked for."""
-        whole = self.study.whole
-        return lambda: ((study := whole()), reduce_study(study, basis))
+        if not study.endless and study.all_here:
+            whole = lambda: ((all_rows := study.whole()), reduce_study(all_rows, basis))
+            again = self.one_of_many or study.spread
+            solution = _with_errors(solution, study.dtype, whole if again else lambda: (study, reduced))
+        return _check_constraints(study, _check_convexity(study, reduced, solution))
 
 
-def _inferred(seen: Callable[[], tuple[Study, Reduced]], dtype: Any, x: PyTree) -> Uncertainty:
-    """How well the samples determine ``x``, in the precision of the study."""
-    with double() if dtype == np.float64 else nullcontext():
-        study, reduced = seen()
-        soft = study.softened()
-        reduced = reduced if soft is study else replace(reduced, problem=soft.problem)
-        return infer(soft, reduced.whitened(), x, study.problem.x0)
-
-
-def _errors_of_policy(seen: Callable[[], tuple[Study, Reduced]], dtype: Any, found: Solution) -> Callable:
-    """Standard errors of the policy at contexts, in the precision of the study; found out when first asked for."""
+def _with_errors(solution: Solution, dtype: Any, seen: Callable[[], tuple[Study, Reduced]]) -> Solution:
+    """With standard errors of ``x`` and of the policy, computed when asked for, in the precision of the study."""
     precision = lambda: double() if dtype == np.float64 else nullcontext()
 
+    def of_x() -> Uncertainty:
+        with precision():
+            study, reduced = seen()
+            soft = study.softened()
+            reduced = reduced if soft is study else replace(reduced, problem=soft.problem)
+            return infer(soft, reduced.whitened(), solution.x, study.problem.x0)
+
     @cache
-    def known() -> Any:
+    def noise() -> Any:
         study, reduced = seen()
         reduced = reduced.whitened()
-        return policy_noise(study, reduced, found.x, reduced.enter(found.W))
+        return policy_noise(study, reduced, solution.x, reduced.enter(solution.W))
 
-    def errors(xi: np.ndarray) -> Any:
+    def of_policy(xi: np.ndarray) -> Any:
         with precision():
-            return known() if isinstance(known(), str) else known()(xi)
+            return noise() if isinstance(noise(), str) else noise()(xi)
 
-    return errors
+    return replace(solution, inference=of_x, policy_noise=of_policy)
 
 
 def _deficiency(reduced: Reduced) -> dict[str, str]:
-    """What to report where the observed contexts do not distinguish all functions."""
+    """What to report where the observed contexts do not distinguish all functions.
+
+    Warns where the upper level needs the policy at contexts of which the lower level has no sample.
+    """
     if not reduced.deficient:
         return {}
-    words = (
-        f"the observed contexts distinguish {reduced.rank} of the {reduced.basis.size} functions; the other directions "
-        "keep their start (where a cell holds no context, the policy is y0)."
-    )
-    return {"rank": words, **_unseen(reduced)}
-
-
-def _unseen(reduced: Reduced) -> dict[str, str]:
-    """Warns where the upper level needs the policy at contexts of which the lower level has no sample."""
-    shared = reduced.upper_source is reduced.lower_source
-    if shared or reduced.upper_source.rows is None or reduced.whitening is None:
-        return {}
-    phi = reduced.upper_source.contexts_pool().features
+    words = {
+        "rank": f"the observed contexts distinguish {reduced.rank} of the {reduced.basis.size} functions; the other "
+        "directions keep their start (where a cell holds no context, the policy is y0)."
+    }
+    upper = reduced.upper_source
+    if upper is reduced.lower_source or upper.rows is None or reduced.whitening is None:
+        return words
+    phi = upper.contexts_pool().features
     lost = int(jnp.sum(reduced.whitening.unseen(phi) > _UNSEEN))
-    if not lost:
-        return {}
-    words = (
-        f"{lost} of {len(phi)} upper-level contexts lie where the lower level has no samples to learn the policy from, "
-        "which keeps y0 there in part. Give the lower level contexts there, or take a smaller basis."
-    )
-    warnings.warn(words, stacklevel=5)
-    return {"unseen": words}
+    if lost:
+        words["unseen"] = (
+            f"{lost} of {len(phi)} upper-level contexts lie where the lower level has no samples to learn the policy "
+            "from, which keeps y0 there in part. Give the lower level contexts there, or take a smaller basis."
+        )
+        warnings.warn(words["unseen"], stacklevel=4)
+    return words
 
 
 def _check_constraints(study: Study, solution: Solution) -> Solution:
@@ -173,9 +152,9 @@ def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solu
     test, that the mean Hessian is positive definite, is all that data can show.
     """
     size, rows = study.problem.sizes[1], study.lower.count
-    if size > _CHECKED_Y or rows is None or study.lower.crossed or study.lower_noise:
+    if rows is None or study.lower.crossed or study.lower_noise:
         return solution
-    if rows > _CHECKED_ROWS or rows * size > _CHECKED_NUMBERS:
+    if rows > _CHECKED_ROWS or rows * size**3 > _CHECKED_WORK:
         return solution
     expansions = Expansions(reduced.ordinary())
     hessians = expansions.lower_rows(flattened(solution.x), expansions.table(solution.W)).hessian
@@ -183,7 +162,7 @@ def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solu
     least = values[:, 0] / np.maximum(np.abs(values).max(axis=1), np.finfo(float).tiny)
     shares = np.concatenate([pool.shares for pool in expansions.lower_pools])
     least = least[shares > 0] if not study.spread else np.concatenate(this_cluster().gathered([least[shares > 0]]))
-    bent, flat = least < _BENT, np.abs(least) < _FLAT
+    bent, flat = least < -_BENT, np.abs(least) < size * expansions.eps
     if not bent.any() and flat.mean() < 0.5:
         return solution
     kind, count = ("Negative", bent.sum()) if bent.any() else ("No", flat.sum())

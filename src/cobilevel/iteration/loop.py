@@ -1,8 +1,12 @@
-"""The one loop that runs every solver."""
+"""The one loop that runs every solver, and how Ctrl-C ends it: between two steps, with what it has so far."""
 
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import equinox as eqx
@@ -21,7 +25,6 @@ from ..progress import ProgressBar
 from ..reduction import Bilevel, Reduced
 from .checkpoint import Checkpoint, Kept
 from .course import Course
-from .interruption import Interrupted, Signals
 from .resume import begin, identity, with_result
 from .solver import Solver, State
 
@@ -29,59 +32,79 @@ _LONG = 1.0  # seconds that steps may take before they are looked at
 CHUNKS = 10  # in one call of a compiled program, at most: the call takes as long as some fifty small steps
 
 
-class _Turn(eqx.Module):
-    """One step of a solver, traced: from a state without ledger to the next, and what it spends.
+class Interrupted(KeyboardInterrupt):
+    """A solve that was stopped by a signal; `solution` is what it had so far, with which ``resume=`` goes on.
 
-    `known` is what every step spends, as far as that is known before it runs; `places` are the other entries.
+    `signal` is the number of the signal.
     """
 
-    step: Callable[[State], tuple[State, Array]] = eqx.field(static=True)
-    known: Ledger
-    places: tuple[int, ...] = eqx.field(static=True)
-
-    @staticmethod
-    def of(solver: Solver, reduced: Bilevel, state: State) -> "_Turn":
-        """Traces a step, once."""
-        seen: dict[str, Any] = {}
-
-        def one(state: State) -> tuple[State, Array]:
-            after = solver.step(reduced, eqx.tree_at(_book, state, Ledger.page(), is_leaf=lambda v: v is None))
-            spent, seen["structure"] = jax.tree.flatten(after.ledger)
-            seen["known"] = [leaf if isinstance(leaf, np.ndarray) else np.zeros(2, np.uint32) for leaf in spent]
-            seen["places"] = tuple(k for k, leaf in enumerate(spent) if not isinstance(leaf, np.ndarray))
-            after = eqx.tree_at(lambda s: (s.clock.step, s.ledger), after, (state.step + 1, None))
-            result = solver.terminate(reduced, after)
-            fine = trees.finite((after.x, after.W))
-            result = jnp.where(fine, result, jnp.int32(Result.DIVERGED.code))
-            unknown = [spent[k] for k in seen["places"]]
-            table = jnp.stack(unknown) if unknown else jnp.zeros((0, 2), jnp.uint32)
-            return eqx.tree_at(lambda s: s.clock.result, after, result), table
-
-        bare = eqx.tree_at(_book, state, None)
-        program, shapes = jax.make_jaxpr(one, return_shape=True)(bare)
-        call = lambda state: jax.tree.unflatten(
-            jax.tree.structure(shapes), jaxpr_as_fun(program)(*jax.tree.leaves(state))
-        )
-        return _Turn(call, jax.tree.unflatten(seen["structure"], seen["known"]), seen["places"])
-
-    def spent(self, ledger: Ledger, steps: Array, more: UInt32[Array, "places 2"]) -> Ledger:
-        """A ledger with what so many steps spent."""
-        if not self.places:
-            return ledger.plus(self.known, steps)
-        rows = jnp.zeros((len(jax.tree.leaves(ledger)), 2), jnp.uint32).at[np.array(self.places)].set(more)
-        return ledger.plus(self.known, steps, rows)
+    def __init__(self, words: str, solution: Solution, number: int = signal.SIGINT):
+        super().__init__(words)
+        self.solution, self.signal = solution, number
 
 
-def _book(state: State) -> Any:
-    return state.ledger
+@contextmanager
+def _signals_noted(ends: bool) -> Iterator[list[int]]:
+    """Within it, Ctrl-C (and SIGTERM, where that `ends` a run) is only noted, in the list.
+
+    A second one of the same kind does what it always did. Only the main thread can do this; in others it does nothing.
+    """
+    noted: list[int] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.signal(number, before[number])
+
+    if threading.current_thread() is threading.main_thread():
+        for kind in (signal.SIGINT, signal.SIGTERM) if ends else (signal.SIGINT,):
+            # someone else's handler stays where it is: a server or a notebook has its own way to end
+            if (handler := signal.getsignal(kind)) in (signal.SIG_DFL, signal.default_int_handler):
+                before[kind] = handler
+                signal.signal(kind, note)
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-class _Passed(eqx.Module):
-    """What a pass over some steps came to: the state without ledger, what is not known of its cost, and records."""
+def _traced_step(solver: Solver, reduced: Bilevel, bare: State) -> tuple[Callable, int, Callable]:
+    """One step, traced once, from a state without ledger to the next and what it spends that is not known beforehand.
 
-    state: State
-    spent: UInt32[Any, "places 2"]
-    records: dict[str, Array]
+    With how many kinds of cost are not, and what adds the cost of so many steps to a ledger.
+    """
+    seen: dict[str, Any] = {}
+
+    def one(state: State) -> tuple[State, UInt32[Array, "unknown 2"]]:
+        after = solver.step(reduced, _with_ledger(state, Ledger.page()))
+        spent, structure = jax.tree.flatten(after.ledger)
+        unknown = [k for k, leaf in enumerate(spent) if not isinstance(leaf, np.ndarray)]
+        known = [np.zeros(2, np.uint32) if k in unknown else leaf for k, leaf in enumerate(spent)]
+        seen.update(known=jax.tree.unflatten(structure, known), unknown=unknown)
+        after = eqx.tree_at(lambda s: (s.clock.step, s.ledger), after, (state.step + 1, None))
+        result = solver.terminate(reduced, after)
+        result = jnp.where(trees.finite((after.x, after.W)), result, jnp.int32(Result.DIVERGED.code))
+        table = jnp.stack([spent[k] for k in unknown]) if unknown else jnp.zeros((0, 2), jnp.uint32)
+        return eqx.tree_at(lambda s: s.clock.result, after, result), table
+
+    program, shapes = jax.make_jaxpr(one, return_shape=True)(bare)
+    structure, known, unknown = jax.tree.structure(shapes), seen["known"], seen["unknown"]
+
+    def step(state: State) -> tuple[State, Array]:
+        return jax.tree.unflatten(structure, jaxpr_as_fun(program)(*jax.tree.leaves(state)))
+
+    def charge(ledger: Ledger, steps: Array, more: UInt32[Array, "unknown 2"]) -> Ledger:
+        if not unknown:
+            return ledger.plus(known, steps)
+        rows = jnp.zeros((len(jax.tree.leaves(ledger)), 2), jnp.uint32).at[np.array(unknown)].set(more)
+        return ledger.plus(known, steps, rows)
+
+    return step, len(unknown), charge
+
+
+def _with_ledger(state: State, ledger: Ledger | None) -> State:
+    return eqx.tree_at(lambda s: s.ledger, state, ledger, is_leaf=lambda v: v is None)
 
 
 @program_of_steps
@@ -93,70 +116,59 @@ def advance(
     Nothing is kept on the way that a failed step could be taken back by: a run that diverges is passed through again,
     up to the step before.
     """
-    turn, first = _Turn.of(solver, reduced, state), state.step
-    bare = eqx.tree_at(_book, state, None)
-    room = jnp.where(state.clock.running, jnp.clip(state.limit - first, 0, count), 0)
+    first, begun, bare = state.step, state.clock.running, _with_ledger(state, None)
+    step, unknown, charge = _traced_step(solver, reduced, bare)
+    room = jnp.where(begun, jnp.clip(state.limit - first, 0, count), 0)
     room = room if most is None else jnp.minimum(room, most)
     zeros = lambda kind: jnp.zeros((count, *kind.shape), kind.dtype)
-    empty = _Passed(
-        bare,
-        jnp.zeros((len(turn.places), 2), jnp.uint32),
-        jax.tree.map(zeros, jax.eval_shape(lambda s: s.record(), bare)),
-    )
+    records = jax.tree.map(zeros, jax.eval_shape(lambda s: s.record(), bare))
+    start = (bare, jnp.zeros((unknown, 2), jnp.uint32), records)
 
-    def onward(most: Array) -> _Passed:
-        def going(now: _Passed) -> Array:
-            return (now.state.step - first < most) & now.state.clock.running
+    def one(now: tuple) -> tuple:
+        before, spent, records = now
+        after, more = step(before)
+        enter = lambda curve, value: jax.lax.dynamic_update_index_in_dim(curve, value, before.step - first, 0)
+        return after, added(spent, more), jax.tree.map(enter, records, after.record())
 
-        def one(now: _Passed) -> _Passed:
-            after, more = turn.step(now.state)
-            place = now.state.step - first
-            enter = lambda curve, value: jax.lax.dynamic_update_index_in_dim(curve, value, place, 0)
-            records = jax.tree.map(enter, now.records, after.record())
-            return _Passed(after, added(now.spent, more), records)
+    def failed(now: tuple) -> Array:
+        return begun & (now[0].result == Result.DIVERGED.code)
 
-        return jax.lax.while_loop(going, one, empty)
-
-    def failed(end: _Passed) -> Array:
-        return state.clock.running & (end.state.result == Result.DIVERGED.code)
-
-    def again(carry: tuple[Array, Array, _Passed]) -> tuple[Array, Array, _Passed]:
+    def one_pass(carry: tuple) -> tuple:
         passes, most, _ = carry
-        end = onward(most)
-        return passes + 1, jnp.where(failed(end), end.state.step - first - 1, most), end
+        going = lambda now: (now[0].step - first < most) & now[0].clock.running
+        end = jax.lax.while_loop(going, one, start)
+        return passes + 1, jnp.where(failed(end), end[0].step - first - 1, most), end
 
     unfinished = lambda carry: (carry[0] == 0) | (carry[0] == 1) & failed(carry[2])
-    passes, _, end = jax.lax.while_loop(unfinished, again, (jnp.int32(0), room, empty))
-    result = jnp.where(passes == 2, jnp.int32(Result.DIVERGED.code), end.state.result)
-    steps = end.state.step - first
-    ledger = turn.spent(state.ledger, steps, end.spent)
-    last = eqx.tree_at(lambda s: (s.clock.result, s.ledger), end.state, (result, ledger), is_leaf=lambda v: v is None)
-    return last, (end.records, jnp.arange(count, dtype=jnp.int32) < steps)
+    passes, _, (end, spent, records) = jax.lax.while_loop(unfinished, one_pass, (jnp.int32(0), room, start))
+    result = jnp.where(passes == 2, jnp.int32(Result.DIVERGED.code), end.result)
+    steps = end.step - first
+    last = eqx.tree_at(lambda s: s.clock.result, _with_ledger(end, charge(state.ledger, steps, spent)), result)
+    return last, (records, jnp.arange(count, dtype=jnp.int32) < steps)
 
 
-def steps_on_host(
-    solver: Solver, reduced: Any, state: Any, count: int, most: Any = None
-) -> tuple[Any, tuple[dict[str, np.ndarray], np.ndarray]]:
-    """The same for a solver whose steps are plain Python."""
-    first, reduced = int(state.step), solver.ready(reduced)
-    room = min(count, int(state.limit) - first, count if most is None else int(most))
-    records: list[dict[str, Any]] = []
+def steps_on_host(solver: Solver, reduced: Any, state: Any, count: int) -> tuple[Any, dict[str, np.ndarray]]:
+    """Up to `count` steps of a solver whose steps are plain Python, fewer where the run ends; with records."""
+    reduced, records = solver.ready(reduced), []
+    room = min(count, int(state.limit) - int(state.step))
     while state.clock.running and len(records) < room:
         after = solver.step(reduced, state)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after.x, after.W))):
-            diverged = replace(state.clock, result=np.asarray(Result.DIVERGED.code, np.int32))
-            return replace(state, clock=diverged), _joined(records)
-        clock = replace(after.clock, step=np.asarray(int(state.step) + 1, np.int32))
-        after = replace(after, clock=clock)
-        state = replace(after, clock=replace(clock, result=solver.terminate(reduced, after)))
+            state = replace(state, clock=replace(state.clock, result=np.asarray(Result.DIVERGED.code, np.int32)))
+            break
+        after = replace(after, clock=replace(after.clock, step=np.asarray(int(state.step) + 1, np.int32)))
+        state = replace(after, clock=replace(after.clock, result=solver.terminate(reduced, after)))
         records.append(state.record())
-    return state, _joined(records)
+    return state, {name: np.array([record[name] for record in records]) for name in (records[0] if records else {})}
 
 
-def _joined(records: list[dict[str, Any]]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Records of single steps as curves, all of them real."""
-    names = records[0] if records else {}
-    return {name: np.array([record[name] for record in records]) for name in names}, np.ones(len(records), bool)
+def _steps(solver: Solver, bare: Any, state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
+    """So many steps, on the host or compiled, with records of those that were taken."""
+    if solver.on_host:
+        return steps_on_host(solver, bare, state, most)
+    state, (records, real) = advance(solver, bare, state, CHUNKS * solver.chunk, put(np.int32(most)))
+    real = np.asarray(real)
+    return state, {name: np.asarray(curve)[real] for name, curve in records.items()}
 
 
 def _statistics(reduced: Reduced, state: Any) -> dict[str, Any]:
@@ -175,24 +187,6 @@ def _statistics(reduced: Reduced, state: Any) -> dict[str, Any]:
         "state_bytes": sum(leaf.nbytes for leaf in archive.to_plain(state)),
         **rank,
     }
-
-
-class _Stride:
-    """How many steps to take at once: few enough that a look at them, to stop or to keep them, is never far away."""
-
-    def __init__(self, span: int):
-        self._span, self._most = span, 1
-
-    def most(self, step: int) -> int:
-        """The steps to take now; every multiple of the span is looked at."""
-        return min(self._most, self._span - step % self._span)
-
-    def took(self, seconds: float) -> None:
-        """Learns how long the last ones took."""
-        if seconds > _LONG:
-            self._most = max(1, self._most // 2)
-        elif seconds < _LONG / 4:
-            self._most = min(self._span, 2 * self._most)
 
 
 def run(
@@ -222,49 +216,51 @@ def run(
     if not solver.on_host:
         bare = solver.ready(bare)
         course.state, course.good = everywhere((course.state, course.good), bare)
-    if course.going and not solver.on_host:
-        idle = everywhere(eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0))), bare)
-        only_compiled, _ = advance(solver, bare, idle, CHUNKS * solver.chunk, put(np.int32(1)))
-        jax.block_until_ready(only_compiled.step)
+        if course.going:  # compiles; no step
+            idle = everywhere(eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0))), bare)
+            _steps(solver, bare, idle, 1)
     compiled = time.perf_counter() - clock
-    with ProgressBar(steps, type(solver).__name__, progress) as bar, Signals(ends=kept is not None) as signals:
-        _steps_to_end(solver, bare, course, kept, retreats, bar, signals)
-    if course.result is Result.RUNNING and not course.going:  # a run resumed with no steps left
+    with ProgressBar(steps, type(solver).__name__, progress) as bar, _signals_noted(ends=kept is not None) as noted:
+        _steps_to_end(solver, bare, course, kept, retreats, bar, noted)
+    if course.result is Result.RUNNING and not course.going:  # a run with no steps left
         course.state = with_result(solver, bare, course.state)
-    found = _lifted(solver, prepared, reduced, course, compiled, resumable)
-    if signals.raised is None:
-        return found
+    solution = _lifted(solver, prepared, reduced, course, compiled, resumable)
+    if not noted:
+        return solution
     if course.going:
-        found = replace(found, result=Result.INTERRUPTED, detail=f"(At step {course.step} of {steps}.)")
+        solution = replace(solution, result=Result.INTERRUPTED, detail=f"(At step {course.step} of {steps}.)")
     go_on = "solve(..., resume=error.solution) goes on from there." if kept is None else kept.words()
-    raise Interrupted(f"Interrupted at step {course.step} of {steps}. {go_on}", found, signals.raised)
+    raise Interrupted(f"Interrupted at step {course.step} of {steps}. {go_on}", solution, noted[-1])
 
 
 def _steps_to_end(
-    solver: Solver, bare: Any, course: Course, kept: Kept | None, retreats: int, bar: ProgressBar, signals: Signals
+    solver: Solver, bare: Any, course: Course, kept: Kept | None, retreats: int, bar: ProgressBar, noted: list[int]
 ) -> None:
-    """Steps to the end of the run, or to an interruption."""
-    stride, moved = _Stride(solver.chunk if retreats else CHUNKS * solver.chunk), False
+    """Steps to the end of the run, or to an interruption.
+
+    So many at once that a look at them, to stop or to keep them, is never far away; every multiple of `span` is seen.
+    """
+    span, at_once, moved = solver.chunk * (1 if retreats else CHUNKS), 1, False
     if kept is not None and course.going:
         kept.put(course, at_once=True)
     while course.going:
         began = time.perf_counter()
-        most, stop = in_step(bare, stride.most(course.step), signals.raised)
+        most, stop = in_step(bare, min(at_once, span - course.step % span), noted[-1] if noted else None)
         if stop is not None:
-            signals.raised = stop
+            noted.append(stop)
             break
-        forward = steps_on_host if solver.on_host else advance
-        state, (record, real) = forward(solver, bare, course.state, CHUNKS * solver.chunk, put(np.int32(most)))
-        real = np.asarray(real)
-        records = {name: np.asarray(curve)[real] for name, curve in record.items()}
+        state, records = _steps(solver, bare, course.state, most)
         course.add(state, records, solver.chunk)
         if course.result is Result.DIVERGED and len(course.retreats) < retreats:
             course.retreat()
-        took = time.perf_counter() - began
-        stride.took(took)
-        course.seconds, moved = course.seconds + took, True
+        took, moved = time.perf_counter() - began, True
+        course.seconds += took
+        if took > _LONG:
+            at_once = max(1, at_once // 2)
+        elif took < _LONG / 4:
+            at_once = min(span, 2 * at_once)
         bar.update(course.step, " ".join(f"{k} {v[-1]:.3g}" for k, v in records.items() if len(v)))
-        if kept is not None and course.going and signals.raised is None:
+        if kept is not None and course.going and not noted:
             kept.put(course)
     if kept is not None and moved:
         kept.put(course, at_once=True)

@@ -15,8 +15,7 @@ from ..problem import Study
 from ..programs import is_spread, program, put, rows_at
 from ..reduction import Reduced, Table
 from .checkpoint import Checkpoint, Kept
-from .course import Course
-from .history import History
+from .course import Course, History
 from .solver import Solver
 
 _ROWS_KNOWN_BY = 64  # rows whose features are part of what a run is known by
@@ -91,7 +90,7 @@ def begin(
         course = _resumed(solver, reduced, bare, key, steps, resume)
     else:
         first = solver.init(bare, key, steps) if solver.on_host else solver.init(reduced, key, put(np.int32(steps)))
-        course = Course(with_result(solver, bare, first) if solver.may_end_at_once else first)
+        course = Course(first)
     return kept, course
 
 

@@ -6,14 +6,15 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from ..answer import Result
 from ..derivatives import Ledger
-from ..programs import Held, put
+from ..programs import Held, arithmetic
 from ..reduction import Bilevel, Reduced
+
+SOLVED = 0.75  # exponent of the precision: a residual this small, relative to the first, is as small as need be
 
 
 @jax.tree_util.register_dataclass
@@ -26,33 +27,23 @@ class Clock:
     result: Any
 
     @staticmethod
-    def start(limit: Int[Array, ""] | int, result: Int[Array, ""] | int = Result.RUNNING.code) -> "Clock":
-        """Before the first of at most `limit` steps."""
-        held = lambda number: number if isinstance(number, jax.Array) else put(np.asarray(number, np.int32))
-        return Clock(*(held(number).astype(jnp.int32) for number in (0, limit, result)))
-
-    @staticmethod
-    def on_host(limit: Any) -> "Clock":
-        """The same in NumPy."""
-        return Clock(*(np.asarray(number, np.int32) for number in (0, limit, Result.RUNNING.code)))
+    def start(limit: Any, result: Any = Result.RUNNING.code) -> "Clock":
+        """Before the first of at most `limit` steps; in NumPy, unless traced."""
+        xp = arithmetic(limit, result)
+        return Clock(*(xp.asarray(number, np.int32) for number in (0, limit, result)))
 
     @property
     def running(self) -> Any:
         """Whether nothing has ended the run so far; its steps may be used up all the same."""
         return self.result == Result.RUNNING.code
 
-    def outcome(self, found: Int[Array, ""] | int, spent: Int[Array, ""] | int = Result.BUDGET.code) -> Array:
-        """The code of the result so far: what ended the run before; else what was `found` now; else, with all steps
-        used up, `spent`."""
-        result = jnp.where(self.running, found, self.result)
+    def outcome(self, now: Any, spent: Any = Result.BUDGET.code) -> Any:
+        """The code of the result so far: what ended the run before; else what does `now`; else, with all steps used up,
+        `spent`."""
+        xp = arithmetic(self, now, spent)
+        result = xp.where(self.running, now, self.result)
         used_up = (result == Result.RUNNING.code) & (self.step >= self.limit)
-        return jnp.where(used_up, spent, result).astype(jnp.int32)
-
-    def ended(self, found: Result) -> Result:
-        """The same for a run on the host."""
-        result = Result.of(int(self.result))
-        result = found if result is Result.RUNNING else result
-        return Result.BUDGET if result is Result.RUNNING and self.step >= self.limit else result
+        return xp.where(used_up, spent, result).astype(np.int32)
 
 
 class Evolving:
@@ -102,7 +93,6 @@ class Solver(eqx.Module):
 
     default_steps: ClassVar[int] = 1000
     chunk: ClassVar[int] = 100  # steps between two looks from outside the compiled program
-    may_end_at_once: ClassVar[bool] = True  # whether the start may be the solution, as far as it can see
     keeps_rows: ClassVar[bool] = False  # something for each row of the pool, which must be on one device then
     on_host: ClassVar[bool] = False  # whether its steps are plain Python, and not compiled
 
@@ -126,9 +116,9 @@ class Solver(eqx.Module):
     def step(self, reduced: Any, state: Any) -> Any:
         """One step; the loop advances ``state.step``."""
 
+    @abstractmethod
     def terminate(self, reduced: Any, state: Any) -> Any:
         """The code of the result after a step: ``Result.RUNNING`` to go on, and how it ended once steps are used up."""
-        return state.clock.outcome(state.result)
 
     def finish(self, state: Any) -> tuple[PyTree, PyTree, dict[str, str]]:
         """``x`` and ``W`` to return, and in words what was chosen on the way."""

@@ -6,8 +6,10 @@ $F_\Phi$ (power iteration on differences of exact hypergradients). Measuring sol
 run also starts there.
 """
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -17,22 +19,19 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from .. import trees
-from ..derivatives import Expansions, HostLedger, Ledger, flattened, galerkin
+from ..derivatives import Expansions, HostLedger, Ledger, galerkin
 from ..lower import Point, lower_size, solve_at
+from ..problem import Bounds
 from ..programs import Held, arithmetic, put
 from ..reduction import Bilevel, Reduced, Source, Table
+from .solver import SOLVED
 
 _MEASURING = 0x5CA1E  # drawn for measuring along with the key of a run, so that the draws of the run are its own
-_ROWS = 2048  # the most rows a level is measured on
-_LANCZOS, _FEW = 40, 8  # steps on the pool, and on a small batch, where Hessians are not formed
-_LOOKS = 32  # small batches whose curvature is looked at: a step must be safe on every one
+_FEW = 8  # Lanczos steps on a small batch, where Hessians are not formed
 _POWER = 5  # power iterations: they find the largest curvature within some ten percent, enough for a step size
 _LOOKOUTS = 4  # points along the path of steepest descent at which the curvature of F is measured
-_EXHAUSTED = 1e2  # roundings of the largest entry, below which a Krylov space has nothing new to offer
 _JIGGLE = 0.1  # of a random direction next to the gradient, which alone could be blind to the largest curvature
 _LONGEST_STEP = 10  # times 1 + |x|: the longest first step worth taking
-_ACCURACY = 0.75  # the exponent of the precision to which the lower level is solved: better than differences need
-_LEAST_CONVEX = 1e2  # roundings of the largest curvature, the least that the smallest can be resolved to
 
 
 class Scales(eqx.Module):
@@ -100,10 +99,12 @@ class Start(eqx.Module):
         return Start(Scales(*[nothing] * 7), reduced.W0, trees.zeros(reduced.W0), Ledger.empty(), yes, yes)
 
 
-def lanczos(product: Callable[[np.ndarray], np.ndarray], start: Float[np.ndarray, " n"], steps: int) -> np.ndarray:
+def lanczos(
+    product: Callable[[np.ndarray], np.ndarray], start: Float[np.ndarray, " n"], steps: int = 40
+) -> Float[np.ndarray, " k"]:
     """Ritz values of a symmetric matrix given by its products: their ends approach those of its spectrum.
 
-    Full reorthogonalisation; it ends where the Krylov space is exhausted.
+    Full reorthogonalisation; it ends where the Krylov space is exhausted but for rounding.
     """
     vector, basis, alpha, beta, scale = start / np.linalg.norm(start), [], [], [], 0.0
     for _ in range(min(steps, len(start))):
@@ -115,48 +116,39 @@ def lanczos(product: Callable[[np.ndarray], np.ndarray], start: Float[np.ndarray
             image = image - space.T @ (space @ image)
         beta.append(float(np.linalg.norm(image)))
         scale = max(scale, abs(alpha[-1]) + beta[-1])
-        if not beta[-1] > _EXHAUSTED * np.finfo(float).eps * scale:
+        if not beta[-1] > len(start) * np.finfo(float).eps * scale:
             break
         vector = image / beta[-1]
     return np.linalg.eigvalsh(np.diag(alpha) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1))
 
 
-def _curvatures(at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Generator, steps: int) -> np.ndarray:
+def _curvatures(at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Generator, **steps: int) -> np.ndarray:
     """Eigenvalues of the lower Hessian, or Ritz values where it is not formed, in ascending order."""
     if at.formed:
-        hessian = at.lower(x, W).hessian
-        values = np.sort(np.linalg.eigvalsh(hessian), axis=None)
+        values = np.sort(np.linalg.eigvalsh(at.lower(x, W).hessian), axis=None)
         return values if np.isfinite(values).all() else np.zeros(1)
     product = lambda v: at.hessian_product(x, W, v.reshape(W.shape)).reshape(-1)
     begin = product(rng.standard_normal(W.size))  # in the range: what no context sees is left out
-    return lanczos(product, begin if np.linalg.norm(begin) > 0 else np.ones(W.size), steps)
+    return lanczos(product, begin if np.linalg.norm(begin) > 0 else np.ones(W.size), **steps)
 
 
-def _unit(vector: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+def _unit(vector: np.ndarray) -> np.ndarray:
     return vector / max(float(np.linalg.norm(vector)), np.finfo(float).tiny)
 
 
-@dataclass(frozen=True)
-class _Room:
-    """The bounds on ``x``."""
+def _largest_rate(rate: Callable[[np.ndarray], np.ndarray], along: np.ndarray) -> float:
+    """The largest rate of change of a gradient, by power iteration; `rate`: the one along a unit vector, a vector."""
+    largest = 0.0
+    for _ in range(_POWER):
+        change = rate(_unit(along))
+        size = float(np.linalg.norm(change))
+        along, largest = change if size > 0 else along, max(largest, size)
+    return largest
 
-    lo: Float[np.ndarray, " dx"]
-    hi: Float[np.ndarray, " dx"]
 
-    @staticmethod
-    def of(reduced: Bilevel) -> "_Room":
-        return _Room(flattened(reduced.problem.bounds.lo), flattened(reduced.problem.bounds.hi))
-
-    def project(self, x: np.ndarray) -> np.ndarray:
-        return np.clip(x, self.lo, self.hi)
-
-    def unblocked(self, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """A gradient without what the bounds block: a huge slope against one says nothing of the steps to take."""
-        blocked = ((x <= self.lo) & (slope > 0)) | ((x >= self.hi) & (slope < 0)) | (self.lo == self.hi)
-        return np.where(blocked, 0.0, slope)
-
-    def moving(self, change: np.ndarray) -> np.ndarray:
-        return np.where(self.lo == self.hi, 0.0, change)
+def _downhill(at: Expansions, point: Point) -> Float[np.ndarray, " dx"]:
+    """The gradient without what the bounds block: a huge slope against one says nothing of the steps to take."""
+    return np.where(Bounds(*at.bounds).free(point.x, point.gradient), point.gradient, 0.0)
 
 
 def _bend(at: Expansions, target: float, rng: np.random.Generator) -> tuple[Point, float]:
@@ -164,42 +156,36 @@ def _bend(at: Expansions, target: float, rng: np.random.Generator) -> tuple[Poin
 
     At each the hypergradient is found first; then its largest rate of change, by power iteration on differences.
     """
-    room = _Room.of(at.reduced)
-    x = room.project(flattened(at.reduced.x0))
+    x, movable = np.clip(at.start, *at.bounds), at.bounds[0] < at.bounds[1]
     jiggle = _JIGGLE * _unit(rng.standard_normal(len(x)))
+
+    def rate(here: Point, along: np.ndarray) -> np.ndarray:
+        reach = at.eps ** (1 / 3) * (1 + np.linalg.norm(here.x))
+        ahead, back = (np.clip(here.x + step * along, *at.bounds) for step in (reach, -reach))
+        place = ahead if np.linalg.norm(ahead - here.x) > reach / 2 else back
+        there = solve_at(at, place, here.coefficients_at(place), target)
+        change = np.where(movable & there.sound & here.sound, there.gradient - here.gradient, 0.0)
+        return change / max(np.linalg.norm(place - here.x), np.finfo(float).tiny)
+
     first = here = solve_at(at, x, at.table(at.reduced.W0), target)
     bend = 0.0
     for lookout in range(_LOOKOUTS):
-        if lookout:
-            here = solve_at(at, x, here.coefficients_at(x), target)
-        along, largest = _unit(room.moving(_unit(room.unblocked(x, here.gradient)) + jiggle)), 0.0
-        for _ in range(_POWER):
-            reach = at.eps ** (1 / 3) * (1 + np.linalg.norm(x))
-            ahead, back = (room.project(x + step * along) for step in (reach, -reach))
-            place = ahead if np.linalg.norm(ahead - x) > reach / 2 else back
-            there = solve_at(at, place, here.coefficients_at(place), target)
-            change = room.moving(there.gradient - here.gradient) / max(np.linalg.norm(place - x), np.finfo(float).tiny)
-            size = float(np.linalg.norm(change)) if there.sound and here.sound else 0.0
-            along, largest = _unit(change) if size > 0 else along, max(largest, size)
-        downhill = room.unblocked(x, here.gradient)
+        here = solve_at(at, x, here.coefficients_at(x), target) if lookout else here
+        downhill = _downhill(at, here)
+        largest = _largest_rate(partial(rate, here), np.where(movable, _unit(downhill) + jiggle, 0.0))
         longest = float(np.linalg.norm(downhill)) / (_LONGEST_STEP * (1 + np.linalg.norm(x)))
         bend = max(bend, max(largest, longest) or 1.0) if np.isfinite(longest) else bend or 1.0
-        x = room.project(x - downhill / bend) if here.sound else x
+        x = np.clip(x - downhill / bend, *at.bounds) if here.sound else x
     return first, bend
 
 
 def _steepness(at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
     """The size of the upper gradient in ``W``, and its largest rate of change by power iteration on differences."""
     pull = at.upper(x, W).d2
-    size, tiny = float(np.linalg.norm(pull)), np.finfo(float).tiny
-    along, steep = pull + rng.standard_normal(W.shape) / W.size**0.5 * (size or 1.0), 0.0
-    for _ in range(_POWER):
-        length = max(float(np.linalg.norm(along)), tiny)
-        reach = at.eps ** (1 / 3) * (1 + np.linalg.norm(W)) / length
-        change = (at.upper(x, W + reach * along).d2 - pull) / reach
-        steep, along = max(steep, float(np.linalg.norm(change)) / length), change
-    steep = max(steep, size / (1 + float(np.linalg.norm(W))))
-    return size, steep if steep > 0 else 1.0
+    size, reach = float(np.linalg.norm(pull)), at.eps ** (1 / 3) * (1 + np.linalg.norm(W))
+    along = pull + rng.standard_normal(W.shape) / W.size**0.5 * (size or 1.0)
+    steep = _largest_rate(lambda along: (at.upper(x, W + reach * along).d2 - pull) / reach, along)
+    return size, max(steep, size / (1 + float(np.linalg.norm(W)))) or 1.0
 
 
 def _part(source: Source, rows: int, rng: np.random.Generator, key: Key[Array, ""]) -> Table:
@@ -229,68 +215,69 @@ def _largest_on_batches(
     """The largest curvature of the lower level on any of some batches, and what looking took."""
     stacked = jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
     at = Expansions(reduced.with_pools(stacked, stacked))
-    size = len(batches[0])
     if not at.formed:
         each = [Expansions(reduced.with_pools(batch, batch)) for batch in batches]
-        return max(float(_curvatures(one, x, W, rng, _FEW)[-1]) for one in each), each[0]
-    rows, (pool,), found = at.lower_rows(x, W), at.lower_pools, 0.0
+        return max(float(_curvatures(one, x, W, rng, steps=_FEW)[-1]) for one in each), each[0]
+    rows, (pool,), size, largest = at.lower_rows(x, W), at.lower_pools, len(batches[0]), 0.0
     for begin in range(0, len(stacked), size):
         part = slice(begin, begin + size)
-        phi, weights = pool.features[part], len(batches) * pool.shares[part]
-        matrices = rows.hessian[part] * weights[:, None, None]
-        hessian = galerkin(np.asarray(phi, float), matrices)
-        found = max(found, float(np.linalg.eigvalsh(hessian)[-1])) if np.isfinite(hessian).all() else found
-    return found, at
+        weights = len(batches) * pool.shares[part]
+        hessian = galerkin(np.asarray(pool.features[part], float), rows.hessian[part] * weights[:, None, None])
+        if np.isfinite(hessian).all():
+            largest = max(largest, float(np.linalg.eigvalsh(hessian)[-1]))
+    return largest, at
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a lower level without minimum
-def measure(reduced: Bilevel, key: Key[Array, ""], batch: int) -> Start:
-    """The scales of a problem for batches of a size, and a start."""
+def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048, looks: int = 32) -> Start:
+    """The scales of a problem for batches of a size, and a start.
+
+    Measured on at most so many `rows` of a level; a step must be safe on each of the batches that are looked at.
+    """
     rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), _MEASURING])
     sources = reduced.lower_source, reduced.upper_source
-    lower = _part(sources[0], _ROWS, rng, key)
-    upper = lower if sources[0] is sources[1] and sources[0].rows is not None else _part(sources[1], _ROWS, rng, key)
+    lower = _part(sources[0], rows, rng, key)
+    upper = lower if sources[0] is sources[1] and sources[0].rows is not None else _part(sources[1], rows, rng, key)
     part = replace(reduced, lower_source=lower, upper_source=upper)
     at = Expansions(part)
     here, W, v, bend, spent = _solved_start(part, at, rng)
-    x, start = here.x, at.table(reduced.W0)
-    ends = [_curvatures(at, x, place, rng, _LANCZOS) for place in (W, start)]
-    small, looked = _largest_on_batches(reduced, x, W, _drawn(sources[0], key, _LOOKS, batch, rng), rng)
+    ends = [_curvatures(at, here.x, place, rng) for place in (W, at.table(reduced.W0))]
+    small, looked = _largest_on_batches(reduced, here.x, W, _drawn(sources[0], key, looks, batch, rng), rng)
     smooth = max(ends[0][-1], ends[1][-1], small)
     smooth = smooth if smooth > 0 else 1.0
-    pull, steep = _steepness(at, x, W, rng)
-    number = lambda value: put(np.asarray(value, reduced.dtype))
+    pull, steep = _steepness(at, here.x, W, rng)
     scales = Scales(
-        smooth=number(smooth),
-        convex=number(max(ends[0][0], _LEAST_CONVEX * at.eps * smooth)),
-        bend=number(bend),
-        gradient=number(np.linalg.norm(_Room.of(reduced).unblocked(x, here.gradient))),
-        pull=number(pull),
-        steep=number(steep),
-        epoch=number(max((source.rows or batch) / batch for source in sources)),
+        smooth=smooth,
+        convex=max(ends[0][0], W.size * at.eps * smooth),  # less cannot be resolved
+        bend=bend,
+        gradient=np.linalg.norm(_downhill(at, here)),
+        pull=pull,
+        steep=steep,
+        epoch=max((source.rows or batch) / batch for source in sources),
     )
+    scales = jax.tree.map(lambda value: np.asarray(value, reduced.dtype), scales)
     ledger = HostLedger.of(at.spent + spent + looked.spent).in_programs()
-    flags = put((np.asarray(here.solved), np.asarray(here.definite)))
-    return Start(scales, put(at.coefficients(W)), put(at.coefficients(v)), ledger, *flags)
+    parts = scales, at.coefficients(W), at.coefficients(v), ledger, np.asarray(here.solved), np.asarray(here.definite)
+    return Start(*put(parts))
 
 
 def _solved_start(
     part: Bilevel, at: Expansions, rng: np.random.Generator
 ) -> tuple[Point, np.ndarray, np.ndarray, float, Any]:
     """The problem at ``x0``, coefficients and adjoint there, the curvature of ``F``, and what that took elsewhere."""
-    x, start = _Room.of(part).project(flattened(part.x0)), at.table(part.W0)
-    target = at.eps**_ACCURACY * lower_size(at, x, start)
+    start = at.table(part.W0)
+    target = at.eps**SOLVED * lower_size(at, np.clip(at.start, *at.bounds), start)
     if isinstance(part, Reduced) and part.deficient:
         # some coefficients are never seen (an empty cell): the exact solves need coordinates without them
         probe = part.whitened()
         assert probe.coordinates is not None
         other = Expansions(probe)
         here, bend = _bend(other, target, rng)
-        restored = probe.coordinates.restore(other.coefficients(here.W))
-        turned = probe.coordinates.direction(other.coefficients(np.nan_to_num(here.adjoint)))
-        found, adjoint, spent = at.table(restored), at.table(turned), other.spent
+        W = at.table(probe.coordinates.restore(other.coefficients(here.W)))
+        v = at.table(probe.coordinates.direction(other.coefficients(np.nan_to_num(here.adjoint))))
+        spent = other.spent
     else:
         here, bend = _bend(at, target, rng)
-        found, adjoint, spent = here.W, here.adjoint, type(at.spent)()
-    W = found if here.solved and np.isfinite(found).all() else start
-    return here, W, adjoint if here.sound else np.zeros_like(start), bend, spent
+        W, v, spent = here.W, here.adjoint, Counter()
+    W = W if here.solved and np.isfinite(W).all() else start
+    return here, W, v if here.sound else np.zeros_like(start), bend, spent

@@ -12,26 +12,201 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from .. import trees
 from ..answer import Result
 from ..checks import whole
 from ..derivatives import Ledger
+from ..keys import below, derived, hashed
 from ..programs import arithmetic, program, put
-from ..reduction import Bilevel
-from .draws import DrawPosition, Draws
+from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, batch_rows
 from .schedules import Schedule, at, check_schedule, is_optax, traced
-from .solver import Clock, Solver
+from .solver import Clock, Solver, State
 from .step_scales import Scales, Start, measure
-from .stochastic_state import SPAN, Average, Outer, StochasticState, Trend
 
 _STEP_SIZES = ("inner", "outer", "linear")  # the schedules that are lengths of steps, and not weights or accuracies
 _FAR = 1e8  # times the size of the start: iterates this large are lost, although they are finite still
-_LEAST_TOLERANCE = (
-    30  # the least tolerance, in units of the precision: the rounding of a hypergradient is of that order
-)
-_STILL = 8  # roundings of x, times the curvature, below which a gradient cannot be resolved
+_ROUNDINGS = 30  # of a hypergradient: one smaller than so many roundings of the first, or of x, is zero
+_SPAN = 100  # steps over which a run is judged: long enough for noise to average out, short against any run
+_KEEP = 1 - 1 / _SPAN  # of a moving average over about so many steps
+_BOUNCING = 1 / 2  # the share of their power that successive hypergradients cancel where steps are too long
+_DEVIATIONS = 2  # of the mean from zero, in standard errors, that chance explains
+# what a key is folded with, so that the draws of one step for different purposes are independent
+_LARGE, _INDEPENDENT, _CHOICE = 1, 2, 3
+_LARGE_BATCHES = 16  # of a stream a large batch is so many small ones: enough to cut the noise by four
+
+
+def storm(estimate: PyTree, here: PyTree, before: PyTree, weight: Float[Array, ""] | float) -> PyTree:
+    r"""$d_k = D_k(z_k) + (1 - a)\,(d_{k-1} - D_k(z_{k-1}))$: the same batch at the new point and at the old one.
+
+    `weight` $a = 1$ forgets the past (plain stochastic gradients), $a = 0$ is SARAH and SPIDER.
+    """
+    return trees.add(here, trees.scale(1 - weight, trees.sub(estimate, before)))
+
+
+def heavy_ball(estimate: PyTree, here: PyTree, weight: Float[Array, ""] | float) -> PyTree:
+    r"""$d_k = (1 - a)\, d_{k-1} + a\, D_k(z_k)$: a moving average."""
+    return trees.add(trees.scale(1 - weight, estimate), trees.scale(weight, here))
+
+
+class DrawPosition(eqx.Module):
+    """The key of a run, and how many batches of each level were taken: the whole position of its samplers."""
+
+    key: Key[Array, ""]
+    upper: UInt32[Array, ""]
+    lower: UInt32[Array, ""]
+
+
+class Draws:
+    """The batches of one step, in order; lives while the step is traced, and its `position` goes into the state."""
+
+    def __init__(self, reduced: Bilevel, position: DrawPosition, step: Int[Array, ""], batch: int, shuffle: bool):
+        self._sources = {"upper": reduced.upper_source, "lower": reduced.lower_source}
+        for_upper, for_lower, self._other = (derived(position.key, k) for k in range(3))
+        self._keys = {"upper": for_upper, "lower": for_lower}
+        self._step, self._batch, self._shuffle, self._dtype = step, batch, shuffle, reduced.dtype
+        self.position = position
+
+    def _advance(self, level: str, count: Int[Array, ""] | int) -> UInt32[Array, ""]:
+        """The number of the next batch of a level, of which `count` are taken."""
+        begin = getattr(self.position, level)
+        after = begin + jnp.asarray(count, jnp.uint32)
+        self.position = eqx.tree_at(lambda position: getattr(position, level), self.position, after)
+        return begin
+
+    def _take(self, level: str, count: Int[Array, ""] | int) -> Batches:
+        begin = self._advance(level, count)
+        return self._sources[level].batches(self._keys[level], begin, count, self._batch, self._shuffle)
+
+    def _next(self, level: str) -> Batch:
+        return self._sources[level].batch(self._keys[level], self._advance(level, 1), self._batch, self._shuffle)
+
+    def upper(self) -> Batch:
+        return self._next("upper")
+
+    def lower(self) -> Batch:
+        return self._next("lower")
+
+    def uppers(self, count: Int[Array, ""] | int) -> Batches:
+        """The next `count` upper batches, by number."""
+        return self._take("upper", count)
+
+    def lowers(self, count: Int[Array, ""] | int) -> Batches:
+        """The next `count` lower batches, by number."""
+        return self._take("lower", count)
+
+    def independent(self, count: Int[Array, ""] | int | None = None) -> Batches:
+        """Lower batches by number, always with replacement: products of Hessians need them independent.
+
+        Where `count`, how many at most, is a plain number, their rows are chosen all at once.
+        """
+        key = derived(self.key(), _INDEPENDENT)
+        return self._sources["lower"].batches(key, jnp.uint32(0), count, self._batch, False)
+
+    def rows(self, level: str) -> RowIndex:
+        """Which rows of the pool of a level come next, for solvers that keep something for each."""
+        pool = self._sources[level].rows
+        assert pool is not None
+        number = self._advance(level, 1)
+        return batch_rows(self._keys[level], number, self._batch, pool, True, self._dtype)
+
+    def key(self) -> Key[Array, ""]:
+        """For other random choices in this step."""
+        return derived(self._other, self._step)
+
+    def choice(self, count: Int[Array, ""] | int) -> Int[Array, ""]:
+        """A random number from 0 to ``count - 1``."""
+        return below(hashed(self.key(), _CHOICE), count).astype(jnp.int32)
+
+    def large(self, size: int | None) -> tuple[Batch, Batch]:
+        """Of each level all there is, or `size` fresh rows where that is asked for, or there is no end of them."""
+
+        def part(source: Source, key: Array) -> Batch:
+            if source.rows is not None and (size is None or size >= source.rows):
+                return source.pool()
+            return source.draw(key, _LARGE_BATCHES * self._batch if size is None else size)
+
+        for_upper, for_lower = jax.random.split(derived(self.key(), _LARGE))
+        return part(self._sources["upper"], for_upper), part(self._sources["lower"], for_lower)
+
+
+class Outer(eqx.Module):
+    """The last step of ``x``: the upper `value` before it, its projected `direction`, and Optax's state, if any.
+
+    `pace`: what all step sizes, of both levels, are multiplied with; less than 1 after a retreat.
+    """
+
+    value: Float[Array, ""]
+    direction: PyTree[Array]
+    optimizer: PyTree[Array]
+    pace: Float[Array, ""]
+
+
+class Trend(eqx.Module):
+    """Moving averages over the last directions: their `mean`, their squared length `power`, and `echo`, the product of
+    each with the one before. `first` is the size to which they are compared."""
+
+    mean: PyTree[Array]
+    power: Float[Array, ""]
+    echo: Float[Array, ""]
+    first: Float[Array, ""]
+
+    def after(
+        self, step: Int[Array, ""], before: PyTree[Array], direction: PyTree[Array], known: Bool[Array, ""]
+    ) -> "Trend":
+        """With one more direction; where `first` is not `known`, it is the largest size of the first steps."""
+        dtype, size = self.power.dtype, trees.norm(direction)
+        share = step.astype(dtype) / (step + 1).astype(dtype)  # a plain mean at first
+        keep = jnp.minimum(jnp.asarray(_KEEP, dtype), share)
+        blend = lambda old, new: keep * old + (1 - keep) * new
+        return Trend(
+            mean=jax.tree.map(blend, self.mean, direction),
+            power=blend(self.power, size**2),
+            echo=blend(self.echo, trees.dot(before, direction)),
+            first=jnp.where((step < _SPAN) & ~known, jnp.maximum(self.first, size), self.first),
+        )
+
+    def scatters(self) -> Bool[Array, ""]:
+        """Whether successive directions neither undo nor repeat each other: they are mostly noise."""
+        return jnp.abs(self.echo) <= _BOUNCING * self.power
+
+    def spent(self) -> Int[Array, ""]:
+        """The code of the result where all steps are used up: bouncing, where successive directions mostly undo each
+        other; noise, where the mean is no larger than chance would have it."""
+        drift = trees.norm(self.mean) ** 2
+        chance = (1 - _KEEP) / (1 + _KEEP) * (self.power - drift)  # the variance of a moving average of noise
+        plain = jnp.where(drift <= _DEVIATIONS**2 * chance, Result.NOISE.code, Result.BUDGET.code)
+        return jnp.where(self.echo < -_BOUNCING * self.power, Result.BOUNCING.code, plain)
+
+
+class Average(eqx.Module):
+    """The mean of the iterates over the last part of the run: ``x``, ``W``, and of how many."""
+
+    x: PyTree[Array]
+    W: PyTree[Array]
+    count: Int[Array, ""]
+
+    def after(self, x: PyTree[Array], W: PyTree[Array], begun: Bool[Array, ""]) -> "Average":
+        """With one more iterate; starts over with each until the last part of the run has `begun`."""
+        count = jnp.where(begun, self.count + 1, 1)
+        mean = lambda old, new: old + (new - old) / count.astype(old.dtype)
+        x, W = jax.tree.map(mean, (self.x, self.W), (x, W))
+        return Average(x, W, jnp.where(begun, count, 0).astype(jnp.int32))
+
+
+class StochasticState(State):
+    """`memory` is what the algorithm itself remembers, `scales` what step sizes are set from; the rest is shared."""
+
+    draws: DrawPosition
+    memory: PyTree[Array]
+    scales: Scales
+    outer: Outer
+    trend: Trend
+    average: Average
+
+    def record(self):
+        return {"upper": self.outer.value, "gradient": trees.norm(self.outer.direction)}
 
 
 def _outer(value: Any) -> Any:
@@ -59,7 +234,6 @@ class Stochastic(Solver):
     exact: ClassVar[bool] = False  # whether the estimates lose all noise and bias at the solution
     default_steps: ClassVar[int] = 20_000
     chunk: ClassVar[int] = 200
-    may_end_at_once: ClassVar[bool] = False
 
     inner: Schedule = eqx.field(converter=traced, default=None)
     outer: Schedule = eqx.field(converter=_outer, default=None)
@@ -97,7 +271,7 @@ class Stochastic(Solver):
 
     @abstractmethod
     def update(self, reduced: Bilevel, s: StochasticState, draw: Draws, rate: SimpleNamespace) -> StochasticState:
-        """The next state: ``W``, ``memory`` and ``ledger`` by ``replace``, ``x`` and the upper value by ``move``."""
+        """The next state, by ``move``."""
 
     # -- the rest is the same for all
 
@@ -115,28 +289,27 @@ class Stochastic(Solver):
         return reduced.looked_through()
 
     def init(self, reduced, key, steps):
-        open_ones = any(getattr(self, name) is None for name in self.needed())
-        return self._first(
-            reduced, measure(reduced, key, self.batch) if open_ones else Start.plain(reduced), key, steps
-        )
+        missing = any(getattr(self, name) is None for name in self.needed())
+        start = measure(reduced, key, self.batch) if missing else Start.plain(reduced)
+        return self._first(reduced, start, key, steps)
 
     def _first(self, reduced: Bilevel, start: Start, key: Array, steps: Any) -> StochasticState:
         """The state before the first step."""
         memory, ledger = self.begin(reduced, start, start.ledger)
-        xp, x = arithmetic(start.solved, start.definite), reduced.project(reduced.x0)
+        xp, x, gradient = arithmetic(start), reduced.project(reduced.x0), start.scales.gradient
         convex = xp.where(start.definite, Result.RUNNING.code, Result.NOT_CONVEX.code)
         result = xp.where(start.solved, convex, Result.LOWER_FAILED.code)
         zero, one = put((np.zeros((), reduced.dtype), np.ones((), reduced.dtype)))
         return StochasticState(
             x=x,
             W=start.W,
-            clock=Clock.start(steps, put(result.astype(np.int32))),
+            clock=put(Clock.start(steps, result)),
             ledger=ledger,
-            draws=DrawPosition.start(key),
+            draws=DrawPosition(key, *put((np.uint32(0), np.uint32(0)))),
             memory=memory,
             scales=start.scales,
             outer=Outer(zero, trees.zeros(x), _optimizer(self.outer, x) if is_optax(self.outer) else (), one),
-            trend=Trend.start(x, start.scales.gradient),
+            trend=Trend(trees.zeros(x), zero, zero, put(xp.where(gradient >= 0, gradient, zero))),
             average=Average(x, start.W, put(np.int32(0))),
         )
 
@@ -146,9 +319,12 @@ class Stochastic(Solver):
         return eqx.filter_eval_shape(first, reduced, key)
 
     def move(
-        self, reduced: Bilevel, s: StochasticState, value: Float[Array, ""], direction: PyTree, rate: Any
+        self, reduced: Bilevel, s: StochasticState, value: Float[Array, ""], direction: PyTree, rate: Any, **more: Any
     ) -> StochasticState:
-        """The outer step along minus the direction, projected to the bounds; `value` is the upper one before it."""
+        """The next state, after the outer step along minus the direction, projected to the bounds.
+
+        `value` is the upper one before it; `more`: what else is new, ``W``, ``memory`` and ``ledger``.
+        """
         if is_optax(rate):
             updates, optimizer = rate.update(direction, s.outer.optimizer, s.x)
             x = reduced.project(jax.tree.map(lambda a, u: a + (s.outer.pace * u).astype(a.dtype), s.x, updates))
@@ -156,7 +332,7 @@ class Stochastic(Solver):
         else:
             x, optimizer, length = reduced.project(trees.step(s.x, rate, direction)), s.outer.optimizer, rate
         left = reduced.problem.bounds.projected_gradient(s.x, direction, length)
-        return replace(s, x=x, outer=Outer(value, left, optimizer, s.outer.pace))
+        return replace(s, x=x, outer=Outer(value.astype(s.dtype), left, optimizer, s.outer.pace), **more)
 
     def step(self, reduced, state):
         draw = Draws(reduced, state.draws, state.step, self.batch, self.shuffle)
@@ -172,32 +348,26 @@ class Stochastic(Solver):
 
     def terminate(self, reduced, state):
         lost = trees.norm((state.x, state.W)) > _FAR * (1 + trees.norm((reduced.x0, reduced.W0)))
-        found = jnp.where(self._small(state), self._good().code, Result.RUNNING.code)
-        return state.clock.outcome(jnp.where(lost, Result.DIVERGED.code, found), state.trend.spent())
+        good = Result.CONVERGED if self.exact else Result.SETTLED
+        now = jnp.where(self._converged(state), good.code, Result.RUNNING.code)
+        return state.clock.outcome(jnp.where(lost, Result.DIVERGED.code, now), state.trend.spent())
 
-    def _good(self) -> Result:
-        return Result.CONVERGED if self.exact else Result.SETTLED
-
-    def _small(self, state: StochasticState) -> Array:
+    def _converged(self, state: StochasticState) -> Array:
         """Whether the last hypergradients are below the tolerance."""
         if self.tolerance is None:
             return jnp.asarray(False)
-        trend, size = state.trend, state.trend.size()
-        goal = self.goal(state)
-        small = (size <= goal) | self.still(state, size)
+        trend = state.trend
+        small = self.is_small(state, jnp.sqrt(trend.power))
         if not self.exact:  # or a mean that is small among mere noise: neither bouncing nor drifting to and fro
-            small = small | (trees.norm(trend.mean) <= goal) & trend.scatters()
-        return small & (state.step > SPAN)
+            small = small | self.is_small(state, trees.norm(trend.mean)) & trend.scatters()
+        return small & (state.step > _SPAN)
 
-    def goal(self, state: StochasticState) -> Float[Array, ""]:
-        """The size of the hypergradient at which the run has converged."""
-        finest = _LEAST_TOLERANCE * jnp.finfo(state.dtype).eps
-        return jnp.maximum(jnp.asarray(self.tolerance, state.dtype), finest) * state.trend.first
-
-    def still(self, state: StochasticState, size: Float[Array, ""]) -> Array:
-        """Whether a gradient of that size is what rounding ``x`` makes of zero (where its curvature is known)."""
-        rounding = _STILL * jnp.finfo(state.dtype).eps * (1 + trees.norm(state.x))
-        return size <= rounding * state.scales.bend
+    def is_small(self, state: StochasticState, size: Float[Array, ""]) -> Array:
+        """Whether a hypergradient of that size is below the tolerance, or what rounding ``x`` makes of zero (where the
+        curvature is known)."""
+        rounding = _ROUNDINGS * jnp.finfo(state.dtype).eps
+        goal = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), rounding) * state.trend.first
+        return (size <= goal) | (size <= rounding * (1 + trees.norm(state.x)) * state.scales.bend)
 
     def finish(self, state):
         missing = [name for name in self.schedules if getattr(self, name) is None]

@@ -5,15 +5,15 @@ from .bsa import BSA as BSA
 from .f2sa import F2SA as F2SA
 from .fdehbo import FdeHBO as FdeHBO
 from .hoag import HOAG as HOAG
-from .mrbo import MRBO as MRBO
 from .newton import Newton as Newton
+from .recursive_momentum import MRBO as MRBO
+from .recursive_momentum import SUSTAIN as SUSTAIN
 from .rsvrb import RSVRB as RSVRB
 from .saba import SABA as SABA
 from .soba import SOBA as SOBA
 from .spaba import SPABA as SPABA
 from .stable import STABLE as STABLE
 from .stocbio import StocBiO as StocBiO
-from .sustain import SUSTAIN as SUSTAIN
 from .ttsa import TTSA as TTSA
 from .vrbo import VRBO as VRBO
 

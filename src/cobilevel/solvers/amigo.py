@@ -1,14 +1,12 @@
 """``AmIGO``: amortized implicit gradients, both inner problems warm-started (Arbel, Mairal 2022)."""
 
-from dataclasses import replace
-
 import equinox as eqx
 import jax
 
 from .. import trees
 from ..derivatives import Ledger, linear_direction, oracles, outer_direction
 from ..iteration import Schedule, Stochastic, traced
-from .inner_descent import descend
+from .parts import descend
 
 
 class AmIGO(Stochastic):
@@ -51,5 +49,4 @@ class AmIGO(Stochastic):
         v = jax.lax.fori_loop(0, self.linear_steps, solve, s.memory)
         ledger = ledger.add_each("hessian_vector", batches, self.linear_steps)
         cross, ledger = oracles.cross_product(reduced, s.x, W, v, draw.lower(), ledger)
-        s = replace(s, W=W, memory=v, ledger=ledger)
-        return self.move(reduced, s, value, outer_direction(d1, cross), rate.outer)
+        return self.move(reduced, s, value, outer_direction(d1, cross), rate.outer, W=W, memory=v, ledger=ledger)

@@ -1,13 +1,9 @@
 """``BSA``: bilevel stochastic approximation (Ghadimi, Wang 2018)."""
 
-from dataclasses import replace
-
 import jax.numpy as jnp
 
-from ..derivatives import hypergradient
 from ..iteration import PolynomialDecay, at
-from .inner_descent import descend
-from .neumann_series import SeriesSolver
+from .parts import SeriesSolver, descend
 
 
 class BSA(SeriesSolver):
@@ -31,7 +27,6 @@ class BSA(SeriesSolver):
     """
 
     default_steps = 2000
-    counts = (("terms", 1),)
 
     growth: float = 0.5
 
@@ -50,7 +45,4 @@ class BSA(SeriesSolver):
         schedule = self.defaults(s.scales)["inner"] if self.inner is None else self.inner
         inner = lambda number: at(schedule, number, s.dtype)
         W, ledger = descend(reduced, s.x, s.W, draw.lowers(count), count, inner, s.ledger)
-        value, gradient, _, ledger = hypergradient(
-            reduced, s.x, W, draw.upper(), draw.lower(), *self.drawn_series(s, draw, "random"), ledger
-        )
-        return self.move(reduced, replace(s, W=W, ledger=ledger), value, gradient, rate.outer)
+        return self.move_by_series(reduced, s, W, draw, "random", rate, ledger)

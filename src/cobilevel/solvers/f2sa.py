@@ -1,7 +1,5 @@
 """``F2SA``: fully first-order, by a growing penalty (Kwon, Kwon, Wright, Nowak 2023)."""
 
-from dataclasses import replace
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -71,4 +69,4 @@ class F2SA(Stochastic):
         (at_y, _), ledger = oracles.lower_gradients(reduced, s.x, y, batch, ledger)
         (at_z, _), ledger = oracles.lower_gradients(reduced, s.x, z, batch, ledger)
         direction = trees.add(d1, trees.scale(rate.penalty, trees.sub(at_y, at_z)))
-        return self.move(reduced, replace(s, W=z, memory=y, ledger=ledger), value, direction, rate.outer)
+        return self.move(reduced, s, value, direction, rate.outer, W=z, memory=y, ledger=ledger)

@@ -1,7 +1,5 @@
 """``FdeHBO``: recursive momentum without Hessians or Jacobians (Yang, Xiao, Ji 2023)."""
 
-from dataclasses import replace
-
 import equinox as eqx
 import jax.numpy as jnp
 
@@ -9,7 +7,7 @@ from .. import trees
 from ..derivatives import Directions, oracles
 from ..iteration import Schedule, Stochastic, at, check_schedule, storm, traced
 from ..programs import arithmetic
-from .recursive_momentum import recursive_schedules
+from .parts import no_directions, recursive_schedules
 
 
 class FdeHBO(Stochastic):
@@ -45,8 +43,7 @@ class FdeHBO(Stochastic):
         return {**rates, "linear": rates["inner"], "radius": radius}
 
     def begin(self, reduced, start, ledger):
-        nothing = Directions(trees.zeros(start.W), trees.zeros(start.W), trees.zeros(reduced.x0))
-        return (start.v, (reduced.x0, start.W, start.v), nothing), ledger
+        return no_directions(reduced, start), ledger
 
     def update(self, reduced, s, draw, rate):
         v, before, estimate = s.memory
@@ -63,10 +60,10 @@ class FdeHBO(Stochastic):
             return value, Directions.of((d1, d2), (slope, product, cross)), ledger
 
         value, new, ledger = toward(s.x, s.W, v, s.ledger)
-        x_old, W_old, v_old = before
-        _, old, ledger = toward(x_old, W_old, v_old, ledger)
+        _, old, ledger = toward(*before, ledger)
         estimate = storm(estimate, new, old, jnp.where(s.step == 0, 1, rate.momentum))
         W = trees.step(s.W, rate.inner, estimate.lower)
         z = trees.clip_norm(trees.step(v, rate.linear, estimate.linear), rate.radius)
-        s = replace(s, W=W, memory=(z, (s.x, s.W, v), estimate), ledger=ledger)
-        return self.move(reduced, s, value, estimate.outer, rate.outer)
+        return self.move(
+            reduced, s, value, estimate.outer, rate.outer, W=W, memory=(z, (s.x, s.W, v), estimate), ledger=ledger
+        )

@@ -10,13 +10,13 @@ from jaxtyping import Array, Float, PyTree
 from .. import trees
 from ..answer import Result
 from ..derivatives import ConjugateGradient, hypergradient, oracles
-from ..iteration import Schedule, Stochastic, is_optax, traced
+from ..iteration import SOLVED, Schedule, Stochastic, is_optax, traced
 from ..lower import newton_steps
 from ..programs import arithmetic, program
-from .finite_pools import tabulated
+from .parts import tabulated
 
-_SHARPEST = 0.75  # exponent of the precision: the accuracy is no finer, since conjugate gradients would not reach it
-_LONGER, _SHORTER, _MOST_STRETCH = 1.05, 0.5, 10.0  # the published factors, and a ceiling on what they add up to
+_LONGER = 1.05  # the published factor; the other is a half
+_MOST_STRETCH = 10.0  # what they may add up to
 _NEWTON_STEPS = 200  # for one lower level
 _KEPT = 1 / 4  # of the decrease that the gradient promised
 
@@ -80,7 +80,7 @@ class HOAG(Stochastic):
 
     def update(self, reduced, s, draw, rate):
         last, pool, eps = s.memory, reduced.lower_pool, jnp.finfo(s.dtype).eps
-        accuracy = jnp.maximum(rate.accuracy, eps**_SHARPEST)
+        accuracy = jnp.maximum(rate.accuracy, eps**SOLVED)
         W, ledger = newton_steps(reduced, s.x, s.W, pool, accuracy * last.first, _NEWTON_STEPS, s.ledger)
         linear = ConjugateGradient(accuracy, start=last.v)
         value, gradient, v, ledger = hypergradient(
@@ -90,7 +90,7 @@ class HOAG(Stochastic):
         worse = begun & (value > before + accuracy * jnp.abs(before))
         better = begun & (value <= before - _KEPT * last.promised)
         longer = jnp.where(better, jnp.minimum(_LONGER * last.stretch, _MOST_STRETCH), last.stretch)
-        stretch = jnp.where(worse, _SHORTER * last.stretch, longer)
+        stretch = jnp.where(worse, last.stretch / 2, longer)
         length = rate.outer if is_optax(rate.outer) else rate.outer * stretch
         s = self.move(reduced, replace(s, W=W, ledger=ledger), value, gradient, length)
         direction = s.outer.direction
@@ -101,9 +101,7 @@ class HOAG(Stochastic):
         """No noise here: the last gradient is judged, once it is computed accurately enough to be."""
         if self.tolerance is None:
             return state.clock.outcome(state.result)
-        size, goal = trees.norm(state.outer.direction), self.goal(state)
-        eps = jnp.finfo(state.dtype).eps
-        fine = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), eps**_SHARPEST)
+        fine = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), jnp.finfo(state.dtype).eps ** SOLVED)
         accurate = (state.memory.accuracy <= fine) & (state.step > 1)
-        done = accurate & ((size <= goal) | self.still(state, size))
+        done = accurate & self.is_small(state, trees.norm(state.outer.direction))
         return state.clock.outcome(jnp.where(done, Result.CONVERGED.code, Result.RUNNING.code))

@@ -16,24 +16,18 @@ from ..answer import Result
 from ..checks import positive, whole
 from ..derivatives import Expansions, HostLedger, flattened
 from ..host import plain
-from ..iteration import Clock, Evolving, QuasiNewtonMemory, Solver
+from ..iteration import SOLVED, Clock, Evolving, Solver
 from ..lower import Point, lower_size, solve_at
-from .newton_stopping import TOLERANCE, Stopping, kink_size
-from .newton_units import FlatBounds, Units, largest_size
+from .newton_stopping import TOLERANCE, Stopping, Trial
+from .newton_units import NOISE, Units
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
-_EXACT = 0.75  # exponent of the precision: a lower level solved more closely than this is solved as far as it can be
 _LOOSEST = 1e-6  # of the coefficients: how far the lower level may be from its solution while a run is far off
-
 _TRIALS = 30  # shortened by half or more each, the last is a billionth of the first: shorter ones drown in rounding
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
-_BLIND = 0.25  # what is kept of it where there is nothing to interpolate
 _FAIR_SHARE = 1e-4  # of the decrease that the gradient promised (Armijo), the customary constant
-_VALUE_ROUNDING = 32  # the noise of the objective, in units of its own precision: it is a long sum
-_DROWNED = 1e2  # roundings of the objective, below which a promised decrease cannot be seen in it
 _FIRST_STEP = 0.5  # of the spread of the objective: the first step of steepest descent; the next knows curvature
 _GROWTH_OF_STEPS = 4  # times the step before, where that has shown no positive curvature
-_NEAR_BOUND = 0.5  # exponent of the precision: so close to a bound, relative to its size, a coordinate counts as there
 
 
 def trouble(point: Point) -> Result:
@@ -41,6 +35,64 @@ def trouble(point: Point) -> Result:
     if not point.solved:
         return Result.LOWER_FAILED
     return Result.UPPER_FAILED if point.definite else Result.NOT_CONVEX
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class QuasiNewtonMemory:
+    """Pairs of L-BFGS: the last `steps` and the `changes` of the gradient along them, newest first.
+
+    `count` of them are filled, the others are 0.
+    """
+
+    steps: Any
+    changes: Any
+    count: Any
+
+    @staticmethod
+    def empty(size: int, dx: int, dtype: Any = float) -> "QuasiNewtonMemory":
+        """Room for so many pairs of vectors."""
+        return QuasiNewtonMemory(np.zeros((size, dx), dtype), np.zeros((size, dx), dtype), np.asarray(0, np.int32))
+
+    def direction(
+        self, gradient: Float[np.ndarray, " dx"], free: Bool[np.ndarray, " dx"]
+    ) -> Float[np.ndarray, " dx"] | None:
+        """Minus the L-BFGS inverse Hessian on the free coordinates times the gradient, by the two-loop recursion.
+
+        Pairs without positive curvature there are passed over; ``None`` where there are no others.
+        """
+        count = int(self.count)
+        steps, changes = (np.where(free, np.asarray(part[:count], float), 0.0) for part in (self.steps, self.changes))
+        bend = np.sum(steps * changes, axis=1)
+        sizes = np.linalg.norm(steps, axis=1) * np.linalg.norm(changes, axis=1)
+        use = bend > len(free) * np.finfo(float).eps * sizes  # below, the two are orthogonal but for rounding
+        if not use.any():
+            return None
+        steps, changes, bend = steps[use], changes[use], bend[use]
+        q, shares = np.where(free, gradient, 0.0), []
+        for s, c, b in zip(steps, changes, bend, strict=True):
+            shares.append(s @ q / b)
+            q = q - shares[-1] * c
+        r = q * (bend[0] / (changes[0] @ changes[0]))
+        for s, c, b, share in zip(steps[::-1], changes[::-1], bend[::-1], shares[::-1], strict=True):
+            r = r + s * (share - c @ r / b)
+        return -r
+
+    def least_curvature(self) -> float:
+        """The least curvature among the pairs; infinite where there are none."""
+        lengths, changes = (np.linalg.norm(np.asarray(part, float), axis=1) for part in (self.steps, self.changes))
+        some = lengths > 0
+        return float(np.min(changes[some] / lengths[some], initial=np.inf))
+
+    def last_length(self) -> float:
+        """The length of the last step; 0 where there is none."""
+        return float(np.linalg.norm(self.steps[0])) if self.count else 0.0
+
+    def remember(self, step: Float[np.ndarray, " dx"], change: Float[np.ndarray, " dx"]) -> "QuasiNewtonMemory":
+        """With one more pair, the oldest dropped."""
+        roll = lambda table, row: np.concatenate([row[None].astype(table.dtype), table[:-1]])
+        count = np.asarray(min(int(self.count) + 1, len(self.steps)), np.int32)
+        return QuasiNewtonMemory(roll(self.steps, step), roll(self.changes, change), count)
 
 
 @jax.tree_util.register_dataclass
@@ -78,20 +130,6 @@ class NewtonState(Evolving):
     def record(self):
         now = self.current
         return {"upper": now.value, "gradient": now.size, "lower_gradient": now.lower_gradient}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Where a line search ended: the last point tried, the last one refused, and whether the former is taken.
-
-    `free` are the coordinates along which the quasi-Newton direction went, `use_memory` whether it was taken at all.
-    """
-
-    point: Point
-    refused: Point
-    moved: bool
-    free: Bool[np.ndarray, " dx"]
-    use_memory: bool
 
 
 class Newton(Solver):
@@ -133,12 +171,11 @@ class Newton(Solver):
 
     def init(self, reduced, key, steps):
         at = self.ready(reduced)
-        start = FlatBounds(*at.bounds).project(at.start)
         zero, crossed = np.zeros((), at.dtype), at.dx if at.crossed else 0
         return NewtonState(
-            x=at.decision(start),
+            x=at.decision(np.clip(at.start, *at.bounds)),
             W=at.coefficients(at.table(at.reduced.W0)),
-            clock=Clock.on_host(steps),
+            clock=Clock.start(steps),
             ledger=HostLedger.of({}),
             current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero),
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
@@ -151,82 +188,47 @@ class Newton(Solver):
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # far out; what is not finite is not taken
     def step(self, reduced, state):
         """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
-        at = self.ready(reduced)
-        before, bounds, now = at.spent.copy(), FlatBounds(*at.bounds), _as_point(at, state)
-        stopping = state.stopping
-        if not stopping.begun and not stopping.lower_target:
-            target = at.eps**_LOWER_ACCURACY * lower_size(at, now.x, now.W)
-            stopping = replace(stopping, lower_target=target)
-        close = _closeness(at, state, stopping)
-        trial = _line_search(at, bounds, now, state, stopping, close)
-        if stopping.begun and not trial.moved and close:  # a gradient that is not exact may point nowhere
-            now = solve_at(at, now.x, now.W, float(stopping.lower_target))
-            number = lambda value: np.asarray(value, at.dtype, order="C")
-            size = np.linalg.norm(state.units.projected(bounds, now))
-            exact = Current(*map(number, (now.value, now.gradient, size, now.lower_gradient)))
-            state = replace(state, current=exact)
-            trial = _line_search(at, bounds, now, state, stopping, 0.0)
-        units, anew = state.units.refreshed(at, bounds, trial.point, trial.moved)
-        after, memory, size = self._judge(at, bounds, now, state, stopping, units, anew, trial)
-        end = trial.point if trial.moved else now
-        result = int(state.result) if stopping.begun or trial.moved else trouble(trial.point).code
-        if end.sensitivity is None:
-            end = replace(end, sensitivity=np.zeros_like(state.sensitivity))
-        number = lambda value: np.asarray(value, at.dtype, order="C")
-        return NewtonState(
-            x=at.decision(end.x),
-            W=at.coefficients(end.W),
-            clock=Clock(state.clock.step, state.clock.limit, np.asarray(result, np.int32)),
-            ledger=state.ledger.plus(HostLedger.of(at.spent - before)),
-            current=Current(*map(number, (end.value, end.gradient, size, end.lower_gradient))),
-            sensitivity=number(end.sensitivity),
-            memory=memory,
-            stopping=after,
-            units=units,
-        )
-
-    @plain
-    def _judge(
-        self,
-        at: Expansions,
-        bounds: FlatBounds,
-        now: Point,
-        state: NewtonState,
-        stopping: Stopping,
-        units: Units,
-        anew: bool,
-        trial: Trial,
-    ) -> tuple[Stopping, QuasiNewtonMemory, float]:
-        """What a line search showed: for the stopping rule, for the memory, and the size of the gradient now.
-
-        Where units were measured `anew` it begins again from there, with nothing remembered.
-        """
-        here, point, refused = (units.scaled(part) for part in (now, trial.point, trial.refused))
-        if trial.moved and stopping.begun and not anew:
-            memory = state.memory.remember(point.x - here.x, point.gradient - here.gradient)
+        at, state = self.ready(reduced), jax.tree.map(np.asarray, state)
+        before, here, size = at.spent.copy(), _iterate(at, state), float(state.current.size)
+        rule, begun = state.stopping, bool(state.stopping.begun)
+        if not begun:
+            rule = replace(rule, lower_target=at.eps**_LOWER_ACCURACY * lower_size(at, here.x, here.W))
+        close = _closeness(at, rule, size)
+        trial = _line_search(at, here, size, state.memory, state.units, rule, close)
+        if begun and not trial.moved and close:  # a gradient that is not exact may point nowhere
+            here = solve_at(at, here.x, here.W, float(rule.lower_target))
+            size = state.units.projected(at, here)
+            trial = _line_search(at, here, size, state.memory, state.units, rule, 0.0)
+        point, moved = trial.point, trial.moved
+        units, anew = state.units.after(at, point) if moved else (state.units, False)
+        if moved and begun and not anew:
+            steps = (point.x - here.x) * units.sigma, (point.gradient - here.gradient) / units.sigma
+            memory = state.memory.remember(*steps)
         else:
             memory = self._first_memory(at, units)
-        step, free = memory.direction(point.gradient, trial.free), trial.free
-        ahead = float(np.linalg.norm(np.where(free, step, units.room(bounds, point))))
-        size = float(np.linalg.norm(units.projected(bounds, trial.point)))
-        across = kink_size(units, bounds, now, trial.refused)
-        stopping = replace(stopping, begun=np.asarray(bool(stopping.begun) and not anew))
-        after = stopping.after(
-            here=here,
-            size=float(state.current.size),
-            point=point,
-            refused=refused,
-            moved=trial.moved,
-            use_memory=trial.use_memory,
-            size_there=size,
-            ahead=ahead if memory.bends(free) or not free.any() else np.inf,
-            across=across,
+        rule, size = replace(rule, begun=begun and not anew).after(
+            at,
+            units,
+            here,
+            size,
+            trial,
+            ahead=_next_length(at, units, memory, trial),
             curvature=state.memory.least_curvature(),
-            least=units.extent,
             tolerance=at.eps**TOLERANCE if self.tolerance is None else self.tolerance,
-            eps=at.eps,
         )
-        return after, memory, across if after.kink else size if trial.moved else float(state.current.size)
+        end = point if moved else here
+        after = NewtonState(
+            x=at.decision(end.x),
+            W=at.coefficients(end.W),
+            clock=replace(state.clock, result=state.result if begun or moved else trouble(point).code),
+            ledger=state.ledger.plus(HostLedger.of(at.spent - before)),
+            current=Current(end.value, end.gradient, size, end.lower_gradient),
+            sensitivity=np.zeros_like(state.sensitivity) if end.sensitivity is None else end.sensitivity,
+            memory=memory,
+            stopping=rule,
+            units=units,
+        )
+        return jax.tree.map(lambda new, old: np.asarray(new, old.dtype, order="C"), after, state)
 
     @plain
     def _first_memory(self, at: Expansions, units: Units) -> QuasiNewtonMemory:
@@ -240,78 +242,85 @@ class Newton(Solver):
 
     @plain
     def terminate(self, reduced, state):
-        return np.asarray(state.clock.ended(state.stopping.found()).code, np.int32)
+        return state.clock.outcome(state.stopping.found().code)
 
 
-def _closeness(at: Expansions, state: NewtonState, stopping: Stopping) -> float:
+def _iterate(at: Expansions, state: NewtonState) -> Point:
+    """The iterate; not sound, so that a search does not end there."""
+    x, W, now = flattened(state.x), at.table(state.W), state.current
+    sensitivity = np.asarray(state.sensitivity, float) if at.crossed else None
+    gradient = np.asarray(now.gradient, float)
+    return Point(x, W, float(now.value), gradient, float(now.lower_gradient), False, False, W, sensitivity)
+
+
+def _closeness(at: Expansions, rule: Stopping, size: float) -> float:
     """How far the lower level may be from its solution, as a share of the coefficients; 0 for not at all.
 
     Far from its end a run needs no exact lower level: a third of the digits, and more as the gradient falls. Where
     products stand for the Hessian, no last correction makes up for it.
     """
-    first = float(stopping.scale) if stopping.begun else 0.0
-    close = min(_LOOSEST, (float(state.current.size) / first) ** 2) if first else _LOOSEST
-    return close if at.formed and not stopping.failures and close > at.eps**_EXACT else 0.0
+    share = size / float(rule.scale) if rule.begun and rule.scale else 1.0
+    close = min(_LOOSEST, share**2)
+    return close if at.formed and not rule.failures and close > at.eps**SOLVED else 0.0
 
 
 def _line_search(
-    at: Expansions, bounds: FlatBounds, here: Point, state: NewtonState, stopping: Stopping, close: float
+    at: Expansions, here: Point, size: float, memory: QuasiNewtonMemory, units: Units, rule: Stopping, close: float
 ) -> Trial:
     """The full step first, then shorter ones until the objective falls; where not begun, only solves at ``x``.
 
     Points are in units of the problem, the memory and the size of the gradient in those of the run.
     """
-    x, g, size, begun = here.x, here.gradient, float(state.current.size), bool(stopping.begun)
-    units = state.units
-    rounding = _VALUE_ROUNDING * at.eps * abs(here.value)
-    direction, free, use_memory = _direction(at, bounds, here, size, state.memory, units)
-    target = np.inf if close else float(stopping.lower_target)
+    x, g, begun = here.x, here.gradient, bool(rule.begun)
+    rounding = NOISE * at.eps * abs(here.value)
+    direction, free, use_memory = _direction(at, here, size, memory, units)
+    target = np.inf if close else float(rule.lower_target)
 
     def enough(point: Point) -> bool:
         if not point.sound or not begun:
             return point.sound
-        slope = g @ (point.x - x)
-        if slope < 0 and point.value <= here.value + _FAIR_SHARE * slope:
+        wanted = _FAIR_SHARE * (g @ (point.x - x))
+        if wanted < 0 and point.value <= here.value + wanted:
             return True
-        drowned = -slope <= _DROWNED * rounding and point.value <= here.value + rounding
-        return bool(drowned and np.linalg.norm(units.projected(bounds, point)) < size)
+        drowned = -wanted <= rounding and point.value <= here.value + rounding
+        return bool(drowned and units.projected(at, point) < size)
 
     refused, point, length = here, here, 1.0
     for trial in range(_TRIALS if begun else 1):
         if trial:
             slope = g @ (point.x - x)
             excess = point.value - here.value - slope
-            best = -slope / (2 * excess) if point.sound and excess > 0 else _BLIND  # the parabola's minimum
+            best = -slope / (2 * excess) if point.sound and excess > 0 else 0.0  # the minimum of the parabola
             length *= float(np.clip(best, *_SHORTEN))
-        place = bounds.project(x + length * direction)
+        place = np.clip(x + length * direction, *at.bounds)
         refused, point = point, solve_at(at, place, here.coefficients_at(place), target, close)
         if enough(point):
             return Trial(point, refused, True, free, use_memory)
     return Trial(point, point, False, free, use_memory)
 
 
-def _as_point(at: Expansions, state: NewtonState) -> Point:
-    """The iterate; not sound, so that a search does not end there."""
-    x, W = flattened(state.x), at.table(state.W)
-    sensitivity = np.asarray(state.sensitivity, float) if at.crossed else None
-    now = state.current
-    gradient = np.asarray(now.gradient, float)
-    return Point(x, W, float(now.value), gradient, float(now.lower_gradient), False, False, W, sensitivity)
-
-
 def _direction(
-    at: Expansions, bounds: FlatBounds, point: Point, size: float, memory: QuasiNewtonMemory, units: Units
+    at: Expansions, point: Point, size: float, memory: QuasiNewtonMemory, units: Units
 ) -> tuple[Float[np.ndarray, " dx"], Bool[np.ndarray, " dx"], bool]:
     """The direction of the search, its free coordinates, and whether the memory was of use."""
-    here = units.scaled(point)
-    x, g = here.x, here.gradient
-    near = np.minimum(size * units.spread, at.eps**_NEAR_BOUND * (units.spread + np.abs(x)))
-    free = bounds.scaled(units.sigma).free(x, g, near)
-    direction = memory.direction(g, free)
-    length = float(np.linalg.norm(g))
-    if memory.bends(free) and direction @ g < 0:
+    x, g = units.scaled(point)
+    spread, half = float(units.spread), np.sqrt(at.eps)  # half the digits: what is as close to a bound counts as there
+    free = units.free(at, point, np.minimum(size * spread, half * (spread + np.abs(x))))
+    direction, length = memory.direction(g, free), float(np.linalg.norm(g))
+    if direction is not None and direction @ g < 0:
         along = direction @ g / (length**2 or 1.0)  # the fixed coordinates go as far as the others
         return np.where(free, direction, along * g) / units.sigma, free, True
-    reach = max(_FIRST_STEP * float(units.spread), _GROWTH_OF_STEPS * memory.last_length())
-    reach = max(reach, at.eps**_NEAR_BOUND * largest_size(x))  # shorter ones would hardly change x
+    reach = max(_FIRST_STEP * spread, _GROWTH_OF_STEPS * memory.last_length())
+    reach = max(reach, half * units.far(point.x))  # shorter ones would hardly change x
     return -g * (reach / length if length > 0 else 0.0) / units.sigma, free, False
+
+
+def _next_length(at: Expansions, units: Units, memory: QuasiNewtonMemory, trial: Trial) -> float:
+    """The length of the next quasi-Newton step, within the bounds; infinite where no curvature is known."""
+    gradient, free = trial.point.gradient / units.sigma, trial.free
+    step = memory.direction(gradient, free)
+    if step is None and free.any():
+        return np.inf
+    low, high = units.room(at, trial.point)
+    room = np.where(gradient > 0, low, np.where(gradient < 0, high, 0.0))
+    return float(np.linalg.norm(np.where(free, 0.0 if step is None else step, room)))

@@ -1,40 +1,19 @@
-"""Recursive momentum: its schedules, the point it looks back at, and the two solvers that differ in little else."""
+"""Recursive momentum on both levels: ``SUSTAIN`` (Khanduri et al. 2021) and ``MRBO`` (Yang, Ji, Liang 2021)."""
 
-from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
 
 from .. import trees
-from ..derivatives import hypergradient, oracles
-from ..iteration import PolynomialDecay, Scales, Schedule, storm, traced
-from .neumann_series import SeriesSolver
-
-
-def recursive_schedules(scales: Scales, loops: int | float = 1) -> dict[str, Schedule]:
-    r"""Those all methods of recursive momentum were published with: steps $\propto k^{-1/3}$, weights $k^{-2/3}$."""
-    return {
-        "inner": PolynomialDecay(scales.inner, 1 / 3, scales.calm),
-        "outer": PolynomialDecay(scales.outer(loops), 1 / 3, scales.calm),
-        "momentum": PolynomialDecay(1.0, 2 / 3, scales.condition),
-    }
-
-
-class Previous(eqx.Module):
-    """The last point and the estimates there: what recursive variance reduction looks back at."""
-
-    x: PyTree[Array]
-    W: PyTree[Array]
-    estimates: Any
+from ..iteration import Schedule, storm, traced
+from .parts import Previous, SeriesSolver, both_gradients, recursive_schedules
 
 
 class RecursiveMomentum(SeriesSolver):
     """Recursive momentum on the lower gradient and on a Neumann hypergradient: ``SUSTAIN`` and ``MRBO``."""
 
     schedules = ("inner", "outer", "momentum")
-    counts = (("terms", 1),)
     kind: ClassVar[Literal["sum", "random"]]
     loops: ClassVar[float] = 1  # how fast x may move against the lower level
 
@@ -47,17 +26,50 @@ class RecursiveMomentum(SeriesSolver):
         return Previous(reduced.x0, start.W, (trees.zeros(start.W), trees.zeros(reduced.x0))), ledger
 
     def update(self, reduced, s, draw, rate):
-        for_slope, for_upper, for_cross = draw.lower(), draw.upper(), draw.lower()
-        linear, batches = self.drawn_series(s, draw, self.kind)
-
-        def both(x, W, ledger):
-            slope, ledger = oracles.lower_gradient(reduced, x, W, for_slope, ledger)
-            value, gradient, _, ledger = hypergradient(reduced, x, W, for_upper, for_cross, linear, batches, ledger)
-            return value, (slope, gradient), ledger
-
-        value, here, ledger = both(s.x, s.W, s.ledger)
-        _, there, ledger = both(s.memory.x, s.memory.W, ledger)
-        weight = jnp.where(s.step == 0, 1, rate.momentum)
-        slope, gradient = storm(s.memory.estimates, here, there, weight)
+        batches = (draw.lower(), draw.upper(), draw.lower())
+        series = self.drawn_series(s, draw, self.kind)
+        value, here, ledger = both_gradients(reduced, s.x, s.W, batches, series, s.ledger)
+        _, there, ledger = both_gradients(reduced, s.memory.x, s.memory.W, batches, series, ledger)
+        slope, gradient = storm(s.memory.estimates, here, there, jnp.where(s.step == 0, 1, rate.momentum))
         memory, W = Previous(s.x, s.W, (slope, gradient)), trees.step(s.W, rate.inner, slope)
-        return self.move(reduced, replace(s, W=W, memory=memory, ledger=ledger), value, gradient, rate.outer)
+        return self.move(reduced, s, value, gradient, rate.outer, W=W, memory=memory, ledger=ledger)
+
+
+class SUSTAIN(RecursiveMomentum):
+    r"""Recursive momentum ("STORM") on the lower gradient and on the hypergradient, each batch used at two points:
+
+    $$p_k = \partial_2 g_\Phi(z_k; S_k) + (1 - a_k)\big(p_{k-1} - \partial_2 g_\Phi(z_{k-1}; S_k)\big), \qquad
+    q_k = h(z_k; B_k) + (1 - a_k)\big(q_{k-1} - h(z_{k-1}; B_k)\big),$$
+    $$W_{k+1} = W_k - \beta_k p_k, \qquad x_{k+1} = P[x_k - \alpha_k q_k], \qquad z_k = (x_k, W_k),$$
+    with $h$ the hypergradient by the randomly cut product of ``BSA``, $\alpha_k, \beta_k \propto k^{-1/3}$ and
+    $a_k \propto k^{-2/3}$.
+
+    **Arguments**, besides those of every stochastic solver: `momentum` $a_k$; `neumann`, the scale of the series, by
+    default the measured $1/L$; `terms`, its length, by default twice the measured condition number, at most 1000.
+
+    Reference: P. Khanduri, S. Zeng, M. Hong, H.-T. Wai, Z. Wang, Z. Yang, A near-optimal algorithm for stochastic
+    bilevel optimization via double-momentum, NeurIPS 2021.
+    """
+
+    default_steps = 10_000
+    kind = "random"
+
+
+class MRBO(RecursiveMomentum):
+    r"""Recursive momentum on both levels, with stocBiO's Neumann *sum* in the hypergradient $h$:
+
+    $$p_k = \partial_2 g_\Phi(z_k; S_k) + (1 - a_k)\big(p_{k-1} - \partial_2 g_\Phi(z_{k-1}; S_k)\big), \qquad
+    q_k = h(z_k; B_k) + (1 - a_k)\big(q_{k-1} - h(z_{k-1}; B_k)\big),$$
+    $$W_{k+1} = W_k - \lambda \eta_k p_k, \qquad x_{k+1} = P[x_k - \gamma \eta_k q_k], \qquad
+    \eta_k \propto k^{-1/3}, \quad a_k \propto \eta_k^2 .$$
+
+    **Arguments**, besides those of every stochastic solver (`inner` $\lambda\eta_k$, `outer` $\gamma\eta_k$):
+    `momentum` $a_k$; `neumann` and `terms`, scale and length of the sum, by default the measured $1/L$ and twice the
+    measured condition number, at most 1000.
+
+    Reference: J. Yang, K. Ji, Y. Liang, Provably faster algorithms for bilevel optimization, NeurIPS 2021.
+    """
+
+    default_steps = 4000
+    kind = "sum"
+    loops = 4

@@ -1,7 +1,5 @@
 """``RSVRB``: variance reduction on gradient, Hessian and hypergradient, for one block (Guo et al. 2021)."""
 
-from dataclasses import replace
-
 import equinox as eqx
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -10,8 +8,7 @@ from .. import trees
 from ..derivatives import Factored, hypergradient, oracles
 from ..iteration import Schedule, Stochastic, storm, traced
 from ..programs import program
-from .hessian_matrices import check_matrices, floor_spectrum
-from .recursive_momentum import recursive_schedules
+from .parts import check_matrices, floor_spectrum, recursive_schedules
 
 
 class RSVRB(Stochastic):
@@ -73,5 +70,13 @@ class RSVRB(Stochastic):
         _, there, ledger = estimate(x_old, W_old, solve_old, ledger)
         gradient = storm(gradient_old, here, there, weight)
         W = trees.step(s.W, rate.inner, unflatten(slope))
-        s = replace(s, W=W, memory=(s.x, s.W, (slope, hessian, gradient)), ledger=ledger)
-        return self.move(reduced, s, value, ravel_pytree(s.x)[1](gradient), rate.outer)
+        return self.move(
+            reduced,
+            s,
+            value,
+            ravel_pytree(s.x)[1](gradient),
+            rate.outer,
+            W=W,
+            memory=(s.x, s.W, (slope, hessian, gradient)),
+            ledger=ledger,
+        )

@@ -1,7 +1,5 @@
 """``SABA``: SOBA with a table of past gradients, for finite sums (Dagréou et al. 2022)."""
 
-from dataclasses import replace
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,9 +9,9 @@ from .. import trees
 from ..checks import fits
 from ..derivatives import Directions, oracles
 from ..iteration import Schedule, Stochastic, traced
-from ..programs import arithmetic, program
+from ..programs import program
 from ..reduction import Batch, RowIndex
-from .finite_pools import tabulated
+from .parts import constant_schedules, tabulated
 
 
 def _pool_means(batch: Batch, terms: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
@@ -84,8 +82,7 @@ class SABA(Stochastic):
         return tabulated(reduced, "SABA")
 
     def defaults(self, scales):
-        loops = arithmetic(scales).minimum(1, scales.condition / scales.epoch)  # the remembered is up to an epoch old
-        return {"inner": scales.inner / 2, "linear": scales.inner / 2, "outer": scales.outer(loops) / 4}
+        return constant_schedules(scales)
 
     @program
     def begin(self, reduced, start, ledger):
@@ -106,5 +103,13 @@ class SABA(Stochastic):
         ((d2, product), cross), lower_terms = lower_terms.refresh(lower_pool, lower, lower_rows, fresh)
         toward = Directions.of((d1, pull), (d2, product, cross))
         W, v = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)
-        s = replace(s, W=W, memory=(v, lower_terms, upper_terms), ledger=ledger)
-        return self.move(reduced, s, oracles.mean(upper, values), toward.outer, rate.outer)
+        return self.move(
+            reduced,
+            s,
+            oracles.mean(upper, values),
+            toward.outer,
+            rate.outer,
+            W=W,
+            memory=(v, lower_terms, upper_terms),
+            ledger=ledger,
+        )

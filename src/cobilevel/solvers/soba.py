@@ -1,7 +1,5 @@
 """``SOBA``: one stochastic step of lower level, linear system and decision together (Dagréou et al. 2022)."""
 
-from dataclasses import replace
-
 import equinox as eqx
 
 from .. import trees
@@ -35,4 +33,4 @@ class SOBA(Stochastic):
     def update(self, reduced, s, draw, rate):
         value, toward, ledger = directions(reduced, s.x, s.W, s.memory, draw.upper(), draw.lower(), s.ledger)
         W, v = trees.step(s.W, rate.inner, toward.lower), trees.step(s.memory, rate.linear, toward.linear)
-        return self.move(reduced, replace(s, W=W, memory=v, ledger=ledger), value, toward.outer, rate.outer)
+        return self.move(reduced, s, value, toward.outer, rate.outer, W=W, memory=v, ledger=ledger)

@@ -1,6 +1,5 @@
 """``SPABA``: probabilistic full gradients on SOBA's three directions (Chu, Xu, Yao, Zhang 2024)."""
 
-from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -8,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
-from ..derivatives import Directions, directions
+from ..derivatives import directions
 from ..iteration import Schedule, Stochastic, check_schedule, storm, traced
-from ..programs import arithmetic
+from .parts import constant_schedules, no_directions
 
 
 class SPABA(Stochastic):
@@ -41,15 +40,13 @@ class SPABA(Stochastic):
         check_schedule("SPABA: probability", self.probability, 1.0)
 
     def defaults(self, scales):
-        loops = arithmetic(scales).minimum(1, scales.condition / scales.epoch)  # the remembered is up to an epoch old
-        return {"inner": scales.inner / 2, "linear": scales.inner / 2, "outer": scales.outer(loops) / 4}
+        return constant_schedules(scales)
 
     def begin(self, reduced, start, ledger):
-        nothing = Directions(trees.zeros(start.W), trees.zeros(start.W), trees.zeros(reduced.x0))
-        return (start.v, (reduced.x0, start.W, start.v), nothing), ledger
+        return no_directions(reduced, start), ledger
 
     def update(self, reduced, s, draw, rate):
-        v, (x_old, W_old, v_old), estimate = s.memory
+        v, before, estimate = s.memory
         small = (draw.upper(), draw.lower())
 
         def anew(ledger):
@@ -57,7 +54,7 @@ class SPABA(Stochastic):
 
         def onward(ledger):
             value, new, ledger = directions(reduced, s.x, s.W, v, *small, ledger)
-            _, old, ledger = directions(reduced, x_old, W_old, v_old, *small, ledger)
+            _, old, ledger = directions(reduced, *before, *small, ledger)
             return value, storm(estimate, new, old, 0.0), ledger
 
         rows = jax.eval_shape(lambda: draw.large(self.large))[1].weight.shape[0]
@@ -65,5 +62,6 @@ class SPABA(Stochastic):
         full = (s.step == 0) | (jax.random.uniform(draw.key(), ()) < jnp.asarray(chance))
         value, toward, ledger = jax.lax.cond(full, anew, onward, s.ledger)
         W, z = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)
-        s = replace(s, W=W, memory=(z, (s.x, s.W, v), toward), ledger=ledger)
-        return self.move(reduced, s, value, toward.outer, rate.outer)
+        return self.move(
+            reduced, s, value, toward.outer, rate.outer, W=W, memory=(z, (s.x, s.W, v), toward), ledger=ledger
+        )

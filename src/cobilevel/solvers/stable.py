@@ -10,8 +10,7 @@ from .. import trees
 from ..derivatives import oracles, outer_direction, sensitivity
 from ..iteration import Schedule, Stochastic, storm, traced
 from ..programs import program
-from .hessian_matrices import check_matrices, floor_spectrum
-from .recursive_momentum import Previous
+from .parts import Previous, check_matrices, floor_spectrum
 
 
 class STABLE(Stochastic):
@@ -40,12 +39,7 @@ class STABLE(Stochastic):
     convex: Schedule = eqx.field(converter=traced, default=None)
 
     def defaults(self, scales):
-        return {
-            "inner": scales.inner,
-            "outer": scales.outer(10),
-            "momentum": 0.1,
-            "convex": scales.convex / 2,
-        }
+        return {"inner": scales.inner, "outer": scales.outer(10), "momentum": 0.1, "convex": scales.convex / 2}
 
     def prepare(self, reduced):
         check_matrices(reduced, "STABLE", 3)  # the estimate, its factors, and the Hessian of the batch
@@ -53,9 +47,9 @@ class STABLE(Stochastic):
 
     @program
     def begin(self, reduced, start, ledger):
-        count, dx = oracles.flatten(start.W)[0].size, ravel_pytree(reduced.x0)[0].size
-        dtype = ravel_pytree(reduced.x0)[0].dtype
-        return Previous(reduced.x0, start.W, (jnp.zeros((count, count), dtype), jnp.zeros((dx, count), dtype))), ledger
+        count, x = oracles.flatten(start.W)[0].size, ravel_pytree(reduced.x0)[0]
+        zeros = jnp.zeros((count, count), x.dtype), jnp.zeros((x.size, count), x.dtype)
+        return Previous(reduced.x0, start.W, zeros), ledger
 
     def update(self, reduced, s, draw, rate):
         batch, ledger = draw.lower(), s.ledger

@@ -1,13 +1,10 @@
 """``StocBiO``: inner gradient steps, then a Neumann-series hypergradient on fresh batches (Ji, Yang, Liang 2021)."""
 
-from dataclasses import replace
 from typing import Literal
 
 import equinox as eqx
 
-from ..derivatives import hypergradient
-from .inner_descent import descend
-from .neumann_series import SeriesSolver
+from .parts import SeriesSolver, descend
 
 
 class StocBiO(SeriesSolver):
@@ -42,7 +39,4 @@ class StocBiO(SeriesSolver):
     def update(self, reduced, s, draw, rate):
         lowers, steps = draw.lowers(self.inner_steps), self.inner_steps
         W, ledger = descend(reduced, s.x, s.W, lowers, steps, lambda _: rate.inner, s.ledger)
-        value, gradient, _, ledger = hypergradient(
-            reduced, s.x, W, draw.upper(), draw.lower(), *self.drawn_series(s, draw, self.kind), ledger
-        )
-        return self.move(reduced, replace(s, W=W, ledger=ledger), value, gradient, rate.outer)
+        return self.move_by_series(reduced, s, W, draw, self.kind, rate, ledger)

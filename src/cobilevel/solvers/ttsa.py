@@ -1,11 +1,9 @@
 """``TTSA``: two-timescale stochastic approximation (Hong, Wai, Wang, Yang 2020)."""
 
-from dataclasses import replace
-
 from .. import trees
-from ..derivatives import hypergradient, oracles
+from ..derivatives import oracles
 from ..iteration import PolynomialDecay
-from .neumann_series import SeriesSolver
+from .parts import SeriesSolver
 
 
 class TTSA(SeriesSolver):
@@ -24,7 +22,6 @@ class TTSA(SeriesSolver):
     """
 
     default_steps = 10_000
-    counts = (("terms", 1),)
 
     def defaults(self, scales):
         return {
@@ -35,7 +32,4 @@ class TTSA(SeriesSolver):
     def update(self, reduced, s, draw, rate):
         slope, ledger = oracles.lower_gradient(reduced, s.x, s.W, draw.lower(), s.ledger)
         W = trees.step(s.W, rate.inner, slope)
-        value, gradient, _, ledger = hypergradient(
-            reduced, s.x, W, draw.upper(), draw.lower(), *self.drawn_series(s, draw, "random"), ledger
-        )
-        return self.move(reduced, replace(s, W=W, ledger=ledger), value, gradient, rate.outer)
+        return self.move_by_series(reduced, s, W, draw, "random", rate, ledger)

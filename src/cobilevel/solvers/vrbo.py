@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
-from ..derivatives import hypergradient, oracles
 from ..iteration import storm
-from .neumann_series import SeriesSolver
+from .parts import SeriesSolver, both_gradients
 
 
 class VRBO(SeriesSolver):
@@ -41,32 +40,27 @@ class VRBO(SeriesSolver):
         return (trees.zeros(start.W), trees.zeros(reduced.x0)), ledger
 
     def update(self, reduced, s, draw, rate):
-        def both(x, W, for_slope, for_upper, for_cross, batches, ledger):
-            slope, ledger = oracles.lower_gradient(reduced, x, W, for_slope, ledger)
-            value, gradient, _, ledger = hypergradient(reduced, x, W, for_upper, for_cross, linear, batches, ledger)
-            return value, (slope, gradient), ledger
-
         linear = self.series(s)
 
         def anew(ledger):
             upper, lower = draw.large(self.large)
-            return both(s.x, s.W, lower, upper, lower, lambda _: lower, ledger)
+            return both_gradients(reduced, s.x, s.W, (lower, upper, lower), (linear, lambda _: lower), ledger)
 
         kept = lambda ledger: (s.outer.value, s.memory, ledger)
-        value, (slope, gradient), ledger = jax.lax.cond(s.step % self.period == 0, anew, kept, s.ledger)
-        after = self.move(reduced, s, value, gradient, rate.outer)
+        value, estimates, ledger = jax.lax.cond(s.step % self.period == 0, anew, kept, s.ledger)
+        after = self.move(reduced, s, value, estimates[1], rate.outer)
         rounds = self.inner_steps + 1
         lowers, uppers, free = draw.lowers(2 * rounds), draw.uppers(rounds), draw.independent()
 
         def correct(t, carry):
-            (x_old, W_old), W, estimates, ledger = carry
-            parts = (lowers(2 * t), uppers(t), lowers(2 * t + 1), lambda j: free(t * linear.terms + j))
-            _, here, ledger = both(after.x, W, *parts, ledger)
-            _, there, ledger = both(x_old, W_old, *parts, ledger)
+            before, W, estimates, ledger = carry
+            batches = (lowers(2 * t), uppers(t), lowers(2 * t + 1))
+            series = (linear, lambda j: free(t * linear.terms + j))
+            _, here, ledger = both_gradients(reduced, after.x, W, batches, series, ledger)
+            _, there, ledger = both_gradients(reduced, *before, batches, series, ledger)
             estimates = storm(estimates, here, there, 0.0)
             onward = jnp.where(t < self.inner_steps, rate.inner, 0)
             return (after.x, W), trees.step(W, onward, estimates[0]), estimates, ledger
 
-        start = ((s.x, s.W), s.W, (slope, gradient), ledger)
-        _, W, memory, ledger = jax.lax.fori_loop(0, rounds, correct, start)
+        _, W, memory, ledger = jax.lax.fori_loop(0, rounds, correct, ((s.x, s.W), s.W, estimates, ledger))
         return replace(after, W=W, memory=memory, ledger=ledger)
