@@ -5,7 +5,6 @@ runs is computed again, and comes out as before; the runs are not.
 """
 
 import hashlib
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,7 +22,6 @@ _FILE, _LOCK = "checkpoint.npz", "lock"
 _FORMAT = 1
 _WRITE_EVERY = 10.0  # seconds between two writes
 _WRITE_RARELY = 20.0  # and so many times as long as a write takes: what is large is written less often
-_WHAT = "checkpoint"
 
 Part = tuple[dict[str, Any], dict[str, np.ndarray]]
 
@@ -59,12 +57,12 @@ class Checkpoint:
         """Makes the folder, and sees to it that this process alone writes to it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path.parent / _LOCK).open("a")
+            self._lock = archive.lock(self.path.parent / _LOCK)
         except OSError as error:
             raise OSError(
                 f"checkpoint: {self.path.parent} cannot be written to ({error}). Give another folder."
             ) from error
-        if not _locked(self._lock):
+        if self._lock is None:
             raise ValueError(
                 f"checkpoint: another process is at work on the run in {self.path.parent}. Wait for it, or give "
                 "another folder."
@@ -72,7 +70,7 @@ class Checkpoint:
 
     def _read(self) -> list[Part]:
         """The runs that the file holds; raises where they belong to another solve."""
-        document, arrays = archive.read(self.path, _WHAT)
+        document, arrays = archive.read(self.path, "checkpoint")
         before, runs = document.get("run", 0), document.get("runs", 0)
         known = document.get("checkpoint") == _FORMAT and isinstance(before, dict) and isinstance(runs, list)
         if not known or not all(isinstance(one, dict) for one in runs):
@@ -83,19 +81,13 @@ class Checkpoint:
                 f"checkpoint: {self.path.parent} holds another run, which differs in: {', '.join(differing)}. Give "
                 "another folder for this one, or delete that one to begin anew."
             )
-        under = lambda k: {
-            name.removeprefix(f"{k}/"): part for name, part in arrays.items() if name.startswith(f"{k}/")
-        }
-        return [(numbers, under(k)) for k, numbers in enumerate(runs)]
+        return [(numbers, archive.group(arrays, f"{k}/")) for k, numbers in enumerate(runs)]
 
     def check_everywhere(self, cluster: Cluster) -> None:
         """Raises where the processes of a cluster do not see the same file."""
-        seen = hashlib.sha256(repr([numbers for numbers, _ in self._parts]).encode())
-        for _, arrays in self._parts:
-            for name in sorted(arrays):
-                seen.update(np.ascontiguousarray(arrays[name]).tobytes())
-        found = cluster.gathered([np.frombuffer(seen.digest(), np.uint8)] * len(cluster.own))
-        if any(part.tobytes() != found[0].tobytes() for part in found):
+        own = np.frombuffer(hashlib.sha256(archive.seal_of(self.path)).digest(), np.uint8)
+        seen = cluster.gathered([own] * len(cluster.own))
+        if any(part.tobytes() != seen[0].tobytes() for part in seen):
             raise ValueError(
                 f"checkpoint: {self.path.parent} is not the same in all processes. Give a folder that they share."
             )
@@ -165,18 +157,3 @@ class Kept:
         if self._checkpoint.trouble:
             return self._checkpoint.trouble
         return f"The same call with checkpoint={str(self._checkpoint.path.parent)!r} goes on from there."
-
-
-def _locked(file: Any) -> bool:
-    """Whether this process now holds the lock on a file, which ends with the process; true where there are no locks."""
-    if os.name != "posix":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
