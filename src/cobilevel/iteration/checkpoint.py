@@ -7,7 +7,7 @@ runs is computed again, and comes out as before; the runs are not.
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from .. import archive
 from ..cluster import Cluster
 from .course import Course
 
-_FILE, _LOCK = "checkpoint.npz", "lock"
-_FORMAT = 1
 _WRITE_EVERY = 10.0  # seconds between two writes
 _WRITE_RARELY = 20.0  # and so many times as long as a write takes: what is large is written less often
 
@@ -30,7 +28,7 @@ class Checkpoint:
     """The checkpoint of one solve in a folder. `run`: what the solve is, as digests by name."""
 
     def __init__(self, folder: str | Path, run: Mapping[str, str]):
-        self.path = Path(folder) / _FILE
+        self.path = Path(folder) / "checkpoint.npz"
         self._run = dict(run)
         self._parts: list[Part] = []
         self._count = 0
@@ -57,7 +55,7 @@ class Checkpoint:
         """Makes the folder, and sees to it that this process alone writes to it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = archive.lock(self.path.parent / _LOCK)
+            self._lock = archive.lock(self.path.parent / "lock")
         except OSError as error:
             raise OSError(
                 f"checkpoint: {self.path.parent} cannot be written to ({error}). Give another folder."
@@ -72,8 +70,8 @@ class Checkpoint:
         """The runs that the file holds; raises where they belong to another solve."""
         document, arrays = archive.read(self.path, "checkpoint")
         before, runs = document.get("run", 0), document.get("runs", 0)
-        known = document.get("checkpoint") == _FORMAT and isinstance(before, dict) and isinstance(runs, list)
-        if not known or not all(isinstance(one, dict) for one in runs):
+        known = isinstance(before, dict) and isinstance(runs, list) and all(isinstance(one, dict) for one in runs)
+        if not known:
             raise ValueError(f"{self.path} is no checkpoint that this version reads. Give another folder.")
         differing = sorted(name for name in {*before, *self._run} if before.get(name) != self._run.get(name))
         if differing:
@@ -109,12 +107,13 @@ class Checkpoint:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ValueError(f"{self.path} does not hold what a checkpoint does: {error!r}. Delete it.") from error
 
-    def put(self, number: int, make: Callable[[], Part], at_once: bool) -> None:
+    def put(self, number: int, structure: str, course: Course, at_once: bool) -> None:
         """Keeps a run; the file is written where that is due, or asked for."""
         now = time.monotonic()
         if not at_once and now - self._written < max(_WRITE_EVERY, _WRITE_RARELY * self._took):
             return
-        self._parts[number:] = [make()]
+        numbers, arrays = course.kept()
+        self._parts[number:] = [({**numbers, "structure": structure}, arrays)]
         if self._writes:
             self._write()
         self._written = time.monotonic()
@@ -122,7 +121,7 @@ class Checkpoint:
 
     def _write(self) -> None:
         """Writes the file; the first failure to do so is an error, later ones a warning: the run is worth more."""
-        document = {"checkpoint": _FORMAT, "run": self._run, "runs": [numbers for numbers, _ in self._parts]}
+        document = {"run": self._run, "runs": [numbers for numbers, _ in self._parts]}
         arrays = {f"{k}/{name}": part for k, (_, parts) in enumerate(self._parts) for name, part in parts.items()}
         try:
             archive.write(self.path, document, arrays)
@@ -145,12 +144,7 @@ class Kept:
 
     def put(self, course: Course, at_once: bool = False) -> None:
         """Keeps how far the run has come, where that is due or asked for."""
-
-        def make() -> Part:
-            numbers, arrays = course.kept()
-            return {**numbers, "structure": self._structure}, arrays
-
-        self._checkpoint.put(self._number, make, at_once)
+        self._checkpoint.put(self._number, self._structure, course, at_once)
 
     def words(self) -> str:
         """How to go on, after an interruption."""

@@ -279,6 +279,7 @@ def tabulate(
 
     **Returns:** a row for each case, in their order: its entries and what the function returned.
     """
+    table: list[Any]
     if isinstance(cases, Mapping):
         table = [dict(zip(cases, values, strict=True)) for values in itertools.product(*cases.values())]
     else:
