@@ -190,7 +190,7 @@ class Trial:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                got = archive.read(path, unsealed=(1, 2))
+                got = archive.read(path, unsealed=(1,))
                 if name == "solution":
                     loaded = cb.load(path, self.problem)
                     _ = (repr(loaded), loaded.policy(jnp.array([0.1, 0.5])))

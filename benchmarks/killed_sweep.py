@@ -31,7 +31,7 @@ def solve_case(seed, outer):
 
 
 def contents(folder):
-    """All that is in a store but for what runs cost; and that rows and folders are the same in number."""
+    """All that is in a store but for what runs cost; and that there is one file for each."""
     runs = Runs(folder)
     found = runs.find()
     table = {
@@ -42,8 +42,8 @@ def contents(folder):
         )
         for run in found
     }
-    folders = sorted(path.name for path in (Path(folder) / "runs").iterdir())
-    assert sorted(table) == folders, "rows and folders differ"
+    files = sorted(path.stem for path in (Path(folder) / "runs").iterdir())
+    assert sorted(table) == files, "index and files differ"
     assert len(found) == len(table), "a run is there twice"
     return table
 
@@ -72,7 +72,7 @@ class Killer(threading.Thread):
 
     def run(self):
         for moment in self.moments:
-            while sum(1 for _ in self.folder.glob("runs/[0-9a-f]*")) < moment:
+            while sum(1 for _ in self.folder.glob("runs/*.npz")) < moment:
                 time.sleep(0.005)
             time.sleep(self.rng.uniform(0.0, 0.3))
             while not (alive := self.workers()):

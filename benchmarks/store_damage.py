@@ -72,7 +72,7 @@ def answers(folder, table):
 
 def is_a_sentence(error, name):
     """Whether an error is one that a user can act on."""
-    if isinstance(error, KeyError):  # a run whose row is gone: it is not finished
+    if isinstance(error, KeyError):  # a run that the index made anew does not list: it is not finished
         return name.startswith("get") and "no finished run" in str(error)
     return (
         isinstance(error, ValueError | OSError) and "damaged" in str(error) and type(error) is not json.JSONDecodeError
@@ -103,7 +103,7 @@ def damage(path, kind, rng):
 def judge(before, after, gone):
     """What is wrong with the answers after damage, if anything; and how many questions were refused.
 
-    Where the table is `gone`, as after moving a damaged one away, runs are found in their folders; notes are not.
+    Where the index is `gone`, as after moving a damaged one away, runs are found by their files; notes are not.
     """
     refused = bool(after["missing"])
     for name, expected in before.items():
@@ -127,13 +127,13 @@ def mended(folder, before, table):
     except ValueError as error:
         if "Move it away" not in str(error):
             return f"mend: {error}"
-        (folder / "runs.sqlite").unlink(missing_ok=True)
+        (folder / "index.npz").unlink(missing_ok=True)
         runs = Runs(folder)
     again = {name_of(spec) for spec in runs.missing([one.spec for one in table])}
     runs.add([one for one in table if name_of(one.spec) in again])
     after = answers(folder, table)
     for name, expected in before.items():
-        if name not in ("how", "seconds") and repr(after[name]) != repr(expected):  # notes may be lost with the table
+        if name not in ("how", "seconds") and repr(after[name]) != repr(expected):  # notes may be lost with the index
             return f"after mending, {name}: {after[name]!r} instead of {expected!r}"
     return None
 
@@ -150,10 +150,10 @@ def trial(count, seed=SEED, runs=6):
         for number in range(count):
             shutil.rmtree(hurt, ignore_errors=True)
             shutil.copytree(whole, hurt)
-            chosen = Path("runs.sqlite") if rng.random() < 0.5 else files[int(rng.integers(len(files)))]
+            chosen = Path("index.npz") if rng.random() < 0.5 else files[int(rng.integers(len(files)))]
             kind = KINDS[int(rng.integers(len(KINDS)))]
             how = damage(hurt / chosen, kind, rng)
-            gone = not (hurt / "runs.sqlite").exists()
+            gone = not (hurt / "index.npz").exists()
             fault, refused = judge(before, answers(hurt, table), gone)
             fault = fault or mended(hurt, before, table)
             if fault:

@@ -193,10 +193,10 @@ def test_a_flip_of_any_byte_is_seen(tmp_path):
     for place in (*range(0, len(raw) - 400, 3), *range(len(raw) - 400, len(raw))):
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 16]) + raw[place + 1 :])
         with pytest.raises(ValueError, match="damaged"):
-            archive.read(path, unsealed=(1, 2))
+            archive.read(path, unsealed=(1,))
     path.write_bytes(raw)
     assert archive.read(path)[0] == {"format": 1}
-    assert sorted(np.load(path)) == ["__document__", "__manifest__", "x"]  # NumPy opens it too
+    assert sorted(np.load(path)) == ["__document__", "x"]  # NumPy opens it too
 
 
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
 
 
 def test_drafts_of_killed_writers_go_with_the_next_write(tmp_path):
-    old, fresh = (tmp_path / f"a.npz.4194999-{k}.part" for k in ("0" * 8, "1" * 8))
+    old, fresh = (tmp_path / f"a.npz.{k}.part" for k in ("0" * 16, "1" * 16))
     for draft in (old, fresh):
         draft.write_bytes(b"half")
     os.utime(old, (1e9, 1e9))

@@ -1,6 +1,5 @@
 """Runs kept on disk, so that stopping and starting again loses nothing."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from cobilevel import archive
 from cobilevel.sweep import Run, Runs, Task, name_of, sweep
 
 
@@ -25,8 +25,8 @@ def test_runs_are_kept_and_found_again(tmp_path):
     assert [run.cost["seconds"] for run in runs.find(kind="x")] == [1.0]
     assert runs.find(kind="y") == []
     np.testing.assert_array_equal(runs.curves(spec)["curve"], np.arange(3.0))
-    written = json.loads((tmp_path / "runs" / name_of(spec) / "specification.json").read_text())
-    assert written["specification"]["N"] == 3
+    written, _ = archive.read(tmp_path / "runs" / f"{name_of(spec)}.npz")
+    assert written["spec"]["N"] == 3
     assert written["versions"]["jax"] == jax.__version__
     with pytest.raises(KeyError, match="no finished run"):
         runs.get({"kind": "y"})
@@ -36,15 +36,15 @@ def test_runs_are_kept_and_found_again(tmp_path):
 
 
 def test_a_store_heals(tmp_path):
-    """A folder that is gone is run again, a damaged one is named, and two that write the same run agree."""
+    """A file that is gone is run again, a damaged one is named, and two that write the same run agree."""
     runs, run_once = Runs(tmp_path), Run({"k": 1}, {}, {"curve": np.arange(3.0)})
     runs.add([run_once])
     runs.add([run_once])
-    place = tmp_path / "runs" / name_of({"k": 1})
-    (place / "curves.npz").write_bytes(b"half")
+    place = tmp_path / "runs" / f"{name_of({'k': 1})}.npz"
+    place.write_bytes(b"half")
     with pytest.raises(ValueError, match="damaged"):
         runs.curves({"k": 1})
-    (place / "curves.npz").unlink()
+    place.unlink()
     assert runs.missing([{"k": 1}]) == [{"k": 1}]
     runs.add([run_once])
     assert runs.missing([{"k": 1}]) == []
@@ -82,8 +82,8 @@ print("done", flush=True)
 def _contents(folder):
     runs = Runs(folder)
     table = {name_of(run.spec): (run.spec, run.result, runs.curves(run.spec)["curve"].tobytes()) for run in runs.find()}
-    folders = sorted(path.name for path in (folder / "runs").iterdir() if not path.name.startswith("."))
-    return table, folders
+    files = sorted(path.stem for path in (folder / "runs").glob("*.npz"))
+    return table, files
 
 
 def test_killed_at_random_moments_gives_the_same_store(tmp_path):

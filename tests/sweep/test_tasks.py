@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cobilevel.sweep import Run, Runs, SweepError, Task, sweep, tabulate
-from cobilevel.sweep.worker import carry_out, packed_task
+from cobilevel.sweep.workers import carry_out, packed_task
 
 
 class Mortal(concurrent.futures.Executor):

@@ -22,8 +22,7 @@ from .saving import FORMAT, objectives_from_file
 from .solution import Saved, Solution
 from .uncertainty import from_file
 
-_FIRST_FORMAT = 1  # results as sentences, solver states of another shape
-_UNSEALED = (1, 2)  # formats without a manifest
+_FIRST_FORMAT = 1  # of version 0.1: results as sentences, solver states of another shape, no digest at the end
 _MOST_SAVED = 1_000_000  # along one dimension: any whole number in a recipe, but for seeds
 # What a document must hold, and of which kind.
 _ENTRIES = {
@@ -43,14 +42,14 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
         raise TypeError(f"problem must be a cb.Problem, got {type(problem).__name__}.")
     if basis is not None:
         check_basis(basis)
-    document, arrays = archive.read(path_given("load: path", path), unsealed=_UNSEALED)
+    document, arrays = archive.read(path_given("load: path", path), unsealed=(_FIRST_FORMAT,))
     _check_entries(path, document)
     with double():
-        found = _loaded(path, document, arrays, problem, basis)
-    _check_functions(path, found, problem)
+        solution = _loaded(path, document, arrays, problem, basis)
+    _check_functions(path, solution, problem)
     if not in_double():
-        return found.rounded(np.float32)
-    return found.rounded(document["returned"]) if "returned" in document else found
+        return solution.rounded(np.float32)
+    return solution.rounded(document["returned"]) if "returned" in document else solution
 
 
 @contextmanager
@@ -67,7 +66,7 @@ def _reading(path: str | Path, what: str) -> Iterator[None]:
 
 def _check_entries(path: str | Path, document: dict[str, Any]) -> None:
     version = document.get("format")
-    if version not in (*_UNSEALED, FORMAT):
+    if version not in (_FIRST_FORMAT, FORMAT):
         raise ValueError(f"{path} has format {version}, this version reads formats up to {FORMAT}.")
     wrong = [name for name, kind in _ENTRIES.items() if not isinstance(document.get(name), kind)]
     if document.get("returned", "float64") not in ("float16", "bfloat16", "float32", "float64"):
@@ -104,36 +103,29 @@ def _loaded(
     x = _rebuilt(path, "x", document, arrays, problem.x0)
     form = form_of(problem) if problem.constraints else None
     unknown_y = problem.y0 if form is None else form.enter(problem.y0)
-    W = _rebuilt(path, "W", document, arrays, jax.tree.map(lambda y: _Like((fitted.size, *y.shape)), unknown_y))
-    under = lambda part: {name.removeprefix(part): arrays[name] for name in arrays if name.startswith(part)}
+    like_W = jax.tree.map(lambda y: jax.ShapeDtypeStruct((fitted.size, *y.shape), y.dtype), unknown_y)
+    W = _rebuilt(path, "W", document, arrays, like_W)
     with _reading(path, "result"):
         result, detail = _ending(document)
     if result.good and not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((x, W))):
         raise ValueError(f"{path} says that it converged, and x or W hold NaN or infinity: it is damaged.")
     kept = None if document["format"] == _FIRST_FORMAT else document.get("state")
     with _reading(path, "state"):
-        state = None if kept is None else Saved(_group(arrays, "state"), str(kept))
+        state = None if kept is None else Saved(archive.in_order(arrays, "state"), str(kept))
     with _reading(path, "document"):
         words, smoothing, met = (document.get(name) for name in ("uncertainty", "smoothing", "feasibility"))
         constraints = tuple(map(str, document.get("constraints", ())))
-        known = None if words is None else from_file(words, under("uncertainty/"))
+        known = None if words is None else from_file(words, archive.group(arrays, "uncertainty/"))
         barrier = None if smoothing is None else Smoothing.from_json(smoothing)
         feasible = None if met is None else Feasibility.from_json(met)
     check_constraints(problem, constraints, str(path))
     with _reading(path, "objectives"):
         objectives = objectives_from_file(document, arrays, problem.x0, problem.y0)
     return Solution(
-        x, W, fitted, result, under("history/"), document["stats"], document["choices"], state, detail,
+        x, W, fitted, result, archive.group(arrays, "history/"), document["stats"], document["choices"], state, detail,
         inference=known, form=form, smoothing=barrier, feasibility=feasible, constraints=constraints,
         objectives=objectives,
     )  # fmt: skip
-
-
-class _Like:
-    """A shape, without the array."""
-
-    def __init__(self, shape: tuple[int, ...]):
-        self.shape = shape
 
 
 def _basis_of_file(
@@ -160,17 +152,12 @@ def _basis_of_file(
     return fitted
 
 
-def _group(arrays: dict[str, np.ndarray], name: str) -> list[np.ndarray]:
-    count = sum(key.startswith(f"{name}/") for key in arrays)
-    return [arrays[f"{name}/{k}"] for k in range(count)]
-
-
 def _rebuilt(
     path: str | Path, name: str, document: dict[str, Any], arrays: dict[str, np.ndarray], like: PyTree
 ) -> PyTree:
     """``x`` or ``W``, in the structure and the shapes that the problem asks for."""
     with _reading(path, name):
-        saved = _group(arrays, name)
+        saved = archive.in_order(arrays, name)
     shapes = [leaf.shape for leaf in saved]
     wanted = [tuple(leaf.shape) for leaf in jax.tree.leaves(like)]
     rebuilt = jax.tree.unflatten(jax.tree.structure(like), saved) if len(saved) == len(wanted) else None
@@ -191,11 +178,11 @@ def _ending(document: dict[str, Any]) -> tuple[Result, str]:
     return result, words.removeprefix(result).strip() if words.startswith(result) else ""
 
 
-def _check_functions(path: str | Path, found: Solution, problem: Problem) -> None:
+def _check_functions(path: str | Path, solution: Solution, problem: Problem) -> None:
     """Raises where the problem has other functions than the solution was found with."""
-    if found.objectives is None:
+    if solution.objectives is None:
         return  # a file of an earlier version, or coefficients that a caller lifted
-    if found.objectives.kept is None:
+    if solution.objectives.kept is None:
         warnings.warn(
             f"{path}: whether the problem has the functions it was solved for cannot be checked, since eta is of a "
             "class of its own. With a dict or a tuple of arrays it can.",
@@ -203,7 +190,7 @@ def _check_functions(path: str | Path, found: Solution, problem: Problem) -> Non
         )
         return
     try:
-        others = different_functions(found.objectives, found.x, found.policy, problem)
+        others = different_functions(solution.objectives, solution.x, solution.policy, problem)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} was solved for another problem: {error}") from error
     if others:

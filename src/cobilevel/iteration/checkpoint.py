@@ -5,10 +5,9 @@ runs is computed again, and comes out as before; the runs are not.
 """
 
 import hashlib
-import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,8 @@ from .. import archive
 from ..cluster import Cluster
 from .course import Course
 
-_FILE, _LOCK = "checkpoint.npz", "lock"
-_FORMAT = 1
 _WRITE_EVERY = 10.0  # seconds between two writes
 _WRITE_RARELY = 20.0  # and so many times as long as a write takes: what is large is written less often
-_WHAT = "checkpoint"
 
 Part = tuple[dict[str, Any], dict[str, np.ndarray]]
 
@@ -32,7 +28,7 @@ class Checkpoint:
     """The checkpoint of one solve in a folder. `run`: what the solve is, as digests by name."""
 
     def __init__(self, folder: str | Path, run: Mapping[str, str]):
-        self.path = Path(folder) / _FILE
+        self.path = Path(folder) / "checkpoint.npz"
         self._run = dict(run)
         self._parts: list[Part] = []
         self._count = 0
@@ -59,12 +55,12 @@ class Checkpoint:
         """Makes the folder, and sees to it that this process alone writes to it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path.parent / _LOCK).open("a")
+            self._lock = archive.lock(self.path.parent / "lock")
         except OSError as error:
             raise OSError(
                 f"checkpoint: {self.path.parent} cannot be written to ({error}). Give another folder."
             ) from error
-        if not _locked(self._lock):
+        if self._lock is None:
             raise ValueError(
                 f"checkpoint: another process is at work on the run in {self.path.parent}. Wait for it, or give "
                 "another folder."
@@ -72,10 +68,10 @@ class Checkpoint:
 
     def _read(self) -> list[Part]:
         """The runs that the file holds; raises where they belong to another solve."""
-        document, arrays = archive.read(self.path, _WHAT)
+        document, arrays = archive.read(self.path, "checkpoint")
         before, runs = document.get("run", 0), document.get("runs", 0)
-        known = document.get("checkpoint") == _FORMAT and isinstance(before, dict) and isinstance(runs, list)
-        if not known or not all(isinstance(one, dict) for one in runs):
+        known = isinstance(before, dict) and isinstance(runs, list) and all(isinstance(one, dict) for one in runs)
+        if not known:
             raise ValueError(f"{self.path} is no checkpoint that this version reads. Give another folder.")
         differing = sorted(name for name in {*before, *self._run} if before.get(name) != self._run.get(name))
         if differing:
@@ -83,19 +79,13 @@ class Checkpoint:
                 f"checkpoint: {self.path.parent} holds another run, which differs in: {', '.join(differing)}. Give "
                 "another folder for this one, or delete that one to begin anew."
             )
-        under = lambda k: {
-            name.removeprefix(f"{k}/"): part for name, part in arrays.items() if name.startswith(f"{k}/")
-        }
-        return [(numbers, under(k)) for k, numbers in enumerate(runs)]
+        return [(numbers, archive.group(arrays, f"{k}/")) for k, numbers in enumerate(runs)]
 
     def check_everywhere(self, cluster: Cluster) -> None:
         """Raises where the processes of a cluster do not see the same file."""
-        seen = hashlib.sha256(repr([numbers for numbers, _ in self._parts]).encode())
-        for _, arrays in self._parts:
-            for name in sorted(arrays):
-                seen.update(np.ascontiguousarray(arrays[name]).tobytes())
-        found = cluster.gathered([np.frombuffer(seen.digest(), np.uint8)] * len(cluster.own))
-        if any(part.tobytes() != found[0].tobytes() for part in found):
+        own = np.frombuffer(hashlib.sha256(archive.seal_of(self.path)).digest(), np.uint8)
+        seen = cluster.gathered([own] * len(cluster.own))
+        if any(part.tobytes() != seen[0].tobytes() for part in seen):
             raise ValueError(
                 f"checkpoint: {self.path.parent} is not the same in all processes. Give a folder that they share."
             )
@@ -117,12 +107,13 @@ class Checkpoint:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ValueError(f"{self.path} does not hold what a checkpoint does: {error!r}. Delete it.") from error
 
-    def put(self, number: int, make: Callable[[], Part], at_once: bool) -> None:
+    def put(self, number: int, structure: str, course: Course, at_once: bool) -> None:
         """Keeps a run; the file is written where that is due, or asked for."""
         now = time.monotonic()
         if not at_once and now - self._written < max(_WRITE_EVERY, _WRITE_RARELY * self._took):
             return
-        self._parts[number:] = [make()]
+        numbers, arrays = course.kept()
+        self._parts[number:] = [({**numbers, "structure": structure}, arrays)]
         if self._writes:
             self._write()
         self._written = time.monotonic()
@@ -130,7 +121,7 @@ class Checkpoint:
 
     def _write(self) -> None:
         """Writes the file; the first failure to do so is an error, later ones a warning: the run is worth more."""
-        document = {"checkpoint": _FORMAT, "run": self._run, "runs": [numbers for numbers, _ in self._parts]}
+        document = {"run": self._run, "runs": [numbers for numbers, _ in self._parts]}
         arrays = {f"{k}/{name}": part for k, (_, parts) in enumerate(self._parts) for name, part in parts.items()}
         try:
             archive.write(self.path, document, arrays)
@@ -153,30 +144,10 @@ class Kept:
 
     def put(self, course: Course, at_once: bool = False) -> None:
         """Keeps how far the run has come, where that is due or asked for."""
-
-        def make() -> Part:
-            numbers, arrays = course.kept()
-            return {**numbers, "structure": self._structure}, arrays
-
-        self._checkpoint.put(self._number, make, at_once)
+        self._checkpoint.put(self._number, self._structure, course, at_once)
 
     def words(self) -> str:
         """How to go on, after an interruption."""
         if self._checkpoint.trouble:
             return self._checkpoint.trouble
         return f"The same call with checkpoint={str(self._checkpoint.path.parent)!r} goes on from there."
-
-
-def _locked(file: Any) -> bool:
-    """Whether this process now holds the lock on a file, which ends with the process; true where there are no locks."""
-    if os.name != "posix":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True

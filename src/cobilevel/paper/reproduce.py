@@ -1,13 +1,13 @@
 """An experiment from its first run to its page; and the page again, from what is there."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from ..archive import write_file
 from ..gallery import images
 from ..report import joined, panel_figures, write_page
 from ..sweep import Runs, sweep
@@ -84,9 +84,7 @@ def _remember(out: Path, request: dict[str, Any]) -> None:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    draft.write_text(json.dumps(content, indent=1))
-    os.replace(draft, path)
+    write_file(path, json.dumps(content, indent=1))
 
 
 def write_report(out: Path) -> Path:

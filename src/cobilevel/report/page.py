@@ -7,7 +7,6 @@ nothing.
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -16,6 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from ..archive import write_file
 from .panels import by_figure, label_styles
 
 VERDICTS = {"holds": "✓", "holds as corrected": "≈", "fails": "✗", "not tested": "○"}
@@ -54,12 +54,7 @@ def write_page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], 
         script=(assets / "page.js").read_text(encoding="utf-8"),
         data=_embedded({"summary": summary, "claims": claims, "styles": label_styles(summary)}),
     )
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.part")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
-    return path
+    return write_file(path, text)
 
 
 def joined(summaries: Sequence[Mapping[str, Any]], title: str, lead: str) -> dict[str, Any]:

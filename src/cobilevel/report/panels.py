@@ -8,10 +8,13 @@ since it takes seconds to load.
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..archive import write_file
 
 FAMILY_STYLES: dict[str, tuple[str, tuple[float, ...]]] = {
     "R_Chebyshev": ("#1b6ca8", ()),
@@ -92,8 +95,9 @@ def panel_figures(summary: Mapping[str, Any], folder: str | Path) -> list[Path]:
         _legend(figure, keys)
         stem = _stem(name, {path.stem for path in paths})
         for suffix in ("png", "pdf"):
-            paths.append(folder / f"{stem}.{suffix}")
-            figure.savefig(paths[-1], dpi=150, metadata={"CreationDate": None} if suffix == "pdf" else None)
+            metadata = {"CreationDate": None} if suffix == "pdf" else None
+            draw = partial(figure.savefig, format=suffix, dpi=150, metadata=metadata)
+            paths.append(write_file(folder / f"{stem}.{suffix}", draw))
     return paths
 
 

@@ -7,10 +7,10 @@ from .bundles import Trials as Trials
 from .bundles import seconds_each_way as seconds_each_way
 from .bundles import solve_all as solve_all
 from .grid import solve_grid as solve_grid
-from .run_files import Run as Run
-from .run_files import name_of as name_of
+from .store import Run as Run
 from .store import Runs as Runs
-from .tabulate import tabulate as tabulate
+from .store import name_of as name_of
 from .tasks import SweepError as SweepError
 from .tasks import Task as Task
 from .tasks import sweep as sweep
+from .tasks import tabulate as tabulate

@@ -1,22 +1,28 @@
-"""A list of tasks worked off to its end, however often it is stopped, by one process or many."""
+"""A list of tasks worked off to its end, however often it is stopped, by one process or many.
 
+A function at every case of a table is what a study of solvers, seeds and step sizes mostly is: ``tabulate``.
+"""
+
+import itertools
 import logging
 import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
+from ..answer import Solution
 from ..checks import whole
 from ..progress import ProgressBar
-from .crews import Crew, Event, crew_of
-from .run_files import DamageError, Run, name_of
-from .store import Runs
-from .worker import Outcome, packed_task
+from .store import DamageError, Run, Runs, name_of
+from .workers import AHEAD, Event, Outcome, crew_of, packed_task
 
-_RETRIES = 3
-_MAY_WAIT = 64  # tasks that may wait for others before no further ones are asked for
 _sweep_log = logging.getLogger(__name__)
 
 
@@ -54,7 +60,7 @@ def sweep(
     limit: float | None = None,
     executor: Any = "processes",
     workers: int | None = None,
-    retries: int = _RETRIES,
+    retries: int = 3,
     in_order: bool = False,
 ) -> bool:
     """Works off the tasks that are not finished yet. Stop it when you like, and start again.
@@ -97,44 +103,44 @@ def _one_by_one(tasks: Iterable[Task], runs: Runs, bar: ProgressBar, limit: floa
         tell = lambda share, n=number, t=task: bar.update(int(1000 * (n + share)), t.label)
         tell(0.0)
         began = time.monotonic()
-        found = task.work(tell)
-        if amiss := _other_runs(task, found):
-            raise ValueError(f"the task {task.label!r} {amiss}.")
-        runs.add(found)
+        finished = task.work(tell)
+        if fault := _other_runs(task, finished):
+            raise ValueError(f"the task {task.label!r} {fault}.")
+        runs.add(finished)
         runs.spend(time.monotonic() - began)
     return True
 
 
-def _other_runs(task: Task, found: Sequence[Run]) -> str:
+def _other_runs(task: Task, runs: Sequence[Run]) -> str:
     """What is wrong with the runs that a task returned, if anything."""
-    wanted, got = ({name_of(spec) for spec in specs} for specs in (task.specs, [run.spec for run in found]))
-    return "" if wanted == got else f"returned {len(got)} runs that are not the {len(wanted)} of its specifications"
+    wanted, own = ({name_of(spec) for spec in specs} for specs in (task.specs, [run.spec for run in runs]))
+    return "" if wanted == own else f"returned {len(own)} runs that are not the {len(wanted)} of its specifications"
 
 
+@dataclass
 class _Sweep:
     """The state of a sweep that others work for. Tasks go by number: unfinished ones are held or flying."""
 
-    def __init__(
-        self,
-        tasks: Iterator[Task],
-        runs: Runs,
-        crew: Crew,
-        bar: ProgressBar,
-        limit: float | None,
-        retries: int,
-        in_order: bool,
-    ):
-        self.tasks, self.runs, self.crew, self.bar = tasks, runs, crew, bar
-        self.limit, self.retries, self.in_order = limit, retries, in_order
-        self.clock = self.mark = time.monotonic()
-        self.held: dict[int, Task] = {}
-        self.flying: dict[int, Task] = {}
-        self.makers: dict[str, int] = {}  # by the name of a run: the unfinished task that computes it
-        self.failures: dict[str, str] = {}
-        self.spoiled: dict[str, str] = {}  # by the name of a run: the task that failed to compute it
-        self.deaths: Counter[int] = Counter()
-        self.shares: dict[int, float] = {}
-        self.asked, self.finished, self.exhausted, self.late = 0, 0, False, False
+    tasks: Iterator[Task]
+    runs: Runs
+    crew: Any
+    bar: ProgressBar
+    limit: float | None
+    retries: int
+    in_order: bool
+    clock: float = field(default_factory=time.monotonic)
+    mark: float = 0.0  # when the time that is spent was last counted
+    held: dict[int, Task] = field(default_factory=dict)
+    flying: dict[int, Task] = field(default_factory=dict)
+    makers: dict[str, int] = field(default_factory=dict)  # by the name of a run: the unfinished task that computes it
+    failures: dict[str, str] = field(default_factory=dict)
+    spoiled: dict[str, str] = field(default_factory=dict)  # by the name of a run: the task that failed to compute it
+    deaths: Counter[int] = field(default_factory=Counter)
+    shares: dict[int, float] = field(default_factory=dict)
+    asked: int = 0
+    finished: int = 0
+    exhausted: bool = False
+    late: bool = False
 
     def to_its_end(self) -> bool:
         while True:
@@ -156,7 +162,7 @@ class _Sweep:
         for number, task in list(self.held.items()):
             self.consider(number, task)
         while self.crew.room and not (self.exhausted or self.late):
-            if self.flying and (self.in_order or len(self.held) >= _MAY_WAIT):
+            if self.flying and (self.in_order or len(self.held) >= AHEAD):
                 return
             task = next(self.tasks, None)
             self.exhausted = task is None
@@ -215,8 +221,8 @@ class _Sweep:
 
     def keep(self, number: int, task: Task, outcome: Outcome) -> None:
         """Writes the runs of a finished task."""
-        if amiss := outcome.failure or _other_runs(task, outcome.runs):
-            return self.fail(number, task, amiss)
+        if fault := outcome.failure or _other_runs(task, outcome.runs):
+            return self.fail(number, task, fault)
         try:
             self.runs.add(outcome.runs, outcome.used)
         except (TypeError, ValueError) as error:
@@ -246,3 +252,64 @@ class _Sweep:
         share = self.finished + len(self.failures) + sum(self.shares.values())
         failed = f", {len(self.failures)} failed" if self.failures else ""
         self.bar.update(int(1000 * share), f"{self.finished} done, {len(self.flying)} at work{failed}: {words}")
+
+
+# -- a table of cases
+
+
+def tabulate(
+    function: Callable[..., Any],
+    cases: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]],
+    folder: str | Path | Runs,
+    executor: Any = "processes",
+    workers: int | None = None,
+    progress: bool | None = None,
+    retries: int = 3,
+) -> list[dict[str, Any]]:
+    """Calls a function with the arguments of each case, those that are in the folder already left out.
+
+    **Arguments:**
+
+    - `function`: called with the entries of a case as keyword arguments. It returns a dict, of which numbers, strings
+      and lists make the row of the table and arrays are kept as curves; or a ``Solution``.
+    - `cases`: a list of dicts; or a dict of lists, for every combination. A case is known by its entries and the name
+      of the function: give another name, or another folder, when the function has changed.
+    - `folder`: where runs are kept.
+    - `executor`, `workers`, `progress`, `retries`: as for ``sweep``.
+
+    **Returns:** a row for each case, in their order: its entries and what the function returned.
+    """
+    table: list[Any]
+    if isinstance(cases, Mapping):
+        table = [dict(zip(cases, values, strict=True)) for values in itertools.product(*cases.values())]
+    else:
+        table = [dict(case) for case in cases]
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        raise TypeError(f"function must have a name, by which its runs are known; got {function!r}.")
+    runs = folder if isinstance(folder, Runs) else Runs(folder)
+    specs = [{"function": name, **case} for case in table]
+    tasks = [
+        Task(
+            ", ".join(f"{key} {value}" for key, value in case.items()), [spec], partial(_one_case, function, spec, case)
+        )
+        for spec, case in zip(specs, table, strict=True)
+    ]
+    sweep(tasks, runs, len(tasks), name, progress, None, executor, workers, retries)
+    return [{**case, **runs.get(spec).result} for spec, case in zip(specs, table, strict=True)]
+
+
+def _one_case(function: Callable[..., Any], spec: Mapping[str, Any], case: Mapping[str, Any], tell: Any) -> list[Run]:
+    answer = function(**case)
+    if isinstance(answer, Solution):
+        result = {
+            "x": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), answer.x),
+            "converged": bool(answer.converged),
+            "ended": answer.result.name,
+            "steps": int(answer.stats["steps"]),
+        }
+        return [Run(spec, result, dict(answer.history), {"seconds": float(answer.stats["seconds"])})]
+    if not isinstance(answer, Mapping):
+        raise TypeError(f"{spec['function']} must return a dict or a Solution, got {type(answer).__name__}")
+    arrays = {key: np.asarray(value) for key, value in answer.items() if getattr(value, "ndim", 0)}
+    return [Run(spec, {key: value for key, value in answer.items() if key not in arrays}, arrays)]
