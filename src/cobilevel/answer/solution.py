@@ -129,15 +129,17 @@ class Solution:
         """
         xi = self.basis.domain.pack(xi)
         y, rows = self.policy(xi), np.asarray(xi).reshape(-1, *self.basis.domain.shape)
-        found = "a solution from a file, or of a stream, keeps no samples." if self.policy_noise is None else ""
         if self.form is not None and self.form.null is not None:
-            found = "not known for a policy under equalities."
-        found = found or self.policy_noise(rows)  # pyright: ignore[reportOptionalCall]
-        if isinstance(found, str):
-            raise ValueError(f"policy_standard_error: {found}")
+            errors = "not known for a policy under equalities."
+        elif self.policy_noise is None:
+            errors = "a solution from a file, or of a stream, keeps no samples."
+        else:
+            errors = self.policy_noise(rows)
+        if isinstance(errors, str):
+            raise ValueError(f"policy_standard_error: {errors}")
         lead = np.shape(xi)[: np.ndim(xi) - len(self.basis.domain.shape)]
-        errors = shaped_like(y, found.reshape(*lead, found.shape[1]), lead=len(lead))
-        return jax.tree.map(lambda error, like: error.astype(like.dtype), errors, y)
+        shaped = shaped_like(y, errors.reshape(*lead, errors.shape[1]), lead=len(lead))
+        return jax.tree.map(lambda error, like: error.astype(like.dtype), shaped, y)
 
     def full_parts(self) -> tuple[PyTree, PyTree, Any, Any]:
         """``x``, ``W``, and transform and constant of the basis, in double precision where that is what they were found

@@ -66,7 +66,7 @@ class Axis:
     def functions(self, u: Float[np.ndarray, " n"], count: int) -> Float[np.ndarray, "count n"]:
         """The first `count` functions; of categories, the constant and whether it is each value but the first."""
         if self.categorical:
-            return np.concatenate([np.ones((1, len(u))), one_hot(u, count, float).T[1:]])
+            return np.concatenate([np.ones((1, len(u))), one_hot(u.astype(int), count, float).T[1:]])
         family: Any = Fourier(count, period=1.0) if self.family is Fourier else Chebyshev(count)
         return np.ascontiguousarray(family.univariate(u).T)
 

@@ -107,10 +107,10 @@ class PolynomialBasis(ProductBasis):
     def univariate(self, u):
         a, c = (part.tolist() for part in self.recurrence())
         if module_of(u) is jnp:
-            found = [jnp.ones_like(u)]
+            values = [jnp.ones_like(u)]
             for k in range(self.n - 1):
-                found.append((a[k] * u) * found[k] - c[k] * found[k - 1] if k else a[k] * u)
-            return jnp.stack(found, axis=-1)
+                values.append((a[k] * u) * values[k] - c[k] * values[k - 1] if k else a[k] * u)
+            return jnp.stack(values, axis=-1)
         table, scaled = np.empty((self.n, *u.shape), u.dtype), u
         table[0] = 1
         for k in range(self.n - 1):  # in place: copies take longer than the arithmetic
