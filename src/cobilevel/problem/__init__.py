@@ -6,7 +6,6 @@ from .constraints import Bounds as Bounds
 from .constraints import Equalities as Equalities
 from .constraints import Inequalities as Inequalities
 from .constraints import Simplex as Simplex
-from .constraints import Turned as Turned
 from .data import CONTEXTS_EACH as CONTEXTS_EACH
 from .data import LOOK_ROWS as LOOK_ROWS
 from .data import SAMPLES_EACH as SAMPLES_EACH
