@@ -16,6 +16,7 @@ from .data import Look as Look
 from .data import Product as Product
 from .data import Samples as Samples
 from .data import Stream as Stream
+from .data import no_pool as no_pool
 from .distributions import Distribution as Distribution
 from .distributions import Mixture as Mixture
 from .distributions import TruncatedNormal as TruncatedNormal
