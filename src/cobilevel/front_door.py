@@ -19,7 +19,7 @@ from .iteration import Checkpoint, Interrupted, Job, Solver, Stochastic
 from .judge import rounding_error
 from .keys import as_key, split_key
 from .lower import with_barrier
-from .problem import Data, Precision, Problem, Study, never_seen, precision_for
+from .problem import Data, Precision, Problem, Study, never_seen, no_pool, precision_for
 from .reduction import Reduced, reduce_study
 from .solvers import Newton
 
@@ -233,10 +233,7 @@ def _configured(solver: Any, batch: int | None, retreats: int, study: Study) -> 
         hint = f" (a class: write cb.{solver.__name__}(), with parentheses)" if isinstance(solver, type) else ""
         raise TypeError(f"solver must be a solver such as cb.Newton(), got {solver!r}{hint}.")
     if isinstance(solver, Newton) and study.endless:
-        raise ValueError(
-            "Newton needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
-            "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
-        )
+        raise no_pool("Newton")
     if retreats and not isinstance(solver, Stochastic):
         raise TypeError(f"{type(solver).__name__} finds the lengths of its steps itself; leave retreats out.")
     if batch is None:

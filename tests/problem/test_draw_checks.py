@@ -63,7 +63,7 @@ def conditional(draw, eta=ETA):
 
 REFUSED = {
     "fails": (lambda key, xi, size: 1 / 0, ValueError, "fails.*ZeroDivisionError.*leave it out"),
-    "python branches": (lambda key, xi, size: normal(key, size) if xi > 0 else 0.0, ValueError, r"jnp\.where instead"),
+    "python branches": (lambda key, xi, size: normal(key, size) if xi > 0 else 0.0, ValueError, r"use jnp\.where"),
     "no rows": (lambda key, xi, size: normal(key, 1)[0], ValueError, r"eta of shape \(64,\), .*got \(\)"),
     "too wide": (lambda key, xi, size: jax.random.normal(key, (size, 2)), ValueError, r"got \(64, 2\)"),
     "a dict": (lambda key, xi, size: {"a": normal(key, size)}, TypeError, "like the eta of the samples"),

@@ -55,8 +55,6 @@ def write_solution(solution: Any, path: str | Path) -> Path:
     return archive.write(path, document, arrays | probed)
 
 
-
-
 def objectives_to_file(solution: Any, x: PyTree) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
     """What a file keeps of the functions: digests, and a few points with values there. A document, and arrays.
 

@@ -3,7 +3,6 @@
 from .connections import free_port as free_port
 from .launcher import launch as launch
 from .membership import Cluster as Cluster
-from .membership import all_rows as all_rows
 from .membership import digest_of as digest_of
 from .membership import everywhere as everywhere
 from .membership import in_step as in_step

@@ -9,7 +9,6 @@ SHARDS, BIND, PARENT = "COBILEVEL_SHARDS", "COBILEVEL_BIND", "COBILEVEL_PARENT"
 _KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"  # of a pod in an indexed job
 _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST")  # set by srun, and in no batch script
 _FIRST_PORT, _PORTS = 61440, 4096  # Slurm names no port: one of these, by the number of the job
-_LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,6 @@ class Place:
     bind: str = ""
     shards: int | None = None
     parent: int = 0
-
-    @property
-    def local(self) -> bool:
-        """Whether all processes are on this machine, and talk to nothing outside."""
-        return self.coordinator.rpartition(":")[0] in _LOOPBACK
 
 
 def place_in(environment: Mapping[str, str]) -> Place:

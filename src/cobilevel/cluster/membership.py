@@ -84,10 +84,6 @@ class Cluster:
             copied = jax.jit(lambda a: a, out_shardings=NamedSharding(self.mesh, PartitionSpec()))(table)
             return np.asarray(copied.addressable_data(0))
 
-    def agreed(self, array: np.ndarray) -> np.ndarray:
-        """What process 0 has: for numbers that all must have to the last bit, whatever their processors round to."""
-        return array if self.processes == 1 else self.gathered([array] * len(self.own))[0]
-
     @contextlib.contextmanager
     def in_touch(self) -> Iterator[None]:
         """Around work that needs the others: should that fail, the watch has time to find out whose fault it is."""
@@ -170,11 +166,6 @@ def digest_of(array: Any) -> bytes:
         return np.ascontiguousarray(array).tobytes()
     digests = [hashlib.sha256(np.ascontiguousarray(part).tobytes()).digest() for part in shards_of(array)]
     return b"".join(part.tobytes() for part in this_cluster().gathered([np.frombuffer(d, np.uint8) for d in digests]))
-
-
-def all_rows(array: Any) -> np.ndarray:
-    """An array in NumPy; one that is spread is fetched from all processes."""
-    return np.concatenate(this_cluster().gathered(shards_of(array))) if is_spread(array) else np.asarray(array)
 
 
 def everywhere(tree: Any, like: Any) -> Any:

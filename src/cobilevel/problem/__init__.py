@@ -6,7 +6,6 @@ from .constraints import Bounds as Bounds
 from .constraints import Equalities as Equalities
 from .constraints import Inequalities as Inequalities
 from .constraints import Simplex as Simplex
-from .constraints import Turned as Turned
 from .data import CONTEXTS_EACH as CONTEXTS_EACH
 from .data import LOOK_ROWS as LOOK_ROWS
 from .data import SAMPLES_EACH as SAMPLES_EACH
@@ -17,6 +16,7 @@ from .data import Look as Look
 from .data import Product as Product
 from .data import Samples as Samples
 from .data import Stream as Stream
+from .data import no_pool as no_pool
 from .description import PARTIAL as PARTIAL
 from .description import digest as digest
 from .distributions import Distribution as Distribution

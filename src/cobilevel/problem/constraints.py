@@ -37,23 +37,6 @@ class Constraint(eqx.Module):
         return []
 
 
-class Turned(Constraint):
-    """A constraint with the decision written in other coordinates: `decision` gives ``x``."""
-
-    stated: Constraint
-    decision: Callable
-
-    def equalities(self, y0):
-        found = self.stated.equalities(y0)
-        return None if found is None else (found[0], lambda x, xi: found[1](self.decision(x), xi))
-
-    def slack(self, x, y, xi):
-        return self.stated.slack(self.decision(x), y, xi)
-
-    def names(self, y0, count):
-        return self.stated.names(y0, count)
-
-
 def _entry_names(y0: PyTree[Held]) -> list[str]:
     """``y[0]``, ``y['flow'][1]``, ...: the numbers of ``y``, flattened."""
     found = []
@@ -150,8 +133,8 @@ class Bounds(Constraint):
     """``lo <= y <= hi``, as a constraint on ``y``: numbers, arrays (prefix pytrees of ``y``) or functions of ``xi``;
     ``None`` or infinity where there is no bound.
 
-    On ``x`` the library keeps bounds in the same form, each shaped like ``x``. Points, gradients and bounds are then
-    pytrees of one structure; ``flat`` gives the same bounds on flattened vectors.
+    On ``x`` the library keeps bounds in the same form, each shaped like ``x``: points, gradients and bounds are then
+    pytrees of one structure.
     """
 
     lo: Any = None
@@ -216,33 +199,19 @@ class Bounds(Constraint):
             if all(map(concrete, (leaf, lo, hi)))
         ]
 
-    def flat(self) -> "Bounds":
-        """The same bounds on the flattened decision."""
-        return Bounds(ravel_pytree(self.lo)[0], ravel_pytree(self.hi)[0])
-
     def project(self, x: PyTree) -> PyTree:
         """The nearest point within the bounds."""
         return put(jax.tree.map(arithmetic(x, self.lo, self.hi).clip, x, self.lo, self.hi))
 
-    def fixed(self) -> PyTree:
-        """Which coordinates have no room at all."""
-        return jax.tree.map(lambda lo, hi: lo == hi, self.lo, self.hi)
-
-    def free(self, x: PyTree, gradient: PyTree, margin: PyTree | float = 0.0) -> PyTree:
-        """Which coordinates may move against the gradient.
-
-        Those at a bound (or within `margin` of it) that the gradient pushes against may not, nor those with no room.
-        """
-
-        xp = arithmetic(x, gradient, self.lo, self.hi, margin)
+    def free(self, x: PyTree, gradient: PyTree) -> PyTree:
+        """Which coordinates may move against the gradient: not those it pushes against a bound, or without room."""
+        xp = arithmetic(x, gradient, self.lo, self.hi)
 
         def leaf(*arrays):
-            x, g, lo, hi, near = (xp.asarray(a) for a in arrays)
-            blocked = ((x <= lo + near) & (g > 0)) | ((x >= hi - near) & (g < 0)) | (lo == hi)
-            return ~blocked
+            x, g, lo, hi = (xp.asarray(a) for a in arrays)
+            return ~(((x <= lo) & (g > 0)) | ((x >= hi) & (g < 0)) | (lo == hi))
 
-        near = jax.tree.map(lambda a: margin, x) if isinstance(margin, float) else margin
-        return jax.tree.map(leaf, x, gradient, self.lo, self.hi, near)
+        return jax.tree.map(leaf, x, gradient, self.lo, self.hi)
 
     def projected_gradient(self, x: PyTree, gradient: PyTree, length: Any = 1) -> PyTree:
         """``(x - P(x - length * gradient)) / length``: zero exactly at first-order points of the bounded problem.

@@ -369,6 +369,14 @@ class Stream(Level):
         return self.draw(key, rows)
 
 
+def no_pool(user: str) -> ValueError:
+    """The error of what needs a finite pool, where data are a stream."""
+    return ValueError(
+        f"{user} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
+        "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
+    )
+
+
 class Look(eqx.Module):
     """Data few enough to look at closely: a level, and its joint samples, `together` of them at each context."""
 

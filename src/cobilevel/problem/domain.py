@@ -137,6 +137,13 @@ def _as_floats(xi: Any) -> Any:
     return xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(jnp.result_type(float))
 
 
+def _two_scalars(domain: Domain, first: np.ndarray, second: np.ndarray, several: str) -> None:
+    """Raises where numbers of a domain are no scalars; `several` says what to use for more."""
+    if first.ndim or second.ndim:
+        name = type(domain).__name__
+        raise ValueError(f"{name} takes two scalars, got shapes {first.shape} and {second.shape}. {several}")
+
+
 class _Between(Domain):
     """What lies between two ends."""
 
@@ -152,12 +159,10 @@ class _Between(Domain):
         return self.lo.reshape(-1), self.hi.reshape(-1)
 
     def _check_scalars(self, several: str) -> None:
-        """Raises where the ends are no two scalars in order; `several` says what to use for more."""
-        name, lo, hi = type(self).__name__, self.lo, self.hi
-        if lo.ndim or hi.ndim:
-            raise ValueError(f"{name} takes two scalars, got shapes {lo.shape} and {hi.shape}. {several}")
-        if not lo < hi:
-            raise ValueError(f"{name} needs lo < hi, got lo={lo} and hi={hi}. Swap or widen them.")
+        _two_scalars(self, self.lo, self.hi, several)
+        if not self.lo < self.hi:
+            name = type(self).__name__
+            raise ValueError(f"{name} needs lo < hi, got lo={self.lo} and hi={self.hi}. Swap or widen them.")
 
     def __repr__(self):
         return f"{type(self).__name__}({self.lo.tolist()}, {self.hi.tolist()})"
@@ -248,11 +253,8 @@ class Unbounded(Domain):
     scale: Any = eqx.field(converter=lambda v: real_numbers(v, "Unbounded: scale"), default=1.0)
 
     def __check_init__(self):
-        if self.center.ndim or self.scale.ndim:
-            raise ValueError(
-                f"Unbounded takes two scalars, got shapes {self.center.shape} and {self.scale.shape}. For several "
-                "contexts use Mixed(income=Unbounded(3e4, 2e4), ...)."
-            )
+        several = "For several contexts use Mixed(income=Unbounded(3e4, 2e4), ...)."
+        _two_scalars(self, self.center, self.scale, several)
         if not self.scale > 0:
             raise ValueError(
                 f"Unbounded: scale must be positive, got {self.scale}; Unbounded.fitted(values) finds one."

@@ -11,7 +11,7 @@ from jaxtyping import Array, PyTree
 from ..host import module_of, on_host, plain
 from ..programs import arithmetic
 from .array_checks import Strings, concrete, contexts_of, listed_values
-from .domain import Box, Domain, Finite, in_one_array
+from .domain import Domain, Finite, in_one_array
 from .precision import REMEDY
 
 _LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
@@ -40,14 +40,10 @@ class Mixed(Domain):
         if not self.names:
             raise ValueError("Mixed needs at least one part, such as Mixed(hour=Periodic(0, 24)).")
         for name, part in self.parts.items():
-            if isinstance(part, Mixed | Box):
-                raise TypeError(
-                    f"Mixed: {name} is {part!r}, but each part is a scalar. State its coordinates one by one, "
-                    f"Mixed({name}_1=..., {name}_2=...)."
-                )
             if not isinstance(part, Domain) or part.shape:
                 raise TypeError(
-                    f"Mixed: {name} must be an Interval, a Periodic, an Unbounded or a Finite of scalars, got {part!r}."
+                    f"Mixed: {name} is {part!r}, but each part is a scalar, an Interval, a Periodic, an Unbounded or a "
+                    f"Finite. State the coordinates of a vector one by one, Mixed({name}_1=..., {name}_2=...)."
                 )
 
     @property

@@ -21,7 +21,7 @@ from ..basis import FeatureMap, Rows
 from ..checks import MOST_KEPT, gibibytes, memory_limit
 from ..cluster import RowLayout
 from ..keys import below, derived, hashed, mix
-from ..problem import Product, Samples, Stream
+from ..problem import Product, Samples, Stream, no_pool
 
 _ROUNDS = 16  # of swapping: each parts two rows that kept together so far with odds of one half
 _FETCHED_AHEAD = 2**16  # rows of several batches that are fetched from other devices at once
@@ -322,10 +322,7 @@ class Endless(Source):
     basis: FeatureMap
 
     def pool(self):
-        raise ValueError(
-            "a Stream has no finite pool. Use a solver that draws batches, such as SOBA, or draw a sample yourself: "
-            "samples = stream.draw(jax.random.key(0), 10_000)."
-        )
+        raise no_pool("this")
 
     def batch(self, key, number, size, shuffle):
         return batch_of(self.basis, self.stream.draw(derived(key, number), size))

@@ -24,6 +24,7 @@ from ..iteration import (
     check_schedule,
     traced,
 )
+from ..problem import no_pool
 from ..programs import arithmetic
 from ..reduction import Batch, Bilevel
 
@@ -35,10 +36,7 @@ _MOST_TERMS = 1000  # of a series by default: with more, a step costs more than 
 def tabulated(reduced: Kind, name: str) -> Kind:
     """The same problem with both pools laid out as tables; an error where there is no finite pool."""
     if reduced.upper_source.rows is None or reduced.lower_source.rows is None:
-        raise ValueError(
-            f"{name} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
-            "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
-        )
+        raise no_pool(name)
     return replace(reduced, upper_source=reduced.upper_source.tabled(), lower_source=reduced.lower_source.tabled())
 
 
