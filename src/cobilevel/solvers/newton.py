@@ -242,7 +242,7 @@ class Newton(Solver):
 
     @plain
     def terminate(self, reduced, state):
-        return state.clock.outcome(state.stopping.found().code)
+        return state.clock.outcome(state.stopping.verdict().code)
 
 
 def _iterate(at: Expansions, state: NewtonState) -> Point:

@@ -121,7 +121,7 @@ class Stopping:
         )
         return after, across if kink else there if moved else size
 
-    def found(self) -> Result:
+    def verdict(self) -> Result:
         """The result that the last step led to."""
         if self.done:
             return Result.CONVERGED
