@@ -13,6 +13,7 @@ from .schedules import at as at
 from .schedules import check_schedule as check_schedule
 from .schedules import is_optax as is_optax
 from .schedules import traced as traced
+from .solver import ROUNDINGS as ROUNDINGS
 from .solver import SOLVED as SOLVED
 from .solver import Clock as Clock
 from .solver import Evolving as Evolving

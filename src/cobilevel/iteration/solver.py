@@ -15,6 +15,7 @@ from ..programs import Held, arithmetic
 from ..reduction import Bilevel, Reduced
 
 SOLVED = 0.75  # exponent of the precision: a residual this small, relative to the first, is as small as need be
+ROUNDINGS = 32  # the noise of an objective, a gradient or a step, in units of its precision: they are long sums
 
 
 @jax.tree_util.register_dataclass

@@ -211,13 +211,14 @@ def _drawn(source: Source, key: Key[Array, ""], count: int, size: int, rng: np.r
 
 def _largest_on_batches(
     reduced: Bilevel, x: np.ndarray, W: np.ndarray, batches: list[Any], rng: np.random.Generator
-) -> tuple[float, Expansions]:
+) -> tuple[float, Counter]:
     """The largest curvature of the lower level on any of some batches, and what looking took."""
     stacked = jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
     at = Expansions(reduced.with_pools(stacked, stacked))
     if not at.formed:
         each = [Expansions(reduced.with_pools(batch, batch)) for batch in batches]
-        return max(float(_curvatures(one, x, W, rng, steps=_FEW)[-1]) for one in each), each[0]
+        most = max(float(_curvatures(one, x, W, rng, steps=_FEW)[-1]) for one in each)
+        return most, sum((one.spent for one in each), Counter())
     rows, (pool,), size, largest = at.lower_rows(x, W), at.lower_pools, len(batches[0]), 0.0
     for begin in range(0, len(stacked), size):
         part = slice(begin, begin + size)
@@ -225,7 +226,7 @@ def _largest_on_batches(
         hessian = galerkin(np.asarray(pool.features[part], float), rows.hessian[part] * weights[:, None, None])
         if np.isfinite(hessian).all():
             largest = max(largest, float(np.linalg.eigvalsh(hessian)[-1]))
-    return largest, at
+    return largest, at.spent
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a lower level without minimum
@@ -256,7 +257,7 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048,
         epoch=max((source.rows or batch) / batch for source in sources),
     )
     scales = jax.tree.map(lambda value: np.asarray(value, reduced.dtype), scales)
-    ledger = HostLedger.of(at.spent + spent + looked.spent).in_programs()
+    ledger = HostLedger.of(at.spent + spent + looked).in_programs()
     parts = scales, at.coefficients(W), at.coefficients(v), ledger, np.asarray(here.solved), np.asarray(here.definite)
     return Start(*put(parts))
 

@@ -22,18 +22,17 @@ from ..keys import below, derived, hashed
 from ..programs import arithmetic, program, put
 from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, batch_rows
 from .schedules import Schedule, at, check_schedule, is_optax, traced
-from .solver import Clock, Solver, State
+from .solver import ROUNDINGS, Clock, Solver, State
 from .step_scales import Scales, Start, measure
 
 _STEP_SIZES = ("inner", "outer", "linear")  # the schedules that are lengths of steps, and not weights or accuracies
 _FAR = 1e8  # times the size of the start: iterates this large are lost, although they are finite still
-_ROUNDINGS = 30  # of a hypergradient: one smaller than so many roundings of the first, or of x, is zero
 _SPAN = 100  # steps over which a run is judged: long enough for noise to average out, short against any run
 _KEEP = 1 - 1 / _SPAN  # of a moving average over about so many steps
 _BOUNCING = 1 / 2  # the share of their power that successive hypergradients cancel where steps are too long
 _DEVIATIONS = 2  # of the mean from zero, in standard errors, that chance explains
 # what a key is folded with, so that the draws of one step for different purposes are independent
-_LARGE, _INDEPENDENT, _CHOICE = 1, 2, 3
+_LARGE, _INDEPENDENT, _CHOICE = range(1, 4)
 _LARGE_BATCHES = 16  # of a stream a large batch is so many small ones: enough to cut the noise by four
 
 
@@ -365,7 +364,7 @@ class Stochastic(Solver):
     def is_small(self, state: StochasticState, size: Float[Array, ""]) -> Array:
         """Whether a hypergradient of that size is below the tolerance, or what rounding ``x`` makes of zero (where the
         curvature is known)."""
-        rounding = _ROUNDINGS * jnp.finfo(state.dtype).eps
+        rounding = ROUNDINGS * jnp.finfo(state.dtype).eps
         goal = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), rounding) * state.trend.first
         return (size <= goal) | (size <= rounding * (1 + trees.norm(state.x)) * state.scales.bend)
 

@@ -64,6 +64,5 @@ class FdeHBO(Stochastic):
         estimate = storm(estimate, new, old, jnp.where(s.step == 0, 1, rate.momentum))
         W = trees.step(s.W, rate.inner, estimate.lower)
         z = trees.clip_norm(trees.step(v, rate.linear, estimate.linear), rate.radius)
-        return self.move(
-            reduced, s, value, estimate.outer, rate.outer, W=W, memory=(z, (s.x, s.W, v), estimate), ledger=ledger
-        )
+        memory = (z, (s.x, s.W, v), estimate)
+        return self.move(reduced, s, value, estimate.outer, rate.outer, W=W, memory=memory, ledger=ledger)

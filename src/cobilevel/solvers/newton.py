@@ -16,10 +16,10 @@ from ..answer import Result
 from ..checks import positive, whole
 from ..derivatives import Expansions, HostLedger, flattened
 from ..host import plain
-from ..iteration import SOLVED, Clock, Evolving, Solver
+from ..iteration import ROUNDINGS, SOLVED, Clock, Evolving, Solver
 from ..lower import Point, lower_size, solve_at
-from .newton_stopping import TOLERANCE, Stopping, Trial
-from .newton_units import NOISE, Units
+from .newton_stopping import Stopping, Trial
+from .newton_units import Units
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 _LOOSEST = 1e-6  # of the coefficients: how far the lower level may be from its solution while a run is far off
@@ -214,7 +214,7 @@ class Newton(Solver):
             trial,
             ahead=_next_length(at, units, memory, trial),
             curvature=state.memory.least_curvature(),
-            tolerance=at.eps**TOLERANCE if self.tolerance is None else self.tolerance,
+            tolerance=at.eps ** (2 / 3) if self.tolerance is None else self.tolerance,
         )
         end = point if moved else here
         after = NewtonState(
@@ -242,7 +242,7 @@ class Newton(Solver):
 
     @plain
     def terminate(self, reduced, state):
-        return state.clock.outcome(state.stopping.found().code)
+        return state.clock.outcome(state.stopping.verdict().code)
 
 
 def _iterate(at: Expansions, state: NewtonState) -> Point:
@@ -272,7 +272,7 @@ def _line_search(
     Points are in units of the problem, the memory and the size of the gradient in those of the run.
     """
     x, g, begun = here.x, here.gradient, bool(rule.begun)
-    rounding = NOISE * at.eps * abs(here.value)
+    rounding = ROUNDINGS * at.eps * abs(here.value)
     direction, free, use_memory = _direction(at, here, size, memory, units)
     target = np.inf if close else float(rule.lower_target)
 

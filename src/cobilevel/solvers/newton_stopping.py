@@ -17,13 +17,12 @@ from jaxtyping import Bool
 
 from ..answer import Result
 from ..derivatives import Expansions
+from ..iteration import ROUNDINGS
 from ..lower import Point
 from .newton_units import Units
 
-TOLERANCE = 2 / 3  # exponent of the precision: the gradient, relative to its first: quasi-Newton steps reach that
-_NEXT_TO = 0.55  # the same of a refused step that shows a jump: so short that smooth curvature cannot pass for one
+_NEXT_TO = 0.55  # exponent of the precision: a step so short that smooth curvature cannot pass for a jump
 _JUMP = 30  # times the least curvature in memory: no smooth function seen so far changes its gradient as fast
-_ROUNDED = 64  # roundings of x: a next step as short cannot be taken
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Stopping:
         bracketed = here.gradient @ toward < 0 < refused.gradient @ toward and length <= near
         settled = begun and not moved and refused.sound and bracketed
         small = moved and there <= tolerance * scale and ahead <= near
-        rounded = moved and (ahead <= _ROUNDED * eps * extent or there == 0)
+        rounded = moved and (ahead <= ROUNDINGS * eps * extent or there == 0)
         kink = begun and jumps and explained
         after = replace(
             self,
@@ -122,7 +121,7 @@ class Stopping:
         )
         return after, across if kink else there if moved else size
 
-    def found(self) -> Result:
+    def verdict(self) -> Result:
         """The result that the last step led to."""
         if self.done:
             return Result.CONVERGED

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..derivatives import Expansions
+from ..iteration import ROUNDINGS
 from ..lower import Point
 
-NOISE = 32  # of the objective, in units of its own precision: it is a long sum
 _SHARE_OF_SPREAD = 1e-3  # an x near zero is measured by what moves the objective by this share of its spread
 _LEFT_BEHIND = 1e-4  # of the distance from zero at which units were measured, below which they are measured anew
 
@@ -92,7 +92,7 @@ class Units:
     def _spread_at(self, point: Point, spread: float, eps: float) -> float:
         """The standard deviation of the objective; where there is none its value, or a share of the spread before."""
         size = abs(point.value)
-        spread = spread if spread > NOISE * eps * size else size
+        spread = spread if spread > ROUNDINGS * eps * size else size
         if not np.isfinite(spread):
             return float(self.spread)
         before = eps ** (1 / 3) * float(self.spread) if self.measured.any() else np.finfo(float).tiny

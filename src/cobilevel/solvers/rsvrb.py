@@ -70,13 +70,5 @@ class RSVRB(Stochastic):
         _, there, ledger = estimate(x_old, W_old, solve_old, ledger)
         gradient = storm(gradient_old, here, there, weight)
         W = trees.step(s.W, rate.inner, unflatten(slope))
-        return self.move(
-            reduced,
-            s,
-            value,
-            ravel_pytree(s.x)[1](gradient),
-            rate.outer,
-            W=W,
-            memory=(s.x, s.W, (slope, hessian, gradient)),
-            ledger=ledger,
-        )
+        direction, memory = ravel_pytree(s.x)[1](gradient), (s.x, s.W, (slope, hessian, gradient))
+        return self.move(reduced, s, value, direction, rate.outer, W=W, memory=memory, ledger=ledger)

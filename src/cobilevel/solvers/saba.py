@@ -25,11 +25,6 @@ class PastTerms(eqx.Module):
     rows: tuple[PyTree[Array], PyTree[Array]]
     means: tuple[PyTree[Array], PyTree[Array]]
 
-    @staticmethod
-    def of(pool: Batch, terms: tuple[PyTree, PyTree]) -> "PastTerms":
-        """Those of all samples at one point."""
-        return PastTerms(terms, _pool_means(pool, terms))
-
     def refresh(
         self, pool: Batch, batch: Batch, rows: RowIndex, new: tuple[PyTree, PyTree]
     ) -> tuple[tuple[PyTree, PyTree], "PastTerms"]:
@@ -61,6 +56,7 @@ class SABA(Stochastic):
     """
 
     exact = True
+    keeps_rows = True
     default_steps = 50_000
     schedules = ("inner", "linear", "outer")
 
@@ -71,8 +67,6 @@ class SABA(Stochastic):
     def __check_init__(self):
         if not self.shuffle:
             raise ValueError("SABA: its table needs batches without repeated rows; leave shuffle at True.")
-
-    keeps_rows = True
 
     def prepare(self, reduced):
         dx, dy = reduced.problem.sizes
@@ -89,7 +83,8 @@ class SABA(Stochastic):
         upper, lower, x = reduced.upper_pool, reduced.lower_pool, reduced.x0
         (d2, product, cross), ledger = oracles.lower_rows(reduced, x, start.W, start.v, lower, ledger)
         (_, d1, pull), ledger = oracles.upper_rows(reduced, x, start.W, upper, ledger)
-        return (start.v, PastTerms.of(lower, ((d2, product), cross)), PastTerms.of(upper, (pull, d1))), ledger
+        terms = ((lower, ((d2, product), cross)), (upper, (pull, d1)))
+        return (start.v, *(PastTerms(rows, _pool_means(pool, rows)) for pool, rows in terms)), ledger
 
     def update(self, reduced, s, draw, rate):
         v, lower_terms, upper_terms = s.memory
@@ -103,13 +98,5 @@ class SABA(Stochastic):
         ((d2, product), cross), lower_terms = lower_terms.refresh(lower_pool, lower, lower_rows, fresh)
         toward = Directions.of((d1, pull), (d2, product, cross))
         W, v = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)
-        return self.move(
-            reduced,
-            s,
-            oracles.mean(upper, values),
-            toward.outer,
-            rate.outer,
-            W=W,
-            memory=(v, lower_terms, upper_terms),
-            ledger=ledger,
-        )
+        value, memory = oracles.mean(upper, values), (v, lower_terms, upper_terms)
+        return self.move(reduced, s, value, toward.outer, rate.outer, W=W, memory=memory, ledger=ledger)

@@ -62,6 +62,5 @@ class SPABA(Stochastic):
         full = (s.step == 0) | (jax.random.uniform(draw.key(), ()) < jnp.asarray(chance))
         value, toward, ledger = jax.lax.cond(full, anew, onward, s.ledger)
         W, z = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)
-        return self.move(
-            reduced, s, value, toward.outer, rate.outer, W=W, memory=(z, (s.x, s.W, v), toward), ledger=ledger
-        )
+        memory = (z, (s.x, s.W, v), toward)
+        return self.move(reduced, s, value, toward.outer, rate.outer, W=W, memory=memory, ledger=ledger)
