@@ -154,7 +154,7 @@ def _over_rows(parts: Callable, programs: tuple, *options: Any) -> tuple[Callabl
 
     def one(constants: tuple, x: Any, y: Any, xi: Any, eta: Any) -> Any:
         derivatives = parts(x, y, xi, eta, *map(_of_vectors, programs, constants), *options)
-        dtype = jnp.result_type(*derivatives)
+        dtype = np.result_type(*(part.dtype for part in derivatives))  # functions may hold numbers in another precision
         return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in derivatives])
 
     rows = jax.vmap(one, in_axes=(None, None, 0, 0, 0))
