@@ -138,7 +138,8 @@ def mean_with_features(batch: Batch, rows: PyTree) -> PyTree:
 
 def mean(batch: Batch, rows: PyTree) -> PyTree:
     """The batch mean of rows that are shaped like ``x``."""
-    return jax.tree.map(lambda leaf: jnp.tensordot(batch.weight / len(batch), leaf, axes=(0, 0)), rows)
+    share = batch.weight / len(batch)
+    return jax.tree.map(lambda leaf: jnp.tensordot(share, leaf.astype(share.dtype), axes=(0, 0)), rows)
 
 
 def flatten(W: PyTree) -> tuple[Float[Array, " M"], Callable[[Array], PyTree]]:
