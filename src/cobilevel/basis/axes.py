@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from ..problem import Domain, Finite, Mixed, Periodic
 from .base import Basis
 from .families import Categorical, Chebyshev, Fourier
-from .tables import one_hot
 
 
 def degree_in(family: type[Basis], k: Any) -> Any:
@@ -66,7 +65,7 @@ class Axis:
     def functions(self, u: Float[np.ndarray, " n"], count: int) -> Float[np.ndarray, "count n"]:
         """The first `count` functions; of categories, the constant and whether it is each value but the first."""
         if self.categorical:
-            return np.concatenate([np.ones((1, len(u))), one_hot(u.astype(int), count, float).T[1:]])
+            return np.concatenate([np.ones((1, len(u))), np.equal.outer(np.arange(1, count), u).astype(float)])
         family: Any = Fourier(count, period=1.0) if self.family is Fourier else Chebyshev(count)
         return np.ascontiguousarray(family.univariate(u).T)
 

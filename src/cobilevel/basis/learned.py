@@ -150,7 +150,8 @@ class Neural(LearnedBasis):
         positive("Neural: spread", self.spread)
 
     def evaluate(self, domain, xi):
-        return network(*self._parts(), domain.reference(xi))
+        (layers,) = self._parts()
+        return network(layers, domain.reference(xi))
 
     def constant(self, domain):
         (layers,) = self._parts()

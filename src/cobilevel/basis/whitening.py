@@ -46,14 +46,13 @@ class Whitening(eqx.Module):
 
 def whiten(phi: Rows, weights: Float[Held, " n"] | None = None, tolerance: float | None = None) -> Whitening:
     """Factorises observed features; `tolerance` defaults to the square root of the machine precision."""
-    cells, dtype = isinstance(phi, OneHot), phi.dtype
-    spread = is_spread(phi.place if cells else phi)
+    dtype, spread = phi.dtype, is_spread(phi.place if isinstance(phi, OneHot) else phi)
     own = lambda array: [np.asarray(part) for part in (shards_of(array) if spread else [array])]
     gathered = this_cluster().gathered if spread else lambda parts: parts
     masses = [np.ones(len(phi))] if weights is None else [part.astype(float) for part in own(weights)]
     total = sum(part.sum() for part in gathered([np.atleast_1d(mass.sum()) for mass in masses]))
     shares = [mass / total for mass in masses]
-    if cells:
+    if isinstance(phi, OneHot):
         parts = [OneHot(*part, phi.size).on_host() for part in zip(own(phi.place), own(phi.value), strict=True)]
         sums = gathered([part.blocks(share) for part, share in zip(parts, shares, strict=True)])
         return put(_of_cells(np.sqrt(sum(sums)), len(phi), dtype))
