@@ -372,8 +372,8 @@ class Stream(Level):
 def no_pool(user: str) -> ValueError:
     """The error of what needs a finite pool, where data are a stream."""
     return ValueError(
-        f"{user} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or draw a "
-        "sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
+        f"{user} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or draw "
+        "a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
     )
 
 
