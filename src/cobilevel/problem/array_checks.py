@@ -158,11 +158,15 @@ def contexts_of(value: Any, name: str) -> Any:
     return _encoded(table, name) if table.dtype.kind in "OUT" else array_of(value, name)
 
 
+def is_missing(item: Any) -> bool:
+    """Whether an object stands for no value: ``None``, NaN, or what pandas has in their place."""
+    return type(item).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(item, float) and item != item)
+
+
 def _encoded(table: np.ndarray, name: str) -> Any:
     """An array of objects as ``Strings``; or as numbers, where it holds these."""
     flat: Any = table.ravel().tolist()
-    absent = lambda item: type(item).__name__ in ("NoneType", "NAType", "NaTType")  # the last two are pandas'
-    missing = [absent(item) or (isinstance(item, float) and item != item) for item in flat]
+    missing = list(map(is_missing, flat))
     if any(missing):
         raise ValueError(
             f"{name} has no value in {sum(missing)} of {len(flat)} rows, first in row {missing.index(True)}. Drop "
