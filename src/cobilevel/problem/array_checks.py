@@ -100,10 +100,10 @@ def _float_leaf(leaf: Any, name: str) -> Held:
 
 def float_tree(tree: PyTree, argument: str) -> PyTree:
     """A starting point as a pytree of finite float arrays, with at least one."""
-    found = each_leaf(_float_leaf, tree, argument)
-    if not jax.tree.leaves(found):
+    point = each_leaf(_float_leaf, tree, argument)
+    if not jax.tree.leaves(point):
         raise ValueError(f"{argument} holds no array: give a starting point as a float array or a pytree of them.")
-    return found
+    return point
 
 
 def real_numbers(value: Any, argument: str) -> np.ndarray:
@@ -205,7 +205,7 @@ def one_length(columns: Mapping[Any, Any], name: str) -> None:
     try:
         np.broadcast_shapes(*shapes.values())
     except ValueError as error:
-        said = ", ".join(f"{key!r} {list(shape)}" for key, shape in shapes.items())
+        listed = ", ".join(f"{key!r} {list(shape)}" for key, shape in shapes.items())
         raise ValueError(
-            f"{name}: columns must be of one length, or single values; their shapes are {said}."
+            f"{name}: columns must be of one length, or single values; their shapes are {listed}."
         ) from error

@@ -42,10 +42,10 @@ def _depending(body: Jaxpr, given: list[bool]) -> list[bool]:
         used = [not isinstance(var, Literal) and var in known for var in equation.invars]
         within = equation.params.get("jaxpr")
         if isinstance(within, ClosedJaxpr) and equation.primitive.name in ("jit", "pjit"):
-            found = _depending(within.jaxpr, used)
+            depends = _depending(within.jaxpr, used)
         else:
-            found = [any(used)] * len(equation.outvars)
-        known.update(var for var, yes in zip(equation.outvars, found, strict=True) if yes)
+            depends = [any(used)] * len(equation.outvars)
+        known.update(var for var, yes in zip(equation.outvars, depends, strict=True) if yes)
     return [not isinstance(var, Literal) and var in known for var in body.outvars]
 
 
@@ -113,10 +113,10 @@ def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
     try:
         traced, drawn = _traced_draw(draw, key, some[0])
     except Exception as error:
-        said = failure(name, error, f"fails for a key, xi = {some[0]} and size = {_ROWS_DRAWN}")
+        reason = failure(name, error, f"fails for a key, xi = {some[0]} and size = {_ROWS_DRAWN}")
         raise ValueError(
-            f"{said} It is to return `size` draws of eta given one context; leave it out of the problem if there is no "
-            "such function."
+            f"{reason} It is to return `size` draws of eta given one context; leave it out of the problem if there is "
+            "no such function."
         ) from error
     _check_like(name, drawn, eta)
     from_key = _from_key(name, draw, traced, drawn, key, some[0])

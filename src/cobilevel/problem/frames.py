@@ -126,8 +126,8 @@ class Frame:
             return self.frame[names].assign(**results)
         series = self.tool.Series if self.library == "polars" else self.tool.new_series
         where = {} if self.library == "polars" else {"backend": self.frame.implementation}
-        found = self.frame.select(names).with_columns(*(series(name, v, **where) for name, v in results.items()))
-        return found if self.library == "polars" else self.tool.to_native(found)
+        table = self.frame.select(names).with_columns(*(series(name, v, **where) for name, v in results.items()))
+        return table if self.library == "polars" else self.tool.to_native(table)
 
 
 def _narwhals(frame: Any, caller: str) -> Any:
@@ -157,11 +157,11 @@ def _column_of_objects(name: Any, items: list, category: bool) -> Column:
 def frame_columns(frame: Any, context: Any, eta: Any, weights: Any, caller: str) -> list[Any]:
     """Contexts, noise and weights by the names of their columns: one name gives an array, a list a dict by name."""
     roles = {"context": context, "eta": eta, "weights": weights}
-    found = []
+    tables = []
     for role, columns in _checked_columns(Frame(frame, caller), roles).items():
         table = {column.name: _numbers(column, role) for column in columns}
-        found.append(table if isinstance(roles[role], list | tuple) else next(iter(table.values()), None))
-    return found
+        tables.append(table if isinstance(roles[role], list | tuple) else next(iter(table.values()), None))
+    return tables
 
 
 def _numbers(column: Column, role: str) -> np.ndarray:
@@ -183,12 +183,12 @@ def _checked_columns(held: Frame, roles: dict[str, Any]) -> dict[str, list[Colum
         raise TypeError(f"{held.caller}: weights must name one column, got {roles['weights']!r}.")
     if not len(held):
         raise ValueError(f"{held.caller}: the frame has no rows: at least one sample is needed.")
-    found = {role: [held.column(name) for name in names] for role, names in named.items()}
-    _none_missing(held, found)
-    for role, columns in found.items():
-        for column in columns:
+    columns = {role: [held.column(name) for name in names] for role, names in named.items()}
+    _none_missing(held, columns)
+    for role, group in columns.items():
+        for column in group:
             _refuse_kinds(held, column, role)
-    return found
+    return columns
 
 
 def _one_role_each(named: dict[str, list], caller: str) -> None:
@@ -202,8 +202,8 @@ def _one_role_each(named: dict[str, list], caller: str) -> None:
             raise ValueError(f"{caller}: the column {name!r} is named {where}, and may be named once.{remedy}")
 
 
-def _none_missing(held: Frame, found: dict[str, list[Column]]) -> None:
-    roles = [(column, role) for role, columns in found.items() for column in columns if column.missing.any()]
+def _none_missing(held: Frame, columns: dict[str, list[Column]]) -> None:
+    roles = [(column, role) for role, group in columns.items() for column in group if column.missing.any()]
     if not roles:
         return
     lacking = [column for column, _ in roles]
