@@ -105,10 +105,11 @@ class Domain(eqx.Module):
     @plain
     def kept(self, xi: Any) -> Any:
         """Contexts wrapped, with all their digits."""
-        wrapped = self.wrapped(xi)
+        wrapped = self.wrap(xi)
         return xi if wrapped is xi else kept_digits(wrapped)
 
-    def wrapped(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "..."]:
+    @plain
+    def wrap(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "..."]:
         """Contexts written in the one way in which they are compared: itself, but for domains that repeat."""
         return xi
 
@@ -224,7 +225,7 @@ class Periodic(_Between):
         return 2 * self._turn(xi)[..., None] - 1
 
     @on_host
-    def wrapped(self, xi):
+    def wrap(self, xi):
         if not jnp.issubdtype(xi.dtype, jnp.floating):
             return xi
         xp = module_of(xi)
@@ -234,7 +235,7 @@ class Periodic(_Between):
 
     @on_host
     def snap(self, xi, dtype):
-        return self.wrapped(xi.astype(dtype))
+        return self.wrap(xi.astype(dtype))
 
     @on_host
     def embedded(self, xi):

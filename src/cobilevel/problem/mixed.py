@@ -88,8 +88,8 @@ class Mixed(Domain):
         return self._each("stack", lambda part, column: part.snap(column, dtype), xi)
 
     @on_host
-    def wrapped(self, xi):
-        return self._each("stack", lambda part, column: part.wrapped(column), xi)
+    def wrap(self, xi):
+        return self._each("stack", lambda part, column: part.wrap(column), xi)
 
     @on_host
     def embedded(self, xi):
