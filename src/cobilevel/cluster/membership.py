@@ -84,6 +84,10 @@ class Cluster:
             copied = jax.jit(lambda a: a, out_shardings=NamedSharding(self.mesh, PartitionSpec()))(table)
             return np.asarray(copied.addressable_data(0))
 
+    def agreed(self, array: np.ndarray) -> np.ndarray:
+        """What process 0 has: for numbers that all must have to the last bit, whatever their processors round to."""
+        return array if self.processes == 1 else self.gathered([array] * len(self.own))[0]
+
     @contextlib.contextmanager
     def in_touch(self) -> Iterator[None]:
         """Around work that needs the others: should that fail, the watch has time to find out whose fault it is."""
