@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import cobilevel as cb
-from problems import LINE, Aim, Line, row
+from problems import LINE, Aim, Line, row, scalar
 
 XI = np.linspace(0, 1, 40)
 
@@ -159,7 +159,49 @@ CASES = {
         ValueError,
         ["contexts", "(2,)"],
     ),
+    "a circle the wrong way round": (lambda: cb.Periodic(24.0, 0.0), ValueError, ["Periodic", "lo < hi"]),
+    "a negative scale": (lambda: cb.Unbounded(0.0, -1.0), ValueError, ["Unbounded", "scale must be positive"]),
+    "parts without names": (lambda: cb.Mixed([LINE]), TypeError, ["Mixed", "by name"]),
+    "a vector as a part": (lambda: cb.Mixed(place=cb.Box([0.0, 0.0], [1.0, 1.0])), TypeError, ["place", "each part is a scalar"]),
+    "a mixed part": (lambda: cb.Mixed(inner=cb.Mixed(a=LINE)), TypeError, ["inner", "each part is a scalar"]),
+    "a string as a list of values": (lambda: cb.Finite("abc"), TypeError, ["Finite takes a list of values"]),
+    "a number in a mixture": (
+        lambda: cb.Mixture((cb.Uniform(LINE), 0.5), [0.5, 0.5]), TypeError, ["Mixture takes a list of distributions", "cb.Uniform"]
+    ),
+    "a mixture on two domains": (
+        lambda: cb.Mixture((cb.Uniform(LINE), cb.Uniform(cb.Interval(0.0, 2.0))), [0.5, 0.5]), ValueError, ["Mixture", "one domain", "larger"]
+    ),
+    "a rule of no nodes": (lambda: cb.Uniform(LINE).quadrature(0), ValueError, ["quadrature: n must be a whole number of at least 1"]),
 }  # fmt: skip
+
+# Values that an argument does not take, and the words, one of which the error must have.
+NOT_POSITIVE = ["no", np.nan, -1.0, True, np.inf, [1.0], 1j]
+VALUES = {
+    "Newton: tolerance": (lambda v: cb.Newton(tolerance=v), NOT_POSITIVE, ["Newton", "positive"]),
+    "Orthonormal: tolerance": (lambda v: cb.Orthonormal(cb.Chebyshev(3), v), NOT_POSITIVE, ["Orthonormal", "positive"]),
+    "SOBA: inner": (lambda v: cb.SOBA(inner=v), NOT_POSITIVE, ["SOBA", "a step size", "positive"]),
+    "SOBA: outer": (lambda v: cb.SOBA(outer=v), NOT_POSITIVE, ["SOBA", "a step size", "positive"]),
+    "PolynomialDecay: value": (lambda v: cb.PolynomialDecay(v, 0.5), NOT_POSITIVE, ["PolynomialDecay", "a step size", "positive"]),
+    "PolynomialDecay: offset": (lambda v: cb.PolynomialDecay(0.1, 0.5, v), NOT_POSITIVE, ["PolynomialDecay", "a step size", "positive"]),
+    "Cosine: steps": (lambda v: cb.Cosine(0.1, v), NOT_POSITIVE, ["Cosine", "a step size", "positive"]),
+    "Neural: rate": (lambda v: cb.Neural(4, rate=v), NOT_POSITIVE, ["Neural", "positive"]),
+    "smoothing": (lambda v: scalar(smoothing=v), NOT_POSITIVE, ["smoothing"]),
+    "lower_noise": (lambda v: scalar(lower_noise=v), ["no", 0, 1, np.nan, [True]], ["lower_noise"]),
+    "Orthonormal: share": (lambda v: cb.Orthonormal(cb.Chebyshev(3), v), [0, 1.0, 3], ["Orthonormal: tolerance"]),
+    "StocBiO: kind": (lambda v: cb.StocBiO(kind=v), ["mean", None, 3, ["sum"]], ["StocBiO: kind"]),
+    "SOBA: batch": (lambda v: cb.SOBA(batch=v), [None, 0, 2.5, True, "all"], ["SOBA: batch"]),
+    "StocBiO: inner_steps": (lambda v: cb.StocBiO(inner_steps=v), [None, 0, 2.5], ["StocBiO: inner_steps"]),
+    "SOBA: average": (lambda v: cb.SOBA(average=v), [np.nan, -0.1, 1.1, [0.5]], ["SOBA: average"]),
+    "SOBA: tolerance": (lambda v: cb.SOBA(tolerance=v), [np.nan, -0.1, np.inf, [0.5]], ["SOBA: tolerance"]),
+    "PolynomialDecay: power": (lambda v: cb.PolynomialDecay(0.1, v), [np.nan, np.inf, [0.5], None], ["PolynomialDecay: power"]),
+    "Simplex: total": (lambda v: cb.Simplex(v), [np.nan, 0, -1.0, "a", [1.0]], ["Simplex: total"]),
+    "TruncatedNormal: std": (lambda v: cb.TruncatedNormal(LINE, 0.5, v), [np.nan, 0.0, -1.0, "a", True], ["TruncatedNormal: std"]),
+}  # fmt: skip
+CASES |= {
+    f"{name} = {value!r}": (lambda make=make, value=value: make(value), (TypeError, ValueError), [tuple(words)])
+    for name, (make, values, words) in VALUES.items()
+    for value in values
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -167,8 +209,19 @@ def test_bad_input_instructs(name):
     call, kind, words = CASES[name]
     with pytest.raises(kind) as caught:
         call()
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
+    for word in words:  # of a tuple, one
+        assert any(part in str(caught.value) for part in ([word] if isinstance(word, str) else word)), str(caught.value)
+
+
+def test_what_is_right_is_taken():
+    for make, values, _ in VALUES.values():
+        if values is NOT_POSITIVE:
+            make(0.5)
+    assert scalar(lower_noise=np.bool_(True)).lower_noise is True
+    assert scalar(lower_noise=None).lower_noise is None
+    assert cb.StocBiO(terms=None).terms is None
+    assert float(cb.PolynomialDecay(0.1, -1 / 7).power) < 0
+    assert float(cb.SOBA(tolerance=0).tolerance) == 0
 
 
 def test_near_the_number_of_contexts_there_is_a_warning():

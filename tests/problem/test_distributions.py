@@ -78,12 +78,3 @@ def test_draws_follow_the_law_wherever_its_mean_lies():
         np.testing.assert_allclose(below, (0.1, 0.5, 0.9), atol=4 * 0.5 / np.sqrt(20_000))
     assert len(np.unique(drawn[:, 6])) > 19_000
     np.testing.assert_allclose(np.quantile(drawn[:, 6], [0.1, 0.5, 0.9]), (0.1, 0.5, 0.9), atol=0.015)
-
-
-def test_mixtures_of_laws_that_are_none_or_live_elsewhere():
-    with pytest.raises(TypeError, match=r"Mixture takes a list of distributions.*cb\.Uniform"):
-        cb.Mixture((cb.Uniform(LINE), 0.5), [0.5, 0.5])
-    with pytest.raises(ValueError, match=r"Mixture.*one domain.*larger"):
-        cb.Mixture((cb.Uniform(LINE), cb.Uniform(cb.Interval(0.0, 2.0))), [0.5, 0.5])
-    with pytest.raises(ValueError, match=r"quadrature: n must be a whole number of at least 1"):
-        cb.Uniform(LINE).quadrature(0)

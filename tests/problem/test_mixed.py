@@ -174,19 +174,6 @@ def test_errors_name_the_column(kind):
         Study.of(PROBLEM, cb.Samples(change(COLUMNS), np.zeros(ROWS)))
 
 
-def test_errors_of_domains():
-    with pytest.raises(TypeError, match="each part is a scalar"):
-        cb.Mixed(place=cb.Box([0.0, 0.0], [1.0, 1.0]))
-    with pytest.raises(TypeError, match="each part is a scalar"):
-        cb.Mixed(inner=WEEK)
-    with pytest.raises(TypeError, match="by name"):
-        cb.Mixed([cb.Interval(0.0, 1.0)])
-    with pytest.raises(ValueError, match="lo < hi"):
-        cb.Periodic(24.0, 0.0)
-    with pytest.raises(ValueError, match="scale must be positive"):
-        cb.Unbounded(0.0, -1.0)
-
-
 def test_an_unknown_value_is_named_by_the_policy(solution):
     with pytest.raises(ValueError, match=r"xi\['day'\] holds 'sun'.*known are 'mon', 'tue', 'wed'.*cb.Finite"):
         solution.policy({"weather": 0.1, "hour": 0.0, "day": "sun"})

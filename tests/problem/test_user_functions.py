@@ -121,8 +121,3 @@ def test_names_of_two_kinds_are_refused():
     with pytest.raises(TypeError, match="x0 has a dict whose keys"):
         cb.Problem(aim, fit, {0: 1.0, "a": 2.0}, 0.0, cb.Interval(0.0, 1.0))
     assert set(cb.Samples({0: XI, "a": XI}).xi) == {"0", "a"}
-
-
-def test_a_string_is_no_list_of_values():
-    with pytest.raises(TypeError, match="Finite takes a list of values"):
-        cb.Finite("abc")

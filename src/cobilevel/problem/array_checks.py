@@ -100,10 +100,10 @@ def _float_leaf(leaf: Any, name: str) -> Held:
 
 def float_tree(tree: PyTree, argument: str) -> PyTree:
     """A starting point as a pytree of finite float arrays, with at least one."""
-    found = each_leaf(_float_leaf, tree, argument)
-    if not jax.tree.leaves(found):
+    point = each_leaf(_float_leaf, tree, argument)
+    if not jax.tree.leaves(point):
         raise ValueError(f"{argument} holds no array: give a starting point as a float array or a pytree of them.")
-    return found
+    return point
 
 
 def real_numbers(value: Any, argument: str) -> np.ndarray:
@@ -158,11 +158,15 @@ def contexts_of(value: Any, name: str) -> Any:
     return _encoded(table, name) if table.dtype.kind in "OUT" else array_of(value, name)
 
 
+def is_missing(item: Any) -> bool:
+    """Whether an object stands for no value: ``None``, NaN, or what pandas has in their place."""
+    return type(item).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(item, float) and item != item)
+
+
 def _encoded(table: np.ndarray, name: str) -> Any:
     """An array of objects as ``Strings``; or as numbers, where it holds these."""
     flat: Any = table.ravel().tolist()
-    absent = lambda item: type(item).__name__ in ("NoneType", "NAType", "NaTType")  # the last two are pandas'
-    missing = [absent(item) or (isinstance(item, float) and item != item) for item in flat]
+    missing = list(map(is_missing, flat))
     if any(missing):
         raise ValueError(
             f"{name} has no value in {sum(missing)} of {len(flat)} rows, first in row {missing.index(True)}. Drop "
@@ -201,7 +205,7 @@ def one_length(columns: Mapping[Any, Any], name: str) -> None:
     try:
         np.broadcast_shapes(*shapes.values())
     except ValueError as error:
-        said = ", ".join(f"{key!r} {list(shape)}" for key, shape in shapes.items())
+        listed = ", ".join(f"{key!r} {list(shape)}" for key, shape in shapes.items())
         raise ValueError(
-            f"{name}: columns must be of one length, or single values; their shapes are {said}."
+            f"{name}: columns must be of one length, or single values; their shapes are {listed}."
         ) from error

@@ -39,11 +39,11 @@ class Constraint(eqx.Module):
 
 def _entry_names(y0: PyTree[Held]) -> list[str]:
     """``y[0]``, ``y['flow'][1]``, ...: the numbers of ``y``, flattened."""
-    found = []
+    names = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(y0):
         places = np.ndindex(leaf.shape)
-        found += [path_name("y", path) + (str(list(place)) if place else "") for place in places]
-    return found
+        names += [path_name("y", path) + (str(list(place)) if place else "") for place in places]
+    return names
 
 
 class Equalities(Constraint):
@@ -142,7 +142,7 @@ class Bounds(Constraint):
 
     def _ends(self, y: PyTree, xi: Any) -> list[tuple[int, Any, np.ndarray]]:
         """Each side that bounds something: its sign, its value on the flattened ``y``, and which entries it bounds."""
-        found = []
+        ends = []
         for side, sign, end in (("lower", 1, self.lo), ("upper", -1, self.hi)):
             if callable(end):
                 filled = ravel_pytree(_fill_bound(end(xi), y, side, "Bounds"))[0]
@@ -152,8 +152,8 @@ class Bounds(Constraint):
                 leaves = jax.tree.leaves(_fill_bound(end, shapes, side, "Bounds"))
                 filled = np.concatenate([leaf.ravel() for leaf in leaves])
                 some = np.isfinite(filled)
-            found += [(sign, filled, some)] if some.any() else []
-        return found
+            ends += [(sign, filled, some)] if some.any() else []
+        return ends
 
     def slack(self, x, y, xi):
         flat = ravel_pytree(y)[0]
@@ -161,15 +161,15 @@ class Bounds(Constraint):
         return jnp.concatenate(gaps) if gaps else None
 
     def names(self, y0, count):
-        entries, found = _entry_names(y0), []
+        entries, names = _entry_names(y0), []
         for one, bound, function in ((Bounds(lo=self.lo), ">=", "lo(xi)"), (Bounds(hi=self.hi), "<=", "hi(xi)")):
             if callable(one.lo) or callable(one.hi):
-                found += [f"{entry} {bound} {function}" for entry in entries]
+                names += [f"{entry} {bound} {function}" for entry in entries]
                 continue
             for _, filled, some in one._ends(y0, None):
                 rows = zip(entries, filled, some, strict=True)
-                found += [f"{entry} {bound} {value:.6g}" for entry, value, there in rows if there]
-        return found
+                names += [f"{entry} {bound} {value:.6g}" for entry, value, there in rows if there]
+        return names
 
     @staticmethod
     def of(pair: Any, x0: PyTree) -> "Bounds":
@@ -177,8 +177,8 @@ class Bounds(Constraint):
         pair = (None, None) if pair is None else pair
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(f"x_bounds must be a pair (lo, hi), got {pair!r}.")
-        found = Bounds(_fill_bound(pair[0], x0, "lower", "x_bounds"), _fill_bound(pair[1], x0, "upper", "x_bounds"))
-        for path, x, low, high in found._with(x0):
+        bounds = Bounds(_fill_bound(pair[0], x0, "lower", "x_bounds"), _fill_bound(pair[1], x0, "upper", "x_bounds"))
+        for path, x, low, high in bounds._with(x0):
             if np.any(np.isnan(low) | np.isnan(high)):
                 raise ValueError("x_bounds: bounds may be infinite (or None) but not NaN.")
             if not np.all(low <= high):
@@ -188,7 +188,7 @@ class Bounds(Constraint):
                     f"{path_name('x0', path)} = {x} lies outside x_bounds [{low}, {high}]. Move x0 inside, or widen "
                     "the bounds."
                 )
-        return found
+        return bounds
 
     def _with(self, x: PyTree) -> list[tuple[tuple, np.ndarray, np.ndarray, np.ndarray]]:
         """Of each leaf of ``x`` that holds values now: its path, itself, and its bounds."""
@@ -282,7 +282,7 @@ def as_constraints(given: Any) -> tuple[Constraint, ...]:
     """What a user states as constraints: one or several, functions standing for inequalities."""
     if given is None:
         return ()
-    found = []
+    constraints = []
     for one in given if isinstance(given, Sequence) and not isinstance(given, str) else (given,):
         if not isinstance(one, Constraint) and (isinstance(one, type) or not callable(one)):
             raise TypeError(
@@ -291,8 +291,8 @@ def as_constraints(given: Any) -> tuple[Constraint, ...]:
             )
         if isinstance(one, Bounds):
             _check_sides(one)
-        found.append(one if isinstance(one, Constraint) else Inequalities(one))
-    return tuple(found)
+        constraints.append(one if isinstance(one, Constraint) else Inequalities(one))
+    return tuple(constraints)
 
 
 def _check_sides(bounds: Bounds) -> None:

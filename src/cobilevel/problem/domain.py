@@ -92,21 +92,24 @@ class Domain(eqx.Module):
     @plain
     def pack_column(self, xi: Any, where: str) -> Any:
         """The same for what is no dict; contexts that repeat are not wrapped yet."""
-        found = contexts_of(xi, where)
-        if isinstance(found, Strings):
-            raise TypeError(
-                f"{where} holds strings ({listed_values(found.labels)}), but contexts of {self!r} are numbers. For "
-                "categories state the domain as cb.Finite([...]), with all the strings that may occur."
-            )
-        return found
+        column = contexts_of(xi, where)
+        return self.codes_of(column, where) if isinstance(column, Strings) else column
+
+    def codes_of(self, strings: Strings, where: str) -> np.ndarray:
+        """Strings as numbers; raises where the domain does not know them."""
+        raise TypeError(
+            f"{where} holds strings ({listed_values(strings.labels)}), but contexts of {self!r} are numbers. For "
+            "categories state the domain as cb.Finite([...]), with all the strings that may occur."
+        )
 
     @plain
     def kept(self, xi: Any) -> Any:
         """Contexts wrapped, with all their digits."""
-        found = self.wrapped(xi)
-        return xi if found is xi else kept_digits(found)
+        wrapped = self.wrap(xi)
+        return xi if wrapped is xi else kept_digits(wrapped)
 
-    def wrapped(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "..."]:
+    @plain
+    def wrap(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "..."]:
         """Contexts written in the one way in which they are compared: itself, but for domains that repeat."""
         return xi
 
@@ -222,7 +225,7 @@ class Periodic(_Between):
         return 2 * self._turn(xi)[..., None] - 1
 
     @on_host
-    def wrapped(self, xi):
+    def wrap(self, xi):
         if not jnp.issubdtype(xi.dtype, jnp.floating):
             return xi
         xp = module_of(xi)
@@ -232,7 +235,7 @@ class Periodic(_Between):
 
     @on_host
     def snap(self, xi, dtype):
-        return self.wrapped(xi.astype(dtype))
+        return self.wrap(xi.astype(dtype))
 
     @on_host
     def embedded(self, xi):
@@ -314,8 +317,8 @@ class Finite(Domain):
     def __init__(self, values: Any):
         if isinstance(values, str | bytes):
             raise TypeError(f"Finite takes a list of values, such as cb.Finite(['mon', 'tue']), got one: {values!r}.")
-        found = contexts_of(values, "Finite: values")
-        self.labels = tuple(np.asarray(found).ravel().tolist()) if isinstance(found, Strings) else None
+        read = contexts_of(values, "Finite: values")
+        self.labels = tuple(np.asarray(read).ravel().tolist()) if isinstance(read, Strings) else None
         self.values = np.asarray(values) if self.labels is None else np.arange(len(self.labels))
 
     def __check_init__(self):
@@ -334,20 +337,13 @@ class Finite(Domain):
         table = self.values.reshape(len(self.values), -1)
         return table.min(axis=0), table.max(axis=0)
 
-    @plain
-    def pack_column(self, xi, where):
-        found = contexts_of(xi, where)
-        if not isinstance(found, Strings):
-            return found
+    def codes_of(self, strings, where):
         if self.labels is None:
-            raise TypeError(
-                f"{where} holds strings ({listed_values(found.labels)}), but {self!r} holds numbers. State it with the "
-                "strings, cb.Finite([...])."
-            )
+            return super().codes_of(strings, where)
         known = {label: place for place, label in enumerate(self.labels)}
-        places = np.array([known.get(label, -1) for label in found.labels])[np.asarray(found.code)]
+        places = np.array([known.get(label, -1) for label in strings.labels])[np.asarray(strings.code)]
         if np.any(places < 0):
-            new = [label for label in found.labels if label not in known]
+            new = [label for label in strings.labels if label not in known]
             raise ValueError(
                 f"{where} holds {listed_values(new)} in {np.sum(places < 0)} of {places.size} rows, first in row "
                 f"{int(np.argmax(places.ravel() < 0))}; known are {listed_values(self.labels)}. State the domain with "

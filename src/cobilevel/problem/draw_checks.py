@@ -29,7 +29,7 @@ _INSTEAD = (
 )
 
 
-def _traced_draw(draw: Callable, example: tuple) -> tuple[ClosedJaxpr, Any]:
+def _traced_draw(draw: Callable, *example: Any) -> tuple[ClosedJaxpr, Any]:
     """A function that draws, traced afresh, and the shapes of what it returns."""
     with anew():
         return jax.make_jaxpr(lambda *args: draw(*args, _ROWS_DRAWN), return_shape=True)(*example)
@@ -42,10 +42,10 @@ def _depending(body: Jaxpr, given: list[bool]) -> list[bool]:
         used = [not isinstance(var, Literal) and var in known for var in equation.invars]
         within = equation.params.get("jaxpr")
         if isinstance(within, ClosedJaxpr) and equation.primitive.name in ("jit", "pjit"):
-            found = _depending(within.jaxpr, used)
+            depends = _depending(within.jaxpr, used)
         else:
-            found = [any(used)] * len(equation.outvars)
-        known.update(var for var, yes in zip(equation.outvars, found, strict=True) if yes)
+            depends = [any(used)] * len(equation.outvars)
+        known.update(var for var, yes in zip(equation.outvars, depends, strict=True) if yes)
     return [not isinstance(var, Literal) and var in known for var in body.outvars]
 
 
@@ -60,13 +60,12 @@ def _in_order(values: np.ndarray) -> bool:
     return bool(np.all(fine))
 
 
-def check_draws(name: str, draw: Callable, *example: Any) -> list[bool]:
+def _from_key(name: str, draw: Callable, traced: ClosedJaxpr, shapes: Any, *example: Any) -> list[bool]:
     """Raises where what ``draw(key, ..., size)`` draws does not come from its key; says of each leaf whether it does.
 
     Leaves that do not are let pass where all rows are the same, in order, or repeat.
     """
-    traced, shapes = _traced_draw(draw, example)
-    again, _ = _traced_draw(draw, example)
+    again, _ = _traced_draw(draw, *example)
     values = lambda closed: key_of(list(jax.jit(jaxpr_as_fun(closed))(*example)))
     if key_of(traced) != key_of(again) and values(traced) != values(again):
         raise ValueError(
@@ -92,14 +91,14 @@ def check_stream(draw: Any, kind: type) -> None:
     if not callable(draw):
         raise TypeError(f"Stream: draw must be a function draw(key, size) -> Samples, got {draw!r}.")
     try:
-        drawn = _traced_draw(draw, (as_key(0),))[1]
+        traced, drawn = _traced_draw(draw, as_key(0))
     except Exception as error:
         raise failure("Stream: draw(key, size)", error, f"fails for {_ROWS_DRAWN} samples") from error
     if not isinstance(drawn, kind):
         raise TypeError(f"Stream: draw(key, size) must return Samples, got {type(drawn).__name__}.")
     if len(drawn) != _ROWS_DRAWN:
         raise ValueError(f"Stream: draw(key, {_ROWS_DRAWN}) returned {len(drawn)} samples instead of {_ROWS_DRAWN}.")
-    if not any(check_draws("Stream: draw(key, size)", draw, as_key(0))):
+    if not any(_from_key("Stream: draw(key, size)", draw, traced, drawn, as_key(0))):
         raise ValueError(
             "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
             "traced once and compiled. Draw with jax.random and the key, not with NumPy's generators."
@@ -112,15 +111,15 @@ def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
     name, key = "conditional(key, xi, size)", as_key(0)
     some = np.asarray(xi)
     try:
-        drawn = _traced_draw(draw, (key, some[0]))[1]
+        traced, drawn = _traced_draw(draw, key, some[0])
     except Exception as error:
-        said = failure(name, error, f"fails for a key, xi = {some[0]} and size = {_ROWS_DRAWN}")
+        reason = failure(name, error, f"fails for a key, xi = {some[0]} and size = {_ROWS_DRAWN}")
         raise ValueError(
-            f"{said} It is to return `size` draws of eta given one context; leave it out of the problem if there is no "
-            "such function."
+            f"{reason} It is to return `size` draws of eta given one context; leave it out of the problem if there is "
+            "no such function."
         ) from error
     _check_like(name, drawn, eta)
-    from_key = check_draws(name, draw, key, some[0])
+    from_key = _from_key(name, draw, traced, drawn, key, some[0])
     values = jax.tree.map(np.asarray, _drawn_at_contexts(draw, jnp.stack(split_key(key, len(some))), some))
     leaves = zip(jax.tree_util.tree_leaves_with_path(values), jax.tree.leaves(eta), from_key, strict=True)
     for (path, value), observed, random in leaves:
@@ -146,10 +145,9 @@ def _check_like(name: str, drawn: Any, eta: PyTree) -> None:
                 f"{name} with size = {_ROWS_DRAWN} must return {path_name('eta', path)} of shape {wanted}, one row a "
                 f"draw, got {got.shape}."
             )
-        kinds = [
-            next(k for k in (jnp.floating, jnp.integer, jnp.generic) if jnp.issubdtype(a.dtype, k)) for a in (got, like)
-        ]
-        if kinds[0] != kinds[1]:
+        if any(
+            jnp.issubdtype(got.dtype, kind) != jnp.issubdtype(like.dtype, kind) for kind in (jnp.floating, jnp.integer)
+        ):
             raise TypeError(
                 f"{name} returns {path_name('eta', path)} as {got.dtype}, and the samples hold it as {like.dtype}: "
                 f"convert one of them with .astype."

@@ -3,6 +3,8 @@
 pandas, polars and, through narwhals, others: a library is imported only where the user's own object comes from it.
 """
 
+import datetime
+import decimal
 import difflib
 import importlib
 import sys
@@ -11,15 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from .array_checks import listed_values
+from .array_checks import is_missing, listed_values
 from .domain import Domain, Finite, Interval
 from .mixed import Mixed
 
-_FILLS = {"boolean": (False, bool), "whole": (np.nan, int), "number": (np.nan, float), "text": ("", str)}
-_TEXT = ("string", "empty", "categorical")  # what pandas calls columns of objects that are categories
-_NAMED = {"boolean": "boolean", "integer": "whole", "floating": "number", "decimal": "number"}
-_NAMED |= {"mixed-integer-float": "number", "integer-na": "whole"} | dict.fromkeys(_TEXT, "text")
-_NAMED |= dict.fromkeys(("datetime", "datetime64", "date", "time", "timedelta", "timedelta64", "period"), "time")
+_BY_DTYPE = {"b": "boolean", "i": "whole", "u": "whole", "f": "number"}
+_BY_OBJECT = {  # other columns, by what all of their values are
+    "text": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "whole": lambda value: isinstance(value, int | np.integer),
+    "number": lambda value: isinstance(value, int | float | np.number | decimal.Decimal),
+    "time": lambda value: isinstance(value, datetime.timedelta) or hasattr(value, "strftime"),
+}
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,11 @@ class Frame:
 
     def column(self, name: Any) -> Column:
         """One column, read by its dtype; columns of Python objects by what these are."""
-        read = _pandas_column if self.library == "pandas" else _polars_column
-        return read(self.tool, self.frame[name], name)
+        series = self.frame[name]
+        values, category = series.to_numpy(), str(series.dtype).lower().startswith(("categor", "enum"))
+        if values.dtype.kind not in _BY_DTYPE or values.ndim > 1:
+            return _column_of_objects(name, series.to_list(), category)
+        return Column(name, _BY_DTYPE[values.dtype.kind], values, values != values, category)
 
     def without_missing(self, columns: list[Column]) -> str:
         """The code that drops the rows in which one of these columns has no value."""
@@ -118,8 +126,8 @@ class Frame:
             return self.frame[names].assign(**results)
         series = self.tool.Series if self.library == "polars" else self.tool.new_series
         where = {} if self.library == "polars" else {"backend": self.frame.implementation}
-        found = self.frame.select(names).with_columns(*(series(name, v, **where) for name, v in results.items()))
-        return found if self.library == "polars" else self.tool.to_native(found)
+        table = self.frame.select(names).with_columns(*(series(name, v, **where) for name, v in results.items()))
+        return table if self.library == "polars" else self.tool.to_native(table)
 
 
 def _narwhals(frame: Any, caller: str) -> Any:
@@ -133,57 +141,27 @@ def _narwhals(frame: Any, caller: str) -> Any:
         ) from error
 
 
-def _pandas_column(pandas: Any, series: Any, name: Any) -> Column:
-    missing, category = np.asarray(series.isna(), bool), isinstance(series.dtype, pandas.CategoricalDtype)
-    present = series[~missing]
-    present = present.astype(present.cat.categories.dtype) if category else present
-    kind = _NAMED.get(pandas.api.types.infer_dtype(present, skipna=True), "other")
-    return _read_column(name, kind, present.to_numpy(), missing, category)
-
-
-def _polars_column(tool: Any, series: Any, name: Any) -> Column:
-    """Of polars, and of narwhals, whose names are the same."""
-    dtype, missing = series.dtype, series.is_null().to_numpy().astype(bool)
-    category = dtype in (tool.Categorical, tool.Enum)
-    if category or dtype == tool.String:
-        kind = "text"
-    elif dtype == tool.Boolean:
-        kind = "boolean"
-    elif dtype.is_numeric():
-        kind = "whole" if dtype.is_integer() else "number"
-    else:
-        kind = "time" if dtype.is_temporal() else "text" if missing.all() else "other"
-    if kind == "number" and dtype.is_float():
-        missing = missing | series.is_nan().fill_null(True).to_numpy().astype(bool)
-    objects = lambda: np.array([*series.to_list(), None], dtype=object)[:-1]  # also of lists, as they are
-    plain = kind in _FILLS and kind != "text" and not missing.any()
-    return _read_column(name, kind, series.to_numpy() if plain else objects()[~missing], missing, category)
-
-
-def _read_column(name: Any, kind: str, present: np.ndarray, missing: np.ndarray, category: bool) -> Column:
-    """A column from the values it has; where it has none stands what no number or category is."""
-    if kind not in _FILLS:
-        objects = np.full(len(missing), None, object)
-        objects[~missing] = present
-        return Column(name, kind, objects, missing, category)
-    fill, dtype = _FILLS[kind]
-    if kind == "whole" and missing.any():
-        dtype = float
-    if present.dtype.kind not in np.dtype(dtype).kind + ("u" if dtype is int else ""):
-        present = present.astype(dtype)
-    values = np.full(len(missing), fill if missing.any() else 0, present.dtype)
-    values[~missing] = present
+def _column_of_objects(name: Any, items: list, category: bool) -> Column:
+    """A column by its values; where there is none stands what no number or category is."""
+    missing = np.array(list(map(is_missing, items)), bool)
+    present = [item for item, gone in zip(items, missing, strict=True) if not gone]
+    kind = next((kind for kind, fits in _BY_OBJECT.items() if all(map(fits, present))), "other")
+    dtype: Any = {"text": str, "boolean": bool, "whole": int, "number": float}.get(kind, object)
+    if dtype is object:
+        return Column(name, kind, np.array([*items, None], object)[:-1], missing, category)  # also of lists
+    fill, dtype = ("", str) if kind == "text" else (np.nan, float if missing.any() else dtype)
+    values = np.array([fill if gone else item for item, gone in zip(items, missing, strict=True)], dtype)
     return Column(name, kind, values, missing, category)
 
 
 def frame_columns(frame: Any, context: Any, eta: Any, weights: Any, caller: str) -> list[Any]:
     """Contexts, noise and weights by the names of their columns: one name gives an array, a list a dict by name."""
     roles = {"context": context, "eta": eta, "weights": weights}
-    found = []
+    tables = []
     for role, columns in _checked_columns(Frame(frame, caller), roles).items():
         table = {column.name: _numbers(column, role) for column in columns}
-        found.append(table if isinstance(roles[role], list | tuple) else next(iter(table.values()), None))
-    return found
+        tables.append(table if isinstance(roles[role], list | tuple) else next(iter(table.values()), None))
+    return tables
 
 
 def _numbers(column: Column, role: str) -> np.ndarray:
@@ -205,12 +183,12 @@ def _checked_columns(held: Frame, roles: dict[str, Any]) -> dict[str, list[Colum
         raise TypeError(f"{held.caller}: weights must name one column, got {roles['weights']!r}.")
     if not len(held):
         raise ValueError(f"{held.caller}: the frame has no rows: at least one sample is needed.")
-    found = {role: [held.column(name) for name in names] for role, names in named.items()}
-    _none_missing(held, found)
-    for role, columns in found.items():
-        for column in columns:
+    columns = {role: [held.column(name) for name in names] for role, names in named.items()}
+    _none_missing(held, columns)
+    for role, group in columns.items():
+        for column in group:
             _refuse_kinds(held, column, role)
-    return found
+    return columns
 
 
 def _one_role_each(named: dict[str, list], caller: str) -> None:
@@ -224,8 +202,8 @@ def _one_role_each(named: dict[str, list], caller: str) -> None:
             raise ValueError(f"{caller}: the column {name!r} is named {where}, and may be named once.{remedy}")
 
 
-def _none_missing(held: Frame, found: dict[str, list[Column]]) -> None:
-    roles = [(column, role) for role, columns in found.items() for column in columns if column.missing.any()]
+def _none_missing(held: Frame, columns: dict[str, list[Column]]) -> None:
+    roles = [(column, role) for role, group in columns.items() for column in group if column.missing.any()]
     if not roles:
         return
     lacking = [column for column, _ in roles]

@@ -78,8 +78,8 @@ class Mixed(Domain):
         """The inverse of ``reference``; between categories, the nearest."""
 
         def one(part, column):
-            found = part.place(column[..., None])
-            return (part.snap(found, found.dtype) if isinstance(part, Finite) else found).astype(u.dtype)
+            placed = part.place(column[..., None])
+            return (part.snap(placed, placed.dtype) if isinstance(part, Finite) else placed).astype(u.dtype)
 
         return self._each("stack", one, u)
 
@@ -88,8 +88,8 @@ class Mixed(Domain):
         return self._each("stack", lambda part, column: part.snap(column, dtype), xi)
 
     @on_host
-    def wrapped(self, xi):
-        return self._each("stack", lambda part, column: part.wrapped(column), xi)
+    def wrap(self, xi):
+        return self._each("stack", lambda part, column: part.wrap(column), xi)
 
     @on_host
     def embedded(self, xi):
@@ -106,13 +106,13 @@ class Mixed(Domain):
     @plain
     def pack(self, xi, where="xi"):
         if not isinstance(xi, Mapping):
-            found = contexts_of(xi, where)
-            if isinstance(found, Strings) or found.ndim == 0 or found.shape[-1] != len(self.names):
+            table = contexts_of(xi, where)
+            if isinstance(table, Strings) or table.ndim == 0 or table.shape[-1] != len(self.names):
                 raise ValueError(
                     f"{where} must be a dict of the columns {listed_values(self.names)}, or an array of these in that "
-                    f"order, with strings as numbers; got {getattr(found, 'shape', 'strings')}."
+                    f"order, with strings as numbers; got {getattr(table, 'shape', 'strings')}."
                 )
-            return self.kept(found)
+            return self.kept(table)
         for missing in (name for name in self.names if name not in xi):
             raise ValueError(
                 f"{where} has no column {missing!r}: it has {listed_values(list(xi))}, and the domain has "
@@ -174,7 +174,7 @@ def columns_of(domain: Domain, xi: Any, where: str) -> list[tuple[Domain, Any, s
 
 def never_seen(domain: Domain, xi: Any) -> str:
     """Which values of categories no context has, in words; empty where there are none."""
-    said = []
+    lines = []
     columns = columns_of(domain, xi, "")
     for (part, column, _), name in zip(columns, getattr(domain, "names", [""]), strict=True):
         if not isinstance(part, Finite) or (part is domain and part.labels is None):
@@ -182,21 +182,21 @@ def never_seen(domain: Domain, xi: Any) -> str:
         seen = set(np.asarray(part.index(np.asarray(column))).ravel().tolist())
         values = part.labels or part.values.tolist()
         unseen = [value for k, value in enumerate(values) if k not in seen]
-        said += [f"{name} {listed_values(unseen)}".strip()] if unseen else []
-    return "; ".join(said)
+        lines += [f"{name} {listed_values(unseen)}".strip()] if unseen else []
+    return "; ".join(lines)
 
 
 def _sides(domain: Domain, xi: np.ndarray, where: str) -> list[tuple[Domain, np.ndarray, float, str]]:
     """The coordinates of contexts: where each lives, its values, over what length functions vary, and its name."""
-    found = []
+    sides = []
     for part, column, name in columns_of(domain, xi, where):
         if isinstance(part, Finite):
             continue  # values that cannot be distinguished are refused there
         lo, hi = part.bounds
         for k, side in enumerate(column.reshape(len(column), -1).T):
             width = float(hi[k] - lo[k])
-            found.append((part, side, width if np.isfinite(width) else float(part.scale), name))  # pyright: ignore
-    return found
+            sides.append((part, side, width if np.isfinite(width) else float(part.scale), name))  # pyright: ignore
+    return sides
 
 
 def check_contexts_kept(domain: Domain, before: Any, where: str) -> None:

@@ -64,14 +64,10 @@ class Problem(eqx.Module):
         constraints: Any = None,
         smoothing: Any = None,
     ):
-        for name, function, call in (
-            ("upper", upper, "f(x, y, xi, eta)"),
-            ("lower", lower, "g(x, y, xi, eta)"),
-            ("conditional", conditional, "draw(key, xi, size)"),
-        ):
-            if function is None and name == "conditional":
-                continue
-            _check_callable(name, function, call)
+        _check_callable("upper", upper, "f(x, y, xi, eta)")
+        _check_callable("lower", lower, "g(x, y, xi, eta)")
+        if conditional is not None:
+            _check_callable("conditional", conditional, "draw(key, xi, size)")
         if not isinstance(domain, Domain):
             raise TypeError(
                 f"domain must be Interval, Box, Finite, Periodic, Unbounded or Mixed, got {type(domain).__name__}. For "

@@ -106,9 +106,9 @@ class SpreadSamples(Level):
         """How many contexts are different, over all processes; those of large shards are not compared."""
         counts = [self.row_layout.counts[k] for k in self.cluster.own]
         cut = [piece[:count] for piece, count in zip(self._pieces(self.part.xi), counts, strict=True)]
-        found = [np.unique(piece, axis=0) for piece in cut]
-        few = [piece if len(piece) <= LOOK_ROWS else piece[:0] for piece in found]
-        most = max(int(size[0]) for size in self.cluster.gathered([np.array([len(piece)]) for piece in found]))
+        distinct = [np.unique(piece, axis=0) for piece in cut]
+        few = [piece if len(piece) <= LOOK_ROWS else piece[:0] for piece in distinct]
+        most = max(int(size[0]) for size in self.cluster.gathered([np.array([len(piece)]) for piece in distinct]))
         return max(most, len(np.unique(np.concatenate(self.cluster.gathered(few)), axis=0)))
 
     def example(self, rows=1):
