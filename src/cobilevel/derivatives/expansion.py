@@ -73,7 +73,7 @@ class Expansions:
         self.bounds = (flattened(bounds.lo), flattened(bounds.hi))
         self.dx, self.dy = flat_size(self._x0), flat_size(jax.tree.map(lambda a: a[0], self._W0))
         self.dtype, self.eps = np.dtype(reduced.dtype), float(np.finfo(reduced.dtype).eps)
-        self._form(len(jax.tree.leaves(self._W0)[0]), isinstance(reduced.lower_pool.features, OneHot))
+        self._form(len(jax.tree.leaves(self._W0)[0]), isinstance(reduced.lower_source.contexts_pool().features, OneHot))
         self._spread = isinstance(reduced.lower_source, Table) and is_spread(reduced.lower_source.table.weight)
         self.spent: Counter[tuple[str, str]] = Counter()
         self._programs: dict[tuple[str, bool, int], RowDerivatives] = {}
@@ -108,8 +108,7 @@ class Expansions:
     @cached_property
     def rows(self) -> dict[str, int]:
         """How many rows each level has, of all machines."""
-        levels = {"lower": self.reduced.lower_pool, "upper": self.reduced.upper_pool}
-        return {name: len(pool) if pool.count is None else int(pool.count) for name, pool in levels.items()}
+        return {"lower": self.reduced.lower_source.rows or 0, "upper": self.reduced.upper_source.rows or 0}
 
     @cached_property
     def idle(self) -> Bool[np.ndarray, " N"]:
