@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..derivatives import Expansions, LowerExpansion
-from .damped_newton import Dense, MatrixFree, Minimum, cholesky, conjugate_gradients, minimise, solve_with
+from .damped_newton import Dense, Iterates, MatrixFree, cholesky, conjugate_gradients, minimise, solve_with
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Formed(Dense):
 
 def solve_lower(
     expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
-) -> Minimum:
+) -> Iterates:
     """The lower level at ``x`` minimised over the coefficients, from ``W``.
 
     Until its gradient is no longer than `target`, and the next step shorter than a share `close` of the coefficients.
@@ -103,7 +103,7 @@ def solve_at(
     )
 
 
-def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Minimum) -> tuple[Any, ...]:
+def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Iterates) -> tuple[Any, ...]:
     """``(W, upper, v, definite, sensitivity)`` at the end of a minimisation.
 
     A last Newton correction with the Hessian at hand comes first: it brings the residual to rounding, and with it the
@@ -119,7 +119,7 @@ def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Minimum) 
     return W, upper, solve(upper.d2), True, -solve(last.cross) if expansions.crossed else None
 
 
-def _adjoint_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Minimum) -> tuple[Any, ...]:
+def _adjoint_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Iterates) -> tuple[Any, ...]:
     """The same by conjugate gradients; they meet nonpositive curvature where the lower level is not convex."""
     W = end.point.reshape(expansions.functions, -1)
     upper = expansions.upper(x, W)
