@@ -27,5 +27,4 @@ from .rows import LowerRows as LowerRows
 from .rows import RowBlocks as RowBlocks
 from .rows import RowDerivatives as RowDerivatives
 from .rows import Sizes as Sizes
-from .sums import LowerExpansion as LowerExpansion
 from .sums import galerkin as galerkin

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ..derivatives import Expansions, LowerExpansion
+from ..derivatives import Expansions, LowerRows
 from .damped_newton import Dense, Iterates, MatrixFree, cholesky, conjugate_gradients, minimise, solve_with
 
 
@@ -48,7 +48,7 @@ class Point:
 class _Formed(Dense):
     """What is kept of a Hessian is the expansion it is part of: its cross derivative is needed at the end."""
 
-    def matrices(self, hessian: LowerExpansion) -> Float[np.ndarray, "b m m"]:
+    def matrices(self, hessian: LowerRows) -> Float[np.ndarray, "b m m"]:
         return hessian.hessian if hessian.hessian.ndim == 3 else hessian.hessian[None]
 
 
@@ -62,7 +62,7 @@ def solve_lower(
     table = lambda z: z.reshape(expansions.functions, -1)
     one = lambda value, gradient: (np.full(1, value), gradient.reshape(1, -1))
 
-    def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, LowerExpansion]:
+    def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, LowerRows]:
         lower = expansions.lower(x, table(z))
         return *one(lower.value, lower.slope), lower
 
