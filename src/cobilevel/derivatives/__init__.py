@@ -7,7 +7,6 @@ from .expansion import Expansions as Expansions
 from .expansion import as_table as as_table
 from .expansion import flattened as flattened
 from .expansion import shaped_like as shaped_like
-from .expansion import totals_of as totals_of
 from .hypergradient import ConjugateGradient as ConjugateGradient
 from .hypergradient import Directions as Directions
 from .hypergradient import Draw as Draw
@@ -22,6 +21,7 @@ from .hypergradient import sensitivity as sensitivity
 from .ledger import HostLedger as HostLedger
 from .ledger import Ledger as Ledger
 from .ledger import added as added
+from .ledger import totals_of as totals_of
 from .rows import AT_ONCE as AT_ONCE
 from .rows import LowerRows as LowerRows
 from .rows import RowBlocks as RowBlocks

@@ -9,7 +9,7 @@ and Hessians are over these tables row by row; where each sample has one functio
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -335,8 +335,7 @@ class Expansions:
     # -- vectors and tables, and the pytrees they stand for
 
     def _trees(self, x: np.ndarray, *tables: np.ndarray) -> tuple[PyTree, ...]:
-        place = shaped_like(self._x0, self.point(x)[None], self.dtype, 0)
-        return (place, *(self.coefficients(W) for W in tables))
+        return (Expansions.decision(self, self.point(x)), *map(self.coefficients, tables))
 
     def decision(self, x: Float[np.ndarray, " dx"]) -> PyTree:
         """A vector in the shape of ``x``."""
@@ -375,14 +374,6 @@ class Affine(Expansions):
 
     def _along_x(self, rows):
         return rows @ self.scales
-
-
-def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    """Counts by kind of oracle and unit, as ``{kind: {"calls": ..., "samples": ...}}``."""
-    totals: dict[str, dict[str, int]] = {}
-    for (kind, unit), count in spent.items():
-        totals.setdefault(kind, {})[unit] = count
-    return totals
 
 
 def flattened(tree: PyTree) -> Float[np.ndarray, " n"]:

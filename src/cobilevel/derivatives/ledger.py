@@ -140,3 +140,8 @@ class HostLedger:
         """The same for a compiled loop."""
         halves = lambda number: put(np.array(divmod(number, 2**32), np.uint32))
         return Ledger(*(Count(*map(halves, row)) for row in np.asarray(self.counts).tolist()))
+
+
+def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Numbers by kind and unit, as ``{kind: {"calls": ..., "samples": ...}}``."""
+    return HostLedger.of(spent).totals()

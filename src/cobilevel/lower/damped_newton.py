@@ -22,23 +22,17 @@ _NOISE_OF_SUMS = 32  # the noise of values and gradients, in units of their own 
 _CLOSE = 0.75  # exponent of the precision: the next step, relative to the point; Newton's steps square it
 _SLACK = 1e3  # times its noise, where the gradient falls no further
 
-LocalModel = tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k n"], Any]
-
 
 @dataclass(frozen=True)
 class Dense:
-    """``k`` objectives whose Hessians are formed: `model(z)` returns values, gradients and Hessians.
+    """``k`` objectives whose Hessians are formed: `local(z)` returns values, gradients and what is kept of Hessians.
 
     These are matrices ``(k, n, n)``, or the blocks of one ``n x n`` matrix; `eps` is the precision of values and
     gradients.
     """
 
-    model: Callable[[np.ndarray], LocalModel]
+    local: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, Any]]
     eps: float = float(np.finfo(float).eps)
-
-    def local(self, z: Float[np.ndarray, "k n"]) -> LocalModel:
-        """Values, gradients and Hessians, in the form that is kept of them."""
-        return self.model(z)
 
     def matrices(self, hessian: Any) -> Float[np.ndarray, "b m m"]:
         """The Hessians that were kept."""
