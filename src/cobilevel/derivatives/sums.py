@@ -103,19 +103,18 @@ def _pairs(size: int) -> tuple[np.ndarray, np.ndarray]:
 def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]) -> Float[np.ndarray, "M M"]:
     r"""$\sum_n A_n \otimes \Phi_n \Phi_n^T$ for symmetric $A_n$, rows and columns as in a table of coefficients.
 
-    One ``N x N`` product for each pair of components of ``y``; on the host several in one where features are few. Long
-    rows are multiplied several times as fast as short ones.
+    One ``N x N`` product for each pair of components of ``y``; several in one where features are few. Long rows are
+    multiplied several times as fast as short ones.
     """
     size, (n, count) = matrices.shape[1], phi.shape
     entries, place = _pairs(size)
-    pairs = matrices.reshape(n, -1)[:, entries].T
+    pairs, each = matrices.reshape(n, -1)[:, entries].T, max(1, AT_ONCE // max(phi.size, 1))
     if isinstance(phi, np.ndarray):
         pairs, turned = np.ascontiguousarray(pairs), np.ascontiguousarray(phi.T)
-        each = max(1, AT_ONCE // max(phi.size, 1))
         chunks = (pairs[k : k + each, None] * turned for k in range(0, len(pairs), each))
         blocks = np.concatenate([chunk.reshape(-1, n) @ phi for chunk in chunks]).reshape(-1, count, count)
     else:
-        blocks = jax.lax.map(lambda weight: (phi.T * weight) @ phi, pairs)
+        blocks = jax.lax.map(lambda weight: (phi.T * weight) @ phi, pairs, batch_size=min(each, len(pairs)))
     blocks = (blocks + blocks.transpose(0, 2, 1)) / 2
     return blocks[place].transpose(2, 0, 3, 1).reshape(count * size, count * size)
 
