@@ -73,7 +73,7 @@ def hashed(key: Key[Array, ""], number: Any) -> UInt32[Array, "..."]:
     return mix(value)
 
 
-def below(bits: UInt32[Array, "..."], count: Any) -> UInt32[Array, "..."]:
+def below(bits: Any, count: Any) -> Any:
     """Random bits as a whole number from 0 to ``count - 1``: the high half of their product, in NumPy or JAX."""
     low, count = np.uint32(0xFFFF), count.astype(np.uint32) if hasattr(count, "astype") else np.uint32(count)
     middle = (bits >> 16) * (count & low) + (((bits & low) * (count & low)) >> 16)
