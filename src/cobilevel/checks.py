@@ -21,14 +21,13 @@ MOST_LISTED = 2**22  # products of functions in one list: beyond, the list alone
 MOST_NODES = 2**11  # of a Gauss rule along one dimension: their time grows with the cube, and is seconds here
 MOST_KEPT = 8 * 2**30  # bytes of matrices that a solver keeps, however large the memory: beyond, steps take minutes
 
-_LARGEST = 2**31 - 1  # steps and sizes are counted in 32 bits
-
 
 def whole(name: str, value: Any, least: int = 1, what: str = "") -> int:
     """`value` as a Python integer of at least `least`; raises otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= _LARGEST:
-        limit = "" if not isinstance(value, int | np.integer) or value <= _LARGEST else " and at most 2147483647"
-        meaning = f": {what}" if what else ""
+    most = np.iinfo(np.int32).max  # steps and sizes are counted in 32 bits
+    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not number or not least <= value <= most:
+        limit, meaning = f" and at most {most}" if number and value > most else "", f": {what}" if what else ""
         raise ValueError(f"{name} must be a whole number of at least {least}{limit}, got {value!r}{meaning}.")
     return int(value)
 

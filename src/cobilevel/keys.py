@@ -9,9 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Key, UInt32
 
-_LEAST_SEED, _LARGEST_SEED = -(2**63), 2**63 - 1  # what JAX takes
 _THREEFRY = "threefry2x32"  # the generator that JAX has by default
-_OLD_SHAPE = (2,)  # of keys that jax.random.PRNGKey makes
 
 
 def is_key(leaf: Any) -> bool:
@@ -21,33 +19,28 @@ def is_key(leaf: Any) -> bool:
 
 def as_key(key: Any) -> jax.Array:
     """A random key from an integer seed, or the key itself; keys as arrays of 32-bit words, of old, are taken too."""
-    if isinstance(key, int | np.integer) and not isinstance(key, bool):
-        return _seeded(_seed(int(key)))
-    kind, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
-    if isinstance(key, jax.Array) and is_key(key):
-        if shape != ():
+    array = isinstance(key, jax.Array | np.ndarray)
+    if array and is_key(key):
+        if key.shape != ():
+            shape = key.shape
             raise ValueError(f"key must be one key, got an array of them of shape {shape}: take one, such as key[0].")
         return key
-    if isinstance(key, jax.Array | np.ndarray) and kind is not None:
-        if kind == np.uint32 and shape == _OLD_SHAPE:
-            return jax.random.wrap_key_data(jnp.asarray(key))
-        if np.issubdtype(kind, np.integer) and shape == () and not isinstance(key, Tracer):
-            return _seeded(_seed(int(key)))
+    if array and key.dtype == np.uint32 and key.shape == (2,):  # as jax.random.PRNGKey makes them
+        return jax.random.wrap_key_data(jnp.asarray(key))
+    one = array and key.shape == () and np.issubdtype(key.dtype, np.integer) and not isinstance(key, Tracer)
+    if one or (isinstance(key, int | np.integer) and not isinstance(key, bool)):
+        return _seeded(int(key))
     raise TypeError(f"key must be a whole number or a jax.random.key, got {key!r}.")
-
-
-def _seed(number: int) -> int:
-    if not _LEAST_SEED <= number <= _LARGEST_SEED:
-        raise ValueError(
-            f"key must be a whole number of at most 64 bits, from {_LEAST_SEED} to {_LARGEST_SEED}, got {number}: take "
-            f"less of it, such as {number % 2**32}."
-        )
-    return number
 
 
 @cache
 def _seeded(seed: int) -> jax.Array:
     """The key that JAX makes of a seed; of a small one its two words are known, and no program is compiled for it."""
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(
+            f"key must be a whole number of at most 64 bits, from {-(2**63)} to {2**63 - 1}, got {seed}: take less of "
+            f"it, such as {seed % 2**32}."
+        )
     if 0 <= seed < 2**31 and jax.config.jax_default_prng_impl == _THREEFRY:
         return jax.random.wrap_key_data(np.array([0, seed], np.uint32), impl=_THREEFRY)
     return jax.random.key(seed)
@@ -80,7 +73,7 @@ def hashed(key: Key[Array, ""], number: Any) -> UInt32[Array, "..."]:
     return mix(value)
 
 
-def below(bits: UInt32[Array, "..."], count: Any) -> UInt32[Array, "..."]:
+def below(bits: Any, count: Any) -> Any:
     """Random bits as a whole number from 0 to ``count - 1``: the high half of their product, in NumPy or JAX."""
     low, count = np.uint32(0xFFFF), count.astype(np.uint32) if hasattr(count, "astype") else np.uint32(count)
     middle = (bits >> 16) * (count & low) + (((bits & low) * (count & low)) >> 16)

@@ -127,7 +127,7 @@ class _Said(eqx.Module):
     value: Any = eqx.field(static=True)
 
 
-def _apart(tree: PyTree) -> tuple[list[Array], tuple[Any, tuple]]:
+def _apart(tree: Any) -> tuple[list[Any], tuple[Any, tuple]]:
     """The arrays of a tree, and all else: its structure and its other leaves."""
     leaves, structure = jax.tree.flatten(tree)
     held = [leaf for leaf in leaves if eqx.is_array(leaf)]

@@ -4,14 +4,13 @@ import sys
 import time
 from typing import Any
 
-_PATIENCE = 2.0
-
 
 class ProgressBar:
-    """Call ``update(done, words)`` as work goes on; the bar appears on a terminal after two seconds."""
+    """Call ``update(done, words)`` as work goes on; the bar appears on a terminal after some `patience`, in
+    seconds."""
 
-    def __init__(self, total: int, label: str, show: bool | None = None):
-        self._total, self._label = total, label
+    def __init__(self, total: int, label: str, show: bool | None = None, patience: float = 2.0):
+        self._total, self._label, self._patience = total, label, patience
         self._show = sys.stderr.isatty() if show is None else show
         self._began = time.monotonic()
         self._bar: Any = None
@@ -21,7 +20,7 @@ class ProgressBar:
         if not self._show:
             return
         if self._bar is None:
-            if time.monotonic() - self._began < _PATIENCE:
+            if time.monotonic() - self._began < self._patience:
                 return
             self._bar = self._start()
         self._bar.update(self._task, completed=done, description=f"{self._label} {words}")

@@ -6,7 +6,6 @@ from . import oracles as oracles
 from .expansion import DENSE_LIMIT as DENSE_LIMIT
 from .expansion import Affine as Affine
 from .expansion import Expansions as Expansions
-from .expansion import totals_of as totals_of
 from .hypergradient import ConjugateGradient as ConjugateGradient
 from .hypergradient import Directions as Directions
 from .hypergradient import Draw as Draw
@@ -21,10 +20,10 @@ from .hypergradient import sensitivity as sensitivity
 from .ledger import HostLedger as HostLedger
 from .ledger import Ledger as Ledger
 from .ledger import added as added
+from .ledger import totals_of as totals_of
 from .rows import AT_ONCE as AT_ONCE
 from .rows import LowerRows as LowerRows
 from .rows import RowBlocks as RowBlocks
 from .rows import RowDerivatives as RowDerivatives
 from .rows import Sizes as Sizes
-from .sums import LowerExpansion as LowerExpansion
 from .sums import galerkin as galerkin

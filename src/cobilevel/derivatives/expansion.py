@@ -9,7 +9,7 @@ and Hessians are over these tables row by row; where each sample has one functio
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -28,7 +28,7 @@ from ..trees import as_rows, flattened, shaped_like
 from . import oracles
 from .ledger import Ledger
 from .rows import AT_ONCE, BLOCK, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, flat_size
-from .sums import LowerExpansion, RowPool, RowScales, UpperExpansion, plus, pools_of, squares
+from .sums import RowPool, RowScales, lower_sums, plus, pools_of, squares, upper_sums
 
 DENSE_LIMIT = 2000  # the most coefficients whose Hessian is formed; beyond, only its products with vectors are
 
@@ -74,11 +74,11 @@ class Expansions:
         self.bounds = (flattened(bounds.lo), flattened(bounds.hi))
         self.dx, self.dy = flat_size(self._x0), flat_size(jax.tree.map(lambda a: a[0], self._W0))
         self.dtype, self.eps = np.dtype(reduced.dtype), float(np.finfo(reduced.dtype).eps)
-        self._form(len(jax.tree.leaves(self._W0)[0]), isinstance(reduced.lower_pool.features, OneHot))
+        self._form(len(jax.tree.leaves(self._W0)[0]), isinstance(reduced.lower_source.contexts_pool().features, OneHot))
         self._spread = isinstance(reduced.lower_source, Table) and is_spread(reduced.lower_source.table.weight)
         self.spent: Counter[tuple[str, str]] = Counter()
         self._programs: dict[tuple[str, bool, int], RowDerivatives] = {}
-        self._last: tuple[Any, LowerExpansion] | None = None  # asked for twice where one method goes on from another
+        self._last: tuple[Any, LowerRows] | None = None  # asked for twice where one method goes on from another
 
     def _form(self, functions: int, one_hot: bool) -> None:
         """Settles what is formed with so many functions."""
@@ -109,8 +109,7 @@ class Expansions:
     @cached_property
     def rows(self) -> dict[str, int]:
         """How many rows each level has, of all machines."""
-        levels = {"lower": self.reduced.lower_pool, "upper": self.reduced.upper_pool}
-        return {name: len(pool) if pool.count is None else int(pool.count) for name, pool in levels.items()}
+        return {"lower": self.reduced.lower_source.rows or 0, "upper": self.reduced.upper_source.rows or 0}
 
     @cached_property
     def idle(self) -> Bool[np.ndarray, " N"]:
@@ -187,7 +186,7 @@ class Expansions:
         """Derivatives in ``x``, along the last axis, in these coordinates."""
         return rows
 
-    def lower(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> LowerExpansion:
+    def lower(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> LowerRows:
         """The lower level at ``(x, W)``.
 
         The coefficients of a function that is zero at every row get the largest curvature there is, so that a Newton
@@ -197,7 +196,7 @@ class Expansions:
         if self._last is not None and self._last[0] == at:
             return self._last[1]
         self._charge_lower()
-        sums = self._summed("lower", LowerExpansion.of, x, W)
+        sums = self._summed("lower", lower_sums, x, W)
         sums = sums._replace(cross=self._along_x(sums.cross)) if self.crossed else sums
         if self.idle.any():
             diagonal = np.einsum("...ii->...i", sums.hessian)  # a view
@@ -205,19 +204,19 @@ class Expansions:
         self._last = (at, sums)
         return sums
 
-    def upper(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> UpperExpansion:
+    def upper(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> UpperRows:
         """The upper level at ``(x, W)``."""
         self._charge("upper_gradient")
         if self.crossed:
-            sums = self._summed("upper", UpperExpansion.of, x, W)
+            sums = self._summed("upper", upper_sums, x, W)
         else:
             value, d1, d2 = _asked(oracles.upper_gradients, self.reduced, True, *self._trees(x, W))
-            sums = UpperExpansion(float(value), flattened(d1), self.table(d2))
+            sums = UpperRows(float(value), flattened(d1), self.table(d2))
         return sums._replace(d1=self._along_x(sums.d1))
 
     def _summed(self, level: str, of: Callable, x: np.ndarray, W: np.ndarray) -> Any:
         pools, x = getattr(self, f"{level}_pools"), self.point(x)
-        if on_accelerator() and of in (LowerExpansion.of, UpperExpansion.of) and not self._spread:
+        if on_accelerator() and of in (lower_sums, upper_sums) and not self._spread:
             return pools[0].summed_on_device(self._derivatives(level, pools[0].rows), x, W, of, self.sizes)
         parts = [pool.summed(self._derivatives(level, pool.rows), x, W, of, self.sizes) for pool in pools]
         if len(parts) == 1 and not self._spread:
@@ -337,8 +336,7 @@ class Expansions:
     # -- vectors and tables, and the pytrees they stand for
 
     def _trees(self, x: np.ndarray, *tables: np.ndarray) -> tuple[PyTree, ...]:
-        place = shaped_like(self._x0, self.point(x)[None], self.dtype, 0)
-        return (place, *(self.coefficients(W) for W in tables))
+        return (Expansions.decision(self, self.point(x)), *map(self.coefficients, tables))
 
     def decision(self, x: Float[np.ndarray, " dx"]) -> PyTree:
         """A vector in the shape of ``x``."""
@@ -377,11 +375,3 @@ class Affine(Expansions):
 
     def _along_x(self, rows):
         return rows @ self.scales
-
-
-def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    """Counts by kind of oracle and unit, as ``{kind: {"calls": ..., "samples": ...}}``."""
-    totals: dict[str, dict[str, int]] = {}
-    for (kind, unit), count in spent.items():
-        totals.setdefault(kind, {})[unit] = count
-    return totals

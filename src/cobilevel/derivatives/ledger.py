@@ -107,9 +107,8 @@ class Ledger(eqx.Module):
     def totals(self) -> dict[str, dict[str, int]]:
         """Plain numbers: ``{kind: {"calls": ..., "samples": ...}}``, kinds never called left out."""
         number = lambda halves: int(halves[0]) << 32 | int(halves[1])
-        counts = ((part.name, jax.tree.map(np.asarray, getattr(self, part.name))) for part in fields(self))
-        table = {kind: {unit: number(getattr(count, unit)) for unit in _UNITS} for kind, count in counts}
-        return {kind: row for kind, row in table.items() if row["calls"]}
+        pairs = (jax.tree.leaves(getattr(self, kind)) for kind in KINDS)
+        return HostLedger([[number(np.asarray(halves)) for halves in pair] for pair in pairs]).totals()
 
 
 KINDS = tuple(part.name for part in fields(Ledger))
@@ -140,3 +139,8 @@ class HostLedger:
         """The same for a compiled loop."""
         halves = lambda number: put(np.array(divmod(number, 2**32), np.uint32))
         return Ledger(*(Count(*map(halves, row)) for row in np.asarray(self.counts).tolist()))
+
+
+def totals_of(spent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Numbers by kind and unit, as ``{kind: {"calls": ..., "samples": ...}}``."""
+    return HostLedger.of(spent).totals()

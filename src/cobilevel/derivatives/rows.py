@@ -26,19 +26,19 @@ _KEPT = 128  # programs, the oldest dropped: functions that are made anew for ea
 
 
 class LowerRows(NamedTuple):
-    """``g`` and its derivatives, a row a sample; `cross` is ``d21 g``."""
+    """``g`` and its derivatives, a row a sample; or their sums in a basis. `cross` is ``d21 g``."""
 
-    value: Float[np.ndarray, " n"]
+    value: Any
     slope: Float[np.ndarray, "n dy"]
-    hessian: Float[np.ndarray, "n dy dy"]
+    hessian: Float[np.ndarray, "n dy dy"] | Float[np.ndarray, "M M"]
     cross: Float[np.ndarray, "n dy dx"]
 
 
 class UpperRows(NamedTuple):
-    """``f`` and its gradients in ``x`` and ``y``, a row a sample."""
+    """``f`` and its gradients in ``x`` and ``y``, a row a sample; or their sums in a basis."""
 
-    value: Float[np.ndarray, " n"]
-    d1: Float[np.ndarray, "n dx"]
+    value: Any
+    d1: Float[np.ndarray, "*n dx"]
     d2: Float[np.ndarray, "n dy"]
 
 

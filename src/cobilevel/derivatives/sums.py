@@ -1,4 +1,4 @@
-"""Sums over rows: the expansions of both levels, the sizes of single rows, and the rows that they are made from."""
+"""Sums over rows: what a basis makes of both levels, the sizes of single rows, and the rows that they are made from."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -18,49 +18,33 @@ from ..host import in_threads, module_of
 from ..problem import double, in_double
 from ..programs import is_spread
 from ..reduction import Batch
-from .rows import AT_ONCE, RowBlocks, RowDerivatives, Sizes
+from .rows import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows
 
 Sum = TypeVar("Sum", bound=tuple)
 
 
-class LowerExpansion(NamedTuple):
-    """``g_Phi`` and its derivatives; `hessian` is ``(M, M)``, or blocks ``(N, dy, dy)``; `cross` is ``d21``."""
+def lower_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
+    """``g_Phi`` and its derivatives from the features, shares and packed derivatives of some rows, in NumPy or in JAX.
 
-    value: float
-    slope: Float[np.ndarray, "N dy"]
-    hessian: Float[np.ndarray, "M M"] | Float[np.ndarray, "N dy dy"]
-    cross: Float[np.ndarray, "N dy dx"]
-
-    @staticmethod
-    def of(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> "LowerExpansion":
-        """From the features, shares and packed derivatives of some rows, in NumPy or in JAX."""
-        xp, dy, weighted = module_of(packed), sizes.dy, packed * shares[:, None]
-        curved = 1 + dy + dy * dy
-        slope, cross = (summed_with(phi, part) for part in (weighted[:, 1 : 1 + dy], weighted[:, curved:]))
-        matrices = weighted[:, 1 + dy : curved].reshape(-1, dy, dy)
-        if isinstance(phi, OneHot):
-            hessian = phi.blocks(matrices)
-            hessian = (hessian + xp.swapaxes(hessian, 1, 2)) / 2
-        else:
-            hessian = galerkin(phi, matrices)
-        parts = slope, hessian, cross.reshape(phi.shape[1], dy, -1)
-        return LowerExpansion(weighted[:, 0].sum(dtype=float), *(xp.asarray(part, float) for part in parts))
+    The Hessian is ``(M, M)``, or blocks ``(N, dy, dy)`` where each row has one function alone.
+    """
+    xp, rows = module_of(packed), sizes.split_lower(packed * shares[:, None])
+    if isinstance(phi, OneHot):
+        hessian = phi.blocks(rows.hessian)
+        hessian = (hessian + xp.swapaxes(hessian, 1, 2)) / 2
+    else:
+        hessian = galerkin(phi, rows.hessian)
+    cross = summed_with(phi, rows.cross.reshape(len(packed), -1)).reshape(phi.shape[1], sizes.dy, -1)
+    parts = summed_with(phi, rows.slope), hessian, cross
+    return LowerRows(rows.value.sum(dtype=float), *(xp.asarray(part, float) for part in parts))
 
 
-class UpperExpansion(NamedTuple):
-    """``f_Phi`` and its gradients."""
-
-    value: float
-    d1: Float[np.ndarray, " dx"]
-    d2: Float[np.ndarray, "N dy"]
-
-    @staticmethod
-    def of(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> "UpperExpansion":
-        """From the features, shares and packed derivatives of some rows, in NumPy or in JAX."""
-        xp = module_of(packed)
-        first = xp.asarray(shares @ packed[:, : 1 + sizes.dx], float)
-        d2 = summed_with(phi, packed[:, 1 + sizes.dx :] * shares[:, None])
-        return UpperExpansion(first[0], first[1:], xp.asarray(d2, float))
+def upper_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> UpperRows:
+    """The same of ``f_Phi`` and its gradients."""
+    xp = module_of(packed)
+    first = xp.asarray(shares @ packed[:, : 1 + sizes.dx], float)
+    d2 = summed_with(phi, packed[:, 1 + sizes.dx :] * shares[:, None])
+    return UpperRows(first[0], first[1:], xp.asarray(d2, float))
 
 
 class RowScales(NamedTuple):
@@ -119,19 +103,18 @@ def _pairs(size: int) -> tuple[np.ndarray, np.ndarray]:
 def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]) -> Float[np.ndarray, "M M"]:
     r"""$\sum_n A_n \otimes \Phi_n \Phi_n^T$ for symmetric $A_n$, rows and columns as in a table of coefficients.
 
-    One ``N x N`` product for each pair of components of ``y``; on the host several in one where features are few. Long
-    rows are multiplied several times as fast as short ones.
+    One ``N x N`` product for each pair of components of ``y``; several in one where features are few. Long rows are
+    multiplied several times as fast as short ones.
     """
     size, (n, count) = matrices.shape[1], phi.shape
     entries, place = _pairs(size)
-    pairs = matrices.reshape(n, -1)[:, entries].T
+    pairs, each = matrices.reshape(n, -1)[:, entries].T, max(1, AT_ONCE // max(phi.size, 1))
     if isinstance(phi, np.ndarray):
         pairs, turned = np.ascontiguousarray(pairs), np.ascontiguousarray(phi.T)
-        each = max(1, AT_ONCE // max(phi.size, 1))
         chunks = (pairs[k : k + each, None] * turned for k in range(0, len(pairs), each))
         blocks = np.concatenate([chunk.reshape(-1, n) @ phi for chunk in chunks]).reshape(-1, count, count)
     else:
-        blocks = jax.lax.map(lambda weight: (phi.T * weight) @ phi, pairs)
+        blocks = jax.lax.map(lambda weight: (phi.T * weight) @ phi, pairs, batch_size=min(each, len(pairs)))
     blocks = (blocks + blocks.transpose(0, 2, 1)) / 2
     return blocks[place].transpose(2, 0, 3, 1).reshape(count * size, count * size)
 

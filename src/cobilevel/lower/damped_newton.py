@@ -2,7 +2,7 @@
 level, and the ``y`` of many contexts. Also truncated Newton steps inside of a compiled program."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,23 +22,17 @@ _NOISE_OF_SUMS = 32  # the noise of values and gradients, in units of their own 
 _CLOSE = 0.75  # exponent of the precision: the next step, relative to the point; Newton's steps square it
 _SLACK = 1e3  # times its noise, where the gradient falls no further
 
-LocalModel = tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k n"], Any]
-
 
 @dataclass(frozen=True)
 class Dense:
-    """``k`` objectives whose Hessians are formed: `model(z)` returns values, gradients and Hessians.
+    """``k`` objectives whose Hessians are formed: `local(z)` returns values, gradients and what is kept of Hessians.
 
     These are matrices ``(k, n, n)``, or the blocks of one ``n x n`` matrix; `eps` is the precision of values and
     gradients.
     """
 
-    model: Callable[[np.ndarray], LocalModel]
+    local: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, Any]]
     eps: float = float(np.finfo(float).eps)
-
-    def local(self, z: Float[np.ndarray, "k n"]) -> LocalModel:
-        """Values, gradients and Hessians, in the form that is kept of them."""
-        return self.model(z)
 
     def matrices(self, hessian: Any) -> Float[np.ndarray, "b m m"]:
         """The Hessians that were kept."""
@@ -149,38 +143,27 @@ def conjugate_gradients(
         length = np.where(going & (bend > 0), rho / np.where(bend > 0, bend, 1), 0)[:, None]
         v, residual = v + length * direction, residual - length * image
         fresh = np.where(going, dot(residual, residual), rho)
-        direction = np.where(
-            going[:, None], residual + (fresh / np.where(rho > 0, rho, 1))[:, None] * direction, direction
-        )
-        rho = fresh
+        ahead = residual + (fresh / np.where(rho > 0, rho, 1))[:, None] * direction
+        direction, rho = np.where(going[:, None], ahead, direction), fresh
     return v, curvature
 
 
 @dataclass(frozen=True)
-class Minimum:
-    """Where ``minimise`` ended: points, with what is known there, and evaluations of all objectives together."""
+class Iterates:
+    """Points with what is known there; `metric` is the curvature of each coordinate, positive. At the end of a
+    minimisation also which of them are minima, and how many evaluations of all objectives together that took."""
 
     point: Float[np.ndarray, "k n"]
     value: Float[np.ndarray, " k"]
     gradient: Float[np.ndarray, "k n"]
     hessian: Any
-    converged: Bool[np.ndarray, " k"]
-    evaluations: int
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Points with what is known there; `metric` is the curvature of each coordinate, positive."""
-
-    z: Float[np.ndarray, "k n"]
-    value: Float[np.ndarray, " k"]
-    gradient: Float[np.ndarray, "k n"]
-    hessian: Any
     metric: Float[np.ndarray, "k n"]
     eps: float
+    converged: Any = False
+    evaluations: int = 1
 
     @staticmethod
-    def at(z: np.ndarray, objective: Dense | MatrixFree) -> "_Place":
+    def at(z: np.ndarray, objective: Dense | MatrixFree) -> "Iterates":
         value, gradient, hessian = objective.local(z)
         metric = objective.metric(hessian, gradient)
         if not np.all(metric > 0):
@@ -188,7 +171,7 @@ class _Place:
             fallback = np.maximum(np.linalg.norm(gradient, axis=1) / np.where(length > 0, length, 1), tiny)
             most = np.max(metric, axis=1)
             metric = np.where(metric > 0, metric, np.where(most > 0, most, fallback)[:, None])
-        return _Place(z, value, gradient, hessian, metric, objective.eps)
+        return Iterates(z, value, gradient, hessian, metric, objective.eps)
 
     @property
     def rounding(self) -> Float[np.ndarray, " k"]:
@@ -202,24 +185,24 @@ class _Place:
 
     def small(self, target: Any, close: float, slack: float = 1.0) -> Bool[np.ndarray, " k"]:
         """Below the target and close by (the target says little where the start was far away); or mere rounding."""
-        length = np.sqrt(np.sum(self.metric * self.z**2, axis=1))
+        length = np.sqrt(np.sum(self.metric * self.point**2, axis=1))
         floor = _NOISE_OF_SUMS * self.eps * np.maximum(length, np.sqrt(np.abs(self.value)))
         below = np.linalg.norm(self.gradient, axis=1) <= slack * target
         near = below & (self.size <= slack * max(close, self.eps**_CLOSE) * length) | (self.size <= slack * floor)
         return near & np.isfinite(self.size)
 
-    def where(self, yes: Bool[np.ndarray, " k"], other: "_Place") -> "_Place":
+    def where(self, yes: Bool[np.ndarray, " k"], other: "Iterates") -> "Iterates":
         """These where `yes`, the others elsewhere."""
         if yes.all() or not yes.any():
             return self if yes.any() else other
         pick = lambda a, b: np.where(yes.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-        names = ("z", "value", "gradient", "hessian", "metric")
-        return _Place(*(pick(getattr(self, name), getattr(other, name)) for name in names), self.eps)
+        names = ("point", "value", "gradient", "hessian", "metric")
+        return Iterates(*(pick(getattr(self, name), getattr(other, name)) for name in names), self.eps)
 
 
 def _along(
-    objective: Dense | MatrixFree, here: _Place, p: Float[np.ndarray, "k n"], usable: Bool[np.ndarray, " k"]
-) -> tuple[_Place, Float[np.ndarray, " k"], int]:
+    objective: Dense | MatrixFree, here: Iterates, p: Float[np.ndarray, "k n"], usable: Bool[np.ndarray, " k"]
+) -> tuple[Iterates, Float[np.ndarray, " k"], int]:
     """The end of a search along ``p`` from each point: what is known there, the length gone (0 for none), and the
     evaluations spent.
 
@@ -234,8 +217,7 @@ def _along(
     low_slope, high_slope = steep.copy(), np.full(k, np.inf)
     best, asked, gone, turn = here, usable, np.zeros(k), 0  # best: what is known at `low`
     for turn in range(1, _LENGTHS + 1 if usable.any() else 1):
-        z = here.z + (length * asked)[:, None] * p
-        there = _Place.at(z, objective)
+        there = Iterates.at(here.point + (length * asked)[:, None] * p, objective)
         slope = np.sum(there.gradient * p, axis=1)
         seen = there.value <= here.value + _ARMIJO * length * steep
         hidden = (-length * steep <= 2 * rounding) & (there.value <= here.value + rounding)
@@ -270,7 +252,7 @@ def _following(
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # far away values overflow, and are stepped back from
 def minimise(
     objective: Dense | MatrixFree, start: Float[np.ndarray, "k n"], target: Any, steps: int = 200, close: float = 0.0
-) -> Minimum:
+) -> Iterates:
     """Newton's method with a search along its direction, until gradient norms are at most `target` or as small as
     rounding lets; `close`: the next step, relative to the point, that is short enough (by default what the precision
     allows).
@@ -280,7 +262,7 @@ def minimise(
     second derivative, as penalties have them, across which full steps go back and forth; damping would slow that
     down. Once the decrease drowns in rounding, the gradient decides.
     """
-    here, evaluations, k = _Place.at(start, objective), 1, len(start)
+    here, evaluations, k = Iterates.at(start, objective), 1, len(start)
     damping, exhausted = np.zeros(k), np.zeros(k, bool)
     for _ in range(steps):
         finite = np.isfinite(here.gradient).all(axis=1)
@@ -307,7 +289,7 @@ def minimise(
         exhausted = exhausted | usable & hidden & ~better
         here = there.where(better, here)
     converged = here.small(target, close) | exhausted & here.small(target, close, _SLACK)
-    return Minimum(here.z, here.value, here.gradient, here.hessian, converged, evaluations)
+    return replace(here, converged=converged, evaluations=evaluations)
 
 
 def newton_steps(

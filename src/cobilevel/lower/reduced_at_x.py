@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ..derivatives import Expansions, LowerExpansion
-from .damped_newton import Dense, MatrixFree, Minimum, cholesky, conjugate_gradients, minimise, solve_with
+from ..derivatives import Expansions, LowerRows
+from .damped_newton import Dense, Iterates, MatrixFree, cholesky, conjugate_gradients, minimise, solve_with
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Point:
 class _Formed(Dense):
     """What is kept of a Hessian is the expansion it is part of: its cross derivative is needed at the end."""
 
-    def matrices(self, hessian: LowerExpansion) -> Float[np.ndarray, "b m m"]:
+    def matrices(self, hessian: LowerRows) -> Float[np.ndarray, "b m m"]:
         return hessian.hessian if hessian.hessian.ndim == 3 else hessian.hessian[None]
 
 
 def solve_lower(
     expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
-) -> Minimum:
+) -> Iterates:
     """The lower level at ``x`` minimised over the coefficients, from ``W``.
 
     Until its gradient is no longer than `target`, and the next step shorter than a share `close` of the coefficients.
@@ -62,7 +62,7 @@ def solve_lower(
     table = lambda z: z.reshape(expansions.functions, -1)
     one = lambda value, gradient: (np.full(1, value), gradient.reshape(1, -1))
 
-    def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, LowerExpansion]:
+    def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, LowerRows]:
         lower = expansions.lower(x, table(z))
         return *one(lower.value, lower.slope), lower
 
@@ -103,7 +103,7 @@ def solve_at(
     )
 
 
-def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Minimum) -> tuple[Any, ...]:
+def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Iterates) -> tuple[Any, ...]:
     """``(W, upper, v, definite, sensitivity)`` at the end of a minimisation.
 
     A last Newton correction with the Hessian at hand comes first: it brings the residual to rounding, and with it the
@@ -119,7 +119,7 @@ def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Minimum) 
     return W, upper, solve(upper.d2), True, -solve(last.cross) if expansions.crossed else None
 
 
-def _adjoint_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Minimum) -> tuple[Any, ...]:
+def _adjoint_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Iterates) -> tuple[Any, ...]:
     """The same by conjugate gradients; they meet nonpositive curvature where the lower level is not convex."""
     W = end.point.reshape(expansions.functions, -1)
     upper = expansions.upper(x, W)

@@ -165,7 +165,14 @@ class Source(eqx.Module):
 
     def batches(self, key: Array, begin: Any, count: Any, size: int, shuffle: bool) -> "Batches":
         """The `count` batches from number `begin` on."""
-        return Batches(lambda number: self.batch(key, begin + jnp.asarray(number, jnp.uint32), size, shuffle))
+        known = isinstance(count, int)  # while a program is traced
+        batches = self.ahead(key, begin + np.arange(count, dtype=np.uint32), size, shuffle) if known else None
+        one = lambda number: self.batch(key, begin + jnp.asarray(number, jnp.uint32), size, shuffle)
+        return batches or Batches(one)
+
+    def ahead(self, key: Array, numbers: Integer[Array, " k"], size: int, shuffle: bool) -> "Batches | None":
+        """Several batches of which as much as can be is computed at once, if anything."""
+        return None
 
     def draw(self, key: Array, size: int) -> Batch:
         """A fresh random batch (with replacement from a finite pool)."""
@@ -200,16 +207,9 @@ class Table(Source):
     def batch(self, key, number, size, shuffle):
         return self.taken(batch_rows(key, number, size, self.rows, shuffle, self.table.weight.dtype))
 
-    def batches(self, key, begin, count, size, shuffle):
-        if not isinstance(count, int):
-            return super().batches(key, begin, count, size, shuffle)
-        numbers = begin + np.arange(count, dtype=np.uint32)
+    def ahead(self, key, numbers, size, shuffle):
         rows, counts = rows_ahead(key, numbers, size, self.rows, shuffle, self.table.weight.dtype)
-        return Batches(self.ahead(rows, count, size), counts)
-
-    def ahead(self, rows: Callable[[Any], RowIndex], count: int, size: int) -> Callable[[Any], Batch]:
-        """Several batches by number, from their rows."""
-        return lambda number: self.taken(rows(number))
+        return Batches(lambda number: self.taken(rows(number)), counts)
 
 
 class SpreadTable(Table):
@@ -235,10 +235,12 @@ class SpreadTable(Table):
         part = self.table.take(replace(rows, index=self.layout.place(rows.index)))
         return replace(part, weight=part.weight * (self.layout.rows / self.layout.filled))
 
-    def ahead(self, rows, count, size):
+    def ahead(self, key, numbers, size, shuffle):
         """Where they are small, one message fetches all of them."""
+        count = len(numbers)
         if not 0 < count * size <= _FETCHED_AHEAD:
-            return super().ahead(rows, count, size)
+            return super().ahead(key, numbers, size, shuffle)
+        rows, counts = rows_ahead(key, numbers, size, self.rows, shuffle, self.table.weight.dtype)
         index = jnp.concatenate([rows(place).index for place in range(count)])
         part = self.taken(RowIndex.full(index, self.table.weight.dtype))
         fetched = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), replace(part, count=None))
@@ -247,7 +249,7 @@ class SpreadTable(Table):
             part, own = jax.tree.map(lambda a: a[number], fetched), rows(number)
             return replace(part, weight=part.weight * own.share, count=own.count)
 
-        return batch
+        return Batches(batch, counts)
 
 
 class Pairs(Source):
@@ -260,11 +262,6 @@ class Pairs(Source):
     def contexts_pool(self):
         return self.contexts
 
-    def _pair(self, i, j):
-        context = jax.tree.map(lambda a: a[i], self.contexts)
-        eta = jax.tree.map(lambda a: a[j], self.product.eta)
-        return Batch(context.features, context.xi, eta, context.weight)
-
     def pool(self):
         m, n = len(self.contexts), self.product.count
         row = jax.tree.map(lambda a: a[:1], (self.contexts, self.product.eta))
@@ -276,7 +273,8 @@ class Pairs(Source):
                 f"{gibibytes(most)}. Use fewer contexts (Product(..., nodes=...)), or a solver that draws batches, "
                 "such as SOBA."
             )
-        return self._pair(jnp.repeat(jnp.arange(m), n), jnp.tile(jnp.arange(n), m))
+        context = jax.tree.map(lambda a: a[jnp.repeat(jnp.arange(m), n)], self.contexts)
+        return replace(context, eta=jax.tree.map(lambda a: a[jnp.tile(jnp.arange(n), m)], self.product.eta))
 
     @property
     def rows(self):
@@ -288,12 +286,9 @@ class Pairs(Source):
         data = batch_rows(for_data, number, size, self.product.count, shuffle, self.basis.constant.dtype)
         return self._met(self._drawn(for_context, number, size), data)
 
-    def batches(self, key, begin, count, size, shuffle):
+    def ahead(self, key, numbers, size, shuffle):
         """Contexts and features of all of them are computed at once, rows of the data taken when they are asked for."""
-        if not isinstance(count, int):
-            return super().batches(key, begin, count, size, shuffle)
         for_context, for_data = derived(key, 0), derived(key, 1)
-        numbers = begin + np.arange(count, dtype=np.uint32)
         contexts = jax.vmap(lambda number: self._drawn(for_context, number, size))(numbers)
         rows, counts = rows_ahead(for_data, numbers, size, self.product.count, shuffle, self.basis.constant.dtype)
         drawn = lambda number: jax.tree.map(lambda a: a[number], contexts)

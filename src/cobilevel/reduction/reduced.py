@@ -93,10 +93,8 @@ class Bilevel(eqx.Module):
         return self.problem.bounds.project(x)
 
     def looked_through(self) -> Any:
-        """The same problem with all that depends on single samples alone computed beforehand, where pools are tables.
-
-        What the batches hold in place of ``eta`` is then the affair of the objectives.
-        """
+        """The same problem with all that depends on single samples alone computed beforehand, where pools are tables;
+        batches hold it in place of ``eta``."""
 
         def level(objective: Any, source: Source) -> tuple[Any, Source]:
             if not isinstance(source, Table):
@@ -158,14 +156,10 @@ class Reduced(Bilevel):
     def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
         """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
         for name, tree, like in (("x", x, self.problem.x0), ("W", W, self.W0)):
-            wanted, leaves = jax.tree.map(jnp.shape, like), jax.tree.leaves(tree)
-            shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
-            if jax.tree.structure(tree) != jax.tree.structure(like) or shapes != list(
-                map(jnp.shape, jax.tree.leaves(like))
-            ):
-                raise ValueError(
-                    f"lift: {name} must be a pytree of the shapes {wanted}, got arrays of shapes {shapes}."
-                )
+            wanted, shapes = ([np.shape(leaf) for leaf in jax.tree.leaves(one)] for one in (like, tree))
+            if jax.tree.structure(tree) != jax.tree.structure(like) or shapes != wanted:
+                asked = jax.tree.map(np.shape, like)
+                raise ValueError(f"lift: {name} must be a pytree of the shapes {asked}, got arrays of shapes {shapes}.")
         x, W = (jax.tree.map(lambda a: a if isinstance(a, jax.Array) else put(np.asarray(a)), tree) for tree in (x, W))
         if self.constrained is not None:
             known = self.constrained
@@ -188,21 +182,14 @@ def reduce_study(study: Study, basis: Basis) -> Reduced:
     """Fits a basis to the contexts of the lower level, and reduces; the basis must have nothing left to learn."""
     domain, observed = study.problem.domain, study.lower.contexts()
     basis = by_component(basis, domain)
-    endless = study.lower.endless
-    distinct = None if endless or isinstance(basis, Categorical) else study.lower.distinct()
-    check_sizes(basis, domain, _rows_held(study, len(observed)), study.problem.sizes[1], distinct)
+    distinct = None if study.lower.endless or isinstance(basis, Categorical) else study.lower.distinct()
+    held = lambda level: _STREAM_HELD if level.endless else len(level.contexts())  # features, at one time
+    rows = held(study.lower) + (0 if study.shared else held(study.upper))
+    check_sizes(basis, domain, rows, study.problem.sizes[1], distinct)
     fitted = basis.fit(domain, domain.snap(observed.xi, study.dtype), observed.weights)
     if distinct is not None:
         _check_size(basis, fitted, distinct)
     return reduce_with(study, fitted)
-
-
-def _rows_held(study: Study, observed: int) -> int:
-    """The contexts whose features are held at one time, those of the lower level being `observed`."""
-    lower = _STREAM_HELD if study.lower.endless else observed
-    if study.shared:
-        return lower
-    return lower + (_STREAM_HELD if study.upper.endless else len(study.upper.contexts()))
 
 
 def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Reduced:
@@ -221,8 +208,7 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
 
 
 def _check_size(basis: Basis, fitted: FeatureMap, distinct: int) -> None:
-    """More functions than distinct contexts cannot be distinguished; near that, they fit noise. Not so of categories:
-    their number is the domain's, and values never seen keep ``y0``."""
+    """More functions than distinct contexts cannot be distinguished; near that, they fit noise."""
     count = len(fitted.constant) if fitted.transform is None else len(fitted.transform)
     if count > distinct:
         raise ValueError(
