@@ -23,7 +23,7 @@ from ..derivatives import Expansions, HostLedger, Ledger, galerkin
 from ..lower import Point, lower_size, solve_at
 from ..problem import Bounds
 from ..programs import Held, arithmetic, put
-from ..reduction import Bilevel, Reduced, Source, Table
+from ..reduction import Batch, Bilevel, Reduced, Source, Table
 from .solver import SOLVED
 
 _MEASURING = 0x5CA1E  # drawn for measuring along with the key of a run, so that the draws of the run are its own
@@ -188,42 +188,41 @@ def _steepness(at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Gene
     return size, max(steep, size / (1 + float(np.linalg.norm(W)))) or 1.0
 
 
-def _part(source: Source, rows: int, rng: np.random.Generator, key: Key[Array, ""]) -> Table:
-    """A level's pool where it has at most so many rows, else a random part of it of that size."""
-    if source.rows is not None and source.rows <= rows:
-        return source.tabled()
-    return Table(_drawn(source, key, 1, rows, rng)[0])
-
-
 @eqx.filter_jit
 def _batches(source: Source, key: Key[Array, ""], count: int, size: int) -> Any:
     return jax.vmap(lambda number: source.batch(key, number, size, False))(jnp.arange(count, dtype=jnp.uint32))
 
 
-def _drawn(source: Source, key: Key[Array, ""], count: int, size: int, rng: np.random.Generator) -> list[Any]:
-    """Random batches, with replacement; of a table on the host."""
+def _drawn(source: Source, key: Key[Array, ""], count: int, size: int, rng: np.random.Generator) -> Batch:
+    """The rows of random batches, one after the other, with replacement; of a table on the host."""
     if type(source) is Table:
-        picked = rng.integers(len(source.table), size=(count, size))
-        return [jax.tree.map(lambda a, k=k: np.asarray(a)[picked[k]], source.table) for k in range(count)]
-    drawn = jax.tree.map(np.asarray, replace(_batches(source, key, count, size), count=None))
-    return [jax.tree.map(lambda a, k=k: a[k], drawn) for k in range(count)]
+        picked = rng.integers(len(source.table), size=count * size)
+        return jax.tree.map(lambda a: np.asarray(a)[picked], source.table)
+    drawn = replace(_batches(source, key, count, size), count=None)
+    return jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), drawn)
+
+
+def _part(source: Source, rows: int, rng: np.random.Generator, key: Key[Array, ""]) -> Table:
+    """A level's pool where it has at most so many rows, else a random part of it of that size."""
+    small = source.rows is not None and source.rows <= rows
+    return source.tabled() if small else Table(_drawn(source, key, 1, rows, rng))
 
 
 def _largest_on_batches(
-    reduced: Bilevel, x: np.ndarray, W: np.ndarray, batches: list[Any], rng: np.random.Generator
+    reduced: Bilevel, x: np.ndarray, W: np.ndarray, rows: Batch, size: int, rng: np.random.Generator
 ) -> tuple[float, Counter]:
-    """The largest curvature of the lower level on any of some batches, and what looking took."""
-    stacked = jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
-    at = Expansions(reduced.with_pools(stacked, stacked))
+    """The largest curvature of the lower level on any batch of so many rows, and what looking took."""
+    parts = [slice(begin, begin + size) for begin in range(0, len(rows), size)]
+    at = Expansions(reduced.with_pools(rows, rows))
     if not at.formed:
+        batches = [jax.tree.map(lambda a, part=part: a[part], rows) for part in parts]
         each = [Expansions(reduced.with_pools(batch, batch)) for batch in batches]
         most = max(float(_curvatures(one, x, W, rng, steps=_FEW)[-1]) for one in each)
         return most, sum((one.spent for one in each), Counter())
-    rows, (pool,), size, largest = at.lower_rows(x, W), at.lower_pools, len(batches[0]), 0.0
-    for begin in range(0, len(stacked), size):
-        part = slice(begin, begin + size)
-        weights = len(batches) * pool.shares[part]
-        hessian = galerkin(np.asarray(pool.features[part], float), rows.hessian[part] * weights[:, None, None])
+    hessians, (pool,), largest = at.lower_rows(x, W).hessian, at.lower_pools, 0.0
+    for part in parts:
+        weights = len(parts) * pool.shares[part]
+        hessian = galerkin(np.asarray(pool.features[part], float), hessians[part] * weights[:, None, None])
         if np.isfinite(hessian).all():
             largest = max(largest, float(np.linalg.eigvalsh(hessian)[-1]))
     return largest, at.spent
@@ -243,7 +242,7 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048,
     at = Expansions(part)
     here, W, v, bend, spent = _solved_start(part, at, rng)
     ends = [_curvatures(at, here.x, place, rng) for place in (W, at.table(reduced.W0))]
-    small, looked = _largest_on_batches(reduced, here.x, W, _drawn(sources[0], key, looks, batch, rng), rng)
+    small, looked = _largest_on_batches(reduced, here.x, W, _drawn(sources[0], key, looks, batch, rng), batch, rng)
     smooth = max(ends[0][-1], ends[1][-1], small)
     smooth = smooth if smooth > 0 else 1.0
     pull, steep = _steepness(at, here.x, W, rng)
