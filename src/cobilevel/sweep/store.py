@@ -131,7 +131,7 @@ class Runs:
                 raise ValueError("its file holds another run.")
             curves = archive.group(arrays, "curves/")
             return Run(document["spec"], document["result"], curves, document["cost"]), document["versions"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise DamageError(
                 f"the run {name} in {self.folder} is damaged: {error} Start the sweep again: it computes again what is "
                 "missing."
