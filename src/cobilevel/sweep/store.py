@@ -23,6 +23,7 @@ import numpy as np
 
 from .. import archive
 
+_DIGITS = 20  # of the name of a run
 _LOCKED_FOR = 60.0  # seconds to wait for another process that writes
 
 
@@ -45,7 +46,7 @@ class Run:
 
 def name_of(spec: Mapping[str, Any]) -> str:
     """The name of a run: a digest of its specification, whatever the order of its entries."""
-    return hashlib.sha256(archive.as_json(dict(spec), sort_keys=True).encode()).hexdigest()[:20]
+    return hashlib.sha256(archive.as_json(dict(spec), sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
 def _outcome(run: Run) -> Any:
@@ -110,7 +111,8 @@ class Runs:
         """The names of the finished runs, and the notes."""
         try:
             document, arrays = archive.read(self._path, "index of runs")
-            return {row.tobytes().hex() for row in arrays["runs"]}, dict(document["notes"])
+            names = arrays["runs"].tobytes().hex()
+            return {names[k : k + _DIGITS] for k in range(0, len(names), _DIGITS)}, dict(document["notes"])
         except (ValueError, KeyError, TypeError) as error:
             raise DamageError(
                 f"{error} Move it away and open the store again: runs whose files are whole are taken back from there, "
@@ -119,7 +121,7 @@ class Runs:
 
     def _write_index(self, names: set[str], notes: Mapping[str, Any]) -> None:
         digits = np.frombuffer(bytes.fromhex("".join(sorted(names))), np.uint8)
-        archive.write(self._path, {"notes": notes}, {"runs": digits.reshape(len(names), -1) if names else digits})
+        archive.write(self._path, {"notes": notes}, {"runs": digits})
 
     def _read(self, name: str) -> tuple[Run, dict[str, str]]:
         """A run, and the versions it was computed with; raises where its file is not what was written."""
@@ -129,7 +131,7 @@ class Runs:
                 raise ValueError("its file holds another run.")
             curves = archive.group(arrays, "curves/")
             return Run(document["spec"], document["result"], curves, document["cost"]), document["versions"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise DamageError(
                 f"the run {name} in {self.folder} is damaged: {error} Start the sweep again: it computes again what is "
                 "missing."
@@ -161,12 +163,12 @@ class Runs:
     def missing(self, specs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Those of the specifications that have not been run to their end, or whose run is damaged."""
         finished, _ = self._index()
-        return [spec for spec in specs if self._known(name_of(spec), finished) is None]
+        return [spec for spec in specs if name_of(spec) not in finished or self._known(name_of(spec)) is None]
 
-    def _known(self, name: str, finished: set[str]) -> Run | None:
-        """A run that is finished and whole."""
+    def _known(self, name: str) -> Run | None:
+        """A run whose file is there and whole."""
         with suppress(DamageError):
-            return self._read(name)[0] if name in finished else None
+            return self._read(name)[0]
         return None
 
     def add(self, runs: Sequence[Run], used: Mapping[str, str] | None = None) -> None:
@@ -176,10 +178,9 @@ class Runs:
         """
         if not self._writable:
             raise PermissionError(f"{self.folder} cannot be written to: this store can be read only.")
-        finished, _ = self._index()
         for run in runs:
             name = name_of(run.spec)
-            known = self._known(name, finished)
+            known = self._known(name)
             if known is None or _outcome(known) != _outcome(run):
                 document = {"spec": dict(run.spec), "result": dict(run.result), "cost": dict(run.cost)}
                 document["versions"] = dict(versions() if used is None else used)
