@@ -48,7 +48,7 @@ class Functions(Protocol):
 
 @dataclass(frozen=True)
 class CoordinateProducts:
-    """CoordinateProducts of functions of single coordinates."""
+    """Products of functions of single coordinates."""
 
     axes: Axes
     members: np.ndarray
@@ -170,7 +170,7 @@ def _decide(
 def compare_families(
     selection: ForwardSelection, x: Float[np.ndarray, " dx"], members: np.ndarray, kept: Family | None = None
 ) -> tuple[str, Family | None] | None:
-    """CoordinateProducts over the coordinates against other families; or what was `kept` from another ``x`` against the same
+    """Products over the coordinates against other families; or what was `kept` from another ``x`` against the same
     family learned at this one. The comparison in words, and the family to take where that is not the first of them.
 
     ``None`` where families are not tried: in few dimensions, with few samples, or where each context meets all data.
