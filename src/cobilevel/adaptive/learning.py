@@ -3,8 +3,7 @@ r"""How learned bases learn their functions from a problem, so that few of them 
 The policies $y^\star(x, \cdot)$ at the decisions $x$ a solver meets are few among all functions of the context, however
 kinked each may be. ``Snapshot`` solves the lower level at some of these decisions and keeps the functions they share;
 ``Neural`` trains a network to provide such functions; ``KernelFeatures`` and ``Rotated`` learn along which coordinates
-or directions the policy varies. All learn at ``problem.x0``; what was learned is kept in the
-recipe, as arrays, and is not learned again.
+or directions the policy varies. All learn at ``problem.x0``; what was learned is kept in the recipe, as arrays.
 """
 
 from collections import Counter
@@ -131,21 +130,17 @@ def choose_background(problem: Problem, rows: Samples, noisy: bool) -> Basis:
 
 
 def _policies(study: Study, reduced: Bilevel, decisions: Float[np.ndarray, "k dx"]) -> Float[np.ndarray, "k N dy"]:
-    """The coefficients of the policy at each decision: the projection of exact solutions where single samples show the
-    lower level, else where the mean over all samples is least. `reduced` is whitened.
-    """
+    """The coefficients of the policy at each decision; of exact solutions where single samples show the lower level."""
     at = Expansions(reduced)
-    first = W = at.table(reduced.W0)
-    tables = []
+    if not study.lower_noise:
+        (pool,) = at.lower_pools
+        exact = (exact_lower(study, at.decision(x), reduced.lower_pool.xi).y for x in decisions)
+        return np.stack([pool.mean(at.table(y)) for y in exact])
+    tables = [at.table(reduced.W0)]
     for x in decisions:
-        if study.lower_noise:
-            found = solve_lower(at, x, W, study.eps**0.5 * lower_size(at, x, first))
-            W = found.point.reshape(W.shape)
-        else:
-            (pool,) = at.lower_pools
-            W = pool.mean(at.table(exact_lower(study, at.decision(x), reduced.lower_pool.xi).y))
-        tables.append(W)
-    return np.stack(tables)
+        target = study.eps**0.5 * lower_size(at, x, tables[0])
+        tables.append(solve_lower(at, x, tables[-1], target).point.reshape(tables[0].shape))
+    return np.stack(tables[1:])
 
 
 def _leading(blocks: list[Float[np.ndarray, "N _"]], n: int, tolerance: float) -> Float[np.ndarray, "N n"]:
@@ -187,12 +182,8 @@ def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
 def _train(
     reduced: Bilevel, sizes: tuple[int, ...], steps: int, key: Array, heads: PyTree, decisions: PyTree, rate: Array
 ) -> tuple[tuple[Array, ...], Array]:
-    """Adam on a random network with layers of these `sizes`, the coefficients of each decision's policy brought near
-    their best at every step; the network, and its outputs at the samples.
-
-    At the best coefficients the derivative of the lower objective in the network is the partial one, so that no
-    derivative has to go through the solve.
-    """
+    """Adam on a random network with layers of these `sizes`; the network, and its outputs at the samples. Coefficients
+    are brought near their best at every step, where derivatives in the network are partial ones."""
     import optax  # here alone, as it takes a while to load
 
     pool = reduced.lower_pool

@@ -104,11 +104,7 @@ class Tests:
         return needed
 
     def _last(self, start: int, end: int, level: float) -> int:
-        """The end of the part of a block that is needed.
-
-        Without noise, all that lies behind it together is not; with noise, no half of that is, since a long list hides
-        what one of its functions shows.
-        """
+        """The end of the part of a block that is needed; through noise a long list hides what one of it shows."""
         top = end
         while end - start > 1:
             middle = (start + end) // 2
@@ -119,11 +115,8 @@ class Tests:
         return end
 
     def single(self, count: int) -> Bool[np.ndarray, " K"]:
-        """Which of so many functions are needed, each asked for alone.
-
-        Without noise all that is left is needed, but the contexts are still a sample: while much is left, it has a
-        component along every function by chance. Those that chance does not explain come first then.
-        """
+        """Which of so many functions are needed, each asked for alone; those that chance does not explain come first,
+        since the contexts are a sample: what is left has a component along every function."""
         level, alone = _NEXT / max(count, 1) ** 0.5, np.arange(count)[:, None]
         wanted = self.needed(alone, level)
         if self.noisy:
@@ -132,12 +125,9 @@ class Tests:
         return clear if clear.any() else wanted
 
     def grouped(self, groups: list[np.ndarray]) -> Bool[np.ndarray, " K"]:
-        """Which functions are needed, tested alone and in groups that belong together, through noise.
-
-        Of many functions hardly any of which is needed, a level that lets some in by chance costs much: those that
-        noise picks are the ones it moves most. The effect of a category is spread over several functions, none of which
-        may stand out: of a group that does, those are taken that bring more than they cost, twice their noise.
-        """
+        """Which functions are needed, tested alone and in groups, through noise. The effect of a category is spread
+        over several functions, none of which may stand out: of a group that does, those are taken that bring more than
+        they cost, twice their noise."""
         count = sum(len(group) for group in groups)
         alone = np.arange(count)[:, None]
         wanted, worth = (self.needed(alone, level) for level in (_FALSE / max(count, 1), special.chdtrc(1, 2)))

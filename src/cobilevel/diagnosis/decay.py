@@ -135,9 +135,8 @@ def find_noisy_kinks(
 ) -> tuple[Kink, ...]:
     """Kinks that noisy values show: a truncated power that does, in one stroke, the work of many polynomials.
 
-    It counts where fewer than half as many polynomials are wanted with it as without it, of up to `degrees`, and
-    the fit is no worse. `values` have noise of variance 1 in every component at weight 1; a function is wanted while
-    its coefficient is about twice its error.
+    It counts where fewer than half as many polynomials are wanted with it as without it, of up to `degrees`, and the
+    fit is no worse. Noise has variance 1 at weight 1; a function is wanted while it is about twice its error.
     """
     groups = np.array_split(np.argsort(u), min(_BINS, len(u)))
     mass = np.array([weights[g].sum() for g in groups])
@@ -199,8 +198,7 @@ class Decay:
     def law(self, degree: ArrayLike) -> Float[np.ndarray, "*n"]:
         """The fitted size of the coefficient of degree ``k >= 1``."""
         k = np.asarray(degree, dtype=float)
-        law = self.scale * np.exp(-k * np.log(self.rho)) * k**-self.order if self.scale else np.zeros_like(k)
-        return np.asarray(law)
+        return np.asarray(self.scale * np.exp(-k * np.log(self.rho)) * k**-self.order if self.scale else 0 * k)
 
     def tail(self, degrees: int) -> float:
         """The root mean square of what all degrees from `degrees` on contribute: as measured, and beyond by the law."""
@@ -235,53 +233,38 @@ class Decay:
             "noise": "do not stand out of the noise",
             "unresolved": "show no law: noise, detail finer than was looked at, or too few degrees",
         }[self.kind]
-        end = (
-            f"; below {self.plateau:.1g} they are noise"
-            if self.resolved
-            else f"; {len(self.coefficients)} are not enough"
-        )
-        return f"coefficients {law}{end}"
+        seen = f"below {self.plateau:.1g} they are noise"
+        return f"coefficients {law}; {seen if self.resolved else f'{len(self.coefficients)} are not enough'}"
 
 
 class _Law(NamedTuple):
-    """A fitted law: its parameters, and minus twice its log-likelihood."""
-
     scale: float
     rate: float
     order: float
-    misfit: float
+    misfit: float  # minus twice the log-likelihood
 
 
 def _fit_law(sizes: np.ndarray, errors: np.ndarray, first: int, rate: bool = True, order: bool = True) -> _Law:
-    r"""The law $C \rho^{-k} k^{-p}$ that makes the squares of the coefficients from degree `first` on most likely.
-
-    Each coefficient counts as normal with the variance of the law plus that of its error: the law is of their scale,
-    as they change sign and vanish. Those lost in noise then say that they are small, and no more. By Fisher scoring,
-    from a straight line through the logarithms.
-    """
+    r"""The law $C \rho^{-k} k^{-p}$ that makes coefficients from degree `first` on most likely, each normal with the
+    variance of the law plus that of its error. By Fisher scoring, from a straight line through the logarithms."""
     k = np.arange(first, len(sizes), dtype=float)
     squares, noise = sizes[first:] ** 2, np.maximum(errors[first:] ** 2, 1e-300)
     used = np.array([True, rate, order])
     design = np.stack([np.ones_like(k), -k, -np.log(k)], axis=1)[:, used]
     law = lambda theta: np.exp(np.clip(2 * design @ theta, -600, 600))
     misfit = lambda theta: float(np.sum(np.log(law(theta) + noise) + squares / (law(theta) + noise)))
-
-    def score(theta):
-        for _ in range(200):
-            variance = law(theta) + noise
-            share = law(theta) / variance
-            pull = design.T @ (share * (squares / variance - 1))
-            step = np.linalg.lstsq((design.T * share**2) @ design, pull, rcond=None)[0] / 2
-            before = misfit(theta)
-            length = next((half for half in 0.5 ** np.arange(20) if misfit(theta + half * step) < before), 0)
-            theta = theta + length * step
-            if before - misfit(theta) < 1e-9:
-                break
-        return theta
-
     loud = np.flatnonzero(squares > 4 * noise)
     rows = loud if len(loud) >= used.sum() else slice(0, loud[-1] + 4 if len(loud) else None)
-    theta = score(np.linalg.lstsq(design[rows], np.log(np.maximum(squares, noise)[rows]) / 2, rcond=None)[0])
+    theta = np.linalg.lstsq(design[rows], np.log(np.maximum(squares, noise)[rows]) / 2, rcond=None)[0]
+    for _ in range(200):
+        variance = law(theta) + noise
+        share = law(theta) / variance
+        pull = design.T @ (share * (squares / variance - 1))
+        step = np.linalg.lstsq((design.T * share**2) @ design, pull, rcond=None)[0] / 2
+        before = misfit(theta)
+        theta = next((new for new in theta + np.outer(0.5 ** np.arange(20), step) if misfit(new) < before), theta)
+        if before - misfit(theta) < 1e-9:
+            break
     full = np.zeros(3)
     full[used] = theta
     return _Law(float(np.exp(np.clip(full[0], -600, 600))), float(full[1]), float(full[2]), misfit(theta))

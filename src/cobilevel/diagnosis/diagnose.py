@@ -88,8 +88,7 @@ def _diagnose_at(
     x: Float[np.ndarray, " dx"],
     endless: bool,
 ) -> Diagnosis:
-    """What is found at ``x``, where the policy is known by degree; with its structure in many dimensions, which takes a
-    second or two, and advice."""
+    """What is found at ``x``, where the policy is known by degree, and advice."""
     domain, functions = study.problem.domain, reduced.basis.size
     contexts, xi = study.lower.contexts(), study.lower.draw_contexts(as_key(0), LOOK_ROWS)
     distinct, u = contexts.distinct(), np.asarray(domain.reference(xi), dtype=float)
@@ -147,11 +146,8 @@ def _fitted(reduced: Reduced, x: Float[np.ndarray, " dx"]) -> Float[np.ndarray, 
 def _curvature_range(
     reduced: Bilevel, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]
 ) -> tuple[float, float]:
-    r"""The extreme eigenvalues of the Hessian of the reduced lower level.
-
-    With features $\Phi = Q R$ it is $R^T H_Q R$, and $H_Q = C^T C$ is as well conditioned as ``g`` itself: the singular
-    values of $C R$ give eigenvalues far below the rounding of the largest one.
-    """
+    r"""The extreme eigenvalues of the Hessian of the reduced lower level: with features $\Phi = Q R$ it is $R^T H_Q R$,
+    $H_Q = C^T C$ is as well conditioned as ``g``, and singular values of $C R$ are seen far below rounding."""
     level = Expansions(reduced)
     if not level.formed:
         product = lambda v: level.hessian_product(x, W, v.reshape(W.shape)).ravel()
