@@ -11,8 +11,8 @@ from ..basis import Rotated, TotalDegree
 from ..programs import put
 from .fits import SETTLED, Responses, nested_errors, orthonormalising
 
-_STEPS = 6  # of Gauss and Newton, at each degree
-_DAMPING, _HARDER, _EASIER, _TRIES = 1e-3, 10.0, 0.2, 4  # relative to the mean curvature; how it changes
+_TRIALS = 8  # steps of Gauss and Newton that are tried, at each degree
+_DAMPING, _HARDER, _EASIER = 1e-3, 10.0, 0.2  # relative to the mean curvature; how it changes
 _OUTSIDE = 5  # contexts on either side that count as lying on the faces of the cube
 _DEGREES = (2, 3, 5, 7, 9)  # of the polynomials, in turn: low ones find the way
 _MOST_DIRECTIONS = 3
@@ -93,25 +93,22 @@ class _Fit:
         return matrix, descent
 
     def refined(self) -> "_Fit":
-        """Levenberg and Marquardt."""
-        here, damping = self, _DAMPING
+        """By the method of Levenberg and Marquardt."""
+        here, damping, (matrix, descent) = self, _DAMPING, self.model()
         d, k = self.place.axes.shape
-        for _ in range(_STEPS):
-            matrix, descent = here.model()
+        for _ in range(_TRIALS):
             unit = np.trace(matrix) / len(matrix) * np.eye(len(matrix))
             if not unit[0, 0] > 0:
-                return here
-            for _ in range(_TRIES):
-                step = np.linalg.solve(matrix + damping * unit, descent).reshape(k, d).T
-                ahead = _Fit(self.rows, here.place.axes + step, self.place.degree)
-                if ahead.left < here.left:
-                    break
+                break
+            step = np.linalg.solve(matrix + damping * unit, descent).reshape(k, d).T
+            ahead = _Fit(self.rows, here.place.axes + step, self.place.degree)
+            if not ahead.left < here.left:
                 damping *= _HARDER
-            else:
-                return here
+                continue
             gain, here, damping = 1 - ahead.left / here.left, ahead, damping * _EASIER
             if gain < SETTLED:
                 break
+            matrix, descent = here.model()
         return here
 
 
