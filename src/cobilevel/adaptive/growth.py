@@ -24,7 +24,6 @@ _FURTHER = 4  # candidates beyond the one that held-out samples prefer
 _FEWEST_JUDGES = 5  # the fewest functions to judge by
 _LITTLE = 1 / 20  # of what may be lost: the gradient has settled where two steps up change it by less
 _DIRECTIONS = 16  # of x, at most, along which the curvature of F is measured
-_FLATTEST = 1e-3  # of the largest curvature: the least that is believed
 
 
 @dataclass(frozen=True)
@@ -191,11 +190,12 @@ def goal_at(
     here = fits.fit(x, fits.usable)
     if here is None:
         return None
+    accuracy = study.eps**0.2  # of differences of gradients, which have about half the digits
     slope, length = here.gradient, np.linalg.norm(here.gradient)
     steepest = slope / length if length > 0 else np.ones(count) / count**0.5
     H = np.zeros((count, count))
     for direction in np.eye(count) if count <= _DIRECTIONS else steepest[None]:
-        reach = study.eps ** (1 / 6) * (1 + np.abs(x @ direction))  # gradients have about half the digits
+        reach = accuracy * (1 + np.abs(x @ direction))
         ahead = x + reach * direction
         reach = reach if np.all(ahead <= hi) and np.all(ahead >= lo) else -reach
         there = fits.fit(np.clip(x + reach * direction, lo, hi), fits.usable)
@@ -207,5 +207,5 @@ def goal_at(
     largest = np.max(np.abs(values))
     if not largest > 0:
         return None
-    H = (vectors * np.maximum(np.abs(values), _FLATTEST * largest)) @ vectors.T
+    H = (vectors * np.maximum(np.abs(values), accuracy * largest)) @ vectors.T
     return Goal(excess, H, np.asarray(Bounds(lo, hi).free(x, slope)))

@@ -12,7 +12,7 @@ from ..programs import put
 from .fits import SETTLED, Responses, nested_errors, orthonormalising
 
 _TRIALS = 8  # steps of Gauss and Newton that are tried, at each degree
-_DAMPING, _HARDER, _EASIER = 1e-3, 10.0, 0.2  # relative to the mean curvature; how it changes
+_DAMPING, _HARDER = 1e-3, 10.0  # relative to the mean curvature; by which factor it changes
 _OUTSIDE = 5  # contexts on either side that count as lying on the faces of the cube
 _DEGREES = (2, 3, 5, 7, 9)  # of the polynomials, in turn: low ones find the way
 _MOST_DIRECTIONS = 3
@@ -105,7 +105,7 @@ class _Fit:
             if not ahead.left < here.left:
                 damping *= _HARDER
                 continue
-            gain, here, damping = 1 - ahead.left / here.left, ahead, damping * _EASIER
+            gain, here, damping = 1 - ahead.left / here.left, ahead, damping / _HARDER
             if gain < SETTLED:
                 break
             matrix, descent = here.model()

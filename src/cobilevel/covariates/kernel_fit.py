@@ -12,7 +12,6 @@ from .fits import Responses, nested_errors
 
 _RIDGE_LANDMARKS = 256  # of the regressions that find the metric
 _RATIOS = (0.7, 1.4, 2.8)  # scales tried, in median distances of landmarks
-_METRIC_ROUNDS = ((1.0,), (0.7, 1.4))  # the same where gradients of a fit give the metric of the next
 _PENALTIES = 10.0 ** np.arange(-6, 1.6, 0.5)  # tried, relative to the mean square of a function
 _FEWEST_LANDMARKS, _MOST_LANDMARKS = 300, 512  # four for each function kept, within these
 _VISIBLE = 1e-8  # eigenvalue, relative to the largest: below, functions drown in rounding
@@ -136,7 +135,8 @@ def fit_kernel(
     found = {}
     for metric in metrics:
         ridge = first
-        for ratios in () if metric == "isotropic" or not np.trace(first.outer) > 0 else _METRIC_ROUNDS:
+        learned = metric != "isotropic" and np.trace(first.outer) > 0
+        for ratios in ((1.0,), _RATIOS[:2]) if learned else ():  # gradients of a fit give the metric of the next
             ridge = best(rows, metric, _axes(ridge.outer, metric), ratios)
         found[metric] = replace(ridge.settings, metric=metric)
     return found, first.outer

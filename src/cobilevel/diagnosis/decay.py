@@ -19,8 +19,6 @@ _ENTIRE = -3.0  # a power of k in front of the geometric law that no pole explai
 _FEWEST_DEGREES = 5  # in several dimensions, from which a law is read off
 _MOST = 10**6  # the largest number of functions that is predicted
 POWERS = (0, 1, 2, 3)  # the function jumps, or its first, second, third derivative
-_SMOOTH = 48  # polynomials that explain the smooth part, where there is no noise
-_BINS = 1000  # noisy samples are averaged into that many before they are searched
 
 
 # -- Chebyshev points
@@ -103,7 +101,7 @@ def _strongest(u: np.ndarray, root: np.ndarray, smooth: np.ndarray, rest: np.nda
 def find_kinks(
     u: Float[np.ndarray, " n"],
     values: Float[np.ndarray, "n d"],
-    degrees: int = _SMOOTH,
+    degrees: int = 48,
     weights: Float[np.ndarray, " n"] | None = None,
     least: float = 0.0,
     powers: tuple[int, ...] = POWERS,
@@ -131,14 +129,19 @@ def find_kinks(
 
 
 def find_noisy_kinks(
-    u: Float[np.ndarray, " n"], values: Float[np.ndarray, "n d"], weights: Float[np.ndarray, " n"], degrees: int
+    u: Float[np.ndarray, " n"],
+    values: Float[np.ndarray, "n d"],
+    weights: Float[np.ndarray, " n"],
+    degrees: int,
+    bins: int = 1000,
 ) -> tuple[Kink, ...]:
     """Kinks that noisy values show: a truncated power that does, in one stroke, the work of many polynomials.
 
     It counts where fewer than half as many polynomials are wanted with it as without it, of up to `degrees`, and the
-    fit is no worse. Noise has variance 1 at weight 1; a function is wanted while it is about twice its error.
+    fit is no worse. Noise has variance 1 at weight 1; a function is wanted while it is about twice its error. Samples
+    are averaged into so many `bins` first.
     """
-    groups = np.array_split(np.argsort(u), min(_BINS, len(u)))
+    groups = np.array_split(np.argsort(u), min(bins, len(u)))
     mass = np.array([weights[g].sum() for g in groups])
     mean = lambda column: np.stack([weights[g] @ column[g] for g in groups]) / np.maximum(mass, 1e-300)[:, None]
     u, values = mean(u[:, None])[:, 0], mean(values)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import equinox as eqx
@@ -39,32 +38,6 @@ class Expansion:
     u: Float[np.ndarray, " n"] | None = None
     values: Float[np.ndarray, "n d"] | None = None
     responses: Responses | None = None
-
-
-class Policies:
-    """Policies at one ``x`` after the other.
-
-    From exact lower-level solutions at Chebyshev points where they can be had: on an ``Interval``, without noise in
-    ``g``, with ``Product`` data or with a conditional sampler. From a fit to the samples elsewhere.
-    """
-
-    def __init__(self, study: Study, look: Look):
-        self.study, self.look = study, look
-
-    def at(self, x: Float[np.ndarray, " dx"]) -> Expansion:
-        domain = self.study.problem.domain
-        if isinstance(domain, Finite):
-            return Expansion(None, "contexts are finite: there is no degree to go by")
-        if not isinstance(domain, Interval | Box):
-            return Expansion(None, "how a policy falls off by degree is known on an interval or a box alone")
-        exact = None
-        if isinstance(domain, Interval) and law_is_known(self.study):
-            exact = _exact_policy(self.study.on(self.look.level), x)
-        return self._polynomials.at(x) if exact is None else exact
-
-    @cached_property
-    def _polynomials(self) -> "_FittedPolynomials":
-        return _FittedPolynomials(self.study, self.look)
 
 
 # -- exact solutions
@@ -122,25 +95,45 @@ def _placed(kinks: tuple[Kink, ...], domain: Domain) -> tuple[Kink, ...]:
     return tuple(replace(kink, location=float(domain.place(np.array([kink.location])))) for kink in kinks)
 
 
-# -- a fit to samples
+# -- a policy after the other
 
 
-class _FittedPolynomials:
-    """As many polynomials as the samples support, on the box that these fill, orthonormal over them.
+class Policies:
+    """Policies at one ``x`` after the other.
 
-    So that each coefficient has its own noise: those of Chebyshev polynomials share theirs, and rise and fall together.
-    `groups`: how many samples are independent, which are contexts where each meets the same data.
+    From exact lower-level solutions at Chebyshev points where they can be had: on an ``Interval``, without noise in
+    ``g``, with ``Product`` data or with a conditional sampler. Elsewhere from a fit of as many polynomials as the
+    samples support, orthonormal over them, so that each coefficient has its own noise; on the box that these fill.
     """
 
     def __init__(self, study: Study, look: Look):
+        self.study, self.look = study, look
+        self.fits: Any = None
+
+    def at(self, x: Float[np.ndarray, " dx"]) -> Expansion:
+        domain = self.study.problem.domain
+        if isinstance(domain, Finite):
+            return Expansion(None, "contexts are finite: there is no degree to go by")
+        if not isinstance(domain, Interval | Box):
+            return Expansion(None, "how a policy falls off by degree is known on an interval or a box alone")
+        known = isinstance(domain, Interval) and law_is_known(self.study)
+        exact = _exact_policy(self.study.on(self.look.level), x) if known else None
+        if exact is not None:
+            return exact
+        if self.fits is None:
+            self._lay_polynomials()
+        return self._fitted(x)
+
+    def _lay_polynomials(self) -> None:
+        study, look = self.study, self.look
         self.domain = _covered(study.problem.domain, look.samples.xi)
         table = _supported_polynomials(look, self.domain.dimension, study.problem.sizes[1])
         self.fits = Fits(study, look.samples, together=look.together, domain=self.domain)
         self.fits.lay(table)
-        self.table, self.groups = table[: self.fits.usable], len(self.fits.u)
+        self.table, self.groups = table[: self.fits.usable], len(self.fits.u)  # groups of samples are independent
         self.degree = self.table.sum(axis=1)
 
-    def at(self, x: Float[np.ndarray, " dx"]) -> Expansion:
+    def _fitted(self, x: Float[np.ndarray, " dx"]) -> Expansion:
         """The lower level at ``x`` minimised over the polynomials: coefficients by degree, kinks, and what varies with
         which coordinate."""
         fits, (N, d), count = self.fits, self.table.shape, len(self.fits.shares)
