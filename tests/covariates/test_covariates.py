@@ -91,14 +91,15 @@ def test_tuned_degree_and_directions():
     """A polynomial of degree 2 along one direction is found as such."""
     rows = responses((U @ AXES[:, 0]) ** 2)
     outer = fit_kernel(rows, "gaussian", ("isotropic",), None, 0)[1]
-    found, error = tune_directions(rows, outer, 100)
+    fitted, held = rows.to_tune(N)
+    found, errors = tune_directions(fitted, held, outer, 100)
     assert found.axes.shape == (D, 1)
-    assert abs(error / 0.09 - 1) < 0.15  # the variance of the noise
+    assert abs(held.shares @ errors / 0.09 - 1) < 0.15  # the variance of the noise
 
 
 def test_kernel_functions_come_smoothest_first():
     """Of a wide kernel, the first functions span the linear ones."""
-    made = KernelMap.of(KernelSettings("gaussian", "isotropic", np.eye(D), 20.0), U, D + 1, 200, 0)
+    made = KernelMap.of(KernelSettings("gaussian", "isotropic", np.eye(D), 20.0), U, D + 2, landmarks=200)
     table = made.features(U)
     linear = np.concatenate([np.ones((N, 1)), U], axis=1)
     left = linear - table @ np.linalg.lstsq(table, linear, rcond=None)[0]

@@ -16,7 +16,7 @@ before = dict(matplotlib.rcParams)
 from summaries import cleaning, inverse
 from cobilevel.report import panel_figures, policy_figure
 from cobilevel.diagnosis.decay import from_values
-from cobilevel.diagnosis.plot_decay import plot_decay
+from cobilevel.diagnosis.diagnosis import plot_decay
 folder = pathlib.Path(sys.argv[1])
 panel_figures(inverse(), folder / "a")
 panel_figures(cleaning(), folder / "b")

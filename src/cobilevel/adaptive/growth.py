@@ -1,25 +1,106 @@
-"""A basis grown until the upper objective is within a tolerance of what a richer one would reach.
+"""Fits at one ``x`` with more and more functions: judged by the lower objective on samples held out, or grown until the
+upper objective is within a tolerance of what a richer basis would reach.
 
 Each fit of the lower level gives a gradient of the reduced objective; how far it is from that of the largest fit says,
 with the curvature of the objective, how much of the objective a smaller basis loses.
 """
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from ..basis import Axes, basis_of
-from ..problem import Bounds, Domain, Study
-from .choose import Choice, Search
-from .nested_fits import Candidate, NestedFits, Split
+from ..covariates import MOST_COEFFICIENTS, Fits
+from ..problem import Bounds, Study
+from .families import FITTED
 
-LOOK_AROUND = 400  # samples to look around with: a quarter of them, or so many
+_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # functions on an interval, tried in turn
+_BULK = 0.7  # share of what the next functions bring that is taken on at once, in several dimensions
+_GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth more functions
+_FURTHER = 4  # candidates beyond the one that held-out samples prefer
 _FEWEST_JUDGES = 5  # the fewest functions to judge by
 _LITTLE = 1 / 20  # of what may be lost: the gradient has settled where two steps up change it by less
-_DIRECTIONS, _REACH = 16, 3e-3  # of x along which the curvature of F is measured, and how far
-_FLATTEST = 1e-3  # of the largest curvature: the least that is believed
+_DIRECTIONS = 16  # of x, at most, along which the curvature of F is measured
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One set of functions, fitted at ``x``: the lower objective on held-out samples, and the reduced gradient."""
+
+    members: Int[np.ndarray, "N d"]
+    judged: Float[np.ndarray, " m"]
+    gradient: Float[np.ndarray, " dx"]
+
+
+class Search:
+    """Candidates of growing size, fitted to a part of the samples; `most`: functions that these support."""
+
+    def __init__(self, study: Study, key: Array, spent: Counter):
+        self.study, self.fits = study, Fits.looking(study, key, spent, FITTED)
+        most = min(self.fits.samples.supported(study.noisy), MOST_COEFFICIENTS // study.problem.sizes[1])
+        self.held, self.most = 0 if self.fits.held is None else len(self.fits.held), max(1, most)
+
+    def climb(
+        self, x: Float[np.ndarray, " dx"], members: np.ndarray, enough: Callable[[list[Candidate]], bool]
+    ) -> list[Candidate]:
+        """Candidates from `members` up until there are enough, a fit fails, or there are no more."""
+        self.fits.forget()
+        found = []
+        for larger in (self._by_degree if self.fits.axes.nested else self._by_margin)(x, members):
+            point = self.fits.fit(x, len(larger)) if self.held >= 2 and len(larger) <= self.fits.usable else None
+            judged = np.full(1, np.nan) if point is None else self.fits.held_out(x, point.W)
+            if point is None or not np.all(np.isfinite(judged)):
+                break
+            found.append(Candidate(larger, judged, point.gradient))
+            if enough(found):
+                break
+        return found
+
+    def _by_degree(self, x: Float[np.ndarray, " dx"], members: np.ndarray) -> Iterator[np.ndarray]:
+        """Of one coordinate: functions of growing degree, from those given on."""
+        for n in (n for n in _SIZES if len(members) <= n <= self.most):
+            self.fits.lay(np.arange(n)[:, None])
+            yield np.arange(n)[:, None]
+
+    def _by_margin(self, x: Float[np.ndarray, " dx"], members: np.ndarray) -> Iterator[np.ndarray]:
+        """In several dimensions: the next functions are tried all together, and those that bring the most are kept."""
+        fits, axes, first = self.fits, self.fits.axes, len(members)
+        while len(members) <= max(self.most, first):
+            ahead = axes.neighbours(members)
+            further = axes.neighbours(np.concatenate([members, ahead]))
+            table = np.concatenate([members, ahead, further])[: max(self.most, len(members))]
+            fits.lay(table)
+            yield members
+            known = dict(fits.known)
+            point = fits.fit(x, fits.usable) if fits.usable > len(members) else None
+            if point is None:
+                return
+            brought = np.linalg.norm(point.W[len(members) :], axis=1)
+            order = np.argsort(-brought)
+            share = np.cumsum(brought[order] ** 2) / max(np.sum(brought**2), np.finfo(float).tiny)
+            wanted = {tuple(table[len(members) + k]) for k in order[: int(np.argmax(share >= _BULK)) + 1]}
+            members, fits.known = axes.closed(members, wanted), known
+
+    def pick(self, candidates: list[Candidate]) -> int:
+        """The smallest set that held-out samples find as good as the best one."""
+        values = np.stack([c.judged for c in candidates])
+        means = values.mean(axis=1)
+        best = int(np.argmin(means))
+        slack = np.full(len(values), _GAIN * (means[0] - means[best]))
+        if self.study.noisy:
+            slack = np.maximum(slack, np.std(values - values[best], axis=1) / np.sqrt(values.shape[1]))
+        return int(np.argmax(means - means[best] <= slack))
+
+    def as_good_as_any(self, x: Float[np.ndarray, " dx"], members: np.ndarray) -> tuple[np.ndarray, int] | None:
+        """The fewest functions that held-out samples find as good as more, and the most tried; ``None``: no fits."""
+        found = self.climb(x, members, lambda found: self.pick(found) < len(found) - _FURTHER)
+        return (found[self.pick(found)].members, len(found[-1].members)) if found else None
+
+
+# -- to a tolerance
 
 
 @dataclass(frozen=True)
@@ -43,23 +124,18 @@ class Goal:
         return [self.lost(c.gradient - candidates[-1].gradient) for c in candidates]
 
 
-def first_members(domain: Domain) -> np.ndarray:
-    """A few functions to begin with: up to level 3 of one coordinate, level 2 of several."""
-    axes = Axes.of(domain)
-    return axes.up_to(3 if axes.nested else 2)
-
-
 def grow_basis(
     search: Search, x: Float[np.ndarray, " dx"], members: np.ndarray, most: int, goal: Goal
-) -> Choice | None:
-    """The smallest basis, from `members` up to `most` functions, that loses no more of the objective than asked.
+) -> tuple[np.ndarray, str] | None:
+    """The smallest set, from `members` up to `most` functions, that loses no more of the objective than asked; and
+    what it loses, in words.
 
     Judged by a larger one: the last of two steps up that changed the gradient by little, or where held-out samples
     find that more functions fit noise. ``None`` where the lower level cannot be fitted.
     """
     least = max(_FEWEST_JUDGES, len(members) + 2)
 
-    def enough(found):
+    def enough(found: list[Candidate]) -> bool:
         if len(found) < 3 or len(found[-1].members) < least:
             return False
         little = max(goal.lost_by(found)[-3:-1]) <= _LITTLE * goal.excess
@@ -73,19 +149,11 @@ def grow_basis(
     pick = next((k for k in range(last + 1) if max(lost[k:]) <= goal.excess), last)
     while pick and len(found[pick].members) > most:
         pick -= 1
-    basis, sizes = basis_of(found[pick].members, search.study.problem.domain), [len(c.members) for c in found]
-    words = f"{basis!r} loses {lost[pick]:.2g} of the objective (asked {goal.excess:.2g}), judged by N = {sizes[last]}"
+    grown, judge = found[pick].members, len(found[last].members)
+    basis = basis_of(grown, search.study.problem.domain)
     if pick == last:
-        words = f"{basis!r} is the largest that the samples support, with none to judge it by"
-    return Choice(basis, words, tuple(found), pick, search.fits.rows.spent)
-
-
-def _doubled(members: np.ndarray, axes: Axes) -> np.ndarray:
-    """About twice the functions, the given ones first."""
-    if axes.nested:  # and never less than shows an odd and an even function more
-        return np.arange(max(2 * len(members), len(members) + 3))[:, None]
-    ahead = np.concatenate([members, axes.neighbours(members)])
-    return np.concatenate([ahead, axes.neighbours(ahead)])
+        return grown, f"{basis!r} is the largest that the samples support, with none to judge it by"
+    return grown, f"{basis!r} loses {lost[pick]:.2g} of the objective (asked {goal.excess:.2g}), judged by N = {judge}"
 
 
 def lost_at(search: Search, x: Float[np.ndarray, " dx"], members: np.ndarray, goal: Goal) -> tuple[float, int]:
@@ -100,6 +168,14 @@ def lost_at(search: Search, x: Float[np.ndarray, " dx"], members: np.ndarray, go
     return goal.lost(near.gradient - far.gradient), min(len(table), fits.usable)
 
 
+def _doubled(members: np.ndarray, axes: Axes) -> np.ndarray:
+    """About twice the functions, the given ones first."""
+    if axes.nested:  # and never less than shows an odd and an even function more
+        return np.arange(max(2 * len(members), len(members) + 3))[:, None]
+    ahead = np.concatenate([members, axes.neighbours(members)])
+    return np.concatenate([ahead, axes.neighbours(ahead)])
+
+
 def goal_at(
     study: Study, x: Float[np.ndarray, " dx"], members: np.ndarray, excess: float, key: Array, spent: Counter
 ) -> Goal | None:
@@ -108,17 +184,18 @@ def goal_at(
     Coordinate by coordinate for a few, along the gradient alone for many. Bounds that hold ``x`` leave it no freedom.
     ``None`` where there is no curvature, or the objective cannot be evaluated.
     """
-    fits, count = NestedFits(study, Split.of(study, key, 1.0), spent), len(x)
+    fits, count = Fits.looking(study, key, spent), len(x)
     fits.lay(members)
     lo, hi = fits.rows.bounds
     here = fits.fit(x, fits.usable)
     if here is None:
         return None
+    accuracy = study.eps**0.2  # of differences of gradients, which have about half the digits
     slope, length = here.gradient, np.linalg.norm(here.gradient)
     steepest = slope / length if length > 0 else np.ones(count) / count**0.5
     H = np.zeros((count, count))
     for direction in np.eye(count) if count <= _DIRECTIONS else steepest[None]:
-        reach = _REACH * (1 + np.abs(x @ direction))
+        reach = accuracy * (1 + np.abs(x @ direction))
         ahead = x + reach * direction
         reach = reach if np.all(ahead <= hi) and np.all(ahead >= lo) else -reach
         there = fits.fit(np.clip(x + reach * direction, lo, hi), fits.usable)
@@ -130,5 +207,5 @@ def goal_at(
     largest = np.max(np.abs(values))
     if not largest > 0:
         return None
-    H = (vectors * np.maximum(np.abs(values), _FLATTEST * largest)) @ vectors.T
+    H = (vectors * np.maximum(np.abs(values), accuracy * largest)) @ vectors.T
     return Goal(excess, H, np.asarray(Bounds(lo, hi).free(x, slope)))

@@ -3,13 +3,13 @@ r"""How learned bases learn their functions from a problem, so that few of them 
 The policies $y^\star(x, \cdot)$ at the decisions $x$ a solver meets are few among all functions of the context, however
 kinked each may be. ``Snapshot`` solves the lower level at some of these decisions and keeps the functions they share;
 ``Neural`` trains a network to provide such functions; ``KernelFeatures`` and ``Rotated`` learn along which coordinates
-or directions the policy varies. All learn at ``problem.x0``; what was learned is kept in the
-recipe, as arrays, and is not learned again.
+or directions the policy varies. All learn at ``problem.x0``; what was learned is kept in the recipe, as arrays.
 """
 
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -33,53 +33,42 @@ from ..basis import (
     whiten,
 )
 from ..covariates import (
+    MOST_COEFFICIENTS,
     KernelMap,
     degrees_up_to,
     fit_directions,
     fit_kernel,
     refreshed,
     tune_kernel,
-    with_directions,
-    with_map,
 )
 from ..derivatives import Expansions, Ledger, flattened, oracles, shaped_like
 from ..keys import as_key, generator, split_key
 from ..lower import exact_lower, lower_size, newton_steps, solve_lower
-from ..problem import LOOK_ROWS, Finite, Look, Problem, Samples, Study
+from ..problem import LOOK_ROWS, Finite, Problem, Samples, Study
 from ..programs import put
 from ..reduction import Bilevel, reduce_study
-from .alternatives import Beginning
-from .hunt import Hunt
+from .families import FirstFit
+from .selection import ForwardSelection
 
-_MOST_BACKGROUND = 1000  # the largest N d_y of a background chosen here
-_BACKGROUND_SHARE = 2  # a background takes half the functions that the samples support: it must not fit noise
 _HATS, _FEWEST_HATS, _DEGREE = 200, 16, 24  # hat functions, at most and at least; polynomials, at most a dimension
-_LOOK_TO_LEARN = 100  # contexts looked at where each meets noisy data
 _SETTLING = 10  # steps the coefficients are given at each step of a network's training
-_HEADS_SETTLED = 0.5  # exponent of the precision: their gradient, relative to the first, below which none is taken
-_ADAM = {"b1": 0.9, "b2": 0.99, "eps": 1e-12}  # a shorter memory than usual: the heads move along
 
 
 def learn(basis: Basis, study: Study) -> Basis:
     """The recipe with all it has to learn from the problem learned, at ``problem.x0``; most have nothing to."""
     if basis.learned:
         return basis
-    if isinstance(basis, Snapshot):
-        return _learn_snapshot(basis, study)
-    if isinstance(basis, Neural):
-        return _learn_network(basis, study)
-    if isinstance(basis, KernelFeatures):
-        return _learn_kernel(basis, study)
-    if isinstance(basis, Rotated):
-        return _learn_directions(basis, study)
+    for kind, learned in _LEARNERS.items():
+        if isinstance(basis, kind):
+            return learned(basis, study)
     return basis.with_parts(lambda part: learn(part, study))
 
 
-def _start(basis: Basis, study: Study) -> Beginning:
+def _first_fit(basis: Basis, study: Study) -> FirstFit:
     """What samples ask for at ``x0``, seen from a policy that is linear in the context."""
-    hunt, d = Hunt.on(study, as_key(0), Counter()), study.problem.domain.dimension
-    members = np.concatenate([np.zeros((1, d), int), np.eye(d, dtype=int)])[: hunt.most]
-    found = Beginning.at(hunt, flattened(study.problem.x0), members)
+    selection, d = ForwardSelection.on(study, as_key(0), Counter()), study.problem.domain.dimension
+    members = np.concatenate([np.zeros((1, d), int), np.eye(d, dtype=int)])[: selection.most]
+    found = FirstFit.at(selection, flattened(study.problem.x0), members)
     if found is None:
         raise ValueError(f"{basis!r}: the lower level could not be minimised at x0; check lower, or move x0 or y0.")
     return found
@@ -87,10 +76,10 @@ def _start(basis: Basis, study: Study) -> Beginning:
 
 def _learn_kernel(basis: KernelFeatures, study: Study) -> KernelFeatures:
     """Tunes metric and scale on rows held out, then takes the functions from all."""
-    rows = _start(basis, study).responses
+    rows = _first_fit(basis, study).responses
     settings, count, _, _ = tune_kernel(rows, [basis.n], basis.kernel, basis.metric, basis.scale, basis.seed)
-    again = settings if basis.scale is not None else refreshed(rows, settings, basis.seed)
-    return with_map(basis, KernelMap.tuned(rows.u, again, count, basis.seed))
+    settings = settings if basis.scale is not None else refreshed(rows, settings, basis.seed)
+    return KernelMap.of(settings, rows.u, count, basis.seed).kept_in(basis)
 
 
 def _learn_directions(basis: Rotated, study: Study) -> Rotated:
@@ -98,12 +87,11 @@ def _learn_directions(basis: Rotated, study: Study) -> Rotated:
     d = study.problem.domain.dimension
     if basis.k > d:
         raise ValueError(f"Rotated: k = {basis.k} directions of a context with {d} coordinates; take at most {d}.")
-    start = _start(basis, study)
-    outer = fit_kernel(start.responses, "gaussian", ("isotropic",), None, 0)[1]
+    fit = _first_fit(basis, study)
     most = study.lower.contexts().supported(study.noisy)
     degrees = [n for n in degrees_up_to(basis.k, most) if n < max(basis.basis.n, 3)] or [2]  # pyright: ignore
-    *_, found = fit_directions(start.leading(1.0), outer, basis.k, degrees)
-    return with_directions(basis, found)
+    *_, found = fit_directions(fit.leading(1.0), fit_kernel(fit.responses)[1], basis.k, degrees)
+    return found.kept_in(basis)
 
 
 def _decisions_near(problem: Problem, count: int, spread: float, key: Array) -> Float[np.ndarray, "k dx"]:
@@ -115,9 +103,9 @@ def _decisions_near(problem: Problem, count: int, spread: float, key: Array) -> 
     return np.concatenate([x0[None], np.clip(x0 + spread * size * noise, lo, hi)])
 
 
-def _look(study: Study, key: Array) -> Look:
+def _look(study: Study, key: Array) -> Samples:
     """Enough joint samples to learn functions from; many contexts with one row of the data where there is no noise."""
-    return study.lower.look(key, LOOK_ROWS, _LOOK_TO_LEARN if study.lower_noise else LOOK_ROWS)
+    return (study.lower.look(key) if study.lower_noise else study.lower.look(key, contexts=LOOK_ROWS)).samples
 
 
 def choose_background(problem: Problem, rows: Samples, noisy: bool) -> Basis:
@@ -129,7 +117,7 @@ def choose_background(problem: Problem, rows: Samples, noisy: bool) -> Basis:
     domain = problem.domain
     if isinstance(domain, Finite):
         return Categorical()
-    most = min(_MOST_BACKGROUND // problem.sizes[1], rows.supported(noisy) // _BACKGROUND_SHARE)
+    most = min(MOST_COEFFICIENTS // problem.sizes[1], rows.supported(noisy) // 2)  # half: it must not fit noise
     if domain.dimension == 1 and not noisy:
         seen = np.unique(np.asarray(domain.reference(rows.xi))[:, 0])
         gaps = np.diff(np.concatenate([[-1 - (seen[0] + 1)], seen, [1 + (1 - seen[-1])]]))
@@ -142,21 +130,17 @@ def choose_background(problem: Problem, rows: Samples, noisy: bool) -> Basis:
 
 
 def _policies(study: Study, reduced: Bilevel, decisions: Float[np.ndarray, "k dx"]) -> Float[np.ndarray, "k N dy"]:
-    """The coefficients of the policy at each decision: the projection of exact solutions where single samples show the
-    lower level, else where the mean over all samples is least. `reduced` is whitened.
-    """
+    """The coefficients of the policy at each decision; of exact solutions where single samples show the lower level."""
     at = Expansions(reduced)
-    first = W = at.table(reduced.W0)
-    tables = []
+    if not study.lower_noise:
+        (pool,) = at.lower_pools
+        exact = (exact_lower(study, at.decision(x), reduced.lower_pool.xi).y for x in decisions)
+        return np.stack([pool.mean(at.table(y)) for y in exact])
+    tables = [at.table(reduced.W0)]
     for x in decisions:
-        if study.lower_noise:
-            found = solve_lower(at, x, W, study.eps**0.5 * lower_size(at, x, first))
-            W = found.point.reshape(W.shape)
-        else:
-            (pool,) = at.lower_pools
-            W = pool.mean(at.table(exact_lower(study, at.decision(x), reduced.lower_pool.xi).y))
-        tables.append(W)
-    return np.stack(tables)
+        target = study.eps**0.5 * lower_size(at, x, tables[0])
+        tables.append(solve_lower(at, x, tables[-1], target).point.reshape(tables[0].shape))
+    return np.stack(tables[1:])
 
 
 def _leading(blocks: list[Float[np.ndarray, "N _"]], n: int, tolerance: float) -> Float[np.ndarray, "N n"]:
@@ -172,7 +156,7 @@ def _leading(blocks: list[Float[np.ndarray, "N _"]], n: int, tolerance: float) -
 def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
     """Keeps what the policy at ``x0`` spans, then the leading directions in which it changes, then the constant."""
     for_rows, for_decisions = split_key(as_key(0))
-    problem, rows = study.problem, _look(study, for_rows).samples
+    problem, rows = study.problem, _look(study, for_rows)
     rich = basis.background or choose_background(problem, rows, study.noisy)
     plain = reduce_study(study.on(rows), rich)
     reduced = plain.whitened()
@@ -198,17 +182,14 @@ def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
 def _train(
     reduced: Bilevel, sizes: tuple[int, ...], steps: int, key: Array, heads: PyTree, decisions: PyTree, rate: Array
 ) -> tuple[tuple[Array, ...], Array]:
-    """Adam on a random network with layers of these `sizes`, the coefficients of each decision's policy brought near
-    their best at every step; the network, and its outputs at the samples.
-
-    At the best coefficients the derivative of the lower objective in the network is the partial one, so that no
-    derivative has to go through the solve.
-    """
+    """Adam on a random network with layers of these `sizes`; the network, and its outputs at the samples. Coefficients
+    are brought near their best at every step, where derivatives in the network are partial ones."""
     import optax  # here alone, as it takes a while to load
 
     pool = reduced.lower_pool
     inputs = reduced.problem.domain.reference(pool.xi).astype(pool.features.dtype)
-    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps), **_ADAM)  # pyright: ignore[reportArgumentType]
+    falling: Any = optax.cosine_decay_schedule(rate, steps)  # pyright: ignore[reportArgumentType]
+    optimizer = optax.adam(falling, b2=0.99, eps=1e-12)  # a shorter memory than usual: the coefficients move along
     key, layers = jax.random.split(key, 3)[0], ()
     for height, width in pairwise(sizes):
         key, of_layer = jax.random.split(key)
@@ -222,7 +203,7 @@ def _train(
     def settle(x, W, target, batch):
         return newton_steps(reduced, x, W, batch, target, _SETTLING, Ledger.page())[0]
 
-    targets = jnp.finfo(pool.weight.dtype).eps ** _HEADS_SETTLED * jax.vmap(size)(decisions, heads)
+    targets = jnp.finfo(pool.weight.dtype).eps ** 0.5 * jax.vmap(size)(decisions, heads)
 
     def step(carry, _):
         layers, heads, memory = carry
@@ -241,7 +222,7 @@ def _learn_network(basis: Neural, study: Study) -> Neural:
     """Trains network and policies together, then keeps the features, orthonormal over what was looked at."""
     for_rows, for_decisions = split_key(as_key(basis.seed))
     problem, dtype = study.problem, study.dtype
-    reduced = reduce_study(study.on(_look(study, for_rows).samples), Chebyshev(1))
+    reduced = reduce_study(study.on(_look(study, for_rows)), Chebyshev(1))
     pool = reduced.lower_pool
     sizes = (problem.domain.dimension, *[basis.width] * basis.depth, basis.n - 1)
     decisions = _decisions_near(problem, basis.decisions, basis.spread, for_decisions)
@@ -261,3 +242,11 @@ def _learn_network(basis: Neural, study: Study) -> Neural:
     last[-1] -= middle
     transform = np.asarray(whiten(put(outputs - middle), pool.weight).transform)
     return replace(basis, layers=put((*trained[:-1], last @ transform)))
+
+
+_LEARNERS: dict[type, Any] = {
+    Snapshot: _learn_snapshot,
+    Neural: _learn_network,
+    KernelFeatures: _learn_kernel,
+    Rotated: _learn_directions,
+}

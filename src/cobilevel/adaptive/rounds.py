@@ -4,14 +4,13 @@ other starting points: does the answer depend on where the search began?"""
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 from jaxtyping import Array
 
 from ..answer import Result, Solution
-from ..basis import Basis, basis_of, combine
+from ..basis import Axes, Basis, basis_of, combine
+from ..covariates import SETTLED
 from ..derivatives import Expansions, flattened, shaped_like, totals_of
 from ..inference import natural_step
 from ..iteration import Job
@@ -20,16 +19,13 @@ from ..lower import solve_at
 from ..problem import Finite
 from ..reduction import reduce_study
 from ..solvers import Newton
-from .choose import Search, choose_basis
-from .growth import LOOK_AROUND, first_members, goal_at, grow_basis, lost_at
+from .choose import choose_basis
+from .growth import Search, goal_at, grow_basis, lost_at
 from .learning import learn
 
-_CHOICES = 3  # how often a basis is chosen again at the solution, at most
-_SCOUT, _GROWTHS = 8, 4  # steps of the first run with few functions, and bases grown from there
-_ARRIVED = 0.5  # exponent of the precision: what is left to gain, as a share of what was gained
-_LEARNINGS, _STAYS = 6, 1e-3  # rounds of a basis that learns, and the relative move of x that calls for no other
+_ROUNDS = 6  # solves with bases chosen, grown or learned anew, at most
+_LOOK_AROUND, _SCOUT = 400, 8  # samples and steps, with few functions, that find about where a solution lies
 _SPREAD = 3.0  # how far starting points lie: in distances over which f changes by its spread, or that x has moved
-_ALIKE_ANSWERS = 1e-4  # relative difference of two objectives, or answers, that are the same
 
 
 def solve_choosing(job: Job, key: Array) -> Solution:
@@ -38,9 +34,10 @@ def solve_choosing(job: Job, key: Array) -> Solution:
     with precisely:
         choice = choose_basis(study, study.problem.x0, key)
     solution = job.choosing(basis=choice.words).run(choice.basis)
-    for _ in range(_CHOICES):
+    for _ in range(_ROUNDS):
         with job.chosen_on()[1]:
-            policy = partial(_unknown, solution)
+            # what the lower level was solved for: the policy, before constraints act on it
+            policy = lambda xi, solution=solution: combine(solution.basis(xi), solution.W)
             again = choose_basis(study, solution.x, key, before=choice, policy=policy)
         if not again.replaces(choice):
             break
@@ -48,11 +45,6 @@ def solve_choosing(job: Job, key: Array) -> Solution:
         solution = _run_from(job.choosing(basis=words), again.basis, solution)
         choice = again
     return _add_costs(solution, totals_of(choice.spent))
-
-
-def _unknown(solution: Solution, xi: Any) -> Any:
-    """What the lower level was solved for at contexts: the policy, before constraints act on it."""
-    return combine(solution.basis(xi), solution.W)
 
 
 def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
@@ -70,7 +62,11 @@ def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
         words = f"not used, held-out samples chose the basis: {grown}."
         return solve_choosing(job.choosing(tolerance=words), key)
     solution, words, spent = grown
-    return _add_costs(_with_own_solver(job, solution, words), totals_of(spent))
+    if isinstance(job.solver, Newton):
+        solution = replace(solution, choices={**solution.choices, "basis": words})
+    else:  # Newton only stood in for the solver asked for
+        solution = _add_costs(job.choosing(basis=words).run(solution.basis.basis), solution.stats["oracles"])
+    return _add_costs(solution, totals_of(spent))
 
 
 def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Counter] | str:
@@ -78,40 +74,34 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Cou
     domain = newton.study.problem.domain
     if isinstance(domain, Finite):
         return "the contexts are finite in number"
-    part, members = newton.study.thinned(key, LOOK_AROUND), first_members(domain)
+    part, axes = newton.study.thinned(key, _LOOK_AROUND), Axes.of(domain)
+    members = axes.up_to(3 if axes.nested else 2)
     scout = replace(newton, study=part, steps=min(_SCOUT, newton.steps), progress=False)
     solution = scout.run(basis_of(members, domain))
     story, spent, start, goal = [], Counter(), members[:1], None
-    search = Search.on(part, key, spent)
-    for _ in range(_GROWTHS):
+    search = Search(part, key, spent)
+    for _ in range(_ROUNDS):
         excess, x = tolerance * abs(float(solution.history["upper"][-1])), flattened(solution.x)
         if goal is None:
             goal = goal_at(part, x, members, excess, key, spent)
         if goal is None:
             return "the objective shows no curvature in x, or could not be evaluated"
         goal = replace(goal, excess=excess)
-        choice = grow_basis(search, x, start, 2 * len(members), goal)
-        if choice is None:
+        found = grow_basis(search, x, start, 2 * len(members), goal)
+        if found is None:
             return "the lower level could not be fitted"
-        grown = choice.candidates[choice.pick].members
+        grown, words = found
         if story and len(grown) <= len(members):
-            story.append(f"there, after all, {choice.words}")
+            story.append(f"there, after all, {words}")
             break
         members = start = grown
         solution = _run_from(newton, basis_of(members, domain), solution)
         lost, judge = lost_at(search, flattened(solution.x), members, goal)
-        story.append(f"{choice.words}; where that led it loses {lost:.2g}, judged by N = {judge}")
+        story.append(f"{words}; where that led it loses {lost:.2g}, judged by N = {judge}")
         if lost <= excess:
             break
     words = f"grown for a tolerance of {tolerance:g}: " + ". So: ".join(story) + "."
     return solution, words, spent
-
-
-def _with_own_solver(job: Job, solution: Solution, words: str) -> Solution:
-    """The grown basis solved with the solver asked for, where Newton only stood in for it."""
-    if isinstance(job.solver, Newton):
-        return replace(solution, choices={**solution.choices, "basis": words})
-    return _add_costs(job.choosing(basis=words).run(solution.basis.basis), solution.stats["oracles"])
 
 
 def solve_learning(job: Job, basis: Basis) -> Solution:
@@ -121,7 +111,7 @@ def solve_learning(job: Job, basis: Basis) -> Solution:
     first = float(np.linalg.norm(x - flattened(job.study.problem.x0)))
     size = max(float(np.linalg.norm(x)), first) or 1.0  # of x, or of the way it has come where that is to zero
     moves = [first / size]
-    while moves[-1] > _STAYS and len(moves) < _LEARNINGS:
+    while moves[-1] > SETTLED and len(moves) < _ROUNDS:
         solution = _run_from(job, learn(basis, job.study.at(solution.x)), solution)
         before, x = x, flattened(solution.x)
         moves.append(float(np.linalg.norm(x - before)) / size)
@@ -129,7 +119,7 @@ def solve_learning(job: Job, basis: Basis) -> Solution:
         f"{basis!r}: learned at x0, and anew in {len(moves) - 1} rounds where the solver had arrived; in the last x "
         f"moved by {moves[-1]:.1g} of its size"
     )
-    words += ", so it has not settled: take more functions." if moves[-1] > _STAYS else "."
+    words += ", so it has not settled: take more functions." if moves[-1] > SETTLED else "."
     return replace(solution, choices={**solution.choices, "basis": f"{words} The history is that of the last round."})
 
 
@@ -158,7 +148,7 @@ def _arrived(job: Job, found: Solution, first: float) -> bool:
     expansions, x = Expansions(reduced), flattened(found.x)
     here = solve_at(expansions, x, expansions.table(reduced.W0), 0.0)
     promised = float(np.sum(np.abs(here.gradient * (x - expansions.start))))
-    return promised <= job.study.eps**_ARRIVED * (first - here.value)
+    return promised <= job.study.eps**0.5 * (first - here.value)
 
 
 def _add_costs(solution: Solution, more: Mapping[str, Mapping[str, int]]) -> Solution:
@@ -183,14 +173,13 @@ def solve_again(job: Job, first: Solution, restarts: int, key: Array) -> Solutio
         start = shaped_like(study.problem.x0, (x0 + step * rng.standard_normal(len(x0)))[None], study.dtype, 0)
         found.append(job.at(study.problem.bounds.project(start)).run(basis))
     ended = [one for one in found if one.converged] or [first]
-    values = np.array([_final_objective(one) for one in ended])
+    curves = [one.history.get("upper", ()) for one in ended]
+    values = np.array([float(curve[-1]) if len(curve) else np.nan for curve in curves])
     best = ended[int(np.nanargmin(values))] if np.isfinite(values).any() else first
-    where = np.array([flattened(one.x) for one in ended])
-    apart = np.max(np.abs(where - where[0]), axis=0) > _ALIKE_ANSWERS * np.maximum(
-        np.abs(where).max(axis=0), step * _ALIKE_ANSWERS
-    )
+    where, alike = np.array([flattened(one.x) for one in ended]), study.eps**0.25
+    apart = np.max(np.abs(where - where[0]), axis=0) > alike * np.maximum(np.abs(where).max(axis=0), step * alike)
     words = f"{len(ended)} of {len(found)} runs from different starting points converged"
-    if np.ptp(values) > _ALIKE_ANSWERS * np.abs(values).max():
+    if np.ptp(values) > alike * np.abs(values).max():
         ends = f"{values.min():.6g} to {values.max():.6g}"
         words += f", to objectives from {ends}: the answer depends on x0, and the best is returned."
     elif apart.any():
@@ -198,8 +187,3 @@ def solve_again(job: Job, first: Solution, restarts: int, key: Array) -> Solutio
     else:
         words += ", all to the same answer."
     return replace(best, choices={**first.choices, "restarts": words})
-
-
-def _final_objective(solution: Solution) -> float:
-    curve = solution.history.get("upper", np.zeros(0))
-    return float(curve[-1]) if len(curve) else float("nan")

@@ -1,22 +1,21 @@
 """The few directions a policy varies along: from gradients of a rough fit, refined with polynomials in them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from ..basis import TotalDegree
-from .responses import Responses, nested_errors
+from ..basis import Rotated, TotalDegree
+from ..programs import put
+from .fits import SETTLED, Responses, nested_errors, orthonormalising
 
-_STEPS = 6  # of Gauss and Newton, at each degree
-_DAMPING, _HARDER, _EASIER, _TRIES = 1e-3, 10.0, 0.2, 4  # relative to the mean curvature; how it changes
+_TRIALS = 8  # steps of Gauss and Newton that are tried, at each degree
+_DAMPING, _HARDER = 1e-3, 10.0  # relative to the mean curvature; by which factor it changes
 _OUTSIDE = 5  # contexts on either side that count as lying on the faces of the cube
-_DEGREE_ROWS = 12_288  # at most, while degrees are tuned
-_STAYING = 1e-3  # relative gain of a step below which directions stay
 _DEGREES = (2, 3, 5, 7, 9)  # of the polynomials, in turn: low ones find the way
-MOST_DIRECTIONS = 3
+_MOST_DIRECTIONS = 3
 
 
 @dataclass(frozen=True)
@@ -32,32 +31,34 @@ class Projected:
     degree: int
 
     @property
-    def size(self) -> int:
-        """How many functions that are."""
-        return comb(self.degree + self.axes.shape[1], self.degree)
+    def k(self) -> int:
+        """How many directions there are."""
+        return self.axes.shape[1]
 
-    def features(self, u: np.ndarray) -> Float[np.ndarray, "n N"]:
-        return _products(self.place(u), _by_total_degree(self.degree, self.axes.shape[1]))
+    @property
+    def size(self) -> int:
+        """How many functions there are."""
+        return comb(self.degree + self.k, self.degree)
 
     def place(self, u: np.ndarray) -> Float[np.ndarray, "n k"]:
         """Contexts in the cube."""
         return np.clip(u @ self.axes + self.shift, -1, 1)
 
+    def features(self, u: np.ndarray, along: int | None = None) -> Float[np.ndarray, "n N"]:
+        """Products of Chebyshev polynomials by total degree, or their derivatives along one direction of the cube."""
+        z, members = self.place(u), TotalDegree().table(self.degree + 1, self.k)
+        phi = np.ones((len(z), len(members)))
+        for j in range(self.k):
+            powers = np.polynomial.chebyshev.chebvander(z[:, j], self.degree)
+            if j == along:
+                powers = powers[:, :-1] @ np.polynomial.chebyshev.chebder(np.eye(self.degree + 1))
+            phi *= powers[:, members[:, j]]
+        return phi
 
-def _by_total_degree(degree: int, k: int) -> Int[np.ndarray, "N k"]:
-    return TotalDegree().table(degree + 1, k)
-
-
-def _products(z: np.ndarray, members: np.ndarray, along: int | None = None) -> np.ndarray:
-    """Products of Chebyshev polynomials, or their derivatives along one coordinate."""
-    phi, top = np.ones((len(z), len(members))), int(members.max())
-    for j in range(z.shape[1]):
-        powers = np.polynomial.chebyshev.chebvander(z[:, j], top)
-        if j == along:
-            slopes = np.polynomial.chebyshev.chebder(np.eye(top + 1))
-            powers = powers[:, :top] @ slopes if top else np.zeros_like(powers)
-        phi *= powers[:, members[:, j]]
-    return phi
+    def kept_in(self, recipe: Rotated) -> Rotated:
+        """A recipe with these directions."""
+        axes, shift = put((np.asarray(self.axes), np.asarray(self.shift)))
+        return replace(recipe, axes=axes, shift=shift)
 
 
 class _Fit:
@@ -69,22 +70,20 @@ class _Fit:
         out = min(_OUTSIDE / len(z), 0.25)
         lo, hi = np.quantile(z, (out, 1 - out), axis=0)
         wide = np.where(hi > lo, hi - lo, 1.0)
-        self.place = Projected(2 * turned / wide, -(lo + hi) / wide, degree)
-        self.rows, self.members = rows, _by_total_degree(degree, directions.shape[1])
-        self.q, triangle = np.linalg.qr(rows.root * self.place.features(rows.u))
-        pivots = np.abs(np.diag(triangle))
-        inverse = np.linalg.inv(triangle) if pivots.min() > 1e-12 * pivots.max() else np.linalg.pinv(triangle)
+        self.rows, self.place = rows, Projected(2 * turned / wide, -(lo + hi) / wide, degree)
+        table = self.place.features(rows.u)
+        forth = orthonormalising(table, rows.shares)
+        self.q = rows.root * (table @ forth)
         along = self.q.T @ (rows.root * rows.t)
-        self.coefficients = inverse @ along
+        self.coefficients = forth @ along
         self.residual = rows.root * rows.t - self.q @ along
         self.left = float(np.sum(self.residual**2))
 
     def model(self) -> tuple[np.ndarray, np.ndarray]:
         """The Gauss-Newton matrix and the descent in the axes, with the polynomials following along."""
         rows, (d, k) = self.rows, self.place.axes.shape
-        z = self.place.place(rows.u)
-        inside = np.abs(z) < 1
-        slopes = [inside[:, [j]] * (_products(z, self.members, j) @ self.coefficients) for j in range(k)]
+        inside = np.abs(self.place.place(rows.u)) < 1
+        slopes = [inside[:, [j]] * (self.place.features(rows.u, j) @ self.coefficients) for j in range(k)]
         matrix, descent = np.zeros((k * d, k * d)), np.zeros(k * d)
         for component in range(rows.t.shape[1]):
             table = np.concatenate([slope[:, component, None] * rows.u for slope in slopes], axis=1) * rows.root
@@ -94,24 +93,22 @@ class _Fit:
         return matrix, descent
 
     def refined(self) -> "_Fit":
-        here, damping = self, _DAMPING
+        """By the method of Levenberg and Marquardt."""
+        here, damping, (matrix, descent) = self, _DAMPING, self.model()
         d, k = self.place.axes.shape
-        for _ in range(_STEPS):
-            matrix, descent = here.model()
+        for _ in range(_TRIALS):
             unit = np.trace(matrix) / len(matrix) * np.eye(len(matrix))
             if not unit[0, 0] > 0:
-                return here
-            for _ in range(_TRIES):
-                step = np.linalg.solve(matrix + damping * unit, descent).reshape(k, d).T
-                ahead = _Fit(self.rows, here.place.axes + step, self.place.degree)
-                if ahead.left < here.left:
-                    break
-                damping *= _HARDER
-            else:
-                return here
-            gain, here, damping = 1 - ahead.left / here.left, ahead, damping * _EASIER
-            if gain < _STAYING:
                 break
+            step = np.linalg.solve(matrix + damping * unit, descent).reshape(k, d).T
+            ahead = _Fit(self.rows, here.place.axes + step, self.place.degree)
+            if not ahead.left < here.left:
+                damping *= _HARDER
+                continue
+            gain, here, damping = 1 - ahead.left / here.left, ahead, damping / _HARDER
+            if gain < SETTLED:
+                break
+            matrix, descent = here.model()
         return here
 
 
@@ -119,9 +116,9 @@ def fit_directions(rows: Responses, outer: np.ndarray, k: int, degrees: Sequence
     """Directions with polynomials of growing degree, from the leading ones of the gradients' outer product."""
     directions = np.linalg.eigh(outer)[1][:, ::-1][:, :k]
     for degree in degrees:
-        found = _Fit(rows, directions, degree).refined()
-        directions = found.place.axes
-        yield found.place
+        found = _Fit(rows, directions, degree).refined().place
+        directions = found.axes
+        yield found
 
 
 def refined(rows: Responses, place: Projected) -> Projected:
@@ -134,24 +131,20 @@ def degrees_up_to(k: int, most: int) -> tuple[int, ...]:
     return tuple(degree for degree in _DEGREES if comb(degree + k, k) <= most)
 
 
-def tune_directions(rows: Responses, outer: np.ndarray, most: int) -> tuple[Projected, float] | None:
-    """How many directions and which degree err least held out (more directions by a standard error); and that error."""
-    fitted, held = rows.to_tune(_DEGREE_ROWS)
+def tune_directions(
+    fitted: Responses, held: Responses, outer: np.ndarray, most: int
+) -> tuple[Projected, Float[np.ndarray, " m"]] | None:
+    """How many directions and which degree err least held out (another direction must be worth a standard error); and
+    the squared errors. ``None`` where the samples support no degree."""
     best = None
-    for k in range(1, min(MOST_DIRECTIONS, rows.u.shape[1] - 1) + 1):
+    for k in range(1, min(_MOST_DIRECTIONS, fitted.u.shape[1] - 1) + 1):
         least = np.inf
-        for found in fit_directions(fitted, outer, k, degrees_up_to(k, most)):
-            tables = found.features(fitted.u), found.features(held.u)
-            rows_left = nested_errors(fitted, held, tables, [found.size])[0]
-            error = float(rows_left @ held.shares)
-            better = best is None
-            if best is not None:
-                further = k > best[0].axes.shape[1]  # another direction must be worth a standard error
-                slack = held.error_of(rows_left - best[1]) if further else 0.0
-                better = error + slack < float(best[1] @ held.shares)
-            if better:
-                best = (found, rows_left)
+        for place in fit_directions(fitted, outer, k, degrees_up_to(k, most)):
+            errors = nested_errors(fitted, held, (place.features(fitted.u), place.features(held.u)), [place.size])[0]
+            error = float(errors @ held.shares)
+            if best is None or error + (k > best[0].k) * held.error_of(errors - best[1]) < best[1] @ held.shares:
+                best = (place, errors)
             if error > least:  # more functions fit noise
                 break
             least = error
-    return None if best is None else (best[0], float(best[1] @ held.shares))
+    return best

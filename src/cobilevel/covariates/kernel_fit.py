@@ -1,23 +1,21 @@
 """Functions of a kernel fitted to responses: its metric from gradients of a ridge regression, its scale, how many."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
 
-from ..basis import METRICS, kernel_profile, kernel_slope, squared_distances
-from .responses import Responses, nested_errors
+from ..basis import METRICS, KernelFeatures, kernel_profile, kernel_slope, squared_distances
+from ..programs import put
+from .fits import Responses, nested_errors
 
 _RIDGE_LANDMARKS = 256  # of the regressions that find the metric
 _RATIOS = (0.7, 1.4, 2.8)  # scales tried, in median distances of landmarks
-_METRIC_ROUNDS = ((1.0,), (0.7, 1.4))  # the same where gradients of a fit give the metric of the next
 _PENALTIES = 10.0 ** np.arange(-6, 1.6, 0.5)  # tried, relative to the mean square of a function
-_LANDMARKS_EACH, _FEWEST_LANDMARKS, _MOST_LANDMARKS = 4, 300, 512  # for each function kept
-_MEASURED = 200  # places whose distances are measured
-_METRIC_ROWS = 4096  # at most, while metrics are compared
+_FEWEST_LANDMARKS, _MOST_LANDMARKS = 300, 512  # four for each function kept, within these
 _VISIBLE = 1e-8  # eigenvalue, relative to the largest: below, functions drown in rounding
-_MOST_COMPONENTS = 4  # of y, that the metric is learned from
+METRIC_ROWS = 4096  # at most, while metrics are compared
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class KernelSettings:
 
 @dataclass(frozen=True)
 class KernelMap:
-    """The leading functions of a kernel: `axes` divided by its scale, landmarks there, and what to mix at these."""
+    """The constant and the leading functions of a kernel: `axes` over its scale, landmarks there, what to mix there."""
 
     kernel: str
     metric: str
@@ -41,30 +39,29 @@ class KernelMap:
     table: Float[np.ndarray, "p m"]
 
     @staticmethod
-    def of(settings: KernelSettings, u: np.ndarray, count: int, landmarks: int, seed: int) -> "KernelMap":
-        """Up to `count` functions, of mean square one at the landmarks, which are drawn from the contexts."""
+    def of(
+        settings: KernelSettings, u: np.ndarray, count: int, seed: int = 0, landmarks: int | None = None
+    ) -> "KernelMap":
+        """The constant and up to ``count - 1`` functions, of mean square one at the landmarks, which are drawn from the
+        contexts."""
+        if landmarks is None:
+            landmarks = int(np.clip(4 * count, _FEWEST_LANDMARKS, _MOST_LANDMARKS))
         axes = settings.axes / settings.scale
-        places = np.random.default_rng(seed).permutation(len(u))[:landmarks]
-        points = u[places] @ axes
-        matrix = kernel_profile(settings.kernel, squared_distances(points, points))
-        values, vectors = np.linalg.eigh(matrix)
-        kept = np.flatnonzero(values > _VISIBLE * values[-1])[::-1][:count]
+        points = u[np.random.default_rng(seed).permutation(len(u))[:landmarks]] @ axes
+        values, vectors = np.linalg.eigh(kernel_profile(settings.kernel, squared_distances(points, points)))
+        kept = np.flatnonzero(values > _VISIBLE * values[-1])[::-1][: count - 1]
         table = vectors[:, kept] / values[kept] * len(points) ** 0.5
         return KernelMap(settings.kernel, settings.metric, axes, points, table)
-
-    @staticmethod
-    def tuned(u: np.ndarray, settings: KernelSettings, count: int, seed: int = 0) -> "KernelMap":
-        """The constant and ``count - 1`` functions, with as many landmarks as these are worth."""
-        return KernelMap.of(settings, u, count - 1, _landmarks_for(count), seed)
 
     def features(self, u: np.ndarray) -> Float[np.ndarray, "n m"]:
         """With the constant first."""
         phi = kernel_profile(self.kernel, squared_distances(u @ self.axes, self.landmarks)) @ self.table
         return np.concatenate([np.ones((len(u), 1)), phi], axis=1)
 
-
-def _landmarks_for(count: int) -> int:
-    return int(np.clip(_LANDMARKS_EACH * count, _FEWEST_LANDMARKS, _MOST_LANDMARKS))
+    def kept_in(self, recipe: KernelFeatures) -> KernelFeatures:
+        """A recipe with these functions."""
+        axes, landmarks, table = put(tuple(np.asarray(part) for part in (self.axes, self.landmarks, self.table)))
+        return replace(recipe, axes=axes, landmarks=landmarks, table=table)
 
 
 @dataclass(frozen=True)
@@ -78,34 +75,29 @@ class _Ridge:
 
 
 def _ridge(rows: Responses, settings: KernelSettings, seed: int) -> _Ridge:
-    found = KernelMap.of(settings, rows.u, _RIDGE_LANDMARKS, _RIDGE_LANDMARKS, seed)
-    phi, middle = found.features(rows.u)[:, 1:], rows.shares @ rows.t
-    centre = rows.shares @ phi
-    left, values, right = _factors(rows.root * (phi - centre))
-    along = left.T @ (rows.root * (rows.t - middle))
-    best = (np.inf, along)
+    made = KernelMap.of(settings, rows.u, _RIDGE_LANDMARKS + 1, seed, _RIDGE_LANDMARKS)
+    phi, middle = made.features(rows.u)[:, 1:], rows.shares @ rows.t
+    phi, target = phi - rows.shares @ phi, rows.root * (rows.t - middle)
+    table = rows.root * phi
+    squares, vectors = np.linalg.eigh(table.T @ table)  # rounding is below any noise here
+    seen = squares > 1e-14 * squares[-1]
+    squares, vectors = squares[seen], vectors[:, seen]
+    along = vectors.T @ (table.T @ target) / np.sqrt(squares)[:, None]
+    best, mixed = np.inf, along
     for penalty in _PENALTIES:
-        kept = values**2 / (values**2 + penalty)
-        misfit = rows.spread - float(np.sum((along**2).T * (2 * kept - kept**2)))
+        kept = squares / (squares + penalty)
+        misfit = float(np.sum(target**2) - np.sum((along**2).T * (2 * kept - kept**2)))
         expected = misfit / (1 - (1 + kept.sum()) / len(rows)) ** 2 if kept.sum() < len(rows) / 2 else np.inf
-        if expected < best[0]:
-            best = (expected, along * (kept / values)[:, None])
-    coefficients = right.T @ best[1]
-    outer, z = np.zeros((len(settings.axes),) * 2), rows.u @ found.axes
-    slopes = 2 * kernel_slope(settings.kernel, squared_distances(z, found.landmarks))
-    for weights in (found.table @ coefficients).T:
-        steep = z * (slopes @ weights)[:, None] - slopes @ (weights[:, None] * found.landmarks)
-        steep = (steep @ found.axes.T) * rows.root
+        if expected < best:
+            best, mixed = expected, along * (kept / np.sqrt(squares))[:, None]
+    coefficients = vectors @ mixed
+    outer, z = np.zeros((len(settings.axes),) * 2), rows.u @ made.axes
+    slopes = 2 * kernel_slope(settings.kernel, squared_distances(z, made.landmarks))
+    for weights in (made.table @ coefficients).T:
+        steep = z * (slopes @ weights)[:, None] - slopes @ (weights[:, None] * made.landmarks)
+        steep = (steep @ made.axes.T) * rows.root
         outer += steep.T @ steep
-    return _Ridge(best[0], settings, middle + (phi - centre) @ coefficients, outer)
-
-
-def _factors(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The singular value decomposition of a tall table, by way of its square: rounding is below any noise here."""
-    squares, vectors = np.linalg.eigh(table.T @ table)
-    kept = squares > 1e-14 * squares[-1]
-    values, vectors = np.sqrt(squares[kept]), vectors[:, kept]
-    return table @ vectors / values, values, vectors.T
+    return _Ridge(best, settings, middle + phi @ coefficients, outer)
 
 
 def _axes(outer: np.ndarray, metric: str) -> np.ndarray:
@@ -118,39 +110,35 @@ def _axes(outer: np.ndarray, metric: str) -> np.ndarray:
 
 
 def _median_distance(z: np.ndarray) -> float:
-    """Between some of the places."""
-    some = z[:_MEASURED]
-    return float(np.sqrt(np.median(squared_distances(some[::2], some[1::2])))) or 1.0
-
-
-def _best_ridge(
-    rows: Responses,
-    kernel: str,
-    metric: str,
-    axes: np.ndarray,
-    scale: float | None,
-    seed: int,
-    ratios: Sequence[float] = _RATIOS,
-) -> _Ridge:
-    """The ridge regression with the scale that is expected to err least."""
-    middle = _median_distance(rows.u @ axes)
-    scales = [ratio * middle for ratio in ratios] if scale is None else [scale]
-    found = (_ridge(rows, KernelSettings(kernel, metric, axes, one), seed) for one in scales)
-    return min(found, key=lambda ridge: ridge.expected)
+    """Between 200 of the places."""
+    return float(np.sqrt(np.median(squared_distances(z[:200:2], z[1:200:2])))) or 1.0
 
 
 def fit_kernel(
-    rows: Responses, kernel: str, metrics: Sequence[str], scale: float | None, seed: int
+    rows: Responses,
+    kernel: str = "gaussian",
+    metrics: Sequence[str] = ("isotropic",),
+    scale: float | None = None,
+    seed: int = 0,
 ) -> tuple[dict[str, KernelSettings], np.ndarray]:
     """The settings for each metric asked for, and the mean outer product of the gradients of the isotropic fit."""
-    first = _best_ridge(rows, kernel, "isotropic", np.eye(rows.u.shape[1]), scale, seed)
-    rows = rows.leading(first.fitted, _MOST_COMPONENTS)
+
+    def best(rows: Responses, metric: str, axes: np.ndarray, ratios: Sequence[float]) -> _Ridge:
+        """The regression with the scale that is expected to err least."""
+        middle = _median_distance(rows.u @ axes)
+        scales = [ratio * middle for ratio in ratios] if scale is None else [scale]
+        tried = (_ridge(rows, KernelSettings(kernel, metric, axes, one), seed) for one in scales)
+        return min(tried, key=lambda ridge: ridge.expected)
+
+    first = best(rows, "isotropic", np.eye(rows.u.shape[1]), _RATIOS)
+    rows = rows.leading(first.fitted)
     found = {}
     for metric in metrics:
         ridge = first
-        for ratios in () if metric == "isotropic" or not np.trace(first.outer) > 0 else _METRIC_ROUNDS:
-            ridge = _best_ridge(rows, kernel, metric, _axes(ridge.outer, metric), scale, seed, ratios)
-        found[metric] = KernelSettings(kernel, metric, ridge.settings.axes, ridge.settings.scale)
+        learned = metric != "isotropic" and np.trace(first.outer) > 0
+        for ratios in ((1.0,), _RATIOS[:2]) if learned else ():  # gradients of a fit give the metric of the next
+            ridge = best(rows, metric, _axes(ridge.outer, metric), ratios)
+        found[metric] = replace(ridge.settings, metric=metric)
     return found, first.outer
 
 
@@ -166,27 +154,19 @@ def tune_kernel(
 
     And that error, and the mean outer product of the gradients of a first fit.
     """
-    fitted, held = rows.to_tune(_METRIC_ROWS)
-    found, outer = fit_kernel(fitted, kernel, METRICS if metric is None else (metric,), scale, seed)
-    best = None
-    for settings in found.values():
-        tried = _best_count(fitted, held, settings, counts, seed)
-        best = tried if best is None or tried[2] < best[2] else best
-    assert best is not None  # there is a metric
-    if len(rows) > _METRIC_ROWS and len(counts) > 1:  # more rows are worth more functions
-        fitted, held = rows.to_tune(len(rows))
-        best = _best_count(fitted, held, best[0], counts, seed)
+
+    def best_count(settings: KernelSettings, most: int) -> tuple[KernelSettings, int, float]:
+        fitted, held = rows.to_tune(most)
+        made = KernelMap.of(settings, fitted.u, max(counts), seed)
+        errors = nested_errors(fitted, held, (made.features(fitted.u), made.features(held.u)), counts) @ held.shares
+        return settings, counts[int(np.argmin(errors))], float(errors.min())
+
+    metrics = METRICS if metric is None else (metric,)
+    found, outer = fit_kernel(rows.to_tune(METRIC_ROWS)[0], kernel, metrics, scale, seed)
+    best = min((best_count(settings, METRIC_ROWS) for settings in found.values()), key=lambda tried: tried[2])
+    if len(rows) > METRIC_ROWS and len(counts) > 1:  # more rows are worth more functions
+        best = best_count(best[0], len(rows))
     return *best, outer
-
-
-def _best_count(
-    fitted: Responses, held: Responses, settings: KernelSettings, counts: Sequence[int], seed: int
-) -> tuple[KernelSettings, int, float]:
-    """The number of functions that errs least, and its error."""
-    made = KernelMap.tuned(fitted.u, settings, max(counts), seed)
-    tables = made.features(fitted.u), made.features(held.u)
-    errors = nested_errors(fitted, held, tables, counts) @ held.shares
-    return settings, counts[int(np.argmin(errors))], float(errors.min())
 
 
 def refreshed(rows: Responses, settings: KernelSettings, seed: int = 0) -> KernelSettings:
@@ -198,4 +178,4 @@ def refreshed(rows: Responses, settings: KernelSettings, seed: int = 0) -> Kerne
         return settings
     axes = _axes(outer, settings.metric)
     scale = settings.scale * _median_distance(rows.u @ axes) / _median_distance(rows.u @ settings.axes)
-    return KernelSettings(settings.kernel, settings.metric, axes, scale)
+    return replace(settings, axes=axes, scale=scale)

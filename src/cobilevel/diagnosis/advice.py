@@ -1,7 +1,6 @@
 """Conditions of the theory that data can check, and what to change about a basis, in words and as objects."""
 
 from dataclasses import dataclass, replace
-from itertools import combinations
 from math import comb
 from typing import Any
 
@@ -26,18 +25,17 @@ from ..basis import (
     TotalDegree,
     by_component,
 )
-from ..covariates import Structure
+from ..covariates import Structure, additive_members
 from ..problem import CONTEXTS_EACH, SAMPLES_EACH, Box, Domain, Finite, Interval
 from .decay import Decay
 from .diagnosis import Advice, Condition, Diagnosis
 
 _DEPENDENT = 1e-4  # ratio of the extreme eigenvalues of E[Phi Phi^T] below which features count as nearly dependent
-_POOR, _GOOD = 1e-2, 1e-3  # a misfit of the policy that is worth more functions, and what these should reach
-_IDLE = 1e-3  # the share of the policy below which a coordinate of the context does not matter
-_FEWEST_SPLINES, _MOST_SPLINES = 4, 48  # advised around a kink
+_POOR, _GOOD = 1e-2, 1e-3  # a share of the policy that is worth more functions, and one that does not matter
+_MOST_SPLINES = 48  # advised around a kink
 _ENOUGH = 0.98  # share of the policy's variance from which on a simpler family will do
 _MOST_CELLS, _CONTEXTS_A_CELL = 20, 25  # by which the density of contexts is looked at, and what each should hold
-_FEWEST_CELLS, _FEWEST_CONTEXTS = 4, 20  # below which density and coverage are not judged
+_FEWEST_CELLS = 4  # by which density is judged
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,6 @@ class Seen:
 
 
 # -- conditions of the convergence theorem for Chebyshev bases
-
-
-def _covered_share(u: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " d"]:
-    """How much of each side of the reference cube contexts fill."""
-    return (u.max(axis=0) - u.min(axis=0)) / 2
 
 
 def conditions_of(domain: Domain, u: Float[np.ndarray, "n d"], decay: Decay | None) -> dict[str, Condition]:
@@ -82,10 +75,15 @@ def _density(u: Float[np.ndarray, "n d"]) -> Condition:
     return Condition(bool(thin + 3 * np.sqrt(thin + 1) >= even / 2), words)
 
 
+def _covered(u: Float[np.ndarray, "n d"]) -> str:
+    """How much of each side of the reference cube contexts fill, in words."""
+    return ", ".join(f"{share:.0%}" for share in np.ptp(u, axis=0) / 2)
+
+
 def _coverage(u: Float[np.ndarray, "n d"]) -> Condition:
-    covered, count = _covered_share(u), len(u)
-    full = None if count < _FEWEST_CONTEXTS else bool(np.all(1 - covered <= max(0.1, 10 / count)))
-    return Condition(full, f"contexts fill {', '.join(f'{share:.0%}' for share in covered)} of the domain.")
+    slack = max(0.1, 10 / len(u))  # a share that may be empty by chance; half of the domain would say nothing
+    full = None if slack > 0.5 else bool(np.all(1 - np.ptp(u, axis=0) / 2 <= slack))
+    return Condition(full, f"contexts fill {_covered(u)} of the domain.")
 
 
 def _analytic(decay: Decay | None) -> Condition:
@@ -101,14 +99,18 @@ def _analytic(decay: Decay | None) -> Condition:
 # -- advice
 
 
-def _filled(domain: Domain, u: Float[np.ndarray, "n d"]) -> Domain:
-    """The box that contexts fill, a little widened."""
-    lo, hi = u.min(axis=0), u.max(axis=0)
-    slack = 0.01 * (hi - lo) + 1e-6
-    lo, hi = np.maximum(lo - slack, -1), np.minimum(hi + slack, 1)
-    low, high = (np.asarray(end, dtype=float) for end in domain.bounds)
-    lo, hi = low + (high - low) * (lo + 1) / 2, low + (high - low) * (hi + 1) / 2
-    return Box(lo, hi) if domain.shape else Interval(lo[0], hi[0])
+def advise(found: Diagnosis, seen: Seen) -> tuple[Advice, ...]:
+    """What stands out, the gravest first."""
+    said = []
+    if found.mu < 0:
+        what = f"the lower level is not convex at the fitted policy (least curvature {found.mu:.2g})"
+        said.append(Advice(what, "add a multiple of |y|^2 to it, or look at another x"))
+    said += _about_coverage(found, seen) + _about_samples(found, seen) + _about_dependence(found, seen)
+    if found.structure is not None:
+        said += _about_structure(found.basis, found.structure, found.functions)
+    if found.decay is not None:
+        said += _about_decay(found, found.decay, seen)
+    return tuple(said)
 
 
 def _plain(basis: Basis) -> Basis:
@@ -144,35 +146,18 @@ def _count(basis: Basis, domain: Domain) -> int:
     return len(plain.index.table(plain.n, domain.dimension))
 
 
-def advise(found: Diagnosis, seen: Seen) -> tuple[Advice, ...]:
-    """What stands out, the gravest first."""
-    said = _about_convexity(found) + _about_coverage(found, seen) + _about_samples(found, seen)
-    said += _about_dependence(found, seen)
-    if found.structure is not None:
-        said += _about_structure(found.basis, found.structure, found.functions)
-    if found.decay is not None:
-        said += _about_decay(found, found.decay, seen)
-    return tuple(said)
-
-
-def _about_convexity(found: Diagnosis) -> list[Advice]:
-    if found.mu >= 0:
-        return []
-    what = f"the lower level is not convex at the fitted policy (least curvature {found.mu:.2g})"
-    return [Advice(what, "add a multiple of |y|^2 to it, or look at another x")]
-
-
-def _whitened(basis: Basis) -> Basis:
-    return basis if isinstance(basis, Orthonormal) else Orthonormal(basis)
-
-
 def _about_coverage(found: Diagnosis, seen: Seen) -> list[Advice]:
     if "coverage" not in found.conditions or found.conditions["coverage"].holds is not False:
         return []
-    box, share = _filled(seen.domain, seen.u), ", ".join(f"{part:.0%}" for part in _covered_share(seen.u))
-    better = _whitened(found.basis)
+    lo, hi = seen.u.min(axis=0), seen.u.max(axis=0)
+    slack = 0.01 * (hi - lo) + 1e-6  # a little wider than what contexts fill
+    ends = np.clip(np.stack([lo - slack, hi + slack]), -1, 1)
+    low, high = (np.asarray(end, dtype=float) for end in seen.domain.bounds)
+    lo, hi = low + (high - low) * (ends + 1) / 2
+    box = Box(lo, hi) if seen.domain.shape else Interval(lo[0], hi[0])
+    better = Orthonormal(_plain(found.basis))
     remedy = f"give the problem the domain {box!r}, or else use {better!r}"
-    return [Advice(f"contexts fill only {share} of the domain", remedy, basis=better, domain=box)]
+    return [Advice(f"contexts fill only {_covered(seen.u)} of the domain", remedy, basis=better, domain=box)]
 
 
 def _about_samples(found: Diagnosis, seen: Seen) -> list[Advice]:
@@ -193,7 +178,7 @@ def _about_dependence(found: Diagnosis, seen: Seen) -> list[Advice]:
     if not dependent or isinstance(found.basis, Orthonormal | Categorical):
         return []
     cut = f", {found.rank} of {found.functions} distinguished" if found.rank < found.functions else ""
-    what, better = f"the features are nearly dependent (m = {found.m_Phi:.1g}{cut})", _whitened(found.basis)
+    what, better = f"the features are nearly dependent (m = {found.m_Phi:.1g}{cut})", Orthonormal(found.basis)
     return [Advice(what, f"use {better!r}: the same functions, mixed so that they are not", basis=better)]
 
 
@@ -211,16 +196,16 @@ def _about_decay(found: Diagnosis, decay: Decay, seen: Seen) -> list[Advice]:
 
 
 def _about_kink(found: Diagnosis, decay: Decay, seen: Seen) -> Advice:
-    kink, n = decay.kinks[0], max(_FEWEST_SPLINES, min(_MOST_SPLINES, seen.supported))
-    local = BSpline(n, degree=3 if kink.power else 1)
-    name = "a kink" if kink.power else "a jump"
+    kink = decay.kinks[0]
+    name, degree = ("a kink", 3) if kink.power else ("a jump", 1)
+    local = BSpline(max(degree + 1, min(_MOST_SPLINES, seen.supported)), degree=degree)
     remedy = f"polynomials converge slowly; use {local!r}, or more cells there"
     has = "seems to have" if found.misfit is None else "has"  # in noise, a sharp bend looks the same
     return Advice(f"the policy {has} {name} near xi = {kink.location:.3g}", remedy, basis=local)
 
 
 def _about_idle_coordinates(found: Diagnosis, plain: Basis, d: int) -> list[Advice]:
-    idle = [j for j, (share, error) in enumerate(found.spread) if share <= max(1.5 * error, _IDLE)]
+    idle = [j for j, (share, error) in enumerate(found.spread) if share <= max(1.5 * error, _GOOD)]
     if not 0 < len(idle) < d or not isinstance(plain, ProductBasis):
         return []
     rows = [row for row in plain.index.table(plain.n, d) if not any(row[j] for j in idle)]
@@ -249,23 +234,26 @@ def _about_size(found: Diagnosis, decay: Decay, seen: Seen, poor: bool) -> list[
     return said
 
 
-# -- many dimensions
-
-
 def _about_structure(basis: Basis, structure: Structure, functions: int) -> list[Advice]:
-    """The simplest family that explains nearly all, where it is not the one in question and takes fewer functions, or
-    the one in question is none of those."""
-    if not structure.varies:
+    """In many dimensions: the simplest family that explains nearly all, where it is not the one in question and takes
+    fewer functions, or the one in question is none of those."""
+    if not structure.varies or isinstance(_plain(basis), KernelFeatures | Rotated | Neural):
         return []
     good = {name for name, (share, error) in structure.explained.items() if share + error >= _ENOUGH}
     name = next(name for name in ("additive", "directions", "pairs", "all") if name in good)
-    better, inner = _family(name, structure), _plain(basis)
-    if isinstance(inner, KernelFeatures | Rotated | Neural) or functions <= structure.functions[name]:
+    if functions <= structure.functions[name]:
         return []
+    few, degree = structure.directions, structure.degree
+    if name == "directions":
+        better = Rotated(few.k, Chebyshev(few.degree + 1, index=TotalDegree()))
+    elif name == "all":
+        better = KernelFeatures(structure.functions["all"])
+    else:
+        better = Chebyshev(degree + 1, index=Listed(additive_members(structure.dimension, degree, name == "pairs")))
     shares = ", ".join(f"{_EXPLAINING[one]} {share:.0%}" for one, (share, _) in structure.explained.items())
     what = f"of the policy's variance, held out, {shares} is explained"
-    remedy = f"{structure.functions[name]} functions will do: {better!r}"
-    return [Advice(what, remedy, basis=better)]
+    remedy = f"{structure.functions[name]} functions will do: {Orthonormal(better)!r}"
+    return [Advice(what, remedy, basis=Orthonormal(better))]
 
 
 _EXPLAINING = {
@@ -274,17 +262,3 @@ _EXPLAINING = {
     "directions": "along few directions",
     "all": "by functions of all coordinates",
 }
-
-
-def _family(name: str, structure: Structure) -> Basis:
-    """A basis of a kind, of the size that was found."""
-    d, unit = structure.dimension, np.eye(structure.dimension, dtype=int)
-    if name == "directions":
-        few = structure.directions
-        return Orthonormal(Rotated(few.k, Chebyshev(few.degree + 1, index=TotalDegree())))
-    if name == "all":
-        return Orthonormal(KernelFeatures(structure.functions["all"]))
-    rows = [np.zeros(d, int), *(k * row for k in range(1, structure.degree + 1) for row in unit)]
-    if name == "pairs":
-        rows += [unit[i] + unit[j] for i, j in combinations(range(d), 2)]
-    return Orthonormal(Chebyshev(structure.degree + 1, index=Listed(np.stack(rows))))

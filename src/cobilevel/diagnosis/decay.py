@@ -5,22 +5,20 @@ summing to $\rho$) has coefficients that fall like $\rho^{-k}$; one whose deriva
 $k^{-m-1}$. Both laws are read off the coefficients, with the noise in these taken into account.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import comb
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-GRIDS = (129, 1025)  # Chebyshev points tried in turn; each grid holds the one before
-FEW = (33,)  # those tried where evaluations are expensive
+GRIDS = (33, 129, 1025)  # Chebyshev points: the first where evaluations are expensive, else the others in turn
 _ENTIRE = -3.0  # a power of k in front of the geometric law that no pole explains: the decay is faster than geometric
 _FEWEST_DEGREES = 5  # in several dimensions, from which a law is read off
 _MOST = 10**6  # the largest number of functions that is predicted
 POWERS = (0, 1, 2, 3)  # the function jumps, or its first, second, third derivative
-_SMOOTH = 48  # polynomials that explain the smooth part, where there is no noise
-_BINS = 1000  # noisy samples are averaged into that many before they are searched
 
 
 # -- Chebyshev points
@@ -38,11 +36,6 @@ def transform(values: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
     coefficients = np.fft.rfft(np.concatenate([flipped, flipped[-2:0:-1]]), axis=0).real / n
     coefficients[[0, n]] /= 2
     return coefficients
-
-
-def envelope_of(sizes: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """The largest coefficient from each degree on: even and odd functions have every second one at zero."""
-    return np.maximum.accumulate(sizes[::-1])[::-1]
 
 
 def chop(envelope: Float[np.ndarray, " n"], tolerance: float) -> int:
@@ -69,12 +62,6 @@ def chop(envelope: Float[np.ndarray, " n"], tolerance: float) -> int:
     return max(int(np.argmin(curve)), 1)
 
 
-def rms(u: Float[np.ndarray, " n"], values: Float[np.ndarray, "n d"]) -> float:
-    """The root mean square over the interval of what is given at Chebyshev points, which crowd at the ends."""
-    weight = np.sqrt(np.maximum(1 - u**2, 0))
-    return float(np.sqrt(np.sum(weight @ values**2) / np.sum(weight)))
-
-
 # -- kinks
 
 
@@ -90,56 +77,36 @@ class Kink:
 _PLACES = points(257)[1:-1]  # where kinks are looked for at first
 
 
-def _truncated_powers(u: np.ndarray, root: np.ndarray, places: np.ndarray, power: int) -> np.ndarray:
+def _truncated_powers(u: np.ndarray, root: np.ndarray, places: ArrayLike, power: int) -> np.ndarray:
     """Truncated powers ``(u - t)_+^power``, one a place, scaled by the roots of the weights."""
-    beyond = u[:, None] - places
-    np.maximum(beyond, 0, out=beyond)
-    found = np.sign(beyond)
-    for factor in (*[beyond] * power, root[:, None]):
-        found *= factor
-    return found
+    beyond = np.maximum(u[:, None] - places, 0)
+    return root[:, None] * (beyond**power if power else np.sign(beyond))
 
 
-def _strongest(u: np.ndarray, root: np.ndarray, smooth: np.ndarray, rest: np.ndarray, powers: tuple) -> Kink:
-    """The place and power that explain most of the `rest`: a scan, then closer and closer around its best place."""
-
-    def gains(places, wanted):
-        """A row for each of the powers, one built on the other."""
-        beyond = u[:, None] - places
-        np.maximum(beyond, 0, out=beyond)
-        column, free, found = np.sign(beyond), np.empty_like(beyond), []
-        column *= root[:, None]
-        for power in range(max(wanted) + 1):
-            if power in wanted:
-                np.subtract(column, np.matmul(smooth, smooth.T @ column, out=free), out=free)
-                norm, size = (np.einsum("np,np->p", part, part) for part in (free, column))
-                usable = norm > 1e-20 * size
-                found.append(np.where(usable, np.sum((free.T @ rest) ** 2, axis=1) / np.where(usable, norm, 1), 0))
-            column *= beyond
-        return found
-
-    kinks = []
-    for power, gain in zip(powers, gains(_PLACES, powers), strict=True):
-        places = _PLACES
-        for _ in range(3):
-            best = int(np.argmax(gain))
-            places = np.linspace(places[max(best - 1, 0)], places[min(best + 1, len(places) - 1)], 33)
-            (gain,) = gains(places, (power,))
+def _strongest(u: np.ndarray, root: np.ndarray, smooth: np.ndarray, rest: np.ndarray, power: int) -> Kink:
+    """The place that explains most of the `rest`: a scan, then closer and closer around its best place."""
+    places = _PLACES
+    for _ in range(4):
+        column = _truncated_powers(u, root, places, power)
+        free = column - smooth @ (smooth.T @ column)
+        norm = np.sum(free**2, axis=0)
+        usable = norm > 1e-20 * np.sum(column**2, axis=0)
+        gain = np.where(usable, np.sum((free.T @ rest) ** 2, axis=1) / np.where(usable, norm, 1), 0)
         best = int(np.argmax(gain))
-        kinks.append(Kink(float(places[best]), power, float(gain[best])))
-    return max(kinks, key=lambda kink: kink.gain)
+        kink = Kink(float(places[best]), power, float(gain[best]))
+        places = np.linspace(places[max(best - 1, 0)], places[min(best + 1, len(places) - 1)], 33)
+    return kink
 
 
 def find_kinks(
     u: Float[np.ndarray, " n"],
     values: Float[np.ndarray, "n d"],
-    degrees: int = _SMOOTH,
+    degrees: int = 48,
     weights: Float[np.ndarray, " n"] | None = None,
     least: float = 0.0,
     powers: tuple[int, ...] = POWERS,
-    most: int = 2,
 ) -> tuple[Kink, ...]:
-    """Kinks of a function given by values on ``[-1, 1]``, strongest first.
+    """Up to two kinks of a function given by values on ``[-1, 1]``, the stronger first.
 
     A kink is a truncated power $(u - t)_+^m$ that explains more of what `degrees` polynomials leave of the values than
     at any other place. One that explains less than `least`, or a tenth of the first, is left out.
@@ -147,30 +114,34 @@ def find_kinks(
     root = np.sqrt(np.ones(len(u)) if weights is None else weights)
     smooth = np.linalg.qr(np.polynomial.chebyshev.chebvander(u, degrees - 1) * root[:, None])[0]
     kinks: list[Kink] = []
-    for _ in range(most):
+    for _ in range(2):
         rest = values * root[:, None]
         rest = rest - smooth @ (smooth.T @ rest)
         enough = max(least, 0.1 * kinks[0].gain) if kinks else least
         if np.sum(rest**2) < enough:  # none explains more than there is
             break
-        kink = _strongest(u, root, smooth, rest, powers)
+        kink = max((_strongest(u, root, smooth, rest, power) for power in powers), key=lambda kink: kink.gain)
         if kink.gain <= least or kink.gain < enough:
             break
         kinks.append(kink)
-        smooth = np.linalg.qr(np.hstack([smooth, _truncated_powers(u, root, np.array([kink.location]), kink.power)]))[0]
+        smooth = np.linalg.qr(np.hstack([smooth, _truncated_powers(u, root, kink.location, kink.power)]))[0]
     return tuple(kinks)
 
 
 def find_noisy_kinks(
-    u: Float[np.ndarray, " n"], values: Float[np.ndarray, "n d"], weights: Float[np.ndarray, " n"], degrees: int
+    u: Float[np.ndarray, " n"],
+    values: Float[np.ndarray, "n d"],
+    weights: Float[np.ndarray, " n"],
+    degrees: int,
+    bins: int = 1000,
 ) -> tuple[Kink, ...]:
     """Kinks that noisy values show: a truncated power that does, in one stroke, the work of many polynomials.
 
-    It counts where fewer than half as many polynomials are wanted with it as without it, of up to `degrees`, and
-    the fit is no worse. `values` have noise of variance 1 in every component at weight 1; a function is wanted while
-    its coefficient is about twice its error.
+    It counts where fewer than half as many polynomials are wanted with it as without it, of up to `degrees`, and the
+    fit is no worse. Noise has variance 1 at weight 1; a function is wanted while it is about twice its error. Samples
+    are averaged into so many `bins` first.
     """
-    groups = np.array_split(np.argsort(u), min(_BINS, len(u)))
+    groups = np.array_split(np.argsort(u), min(bins, len(u)))
     mass = np.array([weights[g].sum() for g in groups])
     mean = lambda column: np.stack([weights[g] @ column[g] for g in groups]) / np.maximum(mass, 1e-300)[:, None]
     u, values = mean(u[:, None])[:, 0], mean(values)
@@ -230,8 +201,7 @@ class Decay:
     def law(self, degree: ArrayLike) -> Float[np.ndarray, "*n"]:
         """The fitted size of the coefficient of degree ``k >= 1``."""
         k = np.asarray(degree, dtype=float)
-        law = self.scale * np.exp(-k * np.log(self.rho)) * k**-self.order if self.scale else np.zeros_like(k)
-        return np.asarray(law)
+        return np.asarray(self.scale * np.exp(-k * np.log(self.rho)) * k**-self.order if self.scale else 0 * k)
 
     def tail(self, degrees: int) -> float:
         """The root mean square of what all degrees from `degrees` on contribute: as measured, and beyond by the law."""
@@ -266,88 +236,68 @@ class Decay:
             "noise": "do not stand out of the noise",
             "unresolved": "show no law: noise, detail finer than was looked at, or too few degrees",
         }[self.kind]
-        end = (
-            f"; below {self.plateau:.1g} they are noise"
-            if self.resolved
-            else f"; {len(self.coefficients)} are not enough"
-        )
-        return f"coefficients {law}{end}"
+        seen = f"below {self.plateau:.1g} they are noise"
+        return f"coefficients {law}; {seen if self.resolved else f'{len(self.coefficients)} are not enough'}"
 
 
-@dataclass(frozen=True)
-class _DecayLaw:
-    """A fitted law: its parameters, and minus twice its log-likelihood."""
-
+class _Law(NamedTuple):
     scale: float
     rate: float
     order: float
-    misfit: float
+    misfit: float  # minus twice the log-likelihood
 
 
-def _fit_law(sizes: np.ndarray, errors: np.ndarray, first: int, rate: bool = True, order: bool = True) -> _DecayLaw:
-    r"""The law $C \rho^{-k} k^{-p}$ that makes the squares of the coefficients from degree `first` on most likely.
-
-    Each coefficient counts as normal with the variance of the law plus that of its error: the law is of their scale,
-    as they change sign and vanish. Those lost in noise then say that they are small, and no more. By Fisher scoring,
-    from a straight line through the logarithms.
-    """
+def _fit_law(sizes: np.ndarray, errors: np.ndarray, first: int, rate: bool = True, order: bool = True) -> _Law:
+    r"""The law $C \rho^{-k} k^{-p}$ that makes coefficients from degree `first` on most likely, each normal with the
+    variance of the law plus that of its error. By Fisher scoring, from a straight line through the logarithms."""
     k = np.arange(first, len(sizes), dtype=float)
     squares, noise = sizes[first:] ** 2, np.maximum(errors[first:] ** 2, 1e-300)
     used = np.array([True, rate, order])
     design = np.stack([np.ones_like(k), -k, -np.log(k)], axis=1)[:, used]
     law = lambda theta: np.exp(np.clip(2 * design @ theta, -600, 600))
     misfit = lambda theta: float(np.sum(np.log(law(theta) + noise) + squares / (law(theta) + noise)))
-
-    def score(theta):
-        for _ in range(200):
-            variance = law(theta) + noise
-            share = law(theta) / variance
-            pull = design.T @ (share * (squares / variance - 1))
-            step = np.linalg.lstsq((design.T * share**2) @ design, pull, rcond=None)[0] / 2
-            before = misfit(theta)
-            length = next((half for half in 0.5 ** np.arange(20) if misfit(theta + half * step) < before), 0)
-            theta = theta + length * step
-            if before - misfit(theta) < 1e-9:
-                break
-        return theta
-
     loud = np.flatnonzero(squares > 4 * noise)
     rows = loud if len(loud) >= used.sum() else slice(0, loud[-1] + 4 if len(loud) else None)
-    theta = score(np.linalg.lstsq(design[rows], np.log(np.maximum(squares, noise)[rows]) / 2, rcond=None)[0])
+    theta = np.linalg.lstsq(design[rows], np.log(np.maximum(squares, noise)[rows]) / 2, rcond=None)[0]
+    for _ in range(200):
+        variance = law(theta) + noise
+        share = law(theta) / variance
+        pull = design.T @ (share * (squares / variance - 1))
+        step = np.linalg.lstsq((design.T * share**2) @ design, pull, rcond=None)[0] / 2
+        before = misfit(theta)
+        theta = next((new for new in theta + np.outer(0.5 ** np.arange(20), step) if misfit(new) < before), theta)
+        if before - misfit(theta) < 1e-9:
+            break
     full = np.zeros(3)
     full[used] = theta
-    return _DecayLaw(float(np.exp(np.clip(full[0], -600, 600))), float(full[1]), float(full[2]), misfit(theta))
+    return _Law(float(np.exp(np.clip(full[0], -600, 600))), float(full[1]), float(full[2]), misfit(theta))
 
 
-def _with_law(decay: Decay, law: _DecayLaw) -> Decay:
-    """The decay with its law: geometric where that part of the law brings about most of the fall, else algebraic."""
-    return replace(decay, scale=law.scale, rho=float(np.exp(min(law.rate, 300))), order=law.order)
+def _following(decay: Decay, law: _Law, kind: str, **more: Any) -> Decay:
+    """The decay with its law."""
+    rho = float(np.exp(min(law.rate, 300)))
+    return replace(decay, scale=law.scale, rho=rho, order=law.order, kind=kind, **more)
 
 
 def from_values(
-    evaluate: Callable[[np.ndarray], np.ndarray], eps: float, grids: tuple[int, ...] = GRIDS
+    evaluate: Callable[[np.ndarray], np.ndarray], eps: float, grids: Sequence[int] = GRIDS[1:]
 ) -> tuple[Decay, np.ndarray, np.ndarray]:
     """The decay of a function that can be evaluated to rounding on ``[-1, 1]``; with the points used and its values.
 
     More points are taken until the coefficients reach a plateau, as Chebfun does. Where they never do, the law decides
     whether more points would have helped or the function has a kink.
     """
-    u, length = points(grids[0]), 0
-    values = evaluate(u)
-    sizes = envelope = np.zeros(1)
     for n in grids:
-        if n > len(u):
-            stride = (n - 1) // (len(u) - 1)
-            grown, u = np.empty((n, *values.shape[1:])), points(n)
-            new = np.arange(n) % stride != 0
-            grown[~new], grown[new] = values, evaluate(u[new])
-            values = grown
+        u = points(n)
+        values = evaluate(u)
         sizes = np.linalg.norm(transform(values), axis=1)
-        envelope = envelope_of(sizes)
+        envelope = np.maximum.accumulate(sizes[::-1])[::-1]  # even and odd functions have every second one at zero
         length = chop(envelope / envelope[0], eps) if envelope[0] > 0 else 1
         if length < n:
             break
-    return _from_sizes(sizes, envelope, length, rms(u, values), eps), u, values
+    weight = np.sqrt(np.maximum(1 - u**2, 0))  # Chebyshev points crowd at the ends
+    size = float(np.sqrt(np.sum(weight @ values**2) / np.sum(weight)))
+    return _from_sizes(sizes, envelope, length, size, eps), u, values
 
 
 def _from_sizes(sizes: np.ndarray, envelope: np.ndarray, length: int, size: float, eps: float) -> Decay:
@@ -372,12 +322,12 @@ def _from_sizes(sizes: np.ndarray, envelope: np.ndarray, length: int, size: floa
     if geometric <= algebraic:
         power = _fit_law(shown, errors, max(1, length // 4), rate=False)
         if resolved or length > 100 or power.order < POWERS[-1] + 1.5:
-            return replace(_with_law(decay, power), kind="algebraic")
+            return _following(decay, power, "algebraic")
         law = _fit_law(shown, errors, max(1, length // 4), order=False)  # too smooth for a kink, and too few to decide
     if law.order < _ENTIRE:
         law = _fit_law(shown, errors, max(1, length // 2), order=False)
-        return replace(_with_law(decay, law), kind="geometric", entire=True)
-    return replace(_with_law(decay, law), kind="geometric")
+        return _following(decay, law, "geometric", entire=True)
+    return _following(decay, law, "geometric")
 
 
 def from_coefficients(
@@ -404,9 +354,9 @@ def from_coefficients(
     if not kinks and (geometric.rate <= 0 or (dimension > 1 and len(sizes) < _FEWEST_DEGREES)):
         return replace(decay, kind="unresolved", resolved=False)
     if kinks or (algebraic.order < 5 and algebraic.misfit < geometric.misfit - 6):
-        return replace(_with_law(decay, algebraic), kind="algebraic", kinks=kinks)
+        return _following(decay, algebraic, "algebraic", kinks=kinks)
     if length < len(sizes):  # noise shows no faster fall than from the last to stand out of it to the next error
         fastest = max(float(np.log(sizes[length - 1] / errors[length])), 0.05)
         if geometric.rate > fastest:
-            geometric = replace(geometric, rate=fastest, scale=sizes[length - 1] * np.exp(fastest * (length - 1)))
-    return replace(_with_law(decay, geometric), kind="geometric")
+            geometric = geometric._replace(rate=fastest, scale=sizes[length - 1] * np.exp(fastest * (length - 1)))
+    return _following(decay, geometric, "geometric")

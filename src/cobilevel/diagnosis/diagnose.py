@@ -13,25 +13,23 @@ from jaxtyping import Float, PyTree
 
 from ..basis import Basis, FeatureMap, OneHot, check_basis
 from ..checks import entered
-from ..covariates import structure_of
+from ..covariates import decisions_near, structure_of
 from ..derivatives import Expansions, flattened
 from ..inference import natural_step
 from ..iteration import lanczos
 from ..keys import as_key
-from ..lower import with_barrier
-from ..problem import LOOK_ROWS, Data, Finite, Look, Problem, Study, decision_like, precision_for
+from ..lower import lower_size, solve_lower, with_barrier
+from ..problem import CONTEXTS_EACH, LOOK_ROWS, Data, Finite, Look, Problem, Study, decision_like, precision_for
 from ..programs import put
 from ..reduction import Bilevel, Reduced, batch_of, reduce_study
 from .advice import Seen, advise, conditions_of
 from .diagnosis import Diagnosis
-from .expansion import Expansion, Policies, minimised, orthonormal
+from .policies import Expansion, Policies
 
 _Y_NUMBERS, _LEAST_ROWS = 1_500_000, 1024  # in y at all samples looked at together, and samples all the same
-_CONTEXTS_EACH = 4  # for each function, looked at where each context meets all the data
-_LEAST_CONTEXTS = 200  # that are looked at then in any case
+_LEAST_CONTEXTS = 200  # looked at where each meets all the data
 _FEATURE_NUMBERS = 4_000_000  # features evaluated in search of their supremum
 _GRID_POINTS = 20_000  # the most of a grid among them
-_NEARBY = 0.5  # of the distance over which f changes by its spread: how far points near x0 lie
 _MOST_COORDINATES = 200  # of x, beyond which only x0 is looked at
 _LANCZOS_STEPS = 60  # where the Hessian is too large to be formed
 
@@ -62,27 +60,23 @@ def _diagnosis(study: Study, basis: Basis, x: PyTree | None) -> Diagnosis:
     study.check_conditional()
     point = None if x is None else decision_like(x, study.problem.x0, "x", study.dtype)
     reduced = _reduce(study, basis)
-    look = _close_look(study, reduced.basis.size)
+    # few enough samples to look at closely, fewer where y is large
+    rows = min(LOOK_ROWS, max(_LEAST_ROWS, _Y_NUMBERS // study.problem.sizes[1]))
+    look = study.lower.look(as_key(1), rows, max(_LEAST_CONTEXTS, 2 * CONTEXTS_EACH * reduced.basis.size))
     policies = Policies(study, look)
-    first = flattened(study.problem.x0 if point is None else point)
-    points, found = [first], [policies.at(first)]
-    if point is None and not found[0].unbounded:
-        points += _nearby(study, reduced, first)
+    points = [flattened(study.problem.x0 if point is None else point)]
+    found = [policies.at(points[0])]
+    decay = found[0].decay
+    unbounded = decay is not None and found[0].u is not None and decay.kind == "algebraic" and not decay.resolved
+    if point is None and decay is not None and not unbounded and len(points[0]) <= _MOST_COORDINATES:
+        bounds, unit = study.problem.bounds, natural_step(reduced.whitened(), points[0])
+        ends = flattened(bounds.lo), flattened(bounds.hi)
+        nearby = decisions_near(points[0], unit, ends, np.random.default_rng(0))
+        points += [np.clip(near.astype(study.dtype).astype(float), *ends) for near in nearby]
         found += map(policies.at, points[1:])
-    most = int(np.argmax([policy.length for policy in found])) if len(found) > 1 else 0
-    answer = _diagnose_at(study, reduced, basis, look, found[most].expanded(), points[most], endless)
+    most = int(np.argmax([0 if one.decay is None else one.decay.length for one in found]))
+    answer = _diagnose_at(study, reduced, basis, look, found[most], points[most], endless)
     return replace(answer, source=f"{answer.source}, near x0") if most else answer
-
-
-def _nearby(study: Study, reduced: Reduced, first: Float[np.ndarray, " dx"]) -> list[Float[np.ndarray, " dx"]]:
-    """Points from which ``f`` differs by a part of its spread."""
-    bounds = study.problem.bounds
-    if isinstance(study.problem.domain, Finite) or len(first) > _MOST_COORDINATES:
-        return []
-    lo, hi = flattened(bounds.lo), flattened(bounds.hi)
-    step, rng = _NEARBY * natural_step(reduced.whitened(), first), np.random.default_rng(0)
-    moves = [step * rng.choice([-1.0, 1.0], len(first)) * rng.uniform(0.5, 1.5, len(first)) for _ in range(2)]
-    return [np.clip((first + move).astype(study.dtype).astype(float), lo, hi) for move in moves]
 
 
 def _diagnose_at(
@@ -94,8 +88,7 @@ def _diagnose_at(
     x: Float[np.ndarray, " dx"],
     endless: bool,
 ) -> Diagnosis:
-    """What is found at ``x``, where the policy is known by degree; with its structure in many dimensions, which takes a
-    second or two, and advice."""
+    """What is found at ``x``, where the policy is known by degree, and advice."""
     domain, functions = study.problem.domain, reduced.basis.size
     contexts, xi = study.lower.contexts(), study.lower.draw_contexts(as_key(0), LOOK_ROWS)
     distinct, u = contexts.distinct(), np.asarray(domain.reference(xi), dtype=float)
@@ -141,27 +134,20 @@ def _reduce(study: Study, basis: Any) -> Reduced:
         return reduce_study(study, basis)
 
 
-def _close_look(study: Study, functions: int) -> Look:
-    """Samples of the lower level few enough to look at closely, fewer where ``y`` is large."""
-    rows = min(LOOK_ROWS, max(_LEAST_ROWS, _Y_NUMBERS // study.problem.sizes[1]))
-    return study.lower.look(as_key(1), rows, max(_LEAST_CONTEXTS, _CONTEXTS_EACH * functions))
-
-
 def _fitted(reduced: Reduced, x: Float[np.ndarray, " dx"]) -> Float[np.ndarray, "N dy"]:
     """The coefficients that minimise the reduced lower level at ``x``."""
     white = reduced.whitened()
     level = Expansions(white.ordinary())
-    return level.table(white.restore(put(level.coefficients(minimised(level, x)))))
+    start, accuracy = level.table(white.W0), level.eps**0.5
+    W = solve_lower(level, x, start, accuracy * lower_size(level, x, start), accuracy).point.reshape(start.shape)
+    return level.table(white.restore(put(level.coefficients(W))))
 
 
 def _curvature_range(
     reduced: Bilevel, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]
 ) -> tuple[float, float]:
-    r"""The extreme eigenvalues of the Hessian of the reduced lower level.
-
-    With features $\Phi = Q R$ it is $R^T H_Q R$, and $H_Q = C^T C$ is as well conditioned as ``g`` itself: the singular
-    values of $C R$ give eigenvalues far below the rounding of the largest one.
-    """
+    r"""The extreme eigenvalues of the Hessian of the reduced lower level: with features $\Phi = Q R$ it is $R^T H_Q R$,
+    $H_Q = C^T C$ is as well conditioned as ``g``, and singular values of $C R$ are seen far below rounding."""
     level = Expansions(reduced)
     if not level.formed:
         product = lambda v: level.hessian_product(x, W, v.reshape(W.shape)).ravel()
@@ -170,7 +156,10 @@ def _curvature_range(
     if isinstance(reduced.lower_pool.features, OneHot):  # a block for each function
         values = np.linalg.eigvalsh(level.lower(x, W).hessian[~level.idle])
         return float(min(values.min(), 0.0 if level.idle.any() else np.inf)), float(values.max())
-    turned, r = orthonormal(reduced)
+    batch = reduced.lower_pool
+    root = np.sqrt(np.asarray(batch.weight, float) / len(batch))[:, None]
+    q, r = np.linalg.qr(np.asarray(batch.features, float) * root)
+    turned = level.with_features(np.divide(q, root, out=np.zeros_like(q), where=root > 0))
     hessian, spread = turned.lower(x, r @ W).hessian, np.kron(r, np.eye(W.shape[1]))
     values, vectors = np.linalg.eigh(hessian)
     if values[0] <= 0:

@@ -1,0 +1,254 @@
+"""The lower level fitted at one ``x`` in given functions of the context, and what each sample asks of the policy."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..basis import Axes
+from ..derivatives import Expansions, RowBlocks, flattened
+from ..lower import Point, solve_at
+from ..problem import Domain, Samples, Study
+from ..programs import put
+from ..reduction import Batch, Bilevel, Table
+
+MOST_COEFFICIENTS = 1000  # the largest N d_y of a fit
+MOST_FUNCTIONS = 64  # of one coordinate, or of a policy seen without noise: smooth ones need fewer
+SETTLED = 1e-3  # relative change from which on an iteration has settled
+CLEARLY = 3.0  # standard errors
+_TUNED_ON = 0.75  # share of the rows fitted to while settings are tuned
+
+
+def orthonormalising(table: Float[np.ndarray, "n N"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "N r"]:
+    """What makes functions, the first of them a constant, orthonormal over the samples, each against those before it;
+    as many of the leading ones as the contexts distinguish to half the digits."""
+    triangle = np.asarray(np.linalg.qr(np.sqrt(shares)[:, None] * table, mode="r"))
+    pivots = np.abs(np.diag(triangle))
+    usable = int(np.argmin(np.append(pivots > np.finfo(float).eps ** 0.5 * pivots[0], False)))
+    forth = np.linalg.inv(triangle[:usable, :usable])
+    return np.concatenate([forth, np.zeros((table.shape[1] - usable, usable))])
+
+
+def decisions_near(
+    x: Float[np.ndarray, " dx"], unit: Float[np.ndarray, " dx"], bounds: tuple, rng: np.random.Generator
+) -> list[Float[np.ndarray, " dx"]]:
+    """Two decisions about half a unit from ``x`` along each coordinate, within the bounds."""
+    steps = (unit / 2 * rng.choice([-1.0, 1.0], len(x)) * rng.uniform(0.5, 1.5, len(x)) for _ in range(2))
+    return [np.clip(x + step, *bounds) for step in steps]
+
+
+# -- the lower level
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """At one ``x``, with some functions fitted.
+
+    - `r`: ``d2 g``; `alpha`: ``d22 g v - d2 f``, where both levels see the same samples; their conditional means vanish
+      where the functions suffice.
+    - `curvature`: the mean of ``d22 g``.
+    """
+
+    point: Point
+    r: Float[np.ndarray, "n dy"]
+    alpha: Float[np.ndarray, "n dy"] | None
+    curvature: Float[np.ndarray, "dy dy"]
+
+    def energy(self, W: Float[np.ndarray, "N dy"]) -> float:
+        """The mean square of what a policy with these coefficients would leave, if it were not there."""
+        return float(np.sum((W @ self.curvature) ** 2))
+
+
+class Fits:
+    """Fits of the lower level with the leading functions of a list, orthonormal over the samples.
+
+    The leading new functions span the leading old ones: a fit with fewer functions takes the leading columns, and one
+    with more goes on from it. All share the rows; what they cost is added to `spent`. Points are vectors.
+    `together`: rows at each context; `held`: samples held out; `domain`: where the functions live, if not on that of
+    the problem.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        samples: Samples,
+        upper: Samples | None = None,
+        spent: Counter | None = None,
+        together: int = 1,
+        held: Samples | None = None,
+        domain: Domain | None = None,
+    ):
+        self.problem, self.dtype, self.samples, self.held = study.problem, study.dtype, samples, held
+        self.together = together
+        self.size, self.shares = study.problem.sizes[1], samples.shares()
+        domain = study.problem.domain if domain is None else domain
+        self.axes, self.shared = Axes.of(domain), upper is None
+        place = lambda part: None if part is None else self.axes.places(domain, domain.snap(part.xi, self.dtype))
+        self._places = [place(part) for part in (samples, held, upper)]
+        lower = self._table(samples)
+        W0 = jax.tree.map(lambda y: put(np.zeros((1, *y.shape), self.dtype)), self.problem.y0)
+        self.rows = Expansions(Bilevel(self.problem, lower if upper is None else self._table(upper), lower, W0))
+        self.rows.spent = Counter() if spent is None else spent
+        if held is not None:
+            self._held_rows = RowBlocks(held.xi, held.eta, self.dtype, self.rows.sizes.lower)
+        self.u: np.ndarray = self._places[0][::together]  # pyright: ignore[reportOptionalSubscript]
+        self.context_shares = self.shares.reshape(-1, together).sum(axis=1)
+        self.forget()
+
+    @staticmethod
+    def looking(study: Study, key: Array, spent: Counter, share: float = 1.0) -> "Fits":
+        """Fits to that share of a look at the samples; the others are held out."""
+        rows = study.lower.look(key).samples
+        cut = max(1, int(len(rows) * share))
+        if cut == len(rows):
+            return Fits(study, rows, None if study.shared else study.upper.look(key).samples, spent)
+        upper = rows if study.shared else study.upper.look(key).samples
+        return Fits(study, rows.rows(slice(0, cut)), upper, spent, held=rows.rows(slice(cut, None)))
+
+    def _table(self, rows: Samples) -> Table:
+        weight = np.asarray(rows.mean_one_weights(), self.dtype)
+        return Table(Batch(put(np.ones((len(rows), 1), self.dtype)), rows.xi, rows.eta, put(weight)))
+
+    def by_context(self, table: np.ndarray) -> np.ndarray:
+        """The means of rows over those of each context."""
+        return table.reshape(len(self.u), self.together, -1).mean(axis=1)
+
+    def forget(self, policy: Float[np.ndarray, "n dy"] | None = None) -> None:
+        """Fits begin anew, from the constant policy ``y0``, or from one that is given at the samples."""
+        self.policy = policy
+        self.known: dict[bytes, Point] = {}
+        self._slopes: dict[bytes, np.ndarray] = {}
+
+    def lay(self, members: np.ndarray) -> None:
+        """Takes another list of functions."""
+        tables: list[Any] = [None if u is None else self.axes.table(u, members) for u in self._places]
+        forth = orthonormalising(tables[0], self.shares)
+        self.table, self._held_table, self._upper = (None if table is None else table @ forth for table in tables)
+        self.forth, self.usable = forth, forth.shape[1]
+        self._expansions: dict[int, Expansions] = {}
+
+    def expansions(self, count: int) -> Expansions:
+        """With the first `count` functions."""
+        if count not in self._expansions:
+            upper = None if self._upper is None else self._upper[:, :count]
+            self._expansions[count] = self.rows.with_features(self.table[:, :count], upper)
+        return self._expansions[count]
+
+    def target(self, x: Float[np.ndarray, " dx"], count: int) -> float:
+        """The size of the gradient to solve to, from that of no policy."""
+        at = x.tobytes()
+        if at not in self._slopes:
+            _, slopes = self.rows.lower_slopes(x, np.zeros((len(self.table), self.size)))
+            self._slopes[at] = np.where(np.isfinite(slopes), slopes, 0.0) * self.shares[:, None]
+        return self.rows.eps**0.5 * float(np.linalg.norm(self.table[:, :count].T @ self._slopes[at]))
+
+    def constant(self, count: int) -> Float[np.ndarray, "N dy"]:
+        """The coefficients of the policy ``y0``."""
+        return self._padded(flattened(self.problem.y0)[None] / self.forth[0, 0], count)
+
+    def _padded(self, W: Float[np.ndarray, "n dy"], count: int) -> Float[np.ndarray, "N dy"]:
+        return np.concatenate([W[:count], np.zeros((max(count - len(W), 0), self.size))])
+
+    def _starts(self, x: Float[np.ndarray, " dx"], count: int) -> Iterator[Float[np.ndarray, "N dy"]]:
+        """What the fit at this ``x``, or else the last one, predicts; the policy that is given; ``y0``."""
+        last, own = next(reversed(self.known.values()), None), self.known.get(x.tobytes())
+        near = last if own is None or len(last.W) >= 2 * len(own.W) else own  # pyright: ignore
+        if near is not None:
+            yield self._padded(near.coefficients_at(x), count)
+        elif self.policy is not None:
+            yield self.table[:, :count].T @ (self.shares[:, None] * self.policy)
+        yield self.constant(count)
+
+    def fit(self, x: Float[np.ndarray, " dx"], count: int) -> Point | None:
+        """With the first `count` functions; ``None`` where that fails."""
+        at, target = self.expansions(count), self.target(x, count)
+        for start in self._starts(x, count):
+            found = solve_at(at, x, start, target, at.eps**0.5)
+            if found.sound:
+                self.known.pop(x.tobytes(), None)
+                self.known[x.tobytes()] = found
+                return found
+        return None
+
+    def residuals(self, x: Float[np.ndarray, " dx"]) -> Residuals | None:
+        """What all functions of the list leave at ``x``; ``None`` where they cannot be fitted."""
+        point = self.fit(x, self.usable)
+        if point is None or point.hessian is None:
+            return None
+        r, alpha = self.expansions(self.usable).residual_rows(x, point.W, point.adjoint, self.shared)
+        # the first function is a constant of mean square one
+        return Residuals(point, r, alpha, point.hessian[: self.size, : self.size])
+
+    def held_out(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> Float[np.ndarray, " m"]:
+        """The lower objective of a fit at samples held out, with their weights."""
+        held: Any = self.held
+        values, _ = self.rows.lower_slopes(x, self._held_table[:, : len(W)] @ W, self._held_rows)
+        return values * held.shares() * len(held)
+
+
+# -- responses
+
+
+@dataclass(frozen=True)
+class Responses:
+    r"""Contexts `u` on the reference cube, and at each a Newton step from a policy, $t = y - A^{-1} \partial_2 g$.
+
+    In units in which $A$, the mean of $\partial_{22} g$, is the identity: the mean square of ``t - y`` is then, about,
+    twice the lower objective up to a constant, and exactly where ``g`` is quadratic with one Hessian. `shares` are the
+    weights of the samples, which sum to 1.
+    """
+
+    u: Float[np.ndarray, "n d"]
+    t: Float[np.ndarray, "n k"]
+    shares: Float[np.ndarray, " n"]
+
+    @staticmethod
+    def of(u: Any, t: Any, curvature: Any, shares: Any) -> "Responses":
+        """From responses in the units of ``y``."""
+        values, vectors = np.linalg.eigh(np.asarray(curvature, float))
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        return Responses(np.asarray(u, float), np.asarray(t, float) @ root, np.asarray(shares, float))
+
+    def __len__(self) -> int:
+        return len(self.u)
+
+    @property
+    def root(self) -> Float[np.ndarray, "n 1"]:
+        """What rows are multiplied by, so that sums of squares are weighted."""
+        return np.sqrt(self.shares)[:, None]
+
+    def error_of(self, values: Float[np.ndarray, " n"]) -> float:
+        """The standard error of the weighted mean of values, one a row."""
+        return float(np.sqrt(np.sum(self.shares**2 * (values - self.shares @ values) ** 2)))
+
+    def part(self, start: float, end: float) -> "Responses":
+        """The rows between two shares of them."""
+        rows = slice(round(start * len(self)), round(end * len(self)))
+        shares = self.shares[rows]
+        return Responses(self.u[rows], self.t[rows], shares / shares.sum())
+
+    def to_tune(self, most: int) -> "tuple[Responses, Responses]":
+        """Some rows to fit to while settings are tuned, and others to tune them on; at most so many."""
+        rows = self.part(0.0, min(1.0, most / len(self)))
+        return rows.part(0.0, _TUNED_ON), rows.part(_TUNED_ON, 1.0)
+
+    def leading(self, smooth: Float[np.ndarray, "n k"], most: int = 4) -> "Responses":
+        """The components that vary most in a smooth fit of them."""
+        if self.t.shape[1] <= most:
+            return self
+        _, _, rows = np.linalg.svd(self.root * (smooth - self.shares @ smooth), full_matrices=False)
+        return replace(self, t=self.t @ rows[:most].T)
+
+
+def nested_errors(
+    fitted: Responses, held: Responses, tables: tuple[np.ndarray, np.ndarray], counts: Sequence[int]
+) -> Float[np.ndarray, "k m"]:
+    """The squared errors on held-out rows of fits with the first functions of a table, for each count of them."""
+    forth = orthonormalising(tables[0], fitted.shares)
+    coefficients = (tables[0] @ forth).T @ (fitted.shares[:, None] * fitted.t)
+    there = tables[1] @ forth
+    return np.stack([np.sum((held.t - there[:, :n] @ coefficients[:n]) ** 2, axis=1) for n in counts])
