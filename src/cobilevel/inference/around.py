@@ -48,7 +48,7 @@ class SampleTerms(NamedTuple):
     @staticmethod
     def at(expansions: Expansions, points: list[Point], joint: bool) -> "SampleTerms":
         """At some points; `joint`: all of them."""
-        (pool,), found = expansions.lower_pools, []
+        (pool,), all_terms = expansions.lower_pools, []
         for point in points:
             lower, upper = expansions.lower_rows(point.x, point.W), expansions.upper_rows(point.x, point.W)
             v = pool.y(point.adjoint)
@@ -57,8 +57,8 @@ class SampleTerms(NamedTuple):
                 alpha = np.einsum("nab,nb->na", lower.hessian, v) - upper.d2
                 bend = expansions.bend_rows(point.x, point.W, point.adjoint)
                 terms += [lower.slope, alpha, lower.hessian, bend]
-            found.append(terms)
-        return SampleTerms(*map(np.stack, zip(*found, strict=True)))
+            all_terms.append(terms)
+        return SampleTerms(*map(np.stack, zip(*all_terms, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Galerkin:
     @property
     def sensitivity(self) -> Float[np.ndarray, "N dy dx"]:
         """How the coefficients move with ``x``; NaN where that is not known."""
-        found = self.point.sensitivity
-        return np.full((*self.point.W.shape, len(self.point.x)), np.nan) if found is None else found
+        s = self.point.sensitivity
+        return np.full((*self.point.W.shape, len(self.point.x)), np.nan) if s is None else s
 
     def nearby(self, x: Float[np.ndarray, " dx"]) -> Point:
         """The reduced problem solved at another ``x``."""

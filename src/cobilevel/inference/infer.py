@@ -9,7 +9,7 @@ from ..problem import Study
 from ..reduction import Reduced
 from .around import Around, Galerkin, look_around, too_large
 from .missed import Missed, what_is_missed
-from .noise import CLEAR, NEGLIGIBLE, pool_shares
+from .noise import CLEAR, NEGLIGIBLE
 
 MOST_NAMED = 6  # coordinates that a sentence lists
 _SURE = 9.0  # times what noise of the policy adds to a curvature: one as large is clear (a first-stage F of 10)
@@ -115,7 +115,7 @@ def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
     sides = [across.look(across.x + side * step, across.directions) for side in (1.0, -back)]
     if not all(each.sound and np.allclose(each.directions, across.directions) for each in sides):
         return 0.0, 0.0  # next to a bound, there is no room to look
-    shares = pool_shares(across.study.lower)[:, None]
+    shares = across.study.lower.contexts().shares()[:, None]
 
     def rows(at: Around) -> np.ndarray:
         """What each sample moves the slopes along the directions by."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from ..basis import dense
 from ..derivatives import Expansions, flattened, galerkin
 from ..lower import DENSE_LIMIT
 from ..problem import Level, Study
@@ -46,12 +45,6 @@ def level_covariance(level: Level, rows: Float[np.ndarray, "n k"]) -> Float[np.n
     return spread if level.law is not None else spread + mean_covariance(table.mean(axis=1), shares)
 
 
-def pool_shares(level: Level) -> Float[np.ndarray, " n"]:
-    """The weights, summing to 1, of the rows of a level's pool."""
-    shares = level.contexts().shares()
-    return np.repeat(shares, level.count) / level.count if level.crossed else shares  # pyright: ignore
-
-
 def policy_noise(
     study: Study, reduced: Reduced, x: PyTree, W: PyTree
 ) -> Callable[[Any], Float[np.ndarray, "n dy"]] | str:
@@ -63,9 +56,10 @@ def policy_noise(
     count, rows = expansions.functions * expansions.dy, reduced.lower_source.rows
     if rows is None or count > DENSE_LIMIT or 3 * rows * count > MOST_NUMBERS:  # scores, and two copies of them
         return f"the policy has {count} coefficients and {rows} samples, too many to form their covariance."
-    phi, shares = np.asarray(dense(reduced.lower_pool.features), float), pool_shares(study.lower)
-    found = expansions.lower_rows(flattened(x), expansions.table(W))
-    slopes, hessian = found.slope, galerkin(phi, found.hessian * shares[:, None, None])
+    (pool,) = expansions.lower_pools
+    phi, shares = np.asarray(pool.features, float), pool.shares
+    lower = expansions.lower_rows(flattened(x), expansions.table(W))
+    slopes, hessian = lower.slope, galerkin(phi, lower.hessian * shares[:, None, None])
     if not np.all(np.isfinite(hessian)) or np.linalg.eigvalsh(hessian)[0] <= 0:
         return "the lower level is not strongly convex at the policy."
     if not study.lower.crossed:

@@ -84,14 +84,19 @@ class Contextual:
 
     def gradients(self, y: Policy, s: Sensitivity) -> GradientRows:
         """The rows of the gradient, ``d1 f + s^T d2 f``, for a policy and a sensitivity."""
-        problem, n = self.study.problem, len(self.place)
-        table = RowDerivatives.upper(problem.upper, self.rows)  # pyright: ignore[reportArgumentType]
-        count: Any = self.study.upper.count if self.crossed else 1
-        found = Sizes(*problem.sizes).split_upper(table.table(self.x, np.repeat(y[self.place], count, axis=0)))
-        value, d1, d2 = (part.reshape(n, count, *part.shape[1:]) for part in found)
-        rows = d1 + np.einsum("nka,naj->nkj", d2, s[self.place])
-        by_data = np.tensordot(self.shares, rows, axes=1) if self.crossed else None
-        return GradientRows(value.mean(axis=1), rows.mean(axis=1), d2.mean(axis=1), by_data)
+        problem, count = self.study.problem, (self.study.upper.count or 1) if self.crossed else 1
+        sizes, derivatives = Sizes(*problem.sizes), RowDerivatives.upper(problem.upper, self.rows)  # pyright: ignore
+        table, by_data = np.zeros((len(self.place), 1 + sizes.dx + sizes.dy)), np.zeros((count, sizes.dx))
+        for part, xi, eta in self.rows:  # all data of a context, then those of the next
+            context, datum = np.divmod(np.arange(part.start, part.stop), count)
+            at, first = self.place[context], np.flatnonzero(np.diff(context, prepend=-1))
+            value, d1, d2 = sizes.split_upper(derivatives.block(self.x, y[at], part, xi, eta).astype(float))
+            rows = d1 + np.einsum("na,naj->nj", d2, s[at])
+            both = np.concatenate([value[:, None], rows, d2], axis=1)
+            table[context[first]] += np.add.reduceat(both, first, axis=0) / count
+            if self.crossed:
+                np.add.at(by_data, datum, self.shares[context][:, None] * rows)
+        return GradientRows(*sizes.split_upper(table), by_data if self.crossed else None)
 
     def mean(self, rows: GradientRows) -> Float[np.ndarray, " dx"]:
         return self.shares @ rows.by_context
@@ -105,24 +110,25 @@ class Contextual:
 
 
 def measure_exactly(
-    study: Study, solution: Solution, known: Galerkin, draws: int, key: Array, richer: Basis | None
+    study: Study, solution: Solution, sampled: Galerkin, draws: int, key: Array, richer: Basis | None
 ) -> Measured:
-    """Against true per-context solves, on the contexts of the upper level's samples; `known`: the reduced problem."""
-    at = Contextual.of(study, known, draws, key)
+    """Against true per-context solves, at the contexts of the upper level's samples, given the `sampled` problem."""
+    at = Contextual.of(study, sampled, draws, key)
     exact = solve_each(study.problem, at.x, at.law)
     y = as_rows(exact.y)
     true = at.gradients(y, at.sensitivity(y)[0])
     spread, freedom = _noise(at, y, true)
     conditional = at.law.keys is not None and not study.lower.crossed
-    found = _with_conditional_means(at, known, draws, key) if conditional else known
-    policies = PolicyTable.of(found.reduced, at.xi)
-    policy = policies(found.point.W)
+    galerkin = _with_conditional_means(at, sampled, draws, key) if conditional else sampled
+    policies = PolicyTable.of(galerkin.reduced, at.xi)
+    policy = policies(galerkin.point.W)
     own, local = at.sensitivity(policy)
-    within = np.tensordot(policies.phi, found.sensitivity, axes=1)
+    within = np.tensordot(policies.phi, galerkin.sensitivity, axes=1)
     rows, rows_within = at.gradients(policy, own), at.gradients(policy, within)
-    stated, reduced, own_mean = at.mean(true), found.point.gradient, at.mean(rows)
+    stated, reduced, own_mean = at.mean(true), galerkin.point.gradient, at.mean(rows)
+    adjoint = policies.phi @ galerkin.point.adjoint
     if study.shared and not at.crossed:
-        doubt = _difference_noise(at, found, policies, local, true)
+        doubt = _difference_noise(at, galerkin, policies, local, true)
     else:
         by_data = None if true.by_data is None else true.by_data - rows_within.by_data  # pyright: ignore
         doubt = at.covariance(true.by_context - rows_within.by_context, by_data)
@@ -134,11 +140,11 @@ def measure_exactly(
         reduced=NoisyVector(reduced, at.covariance(rows_within.by_context, rows_within.by_data)),
         freedom=freedom,
         compared="exact lower-level solutions at each context",
-        trouble=trouble_with(exact) if known.point.sound else f"the {UNSOLVED}",
+        trouble=trouble_with(exact) if sampled.point.sound else f"the {UNSOLVED}",
         difference=NoisyVector(stated - reduced, doubt),
         parts={"policy": stated - own_mean, "adjoint and sensitivity": own_mean - reduced},
         policy_error=mean_estimate(off[at.place], at.shares, least=0.0),
-        adjoint_error=_adjoint_error(at, solution, local.hessian, policies.phi @ found.point.adjoint, rows.d2, richer),
+        adjoint_error=_adjoint_error(at, solution, local.hessian, adjoint, rows.d2, richer),
         sensitivity_error=lost,
         scale=float(np.sqrt(at.shares @ np.sum(true.by_context**2, axis=1))),
         value=mean_estimate(true.value, at.shares),
@@ -153,14 +159,13 @@ def _noise(at: Contextual, y: Policy, true: GradientRows) -> tuple[Square, float
     law, shared, over_rows = at.law, at.study.shared, at.covariance(true.by_context, true.by_data)
     if law.rows == 1 or law.keys is not None:
         return over_rows, np.inf if at.crossed else freedom_of(at.shares)
-    group = split_rows(law.rows, np.random.default_rng(0))
-    means = []
+    group, means = split_rows(law.rows, np.random.default_rng(0)), []
+    shares = np.full(law.rows, 1 / law.rows) if at.crossed else at.shares
     for k in range(group.max() + 1):
         part = law.without(group == k)
         near = as_rows(solve_each(at.study.problem, at.x, part, start=y).y)
         rows = at.gradients(near, at.sensitivity(near, part)[0])
-        even = np.full(law.rows, 1 / law.rows)
-        table, shares = (rows.by_context, at.shares) if rows.by_data is None else (rows.by_data, even)
+        table = rows.by_context if rows.by_data is None else rows.by_data
         means.append(without(shares, group, k) @ table if shared else at.mean(rows))
     spread = jackknife(np.stack(means))
     complete = shared and not (at.crossed and at.drawn)  # each row of data stands for its context too
@@ -173,8 +178,8 @@ def _newton_step(
     """A Newton step for the coefficients, the sensitivity and the Hessian there, from derivatives along the policy."""
     H = galerkin_matrix(phi, local.hessian * shares[:, None, None])
     rows = np.concatenate([local.slope[:, :, None], local.cross], axis=2) * shares[:, None, None]
-    found = _solved(H, (phi.T @ rows.reshape(len(phi), -1)).reshape(W.size, -1))
-    return W - found[:, 0].reshape(W.shape), -found[:, 1:].reshape(*W.shape, -1), H
+    moves = _solved(H, (phi.T @ rows.reshape(len(phi), -1)).reshape(W.size, -1))
+    return W - moves[:, 0].reshape(W.shape), -moves[:, 1:].reshape(*W.shape, -1), H
 
 
 def _solved(H: Float[np.ndarray, "M M"], right: Float[np.ndarray, "M ..."]) -> Float[np.ndarray, "M ..."]:
@@ -185,16 +190,16 @@ def _solved(H: Float[np.ndarray, "M M"], right: Float[np.ndarray, "M ..."]) -> F
         return np.full_like(right, np.nan)
 
 
-def _with_conditional_means(at: Contextual, found: Galerkin, draws: int, key: Array) -> Galerkin:
+def _with_conditional_means(at: Contextual, galerkin: Galerkin, draws: int, key: Array) -> Galerkin:
     """The reduced problem with conditional means in place of the samples' noise, by Newton steps from its solution.
 
     With the same draws for it as for the exact solves, their noise is not taken for a gap between the two.
     """
-    study, here, W = at.study, PolicyTable.of(found.reduced, at.xi), found.point.W
+    study, here, W = at.study, PolicyTable.of(galerkin.reduced, at.xi), galerkin.point.W
     policies, law, shares = here, at.law, np.bincount(at.place, at.shares, len(at.xi))
     if not study.shared:
         lower = study.lower.contexts()
-        policies, shares = PolicyTable.of(found.reduced, lower.xi), lower.shares()
+        policies, shares = PolicyTable.of(galerkin.reduced, lower.xi), lower.shares()
         law = law_at(study, lower.xi, draws, jax.random.fold_in(key, 1))
     length, before = np.inf, np.inf
     while True:  # each step at most half as long as the last
@@ -206,11 +211,13 @@ def _with_conditional_means(at: Contextual, found: Galerkin, draws: int, key: Ar
     rows = at.gradients(here(W), np.tensordot(here.phi, s, axes=1))
     pull = here.phi[at.place].T @ (rows.d2 * at.shares[:, None])
     v = _solved(H, pull.reshape(-1)).reshape(W.shape)
-    return replace(found, point=replace(found.point, W=W, adjoint=v, gradient=at.mean(rows), sensitivity=s, hessian=H))
+    return replace(
+        galerkin, point=replace(galerkin.point, W=W, adjoint=v, gradient=at.mean(rows), sensitivity=s, hessian=H)
+    )
 
 
 def _difference_noise(
-    at: Contextual, found: Galerkin, policies: PolicyTable, local: LowerRows, true: GradientRows
+    at: Contextual, galerkin: Galerkin, policies: PolicyTable, local: LowerRows, true: GradientRows
 ) -> Square:
     """The covariance over contexts of the difference of the gradients, groups of contexts left out in turn.
 
@@ -221,7 +228,7 @@ def _difference_noise(
     for k in range(group.max() + 1):
         shares = without(at.shares, group, k)
         by_context = np.bincount(at.place, shares, len(at.xi))
-        W, s, _ = _newton_step(found.point.W, policies.phi, by_context, local)
+        W, s, _ = _newton_step(galerkin.point.W, policies.phi, by_context, local)
         rows = at.gradients(policies(W), np.tensordot(policies.phi, s, axes=1))
         differences.append(shares @ (true.by_context - rows.by_context))
     return jackknife(np.stack(differences))

@@ -42,15 +42,15 @@ class Bootstrap:
     sandwich: Uncertainty
 
     def __repr__(self):
-        count, told = len(jax.tree.leaves(self.x)[0]), self.sandwich
+        count, known = len(jax.tree.leaves(self.x)[0]), self.sandwich
         lost = f", {self.failed} failed" if self.failed else ""
         lines = [("standard error of", "bootstrap", "sandwich", "")]
-        for cell, own, other in zip(told.cells(), flattened(self.error), told.error, strict=False):
+        for cell, own, other in zip(known.cells(), flattened(self.error), known.error, strict=False):
             figures = f"{own:.3g}", "unknown" if np.isnan(other) else f"{other:.3g}"
             lines.append((cell[0], *(figures if cell[1] else ("", "")), cell[4]))  # the last may say how many more
         widths = [max(len(line[k]) for line in lines) for k in range(3)]
         rows = [f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}" for a, b, c, d in lines]
-        rows += [*told.undetermined, *([told.why_not] if told.why_not else [])]
+        rows += [*known.undetermined, *([known.why_not] if known.why_not else [])]
         return f"Bootstrap({count} resamplings{lost})\n  " + "\n  ".join(row.rstrip() for row in rows)
 
 
@@ -78,8 +78,8 @@ def bootstrap(
     wanted = precision_for(problem, samples, precision)
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
-        found = _resampled(study, in_precision_of(study, solution), replicates, key, progress)
-    return replace(found, x=put(wanted.back(jax.tree.map(np.asarray, found.x))))
+        spread = _resampled(study, in_precision_of(study, solution), replicates, key, progress)
+    return replace(spread, x=put(wanted.back(jax.tree.map(np.asarray, spread.x))))
 
 
 def _resampled(study: Study, solution: Solution, replicates: int, key: Any, progress: bool | None) -> Bootstrap:
@@ -91,45 +91,45 @@ def _resampled(study: Study, solution: Solution, replicates: int, key: Any, prog
         raise ValueError(f"bootstrap: with fewer than {_FEWEST} samples resampling says nothing about others.")
     rng = generator(as_key(key))
     study, x = study.at(solution.x), flattened(solution.x)
-    reduced, told = reduce_with(study, solution.basis, solution.W).whitened(), solution.uncertainty
-    if told.why_not or told.hessian is None or not np.allclose(told.x, x, rtol=study.eps**0.5, atol=0):
-        told = infer(study, reduced, solution.x)
+    reduced, known = reduce_with(study, solution.basis, solution.W).whitened(), solution.uncertainty
+    if known.why_not or known.hessian is None or not np.allclose(known.x, x, rtol=np.finfo(np.float32).eps, atol=0):
+        known = infer(study, reduced, solution.x)
     given = Expansions(reduced.ordinary())
-    at = _in_standard_errors(given, told)
-    found, solver = [], Newton(tolerance=study.eps**0.5)  # x is then known to far more digits than it varies by
+    at = _in_standard_errors(given, known)
+    solutions, solver = [], Newton(tolerance=study.eps**0.5)  # x is then known to far more digits than it varies by
     with ProgressBar(replicates, "bootstrap", progress) as bar:
         for k in range(replicates):
-            found.append(_once(study, at, solver, rng) if at.dx else at.origin)
+            solutions.append(_once(study, at, solver, rng) if at.dx else at.origin)
             bar.update(k + 1)
-    kept = [place for place in found if place is not None]
+    kept = [place for place in solutions if place is not None]
     failed = replicates - len(kept)
     if len(kept) < 2:
         raise ValueError(f"bootstrap: {failed} of {replicates} resamplings did not converge; is the solution one?")
-    lost, rows = np.isinf(told.error), np.stack(kept)
+    lost, rows = np.isinf(known.error), np.stack(kept)
     ends = [np.where(lost, end, np.quantile(rows, q, axis=0)) for q, end in zip(TAILS, (-np.inf, np.inf), strict=True)]
     error = np.where(lost, np.inf, np.std(rows, axis=0, ddof=1))
     low, high = (like_x(end, solution.x) for end in ends)
     table = jax.tree.map(lambda *each: put(np.stack(each)), *(given.decision(row) for row in kept))
-    return Bootstrap(table, like_x(error, solution.x), (low, high), failed, told)
+    return Bootstrap(table, like_x(error, solution.x), (low, high), failed, known)
 
 
-def _in_standard_errors(given: Expansions, told: Uncertainty) -> Affine:
+def _in_standard_errors(given: Expansions, known: Uncertainty) -> Affine:
     """Coordinates around the solution that are as wide as the standard errors are; those of ``x`` where none are known.
 
     In these the objective curves alike in all directions, whatever units ``x`` is in, and they leave out the directions
     that are not determined. Where there are bounds, each coordinate keeps to itself, and all are there.
     """
     x, (lo, hi) = given.start, given.bounds
-    if told.why_not:
+    if known.why_not:
         return Affine(given, np.zeros(given.dx), np.eye(given.dx), x, (lo, hi))
-    H, C = np.asarray(told.hessian), np.asarray(told.covariance)
+    H, C = np.asarray(known.hessian), np.asarray(known.covariance)
     own = np.diag(H)
-    unit = np.where(own > 0, 1 / np.sqrt(np.where(own > 0, own, 1)), np.maximum(np.abs(x), 1e-3))
+    unit = np.where(own > 0, 1 / np.sqrt(np.where(own > 0, own, 1)), np.where(x != 0, np.abs(x), 1.0))
     if np.isfinite(lo).any() or np.isfinite(hi).any():
-        width = np.where(np.isfinite(told.error) & (told.error > 0), told.error, unit)
+        width = np.where(np.isfinite(known.error) & (known.error > 0), known.error, unit)
         ends = np.minimum((lo - x) / width, 0), np.maximum((hi - x) / width, 0)
         return Affine(given, x, np.diag(width), np.zeros(len(x)), ends, H * np.outer(width, width))
-    kept = determined(np.zeros((0, len(unit))) if told.directions is None else told.directions, unit)
+    kept = determined(np.zeros((0, len(unit))) if known.directions is None else known.directions, unit)
     values, vectors = np.linalg.eigh(kept.T @ (H * np.outer(unit, unit)) @ kept)
     values = np.maximum(values, 1e-9 * np.max(np.abs(values), initial=0) + np.finfo(float).tiny)
     scales = unit[:, None] * (kept @ vectors / np.sqrt(values))

@@ -80,9 +80,9 @@ def certify(
         raise TypeError(f"constants must be cb.Constants(f0=..., f1=..., g1=..., g2=..., mu=...), got {constants!r}.")
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
-        found = _certified(study, solution, mode, constants, draws, key)
-    gradient, parts = put(wanted.back(jax.tree.map(np.asarray, (found.gradient, found.parts))))
-    return replace(found, gradient=gradient, parts=parts)
+        certificate = _certified(study, solution, mode, constants, draws, key)
+    gradient, parts = put(wanted.back(jax.tree.map(np.asarray, (certificate.gradient, certificate.parts))))
+    return replace(certificate, gradient=gradient, parts=parts)
 
 
 def _certified(
@@ -108,19 +108,19 @@ def _certified(
     if not too_large(study, joint):
         around = look_around(study, at, joint)
     if mode == "exact":
-        found = measure_exactly(study, solution, at, draws, base, richer)
+        measured = measure_exactly(study, solution, at, draws, base, richer)
     elif joint and around is not None:
         missed = what_is_missed(around)
-        found = measure_by_neighbours(study, solution, around, missed)
+        measured = measure_by_neighbours(study, solution, around, missed)
     elif mode == "enriched" and richer is not None:
-        found = measure_against_richer(study, solution, at, richer)
+        measured = measure_against_richer(study, solution, at, richer)
     else:
-        found = measure_reduced(at)
+        measured = measure_reduced(at)
     around = around if around is not None and around.sound else None
-    if around is not None and found.fitted is None:  # the noise of policy and adjoint counted
-        found = replace(found, reduced=NoisyVector(found.reduced.mean, around.gradient_covariance()))
+    if around is not None and measured.fitted is None:  # the noise of policy and adjoint counted
+        measured = replace(measured, reduced=NoisyVector(measured.reduced.mean, around.gradient_covariance()))
     loss = _lower_loss(study, solution, at.expansions)
-    return _certificate(study, solution, found, mode, around, missed, constants, loss)
+    return _certificate(study, solution, measured, mode, around, missed, constants, loss)
 
 
 def _lower_loss(study: Study, solution: Solution, at: Expansions) -> Estimate:
@@ -171,7 +171,7 @@ def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[
 def _certificate(
     study: Study,
     solution: Solution,
-    found: Measured,
+    measured: Measured,
     mode: str,
     around: Around | None,
     missed: Missed | None,
@@ -180,52 +180,52 @@ def _certificate(
 ) -> Certificate:
     """The figures of merit, from what was measured."""
     as_x = lambda vector: put(shaped_like(solution.x, vector[None], study.dtype, 0))
-    bounds, difference = study.problem.bounds, found.difference
+    bounds, difference = study.problem.bounds, measured.difference
     limits = Bounds(flattened(bounds.lo), flattened(bounds.hi))
-    free = limits.free(flattened(solution.x), found.gradient.mean) if around is None else around.free()
-    found = _rounded(found, study)
-    same = _solved_from_these(found, free)
+    free = limits.free(flattened(solution.x), measured.gradient.mean) if around is None else around.free()
+    measured = _rounded(measured, study)
+    same = _solved_from_these(measured, free)
     select = np.eye(len(free))[free]
-    norm = lambda vector: _length(vector, select, found.freedom, same)
-    value, reduced_norm, bound = found.value, norm(found.reduced), None
+    norm = lambda vector: _length(vector, select, measured.freedom, same)
+    value, reduced_norm, bound = measured.value, norm(measured.reduced), None
     if value is None and around is not None:
         value = Estimate.of(around.point.value, around.value_error())
-    gap = None if difference is None else norm_estimate(*difference, found.freedom)
-    if constants is not None and found.policy_error is not None:
-        spread = float(np.sqrt(found.adjoint_error.high * found.sensitivity_error.high))  # pyright: ignore
-        bound = reduced_norm.high + constants.policy * float(np.sqrt(found.policy_error.high)) + spread
-    unsure = "" if np.all(np.isfinite(found.gradient.covariance)) else _UNSURE
+    gap = None if difference is None else norm_estimate(*difference, measured.freedom)
+    if constants is not None and measured.policy_error is not None:
+        spread = float(np.sqrt(measured.adjoint_error.high * measured.sensitivity_error.high))  # pyright: ignore
+        bound = reduced_norm.high + constants.policy * float(np.sqrt(measured.policy_error.high)) + spread
+    unsure = "" if np.all(np.isfinite(measured.gradient.covariance)) else _UNSURE
     return Certificate(
-        gradient_norm=norm(found.gradient),
+        gradient_norm=norm(measured.gradient),
         reduced_gradient_norm=reduced_norm,
-        policy_error=found.policy_error,
-        adjoint_error=found.adjoint_error,
-        sensitivity_error=found.sensitivity_error,
+        policy_error=measured.policy_error,
+        adjoint_error=measured.adjoint_error,
+        sensitivity_error=measured.sensitivity_error,
         hypergradient_gap=gap,
         lower_loss=lower_loss,
-        gradient=as_x(found.gradient.mean),
-        parts={name: as_x(part) for name, part in found.parts.items()},
+        gradient=as_x(measured.gradient.mean),
+        parts={name: as_x(part) for name, part in measured.parts.items()},
         mode=mode,
-        compared=found.compared,
+        compared=measured.compared,
         bound=bound,
         samples=study.upper.count or 0,
         blocked=int(np.sum(~free)),
-        trouble="; ".join(filter(None, (found.trouble, unsure, _SAME_SAMPLES if same else ""))),
+        trouble="; ".join(filter(None, (measured.trouble, unsure, _SAME_SAMPLES if same else ""))),
         objective=value,
-        regret=None if around is None else _regret(found, around, missed, free, same),
-        typical=found.scale or float("nan"),
+        regret=None if around is None else _regret(measured, around, missed, free, same),
+        typical=measured.scale or float("nan"),
         unresolved="" if missed is None else missed.unresolved,
         names=names_of(study.problem.x0),
         feasibility=feasibility_of(study, solution)[0],
     )
 
 
-def _rounded(found: Measured, study: Study) -> Measured:
+def _rounded(measured: Measured, study: Study) -> Measured:
     """With what rounding adds to the noise of the gradients."""
-    count = len(found.gradient.mean)
-    more = (slope_accuracy(study.eps) * found.scale) ** 2 / max(count, 1) * np.eye(count)
+    count = len(measured.gradient.mean)
+    more = (slope_accuracy(study.eps) * measured.scale) ** 2 / max(count, 1) * np.eye(count)
     widened = lambda vector: NoisyVector(vector.mean, vector.covariance + more)
-    return replace(found, gradient=widened(found.gradient), reduced=widened(found.reduced))
+    return replace(measured, gradient=widened(measured.gradient), reduced=widened(measured.reduced))
 
 
 def _scaled(matrix: Float[np.ndarray, "k k"]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -236,9 +236,9 @@ def _scaled(matrix: Float[np.ndarray, "k k"]) -> tuple[np.ndarray, np.ndarray, n
     return unit, values, vectors, values > 1e-9 * np.abs(values).max()
 
 
-def _solved_from_these(found: Measured, free: Bool[np.ndarray, " dx"]) -> bool:
+def _solved_from_these(measured: Measured, free: Bool[np.ndarray, " dx"]) -> bool:
     """Whether the gradient on these samples is smaller than chance allows: they are those ``x`` was found from."""
-    part = found.reduced if found.fitted is None else found.fitted
+    part = measured.reduced if measured.fitted is None else measured.fitted
     g, noise = part.mean[free], part.covariance[np.ix_(free, free)]
     if not len(g) or not np.all(np.isfinite(noise)) or not np.trace(noise) > 0:
         return False
@@ -257,7 +257,7 @@ def _length(vector: NoisyVector, turn: np.ndarray, freedom: float, same: bool) -
 
 
 def _regret(
-    found: Measured, around: Around, missed: Missed | None, free: Bool[np.ndarray, " dx"], same: bool
+    measured: Measured, around: Around, missed: Missed | None, free: Bool[np.ndarray, " dx"], same: bool
 ) -> Regret | None:
     r"""How much lower the objective could be at a decision nearby.
 
@@ -280,12 +280,12 @@ def _regret(
         return None
     turn = np.zeros((int(kept.sum()), len(free)))
     turn[:, free] = (vectors[:, kept] / np.sqrt(values[kept])).T * unit
-    gained = lambda vector, same: _length(vector, turn, found.freedom, same).half_square()
-    inverse, (gradient, covariance) = turn.T @ turn, found.gradient
+    gained = lambda vector, same: _length(vector, turn, measured.freedom, same).half_square()
+    inverse, (gradient, covariance) = turn.T @ turn, measured.gradient
     return Regret(
-        total=gained(found.gradient, same),
-        sampling=gained(found.reduced, same),
-        basis=None if found.difference is None else gained(found.difference, False),
+        total=gained(measured.gradient, same),
+        sampling=gained(measured.reduced, same),
+        basis=None if measured.difference is None else gained(measured.difference, False),
         step=-inverse @ gradient,
         step_error=np.sqrt(np.maximum(np.diag(inverse @ covariance @ inverse), 0)),
     )

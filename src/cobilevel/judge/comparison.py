@@ -102,11 +102,11 @@ def without_each(at: Galerkin) -> list[Galerkin]:
     """The reduced problem with one group of samples left out at a time, solved from the solution on all of them."""
     rng, (lower,), (upper,) = np.random.default_rng(0), at.expansions.lower_pools, at.expansions.upper_pools
     below, above = (split_rows(len(pool.shares), rng) for pool in (lower, upper))
-    found = []
+    solved = []
     for k in range(max(below.max(), above.max()) + 1):
         part = at.expansions.with_shares(without(lower.shares, below, k), without(upper.shares, above, k))
-        found.append(replace(at, expansions=part, point=solve_at(part, at.point.x, at.point.W, at.target)))
-    return found
+        solved.append(replace(at, expansions=part, point=solve_at(part, at.point.x, at.point.W, at.target)))
+    return solved
 
 
 def measure_reduced(at: Galerkin) -> Measured:
@@ -213,8 +213,8 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around, miss
 
 def _square_error(products: Products, freedom: float, size: float) -> Estimate:
     """A mean square; zero where it is rounding of what it is an error of."""
-    found = Estimate.of_square(float(products.value[0]), products.variance(), products.growth, freedom)
-    return found.beyond_rounding(size)
+    square = Estimate.of_square(float(products.value[0]), products.variance(), products.growth, freedom)
+    return square.beyond_rounding(size)
 
 
 def _policy_error(missed: Missed, given: Float[np.ndarray, "n dy"], freedom: float) -> Estimate:

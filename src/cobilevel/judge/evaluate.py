@@ -62,14 +62,14 @@ def _upper_values(study: Study, x: Float[np.ndarray, " dx"], y: Float[np.ndarray
     level, sizes, problem = study.upper, Sizes(*study.problem.sizes), study.problem
     data = jax.tree.map(np.asarray, level.eta)  # pyright: ignore[reportAttributeAccessIssue]
     xi, count = np.asarray(level.contexts().xi), (level.count or 1) if level.crossed else 1
-    found, numbers = [], len(xi) * count * sum(a[0].size for a in (xi, *jax.tree.leaves(data)))
+    means, numbers = [], len(xi) * count * sum(a[0].size for a in (xi, *jax.tree.leaves(data)))
     for some in np.array_split(np.arange(len(xi)), -(-numbers // int(MOST_NUMBERS))):
         again = lambda a, some=some: np.tile(a, (len(some), *[1] * (a.ndim - 1))) if level.crossed else a[some]
         rows = RowBlocks(np.repeat(xi[some], count, axis=0), jax.tree.map(again, data), study.dtype, sizes.lower)
         values = RowDerivatives.upper(problem.upper, rows)  # pyright: ignore[reportArgumentType]
         table = values.table(x, np.repeat(y[some], count, axis=0), lambda packed, _: packed[:, 0])
-        found.append(table.reshape(len(some), count).mean(axis=1))
-    return np.concatenate(found)
+        means.append(table.reshape(len(some), count).mean(axis=1))
+    return np.concatenate(means)
 
 
 def evaluate(
@@ -152,5 +152,5 @@ def _slopes_in(precision: str, problem: Problem, solution: Solution, samples: Da
     point = in_precision_of(study, solution)
     table = Table(batch_of(point.basis, study.upper.look(as_key(0)).samples))
     at = Expansions(Bilevel(study.problem, table, table, point.W))
-    found = at.upper(flattened(point.x), at.table(point.W))
-    return np.concatenate([found.d1, found.d2.ravel()])
+    upper = at.upper(flattened(point.x), at.table(point.W))
+    return np.concatenate([upper.d1, upper.d2.ravel()])
