@@ -41,6 +41,11 @@ class Products:
     growth: float = 0.0
     points: Float[np.ndarray, " q"] | None = None
 
+    def __sub__(self, other: "Products") -> "Products":
+        points = None if self.points is None or other.points is None else self.points - other.points
+        parts = self.value - other.value, self.single - other.single, self.pairs - other.pairs
+        return Products(*parts, self.near, points=points)
+
     def part(self, columns: slice, scale: Any = 1.0) -> "Products":
         """Some of the values, each times a number."""
         value, single, pairs = self.value[columns], self.single[:, columns], self.pairs[:, columns]
@@ -216,16 +221,15 @@ class Missed:
         rho = around.slope(parts.r)
         squares = [mean(row, row) for row in rho / around.lengths[:, None, None]]
         adjoint, _ = _pick(self.widths, mean(parts.alpha, parts.alpha))
-        sensitivity, _ = _pick(self.widths, lambda near: _summed([square(near) for square in squares]))
+        sensitivity, _ = _pick(self.widths, lambda near: _joined([square(near) for square in squares], sum))
         crossed = [mean(parts.alpha, row)(self.total.near) for row in rho]
-        join = lambda name: np.concatenate([getattr(part, name) for part in crossed], axis=-1)
-        return adjoint, sensitivity, Products(join("value"), join("single"), join("pairs"), self.total.near)
+        return adjoint, sensitivity, _joined(crossed, lambda tables: np.concatenate(list(tables), axis=-1))
 
 
-def _summed(parts: list[Products]) -> Products:
-    """Means over the same pairs, added up."""
-    value, single, pairs = (sum(getattr(p, name) for p in parts) for name in ("value", "single", "pairs"))
-    return Products(value, single, pairs, parts[0].near, max(p.growth for p in parts))  # pyright: ignore
+def _joined(parts: list[Products], how: Callable) -> Products:
+    """Means over the same pairs, added up or side by side."""
+    tables = (how(getattr(part, name) for part in parts) for name in ("value", "single", "pairs"))
+    return Products(*tables, parts[0].near, max(part.growth for part in parts))
 
 
 def what_is_missed(around: Around, earlier: Missed | None = None) -> Missed:
@@ -246,11 +250,9 @@ def what_is_missed(around: Around, earlier: Missed | None = None) -> Missed:
     near, levered = total.near, [_times(parts.own, table) for table in parts.left]
     taken = _shares(first) * np.stack([np.sum(a * b, axis=1) for a, b in zip(levered, parts.r, strict=True)])
     back, lost = _with_slopes(around, taken), _over_points(around, near, summands(levered), right)
-    points = lost.points - taken.sum(axis=1)  # pyright: ignore[reportOperatorIssue]
-    overfit = Products(lost.value - back.sum(axis=0), lost.single - back, lost.pairs, near, points=points)
-    basis = Products(total.value - overfit.value, total.single - overfit.single, total.pairs - lost.pairs, near)
+    overfit = lost - Products(back.sum(axis=0), back, 0 * lost.pairs, near, points=taken.sum(axis=1))
     reason = _unresolved(around, near, first.arranged(u), torn)
-    return Missed(around, widths, torn, parts, total, basis, overfit, reason)
+    return Missed(around, widths, torn, parts, total, total - overfit, overfit, reason)
 
 
 def _unresolved(around: Around, near: Neighbours, u: np.ndarray, torn: bool) -> str:
