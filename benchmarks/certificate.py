@@ -15,11 +15,11 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)
 
 import cobilevel as cb
-from cobilevel.judge.galerkin import galerkin
+from cobilevel.inference import Galerkin
 
 
 def gradient_of_reduced(problem, basis, data, x):
-    return np.asarray(galerkin(cb.reduce(problem, basis, data).whitened().ordinary(), x, False).gradient)
+    return Galerkin.at(cb.reduce(problem, basis, data).whitened(), np.asarray(x)).point.gradient
 
 
 def quadratics(seeds, rng):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.inference.neighbours import Ring, Summand, neighbours_of
+from cobilevel.inference.neighbours import neighbours_of
 
 AROUND = cb.Interval(-1.0, 1.0)
 
@@ -82,7 +82,7 @@ def test_means_over_pairs_are_those_of_a_double_loop(dimension, weighted):
     own = own if weighted else np.full(200, 1.0)
     left, right = u[:, :1] + rng.normal(size=(200, 2)), u[:, :1] + rng.normal(size=(200, 2))
     domain = AROUND if dimension == 1 else cb.Box([-1.0] * 2, [1.0] * 2)
-    near = neighbours_of(domain, u, u, own, 1)[-1]
+    near = neighbours_of(domain, u, own, 1)[-1]
     both = rings(u, own, dimension, near.width)
     square = [np.sum(w * np.sum((u[:, None] - u[None]) ** 2, axis=2)) for w in both]
     weight = (square[1] * both[0] - square[0] * both[1]) / (square[1] - square[0])
@@ -92,19 +92,22 @@ def test_means_over_pairs_are_those_of_a_double_loop(dimension, weighted):
     assert shares(near, np.ones((200, 1)), np.ones((200, 1))).sum() == pytest.approx(1)
 
 
-def test_windows_of_even_weights_are_those_of_any_weights():
-    """One of several widths, asked for after another, is the same as when all is summed anew."""
+def test_sums_over_windows_are_those_of_a_double_loop():
+    """At several widths, one after the other: means over each ring, combined by its share."""
     rng = np.random.default_rng(0)
-    table, own = rng.normal(size=(500, 2)), np.full(500, 1.0)
-    for width in (1, 4, 8, 40, 200):
-        even = Ring.of(width, own)
-        assert even.even
-        summand = Summand(table, own)
-        Ring.of(max(width // 2, 1), own).means(summand)
-        near = np.abs(np.subtract.outer(np.arange(500), np.arange(500)))
-        near = (near <= width) & (near > 0)
-        weights = near / near.sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(even.means(summand), (weights + weights.T) / 2 @ table, atol=1e-12)
+    u, own, table = np.sort(rng.uniform(-1, 1, 500))[:, None], rng.uniform(0.5, 1.5, 500), rng.normal(size=(500, 2))
+    apart = np.abs(np.subtract.outer(np.arange(500), np.arange(500)))
+    widths = neighbours_of(AROUND, u, own, 1)
+    assert [near.width for near in widths] == [1, 2, 4]
+    summand = widths[0].summand(table)
+    for near in widths:
+        means = []
+        for k in (near.width, 2 * near.width):
+            weights = ((apart <= k) & (apart > 0)) * own
+            means.append((weights / weights.sum(axis=1, keepdims=True) @ table).ravel())
+        found = near.sums(summand).ravel()
+        share = (found - means[1]) @ (means[0] - means[1]) / np.sum((means[0] - means[1]) ** 2)
+        np.testing.assert_allclose(found, share * means[0] + (1 - share) * means[1], atol=1e-12)
 
 
 @pytest.mark.parametrize(("dimension", "worst"), [(1, 1e-4), (2, 2e-3), (3, 2e-2)])
@@ -114,7 +117,7 @@ def test_the_distance_of_neighbours_does_not_bias_a_mean_square(dimension, worst
     table = np.sin(3 * u[:, :1] + 1)
     square = np.mean(table**2)
     domain = AROUND if dimension == 1 else cb.Box([-1.0] * dimension, [1.0] * dimension)
-    near = neighbours_of(domain, u, u, np.ones(2000), 10)[-1]
+    near = neighbours_of(domain, u, np.ones(2000), 10)[-1]
     plain = np.sum(rings(u, np.ones(2000), dimension, near.width)[0] * (table @ table.T))
     found = shares(near, table, table).sum()
     assert abs(found - square) < worst * square
@@ -125,7 +128,7 @@ def test_groups_are_weighted_by_their_rows():
     rng = np.random.default_rng(0)
     group = rng.integers(0, 5, 60).astype(float)
     left, right = rng.normal(size=(60, 1)), rng.normal(size=(60, 1))
-    near = neighbours_of(cb.Finite(np.arange(5.0)), group, group[:, None], np.ones(60), 5)[0]
+    near = neighbours_of(cb.Finite(np.arange(5.0)), group[:, None], np.ones(60), 5)[0]
     total = 0.0
     for value in range(5):
         i = group == value

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.judge.galerkin import Galerkin
+from cobilevel.inference import Galerkin
 from problems import AROUND, LINE, XI, Aim, Line, row, scalar
 
 POINTS = -1 + (np.arange(400) + 0.5) / 200

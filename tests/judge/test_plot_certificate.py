@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from cobilevel.judge import Certificate, Estimate
-from cobilevel.judge.certificate import plot_estimates
-from cobilevel.judge.regret import Regret
+from cobilevel.judge.certificate import Regret, plot_estimates
 
 
 def test_points_and_intervals_are_where_they_should_be():

@@ -47,7 +47,7 @@ class FeatureMap(eqx.Module):
 
     def __call__(self, xi: Any) -> Float[Held, "... N"]:
         domain, ready = self.domain, isinstance(xi, np.ndarray) and xi.dtype == self.constant.dtype
-        if not ready or type(domain).wrapped is not Domain.wrapped:
+        if not ready or type(domain).wrap is not Domain.wrap:
             xi = put(domain.pack(xi))
         shape = domain.shape
         if xi.shape[xi.ndim - len(shape) :] != shape or xi.ndim < len(shape):

@@ -1,7 +1,5 @@
 """Standard errors of ``x`` by the sandwich formula, and the directions in which the samples do not determine it."""
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
@@ -9,52 +7,16 @@ from ..answer import Uncertainty, names_of, unknown
 from ..derivatives import flattened
 from ..problem import Study
 from ..reduction import Reduced
-from .expansion import Around, look_around, too_large
-from .identification import Local, flat_directions, local_objective
+from .around import Around, Galerkin, look_around, too_large
 from .missed import Missed, what_is_missed
+from .noise import CLEAR, NEGLIGIBLE
 
-_PART = 1e-3  # of a direction: the least share by which a coordinate belongs to it
-_MOST_NAMED = 6  # coordinates that a sentence lists
-_WHOLE = 0.02  # how close to a whole number a coefficient is written as one
-_MATERIAL = 0.2  # standard errors of bias from which on the correction is iterated
-_CORRECTIONS = 5  # how often at most
-_MANY = 0.01  # functions for each sample, from which on the bias of a fit to other samples is mentioned
-_HIDDEN = 4.0  # standard errors by which structure that the basis misses must move x, to be taken for real
-_STUCK = 1e-12  # relative move of x below which it stands where it began
-
-
-def _belongs(direction: np.ndarray, unit: np.ndarray) -> Bool[np.ndarray, " dx"]:
-    """The coordinates that a direction moves."""
-    return np.abs(direction / unit) > _PART * np.max(np.abs(direction / unit))
-
-
-def _in_words(direction: np.ndarray, names: tuple[str, ...], unit: np.ndarray) -> str:
-    """``x[0] - x[1] is not determined``, or what else there is to say of a direction."""
-    places = np.flatnonzero(_belongs(direction, unit))
-    if len(places) == 1:
-        return f"{names[places[0]]} is not determined"
-    if len(places) > _MOST_NAMED:
-        return f"a combination of {len(places)} coordinates of x is not determined"
-    coefficients = direction[places] / np.max(np.abs(direction[places])) * np.sign(direction[places[0]])
-    words = ""
-    for c, j in zip(coefficients, places, strict=True):
-        size = "" if abs(abs(c) - 1) < _WHOLE else f"{abs(c):.3g} "
-        words += (" - " if c < 0 else " + " if words else "") + size + names[j]
-    whole = np.all(np.abs(np.abs(coefficients) - 1) < _WHOLE)
-    return f"{words} is not determined" if whole else f"x is not determined along {words}"
-
-
-def _inverse_off(hessian: np.ndarray, flat: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """The inverse of the curvature on the directions that are determined, the others left out."""
-    scaled = hessian * np.outer(unit, unit)
-    if len(flat):
-        rows = flat / unit
-        basis = np.linalg.svd(rows)[2][np.linalg.matrix_rank(rows, tol=1e-6 * np.abs(rows).max()) :]
-    else:
-        basis = np.eye(len(unit))
-    if not len(basis):
-        return np.zeros_like(scaled)
-    return basis.T @ np.linalg.pinv(basis @ scaled @ basis.T, hermitian=True) @ basis * np.outer(unit, unit)
+MOST_NAMED = 6  # coordinates that a sentence lists
+_SURE = 9.0  # times what noise of the policy adds to a curvature: one as large is clear (a first-stage F of 10)
+_MOST_LOOKED = 8  # directions for which what the others take up is worked out
+_NOTICED = 0.01  # what noise of the policy adds, as a share, from which on it is looked into or mentioned
+_MATERIAL = 0.2  # standard errors of bias from which on it is corrected
+_CORRECTIONS = 5  # steps of the correction at most
 
 
 def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None) -> Uncertainty:
@@ -63,138 +25,234 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     `start`: where the search for it began.
     """
     joint = study.shared and study.noisy
-    why = too_large(study, study.problem.sizes[0], joint)
+    why = too_large(study, joint)
     if why:
         return unknown(x, f"standard errors were not computed: {why}.")
-    around = look_around(study, reduced, x, joint)
-    value = float(around.solved.value[0])
+    around = look_around(study, Galerkin.at(reduced, flattened(x)), joint)
+    value, dx = around.point.value, len(around.x)
     if not around.sound:
         return unknown(x, "standard errors could not be computed: the reduced problem has no solution near x.", value)
-    free = around.free()
-    missed = what_is_missed(around) if joint else None
-    found = _Found.of(around, missed, free) if free.any() else _Found.nothing(around.x)
-    rows = around.solved.rows
-    value_error = np.sqrt(around.covariance((around.at_x(rows.f)[:, None], -around.at_x(rows.vr)[:, None]))[0, 0])
-    names = names_of(study.problem.x0)
-    touched = found.touched(around.unit)
-    kinked = np.zeros(len(around.x), bool) if around.near_kink is None else around.near_kink
-    error = np.sqrt(np.maximum(np.diag(found.covariance), 0))
-    hidden = np.zeros_like(error) if missed is None else found.hidden(around, missed, free)
-    error = np.where(touched | kinked, np.inf, np.hypot(error, hidden))
-    stuck = start if len(found.flat) else None
-    words = [*found.words(names, around.unit), *_without_curvature(study, reduced, stuck, around)]
+    free, missed = around.free(), what_is_missed(around) if joint else None
+    flat, falls, covariance, hessian, bias = _sandwich(around, free, missed)
+    directions, names = np.concatenate([flat, falls]), names_of(study.problem.x0)
+    touched = np.any([np.zeros(dx, bool), *(_belongs(direction, around.unit) for direction in directions)], axis=0)
+    error, hidden = np.sqrt(np.maximum(np.diag(covariance), 0)), np.zeros(dx)
+    if missed is not None and free.any():
+        hidden = _hidden(missed, _inverse_on(hessian, free, flat, around.unit), error)
+    error = np.where(touched | around.near_kink, np.inf, np.hypot(error, hidden))
+    words = _undetermined(flat, falls, touched, names, around.unit)
+    words += _without_curvature(around, start if len(flat) else None)
     return Uncertainty(
         names=names,
         x=around.x,
         error=error,
-        bias=found.bias,
-        notes=_notes(around, free, touched, found.bias, error, hidden),
+        bias=bias,
+        notes=_notes(around, free, touched, bias, error, hidden),
         undetermined=tuple(words),
         value=value,
-        value_error=float(value_error),
-        covariance=found.covariance,
-        hessian=found.hessian,
-        directions=np.concatenate([found.flat, found.falls]),
+        value_error=around.value_error(),
+        covariance=covariance,
+        hessian=hessian,
+        directions=directions,
     )
 
 
-def infer_flat(around: Around) -> Float[np.ndarray, "f dx"]:
-    """The directions along which the objective shows no curvature beyond its noise, or falls."""
-    free = around.free()
+# -- directions
+
+
+def flat_directions(
+    around: Around, free: np.ndarray, missed: Missed | None
+) -> tuple[Float[np.ndarray, "f dx"], Float[np.ndarray, "e dx"], Float[np.ndarray, " k"], float]:
+    """Directions along which the objective shows no curvature beyond its noise; and those along which it falls.
+
+    Looked for among the principal directions of its curvature. With them, what these take up of the slope that
+    ``_excess`` gives, on the free coordinates, and the share of its curvature that is left along the least curvature.
+
+    A curvature to which the policy contributes a square, as a first stage does, has noise that vanishes with it: its
+    own error then says little about whether there is any, and the noise of the policy (`over`) says it.
+    """
+    hessian, k, nothing = around.hessian()[np.ix_(free, free)], int(free.sum()), np.zeros((0, len(free)))
+    if not np.any(hessian):
+        return np.eye(len(free))[free], nothing, np.zeros(k), 1.0
+    unit, reach = around.unit[free], np.abs(np.diag(around.directions))
+    values, vectors = np.linalg.eigh(hessian * np.outer(unit, unit))
+    steps = np.zeros((len(free), len(free)))
+    steps[:k, free] = (vectors * unit[:, None]).T
+    longest = np.max(np.abs(steps) / np.where(reach > 0, reach, np.inf), axis=1)
+    steps = steps / np.where(longest > 0, longest, 1)[:, None]
+    across = around.look(around.x, steps)
+    rows = across.bend(across.terms.f).T, -across.bend(across.terms.vr).T
+    error = np.sqrt(np.diag(across.covariance(*rows)))[:k]
+    bend, over, absorbed, kept = across.bend(across.table("value"))[:k], np.zeros(k), np.zeros(k), 1.0
+    if missed is not None:
+        over = -across.bend(what_is_missed(across, missed).overfit.points)[:k]  # pyright: ignore
+        for j in np.flatnonzero(over > _NOTICED * np.abs(bend))[:_MOST_LOOKED]:
+            slope, less = _taken_up(across, bend, int(j))
+            # a functional on directions that is `slope` along this one, and zero along the others
+            absorbed += slope * np.linalg.pinv(across.directions[:k][:, free])[:, j]
+            kept = max(1 - less / over[j], 0) if j == 0 else kept
+            over[j] = max(over[j] - less, 0)
+    seen = np.any(across.directions[:k], axis=1)  # whether bounds left room to look at all
+    steps = np.where(seen[:, None], across.directions[:k], steps[:k])
+    rest = np.sqrt(np.maximum(error**2 - 4 * np.maximum(bend, 0) * over, 0))
+    bend = bend - over
+    sure = (bend > _SURE * over) & (bend > CLEAR * rest) & (over > 0)
+    zero = np.sqrt(around.study.eps) * np.abs(values).max()
+    falls = (bend < -CLEAR * error) & (values < -zero)
+    flat = ((seen & (bend <= CLEAR * error) & ~sure) | (values <= zero)) & ~falls
+    return steps[flat], steps[falls], absorbed, kept
+
+
+def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
+    """What the other directions take up of the noise along direction `j`: of its slope, and of its curvature.
+
+    The minimiser over the other directions follows the samples too: noise that they can follow neither curves the
+    objective along `j` nor moves ``x``. Of ten functions and nine controls, one is left to the instrument. Of what the
+    direction itself takes up of its slope half counts: this centres the median (the mean would take all of it, but one
+    instrument has none).
+    """
+    step, back = across.directions[j], across.back[j]
+    sides = [across.look(across.x + side * step, across.directions) for side in (1.0, -back)]
+    if not all(each.sound and np.allclose(each.directions, across.directions) for each in sides):
+        return 0.0, 0.0  # next to a bound, there is no room to look
+    shares = across.study.lower.contexts().shares()[:, None]
+
+    def rows(at: Around) -> np.ndarray:
+        """What each sample moves the slopes along the directions by."""
+        table = at.slope(at.terms.f - at.terms.vr).T
+        return (table - np.sum(shares * table, axis=0)) * shares
+
+    mixed, own = (rows(sides[0]) - rows(sides[1])) / (1 + back), rows(across)
+    others = [a for a in range(len(bend)) if a != j and bend[a] > 0]
+    slope = sum(float(mixed[:, a] @ own[:, a]) / bend[a] for a in others)
+    if bend[j] > 0:
+        slope += float(mixed[:, j] @ own[:, j]) / bend[j] / 2
+    return slope, sum(float(mixed[:, a] @ mixed[:, a]) / bend[a] for a in others)
+
+
+def determined(flat: Float[np.ndarray, "f k"], unit: Float[np.ndarray, " k"]) -> Float[np.ndarray, "k d"]:
+    """An orthonormal basis, in these units, of what is orthogonal to flat directions."""
+    rows = flat / unit
+    sizes = np.linalg.norm(rows, axis=1, keepdims=True)
+    _, values, right = np.linalg.svd(rows / np.where(sizes > 0, sizes, 1))
+    return right[int(np.sum(values > 1e-6)) :].T
+
+
+def _inverse_on(hessian: np.ndarray, free: np.ndarray, flat: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """The inverse of the curvature on the free directions that are determined; zero on the others."""
+    inverse, inside, unit = np.zeros_like(hessian), np.ix_(free, free), unit[free]
+    basis = determined(flat[:, free], unit)
+    if basis.size:
+        scaled = basis.T @ (hessian[inside] * np.outer(unit, unit)) @ basis
+        inverse[inside] = basis @ np.linalg.pinv(scaled, hermitian=True) @ basis.T * np.outer(unit, unit)
+    return inverse
+
+
+# -- the sandwich
+
+
+def _excess(
+    around: Around, missed: Missed | None, kept: float
+) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, " dx"], Float[np.ndarray, "dx dx"]]:
+    """The slope of what fitting the policy to the same samples takes off the objective, its curvature along each
+    coordinate, and the noise of the gradient with that slope added back.
+
+    `kept`: the share of its noise and curvature that other directions do not take up.
+    """
+    if missed is None:
+        return np.zeros(len(around.x)), np.zeros(len(around.x)), around.gradient_covariance()
+    lost, k = missed.overfit.part(slice(1, None), 1 / around.lengths), around.lengths
+    noise = lost.part(slice(None), kept).covariance(around.gradient_influence())
+    return lost.value, kept * around.bend(missed.overfit.points) / k**2, noise  # pyright: ignore
+
+
+def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[np.ndarray, ...]:
+    """Flat directions and falling ones; covariance of ``x``, curvature of the objective and bias of ``x``, zero on what
+    bounds hold."""
+    dx, inside = len(around.x), np.ix_(free, free)
+    square, none, bias = np.zeros((dx, dx)), np.zeros((0, dx)), np.zeros(dx)
     if not free.any():
-        return np.zeros((0, len(free)))
-    return np.concatenate(flat_directions(around, local_objective(around, None, free), free, around.joint)[:2])
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What the samples say, on all coordinates: covariance and bias of ``x``, flat directions and falling ones."""
-
-    covariance: Float[np.ndarray, "dx dx"]
-    bias: Float[np.ndarray, " dx"]
-    hessian: Float[np.ndarray, "dx dx"]
-    flat: Float[np.ndarray, "f dx"]
-    falls: Float[np.ndarray, "e dx"]
-
-    @staticmethod
-    def nothing(x: np.ndarray) -> "_Found":
-        """Where bounds hold all coordinates."""
-        square, none = np.zeros((len(x), len(x))), np.zeros((0, len(x)))
-        return _Found(square, np.zeros(len(x)), square, none, none)
-
-    @staticmethod
-    def of(around: Around, missed: Missed | None, free: np.ndarray) -> "_Found":
-        local = local_objective(around, missed, free)
-        flat, falls, principal = flat_directions(around, local, free, missed is not None)
-        absorbed, kept = (np.zeros(int(free.sum())), 1.0) if principal is None else (principal.absorbed, principal.kept)
-        if missed is not None:
-            local = local_objective(around, missed, free, kept).less(absorbed, kept, local.excess)
-        inverse = _inverse_off(local.hessian, flat[:, free], around.unit[free])
-        spread, shift = inverse @ local.noise @ inverse, inverse @ local.excess
-        if np.any(np.abs(shift) > _MATERIAL * np.sqrt(np.maximum(np.diag(spread), 0))):
-            shift, spread = _corrected(around, free, local, flat, absorbed, kept)
-        else:
-            shift = np.zeros_like(shift)
-        found, inside = _Found.nothing(around.x), np.ix_(free, free)
-        covariance, hessian, bias = found.covariance.copy(), found.hessian.copy(), found.bias.copy()
-        covariance[inside], hessian[inside], bias[free] = spread, local.hessian, shift
-        return _Found(covariance, bias, hessian, flat, falls)
-
-    def hidden(self, around: Around, missed: Missed, free: np.ndarray) -> Float[np.ndarray, " dx"]:
-        """How far ``x`` would move, to first order, for what neighbouring samples show and the basis misses.
-
-        Zero where that is less than noise may be, or than the standard error anyhow.
-        """
-        k, inside = around.lengths, np.ix_(free, free)
-        gap, noise = missed.basis.value[1:] / k, missed.basis.covariance()[1:, 1:] / np.outer(k, k)
-        inverse = np.zeros_like(self.hessian)
-        inverse[inside] = _inverse_off(self.hessian[inside], self.flat[:, free], around.unit[free])
-        move, spread = -inverse @ gap, np.sqrt(np.maximum(np.diag(inverse @ noise @ inverse), 0))
-        error = np.sqrt(np.maximum(np.diag(self.covariance), 0))
-        return np.where((np.abs(move) > _HIDDEN * spread) & (np.abs(move) > error), move, 0.0)
-
-    def touched(self, unit: np.ndarray) -> Bool[np.ndarray, " dx"]:
-        """The coordinates that belong to a direction which is not determined."""
-        found = np.zeros(len(unit), bool)
-        for direction in (*self.flat, *self.falls):
-            found |= _belongs(direction, unit)
-        return found
-
-    def words(self, names: tuple[str, ...], unit: np.ndarray) -> list[str]:
-        """A sentence on each direction that is not determined; on the coordinates, where all of theirs are."""
-        touched = self.touched(unit)
-        if len(self.flat) > 1 and not len(self.falls) and touched.sum() == len(self.flat):
-            named = [name for name, one in zip(names, touched, strict=True) if one]
-            listed = f"{', '.join(named[:-1])} and {named[-1]}"
-            return [f"{listed} are not determined: the objective does not change along them beyond its noise."]
-        flat = [
-            f"{_in_words(d, names, unit)}: the objective does not change along it beyond its noise." for d in self.flat
-        ]
-        falls = [f"{_in_words(d, names, unit)}: the objective falls along it, so x is no minimum." for d in self.falls]
-        return flat + falls
+        return none, none, square, square, bias
+    flat, falls, taken, kept = flat_directions(around, free, missed)
+    absorbed, hessian = np.zeros(dx), square.copy()
+    absorbed[free], hessian[inside] = taken, around.hessian()[inside]
+    inverse = _inverse_on(hessian, free, flat, around.unit)
+    covariance = inverse @ around.gradient_covariance() @ inverse
+    shift = inverse @ (_excess(around, missed, kept)[0] + absorbed)
+    if np.any(np.abs(shift) > _MATERIAL * np.sqrt(np.maximum(np.diag(covariance), 0))):
+        bias, covariance = _corrected(around, free, missed, flat, absorbed, kept)
+    return flat, falls, covariance, hessian, bias
 
 
 def _corrected(
-    around: Around, free: np.ndarray, local: Local, flat: np.ndarray, absorbed: np.ndarray, kept: float
-) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k k"]]:
-    """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps."""
-    study, place, unit, first = around.study, around.x.copy(), around.unit[free], local.excess - absorbed
-    spread = local.noise_corrected
+    at: Around, free: np.ndarray, missed: Missed | None, flat: np.ndarray, absorbed: np.ndarray, kept: float
+) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, "dx dx"]]:
+    """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps.
+
+    Of the correction, other directions take up `absorbed`, and all but a share `kept` of how it changes from ``x``.
+    """
+    x, place, unit, inside = at.x, at.x.copy(), at.unit, np.ix_(free, free)
+    first = _excess(at, missed, kept)[0]
     for _ in range(_CORRECTIONS):
-        bent = replace(local, hessian=local.hessian + np.diag(local.excess_bend))
-        if np.linalg.eigvalsh(bent.hessian * np.outer(unit, unit))[0] <= 0:
-            bent = local
-        inverse = _inverse_off(bent.hessian, flat[:, free], unit)
-        step = inverse @ (local.gradient + local.excess)
-        spread = inverse @ local.noise_corrected @ inverse
-        place[free] -= step
-        if np.all(np.abs(step) <= 0.02 * np.sqrt(np.diag(spread))):
+        excess, bend, noise = _excess(at, missed, kept)
+        hessian = at.hessian() + np.diag(bend)
+        if np.linalg.eigvalsh((hessian * np.outer(unit, unit))[inside])[0] <= 0:
+            hessian = at.hessian()
+        inverse = _inverse_on(hessian, free, flat, unit)
+        step = inverse @ (at.point.gradient + first + absorbed + kept * (excess - first))
+        covariance = inverse @ noise @ inverse
+        place -= step
+        if np.all(np.abs(step) <= _MATERIAL / 10 * np.sqrt(np.diag(covariance))):
             break
-        nearby = look_around(study, around.reduced, place, True)
-        if not nearby.sound:
+        at = look_around(at.study, Galerkin.at(at.galerkin.reduced, place), True)
+        if not at.sound:
             break
-        local = local_objective(nearby, what_is_missed(nearby), free, kept).less(absorbed, kept, first)
-    return (around.x - place)[free], spread
+        missed = what_is_missed(at)
+    return x - place, covariance
+
+
+def _hidden(missed: Missed, inverse: np.ndarray, error: np.ndarray) -> Float[np.ndarray, " dx"]:
+    """How far ``x`` would move, to first order, for what neighbouring samples show and the basis misses.
+
+    Zero where that is less than noise may be, by far, or than the standard error anyhow.
+    """
+    gap = missed.basis.part(slice(1, None), 1 / missed.around.lengths)
+    move, spread = -inverse @ gap.value, np.sqrt(np.maximum(np.diag(inverse @ gap.covariance() @ inverse), 0))
+    return np.where((np.abs(move) > 2 * CLEAR * spread) & (np.abs(move) > error), move, 0.0)
+
+
+# -- in words
+
+
+def _belongs(direction: np.ndarray, unit: np.ndarray) -> Bool[np.ndarray, " dx"]:
+    """The coordinates that a direction moves."""
+    return np.abs(direction / unit) > NEGLIGIBLE * np.max(np.abs(direction / unit))
+
+
+def _in_words(direction: np.ndarray, names: tuple[str, ...], unit: np.ndarray) -> str:
+    """``x[0] - x[1] is not determined``, or what else there is to say of a direction."""
+    places = np.flatnonzero(_belongs(direction, unit))
+    if len(places) == 1:
+        return f"{names[places[0]]} is not determined"
+    if len(places) > MOST_NAMED:
+        return f"a combination of {len(places)} coordinates of x is not determined"
+    coefficients = direction[places] / np.max(np.abs(direction[places])) * np.sign(direction[places[0]])
+    words, ones = "", [f"{abs(c):.2g}" == "1" for c in coefficients]
+    for c, one, j in zip(coefficients, ones, places, strict=True):
+        words += (" - " if c < 0 else " + " if words else "") + ("" if one else f"{abs(c):.3g} ") + names[j]
+    return f"{words} is not determined" if all(ones) else f"x is not determined along {words}"
+
+
+def _undetermined(
+    flat: np.ndarray, falls: np.ndarray, touched: np.ndarray, names: tuple[str, ...], unit: np.ndarray
+) -> list[str]:
+    """A sentence on each direction that is not determined; on the coordinates, where all of theirs are."""
+    still = "the objective does not change along"
+    if len(flat) > 1 and not len(falls) and touched.sum() == len(flat):
+        named = [name for name, one in zip(names, touched, strict=True) if one]
+        return [f"{', '.join(named[:-1])} and {named[-1]} are not determined: {still} them beyond its noise."]
+    words = [f"{_in_words(d, names, unit)}: {still} it beyond its noise." for d in flat]
+    return words + [f"{_in_words(d, names, unit)}: the objective falls along it, so x is no minimum." for d in falls]
 
 
 def _notes(
@@ -204,9 +262,9 @@ def _notes(
     notes, x = [], around.x
     for j in range(len(x)):
         note = "not determined" if touched[j] else "" if free[j] else "at its bound"
-        if around.at_kink is not None and around.at_kink[j]:
+        if around.at_kink[j]:
             note = "at a kink"
-        elif around.near_kink is not None and around.near_kink[j]:
+        elif around.near_kink[j]:
             note = "a kink is near: not determined"
         elif hidden[j] and not touched[j]:
             note = f"the basis misses structure that neighbouring samples show: with it about {x[j] + hidden[j]:.5g}"
@@ -216,11 +274,11 @@ def _notes(
     return tuple(notes)
 
 
-def _without_curvature(study: Study, reduced: Reduced, start: PyTree | None, around: Around) -> list[str]:
+def _without_curvature(around: Around, start: PyTree | None) -> list[str]:
     """What can be said without looking at curvature: too few functions for the decision, or no move at all."""
-    said, (dx, dy) = [], study.problem.sizes
-    functions, rows = around.solved.W.shape[1], study.lower.count or 1
-    if study.noisy and not study.shared and functions > _MANY * rows:
+    study, reduced, said = around.study, around.galerkin.reduced, []
+    (dx, dy), functions, rows = study.problem.sizes, len(around.point.W), study.lower.count or 1
+    if study.noisy and not study.shared and functions > _NOTICED * rows:
         said.append(
             f"the policy's {functions} functions were fitted to {rows} samples of its own, so x carries a bias of the "
             f"order of N / n = {functions / rows:.1g} of itself, which is not corrected for Levels."
@@ -231,12 +289,10 @@ def _without_curvature(study: Study, reduced: Reduced, start: PyTree | None, aro
             f"the policy has {rank * dy} coefficients and x has {dx} coordinates: what x does through the policy is "
             "not determined in full."
         )
-    if start is not None:
-        x, first = around.x, flattened(start)
-        stayed = np.all(np.abs(x - first) <= _STUCK * np.maximum(np.abs(x), np.abs(first)))
-        if stayed and not around.at_x(around.solved.gradient).any():
-            said.append(
-                "x did not move from x0: the gradient is zero there (a plateau?), so this is where it began, and not "
-                "an answer."
-            )
+    stayed = start is not None and np.allclose(around.x, flattened(start), rtol=study.eps, atol=0)
+    if stayed and not around.point.gradient.any():
+        said.append(
+            "x did not move from x0: the gradient is zero there (a plateau?), so this is where it began, and not an "
+            "answer."
+        )
     return said

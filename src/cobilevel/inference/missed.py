@@ -1,6 +1,6 @@
 r"""What the reduced problem misses of the problem as stated, by products of neighbouring samples.
 
-With $\ell = A^{-1}(\alpha + \tfrac12 M A^{-1} r)$ the expansion of ``derivatives.expansion_rows`` reads
+With $\ell = A^{-1}(\alpha + \tfrac12 M A^{-1} r)$ the expansion of ``SampleTerms`` reads
 $F = E[m] + E[\bar\ell^T \bar r]$, and the last term is a mean over pairs of neighbours. Its derivative along ``x`` is
 the gap between the gradients. On the samples that policy and adjoint were fitted to, both residuals are smaller than on
 fresh ones; the mean over pairs then is smaller by what the fit made the mean of $m$ larger, so that the sum of both is
@@ -8,22 +8,21 @@ right either way. The part due to the basis alone is the mean over pairs with th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from ..basis import OneHot
-from .expansion import Around
-from .level_noise import pool_shares
+from ..derivatives import galerkin
+from .around import Around
 from .neighbours import Neighbours, Summand, neighbours_of
+from .noise import CLEAR, NEGLIGIBLE
 
-_AGREE = 2.7  # standard errors by which two widths may differ
 _LEAP = 0.3  # of the estimate: what second neighbours may differ from the nearest by
 _ALIKE = 0.9  # the least correlation between what neighbours are known to be
 _FEWEST_ROWS = 50  # samples below which neighbours say nothing
-_LEAST_CURVATURE = 1e-3  # of the typical one: the least that is divided by
 
 
 @dataclass(frozen=True)
@@ -42,115 +41,96 @@ class Products:
     growth: float = 0.0
     points: Float[np.ndarray, " q"] | None = None
 
-    def covariance(self, also: Float[np.ndarray, "n k"] | float = 0.0) -> Float[np.ndarray, "k k"]:
+    def __sub__(self, other: "Products") -> "Products":
+        points = None if self.points is None or other.points is None else self.points - other.points
+        parts = self.value - other.value, self.single - other.single, self.pairs - other.pairs
+        return Products(*parts, self.near, points=points)
+
+    def part(self, columns: slice, scale: Any = 1.0) -> "Products":
+        """Some of the values, each times a number."""
+        value, single, pairs = self.value[columns], self.single[:, columns], self.pairs[:, columns]
+        return replace(self, value=value * scale, single=single * scale, pairs=pairs * scale)
+
+    def covariance(self, also: Float[np.ndarray, "n k"] | None = None) -> Float[np.ndarray, "k k"]:
         """Of the value, or of its sum with the means of independent rows, given as what each sample moves them by."""
-        return self.near.noise(self.single + (also if np.isscalar(also) else self.near.arranged(also)), self.pairs)
+        return self.near.noise(self.single + (0 if also is None else self.near.arranged(also)), self.pairs)
 
     def variance(self) -> float:
-        """Of the first value, unbiased: where that is too small by chance so is this, and it may be negative."""
-        return float(self.near.unbiased_noise(self.single[:, :1], self.pairs[:, :1])[0, 0])
+        """Of a single value, unbiased: where that is too small by chance so is this, and it may be negative."""
+        return float(self.near.unbiased_noise(self.single, self.pairs)[0, 0])
 
 
-@dataclass(frozen=True)
-class Tables:
-    """Residuals at the points around ``x``: ``left`` and ``r`` of the expansion, and the leverage of each sample."""
+class _Residuals(NamedTuple):
+    """At the points around ``x``: `left` is ``l`` of the expansion; at ``x`` alone: ``alpha``, ``A^-1`` and `own`, how
+    far what is left at each sample follows that sample itself (its leverage times its curvature)."""
 
     left: Float[np.ndarray, "p n dy"]
     r: Float[np.ndarray, "p n dy"]
     alpha: Float[np.ndarray, "n dy"]
     inverse: Float[np.ndarray, "n dy dy"]
-    leverage: Float[np.ndarray, "n dy dy"]
+    own: Float[np.ndarray, "n dy dy"]
+
+    @staticmethod
+    def of(around: Around, near: Neighbours) -> "_Residuals":
+        terms, phi, shares, left = around.terms, near.arranged(features_of(around)), _shares(near), []
+        r, alphas, curvatures, bends = (map(near.arranged, part) for part in terms[2:])  # pyright: ignore
+        r, alphas, inverse, own = list(r), list(alphas), None, None
+        for here, alpha, A, M in zip(r, alphas, curvatures, bends, strict=True):
+            A, M = (_smooth(table, phi, shares, near) for table in (A, M))
+            A, B = _floored(A, shares)
+            if not left:
+                inverse, own = B, _leverage(phi, A, shares) @ A
+            left.append(_times(B, alpha + _times(M, _times(B, here)) / 2))
+        return _Residuals(np.stack(left), np.stack(r), alphas[0], inverse, own)  # pyright: ignore
 
 
 def features_of(around: Around) -> np.ndarray | OneHot:
     """The features of the samples, for products with them."""
-    phi = around.reduced.lower_pool.features
+    phi = around.galerkin.reduced.lower_pool.features
     return phi.on_host() if isinstance(phi, OneHot) else np.asarray(phi, float)
+
+
+def _shares(near: Neighbours) -> Float[np.ndarray, " n"]:
+    """The weights of the samples, summing to 1."""
+    return near.own / len(near.own)
+
+
+def _times(matrices: Float[np.ndarray, "n a b"], rows: Float[np.ndarray, "n b"]) -> Float[np.ndarray, "n a"]:
+    """A matrix times a row, sample by sample."""
+    return np.einsum("nab,nb->na", matrices, rows)
 
 
 def _smooth(table: np.ndarray, phi: np.ndarray | OneHot, shares: np.ndarray, near: Neighbours) -> np.ndarray:
     """Matrices at the samples as a function of the context: themselves where that shows less noise than a fit does."""
-    n, flat = len(table), table.reshape(len(table), -1)
+    flat = table.reshape(len(table), -1)
     noise = near.differences(flat) / 2
     if noise == 0:
         return table
     weighted = flat * shares[:, None]
     fit = phi @ (phi.sums(weighted) if isinstance(phi, OneHot) else phi.T @ weighted)
-    return table if noise <= np.sum(shares @ (flat - fit) ** 2) / flat.shape[1] else fit.reshape(n, *table.shape[1:])
+    return table if noise <= np.sum(shares @ (flat - fit) ** 2) / flat.shape[1] else fit.reshape(table.shape)
 
 
-def _inverse(matrices: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Inverses of matrices, with eigenvalues kept away from zero."""
-    if matrices.shape[1] == 1:
-        floor = _LEAST_CURVATURE * np.abs(shares @ matrices[:, 0, 0])
-        return 1 / np.maximum(matrices, max(floor, 1e-300))
-    values, vectors = np.linalg.eigh((matrices + np.swapaxes(matrices, 1, 2)) / 2)
-    floor = _LEAST_CURVATURE * np.abs(shares @ values).max()
-    return np.einsum("nab,nb,ncb->nac", vectors, 1 / np.maximum(values, max(floor, 1e-300)), vectors)
+def _floored(matrices: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Matrices with eigenvalues kept away from zero, compared with the typical one; and their inverses."""
+    if matrices.shape[1] == 1:  # the common case, many times as fast
+        values, vectors = matrices[:, :, 0], np.ones_like(matrices)
+    else:
+        values, vectors = np.linalg.eigh((matrices + np.swapaxes(matrices, 1, 2)) / 2)
+    values = np.maximum(values, max(NEGLIGIBLE * np.abs(shares @ values).max(), 1e-300))
+    turned = np.swapaxes(vectors, 1, 2)
+    return (vectors * values[:, None]) @ turned, (vectors / values[:, None]) @ turned
 
 
 def _leverage(phi: np.ndarray | OneHot, curvature: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """How far the policy at each sample follows that sample's own slope: ``share Phi H^-1 Phi^T``, a matrix each."""
+    weighted, dy = curvature * shares[:, None, None], curvature.shape[1]
     if isinstance(phi, OneHot):
-        blocks = phi.blocks(curvature * shares[:, None, None])
-        inverse = np.linalg.pinv((blocks + np.swapaxes(blocks, 1, 2)) / 2, hermitian=True)
+        inverse = np.linalg.pinv(phi.blocks(weighted), hermitian=True)
         return (shares * phi.value**2)[:, None, None] * inverse[phi.place]
-    size = phi.shape[1]
-    dy = curvature.shape[1]
-    if dy == 1:
-        inverse = np.linalg.pinv((phi * (shares * curvature[:, 0, 0])[:, None]).T @ phi, hermitian=True)
-        return (shares * np.sum((phi @ inverse) * phi, axis=1))[:, None, None]
-    hessian = np.einsum("nk,nab,nl->kalb", phi * shares[:, None], curvature, phi, optimize=True)
-    hessian = hessian.reshape(size * dy, size * dy)
-    inverse = np.linalg.pinv((hessian + hessian.T) / 2, hermitian=True).reshape(size, dy, size, dy)
-    turned = np.tensordot(phi, inverse, axes=1)
+    inverse = np.linalg.pinv(galerkin(phi, weighted), hermitian=True)
+    turned = (phi @ inverse.reshape(phi.shape[1], -1)).reshape(len(phi), dy, -1, dy)
     return shares[:, None, None] * np.einsum("nalb,nl->nab", turned, phi, optimize=True)
-
-
-def _tables(around: Around, near: Neighbours, shares: np.ndarray) -> Tables:
-    rows: Any = around.solved.rows
-    phi = near.arranged(features_of(around))
-    table = lambda part, p: near.arranged(np.asarray(part[p], float))
-    left, r = [], []
-    for p in range(len(rows.f)):
-        here, alpha = table(rows.r, p), table(rows.alpha, p)
-        A, M = (_smooth(table(part, p), phi, shares, near) for part in (rows.curvature, rows.bend))
-        B = _inverse(A, shares)
-        left.append(_times(B, alpha + _times(M, _times(B, here)) / 2))
-        r.append(here)
-    A = _smooth(table(rows.curvature, 0), phi, shares, near)
-    lever = _leverage(phi, A, shares)
-    return Tables(np.stack(left), np.stack(r), table(rows.alpha, 0), _inverse(A, shares), lever)
-
-
-@dataclass(frozen=True)
-class Missed:
-    """What the basis and the fit miss at ``x``, along the directions of an ``Around``.
-
-    - `total`: the mean over pairs, to be added to the value of the reduced problem (first entry) and to its slopes;
-      `basis`: the part due to the basis, `overfit`: that due to the fit, with its second derivatives `overfit_bend`.
-    - `total_bend`: second derivatives of `total`.
-    - `policies`: of a policy at the samples: the mean square error of the basis's best one, that of the one given, and
-      whether this is the one fitted to these samples.
-    - `slopes`: squared errors of adjoint and sensitivity in the norm of ``d22 g``; their product along each direction.
-    - `unresolved`: why neighbours cannot decide, in words; empty where they can.
-
-    The errors are worked out when they are asked for.
-    """
-
-    total: Products
-    basis: Products
-    overfit: Products
-    overfit_bend: Float[np.ndarray, " k"]
-    unresolved: str
-    total_bend: Float[np.ndarray, " k"]
-    policies: Callable[[Float[np.ndarray, "n dy"]], tuple[Products, Products, bool]]
-    slopes: Callable[[], tuple[Products, Products, Products]]
-
-    @property
-    def width(self) -> int:
-        """Of the windows that were chosen."""
-        return self.total.near.width
 
 
 def _over_points(around: Around, near: Neighbours, left: list[Summand], right: list[Summand]) -> Products:
@@ -158,26 +138,13 @@ def _over_points(around: Around, near: Neighbours, left: list[Summand], right: l
     sides = list(zip(left, right, strict=True))
     single = np.stack([near.shares(a, b) for a, b in sides])
     pairs = np.stack([near.pair_products(a.table, b.table) for a, b in sides])
-    both = lambda table: np.concatenate([table[:1], around.slope(table)]).T
-    moved = both(single)
-    return Products(moved.sum(axis=0), 2 * moved, both(pairs), near, points=single.sum(axis=1))
+    moved = _with_slopes(around, single)
+    return Products(moved.sum(axis=0), 2 * moved, _with_slopes(around, pairs), near, points=single.sum(axis=1))
 
 
-def _one(near: Neighbours, left: Any, right: Summand, own: Any, shares: np.ndarray) -> Callable[[Neighbours], Products]:
-    """The mean over pairs of ``left . right``, with what the fit took from it added back (`own`, a matrix each), at
-    every width."""
-    levered = _times(own, left)
-    back = shares * np.sum(levered * right.table, axis=1)
-    noise = (left * shares[:, None] ** 2).T @ right.table
-    growth = 4 * float(np.sum(noise * noise.T)) / max(float(np.trace(noise)), 1e-300)
-    rest = near.summand(left - levered)
-
-    def at(near: Neighbours) -> Products:
-        single, pairs = near.shares(rest, right), near.pair_products(rest.table, right.table)
-        value = np.array([single.sum() + back.sum()])
-        return Products(value, (2 * single + back)[:, None], pairs[:, None], near, growth)
-
-    return at
+def _with_slopes(around: Around, table: Float[np.ndarray, "p n"]) -> Float[np.ndarray, "n k"]:
+    """What is at ``x``, and the slopes along the directions, as columns."""
+    return np.concatenate([table[:1], around.slope(table)]).T
 
 
 def _pick(widths: list[Neighbours], at: Callable[[Neighbours], Products]) -> tuple[Products, bool]:
@@ -187,7 +154,7 @@ def _pick(widths: list[Neighbours], at: Callable[[Neighbours], Products]) -> tup
     One width after the other: what single samples contribute is held for the last three of them alone.
     """
     last, values, errors, agreed = [at(widths[0])], [], [], True
-    bar = _AGREE + np.sqrt(2 * np.log(max(1, len(last[0].value) / 2)))
+    bar = CLEAR + np.sqrt(2 * np.log(max(1, len(last[0].value) / 2)))
     for near in widths[1:]:
         values.append(last[-1].value)
         errors.append(np.sqrt(np.maximum(np.diag(last[-1].covariance()), 0)))
@@ -202,115 +169,106 @@ def _pick(widths: list[Neighbours], at: Callable[[Neighbours], Products]) -> tup
     return one, bool(np.any((apart > _LEAP * np.abs(one.value)) & (apart > bar * errors[0])))
 
 
-def _too_far(around: Around, near: Neighbours, u: np.ndarray) -> bool:
-    """Whether neighbours are so far apart that even what the policy is known to do between them is lost."""
-    if near.group is not None:
-        return False
-    known = near.arranged(features_of(around) @ np.asarray(around.solved.W[0], float))
-    spread = known.std(axis=0)
-    table = known if np.any(spread > 1e-9 * np.abs(known).max()) else u
-    i, j = near.pairs.T
-    centred = table - table.mean(axis=0)
-    alike = np.sum(centred[i] * centred[j], axis=0).sum() / len(i)
-    return bool(alike < _ALIKE * np.mean(np.sum(centred**2, axis=1)))
+@dataclass(frozen=True)
+class Missed:
+    """What the basis and the fit miss at ``x``, along the directions of `around`.
+
+    - `total`: the mean over pairs, to be added to the value of the reduced problem (first entry) and to its slopes;
+      `basis`: the part due to the basis, `overfit`: that due to the fit.
+    - `unresolved`: why neighbours cannot decide, in words; empty where they can.
+    - `widths`: the neighbours at all widths; `torn`: whether nearest and second neighbours differ by much.
+    """
+
+    around: Around
+    widths: list[Neighbours]
+    torn: bool
+    residuals: _Residuals
+    total: Products
+    basis: Products
+    overfit: Products
+    unresolved: str
+
+    def _mean(self, left: np.ndarray, right: np.ndarray, own: np.ndarray) -> Callable[[Neighbours], Products]:
+        """The mean over pairs of ``left . right``, with what the fit took from it added back, at every width."""
+        levered, shares = _times(own, left), _shares(self.widths[0])
+        back = shares * np.sum(levered * right, axis=1)
+        noise = (left * shares[:, None] ** 2).T @ right
+        growth = 4 * float(np.sum(noise * noise.T)) / max(float(np.trace(noise)), 1e-300)
+        rest, other = (self.widths[0].summand(table) for table in (left - levered, right))
+
+        def at(near: Neighbours) -> Products:
+            single, pairs = near.shares(rest, other), near.pair_products(rest.table, right)
+            value = np.array([single.sum() + back.sum()])
+            return Products(value, (2 * single + back)[:, None], pairs[:, None], near, growth)
+
+        return at
+
+    def policies(self, given: Float[np.ndarray, "n dy"]) -> tuple[Products, Products, bool]:
+        """The mean square error of the basis's best policy, that of the one given, and whether this is the one fitted
+        to these samples."""
+        near, step, own = self.widths[0], _times(self.residuals.inverse, self.residuals.r[0]), self.residuals.own
+        ahead = near.arranged(given - features_of(self.around) @ self.around.point.W)
+        same = bool(np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300))
+        off = step + ahead
+        best = _pick(self.widths, self._mean(step, step, own))[0]
+        return best, _pick(self.widths, self._mean(off, off, (2 if same else 0) * own))[0], same
+
+    def slopes(self) -> tuple[Products, Products, Products]:
+        """Squared errors of adjoint and sensitivity (over all coordinates of ``x``) in the norm of ``d22 g``; their
+        product along each direction."""
+        parts, around = self.residuals, self.around
+        mean = lambda left, right: self._mean(_times(parts.inverse, left), right, parts.own)
+        rho = around.slope(parts.r)
+        squares = [mean(row, row) for row in rho / around.lengths[:, None, None]]
+        adjoint, _ = _pick(self.widths, mean(parts.alpha, parts.alpha))
+        sensitivity, _ = _pick(self.widths, lambda near: _joined([square(near) for square in squares], sum))
+        crossed = [mean(parts.alpha, row)(self.total.near) for row in rho]
+        return adjoint, sensitivity, _joined(crossed, lambda tables: np.concatenate(list(tables), axis=-1))
 
 
-def what_is_missed(around: Around) -> Missed:
-    """By products of neighbours, at the widest windows that agree with narrower ones; at those of an earlier look from
-    the same ``x``, where there was one."""
-    at, held = (around.x.tobytes(), around.directions.tobytes()), around.held
-    if held.get("missed", (None,))[0] != at:
-        chosen = held["chosen"][1:] if held.get("chosen", (None,))[0] == at[0] else None
-        found, torn = _look_at_pairs(around, chosen)
-        held.update(missed=(at, found), chosen=(at[0], found.total.near, torn))
-    return held["missed"][1]
+def _joined(parts: list[Products], how: Callable) -> Products:
+    """Means over the same pairs, added up or side by side."""
+    tables = (how(getattr(part, name) for part in parts) for name in ("value", "single", "pairs"))
+    return Products(*tables, parts[0].near, max(part.growth for part in parts))
 
 
-def _look_at_pairs(around: Around, chosen: tuple[Neighbours, bool] | None) -> tuple[Missed, bool]:
-    study = around.study
+def what_is_missed(around: Around, earlier: Missed | None = None) -> Missed:
+    """By products of neighbours, at the widest windows that agree with narrower ones; at those of an `earlier` look
+    from the same ``x``, where there was one."""
+    if earlier is not None and earlier.around is around:
+        return earlier
+    study, functions = around.study, len(around.point.W)
     domain, xi = study.problem.domain, study.lower.contexts().xi
     u = np.asarray(domain.embedded(domain.snap(xi, study.dtype)), float).reshape(len(xi), -1)
-    shares = pool_shares(study.lower)
-    if "widths" not in around.held:
-        functions = around.solved.W.shape[1]
-        around.held["widths"] = neighbours_of(domain, np.asarray(xi), u, shares * len(shares), functions)
-    widths = around.held["widths"]
+    own = study.lower.contexts().shares() * len(xi)
+    widths = neighbours_of(domain, u, own, functions) if earlier is None else earlier.widths
     first, summands = widths[0], lambda tables: [widths[0].summand(table) for table in tables]
-    shares, u = first.arranged(shares), first.arranged(u)
-    tables = _tables(around, first, shares)
-    left, right = summands(tables.left), summands(tables.r)
+    parts = _Residuals.of(around, first)
+    left, right = summands(parts.left), summands(parts.r)
     over = lambda near: _over_points(around, near, left, right)
-    total, torn = _pick(widths, over) if chosen is None else (over(chosen[0]), chosen[1])
-    near, own_matrix = total.near, _own_share(tables)
-    levered = [_times(own_matrix, table) for table in tables.left]
-    own = shares * np.stack([np.sum(a * b, axis=1) for a, b in zip(levered, tables.r, strict=True)])
-    back = np.concatenate([own[:1], around.slope(own)]).T
-    lost = _over_points(around, near, summands(levered), right)
-    overfit = Products(lost.value - back.sum(axis=0), lost.single - back, lost.pairs, near)
-    basis = Products(total.value - overfit.value, total.single - overfit.single, total.pairs - lost.pairs, near)
-    reason = ""
+    total, torn = _pick(widths, over) if earlier is None else (over(earlier.total.near), earlier.torn)
+    near, levered = total.near, [_times(parts.own, table) for table in parts.left]
+    taken = _shares(first) * np.stack([np.sum(a * b, axis=1) for a, b in zip(levered, parts.r, strict=True)])
+    back, lost = _with_slopes(around, taken), _over_points(around, near, summands(levered), right)
+    overfit = lost - Products(back.sum(axis=0), back, 0 * lost.pairs, near, points=taken.sum(axis=1))
+    reason = _unresolved(around, near, first.arranged(u), torn)
+    return Missed(around, widths, torn, parts, total, total - overfit, overfit, reason)
+
+
+def _unresolved(around: Around, near: Neighbours, u: np.ndarray, torn: bool) -> str:
+    """Why neighbours cannot decide, in words."""
     if len(u) < _FEWEST_ROWS:
-        reason = f"{len(u)} samples are too few"
-    elif near.alone:
-        reason = f"{near.alone} samples are the only ones at their context"
-    elif torn:
-        reason = "nearest neighbours disagree with second ones, so there is structure as fine as the samples"
-    elif _too_far(around, near, u):
-        reason = "neighbours are too far apart: too few samples for the dimension of the context"
-    found = Missed(
-        total,
-        basis,
-        overfit,
-        around.bend(lost.points - own.sum(axis=1)),
-        reason,
-        around.bend(total.points),
-        policies=lambda given: _policy_errors(widths, tables, around, first.arranged(given), shares),
-        slopes=lambda: _derivatives(widths, near, tables, around, shares),
-    )
-    return found, torn
-
-
-def _times(matrices: Float[np.ndarray, "n a b"], rows: Float[np.ndarray, "n b"]) -> Float[np.ndarray, "n a"]:
-    """A matrix times a row, sample by sample."""
-    return matrices[:, :, 0] * rows if matrices.shape[1:] == (1, 1) else np.einsum("nab,nb->na", matrices, rows)
-
-
-def _own_share(tables: Tables) -> Float[np.ndarray, "n dy dy"]:
-    """How far what is left at each sample follows that sample itself: its leverage times its curvature."""
-    if tables.inverse.shape[1] == 1:
-        return tables.leverage / tables.inverse
-    return np.einsum("nab,nbc->nac", tables.leverage, np.linalg.inv(tables.inverse))
-
-
-def _policy_errors(
-    widths: list[Neighbours], tables: Tables, around: Around, given: np.ndarray, shares: np.ndarray
-) -> tuple[Products, Products, bool]:
-    """Of the basis's best policy, and of the one given; and whether that is the one fitted to these samples."""
-    first, step, own = widths[0], _times(tables.inverse, tables.r[0]), _own_share(tables)
-    ahead = given - first.arranged(features_of(around)) @ np.asarray(around.solved.W[0], float)
-    same = bool(np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300))
-    best = _pick(widths, _one(first, step, first.summand(step), own, shares))[0]
-    both, twice = step + ahead, (2 if same else 0) * own
-    return best, _pick(widths, _one(first, both, first.summand(both), twice, shares))[0], same
-
-
-def _derivatives(
-    widths: list[Neighbours], near: Neighbours, tables: Tables, around: Around, shares: np.ndarray
-) -> tuple[Products, Products, Products]:
-    """Adjoint error, sensitivity error (over all coordinates of ``x``), and their products."""
-    own, first = _own_share(tables), widths[0]
-    across = lambda row: _times(tables.inverse, row)
-    one = lambda left, right: _one(first, across(left), first.summand(right), own, shares)
-    rho = around.slope(tables.r)
-    squares = [one(row, row) for row in rho / around.lengths[:, None, None]]
-    adjoint, _ = _pick(widths, one(tables.alpha, tables.alpha))
-    sensitivity, _ = _pick(widths, lambda at: _summed([square(at) for square in squares]))
-    crossed = [one(tables.alpha, row)(near) for row in rho]
-    join = lambda name: np.concatenate([getattr(part, name) for part in crossed], axis=-1)
-    return adjoint, sensitivity, Products(join("value"), join("single"), join("pairs"), near)
-
-
-def _summed(parts: list[Products]) -> Products:
-    """Means over the same pairs, added up."""
-    value, single, pairs = (sum(getattr(p, name) for p in parts) for name in ("value", "single", "pairs"))
-    return Products(value, single, pairs, parts[0].near, max(p.growth for p in parts))  # pyright: ignore
+        return f"{len(u)} samples are too few"
+    if near.alone:
+        return f"{near.alone} samples are the only ones at their context"
+    if torn:
+        return "nearest neighbours disagree with second ones, so there is structure as fine as the samples"
+    if near.width == 0:
+        return ""
+    known = near.arranged(features_of(around) @ around.point.W)
+    table = known if np.any(known.std(axis=0) > 1e-9 * np.abs(known).max()) else u
+    (i, j), centred = near.pairs.T, table - table.mean(axis=0)
+    alike = np.sum(centred[i] * centred[j]) / len(i)  # of what the policy is known to do at neighbours
+    if alike < _ALIKE * np.mean(np.sum(centred**2, axis=1)):
+        return "neighbours are too far apart: too few samples for the dimension of the context"
+    return ""

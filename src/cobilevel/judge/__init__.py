@@ -7,8 +7,8 @@ from .certificate import Constants as Constants
 from .certify import certify as certify
 from .evaluate import Evaluation as Evaluation
 from .evaluate import evaluate as evaluate
+from .evaluate import rounding_error as rounding_error
 from .intervals import Estimate as Estimate
 from .intervals import mean_estimate as mean_estimate
 from .intervals import norm_estimate as norm_estimate
 from .intervals import runs_estimate as runs_estimate
-from .rounding import rounding_error as rounding_error

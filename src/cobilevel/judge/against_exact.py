@@ -10,73 +10,35 @@ measured here.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from ..answer import Solution
 from ..basis import Basis
-from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes, flattened
+from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes
 from ..derivatives import galerkin as galerkin_matrix
-from ..lower import Law, LowerSolution, law_at, lower_along, solve_each, trouble_with
-from ..problem import Finite, Level, Samples, Study
-from ..programs import program, put
-from ..reduction import reduce_with
-from .galerkin import Galerkin, PolicyTable
+from ..inference import Galerkin, mean_covariance, slope_accuracy
+from ..lower import Law, law_at, lower_along, solve_each, trouble_with
+from ..problem import Finite, Study
+from ..programs import put
+from .comparison import UNSOLVED, Measured, NoisyVector, PolicyTable, as_rows, jackknife, split_rows, without
 from .intervals import Estimate, freedom_of, mean_estimate, measurable
-from .measured import GROUPS, Errors, Measured, NoisyVector, as_rows, covariance, jackknife, split_rows, without
-
-_DRAWN_ROWS = 100_000  # the most rows the reduced problem is solved on where noise is drawn
-_DRAWS_EACH = 8  # of noise at a context, for the start of those solves
-_NEWTON_STEPS, _SETTLED = 4, 1e-8  # from there to conditional means, and the relative step that ends them
-_SEEN = 1e-12  # eigenvalues, relative to the largest, below which a direction is not seen by the samples
 
 Policy = Float[np.ndarray, "contexts dy"]
 Sensitivity = Float[np.ndarray, "contexts dy dx"]
+Square = Float[np.ndarray, "dx dx"]
 
 
-@dataclass(frozen=True)
-class GradientRows:
-    """Rows whose mean is a gradient: by context (or joint sample), and by row of crossed data; with ``f`` and ``d2 f``.
-
-    `drawn`: whether contexts are a sample, and not a law.
-    """
+class GradientRows(NamedTuple):
+    """Rows whose mean is a gradient: by context (or joint sample), and by row of crossed data; with ``f``, ``d2 f``."""
 
     value: Float[np.ndarray, " n"]
     by_context: Float[np.ndarray, "n dx"]
     d2: Float[np.ndarray, "n dy"]
     by_data: Float[np.ndarray, "rows dx"] | None
-    shares: Float[np.ndarray, " n"]
-    drawn: bool
-
-    @property
-    def mean(self) -> Float[np.ndarray, " dx"]:
-        return self.shares @ self.by_context
-
-    def __sub__(self, other: "GradientRows") -> "GradientRows":
-        by_data = None if self.by_data is None or other.by_data is None else self.by_data - other.by_data
-        return replace(self, by_context=self.by_context - other.by_context, by_data=by_data)
-
-    def covariance(self) -> Float[np.ndarray, "dx dx"]:
-        """Of the mean: over independent rows; over contexts and over data where they are crossed."""
-        spread = np.zeros((self.by_context.shape[1],) * 2)
-        if self.drawn:
-            spread = spread + covariance(self.by_context, self.shares)
-        if self.by_data is not None:
-            spread = spread + covariance(self.by_data, np.full(len(self.by_data), 1 / len(self.by_data)))
-        return spread
-
-    def mean_without(self, left_out: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, " dx"]:
-        """The mean with some rows of the data left out."""
-        table = self.by_context if self.by_data is None else self.by_data
-        weights = (np.ones(len(table)) if self.by_data is not None else self.shares) * ~left_out
-        return weights @ table / weights.sum()
-
-    def size(self) -> float:
-        """The root mean square of the rows."""
-        return float(np.sqrt(self.shares @ np.sum(self.by_context**2, axis=1)))
 
 
 @dataclass(frozen=True)
@@ -93,17 +55,17 @@ class Contextual:
     place: Int[np.ndarray, " n"]
     shares: Float[np.ndarray, " n"]
     law: Law
-    rows: RowBlocks | None = None
+    rows: RowBlocks
 
     @staticmethod
-    def of(study: Study, x: Float[np.ndarray, " dx"], draws: int, key: Array) -> "Contextual":
-        rows, domain = study.upper.contexts(), study.problem.domain
+    def of(study: Study, at: Galerkin, draws: int, key: Array) -> "Contextual":
+        rows, domain, (pool,) = study.upper.contexts(), study.problem.domain, at.expansions.upper_pools
         xi: Any = np.asarray(rows.xi)
         place = np.arange(len(rows))
         if isinstance(domain, Finite):
             values, place = np.unique(np.asarray(domain.index(xi)), return_inverse=True)
             xi, place = np.asarray(domain.values)[values], place.ravel()
-        return Contextual(study, x, xi, place, rows.shares(), law_at(study, xi, draws, key))
+        return Contextual(study, at.point.x, xi, place, rows.shares(), law_at(study, xi, draws, key), pool.rows)
 
     @property
     def crossed(self) -> bool:
@@ -122,133 +84,102 @@ class Contextual:
 
     def gradients(self, y: Policy, s: Sensitivity) -> GradientRows:
         """The rows of the gradient, ``d1 f + s^T d2 f``, for a policy and a sensitivity."""
-        problem, blocks = self.study.problem, self.rows
-        derivatives, sizes = RowDerivatives.upper(problem.upper, blocks), Sizes(*problem.sizes)  # pyright: ignore
-        if not self.crossed:
-            found = sizes.split_upper(derivatives.table(self.x, y[self.place]))
-            rows = found.d1 + np.einsum("na,naj->nj", found.d2, s[self.place])
-            return GradientRows(found.value, rows, found.d2, None, self.shares, self.drawn)
-        count: Any = self.study.upper.count
-        table = np.zeros((len(self.place), 1 + sizes.dx + sizes.dy))
-        by_data = np.zeros((count, sizes.dx))
-        for part, xi, eta in blocks:  # pyright: ignore
+        problem, count = self.study.problem, (self.study.upper.count or 1) if self.crossed else 1
+        sizes, derivatives = Sizes(*problem.sizes), RowDerivatives.upper(problem.upper, self.rows)  # pyright: ignore
+        table, by_data = np.zeros((len(self.place), 1 + sizes.dx + sizes.dy)), np.zeros((count, sizes.dx))
+        for part, xi, eta in self.rows:  # all data of a context, then those of the next
             context, datum = np.divmod(np.arange(part.start, part.stop), count)
-            at = self.place[context]
-            found = sizes.split_upper(derivatives.block(self.x, y[at], part, xi, eta).astype(float))
-            rows = found.d1 + np.einsum("na,naj->nj", found.d2, s[at])
-            np.add.at(table, context, np.concatenate([found.value[:, None], rows, found.d2], axis=1) / count)
-            np.add.at(by_data, datum, self.shares[context][:, None] * rows)
-        return GradientRows(*sizes.split_upper(table), by_data, self.shares, self.drawn)
+            at, first = self.place[context], np.flatnonzero(np.diff(context, prepend=-1))
+            value, d1, d2 = sizes.split_upper(derivatives.block(self.x, y[at], part, xi, eta).astype(float))
+            rows = d1 + np.einsum("na,naj->nj", d2, s[at])
+            both = np.concatenate([value[:, None], rows, d2], axis=1)
+            table[context[first]] += np.add.reduceat(both, first, axis=0) / count
+            if self.crossed:
+                np.add.at(by_data, datum, self.shares[context][:, None] * rows)
+        return GradientRows(*sizes.split_upper(table), by_data if self.crossed else None)
 
+    def mean(self, rows: GradientRows) -> Float[np.ndarray, " dx"]:
+        return self.shares @ rows.by_context
 
-@dataclass(frozen=True)
-class ReducedPolicy:
-    """The reduced problem's policy at the contexts: its features, derivatives along it, and two sensitivities.
-
-    `own` is that of the contextual problem at this policy, with gradient `rows`; `within` its projection, with
-    gradient `rows_within`.
-    """
-
-    policies: PolicyTable
-    y: Policy
-    local: LowerRows
-    own: Sensitivity
-    within: Sensitivity
-    rows: GradientRows
-    rows_within: GradientRows
-
-    @staticmethod
-    def of(at: Contextual, found: Galerkin) -> "ReducedPolicy":
-        policies = PolicyTable.of(found.reduced, at.xi)
-        y, within = policies(found.point.W), np.tensordot(policies.phi, found.sensitivity, axes=1)
-        own, local = at.sensitivity(y)
-        return ReducedPolicy(policies, y, local, own, within, at.gradients(y, own), at.gradients(y, within))
+    def covariance(self, by_context: np.ndarray, by_data: np.ndarray | None) -> Square:
+        """Of the mean of rows: over independent ones; over contexts and over data where they are crossed."""
+        parts = [(by_context, self.shares)] if self.drawn else []
+        parts += [] if by_data is None else [(by_data, np.full(len(by_data), 1 / len(by_data)))]
+        unbiased = lambda shares: 1 + 1 / freedom_of(shares) if measurable(shares) else np.nan
+        return sum((mean_covariance(*part) * unbiased(part[1]) for part in parts), np.zeros((len(self.x),) * 2))
 
 
 def measure_exactly(
-    study: Study, solution: Solution, known: Galerkin, draws: int, key: Array, richer: Basis | None
+    study: Study, solution: Solution, sampled: Galerkin, draws: int, key: Array, richer: Basis | None
 ) -> Measured:
-    """Against true per-context solves, on the contexts of the upper level's samples; `known`: the reduced problem."""
-    x = flattened(solution.x)
-    at = Contextual.of(study, x, draws, key)
-    lower = _few_draws(at)
-    if lower is not study.lower:
-        reduced = reduce_with(study.on(lower, study.upper), solution.basis, solution.W).whitened()
-        known = Galerkin.at(reduced, x, crossed=True)
-    (pool,) = known.expansions.upper_pools
-    at = replace(at, rows=pool.rows)
-    exact = solve_each(study.problem, x, at.law)
+    """Against true per-context solves, at the contexts of the upper level's samples, given the `sampled` problem."""
+    at = Contextual.of(study, sampled, draws, key)
+    exact = solve_each(study.problem, at.x, at.law)
     y = as_rows(exact.y)
     true = at.gradients(y, at.sensitivity(y)[0])
     spread, freedom = _noise(at, y, true)
-    found = known if lower is study.lower else _with_conditional_means(at, known, draws, key)
-    policy = ReducedPolicy.of(at, found)
-    gradient = found.point.gradient
+    conditional = at.law.keys is not None and not study.lower.crossed
+    galerkin = _with_conditional_means(at, sampled, draws, key) if conditional else sampled
+    policies = PolicyTable.of(galerkin.reduced, at.xi)
+    policy = policies(galerkin.point.W)
+    own, local = at.sensitivity(policy)
+    within = np.tensordot(policies.phi, galerkin.sensitivity, axes=1)
+    rows, rows_within = at.gradients(policy, own), at.gradients(policy, within)
+    stated, reduced, own_mean = at.mean(true), galerkin.point.gradient, at.mean(rows)
+    adjoint = policies.phi @ galerkin.point.adjoint
     if study.shared and not at.crossed:
-        doubt = _difference_noise(at, found, policy, true)
+        doubt = _difference_noise(at, galerkin, policies, local, true)
     else:
-        doubt = (true - policy.rows_within).covariance()
+        by_data = None if true.by_data is None else true.by_data - rows_within.by_data  # pyright: ignore
+        doubt = at.covariance(true.by_context - rows_within.by_context, by_data)
+    norms = lambda s: np.einsum("naj,nab,nbj->n", s, local.hessian, s, optimize=True)[at.place]
+    lost = mean_estimate(norms(own - within), at.shares).beyond_rounding(float(np.mean(norms(own))))
+    off = np.sum((y - as_rows(solution.policy(at.xi))) ** 2, axis=1) - np.asarray(exact.noise, float)
     return Measured(
-        gradient=NoisyVector(true.mean, spread),
-        reduced=NoisyVector(gradient, policy.rows_within.covariance()),
-        difference=NoisyVector(true.mean - gradient, doubt),
-        parts={"policy": true.mean - policy.rows.mean, "adjoint and sensitivity": policy.rows.mean - gradient},
-        errors=_errors(at, solution, exact, policy, found, richer),
+        gradient=NoisyVector(stated, spread),
+        reduced=NoisyVector(reduced, at.covariance(rows_within.by_context, rows_within.by_data)),
         freedom=freedom,
-        scale=true.size(),
+        compared="exact lower-level solutions at each context",
+        trouble=trouble_with(exact) if sampled.point.sound else f"the {UNSOLVED}",
+        difference=NoisyVector(stated - reduced, doubt),
+        parts={"policy": stated - own_mean, "adjoint and sensitivity": own_mean - reduced},
+        policy_error=mean_estimate(off[at.place], at.shares, least=0.0),
+        adjoint_error=_adjoint_error(at, solution, local.hessian, adjoint, rows.d2, richer),
+        sensitivity_error=lost,
+        scale=float(np.sqrt(at.shares @ np.sum(true.by_context**2, axis=1))),
         value=mean_estimate(true.value, at.shares),
-        trouble=known.trouble or trouble_with(exact),
     )
 
 
-def _noise(at: Contextual, y: Policy, true: GradientRows) -> tuple[Float[np.ndarray, "dx dx"], float]:
+def _noise(at: Contextual, y: Policy, true: GradientRows) -> tuple[Square, float]:
     """The covariance of the gradient at the exact solutions ``y``, and its degrees of freedom.
 
     Where the law of the lower noise is itself known from data only, groups of these are left out as well.
     """
-    law, shared = at.law, at.study.shared
+    law, shared, over_rows = at.law, at.study.shared, at.covariance(true.by_context, true.by_data)
     if law.rows == 1 or law.keys is not None:
-        return true.covariance(), np.inf if at.crossed else freedom_of(at.shares)
-    group = split_rows(law.rows, np.random.default_rng(0))
-    means = []
+        return over_rows, np.inf if at.crossed else freedom_of(at.shares)
+    group, means = split_rows(law.rows, np.random.default_rng(0)), []
+    shares = np.full(law.rows, 1 / law.rows) if at.crossed else at.shares
     for k in range(group.max() + 1):
         part = law.without(group == k)
         near = as_rows(solve_each(at.study.problem, at.x, part, start=y).y)
         rows = at.gradients(near, at.sensitivity(near, part)[0])
-        means.append(rows.mean_without(group == k) if shared else rows.mean)
+        table = rows.by_context if rows.by_data is None else rows.by_data
+        means.append(without(shares, group, k) @ table if shared else at.mean(rows))
     spread = jackknife(np.stack(means))
     complete = shared and not (at.crossed and at.drawn)  # each row of data stands for its context too
-    return spread if complete else spread + true.covariance(), float(group.max())
+    return spread if complete else spread + over_rows, float(group.max())
 
 
-@program
-def _drawn_noise(draw: Any, keys: Array, xi: Array, count: int) -> Any:
-    """Draws at each context, one after the other."""
-    drawn = jax.vmap(lambda key, context: draw(key, context, count))(keys, xi)
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), drawn)
-
-
-def _few_draws(at: Contextual) -> Level:
-    """The lower level's data for the reduced problem; a few draws at each context where noise is drawn."""
-    lower = at.study.lower
-    if at.law.keys is None or lower.crossed:
-        return lower
-    rows = lower.contexts()
-    count = max(1, min(_DRAWS_EACH, _DRAWN_ROWS // len(rows)))
-    keys = jax.random.split(jax.random.fold_in(at.law.keys[0], 1), len(rows))
-    again = lambda a: None if a is None else put(np.repeat(np.asarray(a), count, axis=0))
-    eta = _drawn_noise(at.study.problem.conditional, keys, rows.xi, count)
-    return Samples(again(rows.xi), eta, again(rows.weights))
-
-
-def _one_step(
+def _newton_step(
     W: Float[np.ndarray, "N dy"], phi: Float[np.ndarray, "n N"], shares: Float[np.ndarray, " n"], local: LowerRows
 ) -> tuple[Float[np.ndarray, "N dy"], Float[np.ndarray, "N dy dx"], Float[np.ndarray, "M M"]]:
     """A Newton step for the coefficients, the sensitivity and the Hessian there, from derivatives along the policy."""
     H = galerkin_matrix(phi, local.hessian * shares[:, None, None])
     rows = np.concatenate([local.slope[:, :, None], local.cross], axis=2) * shares[:, None, None]
-    found = _solved(H, (phi.T @ rows.reshape(len(phi), -1)).reshape(W.size, -1))
-    return W - found[:, 0].reshape(W.shape), -found[:, 1:].reshape(*W.shape, -1), H
+    moves = _solved(H, (phi.T @ rows.reshape(len(phi), -1)).reshape(W.size, -1))
+    return W - moves[:, 0].reshape(W.shape), -moves[:, 1:].reshape(*W.shape, -1), H
 
 
 def _solved(H: Float[np.ndarray, "M M"], right: Float[np.ndarray, "M ..."]) -> Float[np.ndarray, "M ..."]:
@@ -259,106 +190,76 @@ def _solved(H: Float[np.ndarray, "M M"], right: Float[np.ndarray, "M ..."]) -> F
         return np.full_like(right, np.nan)
 
 
-def _with_conditional_means(at: Contextual, found: Galerkin, draws: int, key: Array) -> Galerkin:
-    """The reduced problem with conditional means in place of single draws, by a few Newton steps from its solution.
+def _with_conditional_means(at: Contextual, galerkin: Galerkin, draws: int, key: Array) -> Galerkin:
+    """The reduced problem with conditional means in place of the samples' noise, by Newton steps from its solution.
 
     With the same draws for it as for the exact solves, their noise is not taken for a gap between the two.
     """
-    study, here, W = at.study, PolicyTable.of(found.reduced, at.xi), found.point.W
+    study, here, W = at.study, PolicyTable.of(galerkin.reduced, at.xi), galerkin.point.W
     policies, law, shares = here, at.law, np.bincount(at.place, at.shares, len(at.xi))
     if not study.shared:
         lower = study.lower.contexts()
-        policies, shares = PolicyTable.of(found.reduced, lower.xi), lower.shares()
+        policies, shares = PolicyTable.of(galerkin.reduced, lower.xi), lower.shares()
         law = law_at(study, lower.xi, draws, jax.random.fold_in(key, 1))
-    s, H = found.sensitivity, found.point.hessian
-    for _ in range(_NEWTON_STEPS):
+    length, before = np.inf, np.inf
+    while True:  # each step at most half as long as the last
         local = lower_along(study.problem, at.x, policies(W), law)
-        before, (W, s, H) = W, _one_step(W, policies.phi, shares, local)
-        if np.linalg.norm(W - before) <= _SETTLED * (1 + np.linalg.norm(W)):
+        last, (W, s, H) = W, _newton_step(W, policies.phi, shares, local)
+        length, before = float(np.linalg.norm(W - last)), length
+        if not length < before / 2 or length <= np.sqrt(study.eps) * np.linalg.norm(W):
             break
     rows = at.gradients(here(W), np.tensordot(here.phi, s, axes=1))
     pull = here.phi[at.place].T @ (rows.d2 * at.shares[:, None])
     v = _solved(H, pull.reshape(-1)).reshape(W.shape)
-    return replace(found, point=replace(found.point, W=W, adjoint=v, gradient=rows.mean, sensitivity=s, hessian=H))
+    return replace(
+        galerkin, point=replace(galerkin.point, W=W, adjoint=v, gradient=at.mean(rows), sensitivity=s, hessian=H)
+    )
 
 
 def _difference_noise(
-    at: Contextual, found: Galerkin, policy: ReducedPolicy, true: GradientRows
-) -> Float[np.ndarray, "dx dx"]:
+    at: Contextual, galerkin: Galerkin, policies: PolicyTable, local: LowerRows, true: GradientRows
+) -> Square:
     """The covariance over contexts of the difference of the gradients, groups of contexts left out in turn.
 
     One Newton step from the solution on all of them. Both gradients see the same contexts, so that much of what either
     varies by is not in their difference.
     """
-    group, phi = split_rows(len(at.place), np.random.default_rng(0)), policy.policies.phi
-    differences = []
-    for k in range(GROUPS):
+    group, differences = split_rows(len(at.place), np.random.default_rng(0)), []
+    for k in range(group.max() + 1):
         shares = without(at.shares, group, k)
         by_context = np.bincount(at.place, shares, len(at.xi))
-        W, s, _ = _one_step(found.point.W, phi, by_context, policy.local)
-        rows = at.gradients(policy.policies(W), np.tensordot(phi, s, axes=1))
+        W, s, _ = _newton_step(galerkin.point.W, policies.phi, by_context, local)
+        rows = at.gradients(policies(W), np.tensordot(policies.phi, s, axes=1))
         differences.append(shares @ (true.by_context - rows.by_context))
     return jackknife(np.stack(differences))
 
 
-def _errors(
+def _adjoint_error(
     at: Contextual,
     solution: Solution,
-    exact: LowerSolution,
-    policy: ReducedPolicy,
-    found: Galerkin,
-    richer: Basis | None,
-) -> Errors:
-    """How far the reduced problem's policy, adjoint and sensitivity are from the exact ones."""
-    shares, place = at.shares, at.place
-    A, v = policy.local.hessian, policy.policies.phi @ found.point.adjoint
-    norms = lambda s: np.einsum("naj,nab,nbj->n", s, A, s, optimize=True)
-    d2, y = policy.rows.d2, as_rows(exact.y)
-    squares = lambda other: np.sum((y - other) ** 2, axis=1)
-    if at.crossed or not at.study.upper_noise:
-        residual = np.linalg.solve(A[place], d2[..., None])[..., 0] - v[place]
-        adjoint = mean_estimate(np.einsum("na,nab,nb->n", residual, A[place], residual, optimize=True), shares)
-    else:
-        adjoint = _noisy_square(at, solution, richer, A, d2 - np.einsum("nab,nb->na", A, v)[place])
-    off = squares(as_rows(solution.policy(at.xi))) - np.asarray(exact.noise, float)
-    whole = float(np.mean(norms(policy.own)[place]))
-    return Errors(
-        policy=mean_estimate(off[place], shares, least=0.0),
-        adjoint=adjoint,
-        sensitivity=mean_estimate(norms(policy.own - policy.within)[place], shares).beyond_rounding(whole),
-        distance=float(shares @ np.sqrt(squares(policy.y))[place]),
-    )
-
-
-def _noisy_square(
-    at: Contextual,
-    solution: Solution,
-    richer: Basis | None,
     A: Float[np.ndarray, "contexts dy dy"],
-    residual: Float[np.ndarray, "n dy"],
+    v: Policy,
+    d2: Float[np.ndarray, "n dy"],
+    richer: Basis | None,
 ) -> Estimate:
-    r"""$|v - Pv|^2$ from single noisy values of $\partial_2 f$: as seen by a richer basis, noise left out.
+    r"""$|v - Pv|^2$ in the norm of $A$, given $Pv$ and rows of $\partial_2 f$.
 
-    With $\rho_i = \Phi_+ (\partial_2 f - A\, Pv)$ it is $E[\rho]^T H_+^{-1} E[\rho]$; products of a row with itself,
-    which hold the noise, are left out of the double sum.
+    From single noisy rows it is as seen by a richer basis: with $\rho_i = \Phi_+ (\partial_2 f - A\, Pv)$ it is
+    $E[\rho]^T H_+^{-1} E[\rho]$, and products of a row with itself, which hold the noise, are left out of the double
+    sum.
     """
-    domain, shares = at.study.problem.domain, at.shares
-    xi: Any = domain.snap(put(at.xi[at.place]), at.study.dtype)
-    basis = solution.basis if richer is None else richer.fit(domain, xi, put(shares.astype(at.study.dtype)))
-    phi = np.asarray(basis(xi), float)
-    hessian = galerkin_matrix(phi, A[at.place] * shares[:, None, None])
-    rho = (phi[:, :, None] * residual[:, None, :]).reshape(len(phi), -1)
-    return _square_without_diagonal(rho, hessian, shares, at.study.eps)
-
-
-def _square_without_diagonal(
-    rho: Float[np.ndarray, "n M"], H: Float[np.ndarray, "M M"], shares: Float[np.ndarray, " n"], eps: float
-) -> Estimate:
-    """``E[rho]^T H^-1 E[rho]`` from rows, without the products of rows with themselves."""
+    A, v, domain, shares = A[at.place], v[at.place], at.study.problem.domain, at.shares
+    if at.crossed or not at.study.upper_noise:
+        off = np.linalg.solve(A, d2[..., None])[..., 0] - v
+        return mean_estimate(np.einsum("na,nab,nb->n", off, A, off, optimize=True), shares)
     if not measurable(shares):
         return Estimate.of(np.nan, np.nan, least=0.0)
-    spread, vectors = np.linalg.eigh(H)
-    kept = spread > max(_SEEN, len(H) * eps) * spread[-1]
+    xi: Any = domain.snap(put(at.xi[at.place]), at.study.dtype)
+    basis = solution.basis if richer is None else richer.fit(domain, xi, put(shares.astype(at.study.dtype)))
+    phi, residual = np.asarray(basis(xi), float), d2 - np.einsum("nab,nb->na", A, v)
+    spread, vectors = np.linalg.eigh(galerkin_matrix(phi, A * shares[:, None, None]))
+    kept = spread > slope_accuracy(at.study.eps) * spread[-1]
+    rho = (phi[:, :, None] * residual[:, None, :]).reshape(len(phi), -1)
     white = rho @ (vectors[:, kept] / np.sqrt(spread[kept]))
     total = shares @ white
     square = (total @ total - np.sum(shares**2 * np.sum(white**2, axis=1))) / (1 - np.sum(shares**2))

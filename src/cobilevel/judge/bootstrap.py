@@ -10,20 +10,18 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from ..answer import Result, Solution, Uncertainty, as_solved
 from ..checks import entered, whole
 from ..derivatives import Affine, Expansions, flattened, shaped_like
-from ..inference import infer
+from ..inference import determined, infer
 from ..iteration import steps_on_host
 from ..keys import as_key, generator
 from ..problem import Data, Problem, Study, precision_for
 from ..programs import put
 from ..progress import ProgressBar
-from ..reduction import Reduced, reduce_with
+from ..reduction import reduce_with
 from ..solvers import Newton
 from .evaluate import in_precision_of
 from .intervals import TAILS
 
 _FEWEST = 10  # samples, below which those drawn again are too often the same
-_ROWS_SHOWN = 40  # coordinates of x that are printed
-_GRADIENT = 1e-6  # of a resampled problem, relative to its first: x is then known to far more digits than it varies by
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,18 +42,15 @@ class Bootstrap:
     sandwich: Uncertainty
 
     def __repr__(self):
-        count = len(jax.tree.leaves(self.x)[0])
+        count, known = len(jax.tree.leaves(self.x)[0]), self.sandwich
         lost = f", {self.failed} failed" if self.failed else ""
-        errors, told = np.concatenate([np.ravel(a) for a in jax.tree.leaves(self.error)]), self.sandwich
         lines = [("standard error of", "bootstrap", "sandwich", "")]
-        for name, own, other, note in zip(told.names, errors, told.error, told.notes, strict=True):
-            lines.append((name, f"{own:.3g}", "unknown" if np.isnan(other) else f"{other:.3g}", note))
-        more = len(lines) - 1 - _ROWS_SHOWN
-        lines = lines[: 1 + _ROWS_SHOWN]
+        for cell, own, other in zip(known.cells(), flattened(self.error), known.error, strict=False):
+            figures = f"{own:.3g}", "unknown" if np.isnan(other) else f"{other:.3g}"
+            lines.append((cell[0], *(figures if cell[1] else ("", "")), cell[4]))  # the last may say how many more
         widths = [max(len(line[k]) for line in lines) for k in range(3)]
         rows = [f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}" for a, b, c, d in lines]
-        rows += [f"... and {more} more"] if more > 0 else []
-        rows += [*told.undetermined, *([told.why_not] if told.why_not else [])]
+        rows += [*known.undetermined, *([known.why_not] if known.why_not else [])]
         return f"Bootstrap({count} resamplings{lost})\n  " + "\n  ".join(row.rstrip() for row in rows)
 
 
@@ -83,8 +78,8 @@ def bootstrap(
     wanted = precision_for(problem, samples, precision)
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
-        found = _resampled(study, in_precision_of(study, solution), replicates, key, progress)
-    return replace(found, x=put(wanted.back(jax.tree.map(np.asarray, found.x))))
+        spread = _resampled(study, in_precision_of(study, solution), replicates, key, progress)
+    return replace(spread, x=put(wanted.back(jax.tree.map(np.asarray, spread.x))))
 
 
 def _resampled(study: Study, solution: Solution, replicates: int, key: Any, progress: bool | None) -> Bootstrap:
@@ -95,59 +90,46 @@ def _resampled(study: Study, solution: Solution, replicates: int, key: Any, prog
     if min(study.upper.count or 0, study.lower.count or 0) < _FEWEST:
         raise ValueError(f"bootstrap: with fewer than {_FEWEST} samples resampling says nothing about others.")
     rng = generator(as_key(key))
-    study = study.at(solution.x)
-    reduced = reduce_with(study, solution.basis, solution.W).whitened()
-    told = _sandwich(study, reduced, solution)
+    study, x = study.at(solution.x), flattened(solution.x)
+    reduced, known = reduce_with(study, solution.basis, solution.W).whitened(), solution.uncertainty
+    if known.why_not or known.hessian is None or not np.allclose(known.x, x, rtol=np.finfo(np.float32).eps, atol=0):
+        known = infer(study, reduced, solution.x)
     given = Expansions(reduced.ordinary())
-    at = _as_it_is(given) if told.why_not else _spread(given, told)
-    found, failed, solver = [], 0, Newton(tolerance=_GRADIENT)
+    at = _in_standard_errors(given, known)
+    solutions, solver = [], Newton(tolerance=study.eps**0.5)  # x is then known to far more digits than it varies by
     with ProgressBar(replicates, "bootstrap", progress) as bar:
         for k in range(replicates):
-            place = _once(study, at, solver, rng) if at.dx else at.origin
-            found += [] if place is None else [place]
-            failed += place is None
+            solutions.append(_once(study, at, solver, rng) if at.dx else at.origin)
             bar.update(k + 1)
-    if len(found) < 2:
+    kept = [place for place in solutions if place is not None]
+    failed = replicates - len(kept)
+    if len(kept) < 2:
         raise ValueError(f"bootstrap: {failed} of {replicates} resamplings did not converge; is the solution one?")
-    lost, rows = np.isinf(told.error), np.stack(found)
+    lost, rows = np.isinf(known.error), np.stack(kept)
     ends = [np.where(lost, end, np.quantile(rows, q, axis=0)) for q, end in zip(TAILS, (-np.inf, np.inf), strict=True)]
     error = np.where(lost, np.inf, np.std(rows, axis=0, ddof=1))
     low, high = (shaped_like(solution.x, end) for end in ends)
-    table = jax.tree.map(lambda *each: put(np.stack(each)), *(given.decision(row) for row in found))
-    return Bootstrap(table, shaped_like(solution.x, error), (low, high), failed, told)
+    table = jax.tree.map(lambda *each: put(np.stack(each)), *(given.decision(row) for row in kept))
+    return Bootstrap(table, shaped_like(solution.x, error), (low, high), failed, known)
 
 
-def _sandwich(study: Study, reduced: Reduced, solution: Solution) -> Uncertainty:
-    """What the solution knows of its uncertainty, or what these samples say of it."""
-    told, x = solution.uncertainty, flattened(solution.x)
-    if not told.why_not and told.hessian is not None and np.allclose(told.x, x, rtol=1e-6, atol=0):
-        return told
-    return infer(study, reduced, solution.x)
-
-
-def _as_it_is(given: Expansions) -> Affine:
-    """Resampled solutions are looked for in the coordinates of ``x``."""
-    return Affine(given, np.zeros(given.dx), np.eye(given.dx), given.start, given.bounds)
-
-
-def _spread(given: Expansions, told: Uncertainty) -> Affine:
-    """They are looked for around the solution, in coordinates that are as wide as the standard errors are.
+def _in_standard_errors(given: Expansions, known: Uncertainty) -> Affine:
+    """Coordinates around the solution that are as wide as the standard errors are; those of ``x`` where none are known.
 
     In these the objective curves alike in all directions, whatever units ``x`` is in, and they leave out the directions
     that are not determined. Where there are bounds, each coordinate keeps to itself, and all are there.
     """
-    x, H, C = given.start, np.asarray(told.hessian), np.asarray(told.covariance)
+    x, (lo, hi) = given.start, given.bounds
+    if known.why_not:
+        return Affine(given, np.zeros(given.dx), np.eye(given.dx), x, (lo, hi))
+    H, C = np.asarray(known.hessian), np.asarray(known.covariance)
     own = np.diag(H)
-    unit = np.where(own > 0, 1 / np.sqrt(np.where(own > 0, own, 1)), np.maximum(np.abs(x), 1e-3))
-    lo, hi = given.bounds
+    unit = np.where(own > 0, 1 / np.sqrt(np.where(own > 0, own, 1)), np.where(x != 0, np.abs(x), 1.0))
     if np.isfinite(lo).any() or np.isfinite(hi).any():
-        width = np.where(np.isfinite(told.error) & (told.error > 0), told.error, unit)
+        width = np.where(np.isfinite(known.error) & (known.error > 0), known.error, unit)
         ends = np.minimum((lo - x) / width, 0), np.maximum((hi - x) / width, 0)
         return Affine(given, x, np.diag(width), np.zeros(len(x)), ends, H * np.outer(width, width))
-    flat = np.zeros((0, len(unit))) if told.directions is None else told.directions / unit
-    sizes = np.linalg.norm(flat, axis=1, keepdims=True)
-    rank = np.linalg.matrix_rank(flat / np.where(sizes > 0, sizes, 1), tol=1e-6) if len(flat) else 0
-    kept = np.linalg.svd(flat)[2][rank:].T if rank else np.eye(len(unit))
+    kept = determined(np.zeros((0, len(unit))) if known.directions is None else known.directions, unit)
     values, vectors = np.linalg.eigh(kept.T @ (H * np.outer(unit, unit)) @ kept)
     values = np.maximum(values, 1e-9 * np.max(np.abs(values), initial=0) + np.finfo(float).tiny)
     scales = unit[:, None] * (kept @ vectors / np.sqrt(values))

@@ -5,19 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ..answer import COLOURS, Feasibility, html_block, shown_figure, tidy
 from ..checks import positive
 from ..derivatives import flattened
-from .intervals import Estimate
-from .regret import Regret
-
-_ROUNDING_GAP = 1e-12  # a gap, relative to the gradient, that rounding explains
-_MOST_LISTED = 6  # coordinates whose distance to the minimum is printed
-_ROW = 0.42  # inches
-_ROOM = 1.12  # beyond the largest figure
-_NONE = "cannot be measured on these samples"
+from ..inference import MOST_NAMED
+from .intervals import ROUNDED, Estimate
 
 
 @dataclass(frozen=True)
@@ -42,6 +36,21 @@ class Constants:
         """``K``: how much the gradient can move for each unit of the policy's error."""
         f0, f1, g1, g2, mu = self.f0, self.f1, self.g1, self.g2, self.mu
         return f1 + g2 * f0 / mu + g2 * g1 * f0 / mu**2 + f1 * g1 / mu
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What could be gained, in units of the objective, and by which step.
+
+    - `total`: as the samples show it; `sampling`: the part that more samples would show; `basis`: that which a richer
+      basis would (``None`` where it was not measured). `step`: to the minimum; `step_error`: its standard errors.
+    """
+
+    total: Estimate
+    sampling: Estimate
+    basis: Estimate | None
+    step: Float[np.ndarray, " dx"]
+    step_error: Float[np.ndarray, " dx"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +119,7 @@ class Certificate:
         total, scale = sum(sizes.values()), float(np.linalg.norm(flattened(self.gradient)))
         if not np.isfinite(total):
             return "unknown"
-        if total <= _ROUNDING_GAP * (1 + scale):
+        if total <= ROUNDED * (scale + np.nan_to_num(self.typical, nan=1.0)):
             return "rounding"
         return ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in sizes.items())
 
@@ -121,85 +130,76 @@ class Certificate:
 
     def rows(self) -> list[tuple[str, str]]:
         """The figures, each with its name, in words."""
-        rows = _about_regret(self)
         scale = "" if np.isnan(self.typical) else f"  (of a single sample: {self.typical:.2g})"
         blocked = f"  ({self.blocked} coordinates blocked by bounds left out)" if self.blocked else ""
-        rows += [
-            ("gradient of F", f"{self.gradient_norm!r}{scale}{blocked}"),
-            ("gradient of F_Phi", repr(self.reduced_gradient_norm)),
+        gap = "0" if self.blame == "rounding" else repr(self.hypergradient_gap)
+        return self._stake() + [
+            (name, words)
+            for name, figure, words in (
+                ("gradient of F", self.gradient_norm, f"{self.gradient_norm!r}{scale}{blocked}"),
+                ("gradient of F_Phi", self.reduced_gradient_norm, repr(self.reduced_gradient_norm)),
+                ("their difference", self.hypergradient_gap, f"{gap}  from {self.blame}"),
+                ("policy error, squared", self.policy_error, repr(self.policy_error)),
+                ("adjoint error, squared", self.adjoint_error, repr(self.adjoint_error)),
+                ("sensitivity error, squared", self.sensitivity_error, repr(self.sensitivity_error)),
+                ("lower objective", self.lower_loss, repr(self.lower_loss)),
+                ("bound by the constants", self.bound, "" if self.bound is None else f"{self.bound:.3g}"),
+            )
+            if figure is not None
         ]
-        if self.hypergradient_gap is not None:
-            gap = "0" if self.blame == "rounding" else repr(self.hypergradient_gap)
-            rows.append(("their difference", f"{gap}  from {self.blame}"))
-        for name, value in (
-            ("policy error, squared", self.policy_error),
-            ("adjoint error, squared", self.adjoint_error),
-            ("sensitivity error, squared", self.sensitivity_error),
-            ("lower objective", self.lower_loss),
-        ):
-            rows += [] if value is None else [(name, repr(value))]
-        return rows + ([] if self.bound is None else [("bound by the constants", f"{self.bound:.3g}")])
 
-    def _warnings(self) -> tuple[str, str]:
-        """What is not known, and what went wrong, in words; empty where there is nothing to say."""
+    def _stake(self) -> list[tuple[str, str]]:
+        """What is at stake, in units of the objective and of ``x``."""
+        rows = [] if self.objective is None else [("objective F", self.objective.words(4))]
+        if self.regret is None:
+            return rows
+        total, basis, size = self.regret.total, self.regret.basis, abs(float(self.objective or 0))
+        rows.append(("regret", f"{total!r}" + (f", at most {100 * total.high / size:.2g}% of F" if size else "")))
+        rows.append(("  from sampling", repr(self.regret.sampling.beyond_rounding(size))))
+        rows += [] if basis is None else [("  from the basis", repr(basis.beyond_rounding(size)))]
+        steps = zip(self.names, self.regret.step, self.regret.step_error, strict=True)
+        shown = [f"{name} {move:+.2g} +- {error:.2g}" for name, move, error in steps]
+        more = [f"... and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
+        return [*rows, ("from x to the minimum", ", ".join(shown[:MOST_NAMED] + more))]
+
+    def _remarks(self) -> tuple[list[str], list[str], list[str]]:
+        """What is not known, how far constraints on ``y`` are met, and what went wrong: in words."""
         unknown = f"unresolved: {self.unresolved}. What the basis misses is not known, and nothing is promised."
-        return unknown if self.unresolved else "", f"trouble: {self.trouble}" if self.trouble else ""
+        met = [] if self.feasibility is None else self.feasibility.words()
+        return [unknown] if self.unresolved else [], met, [f"trouble: {self.trouble}"] if self.trouble else []
 
     def __repr__(self):
-        before, after = ([f"  {words}"] if words else [] for words in self._warnings())
-        rows = [f"  {name:<24} {words}" for name, words in self.rows()]
-        return "\n".join([self.title, *before, *rows, *(f"  {words}" for words in self._constraints()), *after])
-
-    def _constraints(self) -> list[str]:
-        """How far constraints on ``y`` are met, in words."""
-        return [] if self.feasibility is None else self.feasibility.words()
+        unknown, met, trouble = self._remarks()
+        rows = [f"{name:<24} {words}" for name, words in self.rows()]
+        return "\n".join([self.title, *(f"  {words}" for words in (*unknown, *rows, *met, *trouble))])
 
     def plot(self) -> Any:
         """Draws the figures with their 95% intervals and returns the Matplotlib figure."""
-        of = lambda **rows: {name.replace("_", " "): value for name, value in rows.items() if value is not None}
-        regret = (
-            {}
-            if self.regret is None
-            else of(regret=self.regret.total, from_sampling=self.regret.sampling, from_the_basis=self.regret.basis)
-        )
+        regret: dict[str, Any] = {}
+        if self.regret is not None:
+            parts = {"from sampling": self.regret.sampling, "from the basis": self.regret.basis}
+            regret = {"regret": self.regret.total, **parts}
         slopes = {"gradient of F": self.gradient_norm, "gradient of F_Phi": self.reduced_gradient_norm}
-        slopes |= of(their_difference=self.hypergradient_gap)
-        errors = of(policy=self.policy_error, adjoint=self.adjoint_error, sensitivity=self.sensitivity_error)
+        slopes |= {"their difference": self.hypergradient_gap}
+        errors = {"policy": self.policy_error, "adjoint": self.adjoint_error, "sensitivity": self.sensitivity_error}
         groups = {"regret, in units of the objective": regret, "norms of gradients": slopes, "squared errors": errors}
         objective = "" if self.objective is None else f", F = {self.objective.words(4)}"
         title = f"Certificate, {self.mode} mode, {self.samples} samples{objective}"
         return plot_estimates(title + ("; unresolved: nothing is promised" if self.unresolved else ""), groups)
 
     def _repr_html_(self) -> str:
-        return html_block(self.title, self.rows(), filter(None, (*self._constraints(), *self._warnings())))
+        unknown, met, trouble = self._remarks()
+        return html_block(self.title, self.rows(), [*met, *unknown, *trouble])
 
 
-def _about_regret(found: Certificate) -> list[tuple[str, str]]:
-    """What is at stake, in units of the objective and of ``x``."""
-    rows = [] if found.objective is None else [("objective F", found.objective.words(4))]
-    if found.regret is None:
-        return rows
-    total, share, size = found.regret.total, "", 0.0
-    if found.objective is not None and float(found.objective):
-        size = abs(float(found.objective))
-        share = f", at most {100 * total.high / size:.2g}% of F"
-    rows.append(("regret", f"{total!r}{share}"))
-    rows.append(("  from sampling", repr(found.regret.sampling.beyond_rounding(size))))
-    if found.regret.basis is not None:
-        rows.append(("  from the basis", repr(found.regret.basis.beyond_rounding(size))))
-    steps = zip(found.names, found.regret.step, found.regret.step_error, strict=True)
-    shown = [f"{name} {move:+.2g} +- {error:.2g}" for name, move, error in steps]
-    more = f", ... and {len(shown) - _MOST_LISTED} more" if len(shown) > _MOST_LISTED else ""
-    return [*rows, ("from x to the minimum", f"{', '.join(shown[:_MOST_LISTED])}{more}")]
-
-
-def plot_estimates(title: str, groups: dict[str, dict[str, Estimate]]) -> Any:
+def plot_estimates(title: str, groups: Mapping[str, Mapping[str, Estimate | None]]) -> Any:
     """Intervals with the estimate as a point; one panel for each group, since these have units of their own."""
-    groups = {name: rows for name, rows in groups.items() if rows}
-    sizes = [len(rows) for rows in groups.values()]
-    figure = shown_figure(7.6, 1.1 + _ROW * sum(sizes) + 0.62 * len(sizes))
-    panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=[size + 0.6 for size in sizes])[:, 0]
-    for axis, colour, (name, rows) in zip(panels, COLOURS, groups.items(), strict=False):
+    known = {name: {row: value for row, value in rows.items() if value is not None} for name, rows in groups.items()}
+    known = {name: rows for name, rows in known.items() if rows}
+    sizes = [len(rows) for rows in known.values()]
+    figure = shown_figure(7.6, 1.1 + 0.42 * sum(sizes) + 0.62 * len(sizes))
+    panels = figure.subplots(len(known), 1, squeeze=False, height_ratios=[size + 0.6 for size in sizes])[:, 0]
+    for axis, colour, (name, rows) in zip(panels, COLOURS, known.items(), strict=False):
         _draw_estimates(axis, rows, colour)
         axis.set_title(name, loc="left", fontsize="medium")
         tidy(axis)
@@ -210,17 +210,16 @@ def plot_estimates(title: str, groups: dict[str, dict[str, Estimate]]) -> Any:
 def _draw_estimates(axis: Any, rows: dict[str, Estimate], colour: str) -> None:
     ends = [end for value in rows.values() for end in (float(value), value.low, value.high) if np.isfinite(end)]
     low, high = min([0.0, *ends]), max([0.0, *ends])
-    high, low = high if high > low else low + 1, low
+    reach = high - low or 1.0
     for place, value in enumerate(rows.values()):
         if not np.isfinite(float(value)):
-            axis.text(0, place, _NONE, va="center", fontsize="small", color="#5c5c5c")
+            words = "cannot be measured on these samples"
+            axis.text(0, place, words, va="center", fontsize="small", color="#5c5c5c")
             continue
-        left = max(value.low, low) if np.isfinite(value.low) else low
-        right = min(value.high, high) if np.isfinite(value.high) else _ROOM * high
+        left, right = max(value.low, low), min(value.high, high + reach / 10)  # one without an end reaches beyond all
         axis.plot([left, right], [place, place], color=colour, lw=5, alpha=0.35, solid_capstyle="butt")
         axis.plot([float(value)], [place], "o", ms=6, color=colour)
         axis.annotate(value.words(), (right, place), (6, 0), textcoords="offset points", va="center", fontsize="small")
     axis.axvline(0, color="#a0a0a0", lw=0.8, zorder=0)
     axis.set_yticks(range(len(rows)), list(rows))
-    reach = high - low
-    axis.set(ylim=(len(rows) - 0.5, -0.5), xlim=(low - 0.03 * reach, high + 0.45 * reach))
+    axis.set(ylim=(len(rows) - 0.5, -0.5), xlim=(low - 0.03 * reach, low + 1.45 * reach))

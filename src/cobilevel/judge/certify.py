@@ -5,31 +5,44 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+from scipy import special
 
 from .. import trees
 from ..answer import Solution, as_solved, names_of
 from ..basis import Basis, Orthonormal, richer_basis
 from ..checks import entered, whole
 from ..derivatives import Expansions, RowDerivatives, flattened, shaped_like
-from ..inference import Around, infer_flat, look_around, too_large
+from ..inference import (
+    MOST_NUMBERS,
+    Around,
+    Galerkin,
+    Missed,
+    flat_directions,
+    look_around,
+    slope_accuracy,
+    too_large,
+    what_is_missed,
+)
 from ..keys import as_key
 from ..lower import DENSE_LIMIT, MISSING, feasibility_of, law_is_known
 from ..problem import Bounds, Data, Problem, Study, precision_for
 from ..programs import put
 from ..reduction import reduce_with
 from .against_exact import measure_exactly
-from .by_neighbours import measure_by_neighbours
-from .certificate import Certificate, Constants
+from .certificate import Certificate, Constants, Regret
+from .comparison import (
+    Measured,
+    NoisyVector,
+    as_rows,
+    measure_against_richer,
+    measure_by_neighbours,
+    measure_reduced,
+)
 from .evaluate import DRAWS_WANTED, in_precision_of
-from .galerkin import Galerkin, measure_against_richer, measure_reduced
-from .intervals import Estimate, mean_estimate, norm_estimate
-from .measured import Measured, NoisyVector, as_rows
-from .regret import length_estimate, regret_of, solved_from_these
+from .intervals import Estimate, length_around, mean_estimate, norm_estimate
 
-_MOST_DERIVATIVES = 2e8  # numbers held for second derivatives context by context: 1.6 GB
-_WIDEST_Y = 512  # the largest y whose Hessian is taken context by context
-_ROUNDING = 2 / 3  # the power of the precision, relative to single rows, that gradients are trusted to
+_CHANCE = 1e-6  # probability of a gradient as small on fresh samples: below, these are the ones it was solved from
 _SAME_SAMPLES = "these are the samples it was solved from, so intervals say what noise leaves open and show no error"
 _UNSURE = "the gradient, or its noise, could not be measured: too few samples, or NaN in upper or lower at the policy"
 
@@ -67,9 +80,9 @@ def certify(
         raise TypeError(f"constants must be cb.Constants(f0=..., f1=..., g1=..., g2=..., mu=...), got {constants!r}.")
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
-        found = _certified(study, solution, mode, constants, draws, key)
-    gradient, parts = put(wanted.back(jax.tree.map(np.asarray, (found.gradient, found.parts))))
-    return replace(found, gradient=gradient, parts=parts)
+        certificate = _certified(study, solution, mode, constants, draws, key)
+    gradient, parts = put(wanted.back(jax.tree.map(np.asarray, (certificate.gradient, certificate.parts))))
+    return replace(certificate, gradient=gradient, parts=parts)
 
 
 def _certified(
@@ -89,20 +102,25 @@ def _certified(
         raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
     if mode == "exact":
         study.check_conditional()
-    reduced, around = reduce_with(study, solution.basis, solution.W).whitened(), None
-    if not too_large(study, study.problem.sizes[0], mode == "neighbours"):
-        around = look_around(study, reduced, solution.x, mode == "neighbours")
-    at = Galerkin.of(around, reduced, flattened(solution.x), mode in ("exact", "enriched"))
+    joint, around, missed = mode == "neighbours", None, None
+    reduced = reduce_with(study, solution.basis, solution.W).whitened()
+    at = Galerkin.at(reduced, flattened(solution.x), crossed=mode in ("exact", "enriched"))
+    if not too_large(study, joint):
+        around = look_around(study, at, joint)
     if mode == "exact":
-        found = measure_exactly(study, solution, at, draws, base, richer)
-    elif mode == "neighbours" and around is not None:
-        found = measure_by_neighbours(study, solution, around)
+        measured = measure_exactly(study, solution, at, draws, base, richer)
+    elif joint and around is not None:
+        missed = what_is_missed(around)
+        measured = measure_by_neighbours(study, solution, around, missed)
     elif mode == "enriched" and richer is not None:
-        found = measure_against_richer(study, solution, at, richer)
+        measured = measure_against_richer(study, solution, at, richer)
     else:
-        found = measure_reduced(at)
+        measured = measure_reduced(at)
+    around = around if around is not None and around.sound else None
+    if around is not None and measured.fitted is None:  # the noise of policy and adjoint counted
+        measured = replace(measured, reduced=NoisyVector(measured.reduced.mean, around.gradient_covariance()))
     loss = _lower_loss(study, solution, at.expansions)
-    return _certificate(study, solution, _with_noise_of(around, found), mode, around, constants, loss)
+    return _certificate(study, solution, measured, mode, around, missed, constants, loss)
 
 
 def _lower_loss(study: Study, solution: Solution, at: Expansions) -> Estimate:
@@ -118,14 +136,6 @@ def _lower_loss(study: Study, solution: Solution, at: Expansions) -> Estimate:
     return mean_estimate(values.reshape(len(rows), count).mean(axis=1), rows.shares())
 
 
-def _with_noise_of(around: Around | None, found: Measured) -> Measured:
-    """The reduced gradient with the noise of policy and adjoint counted, where that was found out."""
-    if around is None or found.fitted is not None or not around.sound:
-        return found
-    upper, lower = (rows / around.lengths for rows in around.scores())
-    return replace(found, reduced=NoisyVector(found.reduced.mean, around.covariance((upper, lower))))
-
-
 def _richer(study: Study, solution: Solution) -> Basis | None:
     """A richer basis that the samples support, if any."""
     most = min(study.lower.contexts().supported(study.noisy), DENSE_LIMIT // study.problem.sizes[1])
@@ -139,105 +149,143 @@ def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[
     contexts, coefficients = len(study.upper.contexts()), solution.basis.size * d_y
     large = "" if coefficients <= DENSE_LIMIT else f"N d_y = {coefficients} coefficients are more than {DENSE_LIMIT}."
     unknown = "" if law_is_known(study) else f"{MISSING[0].upper()}{MISSING[1:]}"
-    many = ""
-    if d_y > _WIDEST_Y or contexts * d_y * (d_y + d_x) > _MOST_DERIVATIVES:
-        many = f"second derivatives of {d_y} x {d_y + d_x} at {contexts} contexts do not fit."
+    many = f"second derivatives of {d_y} x {d_y + d_x} at {contexts} contexts do not fit."
+    many = many if contexts * d_y * (d_y + d_x) > MOST_NUMBERS else ""
     estimated = ""
-    if not unknown and study.noisy and study.problem.conditional is None:
+    if not unknown and study.shared and study.noisy and study.problem.conditional is None:
         estimated = 'the lower level\'s solutions would themselves be estimates from few samples; "neighbours" knows.'
     lacking = "" if study.shared else "the two levels see different samples."
     lacking = lacking if study.noisy else "the lower level has no noise that neighbours could average out."
-    wide = too_large(study, d_x, True)
-    lacking = lacking or (f"{wide}." if wide else "")
+    wide = too_large(study, True)
     crossed = "it compares on joint samples, and these are Product data."
     crossed = crossed if study.upper.crossed or study.lower.crossed else ""
     alone = "the samples support no richer basis, or there is none." if richer is None else ""
     return {
-        "exact": unknown or (estimated if study.shared else "") or many or large,
-        "neighbours": ("" if solution.basis.one_hot else large) or crossed or lacking,
+        "exact": unknown or estimated or many or large,
+        "neighbours": ("" if solution.basis.one_hot else large) or crossed or lacking or (f"{wide}." if wide else ""),
         "enriched": large or crossed or alone,
         "held-out": "",
     }
 
 
-_COMPARED = {
-    "exact": "exact lower-level solutions at each context",
-    "held-out": "nothing beyond this basis: the gradient is the reduced problem's",
-}
-
-
 def _certificate(
     study: Study,
     solution: Solution,
-    found: Measured,
+    measured: Measured,
     mode: str,
     around: Around | None,
+    missed: Missed | None,
     constants: Constants | None,
     lower_loss: Estimate,
 ) -> Certificate:
     """The figures of merit, from what was measured."""
     as_x = lambda vector: put(shaped_like(solution.x, vector[None], study.dtype, 0))
-    errors, difference = found.errors, found.difference
-    free = _free(study, solution, found.gradient.mean) if around is None or not around.sound else around.free()
-    found = _rounded(found, study)
-    same = solved_from_these(found, free)
+    bounds, difference = study.problem.bounds, measured.difference
+    limits = Bounds(flattened(bounds.lo), flattened(bounds.hi))
+    free = limits.free(flattened(solution.x), measured.gradient.mean) if around is None else around.free()
+    measured = _rounded(measured, study)
+    same = _solved_from_these(measured, free)
     select = np.eye(len(free))[free]
-    norm = lambda vector: length_estimate(vector, select, found.freedom, same)
-    regret, value = None, found.value
-    if around is not None and around.sound:
-        flat = infer_flat(around)
-        regret = regret_of(found, around.hessian(), flat, free, same)
-        value = _value(around) if value is None else value
-    gap = None if difference is None else norm_estimate(difference.mean, difference.covariance, found.freedom)
-    reduced_norm = norm(found.reduced)
-    bound = None
-    if constants is not None and errors is not None:
-        spread = float(np.sqrt(errors.adjoint.high * errors.sensitivity.high))
-        bound = reduced_norm.high + constants.policy * float(np.sqrt(errors.policy.high)) + spread
-    trouble = [found.trouble] if found.trouble else []
-    trouble += [] if np.all(np.isfinite(found.gradient.covariance)) else [_UNSURE]
-    trouble += [_SAME_SAMPLES] if same else []
+    norm = lambda vector: _length(vector, select, measured.freedom, same)
+    value, reduced_norm, bound = measured.value, norm(measured.reduced), None
+    if value is None and around is not None:
+        value = Estimate.of(around.point.value, around.value_error())
+    gap = None if difference is None else norm_estimate(*difference, measured.freedom)
+    if constants is not None and measured.policy_error is not None:
+        spread = float(np.sqrt(measured.adjoint_error.high * measured.sensitivity_error.high))  # pyright: ignore
+        bound = reduced_norm.high + constants.policy * float(np.sqrt(measured.policy_error.high)) + spread
+    unsure = "" if np.all(np.isfinite(measured.gradient.covariance)) else _UNSURE
     return Certificate(
-        gradient_norm=norm(found.gradient),
+        gradient_norm=norm(measured.gradient),
         reduced_gradient_norm=reduced_norm,
-        policy_error=None if errors is None else errors.policy,
-        adjoint_error=None if errors is None else errors.adjoint,
-        sensitivity_error=None if errors is None else errors.sensitivity,
+        policy_error=measured.policy_error,
+        adjoint_error=measured.adjoint_error,
+        sensitivity_error=measured.sensitivity_error,
         hypergradient_gap=gap,
         lower_loss=lower_loss,
-        gradient=as_x(found.gradient.mean),
-        parts={name: as_x(part) for name, part in found.parts.items()},
+        gradient=as_x(measured.gradient.mean),
+        parts={name: as_x(part) for name, part in measured.parts.items()},
         mode=mode,
-        compared=found.compared or _COMPARED[mode],
+        compared=measured.compared,
         bound=bound,
         samples=study.upper.count or 0,
         blocked=int(np.sum(~free)),
-        trouble="; ".join(trouble),
+        trouble="; ".join(filter(None, (measured.trouble, unsure, _SAME_SAMPLES if same else ""))),
         objective=value,
-        regret=regret,
-        typical=found.scale or float("nan"),
-        unresolved=found.unresolved,
+        regret=None if around is None else _regret(measured, around, missed, free, same),
+        typical=measured.scale or float("nan"),
+        unresolved="" if missed is None else missed.unresolved,
         names=names_of(study.problem.x0),
         feasibility=feasibility_of(study, solution)[0],
     )
 
 
-def _free(study: Study, solution: Solution, gradient: Float[np.ndarray, " dx"]) -> np.ndarray:
-    """The coordinates that no bound holds."""
-    bounds = study.problem.bounds
-    return Bounds(flattened(bounds.lo), flattened(bounds.hi)).free(flattened(solution.x), gradient)
-
-
-def _rounded(found: Measured, study: Study) -> Measured:
+def _rounded(measured: Measured, study: Study) -> Measured:
     """With what rounding adds to the noise of the gradients."""
-    count = len(found.gradient.mean)
-    more = (study.eps**_ROUNDING * found.scale) ** 2 / max(count, 1) * np.eye(count)
+    count = len(measured.gradient.mean)
+    more = (slope_accuracy(study.eps) * measured.scale) ** 2 / max(count, 1) * np.eye(count)
     widened = lambda vector: NoisyVector(vector.mean, vector.covariance + more)
-    return replace(found, gradient=widened(found.gradient), reduced=widened(found.reduced))
+    return replace(measured, gradient=widened(measured.gradient), reduced=widened(measured.reduced))
 
 
-def _value(around: Around) -> Estimate:
-    """The reduced objective, with its noise."""
-    rows = around.solved.rows
-    spread = around.covariance((around.at_x(rows.f)[:, None], -around.at_x(rows.vr)[:, None]))
-    return Estimate.of(float(around.solved.value[0]), float(np.sqrt(spread[0, 0])))
+def _scaled(matrix: Float[np.ndarray, "k k"]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """A symmetric matrix in units in which its diagonal is 1: these, eigenvalues and eigenvectors, and which of them
+    are beyond rounding."""
+    unit = 1 / np.sqrt(np.maximum(np.abs(np.diag(matrix)), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(matrix * np.outer(unit, unit))
+    return unit, values, vectors, values > 1e-9 * np.abs(values).max()
+
+
+def _solved_from_these(measured: Measured, free: Bool[np.ndarray, " dx"]) -> bool:
+    """Whether the gradient on these samples is smaller than chance allows: they are those ``x`` was found from."""
+    part = measured.reduced if measured.fitted is None else measured.fitted
+    g, noise = part.mean[free], part.covariance[np.ix_(free, free)]
+    if not len(g) or not np.all(np.isfinite(noise)) or not np.trace(noise) > 0:
+        return False
+    unit, values, vectors, kept = _scaled(noise)
+    size = np.sum((vectors[:, kept].T @ (g * unit)) ** 2 / values[kept])
+    return bool(size < special.chdtri(kept.sum(), 1 - _CHANCE))
+
+
+def _length(vector: NoisyVector, turn: np.ndarray, freedom: float, same: bool) -> Estimate:
+    """The length of a noisy vector, seen through a linear map.
+
+    Where ``x`` was found from the same samples (`same`) the gradient is zero on these, whatever it is elsewhere: it
+    then lies around its estimate as the noise says.
+    """
+    return (length_around if same else norm_estimate)(turn @ vector.mean, turn @ vector.covariance @ turn.T, freedom)
+
+
+def _regret(
+    measured: Measured, around: Around, missed: Missed | None, free: Bool[np.ndarray, " dx"], same: bool
+) -> Regret | None:
+    r"""How much lower the objective could be at a decision nearby.
+
+    With the gradient $g$ of $F$ at ``x`` and its curvature $H$ on the directions that are determined, a Newton step
+    $-H^{-1} g$ leads to the minimum of the quadratic there, which lies $\tfrac12 g^T H^{-1} g$ lower.
+    """
+    if not free.any():
+        return None
+    flat, falls, _, _ = flat_directions(around, free, missed)
+    part = around.hessian()[np.ix_(free, free)]
+    unit, values, vectors, kept = _scaled(part)
+    if missed is not None:  # what the basis and the fit hide of the curvature along each coordinate
+        stated = part + np.diag(around.bend(missed.total.points) / around.lengths**2)[np.ix_(free, free)]
+        if np.all(np.isfinite(stated)) and np.linalg.eigvalsh(stated * np.outer(unit, unit))[0] > 0:
+            unit, values, vectors, kept = _scaled(stated)
+    rows = np.concatenate([flat, falls])[:, free] / unit
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(float).tiny)
+    kept = kept & (np.linalg.norm(rows @ vectors, axis=0) < 0.7)
+    if not kept.any():
+        return None
+    turn = np.zeros((int(kept.sum()), len(free)))
+    turn[:, free] = (vectors[:, kept] / np.sqrt(values[kept])).T * unit
+    gained = lambda vector, same: _length(vector, turn, measured.freedom, same).half_square()
+    inverse, (gradient, covariance) = turn.T @ turn, measured.gradient
+    return Regret(
+        total=gained(measured.gradient, same),
+        sampling=gained(measured.reduced, same),
+        basis=None if measured.difference is None else gained(measured.difference, False),
+        step=-inverse @ gradient,
+        step_error=np.sqrt(np.maximum(np.diag(inverse @ covariance @ inverse), 0)),
+    )

@@ -1,4 +1,4 @@
-"""``evaluate``: how good a solution is, judged with exact lower-level solutions."""
+"""``evaluate``: how good a solution is, judged with exact lower-level solutions; and what single precision costs it."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,17 +10,18 @@ from jaxtyping import Float
 from .. import trees
 from ..answer import Feasibility, Solution, as_solved, check_solution
 from ..checks import entered, whole
-from ..derivatives import RowBlocks, RowDerivatives, Sizes, flattened
+from ..derivatives import Expansions, RowBlocks, RowDerivatives, Sizes, flattened
+from ..inference import MOST_NUMBERS
 from ..keys import as_key
 from ..lower import LowerSolution, exact_lower, feasibility_of, trouble_with
-from ..problem import Data, Problem, Study, decision_like, precision_for
+from ..problem import Data, Problem, Study, decision_like, double, precision_for
 from ..programs import put
+from ..reduction import Bilevel, Table, batch_of
+from .comparison import as_rows
 from .intervals import Estimate, mean_estimate
-from .measured import as_rows
 
 DRAWS_WANTED = "conditional means, and their noise, are taken over so many draws at each context"
 _SHARPER = (10.0, 100.0, 1e3, 1e4)  # times the solution's barrier, one after the other: the constrained lower level
-_ROWS_AT_ONCE = 2**18  # contexts times data, where each meets all of them
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,14 @@ def _upper_values(study: Study, x: Float[np.ndarray, " dx"], y: Float[np.ndarray
     level, sizes, problem = study.upper, Sizes(*study.problem.sizes), study.problem
     data = jax.tree.map(np.asarray, level.eta)  # pyright: ignore[reportAttributeAccessIssue]
     xi, count = np.asarray(level.contexts().xi), (level.count or 1) if level.crossed else 1
-    found = []
-    for some in np.array_split(np.arange(len(xi)), -(-len(xi) * count // _ROWS_AT_ONCE)):
+    means, numbers = [], len(xi) * count * sum(a[0].size for a in (xi, *jax.tree.leaves(data)))
+    for some in np.array_split(np.arange(len(xi)), -(-numbers // int(MOST_NUMBERS))):
         again = lambda a, some=some: np.tile(a, (len(some), *[1] * (a.ndim - 1))) if level.crossed else a[some]
         rows = RowBlocks(np.repeat(xi[some], count, axis=0), jax.tree.map(again, data), study.dtype, sizes.lower)
         values = RowDerivatives.upper(problem.upper, rows)  # pyright: ignore[reportArgumentType]
         table = values.table(x, np.repeat(y[some], count, axis=0), lambda packed, _: packed[:, 0])
-        found.append(table.reshape(len(some), count).mean(axis=1))
-    return np.concatenate(found)
+        means.append(table.reshape(len(some), count).mean(axis=1))
+    return np.concatenate(means)
 
 
 def evaluate(
@@ -135,3 +136,21 @@ def _evaluation(study: Study, solution: Solution, exact: LowerSolution, truth: A
         trouble=trouble,
         feasibility=feasibility_of(study, solution)[0],
     )
+
+
+def rounding_error(problem: Problem, solution: Any, samples: Data) -> float:
+    """How far the gradients of ``f_Phi`` at an answer are off in single precision, as a share of their size."""
+    single = _slopes_in("single", problem, solution, samples)
+    with double():
+        exact = _slopes_in("double", problem, solution, samples)
+    return float(np.linalg.norm(single - exact) / max(np.linalg.norm(exact), np.finfo(float).tiny))
+
+
+def _slopes_in(precision: str, problem: Problem, solution: Solution, samples: Data) -> Float[np.ndarray, " k"]:
+    """Both gradients of ``f_Phi``, as one vector."""
+    study = Study.of(as_solved(problem, solution), samples, precision_for(problem, samples, precision))
+    point = in_precision_of(study, solution)
+    table = Table(batch_of(point.basis, study.upper.look(as_key(0)).samples))
+    at = Expansions(Bilevel(study.problem, table, table, point.W))
+    upper = at.upper(flattened(point.x), at.table(point.W))
+    return np.concatenate([upper.d1, upper.d2.ravel()])

@@ -1,6 +1,5 @@
 """``Estimate``: a number with its standard error and a 95% interval, and the ways to one."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,12 +8,8 @@ from scipy import special
 
 LEVEL = 0.95  # how often an interval covers the truth
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
-
-_ROUNDED_SQUARE = 1e-20  # of what they are made of: squares that rounding explains
-_FEWEST_FREE = 0.5  # degrees of freedom below which a spread cannot be measured
-_DRAWN_VECTORS = 4000  # vectors around an estimate
-_HALVINGS, _TRIALS_OF_ENDS = 2, 80  # of the range in which an end of an interval lies; of places for it
-_ROUNDED_CHANCE = 1e-15  # what rounding makes of a probability that is zero
+ROUNDED = 1e-10  # relative differences that rounding explains
+_DRAWS = 20_000  # vectors around an estimate
 _QUANTILES = 400  # of the noise across a vector, by which its law is represented
 
 
@@ -60,7 +55,7 @@ class Estimate(float):
 
     def beyond_rounding(self, size: float) -> "Estimate":
         """Itself, or zero where it is no more than the rounding of squares of this size."""
-        return Estimate(0.0) if self.high <= _ROUNDED_SQUARE * abs(size) else self
+        return Estimate(0.0) if self.high <= ROUNDED**2 * abs(size) else self
 
     @property
     def low(self) -> float:
@@ -76,6 +71,11 @@ class Estimate(float):
         """The exponential of a number estimated by its logarithm: ends are carried over, the error to first order."""
         value = float(np.exp(float(self)))
         return Estimate(value, value * self.error, (float(np.exp(self.low)), float(np.exp(self.high))))
+
+    def half_square(self) -> "Estimate":
+        """Half the square of a length."""
+        error = max(float(self), self.error / 2) * self.error
+        return Estimate(float(self) ** 2 / 2, error, (self.low**2 / 2, self.high**2 / 2))
 
     def words(self, digits: int = 3) -> str:
         """The value, and its interval where it has an error."""
@@ -96,8 +96,8 @@ def freedom_of(shares: Float[np.ndarray, " n"]) -> float:
 
 
 def measurable(shares: Float[np.ndarray, " n"]) -> bool:
-    """Whether rows with these weights are enough to measure how they spread."""
-    return freedom_of(shares) >= _FEWEST_FREE
+    """Whether rows with these weights are enough to measure how they spread: about one beyond the first."""
+    return round(freedom_of(shares)) >= 1
 
 
 def mean_estimate(values: Any, shares: Any, least: float | None = None) -> Estimate:
@@ -121,112 +121,82 @@ def runs_estimate(values: Any) -> Estimate:
     return mean_estimate(table, np.full(len(table), 1 / len(table)), least=-np.inf)
 
 
+def norm_estimate(
+    vector: Float[np.ndarray, " d"], covariance: Float[np.ndarray, "d d"], freedom: float = np.inf
+) -> Estimate:
+    r"""The length of a vector, from a normal estimate with known (at finite `freedom`, estimated) covariance.
+
+    Noise makes vectors longer: along the vector by nothing on the average, across it by its own square, which the value
+    is without. The interval holds every length for which the observed one is neither among the 2.5% shortest (as a
+    share of what noise alone makes shorter, so that no interval is empty) nor the 2.5% longest; it reaches down to 0
+    where noise alone could have made the vector. Where noise is not the same in all directions, it also holds what
+    vectors drawn around the estimate show.
+    """
+    length, total = float(np.linalg.norm(vector)), float(np.trace(covariance))
+    if not np.isfinite(length) or not np.all(np.isfinite(covariance)) or not freedom > 0:
+        return Estimate.of(length, np.nan, least=0.0)
+    if total <= (1e-14 * length) ** 2:
+        return Estimate(length)
+    unit = vector / length if length > 0 else np.linalg.eigh(covariance)[1][:, -1]
+    turned = covariance @ unit
+    along = max(float(unit @ turned), 1e-12 * total)
+    across, sigma = max(total - along, 0.0), along**0.5
+    squares = max(float(np.sum(covariance**2)) - 2 * float(turned @ turned) + along**2, 0.0)
+    law = np.zeros(1)
+    if across > 1e-9 * along and squares > 0:  # as a chi^2_nu with the same mean and variance
+        upper = (np.arange(_QUANTILES)[::-1] + 0.5) / _QUANTILES
+        law = squares / across * special.chdtri(across**2 / squares, upper)
+    low, high = (sigma * end for end in _length_interval(length / sigma, law / along, freedom))
+    if len(vector) > 1:  # noise may be larger across the vector than along it, and the truth lie there
+        drawn = _lengths_around(vector, covariance)
+        least, most = np.sqrt(np.maximum(np.quantile(drawn, TAILS) ** 2 - total, 0))
+        low, high = min(low, float(least)), max(high, float(most))
+    value = float(np.sqrt(max(length**2 - across, 0.0)))
+    return Estimate(min(max(value, low), high), sigma, (low, high))
+
+
+def length_around(vector: Float[np.ndarray, " d"], covariance: Float[np.ndarray, "d d"], freedom: float) -> Estimate:
+    """The length of a vector that lies around its estimate as the noise says, rather than the estimate around it."""
+    if not np.all(np.isfinite(covariance)) or not np.all(np.isfinite(vector)):
+        return Estimate.of(float(np.linalg.norm(vector)), np.nan, least=0.0)
+    lengths = _lengths_around(vector, covariance)
+    known = norm_estimate(vector, covariance, freedom).low > 0
+    low, high = np.quantile(lengths, TAILS) if known else (0.0, np.quantile(lengths, LEVEL))
+    return Estimate(float(np.sqrt(np.mean(lengths**2))), float(lengths.std()), (low, high))
+
+
 def _quantile(share: float, freedom: float) -> float:
     """Of Student's t; of the normal law at infinite `freedom`."""
     return float(special.ndtri(share) if np.isinf(freedom) else special.stdtrit(freedom, share))
 
 
-class _NoisyLength:
-    r"""The law of the length of a normal estimate of a vector of length $r$.
-
-    With $\sigma^2$ the variance along the vector, and the noise across it as $a \chi^2_\nu$ with the same mean and
-    variance, the estimate's length squared is $(r + \sigma z)^2 + a \chi^2_\nu$.
-    """
-
-    def __init__(self, unit: Float[np.ndarray, " d"], covariance: Float[np.ndarray, "d d"], freedom: float):
-        total, turned = float(np.trace(covariance)), covariance @ unit
-        along = max(float(unit @ turned), 1e-12 * total)
-        self.across = max(total - along, 0.0)
-        squares = max(float(np.sum(covariance**2)) - 2 * float(turned @ turned) + along**2, 0.0)
-        self.sigma = along**0.5
-        self.squares_across = np.zeros(1)
-        if self.across > 1e-9 * along and squares > 0:
-            scale, count = squares / self.across, self.across**2 / squares
-            self.squares_across = scale * special.chdtri(count, (np.arange(_QUANTILES)[::-1] + 0.5) / _QUANTILES)
-        self.freedom = freedom
-
-    def interval(self, length: float) -> tuple[float, float]:
-        """The lengths for which the observed one is neither among the 2.5% shortest nor the 2.5% longest."""
-        # shorter ones say no more
-        seen = max(length, float(np.sqrt(np.quantile(self.squares_across, 0.05) + self.sigma**2 / 100)))
-        room = np.sqrt(seen**2 - self.squares_across[self.squares_across < seen**2])
-        share = len(room) / len(self.squares_across)
-        below = special.ndtr if np.isinf(self.freedom) else lambda z: special.stdtr(self.freedom, z)
-
-        def shorter(r: float) -> float:
-            """The probability that an estimate of a vector of length ``r`` is shorter than seen."""
-            return share * float(np.mean(below((room - r) / self.sigma) - below((-room - r) / self.sigma)))
-
-        least = shorter(0.0)
-
-        def end(probability: float) -> float:
-            if least <= probability:
-                return 0.0
-            excess = lambda r: shorter(r) - probability  # longer vectors make shorter estimates less likely
-            reach = self.sigma * _quantile(probability / share, self.freedom)
-            high, near = max(float(room.max()) - reach, 0.0), float(room.min()) - reach - self.sigma / 10
-            above = excess(near) if near > 0 else 0.0
-            low, above = (near, above) if above > 0 else (0.0, least - probability)
-            return _falls_to_zero(excess, low, high, above, excess(high))
-
-        return end(TAILS[1]), end(TAILS[0] * least)
-
-
-def _falls_to_zero(excess: Callable[[float], float], low: float, high: float, above: float, below: float) -> float:
-    """Where a falling function is zero, from its values above zero and below it at two ends: along chords, an end that
-    stays twice counting half (the Illinois method); by halving at first, where the values hardly differ."""
-    last = 0.0
-    for trial in range(_TRIALS_OF_ENDS):
-        place = low + (high - low) * (0.5 if trial < _HALVINGS else above / (above - below))
-        found = excess(place)
-        if abs(found) <= _ROUNDED_CHANCE or not low < place < high:
-            return place
-        if found > 0:
-            low, above, below = place, found, below / 2 if last > 0 else below
-        else:
-            high, below, above = place, found, above / 2 if last < 0 else above
-        last = found
-    return (low + high) / 2
-
-
-def _drawn_lengths(vector: Float[np.ndarray, " d"], covariance: Float[np.ndarray, "d d"]) -> tuple[float, float]:
-    """The ends of the lengths of vectors drawn around the estimate, without what noise adds to them."""
+def _lengths_around(vector: Float[np.ndarray, " d"], covariance: Float[np.ndarray, "d d"]) -> Float[np.ndarray, " k"]:
+    """The lengths of vectors drawn around an estimate, in the axes of their covariance."""
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
-    noise = (
-        np.random.default_rng(0).standard_normal((_DRAWN_VECTORS, len(values)))
-        @ (vectors * np.sqrt(np.maximum(values, 0))).T
-    )
-    squares = np.sum((vector + noise) ** 2, axis=1) - np.trace(covariance)
-    least, most = np.sqrt(np.maximum(np.quantile(squares, TAILS), 0))
-    return float(least), float(most)
+    drawn = np.random.default_rng(0).standard_normal((_DRAWS, len(values)))
+    return np.linalg.norm(vector @ vectors + drawn * np.sqrt(np.maximum(values, 0)), axis=1)
 
 
-def norm_estimate(
-    vector: Float[np.ndarray, " d"],
-    covariance: Float[np.ndarray, "d d"],
-    freedom: float = np.inf,
-    cautious: bool = False,
-) -> Estimate:
-    r"""The length of a vector, from a normal estimate with known (at finite `freedom`, estimated) covariance.
+def _length_interval(length: float, squares: Float[np.ndarray, " q"], freedom: float) -> tuple[float, float]:
+    r"""The lengths for which the observed one is neither among the 2.5% shortest nor the 2.5% longest.
 
-    Noise makes vectors longer: along the vector by nothing on the average, across it by its own square. The interval
-    holds every length for which the observed one is neither among the 2.5% shortest (as a share of what noise alone
-    makes shorter, so that no interval is empty) nor the 2.5% longest; it reaches down to 0 where noise alone could have
-    made the vector. Where noise is not the same in all directions, it also holds what vectors drawn around the estimate
-    show. Near 0 the length as observed is given where the answer should be `cautious`, else what is left of
-    it without noise.
+    A vector of length $r$ has an estimate of length squared $(r + z)^2 + s$, in units of the noise along it, with $s$
+    the noise across it: each of `squares`, with the same probability.
     """
-    length = float(np.linalg.norm(vector))
-    if not np.isfinite(length) or not np.all(np.isfinite(covariance)) or not freedom > 0:
-        return Estimate.of(length, np.nan, least=0.0)
-    if float(np.trace(covariance)) <= (1e-14 * length) ** 2:
-        return Estimate(length)
-    unit = vector / length if length > 0 else np.linalg.eigh(covariance)[1][:, -1]
-    noise = _NoisyLength(unit, covariance, freedom)
-    low, high = noise.interval(length)
-    if len(vector) > 1:  # noise may be larger across the vector than along it, and the truth lie there
-        least, most = _drawn_lengths(vector, covariance)
-        low, high = min(low, least), max(high, most)
-    value = length if cautious and low == 0 else float(np.sqrt(max(length**2 - noise.across, 0.0)))
-    high = max(high, value) if cautious else high
-    return Estimate(min(max(value, low), high), noise.sigma, (low, high))
+    seen = max(length, float(np.sqrt(np.quantile(squares, 0.05) + 0.01)))  # shorter ones say no more
+    room = np.sqrt(seen**2 - squares[squares < seen**2])
+    share = len(room) / len(squares)
+    below = special.ndtr if np.isinf(freedom) else lambda z: special.stdtr(freedom, z)
+    shorter = lambda r: share * float(np.mean(below(room - r) - below(-room - r)))  # falls with r
+    least = shorter(0.0)
+
+    def end(probability: float) -> float:
+        """The length of which estimates are shorter than seen with this probability."""
+        from scipy.optimize import brentq  # takes long to import
+
+        if least <= probability:
+            return 0.0
+        high, excess = float(room.max()) - _quantile(probability / share, freedom), lambda r: shorter(r) - probability
+        return high if excess(high) >= 0 else float(brentq(excess, 0.0, high))  # pyright: ignore
+
+    return end(TAILS[1]), end(TAILS[0] * least)

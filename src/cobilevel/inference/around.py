@@ -1,0 +1,316 @@
+r"""The reduced problem at ``x`` and on both sides of it along each coordinate, sample by sample.
+
+The value of the reduced problem is the mean of $m_i(x) = f_i - v^T r_i$ with the policy and the adjoint solved for at
+that ``x`` (``SampleTerms``). Since $m$ does not change, to first order, with either of them, its derivative along ``x``
+is what sample $i$ contributes to the gradient, the noise of policy and adjoint included: the influence of that sample
+in the stacked conditions lower stationarity, adjoint, upper stationarity. Derivatives are differences over a standard
+error of ``x``, about, so that kinks in ``f`` count as the samples see them.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, PyTree
+
+from ..derivatives import Expansions, flattened
+from ..lower import Point, lower_size, solve_at
+from ..problem import Study
+from ..reduction import Reduced
+from .noise import CLEAR, MOST_NUMBERS, NEGLIGIBLE, level_covariance, slope_accuracy
+
+_LOWER_ACCURACY = 0.9  # the power of the precision that the lower gradient is brought to
+_WIDER = 4.0  # a ratio of two steps at which kinks show
+_KINK = 3.0  # the ratio of curvatures over such steps that is a kink
+_MOST_COORDINATES = 200  # of x along which differences are taken
+
+
+class SampleTerms(NamedTuple):
+    r"""Sample by sample, what the upper objective is made of to second order in the errors of policy and adjoint.
+
+    At coefficients $W$ of the policy $y$ and $V$ of the adjoint $v$ each sample has
+    $$r = \partial_2 g, \qquad \alpha = \partial_{22} g\, v - \partial_2 f, \qquad m = f - v^T r ,$$
+    where $r$ and $\alpha$ vanish in conditional mean if policy and adjoint are exact. With
+    $A = E[\partial_{22} g \mid \xi]$ and $M = E[\partial_{22} f - \partial_{222} g\, v \mid \xi]$,
+    $$F = E[m] + E\big[\bar\alpha^T A^{-1} \bar r + \tfrac12\, \bar r^T A^{-1} M A^{-1} \bar r\big]
+    + O(|y - y^\star|^3),$$
+    bars for conditional means. `vr` is ``v^T r``, `curvature` ``d22 g`` and `bend` ``M``; all but the first two only
+    where both levels see the same samples. A leading axis over points.
+    """
+
+    f: Float[np.ndarray, "p m"]
+    vr: Float[np.ndarray, "p n"]
+    r: Float[np.ndarray, "p n dy"] | None = None
+    alpha: Float[np.ndarray, "p n dy"] | None = None
+    curvature: Float[np.ndarray, "p n dy dy"] | None = None
+    bend: Float[np.ndarray, "p n dy dy"] | None = None
+
+    @staticmethod
+    def at(expansions: Expansions, points: list[Point], joint: bool) -> "SampleTerms":
+        """At some points; `joint`: all of them."""
+        (pool,), all_terms = expansions.lower_pools, []
+        for point in points:
+            lower, upper = expansions.lower_rows(point.x, point.W), expansions.upper_rows(point.x, point.W)
+            v = pool.y(point.adjoint)
+            terms = [upper.value, np.einsum("na,na->n", v, lower.slope)]
+            if joint:
+                alpha = np.einsum("nab,nb->na", lower.hessian, v) - upper.d2
+                bend = expansions.bend_rows(point.x, point.W, point.adjoint)
+                terms += [lower.slope, alpha, lower.hessian, bend]
+            all_terms.append(terms)
+        return SampleTerms(*map(np.stack, zip(*all_terms, strict=True)))
+
+
+@dataclass(frozen=True)
+class Galerkin:
+    """A reduced problem (whitened), solved at one ``x``; `target`: the size of the lower gradient to solve to."""
+
+    reduced: Reduced
+    expansions: Expansions
+    point: Point
+    target: float
+
+    @staticmethod
+    def at(reduced: Reduced, x: Float[np.ndarray, " dx"], crossed: bool = False) -> "Galerkin":
+        """Solved from the problem's own start; `crossed`: with the sensitivity, however large it is."""
+        expansions = Expansions(reduced.ordinary())
+        if crossed:
+            expansions.sizes = expansions.sizes._replace(crossed=True)
+        x, start = x.astype(expansions.dtype).astype(float), expansions.table(reduced.W0)
+        target = expansions.eps**_LOWER_ACCURACY * lower_size(expansions, x, np.zeros_like(start))
+        return Galerkin(reduced, expansions, solve_at(expansions, x, start, target), target)
+
+    @property
+    def sensitivity(self) -> Float[np.ndarray, "N dy dx"]:
+        """How the coefficients move with ``x``; NaN where that is not known."""
+        s = self.point.sensitivity
+        return np.full((*self.point.W.shape, len(self.point.x)), np.nan) if s is None else s
+
+    def nearby(self, x: Float[np.ndarray, " dx"]) -> Point:
+        """The reduced problem solved at another ``x``."""
+        if np.array_equal(x, self.point.x):
+            return self.point
+        return solve_at(self.expansions, x, self.point.coefficients_at(x), self.target)
+
+    def natural_step(self) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, " dx"], float]:
+        """The distance along each coordinate of ``x`` over which ``f`` changes by its spread over the samples; the
+        sizes of single samples' gradients, and the spread.
+
+        The spread over these sizes; where they vanish, after ``x`` itself. Not less than a share of what turns the
+        lower level's noise: at an ``x`` where ``f`` itself vanishes, its spread and its gradients are rounding.
+        """
+        point = self.point
+        scales = self.expansions.row_scales(point.x, point.W, point.adjoint, point.value)
+        sizes, spread = scales.sizes, scales.spread or abs(point.value)
+        known = (sizes > 0) & (spread > 0)
+        other = np.where(point.x != 0, np.abs(point.x), 1.0)
+        step = np.where(known, spread / np.where(known, sizes, 1), other)
+        return np.maximum(step, NEGLIGIBLE * scales.turning), sizes, spread
+
+
+@dataclass(frozen=True)
+class Around:
+    """The reduced problem at ``x`` (the first point), and ahead of and behind it along each of `directions`.
+
+    - `study`, `galerkin`: what is solved, and from where.
+    - `directions`: rows, the steps taken forward; `back`: the share of each that is taken backward.
+    - `points`: first ``x``, then all forward ones, then all backward ones; `terms`: of the samples there.
+    - `unit`: of each coordinate of ``x``: a distance along which the objective curves by 1, where it does.
+    - `at_kink`: coordinates that a kink of the objective holds; `near_kink`: those whose minimum may lie at one.
+    """
+
+    study: Study
+    galerkin: Galerkin
+    x: Float[np.ndarray, " dx"]
+    directions: Float[np.ndarray, "k dx"]
+    back: Float[np.ndarray, " k"]
+    points: list[Point]
+    terms: SampleTerms
+    unit: Float[np.ndarray, " dx"]
+    joint: bool
+    at_kink: Bool[np.ndarray, " dx"]
+    near_kink: Bool[np.ndarray, " dx"]
+
+    @staticmethod
+    def of(
+        study: Study, galerkin: Galerkin, x: np.ndarray, directions: np.ndarray, unit: np.ndarray, joint: bool = False
+    ) -> "Around":
+        """Solves the reduced problem at ``x``, ahead of and behind it."""
+        directions, back = _both_sides(study, x, directions)
+        places = [x, *(x + directions), *(x - back[:, None] * directions)]
+        points, none = [galerkin.nearby(place) for place in places], np.zeros(len(x), bool)
+        terms = SampleTerms.at(galerkin.expansions, points, joint)
+        return Around(study, galerkin, x, directions, back, points, terms, unit, joint, none, none)
+
+    def look(self, x: np.ndarray, directions: np.ndarray) -> "Around":
+        """The same around a point nearby, along as many directions as before."""
+        if np.array_equal(x, self.x) and np.array_equal(directions, self.directions):
+            return self
+        return Around.of(self.study, self.galerkin, x, directions, self.unit, self.joint)
+
+    def with_terms(self, joint: bool) -> "Around":
+        """The same, with the terms that products of neighbouring samples are made of."""
+        terms = SampleTerms.at(self.galerkin.expansions, self.points, True) if joint else self.terms
+        return replace(self, joint=joint, terms=terms)
+
+    @property
+    def point(self) -> Point:
+        """The one at ``x``."""
+        return self.points[0]
+
+    @property
+    def sound(self) -> bool:
+        """Whether the reduced problem could be solved at all points."""
+        return all(point.sound for point in self.points)
+
+    @property
+    def lengths(self) -> Float[np.ndarray, " k"]:
+        """Of the steps along the coordinates, by which slopes are divided; 1 where there is no room for one."""
+        k = np.diag(self.directions)
+        return np.where(k != 0, k, 1.0)
+
+    def table(self, name: str) -> np.ndarray:
+        """A figure of the reduced problem at all points."""
+        return np.stack([getattr(point, name) for point in self.points])
+
+    def slope(self, table: np.ndarray) -> np.ndarray:
+        """The derivative along each direction, per unit of it, from a table over points."""
+        k = len(self.directions)
+        return (table[1 : 1 + k] - table[1 + k :]) / (1 + self.back).reshape(-1, *[1] * (table.ndim - 1))
+
+    def bend(self, table: np.ndarray) -> np.ndarray:
+        """The second derivative along each direction."""
+        k, b = len(self.directions), self.back.reshape(-1, *[1] * (table.ndim - 1))
+        return 2 * ((table[1 : 1 + k] - table[0]) * b + (table[1 + k :] - table[0])) / (b * (1 + b))
+
+    # -- where the directions are the coordinates
+
+    def hessian(self) -> Float[np.ndarray, "dx dx"]:
+        """The curvature of the reduced objective."""
+        table = self.slope(self.table("gradient")) / self.lengths[:, None]
+        return (table + table.T) / 2
+
+    def gradient_rows(self) -> tuple[Float[np.ndarray, "m dx"], Float[np.ndarray, "n dx"]]:
+        """What each sample of the two levels contributes to the gradient."""
+        return self.slope(self.terms.f).T / self.lengths, -self.slope(self.terms.vr).T / self.lengths
+
+    def gradient_influence(self) -> Float[np.ndarray, "n dx"]:
+        """What each sample moves the gradient by, where both levels see the same."""
+        rows, shares = sum(self.gradient_rows()), self.study.lower.contexts().shares()
+        return (rows - shares @ rows) * shares[:, None]
+
+    def gradient_covariance(self) -> Float[np.ndarray, "dx dx"]:
+        return self.covariance(*self.gradient_rows())
+
+    def free(self) -> Bool[np.ndarray, " dx"]:
+        """The coordinates that no bound or kink holds: where the gradient pushes against it beyond its noise."""
+        bounds, x, gradient = self.study.problem.bounds, self.x, self.point.gradient
+        lo, hi = flattened(bounds.lo), flattened(bounds.hi)
+        push = CLEAR * np.sqrt(np.diag(self.gradient_covariance()))
+        near = slope_accuracy(self.study.eps) * np.maximum(np.abs(x), np.where(np.isfinite(hi - lo), hi - lo, 0))
+        held = ((x <= lo + near) & (gradient >= push)) | ((x >= hi - near) & (-gradient >= push))
+        return ~(held | (lo == hi) | self.at_kink)
+
+    def covariance(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+        """Of the sum of the means of the two levels' rows."""
+        if self.study.shared:
+            return level_covariance(self.study.lower, upper + lower)
+        return level_covariance(self.study.upper, upper) + level_covariance(self.study.lower, lower)
+
+    def value_error(self) -> float:
+        """The standard error of the reduced objective."""
+        return float(np.sqrt(self.covariance(self.terms.f[0][:, None], -self.terms.vr[0][:, None])[0, 0]))
+
+
+def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The steps ahead, shortened to the room that bounds leave, and the share of each that is taken backward.
+
+    Where there is no room on a side, both points lie on the other one, the second twice as far.
+    """
+    lo, hi = flattened(study.problem.bounds.lo), flattened(study.problem.bounds.hi)
+
+    def room(steps: np.ndarray) -> np.ndarray:
+        """The share of each step that stays within the bounds."""
+        most = np.where(steps > 0, hi - x, lo - x) / np.where(steps != 0, steps, 1)
+        return np.clip(np.where(steps != 0, most, np.inf).min(axis=1), 0, 1)
+
+    ahead, behind = room(directions), room(-directions)
+    forward = np.where(ahead >= 0.05, ahead, -behind / 2)
+    backward = np.where(behind >= 0.05, behind, -ahead / 2)
+    return directions * forward[:, None], np.where(forward != 0, backward / np.where(forward != 0, forward, 1), 1.0)
+
+
+def too_large(study: Study, joint: bool) -> str:
+    """Why differences along each coordinate are not taken, in words; empty where they can be."""
+    (dx, dy), rows = study.problem.sizes, 0
+    for level in (study.upper, study.lower):
+        rows += (level.count or 0) * (len(level.contexts()) if level.crossed else 1)
+    numbers = (2 * dx + 1) * rows * (1 + (2 * dy + 2 * dy**2 if joint else 0))
+    if dx > _MOST_COORDINATES:
+        return f"x has {dx} coordinates, more than {_MOST_COORDINATES}"
+    return f"{numbers:.1g} numbers would be held" if numbers > MOST_NUMBERS else ""
+
+
+def natural_step(reduced: Reduced, x: PyTree) -> Float[np.ndarray, " dx"]:
+    """The distance, along each coordinate of ``x``, over which ``f`` changes by its spread over the samples."""
+    return Galerkin.at(reduced, flattened(x)).natural_step()[0]
+
+
+def look_around(study: Study, galerkin: Galerkin, joint: bool) -> Around:
+    """Solves the reduced problem around ``x``, over about a standard error along each coordinate.
+
+    `joint`: with the terms that products of neighbouring samples are made of.
+    """
+    x, (step, size, spread) = galerkin.point.x, galerkin.natural_step()
+    unit = step / np.sqrt(spread if spread > 0 else 1.0)
+    first = _in_own_units(Around.of(study, galerkin, x, np.diag(NEGLIGIBLE * step), unit), size)
+    if not first.sound:
+        return first.with_terms(joint)
+    error, reach = _standard_errors(first), np.abs(np.diag(first.directions))
+    known = np.isfinite(error)
+    if np.any(known & ((error > _WIDER * reach) | (reach > _WIDER * error))):
+        second = first.look(x, np.diag(np.where(known, error, reach)))
+        best = second = _in_own_units(second, size)
+    else:
+        best, second = first, first.look(x, _WIDER * first.directions)
+    if not second.sound:
+        return first.with_terms(joint)
+    at_kink, near_kink = _kinks(first, second)
+    return replace(best, at_kink=at_kink, near_kink=near_kink).with_terms(joint)
+
+
+def _kinks(first: Around, second: Around) -> tuple[Bool[np.ndarray, " dx"], Bool[np.ndarray, " dx"]]:
+    """The coordinates held by a kink and those next to one: where curvature is not the same over different steps.
+
+    One that grows as steps shrink is a kink at ``x``, which holds it where the gradients on both sides are clear of
+    their noise. One that grows with the steps may be many small kinks, one in each sample, or one large one nearby;
+    half the step then shows all of it, or none.
+    """
+    narrow = np.abs(first.lengths) <= np.abs(second.lengths)
+    bends = [np.diag(look.hessian()) for look in (first, second)]
+    close, far = np.where(narrow, *bends), np.where(narrow, *bends[::-1])
+    here, beyond = (close > _KINK * np.abs(far)) & (close > 0), far > _KINK * np.abs(close)
+    sides = [look.table("gradient")[1:].reshape(2, *second.directions.shape) for look in (first, second)]
+    ahead, behind = (np.where(narrow, *(np.diag(side[a]) for side in sides)) for a in (0, 1))
+    noise = CLEAR * np.sqrt(np.diag(second.gradient_covariance()))
+    holds = here & (ahead > noise) & (behind < -noise)
+    half = np.diag(second.look(second.x, second.directions / 2).hessian()) if beyond.any() else far
+    uneven = beyond & ((half > np.sqrt(_KINK) * far) | (half < far / np.sqrt(_KINK)))
+    return holds, (here & ~holds) | uneven
+
+
+def _in_own_units(around: Around, size: Float[np.ndarray, " dx"]) -> Around:
+    """With units in which the objective curves alike along all coordinates, where it curves beyond rounding."""
+    bend = np.diag(around.hessian())
+    seen = bend * np.abs(around.lengths) > slope_accuracy(around.study.eps) * size
+    return replace(around, unit=np.where(seen, 1 / np.sqrt(np.where(seen, bend, 1)), around.unit))
+
+
+def _standard_errors(around: Around) -> np.ndarray:
+    """About a standard error of each coordinate of ``x``; infinite where the curvature does not show one."""
+    units = np.outer(around.unit, around.unit)
+    values, vectors = np.linalg.eigh(around.hessian() * units)
+    kept = values > 1e-6 * max(values[-1], np.finfo(float).tiny)
+    inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T * units
+    error = np.sqrt(np.maximum(np.diag(inverse @ around.gradient_covariance() @ inverse), 0))
+    return np.where(error > 0, error, np.inf)
