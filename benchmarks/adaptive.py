@@ -6,13 +6,14 @@ solve at the best N. Two-edge traffic (population: 5000 other samples, exact flo
 are analytic, kinked, or seen through noise (population: quadrature).
 """
 
-import argparse
 import warnings
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -79,10 +80,7 @@ def roads(seed):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=50)
-    parser.add_argument("--shapes", type=int, default=20)
-    arguments = parser.parse_args()
+    arguments = harness.arguments(__doc__, ("--seeds", 50), ("--shapes", 20))
     warnings.simplefilter("ignore")
     rng = np.random.default_rng(0)
     cases = {kind: [shapes(rng, kind) for _ in range(arguments.shapes)] for kind in ("analytic", "kinked", "noisy")}

@@ -15,19 +15,19 @@ first one stopped. Problems are solved in a process of their own; one that takes
 such.
 """
 
-import argparse
 import json
 import math
 import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -290,12 +290,6 @@ def number(value) -> float | None:
     return None if value is None else float(value)
 
 
-def timed(call: Callable) -> tuple[Any, float]:
-    began = time.perf_counter()
-    found = call()
-    return found, time.perf_counter() - began
-
-
 def members_of(basis) -> list | None:
     """Which products of polynomials a basis is made of, where they are listed one by one."""
     while hasattr(basis, "basis"):
@@ -310,8 +304,10 @@ def answered(seed: int) -> dict:
     try:
         case = drawn_case(seed)
         found["what"] = case.what
-        solution, found["seconds"] = timed(lambda: cb.solve(case.problem, case.samples, case.basis, **case.settings))
-        errors, found["error_seconds"] = timed(lambda: solution.uncertainty.error)
+        solution, found["seconds"] = harness.timed(
+            lambda: cb.solve(case.problem, case.samples, case.basis, **case.settings)
+        )
+        errors, found["error_seconds"] = harness.timed(lambda: solution.uncertainty.error)
         found |= {
             "x": flat(solution.x),
             "policy": flat(solution.policy(case.contexts)),
@@ -325,7 +321,7 @@ def answered(seed: int) -> dict:
             "steps": int(solution.history["step"][-1]),
             "oracles": json.loads(json.dumps(solution.stats["oracles"], default=float)),
         }
-        certificate, found["certify_seconds"] = timed(lambda: cb.certify(case.problem, solution, case.fresh))
+        certificate, found["certify_seconds"] = harness.timed(lambda: cb.certify(case.problem, solution, case.fresh))
         found["certificate"] = {
             "mode": certificate.mode,
             "gradient_norm": number(certificate.gradient_norm),
@@ -523,12 +519,14 @@ def _values(a: dict, b: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="the file that answers are recorded in")
-    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 200), help="the first, and one beyond the last")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one problem")
-    parser.add_argument("--again", action="store_true", help="also those that took too long before")
-    parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="two such files")
+    parser = harness.parser(
+        __doc__,
+        ("--out", Path, "the file that answers are recorded in"),
+        ("--seeds", int, "the first, and one beyond the last", {"nargs": 2, "default": (0, 200)}),
+        ("--limit", LIMIT, "seconds for one problem"),
+        ("--again", False, "also those that took too long before"),
+        ("--compare", Path, "two such files", {"nargs": 2, "metavar": ("BEFORE", "AFTER")}),
+    )
     arguments = parser.parse_args()
     if arguments.compare:
         compare(*(json.loads(path.read_text()) for path in arguments.compare))

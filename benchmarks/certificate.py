@@ -6,20 +6,23 @@ gradient norm, and its width in standard errors. Neighbours mode, from joint sam
 over the true one, with bases of 2 to 4 (quadratics) and 3 to 8 functions (traffic).
 """
 
-import argparse
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import harness
+
 jax.config.update("jax_enable_x64", True)
 
 import cobilevel as cb
-from cobilevel.inference import Galerkin
+from cobilevel.derivatives import Expansions, flattened
+from cobilevel.lower import solve_at
 
 
 def gradient_of_reduced(problem, basis, data, x):
-    return Galerkin.at(cb.reduce(problem, basis, data).whitened(), np.asarray(x)).point.gradient
+    reduced = cb.reduce(problem, basis, data).whitened().ordinary()
+    at = Expansions(reduced)
+    return np.asarray(solve_at(at, flattened(x), at.table(reduced.W0), 1e-12).gradient)
 
 
 def quadratics(seeds, rng):
@@ -44,11 +47,7 @@ def roads(seeds, rng):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quadratics", type=int, default=200)
-    parser.add_argument("--roads", type=int, default=50)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    arguments = parser.parse_args()
+    arguments = harness.arguments(__doc__, ("--quadratics", 200), ("--roads", 50), ("--first", 0, "the first seed"))
     first = arguments.first
     rng = np.random.default_rng(first)
     total = []

@@ -13,8 +13,6 @@ processor, not of the wall: pin it to one core.
 Run: python benchmarks/cleaning_step.py [--cpu] [--json FILE]
 """
 
-import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -24,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cobilevel as cb
+import harness
 from cobilevel.iteration import advance
 
 PIXELS, CLASSES, TRAIN, VALIDATION = 784, 10, 19_000, 1_000
@@ -83,10 +82,11 @@ def gathers(count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cpu", action="store_true", help="seconds of the processor instead of the wall")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
-    words = parser.parse_args()
+    words = harness.arguments(
+        __doc__.splitlines()[0],
+        ("--cpu", False, "seconds of the processor instead of the wall"),
+        ("--json", Path, "a file for the figures"),
+    )
     clock = time.process_time if words.cpu else time.perf_counter
     count = 5 if jax.default_backend() == "cpu" else 100
     timed = {"step": step(count), "products": products(count), "gathers": gathers(count)}
@@ -109,8 +109,7 @@ def main():
     for row in figures:
         goal = "" if row["goal"] is None else f"   (goal: at most {row['goal']:g})"
         print(f"{row['what']:<38} {row['value']:>9.3g} {row['unit']}{goal}")
-    if words.json:
-        words.json.write_text(json.dumps(figures, indent=1) + "\n")
+    harness.write_measurements(words.json, figures)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import jax
 jax.config.update("jax_enable_x64", True)
 
 import cobilevel as cb
-from cobilevel.paper.inverse.complexity import BATCH, SEEDS, conditioning, growth, slope
+from cobilevel.paper.theory import BATCH, SEEDS, conditioning, growth, slope
 
 
 def main():

@@ -13,7 +13,6 @@ Each run is solved and certified on fresh samples, and is one of
 Exits with 1 where any run is WRONG.
 """
 
-import argparse
 import sys
 import time
 import traceback
@@ -26,6 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import optimize
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -739,12 +740,13 @@ def about_certificate(case: Case, found, certificate) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", choices=("small", "full"), default="small")
-    parser.add_argument("--only", help="families by their numbers, separated by commas")
-    parser.add_argument("--count", type=int, help="runs of each family")
-    parser.add_argument("--loud", action="store_true", help="say what each run came to")
-    arguments = parser.parse_args()
+    arguments = harness.arguments(
+        __doc__,
+        ("--runs", "small", None, {"choices": ("small", "full")}),
+        ("--only", str, "families by their numbers, separated by commas"),
+        ("--count", int, "runs of each family"),
+        ("--loud", False, "say what each run came to"),
+    )
     warnings.simplefilter("ignore")
     wanted = None if arguments.only is None else arguments.only.split(",")
     names = [name for name in FAMILIES if wanted is None or any(w in name.split() for w in wanted)]

@@ -67,7 +67,11 @@ def battery():
     )  # fmt: skip
     many = rng.uniform(size=(400, 4))
     box = cb.Problem(
-        aim, lambda x, y, xi, eta: (y - x * xi[0] - xi[1] * xi[2] - 0.1 * eta) ** 2, 0.5, 0.0, cb.Box([0.0] * 4, [1.0] * 4)
+        aim,
+        lambda x, y, xi, eta: (y - x * xi[0] - xi[1] * xi[2] - 0.1 * eta) ** 2,
+        0.5,
+        0.0,
+        cb.Box([0.0] * 4, [1.0] * 4),
     )
     roads = cb.gallery.two_edge_traffic(0)
     cases = {
@@ -174,10 +178,10 @@ def main():
 
 HEAD = """# Constants
 
-Every number that stands at the top of a module, why it is there, and what six small problems (noise, a kink, bounds on
-`y`, four contexts, two roads, SOBA) make of it at half and at twice its value: how many functions are chosen, how far `x`
-moves in standard errors, by how much the certificate's interval changes. *same*: none of these, to a thousandth of a
-standard error and 5% of an interval. Written by `python benchmarks/constants.py --out docs/constants.md`."""
+Every number that stands at the top of a module, why it is there, and what six small problems (noise, a kink, bounds
+on `y`, four contexts, two roads, SOBA) make of it at half and at twice its value: how many functions are chosen, how
+far `x` moves in standard errors, by how much the certificate's interval changes. *same*: none of these, to a thousandth
+of a standard error and 5% of an interval. Written by `python benchmarks/constants.py --out docs/constants.md`."""
 
 
 if __name__ == "__main__":

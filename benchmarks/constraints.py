@@ -6,8 +6,6 @@ constrained objective as smoothing falls; a quadratic penalty and an augmented L
 the two-road problem with flows that are nonnegative and add up, next to its penalised form.
 """
 
-import argparse
-import time
 from dataclasses import dataclass
 
 import jax
@@ -17,6 +15,7 @@ import scipy.optimize
 import scipy.sparse
 
 import cobilevel as cb
+import harness
 
 SIZE, ROWS, FRESH = 20, 300, 1000
 DOMAIN = cb.Interval(0.0, 1.0)
@@ -117,9 +116,8 @@ def against_clarabel(level: Level, program: Program, bases: list, smoothings: li
     print("  basis           smoothing  policy error  violation  equalities  |x - x*|   F - F*    F*       seconds")
     for basis in bases:
         for smoothing in smoothings:
-            clock = time.perf_counter()
-            found = cb.solve(level.problem(program.constraints, smoothing), cb.Samples(xi), basis=basis)
-            seconds = time.perf_counter() - clock
+            problem = level.problem(program.constraints, smoothing)
+            found, seconds = harness.timed(cb.solve, problem, cb.Samples(xi), basis=basis)
             y, exact = np.asarray(found.policy(fresh)), level.exact(program, found.x, fresh)
             error = np.mean(np.sum((y - exact) ** 2, axis=1)) / np.mean(np.sum(exact**2, axis=1))
             broken = np.max(np.maximum(y @ program.G.T - program.h, 0), initial=0.0)
@@ -240,9 +238,7 @@ def two_roads(instances: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one basis, one smoothing, few instances")
-    quick = parser.parse_args().quick
+    quick = harness.arguments(__doc__, ("--quick", False, "one basis, one smoothing, few instances")).quick
     jax.config.update("jax_enable_x64", True)
     level = Level()
     bases = [cb.Chebyshev(20)] if quick else [cb.Chebyshev(10), cb.Chebyshev(20), cb.Chebyshev(40)]

@@ -6,10 +6,11 @@ Run: python benchmarks/convergence.py [solver ...]
 """
 
 import sys
-import time
 from pathlib import Path
 
 import jax
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -72,14 +73,13 @@ def main():
     curves = {}
     print(f"{'solver':8} {'samples':>9} {'last gap':>9} {'floor':>9} {'predicted':>9} (relative to the first gap)")
     for name in names:
-        clock = time.perf_counter()
-        curve, state, predicted = run(getattr(cb, name), reduced, lambda x: energy(x) / first)
+        (curve, state, predicted), seconds = harness.timed(run, getattr(cb, name), reduced, lambda x: energy(x) / first)
         curves[name] = curve
         tail = curve[len(curve) // 2 :, 1].mean()
         ended = cb.Result.of(int(state.result)).name.lower()
         print(
             f"{name:8} {curve[-1, 0]:9.2e} {curve[-1, 1]:9.2e} {tail:9.2e} {predicted / first:9.2e}  {ended}"
-            f" ({time.perf_counter() - clock:.0f} s)",
+            f" ({seconds:.0f} s)",
             flush=True,
         )
     draw(curves)

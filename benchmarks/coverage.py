@@ -7,7 +7,6 @@ policy is the projection of $B x + c$ on the basis. Certified are the solution o
 solved from, and points 1 to 3 standard errors away on fresh ones.
 """
 
-import argparse
 import time
 import warnings
 from collections import defaultdict
@@ -18,6 +17,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -247,14 +248,15 @@ def hidden_structure(count: int, rng) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=1020, help="in all modes together")
-    parser.add_argument("--smooth", type=int, default=200, help="problems on which the share unresolved is counted")
-    parser.add_argument("--hidden", type=int, default=50)
-    parser.add_argument("--only", help="a mode whose name holds this")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--loud", action="store_true", help="say what was missed")
-    arguments = parser.parse_args()
+    arguments = harness.arguments(
+        __doc__,
+        ("--problems", 1020, "in all modes together"),
+        ("--smooth", 200, "problems on which the share unresolved is counted"),
+        ("--hidden", 50),
+        ("--only", str, "a mode whose name holds this"),
+        ("--seed", 0),
+        ("--loud", False, "say what was missed"),
+    )
     warnings.simplefilter("ignore")
     wanted = [m for m in modes() if arguments.only is None or arguments.only in m.name]
     table: dict = defaultdict(list)

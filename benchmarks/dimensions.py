@@ -9,10 +9,11 @@ mean of ``eta`` given ``xi`` (scikit-learn, ``HistGradientBoostingRegressor()``)
 ``--quick``: fewer cases, a few minutes. Times are processor seconds with compilation, of the first solve of its shape.
 """
 
-import argparse
 import os
 import time
 import warnings
+
+import harness
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processor seconds count threads that wait
 
@@ -94,12 +95,13 @@ def _case(kind, d, rows, wanted):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="dimensions 6 and 20, 2000 rows, and no network but once")
-    parser.add_argument("--dimensions", type=int, nargs="*", help="these alone")
-    parser.add_argument("--rows", type=int, nargs="*", help="so many samples alone")
-    parser.add_argument("--methods", nargs="*", help="these alone")
-    arguments = parser.parse_args()
+    arguments = harness.arguments(
+        __doc__,
+        ("--quick", False, "dimensions 6 and 20, 2000 rows, and no network but once"),
+        ("--dimensions", int, "these alone", {"nargs": "*"}),
+        ("--rows", int, "so many samples alone", {"nargs": "*"}),
+        ("--methods", str, "these alone", {"nargs": "*"}),
+    )
     warnings.simplefilter("ignore")
     dimensions, sizes = ((6, 20), (2000,)) if arguments.quick else ((6, 10, 20), (2000, 20_000))
     for rows in arguments.rows or sizes:

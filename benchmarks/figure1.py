@@ -6,9 +6,6 @@ counts as tracing, lowering and compiling is on the clock, and more where other 
 ``--out`` the figure is drawn: medians and quartiles over the networks.
 """
 
-import argparse
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import cobilevel as cb
+import harness
 from cobilevel.sweep import solve_grid
 
 SIZES = (3, 5, 10, 20, 50, 100)
@@ -122,14 +120,15 @@ def draw(table: dict[tuple[str, int], dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--instances", type=int, default=50)
-    parser.add_argument("--json", type=Path, help="file for the figures measured")
-    parser.add_argument("--out", type=Path, help="folder for the figure")
-    arguments = parser.parse_args()
+    arguments = harness.arguments(
+        __doc__,
+        ("--instances", 50),
+        ("--json", Path, "file for the figures measured"),
+        ("--out", Path, "folder for the figure"),
+    )
     jax.config.update("jax_enable_x64", True)
     jax.monitoring.register_event_duration_secs_listener(listen)
-    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+    print(harness.circumstances())
     instances = [cb.gallery.two_edge_traffic(seed) for seed in range(arguments.instances)]
     keys = [(family, N) for N in SIZES for family in FAMILIES]
     table = dict(zip(keys, measured(instances, [FAMILIES[family](N) for family, N in keys]), strict=True))
@@ -150,9 +149,7 @@ def main() -> None:
     ]
     for what, value, unit, goal in lines:
         print(f"{what:<48}{value:>8.1f} {unit:<2}" + ("" if goal is None else f"  goal {goal:.0f}"))
-    if arguments.json:
-        named = [dict(zip(("what", "value", "unit", "goal"), line, strict=True)) for line in lines]
-        arguments.json.write_text(json.dumps(named, indent=1))
+    harness.write_measurements(arguments.json, lines)
     if arguments.out:
         draw(table, arguments.out)
 

@@ -5,9 +5,7 @@ first process is measured again with compiled programs kept on disk, in a tempor
 while another process keeps a core busy.
 """
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+
+import harness
 
 COUNT = """
 import time, sys
@@ -122,13 +122,14 @@ def one_core_busy() -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3, help="of which the median is shown")
-    parser.add_argument("--quick", action="store_true", help="each once")
-    parser.add_argument("--json", type=Path, help="where the measurements are written, with their goals")
-    arguments = parser.parse_args()
+    arguments = harness.arguments(
+        __doc__,
+        ("--repeats", 3, "of which the median is shown"),
+        ("--quick", False, "each once"),
+        ("--json", Path, "where the measurements are written, with their goals"),
+    )
     repeats = 1 if arguments.quick else arguments.repeats
-    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+    print(harness.circumstances())
     found = {name: show(name, code, repeats) for name, code in CALLS.items()}
     seconds = float(np.median([helped() for _ in range(repeats)]))
     print(f"{'cobilevel --help':<42}{seconds:>8.2f} s")
@@ -151,9 +152,7 @@ def main() -> None:
         ("diagnose, first", found["diagnose"]["diagnose"][0], "s", 2.0),
         ("cobilevel --help", seconds, "s", 0.5),
     ]
-    if arguments.json:
-        keys = ("what", "value", "unit", "goal")
-        arguments.json.write_text(json.dumps([dict(zip(keys, line, strict=True)) for line in lines]))
+    harness.write_measurements(arguments.json, lines)
 
 
 if __name__ == "__main__":

@@ -18,17 +18,15 @@ what it must hold (``must_hold``) besides the imports and the compiler; and a st
 far more than is held at any time.
 """
 
-import argparse
 import json
-import os
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import jax
 import numpy as np
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -177,9 +175,7 @@ KINDS = {
 
 def point(kind, size):
     """Seconds, and the most memory held in GB, of a process of its own."""
-    command = [sys.executable, __file__, "--point", json.dumps([kind, size])]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return harness.in_own_process(__file__, "--point", json.dumps([kind, size]))
 
 
 def exponent(sizes, values):
@@ -246,22 +242,22 @@ def alone(quick):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("fits", "alone"), help="one part alone")
-    parser.add_argument("--quick", action="store_true", help="two points for each fit, and without the largest sizes")
-    parser.add_argument("--json", type=Path, help="where the measurements are written, with their goals")
-    parser.add_argument("--point", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = harness.arguments(
+        __doc__,
+        ("--only", str, "one part alone", {"choices": ("fits", "alone")}),
+        ("--quick", False, "two points for each fit, and without the largest sizes"),
+        ("--json", Path, "where the measurements are written, with their goals"),
+        ("--point", str, harness.HIDDEN),
+    )
     if arguments.point:
         kind, size = json.loads(arguments.point)
         seconds = KINDS[kind](size)
         print(json.dumps([seconds, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9]))
         return
-    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+    print(harness.circumstances())
     lines = [] if arguments.only == "alone" else fitted(arguments.quick)
     lines += [] if arguments.only == "fits" else alone(arguments.quick)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([{"goal": None} | line for line in lines]))
+    harness.write_measurements(arguments.json, lines)
 
 
 if __name__ == "__main__":

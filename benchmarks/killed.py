@@ -7,7 +7,6 @@ compared with those of a run that nobody disturbed, bit for bit.
     python benchmarks/killed.py [--kills 30] [--seed 0]
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -19,6 +18,8 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+
+import harness
 
 SOLVERS = ("Newton", "SOBA", "StocBiO", "SABA", "MRBO", "VRBO")
 STEPS = {"Newton": 200, "VRBO": 1000, "MRBO": 2000, "StocBiO": 2000, "SABA": 20_000, "SOBA": 20_000}
@@ -98,11 +99,12 @@ def disturbed(name: str, folder: Path, seconds: float, rng: random.Random, in_wr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--child", nargs=3)
-    options = parser.parse_args()
+    options = harness.arguments(
+        __doc__.split("\n")[0],
+        ("--kills", 30),
+        ("--seed", 0),
+        ("--child", str, None, {"nargs": 3}),
+    )
     if options.child:
         child(options.child[0], options.child[1], int(options.child[2]))
         return

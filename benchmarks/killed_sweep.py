@@ -3,7 +3,6 @@
 Each must come to the same store as the undisturbed sweep: every run once, results and curves bit for bit.
 """
 
-import argparse
 import os
 import random
 import signal
@@ -13,6 +12,8 @@ import time
 from pathlib import Path
 
 import jax
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -104,12 +105,13 @@ def dask_workers(cluster):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=3)
-    parser.add_argument("--runs", type=int, default=SEEDS * len(STEPS))
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--only", choices=["local", "dask"], help="one kind of workers alone")
-    arguments = parser.parse_args()
+    arguments = harness.arguments(
+        __doc__,
+        ("--kills", 3),
+        ("--runs", SEEDS * len(STEPS)),
+        ("--seed", int(time.time())),
+        ("--only", str, "one kind of workers alone", {"choices": ["local", "dask"]}),
+    )
     rng = random.Random(arguments.seed)
     cases = [{"seed": seed, "outer": outer} for seed in range(SEEDS) for outer in STEPS][: arguments.runs]
     print(f"{len(cases)} runs on {WORKERS} workers, seed {arguments.seed}")

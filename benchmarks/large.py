@@ -15,7 +15,6 @@ too. `cpu` are seconds of processor time: on a machine with other work they say 
     python benchmarks/large.py --only contexts    # one group: contexts, dimensions or rows
 """
 
-import argparse
 import json
 import resource
 import subprocess
@@ -26,6 +25,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -126,12 +127,13 @@ def measure(group, name):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=tuple(PROBLEMS), help="one group alone")
-    parser.add_argument("--problem", help="one problem of that group, in this process")
-    parser.add_argument("--quick", action="store_true", help=f"{' and '.join(QUICK)} alone")
-    parser.add_argument("--json", type=Path, help="where the measurements are written, with their goals")
-    arguments = parser.parse_args()
+    arguments = harness.arguments(
+        __doc__,
+        ("--only", str, "one group alone", {"choices": tuple(PROBLEMS)}),
+        ("--problem", str, "one problem of that group, in this process"),
+        ("--quick", False, f"{' and '.join(QUICK)} alone"),
+        ("--json", Path, "where the measurements are written, with their goals"),
+    )
     lines = []
     if arguments.problem:
         lines = measure(arguments.only, arguments.problem)
@@ -145,8 +147,7 @@ def main() -> None:
                 command = [sys.executable, __file__, "--only", group, "--problem", name, "--json", str(part)]
                 subprocess.run(command, check=True)
                 lines += json.loads(part.read_text())
-    if arguments.json:
-        arguments.json.write_text(json.dumps(lines))
+    harness.write_measurements(arguments.json, lines)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ seen through noise in the lower level. The error of a policy is its mean square 
 the policy exactly have sigma^2 N / n on the average.
 """
 
-import argparse
 import time
 
 import jax
 import numpy as np
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -68,12 +69,13 @@ def bases():
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--noise", type=float, default=0.3)
-    parser.add_argument("--together", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = harness.arguments(
+        __doc__,
+        ("--rows", 20_000),
+        ("--noise", 0.3),
+        ("--together", float, None, {"nargs": "+", "default": [0.0, 1.0]}),
+        ("--seeds", 3),
+    )
     problem = cb.Problem(upper, lower, x0=0.0, y0=0.0, domain=DOMAIN)
     for together in arguments.together:
         print(f"{arguments.rows} rows, noise {arguments.noise:g}, {together:g} of load x hour x weekend")

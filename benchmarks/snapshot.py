@@ -4,11 +4,10 @@ For each basis the policy error on test samples and the loss over that at the ex
 sample, medians over instances; then how many Chebyshev functions reach the policy error of each learned basis.
 """
 
-import argparse
-import time
-
 import jax
 import numpy as np
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -20,10 +19,7 @@ NETWORKS = (4, 8)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--neural-seeds", type=int, default=2, help="networks take longer to learn")
-    arguments = parser.parse_args()
+    arguments = harness.arguments(__doc__, ("--seeds", 10), ("--neural-seeds", 2, "networks take longer to learn"))
     instances = [cb.gallery.two_edge_traffic(seed) for seed in range(arguments.seeds)]
     best = [truth.loss(truth.sample_optimum(train), test) for _, train, test, truth in map(parts, instances)]
     print(f"{arguments.seeds} instances; medians, and the worst policy error")
@@ -35,9 +31,8 @@ def main() -> None:
         count = arguments.neural_seeds if isinstance(basis, cb.Neural) else arguments.seeds
         errors, ratios, settled, seconds = [], [], 0, []
         for instance, optimum in zip(instances[:count], best, strict=False):
-            began = time.perf_counter()
-            solution = cb.solve(instance.problem, instance.train, basis=basis)
-            seconds.append(time.perf_counter() - began)
+            solution, took = harness.timed(cb.solve, instance.problem, instance.train, basis=basis)
+            seconds.append(took)
             judged = cb.evaluate(instance.problem, solution, instance.test)
             errors.append(judged.policy_error)
             ratios.append(judged.loss / float(optimum))

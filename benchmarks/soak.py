@@ -5,7 +5,6 @@
 Prints resident memory over time, the steps taken, the size of the history and of the checkpoint.
 """
 
-import argparse
 import resource
 import signal
 import sys
@@ -15,6 +14,8 @@ import time
 from pathlib import Path
 
 import jax
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -85,10 +86,7 @@ def soak(minutes: float) -> tuple[cb.Solution, np.ndarray]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--megabytes", type=float, default=1500.0)
-    options = parser.parse_args()
+    options = harness.arguments(__doc__.split("\n")[0], ("--minutes", 60.0), ("--megabytes", 1500.0))
     limit = int(options.megabytes * 2**20)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     found, seen = soak(options.minutes)

@@ -10,13 +10,13 @@ steps (those of BSA grow longer as it goes on), and medians are printed. On a ma
 seconds of the processor, not of the wall, of one thread at best: pin it to one core.
 """
 
-import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 
 import jax
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -202,11 +202,13 @@ def plain(name, reduced, clock):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("solver", nargs="*", help=f"of {', '.join(SOLVERS)}; all where none is named")
-    parser.add_argument("--cpu", action="store_true", help="seconds of the processor")
-    parser.add_argument("--quick", action="store_true", help="two rounds")
-    parser.add_argument("--json", type=Path, help="where the measurements are written, with their goals")
+    parser = harness.parser(
+        __doc__,
+        ("solver", str, f"of {', '.join(SOLVERS)}; all where none is named", {"nargs": "*"}),
+        ("--cpu", False, "seconds of the processor"),
+        ("--quick", False, "two rounds"),
+        ("--json", Path, "where the measurements are written, with their goals"),
+    )
     arguments = parser.parse_args()
     names = arguments.solver or list(SOLVERS)
     if not set(names) <= set(SOLVERS):
@@ -231,8 +233,7 @@ def main() -> None:
             ratio = row.rate / other.rate
             lines.append({"what": f"{row.name} against a plain loop", "value": ratio, "unit": "times as many"})
             lines[-1]["goal"] = AGAINST_PLAIN
-    if arguments.json:
-        arguments.json.write_text(json.dumps([line | {"better": "more"} for line in lines]))
+    harness.write_measurements(arguments.json, [line | {"better": "more"} for line in lines])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ After each, everything is asked of the store. An answer must be the one that was
 says what is damaged; then the store is mended, the runs that are missing are added again, and all must be as before.
 """
 
-import argparse
 import json
 import resource
 import shutil
@@ -164,10 +163,9 @@ def trial(count, seed=SEED, runs=6):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1500)
-    parser.add_argument("--seed", type=int, default=SEED)
-    arguments = parser.parse_args()
+    import harness  # on the path where this is run as a script
+
+    arguments = harness.arguments(__doc__, ("--count", 1500), ("--seed", SEED))
     began = time.perf_counter()
     faults, seen = trial(arguments.count, arguments.seed)
     for name, often in seen.most_common():

@@ -21,12 +21,8 @@ process, with imports and compilation; warm is the same call once more. Medians 
 that is shared, ``--cpu`` counts seconds of the processor.
 """
 
-import argparse
 import itertools
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,6 +32,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -207,10 +205,9 @@ class Judge:
     def runs(self, name: str, settings: list) -> list[list[tuple[float, float]]]:
         """The runs of one process, one for each of the settings: seconds since it began, and gaps."""
         given = ["--method", name, "--data", str(self.data), "--settings", json.dumps(settings)]
-        command = [sys.executable, __file__, *given, "--began", str(time.time()), *(["--cpu"] if self.cpu else [])]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        given += ["--began", str(time.time()), *(["--cpu"] if self.cpu else [])]
         gap = lambda x: float(self.loss(np.array(x))) / self.least - 1
-        return [[(at, gap(x)) for at, x in run] for run in json.loads(done.stdout.splitlines()[-1])]
+        return [[(at, gap(x)) for at, x in run] for run in harness.in_own_process(__file__, *given)]
 
     def ladder(self, settings: dict) -> dict[str, dict | None]:
         """For each target the settings with as few steps as reach it; ``None`` where none do."""
@@ -273,15 +270,15 @@ def entries(found: dict[str, dict[str, list[float | None]]]) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--instances", type=int, default=3, help="of which the median is shown")
-    parser.add_argument("--cpu", action="store_true", help="seconds of the processor")
-    parser.add_argument("--only", nargs="*", choices=tuple(METHODS), help="these methods alone")
-    parser.add_argument("--quick", action="store_true", help="one instance, without StocBiO")
-    parser.add_argument("--json", type=Path, help="where the measurements are written, with their goals")
-    for inside in ("--method", "--data", "--settings", "--began"):
-        parser.add_argument(inside, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = harness.arguments(
+        __doc__,
+        ("--instances", 3, "of which the median is shown"),
+        ("--cpu", False, "seconds of the processor"),
+        ("--only", str, "these methods alone", {"nargs": "*", "choices": tuple(METHODS)}),
+        ("--quick", False, "one instance, without StocBiO"),
+        ("--json", Path, "where the measurements are written, with their goals"),
+        *((inside, str, harness.HIDDEN) for inside in ("--method", "--data", "--settings", "--began")),
+    )
     if arguments.method:
         data, began, settings = Path(arguments.data), float(arguments.began), json.loads(arguments.settings)
         in_this_process(arguments.method, data, arguments.cpu, began, settings)
@@ -293,10 +290,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         seeds = range(1 if arguments.quick else arguments.instances)
         judges = [Judge(seed, Path(folder), arguments.cpu) for seed in seeds]
-        print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, {len(judges)} instances")
+        print(f"{harness.circumstances()}, {len(judges)} instances")
         found = table(judges, names)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(entries(found)))
+    harness.write_measurements(arguments.json, entries(found))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ For each basis: the test loss with exact flows, over that at the exact-lower-lev
 policy error; how the runs ended.
 """
 
-import argparse
-import time
-
 import jax
 import numpy as np
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -42,11 +41,7 @@ def exact_flows(x, truth, xi):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=50)
-    parser.add_argument("--noise", type=float, default=0.05)
-    parser.add_argument("--only", default="", help="part of a basis's name")
-    arguments = parser.parse_args()
+    arguments = harness.arguments(__doc__, ("--seeds", 50), ("--noise", 0.05), ("--only", "", "part of a basis's name"))
     seeds, noise = arguments.seeds, arguments.noise
     instances = [cb.gallery.two_edge_traffic(seed, noise) for seed in range(seeds)]
     best = [instance.truth.sample_optimum(instance.train) for instance in instances]
@@ -58,9 +53,7 @@ def main() -> None:
     for basis in (basis for basis in BASES if arguments.only in repr(basis)):
         over_best, over_ref, policy, size, seconds, ended, first = [], [], [], [], [], [], None
         for instance, x_best in zip(instances, best, strict=True):
-            began = time.perf_counter()
-            solution = cb.solve(instance.problem, instance.train, basis=basis, solver=cb.Newton())
-            took = time.perf_counter() - began
+            solution, took = harness.timed(cb.solve, instance.problem, instance.train, basis=basis, solver=cb.Newton())
             first = took if first is None else first
             seconds.append(took)
             truth, test = instance.truth, instance.test

@@ -5,13 +5,13 @@ sample with exact lower level. Quadratics: ``F`` in closed form over its minimum
 certificate, from fresh samples, covers where its 95% interval holds the true gradient norm.
 """
 
-import argparse
-import time
 import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+import harness
 
 jax.config.update("jax_enable_x64", True)
 
@@ -43,17 +43,13 @@ def quadratics(seed):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=50)
-    arguments = parser.parse_args()
+    arguments = harness.arguments(__doc__, ("--seeds", 50))
     warnings.simplefilter("ignore")
     for kind, make in (("traffic", roads), ("quadratics", quadratics)):
         rows = []
         for seed in range(arguments.seeds):
             problem, train, fresh, judge = make(seed)
-            began = time.perf_counter()
-            solution = cb.solve(problem, train)
-            seconds = time.perf_counter() - began
+            solution, seconds = harness.timed(cb.solve, problem, train)
             excess, norm = judge(solution.x)
             low, high = cb.certify(problem, solution, fresh).gradient_norm.interval
             rows.append((excess, low <= norm <= high, solution.converged, solution.stats["functions"], seconds))

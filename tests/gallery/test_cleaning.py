@@ -10,7 +10,6 @@ import scipy.special
 import cobilevel as cb
 from cobilevel.gallery import best_coefficients, softmax
 from cobilevel.gallery import images as loader
-from cobilevel.gallery.cleaning import exact_classifiers
 from cobilevel.lower import exact_lower
 from cobilevel.problem import Study
 
@@ -121,7 +120,7 @@ def relative_slope(instance, x, xi, y):
 def test_exact_classifiers_minimise_what_the_library_minimises(small):
     """One small problem, three solvers."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=120)) * 2
-    found = exact_classifiers(small, x, TEMPERATURES, tolerance=1e-10)
+    found = small.truth.fit(x, TEMPERATURES, tolerance=1e-10).y
     np.testing.assert_allclose(small.truth.y(x, TEMPERATURES), found, rtol=1e-3, atol=1e-4)
     library = exact_lower(Study.of(small.problem, small.train), x, jnp.asarray(TEMPERATURES[2:3]))
     np.testing.assert_allclose(found[2:3], library.y, rtol=1e-6, atol=1e-7)
@@ -148,27 +147,15 @@ def test_exact_classifiers_in_single_precision(digits):
         assert relative_slope(instance, x, xi, y) <= 2e-6
     again = instance.truth.fit(x, TEMPERATURES, start=found.y)
     assert int(again.rounds) == 0
-    with pytest.warns(UserWarning, match="of its size at zero, not 1e-12"):
-        exact_classifiers(instance, x, TEMPERATURES, tolerance=1e-12)
+    beyond = instance.truth.fit(x, TEMPERATURES, tolerance=1e-12)  # more than rounding lets: it ends, and says so
+    assert float(beyond.gradient.max()) > 1e-12
 
 
 def test_exact_classifiers_map_over_x(small):
     x = jnp.stack([jnp.zeros(120), jnp.linspace(-2, 2, 120)])
-    several = jax.jit(jax.vmap(lambda x: exact_classifiers(small, x, TEMPERATURES, tolerance=1e-8)))(x)
+    several = jax.jit(jax.vmap(lambda x: small.truth.fit(x, TEMPERATURES, tolerance=1e-8).y))(x)
     for one, y in zip(x, several, strict=True):
-        np.testing.assert_allclose(y, exact_classifiers(small, one, TEMPERATURES, tolerance=1e-8), atol=1e-5)
-
-
-def test_exact_classifiers_refuse_what_does_not_fit(small):
-    for x, temperatures, words in (
-        (np.zeros(3), TEMPERATURES, r"x must have shape \(120,\)"),
-        (np.zeros(120), 1.0, "temperatures must be a list"),
-        (np.zeros(120), [1.0, 0.0], "positive"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            exact_classifiers(small, x, temperatures)
-    with pytest.raises(ValueError, match="start must have shape"):
-        exact_classifiers(small, np.zeros(120), TEMPERATURES, start=jnp.zeros((1, 64, 10)))
+        np.testing.assert_allclose(y, small.truth.fit(one, TEMPERATURES, tolerance=1e-8).y, atol=1e-5)
 
 
 def test_images_alike_in_every_class_give_a_zero_classifier():

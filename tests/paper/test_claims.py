@@ -3,16 +3,24 @@
 import numpy as np
 import pytest
 
-from cobilevel.paper.cleaning.verdicts import CleaningView, cleaning_verdicts
-from cobilevel.paper.inverse.complexity import complexity_verdict
-from cobilevel.paper.inverse.experiment import Inverse
-from cobilevel.paper.inverse.findings import InverseFindings
-from cobilevel.paper.inverse.verdicts import InverseView, inverse_verdicts
-from cobilevel.paper.lab import HELD_OUT, Budget
-from cobilevel.paper.methods import BARE, PER_CELL, Method
-from cobilevel.paper.readings import Reading
-from cobilevel.paper.statistics import median
-from cobilevel.paper.tuning import Grid, SearchRung, Setting, beyond, edges, searched
+from cobilevel.paper.claims import Reading, median
+from cobilevel.paper.cleaning_findings import CleaningView, cleaning_verdicts
+from cobilevel.paper.inverse import Inverse
+from cobilevel.paper.inverse_findings import InverseFindings, InverseView, inverse_verdicts
+from cobilevel.paper.methods import (
+    BARE,
+    HELD_OUT,
+    PER_CELL,
+    Budget,
+    Grid,
+    Method,
+    SearchRung,
+    Setting,
+    beyond,
+    edges,
+    searched,
+)  # fmt: skip
+from cobilevel.paper.theory import complexity_verdict
 from cobilevel.sweep import Run, Runs
 
 COUNT = 8

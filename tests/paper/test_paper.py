@@ -10,12 +10,10 @@ import pytest
 import cobilevel as cb
 from cobilevel.judge import runs_estimate
 from cobilevel.paper import theory
-from cobilevel.paper.claims import CLAIMS, complete, verdict
-from cobilevel.paper.cleaning.experiment import auc
+from cobilevel.paper.claims import CLAIMS, complete, difference, ratio, verdict
+from cobilevel.paper.cleaning import auc
 from cobilevel.paper.lab import TUNING
-from cobilevel.paper.methods import BARE, PER_CELL, Method
-from cobilevel.paper.statistics import difference, ratio
-from cobilevel.paper.tuning import Grid, SearchRung, race
+from cobilevel.paper.methods import BARE, PER_CELL, Grid, Method, SearchRung, race
 from cobilevel.problem import Study
 
 

@@ -3,5 +3,5 @@
 from .bench import chosen_benchmarks as chosen_benchmarks
 from .bench import run_benchmarks as run_benchmarks
 from .bench import speed_benchmarks as speed_benchmarks
-from .demo import demo as demo
-from .solve_file import solve_file as solve_file
+from .solve import demo as demo
+from .solve import solve_file as solve_file

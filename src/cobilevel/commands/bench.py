@@ -7,8 +7,10 @@ its text holds ``"--quick"`` too, it has a shorter form.
 """
 
 import json
+import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,12 +27,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-_QUIET = 0.3  # the load below which a machine is quiet: less than a third of one core is at work
 _TIMED_WITH = ("cobilevel", "jax", "jaxlib", "equinox", "numpy", "scipy")
 _VERDICTS = {True: "met", False: "missed", None: ""}
-_TAIL = 8  # lines shown of what a script said before it failed
 _SHADES = {True: "#3a7d44", False: "#d1495b"}
-_LONGEST_BAR = 100.0  # a bar ends there: so many times better or worse than the goal
 
 
 @dataclass(frozen=True)
@@ -47,19 +46,14 @@ class Measurement:
     @staticmethod
     def read(script: str, entry: Any) -> "Measurement":
         """From what a script wrote; raises where that is not a measurement."""
-        number = lambda v: isinstance(v, int | float) and not isinstance(v, bool)
-        fine = (
-            isinstance(entry, dict)
-            and isinstance(entry.get("what"), str)
-            and isinstance(entry.get("unit"), str)
-            and "value" in entry
-            and all(entry.get(name) is None or number(entry[name]) for name in ("value", "goal"))
-            and entry.get("better", "less") in ("less", "more")
-        )
-        if not fine:
-            raise ValueError(f"it wrote {json.dumps(entry)[:200]}, which is no measurement")
-        value, goal = (None if entry.get(name) is None else float(entry[name]) for name in ("value", "goal"))
-        return Measurement(script, entry["what"], value, entry["unit"], goal, entry.get("better", "less"))
+        match entry:
+            case {"what": str(what), "value": int() | float() | None as value, "unit": str(unit), **rest}:
+                goal, better = rest.get("goal"), rest.get("better", "less")
+                numbers = isinstance(goal, int | float | None) and not any(isinstance(v, bool) for v in (value, goal))
+                if numbers and better in ("less", "more"):
+                    as_float = lambda v: None if v is None else float(v)
+                    return Measurement(script, what, as_float(value), unit, as_float(goal), better)
+        raise ValueError(f"it wrote {json.dumps(entry)[:200]}, which is no measurement")
 
     @property
     def share(self) -> float | None:
@@ -78,14 +72,10 @@ class Measurement:
 
     def words(self) -> tuple[str, ...]:
         """The line in words: what, value, unit, goal, met or missed."""
-        value = "not reached" if self.value is None else _figure(self.value)
-        goal = "" if self.goal is None else f"{'≤' if self.better == 'less' else '≥'} {_figure(self.goal)}"
+        figure = lambda number: f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+        value = "not reached" if self.value is None else figure(self.value)
+        goal = "" if self.goal is None else f"{'≤' if self.better == 'less' else '≥'} {figure(self.goal)}"
         return self.what, value, self.unit, goal, _VERDICTS[self.met]
-
-
-def _figure(number: float) -> str:
-    """Three digits, or whole where there are more."""
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 
 def speed_benchmarks(folder: Path | None = None) -> dict[str, Path]:
@@ -110,8 +100,9 @@ def chosen_benchmarks(found: dict[str, Path], names: Sequence[str]) -> dict[str,
     return {name: found[name] for name in dict.fromkeys(names)} if names else found
 
 
-def _measurements(name: str, script: Path, quick: bool, log: Path) -> list[Measurement]:
-    """Runs one script, what it prints going to a file; raises with a reason where it fails."""
+def _measurements(name: str, script: Path, quick: bool, log: Path, tail: int = 8) -> list[Measurement]:
+    """Runs one script, what it prints going to a file; raises with a reason where it fails, and with the `tail` of
+    what it printed."""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "measured.json"
         shorter = ["--quick"] if quick and '"--quick"' in script.read_text(encoding="utf-8") else []
@@ -119,7 +110,7 @@ def _measurements(name: str, script: Path, quick: bool, log: Path) -> list[Measu
             command = [sys.executable, str(script), "--json", str(written), *shorter]
             code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
         if code:
-            said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
+            said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-tail:]
             raise ValueError("\n".join([f"it ended with exit code {code}", *said]))
         if not written.exists():
             raise ValueError("it wrote no measurements")
@@ -166,36 +157,27 @@ def _write(out: Path, facts: dict[str, Any], lines: Sequence[Measurement]) -> No
     _draw_bars(out / "bench.png", lines)
 
 
-def _circumstances() -> dict[str, Any]:
-    """Machine, versions, date and load: what a time cannot be read without."""
+def _circumstances(quiet: float = 0.3) -> dict[str, Any]:
+    """Machine, versions, date and load: what a time cannot be read without, as far as the system tells.
+
+    A machine is `quiet` below that load: less than a third of one core is at work.
+    """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    cpuinfo, sizes = Path("/proc/cpuinfo"), ("SC_PHYS_PAGES", "SC_PAGE_SIZE")
+    models = re.findall(r"^model name\s*: *(.*)", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else []
+    known = set(sizes) <= set(getattr(os, "sysconf_names", ()))
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "system": platform.platform(),
-            "processor": _processor(),
+            "processor": models[0] if models else platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
-            "memory_gb": _gigabytes(),
+            "memory_gb": round(math.prod(os.sysconf(size) for size in sizes) / 1e9, 1) if known else None,
         },
         "versions": {"python": platform.python_version()} | {name: version(name) for name in _TIMED_WITH},
         "load": round(load, 2),
-        "quiet": load < _QUIET,
+        "quiet": load < quiet,
     }
-
-
-def _processor() -> str:
-    """The processor's name, as far as the system tells."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
-
-
-def _gigabytes() -> float | None:
-    """The memory of the machine in GB, as far as the system tells."""
-    if not hasattr(os, "sysconf") or not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(os.sysconf_names):
-        return None
-    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1)
 
 
 def _tally(lines: Sequence[Measurement]) -> str:
@@ -241,8 +223,11 @@ def _page(facts: dict[str, Any], lines: Sequence[Measurement]) -> str:
     return "\n".join(words) + "\n"
 
 
-def _draw_bars(path: Path, lines: Sequence[Measurement]) -> None:
-    """Every value against its goal: a bar from the goal to the left is met, one to the right is missed."""
+def _draw_bars(path: Path, lines: Sequence[Measurement], longest: float = 100.0) -> None:
+    """Every value against its goal: a bar from the goal to the left is met, one to the right is missed.
+
+    Bars end where a value is `longest` times better or worse than its goal.
+    """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -251,23 +236,22 @@ def _draw_bars(path: Path, lines: Sequence[Measurement]) -> None:
     rows = sum(len(part) + 1.4 for _, part in groups)
     figure = Figure(figsize=(10, max(2.2, 0.25 * rows + 1.3)), layout="constrained")
     axis = figure.subplots()
-    place, places, names = 0.0, [], []
+    literal = lambda text: text.replace("$", r"\$")
+    place, names, ends = 0.0, {}, [1.0]
     for name, part in groups:
         axis.text(0.004, place, name, transform=axis.get_yaxis_transform(), weight="bold", va="center", fontsize=9)
-        place += 1
         for line in part:
-            drawn = min(max(line.share or 0.0, 1 / _LONGEST_BAR), _LONGEST_BAR)
-            axis.barh(place, drawn - 1, left=1, height=0.62, color=_SHADES[bool(line.met)])
-            beside = {"va": "center", "fontsize": 7.5, "color": "#404040", "textcoords": "offset points"}
-            ends = {"ha": "right", "xytext": (-4, 0)} if drawn <= 1 else {"ha": "left", "xytext": (4, 0)}
-            axis.annotate(" ".join(line.words()[1:3]).replace("$", r"\$"), (drawn, place), **ends, **beside)
-            places.append(place)
-            names.append(f"{line.what} ({line.words()[3]})".replace("$", r"\$"))
             place += 1
-        place += 0.4
-    shares = [min(max(line.share or 0.0, 1 / _LONGEST_BAR), _LONGEST_BAR) for _, part in groups for line in part]
-    axis.set(xscale="log", xlim=(min([1.0, *shares]) / 8, 8 * max([1.0, *shares])), ylim=(max(place, 1) - 0.6, -0.8))
-    axis.set_yticks(places, names, fontsize=8)
+            end = min(max(line.share or 0.0, 1 / longest), longest)
+            axis.barh(place, end - 1, left=1, height=0.62, color=_SHADES[bool(line.met)])
+            look = {"va": "center", "fontsize": 7.5, "color": "#404040", "textcoords": "offset points"}
+            look |= {"ha": "right", "xytext": (-4, 0)} if end <= 1 else {"ha": "left", "xytext": (4, 0)}
+            axis.annotate(literal(" ".join(line.words()[1:3])), (end, place), **look)
+            names[place] = literal(f"{line.what} ({line.words()[3]})")
+            ends.append(end)
+        place += 1.4
+    axis.set(xscale="log", xlim=(min(ends) / 8, 8 * max(ends)), ylim=(max(place, 1) - 0.6, -0.8))
+    axis.set_yticks(list(names), list(names.values()), fontsize=8)
     axis.tick_params(axis="y", length=0)
     axis.axvline(1, color="black", lw=1)
     axis.set_xlabel("times the goal: left of the line it is met")

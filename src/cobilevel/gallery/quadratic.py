@@ -7,6 +7,7 @@ the conditional mean of the noise shows it, and each context is seen once. So $y
 The functions $C, c, \tau$ are sums of $\exp(a_k \cdot \xi)$, whose products integrate exactly, one dimension at a time.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -16,7 +17,16 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..problem import Box, Distribution, Domain, Interval, Mixture, Problem, Samples, TruncatedNormal, Uniform
-from .instance import Instance
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A ready problem: what to solve, data to solve it from, data to judge it by, and what is known of the truth."""
+
+    problem: Problem
+    train: Any
+    test: Any
+    truth: Any
 
 
 class Waves(eqx.Module):
@@ -129,14 +139,6 @@ class QuadraticTruth(eqx.Module):
         return x, (W_x @ x + W_one).reshape(-1, dy)
 
 
-def _exponential_moments(law: Distribution, rates: np.ndarray) -> np.ndarray:
-    """``E exp(a . xi)`` for each row ``a``, as a product of one-dimensional integrals."""
-    total = np.zeros(len(rates))
-    for share, nodes, weights in law.rules(64):
-        total += share * np.prod(np.einsum("jq,kjq->kj", weights, np.exp(rates[:, :, None] * nodes)), axis=1)
-    return total
-
-
 def _law(kind: Any, domain: Domain) -> Distribution:
     d = domain.dimension
     if isinstance(kind, Distribution):
@@ -211,8 +213,10 @@ def quadratic(
 
 def _truth(lower, upper, offset, target, law, noise, rates) -> QuadraticTruth:
     r"""Integrates $E \tfrac12 |C x + c - \tau|_Q^2 + \tfrac12 \sigma^2 tr Q + \tfrac\rho2 |x - \bar x|^2$ exactly."""
-    moments = _exponential_moments(law, (rates[:, None] + rates[None, :]).reshape(-1, rates.shape[1]))
-    moments = moments.reshape(len(rates), len(rates))
+    sums = rates[:, None] + rates  # E exp(a . xi) for each of them is a product of one-dimensional integrals
+    moments = np.zeros(sums.shape[:2])
+    for share, nodes, weights in law.rules(64):
+        moments += share * np.prod(np.einsum("jq,kljq->klj", weights, np.exp(sums[..., None] * nodes)), axis=-1)
     Q, rho, centre = (np.asarray(v) for v in (upper.Q, upper.rho, upper.centre))
     C = np.asarray(lower.slope.coefficients)
     r = np.asarray(offset.coefficients) - np.asarray(target.coefficients)

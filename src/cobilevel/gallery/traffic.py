@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ..problem import Interval, Problem, Samples
-from .instance import Instance
+from .quadratic import Instance
 
 BOUNDS = (0.05, 3.0)  # of the capacities
 

@@ -1,7 +1,15 @@
-"""The claims of the paper, and what a verdict on one looks like: computed from runs, never written down."""
+"""The claims of the paper, and verdicts on them, computed from runs under each reading of what it leaves open."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from ..judge import Estimate, runs_estimate
+from .methods import BARE, EXTENDED, HELD_OUT, PER_CELL, REPORTED
 
 CLAIMS = {
     "I1": "Three basis functions already give reasonable solutions; stocBiO[N] is unstable or needs many more.",
@@ -24,16 +32,16 @@ CLAIMS = {
     "T3": "Chebyshev: N grows like ln^d(1/eps) for analytic problems, and m_Phi is of order 1/N at least.",
     "C1": "DL-SGD and RT-MLMC are impractical on these problems.",
 }
+_CELLS = {PER_CELL: "each cell a problem of its own", BARE: "bare indicator functions"}
+_TUNED = {
+    HELD_OUT: "step sizes from held-out instances",
+    REPORTED: "step sizes from the reported instances",
+    EXTENDED: "step sizes from an extended grid",
+}
 
 
 def verdict(
-    name: str,
-    holds: bool | None,
-    measured: Any,
-    threshold: str,
-    how: str,
-    why: str = "",
-    corrected: bool = False,
+    name: str, holds: bool | None, measured: Any, threshold: str, how: str, why: str = "", corrected: bool = False
 ) -> dict[str, Any]:
     """One entry of ``claims.json``; ``None`` stands for a claim that was not tested, `corrected` for one that holds in
     another form than the printed one."""
@@ -43,17 +51,93 @@ def verdict(
     return entry | ({"why": why} if why else {})
 
 
-def complete(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def complete(tested: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """All claims in their order; those without a verdict are not tested, and say where they would be."""
-    known = {entry["id"]: entry for entry in found}
+    known = {entry["id"]: entry for entry in tested}
+    where = {
+        name: f"Measured by `cobilevel reproduce {'cleaning' if name[0] == 'H' else 'inverse'}`." for name in CLAIMS
+    }
+    where["C1"] = "Needs the direct methods DL-SGD and RT-MLMC, which do not reduce."
+    where["T2"] = "Measured by `cobilevel reproduce inverse` at the default and the full budget."
+    return [known.get(name) or verdict(name, None, "", "", where[name]) for name in CLAIMS]
 
-    def missing(name: str) -> dict[str, Any]:
-        if name == "C1":
-            how = "Needs the direct methods DL-SGD and RT-MLMC, which do not reduce."
-        elif name == "T2":
-            how = "Measured by `cobilevel reproduce inverse` at the default and the full budget."
-        else:
-            how = f"Measured by `cobilevel reproduce {'cleaning' if name[0] == 'H' else 'inverse'}`."
-        return verdict(name, None, "", "", how)
 
-    return [known.get(name) or missing(name) for name in CLAIMS]
+# -- readings: where the paper leaves room, a claim is judged under each way to read it
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What stocBiO[N] is, where step sizes were chosen, what is averaged; the defaults are read first."""
+
+    cells: str | None = PER_CELL  # none where a claim does not speak of them
+    tuned: str = HELD_OUT
+    medians: bool = False  # over instances, rather than means
+    averaged: bool = False  # answers averaged over the last tenth, rather than losses along the iterates
+    bases_only: bool = False  # "the others" are the other bases, rather than all other methods
+
+    def words(self) -> str:
+        about = [] if self.cells is None else [_CELLS[self.cells]]
+        more = ["medians"] * self.medians + ["averaged answers"] * self.averaged
+        more += ["against the other bases"] * self.bases_only
+        return ", ".join([*about, _TUNED[self.tuned], *more])
+
+
+def every_reading(cells: Iterable[str], further: Any, flag: str) -> list[Reading]:
+    """All combinations, the plainest first; `flag` is set in half of them. `further`: whether grids were extended."""
+    tuned = [HELD_OUT, REPORTED] + [EXTENDED] * bool(further)
+    plain = [Reading(one, where) for one, where in itertools.product(cells, tuned)]
+    return [each for reading in plain for each in (reading, replace(reading, **{flag: True}))]
+
+
+Judgement = tuple[bool | None, str]  # whether a claim holds (None: not tested at this budget), and what was measured
+
+
+def judged(
+    name: str, judge: Callable[[Any], Judgement], views: Sequence[Any], threshold: str, how: str, why: str = ""
+) -> dict[str, Any]:
+    """The verdict on a claim from the results under several readings: it fails where it fails under all of them."""
+    results = [(view.reading.words(), *judge(view)) for view in views]
+    for _, holds, measured in results:
+        if holds is None:
+            return verdict(name, None, "", threshold, measured)
+    kept = [result for result in results if result[1]]
+    words, _, measured = (kept or results)[0]
+    some = f"{len(kept)} of {len(results)}, first: {words}" if kept else "none"
+    return verdict(name, bool(kept), measured, threshold, how, "" if kept else why) | {
+        "reading": "every reading" if len(kept) == len(results) else some,
+        "readings": [
+            {"reading": words, "verdict": "holds" if holds else "fails", "measured": measured}
+            for words, holds, measured in results
+        ],
+    }
+
+
+# -- sets of runs, alone and compared in pairs, with 95% intervals
+
+
+def difference(ours: Any, theirs: Any) -> Estimate:
+    """The mean of ``ours - theirs``, run by run."""
+    return runs_estimate(np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float))
+
+
+def ratio(ours: Any, theirs: Any) -> Estimate:
+    """The geometric mean of ``ours / theirs``, run by run."""
+    return difference(np.log(ours), np.log(theirs)).exp()
+
+
+def geometric_mean(values: Any) -> Estimate:
+    """The geometric mean of positive values, over runs."""
+    return runs_estimate(np.log(values)).exp()
+
+
+def median(values: Any) -> Estimate:
+    """The median, between the order statistics that hold it with a chance of 95% at least, whatever the law."""
+    ordered = np.sort(np.asarray(values, dtype=float))
+    k = max(int(scipy.stats.binom.ppf(0.025, len(ordered), 0.5)) - 1, 0)
+    low, high = float(ordered[k]), float(ordered[len(ordered) - 1 - k])
+    return Estimate(float(np.median(ordered)), (high - low) / 4, (low, high))
+
+
+def listed(table: Mapping[Any, Estimate], digits: int = 4) -> str:
+    """Estimates by name, in words; methods go by their labels."""
+    return ", ".join(f"{getattr(key, 'label', key)} {value.words(digits)}" for key, value in table.items())

@@ -1,6 +1,5 @@
 """What the finished runs of an experiment say: quantities by method, and everything that its page shows."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -8,9 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..sweep import Run
-from .lab import HELD_OUT
-from .methods import Method
-from .tuning import edges, searched
+from .methods import HELD_OUT, Method, edges, searched
 
 
 def rounded(values: Any, digits: int = 4) -> list[float]:
@@ -18,8 +15,11 @@ def rounded(values: Any, digits: int = 4) -> list[float]:
     return [float(f"{value:.{digits}g}") for value in values]
 
 
-class Findings(ABC):
-    """The finished runs of a lab by method, each quantity as an array over instances."""
+class Findings:
+    """The finished runs of a lab by method, each quantity as an array over instances.
+
+    An experiment adds what its page shows, `summary`, and its `verdicts`.
+    """
 
     title: ClassVar[str]
     unit: ClassVar[str]  # what the page calls an instance
@@ -27,11 +27,11 @@ class Findings(ABC):
     def __init__(self, lab: Any):
         self.lab, self.budget = lab, lab.budget
         self.methods = [method for method, _ in lab.plan()]
-        self._runs: dict[tuple[Method, str], list[Run]] = {}
-        for method, most in lab.plan():
-            for tuned, count in lab.choices(method, most):
-                specs = [lab.spec(method, seed, tuned) for seed in range(count)]
-                self._runs[method, tuned] = [lab.runs.get(spec) for spec in specs]
+        self._runs: dict[tuple[Method, str], list[Run]] = {
+            (method, tuned): [lab.runs.get(lab.spec(method, seed, tuned)) for seed in range(count)]
+            for method, most in lab.plan()
+            for tuned, count in lab.choices(method, most)
+        }
 
     def runs(self, method: Method, tuned: str = HELD_OUT) -> list[Run]:
         """The runs of a method with step sizes chosen there; where there is no choice, its only ones."""
@@ -44,36 +44,6 @@ class Findings(ABC):
     def seconds(self, method: Method) -> float:
         """The mean time of a run."""
         return float(np.mean([run.cost["seconds"] for run in self.runs(method)]))
-
-    @abstractmethod
-    def lead(self) -> str:
-        """What was done, in a few sentences."""
-
-    @abstractmethod
-    def data(self) -> list[str]:
-        """On what data: a label and words."""
-
-    @abstractmethod
-    def constants(self) -> str:
-        """With what settings of ``StocBiO``, in words."""
-
-    @abstractmethod
-    def panels(self) -> list[dict[str, Any]]:
-        """The figures."""
-
-    @abstractmethod
-    def tables(self) -> list[dict[str, Any]]:
-        """The tables."""
-
-    @abstractmethod
-    def policies(self) -> dict[str, Any]:
-        """The policies of the first instance, for looking at."""
-
-    @abstractmethod
-    def verdicts(self) -> list[dict[str, Any]]:
-        """A verdict on each claim that this experiment tests."""
-
-    # -- the rest is the same for both
 
     def step_sizes(self, methods: Sequence[tuple[str, Method]], score: str) -> dict[str, Any]:
         """The table of the step sizes that were chosen, one row a named method; `score` says what was minimised."""
@@ -92,25 +62,16 @@ class Findings(ABC):
             f"on the reported ones; and beyond the ends of the grid, where one was chosen.",
         }
 
-    def summary(self) -> dict[str, Any]:
-        """What the page shows of this experiment."""
+    def page(self, lead: str, data: list[str], constants: str, **parts: Any) -> dict[str, Any]:
+        """What the page shows: in words what was done, on what data (a label and words), with what settings of
+        ``StocBiO``; and `parts`: panels, tables, policies."""
         budget = self.budget
+        seeds = f"{budget.instances}, seeds 0 to {budget.instances - 1}; tuning {self.unit}s from seed 10000"
         about = [
-            [
-                f"{self.unit}s",
-                f"{budget.instances}, seeds 0 to {budget.instances - 1}; tuning {self.unit}s from seed 10000",
-            ],
-            self.data(),
+            [f"{self.unit}s", seeds],
+            data,
             ["steps", f"{budget.steps} outer steps with 10 inner ones; otherwise as many oracle calls"],
-            ["StocBiO", self.constants()],
+            ["StocBiO", constants],
             ["settings tried", f"{len(budget.grid.settings())} a method, by successive halving"],
         ]
-        return {
-            "experiment": self.lab.name,
-            "title": self.title,
-            "lead": self.lead(),
-            "about": about,
-            "panels": self.panels(),
-            "tables": self.tables(),
-            "policies": self.policies(),
-        }
+        return {"experiment": self.lab.name, "title": self.title, "lead": lead, "about": about} | parts

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from ..gallery import images
 from ..report import joined, panel_figures, write_page
 from ..sweep import Runs, sweep
 from .claims import complete
-from .cleaning import CLEANING_BUDGETS, Cleaning, CleaningFindings
-from .findings import Findings
-from .inverse import INVERSE_BUDGETS, Inverse, InverseFindings
+from .cleaning import CLEANING_BUDGETS, Cleaning
+from .cleaning_findings import CleaningFindings
+from .inverse import INVERSE_BUDGETS, Inverse
+from .inverse_findings import InverseFindings
 from .lab import Lab
 
-EXPERIMENTS: dict[str, type[Findings]] = {"inverse": InverseFindings, "cleaning": CleaningFindings}
-BUDGETS = ("quick", "default", "full")
+EXPERIMENTS: dict[str, Any] = {"inverse": InverseFindings, "cleaning": CleaningFindings}
 _REQUEST = "experiment.json"  # what was asked for, so that the page can be made again
 
 
@@ -33,6 +34,10 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. Delete it, and run cobilevel reproduce again.") from error
+
+
+def _write_json(path: Path, content: Any) -> None:
+    write_file(path, json.dumps(content, indent=1))
 
 
 def reproduce_experiment(
@@ -51,14 +56,21 @@ def reproduce_experiment(
     """
     if experiment not in EXPERIMENTS:
         raise ValueError(f"experiment must be one of {', '.join(EXPERIMENTS)}, got {experiment!r}.")
-    if budget not in BUDGETS:
-        raise ValueError(f"budget must be one of {', '.join(BUDGETS)}, got {budget!r}.")
+    if budget not in INVERSE_BUDGETS:
+        raise ValueError(f"budget must be one of {', '.join(INVERSE_BUDGETS)}, got {budget!r}.")
     out = Path(out)
-    request = {"experiment": experiment, "budget": budget} | ({"data": str(data)} if experiment == "cleaning" else {})
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder with --out.")
     known = images.load(data) if experiment == "cleaning" else None  # before anything is written
-    _remember(out, request)
+    request = {"experiment": experiment, "budget": budget} | ({"data": str(data)} if known else {})
+    before = _read_json(out / _REQUEST) if (out / _REQUEST).exists() else request
+    if before != request:
+        raise ValueError(
+            f"{out} holds another experiment ({', '.join(f'{k} {v}' for k, v in before.items())}). Give another "
+            "folder with --out, or the same settings to go on with it."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    _write_json(out / _REQUEST, request)
     runs = Runs(out)
     lab = _lab(request, runs, known)
     total = sum(1 for _ in lab.tasks())
@@ -67,24 +79,6 @@ def reproduce_experiment(
         return False
     write_report(out)
     return True
-
-
-def _remember(out: Path, request: dict[str, Any]) -> None:
-    """Keeps what was asked for; a folder holds one experiment."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / _REQUEST
-    if path.exists():
-        before = _read_json(path)
-        if before != request:
-            raise ValueError(
-                f"{out} holds another experiment ({', '.join(f'{k} {v}' for k, v in before.items())}). Give another "
-                "folder with --out, or the same settings to go on with it."
-            )
-    _write_json(path, request)
-
-
-def _write_json(path: Path, content: Any) -> None:
-    write_file(path, json.dumps(content, indent=1))
 
 
 def write_report(out: Path) -> Path:
@@ -97,13 +91,14 @@ def write_report(out: Path) -> Path:
 
 def write_joint_report(folders: Sequence[Path], path: Path) -> Path:
     """One page for several experiments, with figures and the claims of all, in their order, next to it."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    found = [_reported(Path(folder)) for folder in folders]
-    title, lead = "The paper's experiments, reproduced", " ".join(summary["lead"] for summary, _ in found)
-    known = [entry for _, claims in found for entry in claims if entry["verdict"] != "not tested"]
-    summary, claims = joined([summary for summary, _ in found], title, lead), complete(known)
-    panel_figures(summary, Path(path).parent / "figures")
-    _write_json(Path(path).parent / "claims.json", claims)
+    folder = Path(path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    reported = [_reported(Path(one)) for one in folders]
+    title, lead = "The paper's experiments, reproduced", " ".join(summary["lead"] for summary, _ in reported)
+    known = [entry for _, claims in reported for entry in claims if entry["verdict"] != "not tested"]
+    summary, claims = joined([summary for summary, _ in reported], title, lead), complete(known)
+    panel_figures(summary, folder / "figures")
+    _write_json(folder / "claims.json", claims)
     return write_page(summary, claims, path)
 
 
@@ -114,16 +109,8 @@ def _reported(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             raise FileNotFoundError(
                 f"{out} holds no experiment: neither {_REQUEST} nor summary.json. Make one with cobilevel reproduce."
             )
-        summary, claims = (_read_json(out / name) for name in ("summary.json", "claims.json"))
-    else:
-        summary, claims = _summarise(out, _read_json(out / _REQUEST))
-        _write_json(out / "summary.json", summary)
-        _write_json(out / "claims.json", claims)
-    return summary, claims
-
-
-def _summarise(out: Path, request: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    runs = Runs(out)
+        return _read_json(out / "summary.json"), _read_json(out / "claims.json")
+    request, runs = _read_json(out / _REQUEST), Runs(out)
     lab = _lab(request, runs)
     unfinished = [task.label for task in lab.tasks() if runs.missing(task.specs)]
     if unfinished:
@@ -132,26 +119,25 @@ def _summarise(out: Path, request: dict[str, Any]) -> tuple[dict[str, Any], list
             f"{request['experiment']} again with the same settings: it goes on where it stopped."
         )
     findings = EXPERIMENTS[lab.name](lab)
-    summary = findings.summary()
-    seconds = runs.noted("seconds") or 0.0
-    about = [
-        *summary["about"],
-        ["wall time", f"{seconds / 60:.1f} minutes, all starts together"],
+    summary, claims = findings.summary() | {"budget": request["budget"]}, complete(findings.verdicts())
+    summary["about"] += [
+        ["wall time", f"{(runs.noted('seconds') or 0.0) / 60:.1f} minutes, all starts together"],
         ["computed on", "; ".join(f"{words}: {count} runs" for words, count in runs.origins().most_common())],
     ]
-    return summary | {"budget": request["budget"], "about": about}, complete(findings.verdicts())
+    _write_json(out / "summary.json", summary)
+    _write_json(out / "claims.json", claims)
+    return summary, claims
 
 
 def print_verdicts(out: Path, console: Console) -> None:
     """The verdicts, in the terminal."""
-    claims = json.loads((Path(out) / "claims.json").read_text())
     colours = {"holds": "green", "holds as corrected": "green", "fails": "red", "not tested": "dim"}
-    for entry in claims:
-        word = entry["verdict"]
-        console.print(f"{entry['id']} {word}", style=colours[word], highlight=False)
-        console.print(f"   {entry['claim']}", markup=False, highlight=False)
+    say = partial(console.print, markup=False, highlight=False)
+    for entry in _read_json(Path(out) / "claims.json"):
+        say(f"{entry['id']} {entry['verdict']}", style=colours[entry["verdict"]])
+        say(f"   {entry['claim']}")
         if entry.get("reading"):
-            console.print(f"   under {entry['reading']}", style="dim", markup=False, highlight=False)
-        if word != "not tested":
-            console.print(f"   {entry['measured']}", style="dim", markup=False, highlight=False)
+            say(f"   under {entry['reading']}", style="dim")
+        if entry["verdict"] != "not tested":
+            say(f"   {entry['measured']}", style="dim")
     console.print(f"\nThe page: {Path(out) / 'report.html'}")

@@ -1,47 +1,55 @@
-"""The claims of the theory that can be checked in closed form, on random quadratics without noise.
+"""The claims of the theory, checked on random quadratics.
 
-Contexts are the nodes of a Gauss rule, so expectations are exact and NumPy solves the reduced problem directly.
+P2, T1 and T3 in closed form: contexts are the nodes of a Gauss rule with the conditional means in place of noise, so
+expectations are exact and NumPy solves the reduced problem directly. T2 by runs on a stream, held against the gradients
+of the population: problems are quadratic in the noise, so the rule without noise has them.
 """
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from ..basis import Chebyshev
+from ..basis import Basis, Chebyshev, Monomial, Orthonormal
+from ..derivatives import Expansions, Ledger, flattened
 from ..gallery import Instance, quadratic
-from ..problem import Box, Domain, Interval, Samples
+from ..iteration import PolynomialDecay, Stochastic, advance, measure
+from ..lower import solve_at
+from ..problem import Problem, Samples, Stream, Study
+from ..reduction import Bilevel, reduce_study
+from ..solvers import SOBA
 from .claims import verdict
+
+SEEDS, BATCH = 8, 2  # of the runs on a stream
+
+
+def _without_noise(one: Instance, nodes: int) -> Samples:
+    """The contexts of an instance as a Gauss rule, with the conditional means in place of noise."""
+    xi, weights = one.truth.contexts.quadrature(nodes)
+    means = {"upper": one.truth.target, "lower": one.truth.offset}
+    return Samples(xi, {name: jax.vmap(waves)(jnp.asarray(xi)) for name, waves in means.items()}, weights)
 
 
 def _quiet(seed: int, condition: float, dimension: int | None = None, nodes: int = 48) -> tuple[Instance, Samples]:
-    """A quadratic instance, and its contexts as a Gauss rule with the conditional means in place of noise."""
     one = quadratic(seed, dx=2, dy=2, dimension=dimension, train=4, test=4, condition=condition, noise=(0.0, 0.0))
-    xi, weights = one.truth.contexts.quadrature(nodes)
-    rows = lambda waves: jax.vmap(waves)(jnp.asarray(xi))
-    return one, Samples(xi, {"upper": rows(one.truth.target), "lower": rows(one.truth.offset)}, weights)
+    return one, _without_noise(one, nodes)
 
 
-def _domain(dimension: int | None) -> Domain:
-    return Interval(-1.0, 1.0) if dimension is None else Box(-np.ones(dimension), np.ones(dimension))
-
-
-def _solve(one: Instance, data: Samples, n: int, dimension: int | None = None) -> dict[str, Any]:
-    """The reduced problem solved exactly: the true gradient there, and the policy's error next to the best one's."""
-    fitted = Chebyshev(n).fit(_domain(dimension), data.xi, data.weights)
+def _solve(one: Instance, data: Samples, n: int) -> tuple[float, float, float]:
+    """The reduced problem solved exactly: the true gradient there, the policy's squared error, and the least one."""
+    fitted = Chebyshev(n).fit(one.problem.domain, data.xi, data.weights)
     x, W = one.truth.sample_optimum(fitted, data, data)
     phi, share = np.asarray(fitted(data.xi)), data.shares()
     exact = np.asarray(one.truth.y(jnp.asarray(x), data.xi))
     root = np.sqrt(share)[:, None]
     best = np.linalg.lstsq(root * phi, root * exact, rcond=None)[0]
     error = lambda coefficients: float(share @ np.sum((phi @ coefficients - exact) ** 2, axis=1))
-    return {
-        "gradient": float(np.linalg.norm(one.truth.gradient(jnp.asarray(x)))),
-        "error": error(W),
-        "best": error(best),
-    }
+    return float(np.linalg.norm(one.truth.gradient(jnp.asarray(x)))), error(W), error(best)
 
 
 def quasi_optimality(count: int = 20) -> dict[str, Any]:
@@ -51,7 +59,8 @@ def quasi_optimality(count: int = 20) -> dict[str, Any]:
         one, data = _quiet(seed, condition)
         spectra = np.linalg.eigvalsh(jax.vmap(one.truth.lower.metric)(data.xi))
         bound = spectra.max() / spectra.min()
-        rows += [(found["error"] / found["best"], bound) for n in (2, 3, 4) for found in (_solve(one, data, n),)]
+        solved = [_solve(one, data, n) for n in (2, 3, 4)]
+        rows += [(error / least, bound) for _, error, least in solved]
     ratio, bound = np.array(rows).T
     measured = f"largest ratio {ratio.max():.3g}; at most {100 * np.max(ratio / bound):.2g}% of L/mu"
     how = f"{count} random quadratics of condition 1 to 1000, Chebyshev N = 2, 3, 4; expectations by quadrature."
@@ -64,7 +73,7 @@ def stationarity() -> dict[str, Any]:
     for seed in range(8):
         one, data = _quiet(seed, 10.0)
         first = float(np.linalg.norm(one.truth.gradient(jnp.zeros(2))))
-        table.append([_solve(one, data, n)["gradient"] / first for n in sizes])
+        table.append([_solve(one, data, n)[0] / first for n in sizes])
     shares, gap = np.max(table, axis=0), _counterexample()
     measured = "true gradient over that at x0, the largest of 8: " + ", ".join(
         f"N = {n}: {s:.1e}" for n, s in zip(sizes, shares, strict=True)
@@ -92,13 +101,13 @@ def expressiveness() -> dict[str, Any]:
     """T3: the error of analytic policies against N, in one and two dimensions; and the conditioning of the basis."""
     fits = {}
     for dimension, sizes in ((None, range(2, 11)), (2, range(2, 8))):
-        found = []
+        lines = []
         for seed in range(4):
             one, data = _quiet(seed, 3.0, dimension, 48 if dimension is None else 16)
-            errors = np.array([np.sqrt(_solve(one, data, n, dimension)["error"]) for n in sizes])
-            slope, _ = np.polyfit(list(sizes), np.log(errors), 1)
-            found.append((slope, np.corrcoef(list(sizes), np.log(errors))[0, 1] ** 2))
-        fits[dimension or 1] = (max(s for s, _ in found), min(r for _, r in found))
+            errors = np.array([np.sqrt(_solve(one, data, n)[1]) for n in sizes])
+            rate, _ = np.polyfit(list(sizes), np.log(errors), 1)
+            lines.append((rate, np.corrcoef(list(sizes), np.log(errors))[0, 1] ** 2))
+        fits[dimension or 1] = (max(s for s, _ in lines), min(r for _, r in lines))
     nodes, weights = np.polynomial.legendre.leggauss(256)
     least = []
     for n in range(2, 101):
@@ -114,3 +123,171 @@ def expressiveness() -> dict[str, Any]:
 def theory() -> list[dict[str, Any]]:
     """The verdicts that need no runs."""
     return [quasi_optimality(), stationarity(), expressiveness()]
+
+
+# -- T2: sample complexity on a stream, and how it grows when the basis is badly conditioned
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Samples grow as ``norm ** value``; `low` and `high` bound the slope at 95% (bootstrap over seeds).
+
+    `late` is the same over the later half of the times alone, which a fast beginning cannot flatten.
+    """
+
+    value: float
+    low: float
+    high: float
+    late: tuple[float, float, float]
+    norms: tuple[float, float]
+    samples: tuple[float, float]
+
+    def words(self) -> str:
+        first, last = self.norms
+        whole = f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}] over norms {first:.2g} to {last:.2g}"
+        return f"{whole}, {self.late[0]:.2f} [{self.late[1]:.2f}, {self.late[2]:.2f}] over the later half"
+
+
+def _problem(bumps: float) -> tuple[Problem, Stream, Samples]:
+    """A quadratic problem, its endless stream, and its samples without noise; `bumps` makes ``F`` nonconvex."""
+    noise = 0.5
+    base = quadratic(3, dx=2, dy=1, train=16, test=16, condition=1.0, noise=(noise, noise))
+    truth = base.truth
+
+    def upper(x, y, xi, eta):
+        return base.problem.upper(x, y, xi, eta) + bumps * jnp.sum(jnp.cos(3 * x))
+
+    def draw(key, size):
+        for_contexts, for_noise = jax.random.split(key)
+        xi = truth.contexts.sample(for_contexts, size)
+        shifts = noise * jax.random.normal(for_noise, (2, size, 1))
+        means = {"upper": jax.vmap(truth.target)(xi), "lower": jax.vmap(truth.offset)(xi)}
+        return Samples(xi, {name: mean + shift for (name, mean), shift in zip(means.items(), shifts, strict=True)})
+
+    problem = Problem(upper, base.problem.lower, base.problem.x0, base.problem.y0, base.problem.domain)
+    return problem, Stream(draw), _without_noise(base, 64)
+
+
+def _lower_solved(at: Expansions, x: Any, W0: Any) -> Any:
+    """The reduced problem at ``x``, its lower level solved but for a gradient of 1e-12."""
+    return solve_at(at, x, at.table(W0), 1e-12)
+
+
+def _gradient_norms(xs: np.ndarray, bumps: float, basis: Basis) -> np.ndarray:
+    """The norm of the population gradient at many points: affine in ``x``, but for the bumps."""
+    problem, _, exact = _problem(0.0)
+    plain = reduce_study(Study.of(problem, exact), basis)
+    at = Expansions(plain.ordinary())
+    gradient = lambda x: _lower_solved(at, x, plain.W0).gradient
+    constant = gradient(np.zeros(2))
+    matrix = np.stack([gradient(unit) - constant for unit in np.eye(2)])
+    return np.linalg.norm(xs @ matrix + constant - 3 * bumps * np.sin(3 * xs), axis=-1)
+
+
+def slope(
+    kind: type[Stochastic], bumps: float, power: float, momentum: Any, steps: int, every: int = 16, first: int = 128
+) -> Slope:
+    """Samples against the norm of the true gradient, with steps that fade like ``k ** -power``.
+
+    Runs are looked at `every` so many steps; what comes before `first` does not count.
+    """
+    problem, stream, _ = _problem(bumps)
+    basis = Orthonormal(Chebyshev(3))
+    reduced = reduce_study(Study.of(problem, stream), basis)
+    fade = lambda value: PolynomialDecay(value, power, 30.0)
+    scales = measure(reduced, jax.random.key(1), BATCH).scales
+    inner, outer = fade(float(scales.inner)), fade(float(scales.outer(0.5)))
+    settings = {"inner": inner, "linear": inner, "outer": outer, "batch": BATCH}
+    solver = kind(**settings, **({"momentum": momentum, "radius": 100.0} if momentum is not None else {}))
+
+    def one(key):
+        def onward(state, _):
+            state, _ = advance(solver, reduced, state, every)
+            return state, state.x
+
+        state, xs = jax.lax.scan(onward, solver.init(reduced, key, steps), None, length=steps // every)
+        return xs, state.ledger
+
+    xs, ledgers = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(0), SEEDS))
+    spent = _samples(jax.tree.map(lambda a: a[0], ledgers)) / steps
+    sizes = _gradient_norms(np.asarray(xs), bumps, basis)
+    edges = np.unique(np.geomspace(first, steps, 24).astype(int) // every)  # norms are averaged between these times
+    windows = list(itertools.pairwise(edges))
+    samples = np.array([spent * every * (left + right) / 2 for left, right in windows])
+    squares = np.array([[np.mean(row[left:right] ** 2) for left, right in windows] for row in sizes])
+
+    def fit(seeds, begin=0):
+        norm = np.sqrt(np.mean(squares[seeds], axis=0))
+        return np.polyfit(np.log(norm[begin:]), np.log(samples[begin:]), 1)[0], norm
+
+    def bounded(begin):
+        rng = np.random.default_rng(0)
+        again = [fit(rng.integers(0, SEEDS, SEEDS), begin)[0] for _ in range(500)]
+        return float(fit(np.arange(SEEDS), begin)[0]), *(float(q) for q in np.quantile(again, [0.025, 0.975]))
+
+    _, norm = fit(np.arange(SEEDS))
+    ends = lambda table: (float(table[0]), float(table[-1]))
+    return Slope(*bounded(0), bounded(len(samples) // 2), ends(norm), ends(samples))  # pyright: ignore[reportCallIssue]
+
+
+def _samples(ledger: Ledger) -> int:
+    return sum(kind["samples"] for kind in ledger.totals().values())
+
+
+def _until(reduced: Bilevel, best: Array, share: float = 0.01, most: int = 400_000) -> int | None:
+    """Samples SOBA takes at its defaults until `share` of the gap is left, those for its step sizes not counted; none
+    where `most` steps do not suffice."""
+    solver, at = SOBA(), Expansions(reduced)
+    value = lambda x: _lower_solved(at, flattened(x), reduced.W0).value
+    first, lowest = value(reduced.x0), value(best)
+    state = solver.init(reduced, jax.random.key(1), most)
+    measuring = _samples(state.ledger)
+    while bool(state.clock.running):
+        state, _ = advance(solver, reduced, state, 20)
+        if (value(state.x) - lowest) / (first - lowest) < share:
+            return _samples(state.ledger) - measuring
+    return None
+
+
+def conditioning(sizes: Sequence[int] = range(2, 7)) -> list[dict[str, Any]]:
+    """The same span in three bases: ``m_Phi``, ``M_Phi``, and the samples until 1% of the gap."""
+    rows = []
+    instance = quadratic(0, dx=2, dy=1, train=1024, test=10, condition=1.0)
+    for n in sizes:
+        kinds = {"Orthonormal": Orthonormal(Chebyshev(n)), "Chebyshev": Chebyshev(n), "Monomial": Monomial(n)}
+        for name, basis in kinds.items():
+            reduced = reduce_study(Study.of(instance.problem, instance.train), basis)
+            phi = np.asarray(reduced.lower_pool.features)
+            least = min(1.0, float(np.linalg.eigvalsh(phi.T @ phi / len(phi))[0]))
+            largest = max(1.0, float(np.linalg.norm(phi, axis=1).max()))
+            best, _ = instance.truth.sample_optimum(reduced.basis, instance.train, instance.train)
+            spent = _until(reduced.ordinary(), jnp.asarray(best))
+            rows.append({"n": n, "basis": name, "m": least, "M": largest, "samples": spent})
+    return rows
+
+
+def growth(rows: list[dict[str, Any]]) -> tuple[float, float]:
+    """The power of ``1/m_Phi`` by which samples grow, and twice its standard error."""
+    x, y = np.array([(np.log(1 / r["m"]), np.log(r["samples"])) for r in rows if r["samples"] is not None]).T
+    power, offset = np.polyfit(x, y, 1)
+    error = np.sqrt(np.sum((y - power * x - offset) ** 2) / (len(x) - 2) / np.sum((x - x.mean()) ** 2))
+    return float(power), float(2 * error)
+
+
+def complexity_verdict(measured: dict[str, Any]) -> dict[str, Any]:
+    """The verdict on T2 from slopes (convex and nonconvex) and the growth with ``1/m_Phi``."""
+    slopes = {name: Slope(**one) for name, one in measured["slopes"].items()}
+    power, error = measured["growth"]
+    words = "; ".join(f"{name}: slope {one.words()}" for name, one in slopes.items())
+    calm = all(one.low >= -3 and one.late[2] >= -3 for one in slopes.values())
+    holds = calm and power + error < 4 and measured["reached"]
+    how = (
+        f"FdeHBO on a stream, batches of {BATCH}, {SEEDS} seeds, a convex and a nonconvex F: samples against the norm "
+        "of the true gradient. The same span as Monomial, Chebyshev and Orthonormal, n = 2 to 6: samples of SOBA until "
+        "1% of the gap, against 1/m_Phi."
+    )
+    threshold = (
+        "no slope steeper than -3: over all times by its lower end, over the later half by its upper end; samples a "
+        "power of 1/m_Phi, below 4"
+    )
+    return verdict("T2", holds, f"{words}; samples grow as (1/m_Phi)^{power:.2f} +- {error:.2f}", threshold, how)

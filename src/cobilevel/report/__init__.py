@@ -4,4 +4,4 @@ from .page import joined as joined
 from .page import write_page as write_page
 from .panels import label_styles as label_styles
 from .panels import panel_figures as panel_figures
-from .policy_figure import policy_figure as policy_figure
+from .panels import policy_figure as policy_figure

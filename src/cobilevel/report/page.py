@@ -5,10 +5,11 @@ without scripts; `page.js` draws the figures from the data, which the file carri
 nothing.
 """
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -30,18 +31,18 @@ def write_page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], 
     """
     _check(summary, claims)
     summary, claims = _finite(summary), _finite(claims)
-    assets = files("cobilevel.report")
-    papers, others = _figures(summary, True), _figures(summary, False)
+    asset = lambda name: (files("cobilevel.report") / name).read_text(encoding="utf-8")
+    papers, about = _figures(summary, True), summary.get("about") or ()
     sections = {
         "figures": ("The paper's figures", papers),
         "claims": ("What holds, and what does not", _claims(claims)),
-        "more": ("More figures" if papers else "Figures", others),
+        "more": ("More figures" if papers else "Figures", _figures(summary, False)),
         "tables": ("Tables", "".join(_html_table(table) for table in summary.get("tables") or ())),
-        "policies": ("Policy explorer", "".join(_explorer(one, k) for k, one in enumerate(_explored(summary)))),
-        "about": ("About these runs", _about(summary.get("about") or ())),
+        "policies": ("Policy explorer", _explorers(summary)),
+        "about": ("About these runs", _pairs(about, "about", _words) if about else ""),
     }
     shown = {key: section for key, section in sections.items() if section[1]}
-    text = Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
+    text = Template(asset("page.html")).substitute(
         title=escape(summary["title"]),
         lead=escape(summary["lead"]),
         kicker=escape(f"{summary['experiment']} · {summary['budget']} budget"),
@@ -50,8 +51,8 @@ def write_page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], 
         sections="".join(
             f'<section id="{key}"><h2>{title}</h2>{body}</section>\n' for key, (title, body) in shown.items()
         ),
-        css=(assets / "page.css").read_text(encoding="utf-8"),
-        script=(assets / "page.js").read_text(encoding="utf-8"),
+        css=asset("page.css"),
+        script=asset("page.js"),
         data=_embedded({"summary": summary, "claims": claims, "styles": label_styles(summary)}),
     )
     return write_file(path, text)
@@ -59,17 +60,14 @@ def write_page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], 
 
 def joined(summaries: Sequence[Mapping[str, Any]], title: str, lead: str) -> dict[str, Any]:
     """Several experiments as one: figures, tables, policies and facts one after the other."""
-    parts = {name: [part for one in summaries for part in one.get(name) or ()] for name in ("panels", "tables")}
-    about = [[f"{one['experiment']}: {label}", value] for one in summaries for label, value in one.get("about") or ()]
-    budgets = dict.fromkeys(one["budget"] for one in summaries)
     return {
         "experiment": " and ".join(one["experiment"] for one in summaries),
-        "budget": ", ".join(budgets),
+        "budget": ", ".join(dict.fromkeys(one["budget"] for one in summaries)),
         "title": title,
         "lead": lead,
-        "about": about,
+        "about": [[f"{one['experiment']}: {k}", v] for one in summaries for k, v in one.get("about") or ()],
         "policies": [one["policies"] for one in summaries if one.get("policies")],
-    } | parts
+    } | {name: [part for one in summaries for part in one.get(name) or ()] for name in ("panels", "tables")}
 
 
 def number(value: float | int | None, aligned: bool = False) -> str:
@@ -126,60 +124,64 @@ def _embedded(data: Any) -> str:
 
 def _strip(claims: Sequence[Mapping[str, Any]]) -> str:
     """The counts of the verdicts; those that fail, and those not tested, by name."""
+    if not claims:
+        return ""
     cells, bars = [], []
     for verdict, symbol in VERDICTS.items():
         ids = [claim["id"] for claim in claims if claim["verdict"] == verdict]
         kind = verdict.replace(" ", "-")
         named = "" if verdict == "holds" else ", ".join(f'<a href="#claim-{escape(i)}">{escape(i)}</a>' for i in ids)
-        words = {"holds": ("holds", "hold"), "fails": ("fails", "fail")}.get(verdict, (verdict, verdict))
+        word = verdict.removesuffix("s") if len(ids) != 1 and verdict in ("holds", "fails") else verdict
         cells.append(
             f'<div class="count {kind}"><span class="symbol" aria-hidden="true">{symbol}</span>'
-            f"<strong>{len(ids)}</strong> <span>{words[len(ids) != 1]}</span><small>{named}</small></div>"
+            f"<strong>{len(ids)}</strong> <span>{word}</span><small>{named}</small></div>"
         )
         if ids:
             bars.append(f'<i class="{kind}" style="flex-grow: {len(ids)}"></i>')
-    whole = f'<div class="bar" aria-hidden="true">{"".join(bars)}</div>'
-    return f'<div class="strip" role="group" aria-label="Verdicts">{"".join(cells)}</div>{whole}' if claims else ""
+    return (
+        f'<div class="strip" role="group" aria-label="Verdicts">{"".join(cells)}</div>'
+        f'<div class="bar" aria-hidden="true">{"".join(bars)}</div>'
+    )
+
+
+def _table(columns: Iterable[str], rows: Iterable[str], kinds: Iterable[str] = (), attributes: str = "") -> str:
+    """A table from what is in its rows; `kinds` are the attributes of the column heads."""
+    head = itertools.zip_longest(columns, kinds, fillvalue="")
+    heads = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in head)
+    body = "".join(rows)
+    return f"<table{attributes}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
     """The claims that were tested first; each in a line or two, with what is behind it folded up."""
-    head = "".join(f'<th scope="col">{title}</th>' for title in ("", "Claim", "Verdict", "Under which reading"))
-    rows = "".join(_claim(claim) for claim in sorted(claims, key=lambda claim: claim["verdict"] == "not tested"))
-    return f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>' if claims else ""
+    rows = [_claim(claim) for claim in sorted(claims, key=lambda claim: claim["verdict"] == "not tested")]
+    return _table(("", "Claim", "Verdict", "Under which reading"), rows, attributes=' class="claims"') if rows else ""
 
 
 def _claim(claim: Mapping[str, Any]) -> str:
-    kind = claim["verdict"].replace(" ", "-")
-    parts = {name: claim.get(name) for name in ("measured", "threshold", "why", "newton", "how")}
-    titles = {"newton": "With Newton", "why": "Why"}
     details = "".join(
-        f"<p><b>{titles.get(name, name.capitalize())}.</b> {_measured(words)}</p>"
-        for name, words in parts.items()
-        if words
+        f"<p><b>{'With Newton' if name == 'newton' else name.capitalize()}.</b> {_measured(claim[name])}</p>"
+        for name in ("measured", "threshold", "why", "newton", "how")
+        if claim.get(name)
     )
-    rows = "".join(
+    rows = [
         f"<tr><td>{escape(one['reading'])}</td><td>{one['verdict']}</td><td>{escape(one['measured'])}</td></tr>"
         for one in claim.get("readings") or ()
-    )
-    if rows:
-        names = "".join(f'<th scope="col">{name}</th>' for name in ("reading", "verdict", "measured"))
-        details += f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table></div>'
-    words = escape(claim["claim"])
+    ]
+    details += f'<div class="scroll">{_table(("reading", "verdict", "measured"), rows)}</div>' if rows else ""
+    name, words, verdict = escape(claim["id"]), escape(claim["claim"]), claim["verdict"]
     text = f"<details><summary>{words}</summary>{details}</details>" if details else f"<p>{words}</p>"
-    reading = escape(claim.get("reading") or "")
     return (
-        f'<tr id="claim-{escape(claim["id"])}" class="{kind}"><th scope="row">{escape(claim["id"])}</th>'
+        f'<tr id="claim-{name}" class="{verdict.replace(" ", "-")}"><th scope="row">{name}</th>'
         f'<td class="what">{text}</td>'
-        f'<td class="verdict"><span aria-hidden="true">{VERDICTS[claim["verdict"]]}</span> {claim["verdict"]}</td>'
-        f'<td data-name="Reading"><div>{reading}</div></td></tr>'
+        f'<td class="verdict"><span aria-hidden="true">{VERDICTS[verdict]}</span> {verdict}</td>'
+        f'<td data-name="Reading"><div>{escape(claim.get("reading") or "")}</div></td></tr>'
     )
 
 
 def _measured(value: Any) -> str:
     if isinstance(value, Mapping):
-        pairs = "".join(f"<dt>{escape(key)}</dt><dd>{_measured(item)}</dd>" for key, item in value.items())
-        return f'<dl class="pairs">{pairs}</dl>'
+        return _pairs(value.items(), "pairs", _measured)
     return ", ".join(_measured(item) for item in value) if isinstance(value, list) else _words(value)
 
 
@@ -188,6 +190,12 @@ def _words(value: Any, aligned: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value, aligned) if value is None or isinstance(value, int | float) else escape(str(value))
+
+
+def _pairs(pairs: Iterable[Sequence[Any]], kind: str, words: Callable[[Any], str]) -> str:
+    """A list of names and values."""
+    text = "".join(f"<dt>{escape(str(label))}</dt><dd>{words(value)}</dd>" for label, value in pairs)
+    return f'<dl class="{kind}">{text}</dl>'
 
 
 def _figures(summary: Mapping[str, Any], papers: bool) -> str:
@@ -211,14 +219,14 @@ def _figures(summary: Mapping[str, Any], papers: bool) -> str:
     return "".join(groups)
 
 
-def _explored(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _explorers(summary: Mapping[str, Any]) -> str:
     """The policies to explore, of each experiment."""
-    found = summary.get("policies") or []
-    return [one for one in ([found] if isinstance(found, Mapping) else found) if one.get("entries")]
+    policies = summary.get("policies") or []
+    every = [one for one in ([policies] if isinstance(policies, Mapping) else policies) if one.get("entries")]
+    return "".join(_explorer(one, f"-{k + 1}" if k else "") for k, one in enumerate(every))
 
 
-def _explorer(policies: Mapping[str, Any], place: int) -> str:
-    end = f"-{place + 1}" if place else ""
+def _explorer(policies: Mapping[str, Any], end: str) -> str:
     selects = "".join(
         f'<label>{title}<select id="pick-{key}{end}"></select></label>'
         for key, title in (("basis", "Basis"), ("N", "Basis size N"), ("solver", "Solver"))
@@ -237,26 +245,14 @@ def _html_table(table: Mapping[str, Any]) -> str:
     """A table that scrolls inside its own frame; columns of numbers to the right."""
     columns = list(zip(*table["rows"], strict=True)) or [()] * len(table["columns"])
     kinds = ["" if any(isinstance(cell, str) for cell in column) else ' class="number"' for column in columns]
-    head = "".join(
-        f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(table["columns"], kinds, strict=True)
-    )
-    rows = "".join(
-        "<tr>"
-        + "".join(f"<td{kind}>{_words(cell, bool(kind))}</td>" for cell, kind in zip(row, kinds, strict=True))
-        + "</tr>"
-        for row in table["rows"]
-    )
+    cells = lambda row: (f"<td{kind}>{_words(cell, bool(kind))}</td>" for cell, kind in zip(row, kinds, strict=True))
+    rows = [f"<tr>{''.join(cells(row))}</tr>" for row in table["rows"]]
     title = escape(table["title"])
     return (
         f'<h3>{title}</h3><div class="scroll" tabindex="0" role="region" aria-label="{title}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{_note(table)}"
+        f"{_table(table['columns'], rows, kinds)}</div>{_note(table)}"
     )
 
 
 def _note(part: Mapping[str, Any]) -> str:
     return f'<p class="note">{escape(part["note"])}</p>' if part.get("note") else ""
-
-
-def _about(about: Sequence[Sequence[Any]]) -> str:
-    pairs = "".join(f"<dt>{escape(str(label))}</dt><dd>{_words(value)}</dd>" for label, value in about)
-    return f'<dl class="about">{pairs}</dl>' if pairs else ""

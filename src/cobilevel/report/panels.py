@@ -1,8 +1,8 @@
-"""The panels of a reproduced experiment on paper: one PNG and one PDF for each figure.
+"""Figures as files: the panels of a reproduced experiment, one PNG and one PDF a figure, and that of the demonstration.
 
 How a series looks is settled here once, for these files and for the page: a family has a colour and a dash pattern, and
 its members a marker each, so that curves can be told apart without colours. Matplotlib is imported where it is used,
-since it takes seconds to load.
+since it takes seconds to load; no backend is chosen, so the user's stays.
 """
 
 import re
@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..answer import COLOURS, DOTS, DPI, tidy
 from ..archive import write_file
+from ..problem import Samples
 
 FAMILY_STYLES: dict[str, tuple[str, tuple[float, ...]]] = {
     "R_Chebyshev": ("#1b6ca8", ()),
@@ -26,14 +28,6 @@ FAMILY_STYLES: dict[str, tuple[str, tuple[float, ...]]] = {
 _MARKERS = ("o", "s", "^", "D")
 _SIZE = re.compile(r"\[(\d+)\]$")  # of a method, in its label
 _OTHER_STYLES = (("#3a7d44", ()), ("#d1495b", (6.0, 2.0)), ("#00798c", (1.5, 1.5)), ("#6a4c93", (7.0, 2.0, 1.5, 2.0)))
-_MARKED = 30  # of a longer curve only some points are marked
-_MARKS = 9  # as many
-_PALEST = 0.45  # share of white in the last of several labels of one family
-
-
-def family(label: str) -> str:
-    """The family a label speaks of: ``R_Chebyshev`` for ``R_Chebyshev[5]``."""
-    return label.split("[")[0].strip()
 
 
 def by_figure(summary: Mapping[str, Any]) -> dict[str, list[dict]]:
@@ -44,28 +38,23 @@ def by_figure(summary: Mapping[str, Any]) -> dict[str, list[dict]]:
     return figures
 
 
-def label_styles(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Colour and dashes of every label, those of its family, and its marker; later labels of one family are paler."""
-    labels = dict.fromkeys(s["label"] for panel in summary.get("panels") or () for s in panel["series"])
+def label_styles(summary: Mapping[str, Any], palest: float = 0.45) -> dict[str, dict[str, Any]]:
+    """Colour and dashes of every label, those of its family, and its marker; later labels of one family are paler, up
+    to a share `palest` of white."""
     members: dict[str, list[str]] = {}
-    for label in labels:
-        members.setdefault(family(label), []).append(label)
+    for label in dict.fromkeys(s["label"] for panel in summary.get("panels") or () for s in panel["series"]):
+        members.setdefault(label.split("[")[0].strip(), []).append(label)
     strangers = [name for name in members if name not in FAMILY_STYLES]
     styles = {}
     for place, (name, group) in enumerate(members.items()):
-        known = FAMILY_STYLES.get(name)
-        colour, dash = known or _OTHER_STYLES[strangers.index(name) % len(_OTHER_STYLES)]
-        sizes = (
-            sorted((label for label in group if _SIZE.search(label)), key=lambda k: int(_SIZE.findall(k)[0])) or group
-        )
+        colour, dash = FAMILY_STYLES.get(name) or _OTHER_STYLES[strangers.index(name) % len(_OTHER_STYLES)]
+        sized = [label for label in group if _SIZE.search(label)]
+        sizes = sorted(sized, key=lambda label: int(_SIZE.findall(label)[0])) or group
         for label in group:
             k = sizes.index(label) if label in sizes else 0
             marker = _MARKERS[(k if len(sizes) > 1 and label in sizes else place) % len(_MARKERS)]
-            styles[label] = {
-                "colour": _paler(colour, _PALEST * k / max(len(sizes) - 1, 1)),
-                "marker": marker,
-                "dash": list(dash),
-            }
+            paler = _paler(colour, palest * k / max(len(sizes) - 1, 1))
+            styles[label] = {"colour": paler, "marker": marker, "dash": list(dash)}
     return styles
 
 
@@ -84,8 +73,7 @@ def panel_figures(summary: Mapping[str, Any], folder: str | Path) -> list[Path]:
     for name, panels in by_figure(summary).items():
         columns = len(panels) if len(panels) <= 3 else 2 if len(panels) == 4 else 3
         rows = -(-len(panels) // columns)
-        size = (max(4.6 * columns, 6.4), 3.7 * rows + 0.6)
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(max(4.6 * columns, 6.4), 3.7 * rows + 0.6), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False)
         keys: dict[str, Any] = {}
         for axis, panel in zip(axes.flat, panels, strict=False):
@@ -96,7 +84,7 @@ def panel_figures(summary: Mapping[str, Any], folder: str | Path) -> list[Path]:
         stem = _stem(name, {path.stem for path in paths})
         for suffix in ("png", "pdf"):
             metadata = {"CreationDate": None} if suffix == "pdf" else None
-            draw = partial(figure.savefig, format=suffix, dpi=150, metadata=metadata)
+            draw = partial(figure.savefig, format=suffix, dpi=DPI, metadata=metadata)
             paths.append(write_file(folder / f"{stem}.{suffix}", draw))
     return paths
 
@@ -118,18 +106,9 @@ def _draw(axis: Any, panel: Mapping[str, Any], styles: Mapping[str, Mapping[str,
     for series in panel["series"]:
         x, y = _floats(series["x"], log_x), _floats(series["y"], log_y)
         colour, marker, dash = (styles[series["label"]][key] for key in ("colour", "marker", "dash"))
-        every = 1 if len(x) <= _MARKED else len(x) // _MARKS
-        (line,) = axis.plot(
-            x,
-            y,
-            color=colour,
-            lw=1.4,
-            ls=(0, tuple(dash)) if dash else "-",
-            marker=marker,
-            markevery=every,
-            ms=4.5,
-            mfc="white" if dash else colour,
-        )
+        every = 1 if len(x) <= 30 else len(x) // 9  # of a long curve about nine points are marked
+        look = {"lw": 1.4, "ls": (0, tuple(dash)) if dash else "-", "marker": marker, "markevery": every, "ms": 4.5}
+        (line,) = axis.plot(x, y, color=colour, mfc="white" if dash else colour, **look)
         if series.get("low") is not None and series.get("high") is not None:
             low, high = (_floats(series[end], False) for end in ("low", "high"))
             if log_y:  # an interval that reaches zero reaches the foot of the axis
@@ -144,8 +123,7 @@ def _draw(axis: Any, panel: Mapping[str, Any], styles: Mapping[str, Mapping[str,
 
 def _frame(axis: Any, panel: Mapping[str, Any], log_x: bool, log_y: bool) -> float:
     """Scales, limits, ticks, labels and grid; returns the lower end of the vertical axis."""
-    axis.set_xscale("log" if log_x else "linear")
-    axis.set_yscale("log" if log_y else "linear")
+    axis.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
     heights = [_floats(s[k], log_y) for s in panel["series"] for k in ("y", "low", "high") if s.get(k) is not None]
     heights.append(_floats([line["y"] for line in panel.get("lines") or ()], log_y))
     seen = np.concatenate(heights)
@@ -163,12 +141,11 @@ def _frame(axis: Any, panel: Mapping[str, Any], log_x: bool, log_y: bool) -> flo
         axis.set_xticks([], minor=True)
     elif log_x and widths:
         _log_ticks(axis.xaxis, widths[0], widths[-1])
-    axis.set_xlabel(_literal(panel["xlabel"]))
-    axis.set_ylabel(_literal(panel["ylabel"]))
+    axis.set(xlabel=_literal(panel["xlabel"]), ylabel=_literal(panel["ylabel"]))
     axis.set_title(_literal(textwrap.fill(panel["title"], 48)), fontsize=10)
     axis.grid(color="#e6e6e6", lw=0.6)
     axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+    tidy(axis)
     return axis.get_ylim()[0]
 
 
@@ -177,9 +154,8 @@ def _log_ticks(axis: Any, low: float, high: float) -> None:
     from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
 
     if high / low < 100:
-        axis.set_major_locator(
-            MaxNLocator(6, steps=(1, 2, 5, 10)) if high / low < 5 else LogLocator(subs=(1.0, 2.0, 5.0))
-        )
+        few = MaxNLocator(6, steps=(1, 2, 5, 10)) if high / low < 5 else LogLocator(subs=(1.0, 2.0, 5.0))
+        axis.set_major_locator(few)
         axis.set_major_formatter(FormatStrFormatter("%g"))
         axis.set_minor_locator(NullLocator())
 
@@ -205,3 +181,41 @@ def _paler(colour: str, white: float) -> str:
     """A hexadecimal colour mixed with a share of white."""
     parts = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
+
+
+def policy_figure(
+    path: str | Path,
+    contexts: np.ndarray,
+    policies: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    samples: Samples,
+    shown: str,
+    least: float = 1e-12,
+) -> Path:
+    """The flows of one policy over the exact ones, with the observations; and the error of every policy, by demand.
+
+    `policies` maps a name to the policy and the exact lower-level solution at its ``x``, each of shape
+    ``(contexts, edges)``; `shown` names the one drawn on the left. On a logarithmic axis, errors below `least` are
+    drawn there.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    policy, exact = policies[shown]
+    for k, colour in enumerate(COLOURS[: policy.shape[1]]):
+        observed = np.asarray(samples.eta)[:DOTS, k]
+        left.plot(np.asarray(samples.xi)[:DOTS], observed, ".", ms=3, color=colour, alpha=0.25, mew=0)
+        left.plot(contexts, exact[:, k], color=colour, lw=3.5, alpha=0.35, label=f"edge {k + 1}, exact")
+        left.plot(contexts, policy[:, k], color=colour, lw=1.4, ls="--", label=f"edge {k + 1}, policy")
+    left.set(xlabel="demand", ylabel="flow", title=f"Policy of {shown}, exact flows, observations")
+    left.legend(frameon=False)
+    for k, (name, (policy, exact)) in enumerate(policies.items()):
+        error = np.maximum(np.linalg.norm(policy - exact, axis=1), least)
+        right.semilogy(contexts, error, color=COLOURS[k % len(COLOURS)], lw=1.2, label=name)
+    right.set(xlabel="demand", ylabel="error of the flows", title="Where each basis errs")
+    right.legend(frameon=False, ncols=3, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    tidy(left, right)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI)
+    return path
