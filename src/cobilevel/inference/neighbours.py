@@ -35,7 +35,7 @@ class Summand:
         self.table, self.weighted = table, table * own[:, None]
 
     @cached_property
-    def running(self) -> Float[np.ndarray, "n+1 d"]:
+    def running(self) -> np.ndarray:
         return np.concatenate([np.zeros_like(self.weighted[:1]), np.cumsum(self.weighted, axis=0)])
 
     def windows(self, width: int) -> Float[np.ndarray, "n d"]:
