@@ -21,6 +21,8 @@ from .noise import CLEAR, MOST_NUMBERS, NEGLIGIBLE, level_covariance, slope_accu
 
 _LOWER_ACCURACY = 0.9  # the power of the precision that the lower gradient is brought to
 _WIDER = 4.0  # a ratio of two steps at which kinks show
+_SAME_REACH = 8.0  # a ratio of two steps that calls for no second differences
+_SHARE_OF_TURN = 1e-2  # of the distance over which the lower level's noise turns: the least natural step
 _KINK = 3.0  # the ratio of curvatures over such steps that is a kink
 _MOST_COORDINATES = 200  # of x along which differences are taken
 
@@ -105,7 +107,7 @@ class Galerkin:
         known = (sizes > 0) & (spread > 0)
         other = np.where(point.x != 0, np.abs(point.x), 1.0)
         step = np.where(known, spread / np.where(known, sizes, 1), other)
-        return np.maximum(step, NEGLIGIBLE * scales.turning), sizes, spread
+        return np.maximum(step, _SHARE_OF_TURN * scales.turning), sizes, spread
 
 
 @dataclass(frozen=True)
@@ -268,7 +270,7 @@ def look_around(study: Study, galerkin: Galerkin, joint: bool) -> Around:
         return first.with_terms(joint)
     error, reach = _standard_errors(first), np.abs(np.diag(first.directions))
     known = np.isfinite(error)
-    if np.any(known & ((error > _WIDER * reach) | (reach > _WIDER * error))):
+    if np.any(known & ((error > _SAME_REACH * reach) | (reach > _SAME_REACH * error))):
         second = first.look(x, np.diag(np.where(known, error, reach)))
         best = second = _in_own_units(second, size)
     else:

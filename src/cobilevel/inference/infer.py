@@ -9,9 +9,11 @@ from ..problem import Study
 from ..reduction import Reduced
 from .around import Around, Galerkin, look_around, too_large
 from .missed import Missed, what_is_missed
-from .noise import CLEAR, NEGLIGIBLE
+from .noise import NEGLIGIBLE
 
 MOST_NAMED = 6  # coordinates that a sentence lists
+_DETERMINED = 2.0  # standard errors by which a curvature must exceed zero, for its direction to be determined
+_HIDDEN = 4.0  # standard errors by which structure that the basis misses must move x, to be taken for real
 _SURE = 9.0  # times what noise of the policy adds to a curvature: one as large is clear (a first-stage F of 10)
 _MOST_LOOKED = 8  # directions for which what the others take up is worked out
 _NOTICED = 0.01  # what noise of the policy adds, as a share, from which on it is looked into or mentioned
@@ -96,10 +98,10 @@ def flat_directions(
     steps = np.where(seen[:, None], across.directions[:k], steps[:k])
     rest = np.sqrt(np.maximum(error**2 - 4 * np.maximum(bend, 0) * over, 0))
     bend = bend - over
-    sure = (bend > _SURE * over) & (bend > CLEAR * rest) & (over > 0)
+    sure = (bend > _SURE * over) & (bend > _DETERMINED * rest) & (over > 0)
     zero = np.sqrt(around.study.eps) * np.abs(values).max()
-    falls = (bend < -CLEAR * error) & (values < -zero)
-    flat = ((seen & (bend <= CLEAR * error) & ~sure) | (values <= zero)) & ~falls
+    falls = (bend < -_DETERMINED * error) & (values < -zero)
+    flat = ((seen & (bend <= _DETERMINED * error) & ~sure) | (values <= zero)) & ~falls
     return steps[flat], steps[falls], absorbed, kept
 
 
@@ -218,7 +220,7 @@ def _hidden(missed: Missed, inverse: np.ndarray, error: np.ndarray) -> Float[np.
     """
     gap = missed.basis.part(slice(1, None), 1 / missed.around.lengths)
     move, spread = -inverse @ gap.value, np.sqrt(np.maximum(np.diag(inverse @ gap.covariance() @ inverse), 0))
-    return np.where((np.abs(move) > 2 * CLEAR * spread) & (np.abs(move) > error), move, 0.0)
+    return np.where((np.abs(move) > _HIDDEN * spread) & (np.abs(move) > error), move, 0.0)
 
 
 # -- in words

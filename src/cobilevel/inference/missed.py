@@ -18,8 +18,9 @@ from ..basis import OneHot
 from ..derivatives import galerkin
 from .around import Around
 from .neighbours import Neighbours, Summand, neighbours_of
-from .noise import CLEAR, NEGLIGIBLE
+from .noise import NEGLIGIBLE
 
+_AGREE = 2.7  # standard errors by which two widths may differ
 _LEAP = 0.3  # of the estimate: what second neighbours may differ from the nearest by
 _ALIKE = 0.9  # the least correlation between what neighbours are known to be
 _FEWEST_ROWS = 50  # samples below which neighbours say nothing
@@ -154,7 +155,7 @@ def _pick(widths: list[Neighbours], at: Callable[[Neighbours], Products]) -> tup
     One width after the other: what single samples contribute is held for the last three of them alone.
     """
     last, values, errors, agreed = [at(widths[0])], [], [], True
-    bar = CLEAR + np.sqrt(2 * np.log(max(1, len(last[0].value) / 2)))
+    bar = _AGREE + np.sqrt(2 * np.log(max(1, len(last[0].value) / 2)))
     for near in widths[1:]:
         values.append(last[-1].value)
         errors.append(np.sqrt(np.maximum(np.diag(last[-1].covariance()), 0)))

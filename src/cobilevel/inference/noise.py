@@ -17,7 +17,7 @@ from ..lower import DENSE_LIMIT
 from ..problem import Level, Study
 from ..reduction import Reduced
 
-CLEAR = 2.5  # standard errors: what is smaller is not told from zero
+CLEAR = 2.5  # standard errors by which a gradient must push against a bound or a kink, for it to hold x
 NEGLIGIBLE = 1e-3  # of a whole: a share that counts for nothing
 MOST_NUMBERS = 1.5e8  # held at one time: 1.2 GB
 _MOST_LEVERAGE = 0.9  # of a sample: a fit that follows one further says nothing of its noise

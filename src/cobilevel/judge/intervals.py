@@ -9,7 +9,7 @@ from scipy import special
 LEVEL = 0.95  # how often an interval covers the truth
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
 ROUNDED = 1e-10  # relative differences that rounding explains
-_DRAWS = 20_000  # vectors around an estimate
+_DRAWS = 4000  # vectors around an estimate
 _QUANTILES = 400  # of the noise across a vector, by which its law is represented
 
 
