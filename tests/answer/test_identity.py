@@ -116,7 +116,7 @@ def test_another_process_finds_the_same():
     here = Path(__file__).parent
     code = (
         f"import sys, jax; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}];"
-        "jax.config.update('jax_enable_x64', True); import test_objectives as t; import cobilevel as cb;"
+        "jax.config.update('jax_enable_x64', True); import test_identity as t; import cobilevel as cb;"
         "print(t.digest(samples=cb.Stream(t.draw)))"
     )
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

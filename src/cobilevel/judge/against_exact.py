@@ -24,7 +24,8 @@ from ..inference import Galerkin, mean_covariance, slope_accuracy
 from ..lower import Law, law_at, lower_along, solve_each, trouble_with
 from ..problem import Finite, Study
 from ..programs import put
-from .comparison import UNSOLVED, Measured, NoisyVector, PolicyTable, as_rows, jackknife, split_rows, without
+from ..trees import as_rows
+from .comparison import UNSOLVED, Measured, NoisyVector, PolicyTable, jackknife, split_rows, without
 from .intervals import Estimate, freedom_of, mean_estimate, measurable
 
 Policy = Float[np.ndarray, "contexts dy"]

@@ -29,12 +29,12 @@ from ..lower import DENSE_LIMIT, MISSING, feasibility_of, law_is_known
 from ..problem import Bounds, Data, Problem, Study, precision_for
 from ..programs import put
 from ..reduction import reduce_with
+from ..trees import as_rows
 from .against_exact import measure_exactly
 from .certificate import Certificate, Constants, Regret
 from .comparison import (
     Measured,
     NoisyVector,
-    as_rows,
     measure_against_richer,
     measure_by_neighbours,
     measure_reduced,

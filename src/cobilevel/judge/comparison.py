@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, Int
 
 from ..answer import Solution
 from ..basis import Basis, combine
@@ -15,6 +14,7 @@ from ..inference import Around, Galerkin, Missed, Products, features_of
 from ..lower import solve_at
 from ..problem import Study
 from ..reduction import Reduced, reduce_study
+from ..trees import as_rows
 from .intervals import Estimate, freedom_of
 
 UNSOLVED = "reduced problem could not be solved at x"
@@ -69,12 +69,6 @@ class PolicyTable(NamedTuple):
 
     def __call__(self, W: Float[np.ndarray, "N dy"]) -> Float[np.ndarray, "n dy"]:
         return self.phi @ W + self.rest
-
-
-def as_rows(tree: PyTree) -> Float[np.ndarray, "n d"]:
-    """A batch of pytrees as a matrix in double precision, one row each."""
-    leaves = [np.asarray(leaf, dtype=float) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
 # -- groups of samples left out

@@ -17,7 +17,7 @@ from ..lower import LowerSolution, exact_lower, feasibility_of, trouble_with
 from ..problem import Data, Problem, Study, decision_like, double, precision_for
 from ..programs import put
 from ..reduction import Bilevel, Table, batch_of
-from .comparison import as_rows
+from ..trees import as_rows
 from .intervals import Estimate, mean_estimate
 
 DRAWS_WANTED = "conditional means, and their noise, are taken over so many draws at each context"
