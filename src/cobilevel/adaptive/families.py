@@ -5,7 +5,7 @@ Families are tuned by regression on the responses of a first fit, and judged by 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -40,6 +40,7 @@ _NEARNESS = {
 }
 
 
+@runtime_checkable
 class Functions(Protocol):
     """Functions of contexts on the reference cube."""
 

@@ -8,6 +8,7 @@ count: a component may be a small share of the noise and carry all there is to k
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -31,11 +32,11 @@ class Component:
     ratios: Float[np.ndarray, " K"]
     dy: int
 
-    def energy(self, part: Int[np.ndarray, "... m"]) -> Float[np.ndarray, "..."]:
+    def energy(self, part: Int[np.ndarray, "... m"]) -> Any:
         """The squares of coefficients, without what noise adds."""
         return np.sum((self.squares - self.noise)[part], axis=-1)
 
-    def stands_out(self, part: Int[np.ndarray, "... m"], level: float) -> Bool[np.ndarray, "..."]:
+    def stands_out(self, part: Int[np.ndarray, "... m"], level: float) -> Any:
         """Whether noise does not explain these coefficients."""
         return special.chdtrc(self.dy * part.shape[-1], np.sum(self.ratios[part], axis=-1)) < level
 
@@ -76,11 +77,11 @@ class Tests:
     product_total: float = 0.0
     evidence: list[Evidence] = field(default_factory=list)
 
-    def needed(self, part: Int[np.ndarray, "... m"], level: float) -> Bool[np.ndarray, "..."]:
+    def needed(self, part: Int[np.ndarray, "... m"], level: float) -> Any:
         """Whether some functions of each group are needed at some ``x``."""
         return np.any([self._needed_at(one, part, level) for one in self.evidence], axis=0)
 
-    def _needed_at(self, one: Evidence, part: np.ndarray, level: float) -> np.ndarray:
+    def _needed_at(self, one: Evidence, part: np.ndarray, level: float) -> Any:
         share = _HERE if one.here else _NEARBY
         wanted = one.policy.energy(part) > share**2 * self.policy_total
         if self.noisy:

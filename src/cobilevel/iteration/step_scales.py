@@ -246,16 +246,16 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048,
     smooth = max(ends[0][-1], ends[1][-1], small)
     smooth = smooth if smooth > 0 else 1.0
     pull, steep = _steepness(at, here.x, W, rng)
-    scales = Scales(
-        smooth=smooth,
-        convex=max(ends[0][0], W.size * at.eps * smooth),  # less cannot be resolved
-        bend=bend,
-        gradient=np.linalg.norm(_downhill(at, here)),
-        pull=pull,
-        steep=steep,
-        epoch=max((source.rows or batch) / batch for source in sources),
-    )
-    scales = jax.tree.map(lambda value: np.asarray(value, reduced.dtype), scales)
+    measured = {
+        "smooth": smooth,
+        "convex": max(ends[0][0], W.size * at.eps * smooth),  # less cannot be resolved
+        "bend": bend,
+        "gradient": np.linalg.norm(_downhill(at, here)),
+        "pull": pull,
+        "steep": steep,
+        "epoch": max((source.rows or batch) / batch for source in sources),
+    }
+    scales = Scales(**{name: np.asarray(value, reduced.dtype) for name, value in measured.items()})
     ledger = HostLedger.of(at.spent + spent + looked).in_programs()
     parts = scales, at.coefficients(W), at.coefficients(v), ledger, np.asarray(here.solved), np.asarray(here.definite)
     return Start(*put(parts))
