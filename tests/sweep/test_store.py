@@ -103,3 +103,10 @@ def test_killed_at_random_moments_gives_the_same_store(tmp_path):
     assert whole == again
     assert len(whole[0]) == 200
     assert sorted(whole[0]) == whole[1]
+
+
+def test_runs_of_an_earlier_version_are_refused(tmp_path):
+    """They would otherwise be computed again, next to those that are there."""
+    (tmp_path / "runs.sqlite").write_bytes(b"")
+    with pytest.raises(ValueError, match="earlier version"):
+        Runs(tmp_path)

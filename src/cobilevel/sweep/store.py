@@ -83,6 +83,10 @@ class Runs:
         self._writable = all(os.access(part, os.W_OK) for part in there)
         if self._path.is_file():
             self._index()
+        elif (self.folder / "runs.sqlite").exists():
+            raise ValueError(
+                f"{self.folder} holds runs of an earlier version, which this one does not read. Give another folder."
+            )
         elif not self._writable:
             raise PermissionError(f"{self.folder} holds no runs, and cannot be written to. Give another folder.")
         else:
