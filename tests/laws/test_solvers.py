@@ -185,7 +185,7 @@ def test_float32_pytrees_bounds_ledger_and_one_compilation(kind, monkeypatch):
     assert float(jnp.max(jnp.abs(state.x["b"]))) > 0
 
 
-def test_functions_in_double_precision_serve_a_run_in_single(promotion):
+def test_functions_in_double_precision_serve_a_run_in_single():
     """A function that holds double precision numbers gives values in double precision."""
     instance = cb.gallery.quadratic(0, dx=2, dy=2, train=50)
     solution = cb.solve(

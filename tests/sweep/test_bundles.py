@@ -8,7 +8,7 @@ import pytest
 import cobilevel as cb
 from cobilevel.answer import Result
 from cobilevel.iteration import advance, run
-from cobilevel.sweep import How, Pool, Trials, seconds_each_way, solve_all
+from cobilevel.sweep import How, Pool, Trials, solve_all
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,6 @@ def test_a_bundle_is_its_runs_one_by_one(bundle, how):
         np.testing.assert_allclose(found.states.average.W[k], state.average.W, rtol=1e-10, atol=1e-12)
     assert list(found.diverged) == [False] * 4 + [True]
     assert Result.of(int(found.states.result[0])) is Result.BUDGET
-
-
-def test_ways_to_share_the_machine_are_measured(bundle):
-    _, pool, trials, solver = bundle
-    taken = seconds_each_way(solver, pool, trials, (How(2, 1, 1), How(2, 2, 1)), steps=20)
-    assert set(taken) == {How(2, 1, 1), How(2, 2, 1)}
-    assert all(seconds > 0 for seconds in taken.values())
 
 
 @pytest.mark.thorough

@@ -4,7 +4,6 @@ from .bundles import Bundle as Bundle
 from .bundles import How as How
 from .bundles import Pool as Pool
 from .bundles import Trials as Trials
-from .bundles import seconds_each_way as seconds_each_way
 from .bundles import solve_all as solve_all
 from .grid import solve_grid as solve_grid
 from .store import Run as Run

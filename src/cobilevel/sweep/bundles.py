@@ -7,7 +7,7 @@ how many after each other (mapped) is a matter of the machine, so it is measured
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -153,14 +153,3 @@ def solve_all(
     states = jax.tree.map(join, *(states for states, _ in parts))
     curves = {name: np.concatenate([part[name] for _, part in parts])[: len(trials)] for name in parts[0][1]}
     return Bundle(states, curves, (time.perf_counter() - compiled) / len(trials), compiled - clock)
-
-
-def seconds_each_way(
-    solver: Solver, pool: Pool, trials: Trials, candidates: Iterable[How], steps: int = 4
-) -> dict[How, float]:
-    """Seconds that a few steps of a run take in each of these ways, compilation not counted."""
-    taken = {}
-    for how in candidates:
-        few = trials.take(np.arange(how.block * how.workers) % len(trials))
-        taken[how] = min(solve_all(solver, pool, few, steps, steps, how).seconds for _ in range(2))
-    return taken
