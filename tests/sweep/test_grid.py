@@ -24,11 +24,10 @@ def one_by_one(cases):
     return [[cb.solve(*case, basis=basis, solver=cb.Newton()) for case in cases] for basis in BASES]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_grid_is_its_solves_one_by_one(cases, one_by_one, workers):
+def test_a_grid_is_its_solves_one_by_one(cases, one_by_one):
     """Also where contexts leave some functions unseen."""
     xi = np.linspace(0, 1, 40)
-    for expected, row in zip(one_by_one, solve_grid(cases, BASES, workers=workers), strict=True):
+    for expected, row in zip(one_by_one, solve_grid(cases, BASES), strict=True):
         for alone, found in zip(expected, row, strict=True):
             np.testing.assert_allclose(found.x, alone.x, rtol=0, atol=1e-8)
             np.testing.assert_allclose(found.policy(xi), alone.policy(xi), rtol=0, atol=1e-8)
@@ -59,5 +58,3 @@ def test_a_solver_on_batches_takes_the_problem_as_it_is(cases):
 def test_what_is_no_basis_is_refused_at_once(cases):
     with pytest.raises(TypeError, match="basis must be a basis"):
         solve_grid(cases, ["Chebyshev"])
-    with pytest.raises(ValueError, match="workers must be a whole number"):
-        solve_grid(cases, BASES, workers=0)

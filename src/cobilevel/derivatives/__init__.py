@@ -26,4 +26,5 @@ from .rows import LowerRows as LowerRows
 from .rows import RowBlocks as RowBlocks
 from .rows import RowDerivatives as RowDerivatives
 from .rows import Sizes as Sizes
+from .sums import LowerSums as LowerSums
 from .sums import galerkin as galerkin

@@ -28,8 +28,9 @@ from ..trees import as_rows, flattened, shaped_like
 from . import oracles
 from .ledger import Ledger
 from .rows import AT_ONCE, BLOCK, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, flat_size
-from .sums import RowPool, RowScales, lower_sums, plus, pools_of, squares, upper_sums
+from .sums import LowerSums, RowPool, RowScales, lower_sums, plus, pools_of, squares, upper_sums
 
+_HELD = 2 * AT_ONCE  # numbers: the derivatives of all rows, while a search may ask for their products
 DENSE_LIMIT = 2000  # the most coefficients whose Hessian is formed; beyond, only its products with vectors are
 
 
@@ -78,7 +79,7 @@ class Expansions:
         self._spread = isinstance(reduced.lower_source, Table) and is_spread(reduced.lower_source.table.weight)
         self.spent: Counter[tuple[str, str]] = Counter()
         self._programs: dict[tuple[str, bool, int], RowDerivatives] = {}
-        self._last: tuple[Any, LowerRows] | None = None  # asked for twice where one method goes on from another
+        self._last: tuple[Any, LowerSums] | None = None  # asked for twice where one method goes on from another
 
     def _form(self, functions: int, one_hot: bool) -> None:
         """Settles what is formed with so many functions."""
@@ -186,7 +187,7 @@ class Expansions:
         """Derivatives in ``x``, along the last axis, in these coordinates."""
         return rows
 
-    def lower(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> LowerRows:
+    def lower(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> LowerSums:
         """The lower level at ``(x, W)``.
 
         The coefficients of a function that is zero at every row get the largest curvature there is, so that a Newton
@@ -196,11 +197,17 @@ class Expansions:
         if self._last is not None and self._last[0] == at:
             return self._last[1]
         self._charge_lower()
-        sums = self._summed("lower", lower_sums, x, W)
-        sums = sums._replace(cross=self._along_x(sums.cross)) if self.crossed else sums
-        if self.idle.any():
-            diagonal = np.einsum("...ii->...i", sums.hessian)  # a view
-            diagonal += diagonal.max() * np.repeat(self.idle, self.dy).reshape(diagonal.shape)
+        value, slope, diagonal, matrices = self._lower_sums(x, W)
+        stiff = np.where(self.idle[:, None], diagonal.max(initial=0.0), np.zeros_like(diagonal))
+
+        def formed() -> tuple[Any, Any]:
+            hessian, cross = matrices()
+            if self.idle.any():
+                view = np.einsum("...ii->...i", hessian)
+                view += stiff.reshape(view.shape)
+            return hessian, self._along_x(cross) if self.crossed else cross
+
+        sums = LowerSums(value, slope, diagonal + stiff, formed)
         self._last = (at, sums)
         return sums
 
@@ -213,6 +220,16 @@ class Expansions:
             value, d1, d2 = _asked(oracles.upper_gradients, self.reduced, True, *self._trees(x, W))
             sums = UpperRows(float(value), flattened(d1), self.table(d2))
         return sums._replace(d1=self._along_x(sums.d1))
+
+    def _lower_sums(self, x: np.ndarray, W: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, Callable]:
+        """``g_Phi``, its gradient, the diagonal of its Hessian, and what forms its matrices; these are formed at once
+        where the derivatives of all rows cannot be held."""
+        (pool, *more), sizes = self.lower_pools, self.sizes
+        if not (more or self._spread or on_accelerator()) and pool.rows.count * sizes.lower <= _HELD:
+            return pool.lower_sums(self._derivatives("lower", pool.rows), self.point(x), W, sizes)
+        sums = self._summed("lower", lower_sums, x, W)
+        diagonal = np.einsum("...ii->...i", sums.hessian).reshape(W.shape)
+        return sums.value, sums.slope, diagonal, lambda: (sums.hessian, sums.cross)
 
     def _summed(self, level: str, of: Callable, x: np.ndarray, W: np.ndarray) -> Any:
         pools, x = getattr(self, f"{level}_pools"), self.point(x)

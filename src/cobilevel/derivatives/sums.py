@@ -1,6 +1,6 @@
 """Sums over rows: what a basis makes of both levels, the sizes of single rows, and the rows that they are made from."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
@@ -28,6 +28,20 @@ def lower_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
 
     The Hessian is ``(M, M)``, or blocks ``(N, dy, dy)`` where each row has one function alone.
     """
+    value, slope = lower_slope_sums(phi, shares, packed, sizes)[:2]
+    return LowerRows(value, slope, *lower_matrix_sums(phi, shares, packed, sizes))
+
+
+def lower_slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any, Any]:
+    """Of these ``g_Phi``, its gradient and the diagonal of its Hessian, which take no products of features."""
+    xp, rows = module_of(packed), sizes.split_lower(packed * shares[:, None])
+    bend = xp.einsum("naa->na", rows.hessian)
+    bend = phi.blocks(bend) if isinstance(phi, OneHot) else (phi * phi).T @ bend
+    return rows.value.sum(dtype=float), xp.asarray(summed_with(phi, rows.slope), float), xp.asarray(bend, float)
+
+
+def lower_matrix_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any]:
+    """Of these the Hessian and the cross derivative."""
     xp, rows = module_of(packed), sizes.split_lower(packed * shares[:, None])
     if isinstance(phi, OneHot):
         hessian = phi.blocks(rows.hessian)
@@ -35,8 +49,7 @@ def lower_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
     else:
         hessian = galerkin(phi, rows.hessian)
     cross = summed_with(phi, rows.cross.reshape(len(packed), -1)).reshape(phi.shape[1], sizes.dy, -1)
-    parts = summed_with(phi, rows.slope), hessian, cross
-    return LowerRows(rows.value.sum(dtype=float), *(xp.asarray(part, float) for part in parts))
+    return xp.asarray(hessian, float), xp.asarray(cross, float)
 
 
 def upper_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> UpperRows:
@@ -45,6 +58,28 @@ def upper_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> UpperRows:
     first = xp.asarray(shares @ packed[:, : 1 + sizes.dx], float)
     d2 = summed_with(phi, packed[:, 1 + sizes.dx :] * shares[:, None])
     return UpperRows(first[0], first[1:], xp.asarray(d2, float))
+
+
+class LowerSums:
+    """The lower level in a basis: ``g_Phi``, its gradient and the `diagonal` of its Hessian; and the matrices, when
+    they are asked for. A search passes most of its points by, and the products of features take most of the time."""
+
+    def __init__(self, value: float, slope: np.ndarray, diagonal: np.ndarray, matrices: Callable[[], tuple[Any, Any]]):
+        self.value, self.slope, self.diagonal, self._matrices = value, slope, diagonal, matrices
+
+    @property
+    def hessian(self) -> Float[np.ndarray, "M M"] | Float[np.ndarray, "N dy dy"]:
+        return self._formed[0]
+
+    @property
+    def cross(self) -> Float[np.ndarray, "N dy dx"]:
+        return self._formed[1]
+
+    @cached_property
+    def _formed(self) -> tuple[Any, Any]:
+        formed = self._matrices()
+        del self._matrices  # and with it the rows
+        return formed
 
 
 class RowScales(NamedTuple):
@@ -79,7 +114,13 @@ class RowScales(NamedTuple):
 
 def plus(a: Sum, b: Sum) -> Sum:
     """The sum of two sums over rows."""
-    return type(a)(*map(add, a, b))  # pyright: ignore[reportCallIssue]
+    total = map(add, a, b)
+    return tuple(total) if type(a) is tuple else type(a)(*total)  # pyright: ignore[reportReturnType, reportCallIssue]
+
+
+def _total(sums: Iterable[Sum]) -> Sum:
+    """Sums over rows, added up in their order."""
+    return reduce(plus, sums)
 
 
 def squares(shares: Float[np.ndarray, " n"], rows: np.ndarray) -> Any:
@@ -137,13 +178,25 @@ class RowPool:
 
     def summed(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, of: Callable, sizes: Sizes) -> Any:
         """What `of` makes of each block, added up in their order."""
+        return _total(_side_by_side(lambda block: of(*self._at(derivatives, x, W, block), sizes), list(self.rows)))
+
+    def lower_sums(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, sizes: Sizes) -> Any:
+        """What ``lower_slope_sums`` gives for all rows, and a function that forms the matrices: the derivatives of all
+        rows are held for it."""
 
         def one(block: tuple[slice, Any, Any]) -> Any:
-            part, xi, eta = block
-            packed = derivatives.block(x, self.y(W, part), part, xi, eta)
-            return of(_taken(self.features, part), self.shares[part].astype(packed.dtype, copy=False), packed, sizes)
+            held = self._at(derivatives, x, W, block)
+            return held, lower_slope_sums(*held, sizes)
 
-        return reduce(plus, _side_by_side(one, list(self.rows)))
+        held, sums = zip(*_side_by_side(one, list(self.rows)), strict=True)
+        matrices = lambda: _total(_side_by_side(lambda block: lower_matrix_sums(*block, sizes), list(held)))
+        return *_total(sums), matrices
+
+    def _at(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, block: tuple[slice, Any, Any]) -> Any:
+        """The features, shares and packed derivatives of a block."""
+        part, xi, eta = block
+        packed = derivatives.block(x, self.y(W, part), part, xi, eta)
+        return _taken(self.features, part), self.shares[part].astype(packed.dtype, copy=False), packed
 
     @cached_property
     def _on_device(self) -> list[Any]:

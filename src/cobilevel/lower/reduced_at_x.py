@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ..derivatives import Expansions, LowerRows
+from ..derivatives import Expansions, LowerSums
 from .damped_newton import Dense, Iterates, MatrixFree, cholesky, conjugate_gradients, minimise, solve_with
 
 
@@ -48,8 +48,11 @@ class Point:
 class _Formed(Dense):
     """What is kept of a Hessian is the expansion it is part of: its cross derivative is needed at the end."""
 
-    def matrices(self, hessian: LowerRows) -> Float[np.ndarray, "b m m"]:
+    def matrices(self, hessian: LowerSums) -> Float[np.ndarray, "b m m"]:
         return hessian.hessian if hessian.hessian.ndim == 3 else hessian.hessian[None]
+
+    def metric(self, hessian: LowerSums, gradient: Float[np.ndarray, "k n"]) -> Float[np.ndarray, "k n"]:
+        return np.abs(hessian.diagonal).reshape(gradient.shape)
 
 
 def solve_lower(
@@ -62,7 +65,7 @@ def solve_lower(
     table = lambda z: z.reshape(expansions.functions, -1)
     one = lambda value, gradient: (np.full(1, value), gradient.reshape(1, -1))
 
-    def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, LowerRows]:
+    def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, LowerSums]:
         lower = expansions.lower(x, table(z))
         return *one(lower.value, lower.slope), lower
 

@@ -1,9 +1,6 @@
-"""Every case with every basis: the answers of ``solve``, several at a time."""
+"""Every case with every basis: the answers of ``solve``."""
 
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from ..adaptive import solve_learning
@@ -14,7 +11,6 @@ from ..iteration import Job, Solver
 from ..keys import as_key, split_key
 from ..lower import with_barrier
 from ..problem import Data, Precision, Problem, Study, precision_for
-from ..programs import one_thread
 from ..progress import ProgressBar
 from ..solvers import Newton
 
@@ -26,19 +22,17 @@ def solve_grid(
     steps: int | None = None,
     key: Any = 0,
     progress: bool | None = None,
-    workers: int | None = None,
 ) -> Iterator[list[Solution]]:
-    """Solves every case with every basis: what ``solve`` gives for each.
+    """Solves every case with every basis, one after the other: what ``solve`` gives for each.
 
-    Newton's programs know neither the basis nor the samples, so that two serve all cases whose functions differ in
-    numbers alone. Cases are solved in threads, which share them.
+    Each problem is checked against its samples once, for all bases. For several at a time, ``tabulate`` calls a
+    function in processes.
 
     **Arguments:**
 
     - `cases`: problems, each with its samples.
     - `bases`: how policies are written.
     - `solver`, `steps`, `key`, `progress`: as for ``solve``.
-    - `workers`: how many are solved at a time; as many as there are processors when left out.
 
     **Returns:** an iterator that solves as it goes: for each basis in turn a list of solutions, one for each case. They
     cannot be resumed.
@@ -47,22 +41,17 @@ def solve_grid(
         check_basis(basis)
     chosen = Newton() if solver is None else solver
     limit = chosen.default_steps if steps is None else whole("steps", steps)
-    workers = (os.cpu_count() or 1) if workers is None else whole("workers", workers)
     jobs = [_job(case, chosen, limit, split_key(as_key(key), 3)[2]) for case in cases]
-    return _rows(jobs, bases, progress, workers)
+    return _rows(jobs, bases, progress)
 
 
 def _rows(
-    jobs: Sequence[tuple[Job, Precision]], bases: Sequence[Basis], progress: bool | None, workers: int
+    jobs: Sequence[tuple[Job, Precision]], bases: Sequence[Basis], progress: bool | None
 ) -> Iterator[list[Solution]]:
-    with ProgressBar(len(bases) * len(jobs), "grid", progress) as bar, ThreadPoolExecutor(workers) as threads:
+    with ProgressBar(len(bases) * len(jobs), "grid", progress) as bar:
         for number, basis in enumerate(bases):
             bar.update(number * len(jobs), f"{basis!r}")
-            one = partial(_solved, basis)
-            with one_thread():  # the switch is that of all threads: none may set it back while others are at work
-                row = [one(job) for job in jobs[:1]]  # compiles for the others
-                row += threads.map(one, jobs[1:])
-            yield row
+            yield [_solved(basis, job) for job in jobs]
 
 
 def _job(case: tuple[Problem, Data], solver: Solver, steps: int, key: Any) -> tuple[Job, Precision]:
