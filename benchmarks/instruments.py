@@ -137,7 +137,7 @@ def with_splines(data: Regression, pieces: int) -> tuple[cb.Features, Regression
 
 
 def _in_double(call):
-    from cobilevel.problem import double
+    from cobilevel.precision import double
 
     with double():
         return call()

@@ -19,9 +19,11 @@ from .iteration import Checkpoint, Interrupted, Job, Solver, Stochastic
 from .judge import rounding_error
 from .keys import as_key, split_key
 from .lower import with_barrier
-from .problem import Data, Precision, Problem, Study, never_seen, no_pool, precision_for
+from .precision import Precision
+from .problem import Data, Problem, never_seen, no_pool
 from .reduction import Reduced, reduce_study
 from .solvers import Newton
+from .study import Study, precision_for
 
 _SOFTER = 1e-2  # the barrier's weight for solvers on batches, whose steps are as short as its curvature is large
 

@@ -8,7 +8,7 @@ import pytest
 import cobilevel as cb
 from cobilevel.adaptive import choose_basis
 from cobilevel.basis import basis_of
-from cobilevel.problem import Study
+from cobilevel.study import Study
 from problems import AROUND, Aim, Line, row, scalar
 
 

@@ -12,7 +12,7 @@ import cobilevel as cb
 from cobilevel import Neural, Snapshot
 from cobilevel.adaptive import choose_background, learn
 from cobilevel.basis import whiten
-from cobilevel.problem import Study
+from cobilevel.study import Study
 from problems import AROUND, as_pytrees, curved_problem, single
 
 SMALL = Neural(3, width=8, depth=1, steps=20, decisions=2)

@@ -11,7 +11,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.answer import Objectives, different_functions, function_digests
-from cobilevel.problem import Study
+from cobilevel.study import Study
 from problems import LINE, NOISE, XI
 
 

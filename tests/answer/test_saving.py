@@ -16,8 +16,8 @@ import cobilevel as cb
 from cobilevel import archive
 from cobilevel.answer import Objectives, Saved, identity
 from cobilevel.iteration.resume import check_functions
-from cobilevel.problem import Study
 from cobilevel.reduction import reduce_study
+from cobilevel.study import Study
 from problems import LINE, NOISE, XI
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "damage.py"

@@ -9,8 +9,8 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.basis import Axes, basis_from_json, basis_of, basis_to_json, by_component, combine, richer_basis
-from cobilevel.problem import Study
 from cobilevel.reduction import reduce_study
+from cobilevel.study import Study
 
 DAYS = ["mon", "tue", "wed", "thu"]
 DOMAIN = cb.Mixed(weather=cb.Interval(0.0, 2.0), hour=cb.Periodic(0.0, 24.0), day=cb.Finite(DAYS))

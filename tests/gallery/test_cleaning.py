@@ -11,7 +11,7 @@ import cobilevel as cb
 from cobilevel.gallery import best_coefficients, softmax
 from cobilevel.gallery import images as loader
 from cobilevel.lower import exact_lower
-from cobilevel.problem import Study
+from cobilevel.study import Study
 
 TEMPERATURES = np.array([0.1, 0.7, 3.0, 10.0])
 

@@ -7,7 +7,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.keys import as_key, split_key
-from cobilevel.problem import Study
+from cobilevel.study import Study
 from problems import LINE, NOISE, XI, joint, scalar
 
 BASIS = cb.Chebyshev(3)

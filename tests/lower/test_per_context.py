@@ -8,7 +8,7 @@ import scipy.optimize
 
 import cobilevel as cb
 from cobilevel.lower import exact_lower, trouble_with
-from cobilevel.problem import Study
+from cobilevel.study import Study
 from problems import LINE, scalar
 
 

@@ -14,7 +14,7 @@ from cobilevel.paper.claims import CLAIMS, complete, difference, ratio, verdict
 from cobilevel.paper.cleaning import auc
 from cobilevel.paper.lab import TUNING
 from cobilevel.paper.methods import BARE, PER_CELL, Grid, Method, SearchRung, race
-from cobilevel.problem import Study
+from cobilevel.study import Study
 
 
 def test_the_grid_is_the_papers():

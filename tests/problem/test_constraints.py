@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem import Smoothing
+from cobilevel.study import Smoothing
 from problems import LINE
 
 XI = np.random.default_rng(0).uniform(size=200)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem import Study
+from cobilevel.study import Study
 from problems import LINE, scalar
 
 RNG = np.random.default_rng(0)

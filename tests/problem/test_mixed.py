@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem import Study
+from cobilevel.study import Study
 
 DAYS = ["mon", "tue", "wed"]
 WEEK = cb.Mixed(weather=cb.Interval(0.0, 2.0), hour=cb.Periodic(0.0, 24.0), day=cb.Finite(DAYS))

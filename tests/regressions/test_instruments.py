@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from cobilevel.problem import double
+from cobilevel.precision import double
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "instruments.py"
 _SPEC = importlib.util.spec_from_file_location("instruments", _PATH)

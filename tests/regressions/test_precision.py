@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem import precision
+from cobilevel import precision
 
 START = """
 import warnings; warnings.simplefilter("error")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem import Study
+from cobilevel.study import Study
 
 RNG = np.random.default_rng(0)
 SAMPLES = cb.Samples(RNG.uniform(size=200), RNG.normal(size=200))

@@ -22,7 +22,8 @@ ROOT = Path(cobilevel.__file__).parent
 # A room imports from those before it. Single modules at the root count as rooms; `__init__` is the front door, which
 # only programs built on the package may use.
 ORDER = (
-    "checks", "programs", "host", "trees", "progress", "keys", "archive", "cluster", "problem", "basis", "answer",
+    "checks", "programs", "host", "trees", "progress", "keys", "archive", "precision", "cluster", "functions", "problem",
+    "study", "basis", "answer",
     "reduction", "derivatives", "lower", "inference", "covariates", "iteration", "solvers", "diagnosis", "adaptive",
     "judge", "front_door", "gallery", "sweep", "report", "paper", "__init__", "commands", "cli",
 )  # fmt: skip
@@ -44,8 +45,8 @@ KINDS_ASKED: dict[str, str] = {}
 
 # Modules outside the room of derivatives that take some, and why.
 DIFFERENTIATES = {
-    "problem.smoothing": "a barrier is in units that slopes and curvature at the start show; no method uses them",
-    "problem.traced": "what custom rules say is seen from the derivatives alone; nothing is computed with them",
+    "study.smoothing": "a barrier is in units that slopes and curvature at the start show; no method uses them",
+    "functions.traced": "what custom rules say is seen from the derivatives alone; nothing is computed with them",
 }
 
 DATA = {"Samples", "Product", "Stream", "Levels", "Level", "Data"}
@@ -295,7 +296,7 @@ def test_kinds_of_data_answer_for_themselves():
     """No ``isinstance`` on them outside their room."""
     asked = Counter()
     for module in modules().values():
-        if module.room == "problem":
+        if module.room in ("problem", "study"):
             continue
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
@@ -333,9 +334,9 @@ def test_import_changes_no_switch_and_loads_nothing_heavy():
 
 
 def test_the_data_are_looked_at_once():
-    """Few functions of the first room are handed the user's samples: they are parsed once, into a study."""
+    """Few functions of the first rooms are handed the user's samples: they are parsed once, into a study."""
     samples, calls = joint(), []
-    package, room = str(ROOT), str(ROOT / "problem")
+    package, room = str(ROOT), (str(ROOT / "problem"), str(ROOT / "study"))
 
     def caller(frame):
         """The nearest file of the package that a call comes from."""

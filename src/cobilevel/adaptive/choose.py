@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int, PyTree
 from ..basis import Axes, Basis, BSpline, Categorical, Orthonormal, basis_of
 from ..covariates import MOST_COEFFICIENTS
 from ..derivatives import flattened
-from ..problem import LOOK_ROWS, Finite, Periodic, Study
+from ..problem import LOOK_ROWS, Finite, Periodic
+from ..study import Study
 from .families import Family, compare_families
 from .growth import Search
 from .selection import ForwardSelection

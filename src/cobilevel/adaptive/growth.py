@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..basis import Axes, basis_of
 from ..covariates import MOST_COEFFICIENTS, Fits
-from ..problem import Bounds, Study
+from ..problem import Bounds
+from ..study import Study
 from .families import FITTED
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # functions on an interval, tried in turn

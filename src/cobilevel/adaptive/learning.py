@@ -44,9 +44,10 @@ from ..covariates import (
 from ..derivatives import Expansions, Ledger, flattened, oracles, shaped_like
 from ..keys import as_key, generator, split_key
 from ..lower import exact_lower, lower_size, newton_steps, solve_lower
-from ..problem import LOOK_ROWS, Finite, Problem, Samples, Study
+from ..problem import LOOK_ROWS, Finite, Problem, Samples
 from ..programs import put
 from ..reduction import Bilevel, reduce_study
+from ..study import Study
 from .families import FirstFit
 from .selection import ForwardSelection
 

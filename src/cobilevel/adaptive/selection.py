@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 from ..basis import Axes
 from ..covariates import MOST_COEFFICIENTS, MOST_FUNCTIONS, Fits, Residuals, decisions_near, orthonormalising
 from ..keys import generator
-from ..problem import Mixed, Samples, Study
+from ..problem import Mixed, Samples
+from ..study import Study
 from .significance import Evidence, Projection, Tests
 
 _ROWS = 100_000  # samples looked at, at most

@@ -23,26 +23,12 @@ from jaxtyping import Array, Float, PyTree
 from ..archive import fingerprint
 from ..basis import Basis, basis_to_json
 from ..cluster import digest_of
+from ..functions import PARTIAL, Traced, digest, first_derivatives, second_derivatives, trace_objective
 from ..keys import as_key
-from ..problem import (
-    PARTIAL,
-    Domain,
-    Level,
-    Problem,
-    Samples,
-    Study,
-    Traced,
-    Unpacked,
-    as_of_now,
-    digest,
-    double,
-    first_derivatives,
-    second_derivatives,
-    some_context,
-    statement_of,
-    trace_objective,
-)
+from ..precision import double
+from ..problem import Domain, Level, Problem, Samples, Unpacked
 from ..programs import program
+from ..study import Study, as_of_now, some_context, statement_of
 
 _POINTS = 16  # at which values are compared: four samples for each way of moving x and y
 _AWAY = 0.1  # how far x and y are moved, of their size: at the answer itself all slopes may vanish

@@ -14,8 +14,10 @@ from jaxtyping import PyTree
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json
 from ..checks import path_given
-from ..problem import Problem, Smoothing, double, form_of, in_double
+from ..precision import double, in_double
+from ..problem import Problem
 from ..programs import put
+from ..study import Smoothing, form_of
 from .identity import check_constraints, close_to, different_functions, features_at
 from .result import Feasibility, Result
 from .saving import FORMAT, objectives_from_file

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..problem import Box, Mixed, joint_contexts
+from ..problem import Box, Mixed
+from ..study import joint_contexts
 from ..trees import as_rows
 from .contexts import ContextAxis, axes_of, component_names, policy_names
 from .uncertainty import QUANTILE

@@ -13,8 +13,10 @@ from jaxtyping import Array, PyTree
 
 from ..basis import FeatureMap, combine, domain_to_json
 from ..checks import path_given
-from ..problem import Form, Problem, Smoothing, double, kept_digits
+from ..precision import double, kept_digits
+from ..problem import Problem
 from ..programs import arithmetic, put
+from ..study import Form, Smoothing
 from ..trees import shaped_like
 from .contexts import packed_by_name, policy_table
 from .identity import Objectives, check_constraints

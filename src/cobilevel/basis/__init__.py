@@ -1,49 +1,33 @@
 """Functions of the context: the families a user can name, fitted to the contexts observed."""
 
-from .axes import Axes as Axes
-from .base import Basis as Basis
-from .base import FeatureMap as FeatureMap
-from .base import check_basis as check_basis
-from .base import same_recipe as same_recipe
-from .components import Components as Components
-from .components import Union as Union
-from .components import basis_of as basis_of
-from .components import by_component as by_component
-from .families import BSpline as BSpline
-from .families import Categorical as Categorical
-from .families import Chebyshev as Chebyshev
-from .families import Features as Features
-from .families import Fourier as Fourier
-from .families import Legendre as Legendre
-from .families import Monomial as Monomial
-from .families import Partition as Partition
-from .families import PolynomialBasis as PolynomialBasis
-from .families import ProductBasis as ProductBasis
-from .index_sets import Additive as Additive
-from .index_sets import HyperbolicCross as HyperbolicCross
-from .index_sets import Interactions as Interactions
-from .index_sets import Listed as Listed
-from .index_sets import Tensor as Tensor
-from .index_sets import TotalDegree as TotalDegree
-from .learned import METRICS as METRICS
-from .learned import KernelFeatures as KernelFeatures
-from .learned import Neural as Neural
-from .learned import Rotated as Rotated
-from .learned import Snapshot as Snapshot
-from .learned import kernel_profile as kernel_profile
-from .learned import kernel_slope as kernel_slope
-from .learned import network as network
-from .learned import squared_distances as squared_distances
-from .recipes import basis_from_json as basis_from_json
-from .recipes import basis_to_json as basis_to_json
-from .recipes import domain_to_json as domain_to_json
-from .sizes import check_sizes as check_sizes
-from .sizes import richer_basis as richer_basis
-from .tables import OneHot as OneHot
-from .tables import Rows as Rows
-from .tables import combine as combine
-from .tables import dense as dense
-from .whitening import Coordinates as Coordinates
-from .whitening import Orthonormal as Orthonormal
-from .whitening import Whitening as Whitening
-from .whitening import whiten as whiten
+from .axes import Axes
+from .base import Basis, FeatureMap, check_basis, same_recipe
+from .components import Components, Union, basis_of, by_component
+from .families import (
+    BSpline,
+    Categorical,
+    Chebyshev,
+    Features,
+    Fourier,
+    Legendre,
+    Monomial,
+    Partition,
+    PolynomialBasis,
+    ProductBasis,
+)
+from .index_sets import Additive, HyperbolicCross, Interactions, Listed, Tensor, TotalDegree
+from .learned import (
+    METRICS,
+    KernelFeatures,
+    Neural,
+    Rotated,
+    Snapshot,
+    kernel_profile,
+    kernel_slope,
+    network,
+    squared_distances,
+)
+from .recipes import basis_from_json, basis_to_json, domain_to_json
+from .sizes import check_sizes, richer_basis
+from .tables import OneHot, Rows, combine, dense
+from .whitening import Coordinates, Orthonormal, Whitening, whiten

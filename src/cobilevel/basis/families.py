@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from ..checks import positive, whole
+from ..functions import failure
 from ..host import module_of, plain
-from ..problem import Domain, Finite, Mixed, Periodic, failure
+from ..problem import Domain, Finite, Mixed, Periodic
 from ..programs import Held, program
 from .base import Basis
 from .index_sets import IndexSet, Tensor

@@ -12,9 +12,10 @@ from jaxtyping import Array, Float
 from ..basis import Axes
 from ..derivatives import Expansions, RowBlocks, flattened
 from ..lower import Point, solve_at
-from ..problem import Domain, Samples, Study
+from ..problem import Domain, Samples
 from ..programs import put
 from ..reduction import Batch, Bilevel, Table
+from ..study import Study
 
 MOST_COEFFICIENTS = 1000  # the largest N d_y of a fit
 MOST_FUNCTIONS = 64  # of one coordinate, or of a policy seen without noise: smooth ones need fewer

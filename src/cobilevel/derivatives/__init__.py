@@ -1,30 +1,21 @@
 """What is differentiated: row derivatives and their sums for exact methods, oracles with their cost for the others."""
 
-from ..trees import flattened as flattened
-from ..trees import shaped_like as shaped_like
-from . import oracles as oracles
-from .expansion import DENSE_LIMIT as DENSE_LIMIT
-from .expansion import Affine as Affine
-from .expansion import Expansions as Expansions
-from .hypergradient import ConjugateGradient as ConjugateGradient
-from .hypergradient import Directions as Directions
-from .hypergradient import Draw as Draw
-from .hypergradient import Factored as Factored
-from .hypergradient import Neumann as Neumann
-from .hypergradient import conjugate_gradient as conjugate_gradient
-from .hypergradient import directions as directions
-from .hypergradient import hypergradient as hypergradient
-from .hypergradient import linear_direction as linear_direction
-from .hypergradient import outer_direction as outer_direction
-from .hypergradient import sensitivity as sensitivity
-from .ledger import HostLedger as HostLedger
-from .ledger import Ledger as Ledger
-from .ledger import added as added
-from .ledger import totals_of as totals_of
-from .rows import AT_ONCE as AT_ONCE
-from .rows import LowerRows as LowerRows
-from .rows import RowBlocks as RowBlocks
-from .rows import RowDerivatives as RowDerivatives
-from .rows import Sizes as Sizes
-from .sums import LowerSums as LowerSums
-from .sums import galerkin as galerkin
+from ..trees import flattened, shaped_like
+from . import oracles
+from .expansion import DENSE_LIMIT, Affine, Expansions
+from .hypergradient import (
+    ConjugateGradient,
+    Directions,
+    Draw,
+    Factored,
+    Neumann,
+    conjugate_gradient,
+    directions,
+    hypergradient,
+    linear_direction,
+    outer_direction,
+    sensitivity,
+)
+from .ledger import HostLedger, Ledger, added, totals_of
+from .rows import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes
+from .sums import LowerSums, galerkin

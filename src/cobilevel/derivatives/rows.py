@@ -16,7 +16,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, PyTree
 
-from ..problem import Traced
+from ..functions import Traced
 from ..programs import unfused
 
 BLOCK = 1024  # rows, so few that small problems waste little; blocks are larger by _GROWTH where there are many rows

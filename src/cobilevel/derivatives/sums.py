@@ -15,7 +15,7 @@ from jaxtyping import Float
 from ..basis import OneHot
 from ..cluster import shards_of
 from ..host import in_threads, module_of
-from ..problem import double, in_double
+from ..precision import double, in_double
 from ..programs import is_spread
 from ..reduction import Batch
 from .rows import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows

@@ -19,9 +19,10 @@ from ..inference import natural_step
 from ..iteration import lanczos
 from ..keys import as_key
 from ..lower import lower_size, solve_lower, with_barrier
-from ..problem import CONTEXTS_EACH, LOOK_ROWS, Data, Finite, Look, Problem, Study, decision_like, precision_for
+from ..problem import CONTEXTS_EACH, LOOK_ROWS, Data, Finite, Look, Problem, decision_like
 from ..programs import put
 from ..reduction import Bilevel, Reduced, batch_of, reduce_study
+from ..study import Study, precision_for
 from .advice import Seen, advise, conditions_of
 from .diagnosis import Diagnosis
 from .policies import Expansion, Policies

@@ -13,7 +13,8 @@ from ..basis import Tensor, TotalDegree
 from ..covariates import FEWEST_DIMENSIONS, MOST_FUNCTIONS, Fits, Responses
 from ..keys import as_key
 from ..lower import exact_lower, law_is_known, solve_lower
-from ..problem import Box, Domain, Finite, Interval, Look, Study
+from ..problem import Box, Domain, Finite, Interval, Look
+from ..study import Study
 from .decay import GRIDS, Decay, Kink, find_kinks, find_noisy_kinks, from_coefficients, from_values
 
 _MULTIPLICATIONS = 2e8  # that one evaluation at all points of a grid may take, of about a hundred: some seconds

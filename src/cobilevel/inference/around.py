@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, PyTree
 
 from ..derivatives import Expansions, flattened
 from ..lower import Point, lower_size, solve_at
-from ..problem import Study
 from ..reduction import Reduced
+from ..study import Study
 from .noise import CLEAR, MOST_NUMBERS, NEGLIGIBLE, level_covariance, slope_accuracy
 
 _LOWER_ACCURACY = 0.9  # the power of the precision that the lower gradient is brought to

@@ -5,8 +5,8 @@ from jaxtyping import Bool, Float, PyTree
 
 from ..answer import Uncertainty, names_of, unknown
 from ..derivatives import flattened
-from ..problem import Study
 from ..reduction import Reduced
+from ..study import Study
 from .around import Around, Galerkin, look_around, too_large
 from .missed import Missed, what_is_missed
 from .noise import NEGLIGIBLE

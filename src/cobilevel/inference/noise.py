@@ -14,8 +14,9 @@ from jaxtyping import Float, PyTree
 
 from ..derivatives import Expansions, flattened, galerkin
 from ..lower import DENSE_LIMIT
-from ..problem import Level, Study
+from ..problem import Level
 from ..reduction import Reduced
+from ..study import Study
 
 CLEAR = 2.5  # standard errors by which a gradient must push against a bound or a kink, for it to hold x
 NEGLIGIBLE = 1e-3  # of a whole: a share that counts for nothing

@@ -1,30 +1,9 @@
 """The solver protocol, the one loop, and what solvers share: schedules, draws, the scales of default step sizes."""
 
-from .checkpoint import Checkpoint as Checkpoint
-from .job import Job as Job
-from .loop import Interrupted as Interrupted
-from .loop import advance as advance
-from .loop import run as run
-from .loop import steps_on_host as steps_on_host
-from .schedules import Cosine as Cosine
-from .schedules import PolynomialDecay as PolynomialDecay
-from .schedules import Schedule as Schedule
-from .schedules import at as at
-from .schedules import check_schedule as check_schedule
-from .schedules import is_optax as is_optax
-from .schedules import traced as traced
-from .solver import ROUNDINGS as ROUNDINGS
-from .solver import SOLVED as SOLVED
-from .solver import Clock as Clock
-from .solver import Evolving as Evolving
-from .solver import Solver as Solver
-from .solver import State as State
-from .step_scales import Scales as Scales
-from .step_scales import Start as Start
-from .step_scales import lanczos as lanczos
-from .step_scales import measure as measure
-from .stochastic import Draws as Draws
-from .stochastic import Stochastic as Stochastic
-from .stochastic import StochasticState as StochasticState
-from .stochastic import heavy_ball as heavy_ball
-from .stochastic import storm as storm
+from .checkpoint import Checkpoint
+from .job import Job
+from .loop import Interrupted, advance, run, steps_on_host
+from .schedules import Cosine, PolynomialDecay, Schedule, at, check_schedule, is_optax, traced
+from .solver import ROUNDINGS, SOLVED, Clock, Evolving, Solver, State
+from .step_scales import Scales, Start, lanczos, measure
+from .stochastic import Draws, Stochastic, StochasticState, heavy_ball, storm

@@ -17,8 +17,9 @@ from ..cluster import this_cluster
 from ..derivatives import Expansions, flattened
 from ..inference import infer, policy_noise
 from ..lower import feasibility_of
-from ..problem import Study, double
+from ..precision import double
 from ..reduction import Reduced, reduce_study
+from ..study import Study
 from .checkpoint import Checkpoint
 from .loop import Interrupted, run
 from .resume import check_functions

@@ -11,9 +11,9 @@ from jaxtyping import Array
 from .. import archive
 from ..answer import Result, Solution, different_functions, same_features, state_identity
 from ..basis import Basis, basis_to_json
-from ..problem import Study
 from ..programs import is_spread, program, put, rows_at
 from ..reduction import Reduced, Table
+from ..study import Study
 from .checkpoint import Checkpoint, Kept
 from .course import Course, History
 from .solver import Solver

@@ -22,8 +22,9 @@ from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes
 from ..derivatives import galerkin as galerkin_matrix
 from ..inference import Galerkin, mean_covariance, slope_accuracy
 from ..lower import Law, law_at, lower_along, solve_each, trouble_with
-from ..problem import Finite, Study
+from ..problem import Finite
 from ..programs import put
+from ..study import Study
 from ..trees import as_rows
 from .comparison import UNSOLVED, Measured, NoisyVector, PolicyTable, jackknife, split_rows, without
 from .intervals import Estimate, freedom_of, mean_estimate, measurable

@@ -13,11 +13,12 @@ from ..derivatives import Affine, Expansions, flattened, shaped_like
 from ..inference import determined, infer
 from ..iteration import steps_on_host
 from ..keys import as_key, generator
-from ..problem import Data, Problem, Study, precision_for
+from ..problem import Data, Problem
 from ..programs import put
 from ..progress import ProgressBar
 from ..reduction import reduce_with
 from ..solvers import Newton
+from ..study import Study, precision_for
 from .evaluate import in_precision_of
 from .intervals import TAILS
 

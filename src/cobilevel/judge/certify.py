@@ -26,9 +26,10 @@ from ..inference import (
 )
 from ..keys import as_key
 from ..lower import DENSE_LIMIT, MISSING, feasibility_of, law_is_known
-from ..problem import Bounds, Data, Problem, Study, precision_for
+from ..problem import Bounds, Data, Problem
 from ..programs import put
 from ..reduction import reduce_with
+from ..study import Study, precision_for
 from ..trees import as_rows
 from .against_exact import measure_exactly
 from .certificate import Certificate, Constants, Regret

@@ -12,8 +12,8 @@ from ..answer import Solution
 from ..basis import Basis, combine
 from ..inference import Around, Galerkin, Missed, Products, features_of
 from ..lower import solve_at
-from ..problem import Study
 from ..reduction import Reduced, reduce_study
+from ..study import Study
 from ..trees import as_rows
 from .intervals import Estimate, freedom_of
 

@@ -14,9 +14,11 @@ from ..derivatives import Expansions, RowBlocks, RowDerivatives, Sizes, flattene
 from ..inference import MOST_NUMBERS
 from ..keys import as_key
 from ..lower import LowerSolution, exact_lower, feasibility_of, trouble_with
-from ..problem import Data, Problem, Study, decision_like, double, precision_for
+from ..precision import double
+from ..problem import Data, Problem, decision_like
 from ..programs import put
 from ..reduction import Bilevel, Table, batch_of
+from ..study import Study, precision_for
 from ..trees import as_rows
 from .intervals import Estimate, mean_estimate
 

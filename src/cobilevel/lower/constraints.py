@@ -11,18 +11,9 @@ from ..answer import Feasibility, Solution, Violation
 from ..basis import combine
 from ..derivatives import RowBlocks, RowDerivatives
 from ..keys import as_key, generator
-from ..problem import (
-    UNIT_ROWS,
-    Constrained,
-    Domain,
-    Finite,
-    Interval,
-    Study,
-    length_of,
-    scales_at,
-    smoothing_from,
-)
+from ..problem import Domain, Finite, Interval
 from ..programs import Held
+from ..study import UNIT_ROWS, Constrained, Study, length_of, scales_at, smoothing_from
 from ..trees import as_rows, flattened
 from .damped_newton import Dense, minimise
 from .per_context import Means

@@ -12,8 +12,9 @@ from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from ..derivatives import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes
 from ..keys import as_key
-from ..problem import Finite, Problem, Study
+from ..problem import Finite, Problem
 from ..programs import Held
+from ..study import Study
 from ..trees import as_rows, flattened, shaped_like
 from .damped_newton import Dense, MatrixFree, minimise
 

@@ -19,8 +19,9 @@ import scipy.stats
 
 from ..basis import FeatureMap, Features
 from ..gallery import Images, Instance, best_coefficients, cleaning
-from ..problem import Interval, Levels, Product, Study
+from ..problem import Interval, Levels, Product
 from ..reduction import Bilevel, reduce_with
+from ..study import Study
 from ..sweep import How, Pool, Runs
 from .lab import Judged, Lab
 from .methods import FAMILIES, Budget, Grid, Method, SearchRung

@@ -19,8 +19,8 @@ import numpy as np
 
 from ..gallery import Instance, two_edge_traffic
 from ..iteration import PolynomialDecay
-from ..problem import Study
 from ..solvers import FdeHBO, Newton
+from ..study import Study
 from ..sweep import How, Pool, Run, Task, solve_grid
 from .lab import Judged, Lab, Tell
 from .methods import BARE, Budget, Grid, Method, SearchRung

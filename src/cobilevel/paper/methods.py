@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..basis import Basis, Chebyshev, FeatureMap, Fourier, Monomial, Partition
-from ..problem import Study
 from ..reduction import Reduced, reduce_study, reduce_with
+from ..study import Study
 from ..sweep import How
 
 HELD_OUT, REPORTED, EXTENDED = "held-out", "reported", "extended"  # where step sizes were chosen, and from which grid

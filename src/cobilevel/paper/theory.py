@@ -20,9 +20,10 @@ from ..derivatives import Expansions, Ledger, flattened
 from ..gallery import Instance, quadratic
 from ..iteration import PolynomialDecay, Stochastic, advance, measure
 from ..lower import solve_at
-from ..problem import Problem, Samples, Stream, Study
+from ..problem import Problem, Samples, Stream
 from ..reduction import Bilevel, reduce_study
 from ..solvers import SOBA
+from ..study import Study
 from .claims import verdict
 
 SEEDS, BATCH = 8, 2  # of the runs on a stream

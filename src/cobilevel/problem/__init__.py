@@ -1,66 +1,26 @@
-"""What the user states: contexts, data (and the part looked at where they are many), objectives; checked: the study."""
+"""What the user states: contexts, data (and the part looked at where they are many), objectives, constraints."""
 
-from .array_checks import decision_like as decision_like
-from .array_checks import one_length as one_length
-from .constraints import Bounds as Bounds
-from .constraints import Equalities as Equalities
-from .constraints import Inequalities as Inequalities
-from .constraints import Simplex as Simplex
-from .data import CONTEXTS_EACH as CONTEXTS_EACH
-from .data import LOOK_ROWS as LOOK_ROWS
-from .data import SAMPLES_EACH as SAMPLES_EACH
-from .data import Data as Data
-from .data import Level as Level
-from .data import Levels as Levels
-from .data import Look as Look
-from .data import Product as Product
-from .data import Samples as Samples
-from .data import Stream as Stream
-from .data import no_pool as no_pool
-from .description import PARTIAL as PARTIAL
-from .description import digest as digest
-from .distributions import Distribution as Distribution
-from .distributions import Mixture as Mixture
-from .distributions import TruncatedNormal as TruncatedNormal
-from .distributions import Uniform as Uniform
-from .domain import Box as Box
-from .domain import Domain as Domain
-from .domain import Finite as Finite
-from .domain import Interval as Interval
-from .domain import Periodic as Periodic
-from .domain import Unbounded as Unbounded
-from .frames import Frame as Frame
-from .frames import domain_of as domain_of
-from .frames import is_frame as is_frame
-from .known_parts import known_parts as known_parts
-from .mixed import Mixed as Mixed
-from .mixed import Unpacked as Unpacked
-from .mixed import never_seen as never_seen
-from .operations import Listing as Listing
-from .operations import Operation as Operation
-from .precision import Precision as Precision
-from .precision import double as double
-from .precision import in_double as in_double
-from .precision import kept_digits as kept_digits
-from .problem import Problem as Problem
-from .smoothing import UNIT_ROWS as UNIT_ROWS
-from .smoothing import Smoothing as Smoothing
-from .smoothing import length_of as length_of
-from .smoothing import scales_at as scales_at
-from .smoothing import smoothing_from as smoothing_from
-from .spread import SpreadSamples as SpreadSamples
-from .spread import spread as spread
-from .standard_form import Constrained as Constrained
-from .standard_form import Form as Form
-from .standard_form import form_of as form_of
-from .standard_form import some_context as some_context
-from .standard_form import statement_of as statement_of
-from .study import Study as Study
-from .study import as_of_now as as_of_now
-from .study import joint_contexts as joint_contexts
-from .study import precision_for as precision_for
-from .traced import Traced as Traced
-from .traced import first_derivatives as first_derivatives
-from .traced import second_derivatives as second_derivatives
-from .traced import trace_objective as trace_objective
-from .user_functions import failure as failure
+from .array_checks import decision_like, one_length
+from .constraints import Bounds, Constraint, Equalities, Inequalities, Simplex, check_bounds_kept, check_point_kept
+from .data import (
+    CONTEXTS_EACH,
+    LOOK_ROWS,
+    SAMPLES_EACH,
+    Data,
+    Level,
+    Levels,
+    Look,
+    Product,
+    Samples,
+    Stream,
+    contexts_field,
+    no_pool,
+    packed_level,
+)
+from .distributions import Distribution, Mixture, TruncatedNormal, Uniform
+from .domain import Box, Domain, Finite, Interval, Periodic, Unbounded
+from .draw_checks import CONTEXTS_DRAWN_AT, check_conditional
+from .frames import Frame, domain_of, is_frame
+from .mixed import Mixed, Unpacked, UnpackedDraw, check_contexts_kept, check_domain_kept, columns_of, never_seen
+from .problem import Problem
+from .spread import SpreadSamples, spread

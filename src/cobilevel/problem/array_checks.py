@@ -11,8 +11,8 @@ from jax.core import Tracer
 from jaxtyping import Int, PyTree, Shaped
 
 from ..keys import is_key
+from ..precision import Held, kept_digits
 from ..programs import put
-from .precision import Held, kept_digits
 
 _BOUNDED = " The basis lives on a bounded domain: choose bounds that hold every context you will ask for."
 

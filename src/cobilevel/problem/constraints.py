@@ -10,9 +10,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from ..precision import REMEDY, Held
 from ..programs import arithmetic, put
 from .array_checks import concrete, path_name, real_numbers
-from .precision import REMEDY, Held
 
 Right = Callable[[PyTree, Any], Any]  # b(x, xi)
 

@@ -13,13 +13,11 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jaxtyping import PyTree
 
+from ..functions import anew, failure, key_of
 from ..keys import as_key, split_key
 from ..programs import program
 from .array_checks import path_name
-from .description import key_of
 from .domain import slack
-from .traced import anew
-from .user_functions import failure
 
 _ROWS_DRAWN = 64  # in a check: as many numbers are not in order by chance
 CONTEXTS_DRAWN_AT = 8  # of a check, and the rows of a second period: as many do not agree by chance

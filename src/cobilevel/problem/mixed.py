@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..host import module_of, on_host, plain
+from ..precision import REMEDY
 from ..programs import arithmetic
 from .array_checks import Strings, concrete, contexts_of, listed_values
 from .domain import Domain, Finite, in_one_array
-from .precision import REMEDY
 
 _LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
 _STILL_DISTINCT = 0.99  # of the distinct contexts, that must stay so

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..checks import positive
+from ..precision import Held
 from .array_checks import float_tree
 from .constraints import Bounds, Constraint, as_constraints
 from .domain import Domain
-from .precision import Held
 
 
 class Problem(eqx.Module):

@@ -17,7 +17,7 @@ from jax.extend.core import Literal
 from jaxtyping import Array, Float, PyTree
 
 from ..basis import OneHot, Rows
-from ..problem import Listing, Operation
+from ..functions import Listing, Operation
 
 # operations, and the operands in which they are linear
 _LINEAR = dict.fromkeys(

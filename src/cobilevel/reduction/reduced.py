@@ -28,9 +28,11 @@ from ..basis import (
     whiten,
 )
 from ..checks import whole
+from ..functions import known_parts
 from ..keys import as_key
-from ..problem import Constrained, Problem, Study, known_parts
+from ..problem import Problem
 from ..programs import arithmetic, put
+from ..study import Constrained, Study
 from .batches import Batch, Source, Table, source_of
 from .factored import values_in_factors
 

@@ -10,9 +10,11 @@ from ..checks import whole
 from ..iteration import Job, Solver
 from ..keys import as_key, split_key
 from ..lower import with_barrier
-from ..problem import Data, Precision, Problem, Study, precision_for
+from ..precision import Precision
+from ..problem import Data, Problem
 from ..progress import ProgressBar
 from ..solvers import Newton
+from ..study import Study, precision_for
 
 
 def solve_grid(

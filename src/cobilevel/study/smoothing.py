@@ -17,8 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from .data import Samples
-from .problem import Problem
+from ..problem import Problem, Samples
 
 SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
 UNIT_ROWS = 128  # samples from which units are taken

@@ -17,15 +17,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from ..functions import Traced, failure, first_derivatives, second_derivatives, trace_objective
 from ..keys import as_key
+from ..problem import Bounds, Constraint, Level, Problem, Samples, Unpacked
 from ..trees import shaped_like
-from .constraints import Bounds, Constraint
-from .data import Level, Samples
-from .mixed import Unpacked
-from .problem import Problem
 from .smoothing import SHARE, UNIT_ROWS, Smoothing, scales_at, smoothing_from
-from .traced import Traced, first_derivatives, second_derivatives, trace_objective
-from .user_functions import failure
 
 _CHECKED = 1024  # contexts at which equalities are checked for contradictions
 _RANK = 1e-10  # singular values, relative to the largest, that count as zero

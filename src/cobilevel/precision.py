@@ -11,9 +11,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
-from ..checks import memory_at_hand
-from ..programs import Held as Held
-from ..programs import one_thread
+from .checks import memory_at_hand
+from .programs import Held as Held
+from .programs import one_thread
 
 _SHARE = 1 / 2  # of the machine's memory that the data may take in double precision
 REMEDY = (

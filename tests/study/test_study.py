@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem import Study
+from cobilevel.study import Study
 from problems import LINE, NOISE, XI, Aim, Line, joint, scalar
 
 KEY = jax.random.key(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem import Study
+from cobilevel.study import Study
 
 XI = np.linspace(0, 1, 40)
 SAMPLES = cb.Samples(XI, 0.1 * XI)

@@ -11,29 +11,44 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..keys import as_key, split_key
-from ..programs import put
-from .constraints import check_bounds_kept, check_point_kept
-from .data import Data, Level, Levels, contexts_field, packed_level
-from .distributions import Distribution
-from .domain import Domain, Finite
-from .draw_checks import CONTEXTS_DRAWN_AT, check_conditional
-from .mixed import Mixed, Unpacked, UnpackedDraw, check_contexts_kept, check_domain_kept, columns_of
-from .precision import Precision
-from .problem import Problem
-from .smoothing import Smoothing
-from .spread import SpreadSamples
-from .standard_form import Constrained, standard_form
-from .traced import (
+from ..functions import (
     Sampler,
     Traced,
     check_derivatives,
+    failure,
     first_derivatives,
     kind_of,
     second_derivatives,
+    shapes_in_words,
     trace_objective,
 )
-from .user_functions import failure, shapes_in_words
+from ..keys import as_key, split_key
+from ..precision import Precision
+from ..problem import (
+    CONTEXTS_DRAWN_AT,
+    Data,
+    Distribution,
+    Domain,
+    Finite,
+    Level,
+    Levels,
+    Mixed,
+    Problem,
+    SpreadSamples,
+    Unpacked,
+    UnpackedDraw,
+    check_bounds_kept,
+    check_conditional,
+    check_contexts_kept,
+    check_domain_kept,
+    check_point_kept,
+    columns_of,
+    contexts_field,
+    packed_level,
+)
+from ..programs import put
+from .smoothing import Smoothing
+from .standard_form import Constrained, standard_form
 
 _SOFT = 1e-2  # the weight of a soft barrier, in its own units
 _STREAM_CHECK = 1024  # contexts of a stream that are checked

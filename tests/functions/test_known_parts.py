@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem import known_parts
+from cobilevel.functions import known_parts
 from problems import curved_problem
 
 
