@@ -40,9 +40,11 @@ class Summand:
 
     def windows(self, width: int) -> Float[np.ndarray, "n d"]:
         """Sums over the rows next to each, `width` on each side, without itself."""
-        place, n = np.arange(len(self.table)), len(self.table)
-        ends = np.minimum(place + width + 1, n), np.maximum(place - width, 0)
-        return self.running[ends[0]] - self.running[ends[1]] - self.weighted
+        n, sums = len(self.table), -self.weighted
+        sums[: n - width] += self.running[width + 1 :]
+        sums[n - width :] += self.running[n]
+        sums[width:] -= self.running[: n - width]
+        return sums
 
 
 @dataclass(frozen=True)
