@@ -23,7 +23,6 @@ SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times
 UNIT_ROWS = 128  # samples from which units are taken
 _PROBES = 64  # directions along which slopes and curvatures are taken; at random where y has more
 _STRONGER = 2  # times what is typical: forces that the barrier withstands above its floor
-_HARDLY = 1e-6  # of the distance from the constraints: below, a policy does not vary
 _BROAD = 1e100  # slacks beyond count as none
 
 
@@ -132,18 +131,25 @@ def smoothing_from(found: BarrierScales, names: Sequence[str], share: float, len
                 "can meet it. Check its function, or start from another y0."
             )
     curvature = max(float(found.curvature), 0.0)
-    length = length_of(found) if length is None else length
+    length = length_of(found, share) if length is None else length
     stiff = curvature * length**2 or length * float(np.sqrt(np.max(pressed / change))) or 1.0
     strength = _STRONGER * (np.sqrt(pressed) / units + stiff / length)
     weight, width = share * stiff, float(np.sqrt(share)) * length
     return Smoothing(np.asarray(weight), weight / strength, units, np.asarray(width), np.asarray(share))
 
 
-def length_of(found: BarrierScales) -> float:
-    """How far the policy varies; where it does not, how far it is from its constraints; else 1."""
-    spread = float(found.spread)
-    gaps = np.abs(np.asarray(found.slack, float) / np.sqrt(np.asarray(found.change, float)))
-    nearest = np.min(np.where(np.isfinite(gaps), gaps, np.inf), axis=1)
-    nearest = nearest[np.isfinite(nearest)]
-    typical = float(np.median(nearest)) if nearest.size else 0.0
-    return (spread if spread > _HARDLY * typical else typical) or 1.0
+def length_of(found: BarrierScales, share: float) -> float:
+    """How far the policy varies; where it does not, how far it could move; else 1.
+
+    That is how far it is from its constraints or, where it lies at one, how far the objective presses on: at most to
+    the next constraint. Along a constraint that binds at every context a barrier makes a policy vary by its share of
+    that distance: so little is no variation.
+    """
+    spread, change, curvature = (np.asarray(part, float) for part in (found.spread, found.change, found.curvature))
+    gaps = np.sort(np.abs(np.asarray(found.slack, float) / np.sqrt(change)), axis=1)
+    nearest, next_one = gaps[:, 0], gaps[:, 1] if gaps.shape[1] > 1 else np.inf
+    pressed = np.sqrt(np.max(np.asarray(found.pressed, float) / change))
+    room = np.maximum(nearest, np.minimum(next_one, pressed / curvature if curvature > 0 else np.inf))
+    room = room[np.isfinite(room)]
+    typical = float(np.median(room)) if room.size else 0.0
+    return (float(spread) if spread > share * typical else typical) or 1.0
