@@ -116,13 +116,13 @@ class ForwardSelection:
 
     def _next(self, members: np.ndarray) -> tuple[np.ndarray, Projection]:
         """Functions that may come next, orthonormal over the samples. In several dimensions, orthogonal to all that are
-        fitted; of categories, also each against those before it: a product leans on those of fewer coordinates, and
+        fitted; through noise, and of categories, also each against those before it: one of high degree leans on those of low degree, and
         only what it adds to these is to be tested."""
         if self.axes.nested:
             return np.arange(len(self._nested.all))[:, None], self._nested
         u, shares = self.fits.u, self.fits.context_shares
         most = min(_MOST_CANDIDATES, int(max(8, _MULTIPLICATIONS / len(u) / max(len(members), 1))))
-        in_turn = isinstance(self.study.problem.domain, Mixed)
+        in_turn = self.study.noisy or isinstance(self.study.problem.domain, Mixed)
         ahead = _ahead(self.axes, members, min(most, int((_MULTIPLICATIONS / len(u)) ** 0.5)) if in_turn else most)
         fitted = self.fits.table[:: self.fits.together]  # orthonormal already
         table = self.axes.table(u, ahead)
