@@ -116,8 +116,8 @@ class ForwardSelection:
 
     def _next(self, members: np.ndarray) -> tuple[np.ndarray, Projection]:
         """Functions that may come next, orthonormal over the samples. In several dimensions, orthogonal to all that are
-        fitted; through noise, and of categories, also each against those before it: one of high degree leans on those of low degree, and
-        only what it adds to these is to be tested."""
+        fitted. Through noise, and of categories, also each against those before it: a function of high degree leans on
+        those of low degree, a product on those of fewer coordinates, and only what it adds is to be tested."""
         if self.axes.nested:
             return np.arange(len(self._nested.all))[:, None], self._nested
         u, shares = self.fits.u, self.fits.context_shares
