@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ..basis import Axes
-from ..covariates import MOST_COEFFICIENTS, MOST_FUNCTIONS, Fits, Residuals, decisions_near, orthonormalising
+from ..covariates import MOST_COEFFICIENTS, MOST_FUNCTIONS, Fits, Residuals, decisions_near
 from ..keys import generator
 from ..problem import Mixed, Samples
 from ..study import Study
@@ -110,8 +110,12 @@ class ForwardSelection:
         not distinguish it from these."""
         u, shares = self.fits.u, self.fits.context_shares
         count = int(min(self.most, max(8, (_MULTIPLICATIONS / len(u)) ** 0.5)))
-        table = self.axes.table(u, np.arange(count)[:, None])
-        psi = table @ orthonormalising(table, shares)
+        root = np.sqrt(shares)[:, None]
+        # orthonormal to the last digit: of functions that lean on each other one chance component would count for many
+        q, triangle = np.linalg.qr(root * self.axes.table(u, np.arange(count)[:, None]))
+        pivots = np.abs(np.diag(triangle))
+        seen = np.logical_and.accumulate(pivots > np.finfo(float).eps ** 0.5 * pivots[0])
+        psi = np.divide(q * seen, root, out=np.zeros_like(q), where=root > 0)
         return Projection(np.pad(psi, ((0, 0), (0, count - psi.shape[1]))), shares)
 
     def _next(self, members: np.ndarray) -> tuple[np.ndarray, Projection]:
