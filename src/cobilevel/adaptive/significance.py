@@ -118,7 +118,7 @@ class Tests:
     def single(self, count: int) -> Bool[np.ndarray, " K"]:
         """Which of so many functions are needed, each asked for alone; those that chance does not explain come first,
         since the contexts are a sample: what is left has a component along every function."""
-        level, alone = _NEXT / max(count, 1) ** 0.5, np.arange(count)[:, None]
+        level, alone = _NEXT / max(count, 1), np.arange(count)[:, None]  # so that noise brings in one in twenty times
         wanted = self.needed(alone, level)
         if self.noisy:
             return wanted
