@@ -25,17 +25,20 @@ from ..basis import (
     TotalDegree,
     by_component,
 )
-from ..covariates import Structure, additive_members
+from ..covariates import additive_members
+from ..inference import NEGLIGIBLE, NOTICED
 from ..problem import CONTEXTS_EACH, SAMPLES_EACH, Box, Domain, Finite, Interval
-from .decay import Decay
+from .decay import MOST_DEGREES, Decay
 from .diagnosis import Advice, Condition, Diagnosis
 
-_DEPENDENT = 1e-4  # ratio of the extreme eigenvalues of E[Phi Phi^T] below which features count as nearly dependent
-_POOR, _GOOD = 1e-2, 1e-3  # a share of the policy that is worth more functions, and one that does not matter
-_MOST_SPLINES = 48  # advised around a kink
 _ENOUGH = 0.98  # share of the policy's variance from which on a simpler family will do
-_MOST_CELLS, _CONTEXTS_A_CELL = 20, 25  # by which the density of contexts is looked at, and what each should hold
-_FEWEST_CELLS = 4  # by which density is judged
+_CELLS, _CONTEXTS_A_CELL = (4, 20), 25  # fewest and most by which density is judged, and what each should hold
+_EXPLAINING = {
+    "additive": "by functions of single coordinates",
+    "pairs": "by those of pairs",
+    "directions": "along few directions",
+    "all": "by functions of all coordinates",
+}
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,18 @@ def conditions_of(domain: Domain, u: Float[np.ndarray, "n d"], decay: Decay | No
         return {"density": Condition(True, "contexts are finite.")}
     if not isinstance(domain, Interval | Box):
         return {}  # the theorem is one on polynomials over a box
-    return {"density": _density(u), "coverage": _coverage(u), "analytic": _analytic(decay)}
+    slack = max(0.1, 10 / len(u))  # a share that may be empty by chance; half of the domain would say nothing
+    full = None if slack > 0.5 else bool(np.all(1 - np.ptp(u, axis=0) / 2 <= slack))
+    filled = Condition(full, f"contexts fill {_covered(u)} of the domain.")
+    return {"density": _density(u), "coverage": filled, "analytic": _analytic(decay)}
 
 
 def _density(u: Float[np.ndarray, "n d"]) -> Condition:
-    cells = int(np.clip(len(u) // _CONTEXTS_A_CELL, 1, _MOST_CELLS))
-    if cells < _FEWEST_CELLS:
+    cells = min(len(u) // _CONTEXTS_A_CELL, _CELLS[1])
+    if cells < _CELLS[0]:
         return Condition(None, "too few contexts.")
-    held = np.stack([np.histogram(column, cells, (-1, 1))[0] for column in u.T])
-    thin, even = int(held.min()), len(u) / cells
+    thin = int(min(np.histogram(column, cells, (-1, 1))[0].min() for column in u.T))
+    even = len(u) / cells
     words = f"the emptiest of {cells} cells holds {thin / even:.0%} of an even share."
     return Condition(bool(thin + 3 * np.sqrt(thin + 1) >= even / 2), words)
 
@@ -78,12 +84,6 @@ def _density(u: Float[np.ndarray, "n d"]) -> Condition:
 def _covered(u: Float[np.ndarray, "n d"]) -> str:
     """How much of each side of the reference cube contexts fill, in words."""
     return ", ".join(f"{share:.0%}" for share in np.ptp(u, axis=0) / 2)
-
-
-def _coverage(u: Float[np.ndarray, "n d"]) -> Condition:
-    slack = max(0.1, 10 / len(u))  # a share that may be empty by chance; half of the domain would say nothing
-    full = None if slack > 0.5 else bool(np.all(1 - np.ptp(u, axis=0) / 2 <= slack))
-    return Condition(full, f"contexts fill {_covered(u)} of the domain.")
 
 
 def _analytic(decay: Decay | None) -> Condition:
@@ -105,11 +105,8 @@ def advise(found: Diagnosis, seen: Seen) -> tuple[Advice, ...]:
     if found.mu < 0:
         what = f"the lower level is not convex at the fitted policy (least curvature {found.mu:.2g})"
         said.append(Advice(what, "add a multiple of |y|^2 to it, or look at another x"))
-    said += _about_coverage(found, seen) + _about_samples(found, seen) + _about_dependence(found, seen)
-    if found.structure is not None:
-        said += _about_structure(found.basis, found.structure, found.functions)
-    if found.decay is not None:
-        said += _about_decay(found, found.decay, seen)
+    for about in (_about_coverage, _about_samples, _about_dependence, _about_structure, _about_decay):
+        said += about(found, seen)
     return tuple(said)
 
 
@@ -174,19 +171,20 @@ def _about_samples(found: Diagnosis, seen: Seen) -> list[Advice]:
 
 
 def _about_dependence(found: Diagnosis, seen: Seen) -> list[Advice]:
-    dependent = seen.spectrum[-1] ** 2 < _DEPENDENT * seen.spectrum[0] ** 2
-    if not dependent or isinstance(found.basis, Orthonormal | Categorical):
+    if seen.spectrum[-1] >= NOTICED * seen.spectrum[0] or isinstance(found.basis, Orthonormal | Categorical):
         return []
     cut = f", {found.rank} of {found.functions} distinguished" if found.rank < found.functions else ""
     what, better = f"the features are nearly dependent (m = {found.m_Phi:.1g}{cut})", Orthonormal(found.basis)
     return [Advice(what, f"use {better!r}: the same functions, mixed so that they are not", basis=better)]
 
 
-def _about_decay(found: Diagnosis, decay: Decay, seen: Seen) -> list[Advice]:
+def _about_decay(found: Diagnosis, seen: Seen) -> list[Advice]:
     """What the coefficients say about the basis: the wrong kind, in too many coordinates, too small, or too large."""
-    plain, d = _plain(found.basis), seen.domain.dimension
+    plain, d, decay = _plain(found.basis), seen.domain.dimension, found.decay
+    if decay is None:
+        return []
     beyond = decay.tail(found.functions) / max(decay.size, 1e-300)
-    poor = found.misfit is not None and found.misfit > _POOR and (not seen.noisy or (d == 1 and beyond > _POOR / 2))
+    poor = found.misfit is not None and found.misfit > NOTICED and (not seen.noisy or (d == 1 and beyond > NOTICED / 2))
     if decay.kinks and (poor or not isinstance(plain, BSpline | Partition)):
         return [_about_kink(found, decay, seen)]
     said = _about_idle_coordinates(found, plain, d)
@@ -198,14 +196,14 @@ def _about_decay(found: Diagnosis, decay: Decay, seen: Seen) -> list[Advice]:
 def _about_kink(found: Diagnosis, decay: Decay, seen: Seen) -> Advice:
     kink = decay.kinks[0]
     name, degree = ("a kink", 3) if kink.power else ("a jump", 1)
-    local = BSpline(max(degree + 1, min(_MOST_SPLINES, seen.supported)), degree=degree)
+    local = BSpline(max(degree + 1, min(MOST_DEGREES, seen.supported)), degree=degree)
     remedy = f"polynomials converge slowly; use {local!r}, or more cells there"
     has = "seems to have" if found.misfit is None else "has"  # in noise, a sharp bend looks the same
     return Advice(f"the policy {has} {name} near xi = {kink.location:.3g}", remedy, basis=local)
 
 
 def _about_idle_coordinates(found: Diagnosis, plain: Basis, d: int) -> list[Advice]:
-    idle = [j for j, (share, error) in enumerate(found.spread) if share <= max(1.5 * error, _GOOD)]
+    idle = [j for j, (share, error) in enumerate(found.spread) if share <= max(1.5 * error, NEGLIGIBLE)]
     if not 0 < len(idle) < d or not isinstance(plain, ProductBasis):
         return []
     rows = [row for row in plain.index.table(plain.n, d) if not any(row[j] for j in idle)]
@@ -220,7 +218,7 @@ def _about_idle_coordinates(found: Diagnosis, plain: Basis, d: int) -> list[Advi
 def _about_size(found: Diagnosis, decay: Decay, seen: Seen, poor: bool) -> list[Advice]:
     said, d = [], seen.domain.dimension
     needed, fitted = comb(decay.length - 1 + d, d), found.misfit is None
-    wanted = min(seen.supported, decay.predict(_GOOD) if poor else needed)
+    wanted = min(seen.supported, decay.predict(NEGLIGIBLE) if poor else needed)
     if (poor or (seen.noisy and fitted and decay.resolved)) and wanted > found.functions:
         more = Orthonormal(_largest(_polynomials(1, seen.domain), seen.domain, wanted))
         what = f"{needed} coefficients stand out of the noise, and the basis has {found.functions}"
@@ -234,14 +232,14 @@ def _about_size(found: Diagnosis, decay: Decay, seen: Seen, poor: bool) -> list[
     return said
 
 
-def _about_structure(basis: Basis, structure: Structure, functions: int) -> list[Advice]:
-    """In many dimensions: the simplest family that explains nearly all, where it is not the one in question and takes
-    fewer functions, or the one in question is none of those."""
-    if not structure.varies or isinstance(_plain(basis), KernelFeatures | Rotated | Neural):
+def _about_structure(found: Diagnosis, _: Seen) -> list[Advice]:
+    """In many dimensions: the simplest family that explains nearly all, where it takes fewer functions."""
+    structure = found.structure
+    if structure is None or not structure.varies or isinstance(_plain(found.basis), KernelFeatures | Rotated | Neural):
         return []
     good = {name for name, (share, error) in structure.explained.items() if share + error >= _ENOUGH}
     name = next(name for name in ("additive", "directions", "pairs", "all") if name in good)
-    if functions <= structure.functions[name]:
+    if found.functions <= structure.functions[name]:
         return []
     few, degree = structure.directions, structure.degree
     if name == "directions":
@@ -250,15 +248,7 @@ def _about_structure(basis: Basis, structure: Structure, functions: int) -> list
         better = KernelFeatures(structure.functions["all"])
     else:
         better = Chebyshev(degree + 1, index=Listed(additive_members(structure.dimension, degree, name == "pairs")))
-    shares = ", ".join(f"{_EXPLAINING[one]} {share:.0%}" for one, (share, _) in structure.explained.items())
+    shares = ", ".join(f"{_EXPLAINING[one]} {share[0]:.0%}" for one, share in structure.explained.items())
     what = f"of the policy's variance, held out, {shares} is explained"
     remedy = f"{structure.functions[name]} functions will do: {Orthonormal(better)!r}"
     return [Advice(what, remedy, basis=Orthonormal(better))]
-
-
-_EXPLAINING = {
-    "additive": "by functions of single coordinates",
-    "pairs": "by those of pairs",
-    "directions": "along few directions",
-    "all": "by functions of all coordinates",
-}

@@ -13,9 +13,9 @@ from jaxtyping import Float, PyTree
 
 from ..basis import Basis, FeatureMap, OneHot, check_basis
 from ..checks import entered
-from ..covariates import decisions_near, structure_of
+from ..covariates import MOST_FUNCTIONS, decisions_near, structure_of
 from ..derivatives import Expansions, flattened
-from ..inference import natural_step
+from ..inference import MOST_COORDINATES, MOST_NUMBERS, natural_step
 from ..iteration import lanczos
 from ..keys import as_key
 from ..lower import lower_size, solve_lower, with_barrier
@@ -25,14 +25,9 @@ from ..reduction import Bilevel, Reduced, batch_of, reduce_study
 from ..study import Study, precision_for
 from .advice import Seen, advise, conditions_of
 from .diagnosis import Diagnosis
-from .policies import Expansion, Policies
+from .policies import DRAWS, FEWEST_CONTEXTS, Expansion, Policies
 
-_Y_NUMBERS, _LEAST_ROWS = 1_500_000, 1024  # in y at all samples looked at together, and samples all the same
-_LEAST_CONTEXTS = 200  # looked at where each meets all the data
-_FEATURE_NUMBERS = 4_000_000  # features evaluated in search of their supremum
-_GRID_POINTS = 20_000  # the most of a grid among them
-_MOST_COORDINATES = 200  # of x, beyond which only x0 is looked at
-_LANCZOS_STEPS = 60  # where the Hessian is too large to be formed
+_NUMBERS = MOST_NUMBERS / 100  # of y at all samples looked at together; of features in search of their supremum
 
 
 def diagnose(
@@ -62,14 +57,14 @@ def _diagnosis(study: Study, basis: Basis, x: PyTree | None) -> Diagnosis:
     point = None if x is None else decision_like(x, study.problem.x0, "x", study.dtype)
     reduced = _reduce(study, basis)
     # few enough samples to look at closely, fewer where y is large
-    rows = min(LOOK_ROWS, max(_LEAST_ROWS, _Y_NUMBERS // study.problem.sizes[1]))
-    look = study.lower.look(as_key(1), rows, max(_LEAST_CONTEXTS, 2 * CONTEXTS_EACH * reduced.basis.size))
+    rows = min(LOOK_ROWS, max(DRAWS, int(_NUMBERS // study.problem.sizes[1])))
+    look = study.lower.look(as_key(1), rows, max(FEWEST_CONTEXTS, 2 * CONTEXTS_EACH * reduced.basis.size))
     policies = Policies(study, look)
     points = [flattened(study.problem.x0 if point is None else point)]
     found = [policies.at(points[0])]
     decay = found[0].decay
     unbounded = decay is not None and found[0].u is not None and decay.kind == "algebraic" and not decay.resolved
-    if point is None and decay is not None and not unbounded and len(points[0]) <= _MOST_COORDINATES:
+    if point is None and decay is not None and not unbounded and len(points[0]) <= MOST_COORDINATES:
         bounds, unit = study.problem.bounds, natural_step(reduced.whitened(), points[0])
         ends = flattened(bounds.lo), flattened(bounds.hi)
         nearby = decisions_near(points[0], unit, ends, np.random.default_rng(0))
@@ -81,13 +76,7 @@ def _diagnosis(study: Study, basis: Basis, x: PyTree | None) -> Diagnosis:
 
 
 def _diagnose_at(
-    study: Study,
-    reduced: Reduced,
-    basis: Basis,
-    look: Look,
-    policy: Expansion,
-    x: Float[np.ndarray, " dx"],
-    endless: bool,
+    study: Study, reduced: Reduced, basis: Basis, look: Look, policy: Expansion, x: np.ndarray, endless: bool
 ) -> Diagnosis:
     """What is found at ``x``, where the policy is known by degree, and advice."""
     domain, functions = study.problem.domain, reduced.basis.size
@@ -152,7 +141,7 @@ def _curvature_range(
     level = Expansions(reduced)
     if not level.formed:
         product = lambda v: level.hessian_product(x, W, v.reshape(W.shape)).ravel()
-        values = lanczos(product, np.random.default_rng(0).standard_normal(W.size), _LANCZOS_STEPS)
+        values = lanczos(product, np.random.default_rng(0).standard_normal(W.size), MOST_FUNCTIONS)
         return float(values[0]), float(values[-1])
     if isinstance(reduced.lower_pool.features, OneHot):  # a block for each function
         values = np.linalg.eigvalsh(level.lower(x, W).hessian[~level.idle])
@@ -177,8 +166,8 @@ def _supremum(basis: FeatureMap, xi: Any) -> float:
         return 1.0
     places = [domain.values] if isinstance(domain, Finite) else []
     if not places:
-        d, most = domain.dimension, max(64, _FEATURE_NUMBERS // basis.size)
-        each = max(2, int(min(most, _GRID_POINTS) ** (1 / d)))
+        d, most = domain.dimension, max(64, int(_NUMBERS // basis.size))
+        each = max(2, int(min(most, 2 * LOOK_ROWS) ** (1 / d)))
         if each**d <= most:
             u = np.stack(np.meshgrid(*[np.linspace(-1, 1, each)] * d, indexing="ij"), axis=-1)
         else:  # many dimensions: corners and points in between, at random

@@ -128,15 +128,14 @@ def plot_decay(decay: Decay, functions: int, path: str | Path | None) -> Any:
 
     A figure that is only written never touches ``pyplot``, whose backend is the user's.
     """
-    size = (7, 4.4)  # inches
-    if path is None:
-        figure = shown_figure(*size)
-        _draw_decay(figure.add_subplot(), decay, functions)
-        return figure
     from matplotlib.figure import Figure
 
-    figure, path = Figure(figsize=size, layout="constrained"), Path(path)
+    size = (7, 4.4)  # inches
+    figure = shown_figure(*size) if path is None else Figure(figsize=size, layout="constrained")
     _draw_decay(figure.add_subplot(), decay, functions)
+    if path is None:
+        return figure
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI)
     return path

@@ -5,23 +5,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
-import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ..basis import Tensor, TotalDegree
-from ..covariates import FEWEST_DIMENSIONS, MOST_FUNCTIONS, Fits, Responses
+from ..covariates import FEWEST_DIMENSIONS, MOST_COEFFICIENTS, MOST_FUNCTIONS, Fits, Responses
+from ..inference import MOST_NUMBERS
 from ..keys import as_key
 from ..lower import exact_lower, law_is_known, solve_lower
 from ..problem import Box, Domain, Finite, Interval, Look
 from ..study import Study
-from .decay import GRIDS, Decay, Kink, find_kinks, find_noisy_kinks, from_coefficients, from_values
+from ..trees import as_rows
+from .decay import GRIDS, MOST_DEGREES, Decay, Kink, find_kinks, find_noisy_kinks, from_coefficients, from_values
 
-_MULTIPLICATIONS = 2e8  # that one evaluation at all points of a grid may take, of about a hundred: some seconds
-_HESSIAN_Y = 64  # the largest y whose Hessian exact solves form
-_FEWEST_RESPONSES = 200  # from which on the structure of a policy of many coordinates is looked at
-_DRAWS = 1024  # of noise at each context, where there is a sampler
-_MOST_FIT_COEFFICIENTS = 600  # functions times components of y
+DRAWS = 1024  # rows of noise at each context where there is a sampler; samples looked at however large y is
+FEWEST_CONTEXTS = 200  # looked at, however many functions there are; responses that show the structure of a policy
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,6 @@ class Expansion:
     responses: Responses | None = None
 
 
-# -- exact solutions
-
-
 class _SharedDraws(eqx.Module):
     """A conditional sampler that draws from one key, whichever it is given: noise as smooth in the context as it."""
 
@@ -54,38 +49,31 @@ class _SharedDraws(eqx.Module):
         return self.draw(self.key, xi, size)
 
 
-def _conditional_law(study: Study) -> tuple[Study, int, str]:
-    """The study with the same noise at each context, its rows there, and where policies come from, in words."""
-    problem = study.problem
-    if not study.lower_noise:
-        return study, 1, "exact lower-level solutions"
-    if study.lower.crossed:
-        rows = study.lower.count or 1
-        return study, rows, f"exact lower-level solutions over {rows} rows of data"
-    draw = problem.conditional
-    shared = _SharedDraws(draw, as_key(2))  # pyright: ignore[reportArgumentType]
-    problem = eqx.tree_at(lambda p: p.conditional, problem, shared, is_leaf=lambda v: v is draw)
-    words = f"lower-level solutions over {_DRAWS} draws of noise, the same at each context"
-    return replace(study, problem=problem), _DRAWS, words
-
-
 def _exact_policy(study: Study, x: Float[np.ndarray, " dx"]) -> Expansion | None:
-    """``None`` where exact solutions could not be found."""
-    study, rows, source = _conditional_law(study)
-    domain, dy, eps = study.problem.domain, study.problem.sizes[1], study.eps
-    work = rows * dy * min(dy, _HESSIAN_Y)
-    failed = []
+    """With the same noise at each context; ``None`` where exact solutions could not be found."""
+    problem, domain, eps = study.problem, study.problem.domain, study.eps
+    rows, source, failed = 1, "exact lower-level solutions", []
+    if study.lower_noise and study.lower.crossed:
+        rows = study.lower.count or 1
+        source = f"exact lower-level solutions over {rows} rows of data"
+    elif study.lower_noise:
+        draw, rows = problem.conditional, DRAWS
+        shared = _SharedDraws(draw, as_key(2))  # pyright: ignore[reportArgumentType]
+        problem = eqx.tree_at(lambda p: p.conditional, problem, shared, is_leaf=lambda v: v is draw)
+        study = replace(study, problem=problem)
+        source = f"lower-level solutions over {rows} draws of noise, the same at each context"
 
     def evaluate(u: np.ndarray) -> np.ndarray:
         found = exact_lower(study, x, domain.place(u[:, None].astype(study.dtype)), draws=rows, tolerance=4 * eps)
         failed.append(not np.all(found.gradient <= eps**0.25))
-        leaves = [np.asarray(leaf, dtype=float) for leaf in jax.tree.leaves(found.y)]
-        return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+        return as_rows(found.y)
 
-    decay, u, values = from_values(evaluate, eps, [n for n in GRIDS[1:] if n * work <= _MULTIPLICATIONS] or GRIDS[:1])
+    dy = problem.sizes[1]
+    work = rows * dy * min(dy, MOST_FUNCTIONS)  # multiplications at a point, about, of which a solve takes a hundred
+    decay, u, values = from_values(evaluate, eps, [n for n in GRIDS[1:] if n * work <= MOST_NUMBERS] or GRIDS[:1])
     if any(failed) or not np.isfinite(values).all():
         return None
-    kinks = find_kinks(u, values) if decay.kind == "algebraic" else ()
+    kinks = find_kinks(u, values, MOST_DEGREES) if decay.kind == "algebraic" else ()
     return Expansion(replace(decay, kinks=_placed(kinks, domain)), source, u=u, values=values)
 
 
@@ -94,9 +82,6 @@ def _placed(kinks: tuple[Kink, ...], domain: Domain) -> tuple[Kink, ...]:
     if domain.shape:  # a box of one dimension
         return kinks
     return tuple(replace(kink, location=float(domain.place(np.array([kink.location])))) for kink in kinks)
-
-
-# -- a policy after the other
 
 
 class Policies:
@@ -126,10 +111,19 @@ class Policies:
         return self._fitted(x)
 
     def _lay_polynomials(self) -> None:
-        study, look = self.study, self.look
-        self.domain = _covered(study.problem.domain, look.samples.xi)
-        table = _supported_polynomials(look, self.domain.dimension, study.problem.sizes[1])
-        self.fits = Fits(study, look.samples, together=look.together, domain=self.domain)
+        """As many as the contexts support, with or without noise: their errors are to be measured too. On the box that
+        the contexts fill: polynomials mean little where there are none."""
+        study, look, domain = self.study, self.look, self.study.problem.domain
+        places = np.asarray(domain.coordinates(look.samples.xi), dtype=float)
+        (lo, hi), d = (places.min(axis=0), places.max(axis=0)), domain.dimension
+        if np.all(lo < hi):
+            domain = Box(lo, hi) if domain.shape else Interval(lo[0], hi[0])
+        contexts = look.samples.rows(slice(None, None, look.together))
+        most = max(1, min(contexts.supported(noisy=True), MOST_COEFFICIENTS // study.problem.sizes[1]))
+        most, index = (min(most, MOST_FUNCTIONS), Tensor()) if d == 1 else (most, TotalDegree())
+        n = next(n for n in range(1, most + 2) if n > most or (index.count(n + 1, d) or 0) > most)
+        self.domain, table = domain, index.table(n, d)
+        self.fits = Fits(study, look.samples, together=look.together, domain=domain)
         self.fits.lay(table)
         self.table, self.groups = table[: self.fits.usable], len(self.fits.u)  # groups of samples are independent
         self.degree = self.table.sum(axis=1)
@@ -155,7 +149,7 @@ class Policies:
         back = fits.forth[:N][np.ix_(low, low)]
         raw, moves = back @ W[low], np.tensordot(back, moves[:, low], axes=(1, 1)).swapaxes(0, 1)
         spread = tuple(_share(raw, moves, self.table[low, j] > 0, rms) for j in range(d))
-        many = d >= FEWEST_DIMENSIONS and alone and count >= _FEWEST_RESPONSES
+        many = d >= FEWEST_DIMENSIONS and alone and count >= FEWEST_CONTEXTS
         responses = Responses.of(fits.u, response, curvature, fits.shares) if many else None
         return Expansion(decay, source, spread, responses=responses)
 
@@ -170,23 +164,19 @@ class Policies:
 
     def _decay(self, W: np.ndarray, moves: np.ndarray, rms: float, kinks: tuple[Kink, ...] = ()) -> Decay:
         """From the sizes of coefficients, their errors, and how many numbers each stands for; degree by degree."""
-        errors = np.sqrt(np.sum(moves**2, axis=0))
+        counts = np.bincount(self.degree)
+        scale = np.where(np.arange(len(counts)), 2, 1)
         sizes, noise = (
-            np.sqrt(
-                np.bincount(self.degree, np.sum(part**2, axis=1)) * np.where(np.arange(self.degree.max() + 1), 2, 1)
-            )
-            for part in (W, errors)
+            np.sqrt(np.bincount(self.degree, squares) * scale)
+            for squares in (np.sum(W**2, axis=1), np.sum(moves**2, axis=(0, 2)))
         )
-        counts = (W.shape[1] * np.bincount(self.degree)).astype(float)
-        return from_coefficients(sizes, noise, rms, kinks, self.table.shape[1], counts)
+        return from_coefficients(sizes, noise, rms, kinks, self.table.shape[1], (W.shape[1] * counts).astype(float))
 
     def _kinks(self, response: Float[np.ndarray, "n dy"], steps: Float[np.ndarray, "n dy"]) -> tuple[Kink, ...]:
         """The kinks that the samples show, on the reference interval: of what each alone asks for."""
-        weight = self.fits.shares * len(response)
-        noise = np.sqrt(weight @ steps**2 / max(self.groups - len(self.table), 1))
-        return (
-            find_noisy_kinks(self.fits.u[:, 0], response / noise, weight, len(self.table)) if np.all(noise > 0) else ()
-        )
+        weight, N = self.fits.shares * len(response), len(self.table)
+        noise = np.sqrt(weight @ steps**2 / max(self.groups - N, 1))
+        return find_noisy_kinks(self.fits.u[:, 0], response / noise, weight, N) if np.all(noise > 0) else ()
 
 
 def _share(
@@ -199,22 +189,3 @@ def _share(
     ratio = np.sqrt(part @ np.linalg.lstsq(sway.T @ sway, part, rcond=None)[0] / len(part))
     size = float(np.sqrt(part @ part / 2)) / rms
     return size, size / max(float(ratio), np.finfo(float).tiny)
-
-
-def _covered(domain: Domain, xi: Array) -> Domain:
-    """The box that the contexts fill: polynomials mean little where there are none."""
-    table = np.asarray(domain.coordinates(xi), dtype=float)
-    lo, hi = table.min(axis=0), table.max(axis=0)
-    if not np.all(lo < hi):
-        return domain
-    return Box(lo, hi) if domain.shape else Interval(lo[0], hi[0])
-
-
-def _supported_polynomials(look: Look, d: int, dy: int) -> Int[np.ndarray, "N d"]:
-    """As many as the contexts support, with or without noise: their errors are to be measured too."""
-    contexts = look.samples.rows(slice(None, None, look.together))
-    most = max(1, min(contexts.supported(noisy=True), _MOST_FIT_COEFFICIENTS // dy))
-    most = min(most, MOST_FUNCTIONS) if d == 1 else most
-    index = Tensor() if d == 1 else TotalDegree()
-    n = next(n for n in range(1, most + 2) if n > most or (index.count(n + 1, d) or 0) > most)
-    return index.table(n, d)

@@ -9,8 +9,7 @@ from scipy import special
 LEVEL = 0.95  # how often an interval covers the truth
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
 ROUNDED = 1e-10  # relative differences that rounding explains
-_DRAWS = 4000  # vectors around an estimate
-_QUANTILES = 400  # of the noise across a vector, by which its law is represented
+_DRAWS = 4000  # vectors around an estimate; a tenth as many quantiles stand for the noise across one
 
 
 class Estimate(float):
@@ -144,7 +143,7 @@ def norm_estimate(
     squares = max(float(np.sum(covariance**2)) - 2 * float(turned @ turned) + along**2, 0.0)
     law = np.zeros(1)
     if across > 1e-9 * along and squares > 0:  # as a chi^2_nu with the same mean and variance
-        upper = (np.arange(_QUANTILES)[::-1] + 0.5) / _QUANTILES
+        upper = 1 - (np.arange(_DRAWS // 10) + 0.5) / (_DRAWS // 10)
         law = squares / across * special.chdtri(across**2 / squares, upper)
     low, high = (sigma * end for end in _length_interval(length / sigma, law / along, freedom))
     if len(vector) > 1:  # noise may be larger across the vector than along it, and the truth lie there
