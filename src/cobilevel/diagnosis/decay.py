@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike
 GRIDS = (33, 129, 1025)  # Chebyshev points: the first where evaluations are expensive, else the others in turn
 MOST_DEGREES = 48  # smooth functions that stand next to a kink
 POWERS = (0, 1, 2, 3)  # the function jumps, or its first, second, third derivative
-_FEWEST_DEGREES = 5  # in several dimensions, from which a law is read off
 
 
 # -- Chebyshev points
@@ -353,7 +352,7 @@ def from_coefficients(
     if np.sum(sizes[1:length] ** 2) < 9 * np.sum(errors[1:length] ** 2) or length < 2:
         return replace(decay, length=1)
     geometric, algebraic = _fit_law(sizes, errors, 1, order=False), _fit_law(sizes, errors, 1, rate=False)
-    if not kinks and (geometric.rate <= 0 or (dimension > 1 and len(sizes) < _FEWEST_DEGREES)):
+    if not kinks and (geometric.rate <= 0 or (dimension > 1 and len(sizes) <= len(POWERS))):  # too few to tell
         return replace(decay, kind="unresolved", resolved=False)
     if kinks or (algebraic.order < 5 and algebraic.misfit < geometric.misfit - 6):
         return _following(decay, algebraic, "algebraic", kinks=kinks)

@@ -1,6 +1,8 @@
 """What the samples say about ``x``: standard errors, directions that are not determined, what the basis misses."""
 
 from .around import (
+    CLEAR,
+    LEVEL,
     MOST_COORDINATES,
     MOST_NUMBERS,
     NEGLIGIBLE,

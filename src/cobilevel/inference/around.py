@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
+from scipy import special
 
 from ..derivatives import Expansions, flattened, galerkin
 from ..lower import DENSE_LIMIT, Point, lower_size, solve_at
@@ -21,11 +22,12 @@ from ..problem import Level
 from ..reduction import Reduced
 from ..study import Study
 
-CLEAR = 2.5  # standard errors by which a gradient must push against a bound or a kink, for it to hold x
+LEVEL = 0.95  # how often an interval covers the truth
+DOUBT = 0.007  # the chance that noise alone decides a single question
+CLEAR = float(special.ndtri(1 - DOUBT))  # standard errors by which a gradient pushes against what holds x
+AGREE = float(special.ndtri(1 - DOUBT / 2))  # standard errors by which two estimates of the same may differ
 NEGLIGIBLE, NOTICED = 1e-3, 1e-2  # of a whole: a share that counts for nothing, and one from which on it does
 MOST_NUMBERS = 1.5e8  # held at one time: 1.2 GB
-_MOST_LEVERAGE = 0.9  # of a sample: a fit that follows one further says nothing of its noise
-AGREE = 2.7  # standard errors by which two estimates may differ
 MOST_COORDINATES = 200  # of x along which differences are taken
 _WIDER = 4.0  # a ratio of two steps at which kinks show; steps within twice that of a standard error will do
 _KINK = 0.75 * _WIDER  # the ratio of curvatures over such steps that is a kink, which alone would show all of _WIDER
@@ -84,7 +86,7 @@ def policy_noise(
         return "the lower level is not strongly convex at the policy."
     if not study.lower.crossed:
         leverage = np.sum(np.linalg.qr(phi * np.sqrt(shares)[:, None])[0] ** 2, axis=1)
-        slopes = slopes / (1 - np.minimum(leverage, _MOST_LEVERAGE))[:, None]
+        slopes = slopes / np.maximum(1 - leverage, 0.1)[:, None]  # tenfold: a fit that follows one further is silent
     scores = (phi[:, :, None] * slopes[:, None, :]).reshape(len(phi), -1)
     half = np.linalg.solve(hessian, level_covariance(study.lower, scores))
     sizes = phi.shape[1], slopes.shape[1]

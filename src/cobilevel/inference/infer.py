@@ -2,21 +2,21 @@
 
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
+from scipy import special
 
 from ..answer import Uncertainty, names_of, unknown
 from ..derivatives import flattened
 from ..reduction import Reduced
 from ..study import Study
-from .around import NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
+from .around import DOUBT, LEVEL, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
 from .neighbours import Missed, what_is_missed
 
 MOST_NAMED = 6  # coordinates that a sentence lists
-_DETERMINED = 2.0  # standard errors by which a curvature must exceed zero, for its direction to be determined
-_HIDDEN = 4.0  # standard errors by which structure that the basis misses must move x, to be taken for real
+_DETERMINED = float(special.ndtri((1 + LEVEL) / 2))  # standard errors by which the curvature of a direction exceeds 0
+_HIDDEN = float(special.ndtri(1 - DOUBT**2 / 2))  # those by which what the basis misses moves x, to be taken for real
 _SURE = 9.0  # times what noise of the policy adds to a curvature: one as large is clear (a first-stage F of 10)
-_MOST_LOOKED = 8  # directions for which what the others take up is worked out
+_FEW = 8  # directions for which what the others take up is worked out, and steps of the correction, at most
 _MATERIAL = 0.2  # standard errors of bias from which on it is corrected
-_CORRECTIONS = 5  # steps of the correction at most
 
 
 def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None) -> Uncertainty:
@@ -85,7 +85,7 @@ def flat_directions(
     bend, over, absorbed, kept = across.bend(across.table("value"))[:k], np.zeros(k), np.zeros(k), 1.0
     if missed is not None:
         over = -across.bend(what_is_missed(across, missed).overfit.points)[:k]  # pyright: ignore
-        for j in np.flatnonzero(over > NOTICED * np.abs(bend))[:_MOST_LOOKED]:
+        for j in np.flatnonzero(over > NOTICED * np.abs(bend))[:_FEW]:
             slope, less = _taken_up(across, bend, int(j))
             # a functional on directions that is `slope` along this one, and zero along the others
             absorbed += slope * np.linalg.pinv(across.directions[:k][:, free])[:, j]
@@ -188,7 +188,7 @@ def _corrected(
     """
     x, place, unit, inside = at.x, at.x.copy(), at.unit, np.ix_(free, free)
     first = _excess(at, missed, kept)[0]
-    for _ in range(_CORRECTIONS):
+    for _ in range(_FEW):
         excess, bend, noise = _excess(at, missed, kept)
         hessian = at.hessian() + np.diag(bend)
         if np.linalg.eigvalsh((hessian * np.outer(unit, unit))[inside])[0] <= 0:

@@ -26,7 +26,7 @@ from scipy import sparse
 
 from ..basis import OneHot
 from ..derivatives import galerkin
-from ..problem import Domain, Finite
+from ..problem import LOOK_ROWS, Domain, Finite
 from .around import AGREE, MOST_NUMBERS, NEGLIGIBLE, Around
 
 _LEAP = 0.3  # of the estimate: what second neighbours may differ from the nearest by
@@ -34,7 +34,6 @@ _ALIKE = 0.9  # the least correlation between what neighbours are known to be
 _FEWEST_ROWS = 50  # samples below which neighbours say nothing
 _WIDEST = 4  # rings hold at most n / (4 (N + 8)) samples on a side: structure that N functions resolve is not seen
 _FEW_DIMENSIONS = 4  # with more, a ring of four times as many samples is not twice as far, and combining both is noise
-_PAIRS = 200_000  # pairs by which the noise of their products is measured
 
 
 class Summand:
@@ -142,6 +141,11 @@ def neighbours_of(
     return [_nearest(index, k, times * k, own, rng, u) for k in widths]
 
 
+def _pairs(n: int) -> int:
+    """How many pairs the noise of their products is measured by."""
+    return 20 * min(n, LOOK_ROWS)
+
+
 def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.random.Generator) -> Neighbours:
     """Samples with the same context, each pair of a group alike, so that each row counts as itself."""
     n, some = len(group), counts[group] > 1
@@ -155,7 +159,7 @@ def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.rando
 
     order, place = np.argsort(group, kind="stable"), np.empty(n, int)
     place[order] = np.arange(n)
-    i = rng.integers(0, n, min(_PAIRS, 20 * n))
+    i = rng.integers(0, n, _pairs(n))
     i = i[some[i]]
     size, start = counts[group[i]], (np.cumsum(counts) - counts)[group[i]]
     j = order[start + (place[i] - start + rng.integers(1, np.maximum(size, 2))) % size]
@@ -171,11 +175,11 @@ def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.rando
 def _windows(order: np.ndarray, own: np.ndarray, width: int, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
     """On an interval: the samples next to each in order, `width` on each side; weights and contexts in that order."""
     n, wide = len(order), min(2 * width, len(order) - 1)
-    lag = rng.integers(1, wide + 1, min(_PAIRS, 20 * n))
+    lag = rng.integers(1, wide + 1, _pairs(n))
     i = rng.integers(0, n, len(lag))
     inside = i + lag < n
     pairs = np.stack([i[inside], (i + lag)[inside]], axis=1)
-    if n > _PAIRS:  # so that rows are read in order
+    if n > LOOK_ROWS:  # so that rows are read in order
         pairs = pairs[np.argsort(pairs[:, 0])]
     mass, (i, j) = Summand(np.ones((n, 1)), own), pairs.T
     rings = [(k, 1 / mass.windows(k)) for k in (min(width, n - 1), wide)]
@@ -202,7 +206,7 @@ def _nearest(
         near = sparse.diags(1 / (near @ own)) @ near
         rings.append((near + near.T).tocsr() / 2)
     all_pairs = rings[1].tocoo()
-    picked = rng.integers(0, all_pairs.nnz, min(_PAIRS, 20 * len(index)))
+    picked = rng.integers(0, all_pairs.nnz, _pairs(len(index)))
     pairs = np.stack([all_pairs.row[picked], all_pairs.col[picked]], axis=1)
     weight, shares = _combined([np.asarray(m[pairs[:, 0], pairs[:, 1]]).ravel() for m in rings], pairs, own, u)
     matrix = shares[0] * rings[0] + shares[1] * rings[1]
