@@ -299,7 +299,7 @@ class Policies:
         contexts = look.samples.rows(slice(None, None, look.together))
         most = max(1, min(contexts.supported(noisy=True), MOST_COEFFICIENTS // study.problem.sizes[1]))
         most, index = (min(most, MOST_FUNCTIONS), Tensor()) if d == 1 else (most, TotalDegree())
-        n = next(n for n in range(1, most + 2) if n > most or (index.count(n + 1, d) or 0) > most)
+        n = next(n for n in range(1, most + 2) if n > most or index.count(n + 1, d) > most)
         self.domain, table = domain, index.table(n, d)
         self.fits = Fits(study, look.samples, together=look.together, domain=domain)
         self.fits.lay(table)

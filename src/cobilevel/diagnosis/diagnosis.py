@@ -16,7 +16,6 @@ from ..basis import (
     BSpline,
     Categorical,
     Chebyshev,
-    Components,
     KernelFeatures,
     Listed,
     Neural,
@@ -290,14 +289,7 @@ def _largest(basis: Basis, domain: Domain, most: int) -> Basis:
 
 def _count(basis: Basis, domain: Domain) -> int:
     """How many functions a basis made by ``_largest`` has."""
-    plain: Any = _plain(basis)
-    parts = by_component(plain, domain)
-    known = parts.count(domain)
-    if known is not None:
-        return known
-    if isinstance(parts, Components):
-        return len(parts.coupling.coupled(parts.degrees(domain)))
-    return len(plain.index.table(plain.n, domain.dimension))
+    return by_component(_plain(basis), domain).count(domain)  # pyright: ignore[reportReturnType]
 
 
 def _about_coverage(found: Diagnosis, seen: Seen) -> list[Advice]:

@@ -181,7 +181,7 @@ def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[
 
 def _corrected(
     at: Around, free: np.ndarray, missed: Missed | None, flat: np.ndarray, absorbed: np.ndarray, kept: float
-) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, "dx dx"]]:
+) -> tuple[np.ndarray, np.ndarray]:
     """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps.
 
     Of the correction, other directions take up `absorbed`, and all but a share `kept` of how it changes from ``x``.

@@ -95,7 +95,9 @@ def _certified(
     if not bool(trees.finite((solution.x, solution.W))):
         raise ValueError("solution holds NaN or infinity, so there is nothing to certify; see solution.result.")
     study = study.finite(key)
-    richer = _richer(study, solution)
+    most = min(study.lower.contexts().supported(study.noisy), DENSE_LIMIT // study.problem.sizes[1])
+    richer = richer_basis(solution.basis.basis, study.problem.domain, solution.basis.size, most)
+    richer = richer if richer is None or isinstance(richer, Orthonormal) else Orthonormal(richer)
     impossible = _impossible(study, solution, richer)
     mode = next(name for name in MODES if not impossible[name]) if mode is None else mode
     if impossible[mode]:
@@ -131,13 +133,6 @@ def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
         slopes = RowDerivatives.upper(constrained.lower, at.expansions.lower_pools[0].rows)
         values = slopes.table(x, y, lambda packed, _: packed[:, 0])
     return mean_estimate(values.reshape(len(rows), count).mean(axis=1), rows.shares())
-
-
-def _richer(study: Study, solution: Solution) -> Basis | None:
-    """A richer basis that the samples support, if any."""
-    most = min(study.lower.contexts().supported(study.noisy), DENSE_LIMIT // study.problem.sizes[1])
-    richer = richer_basis(solution.basis.basis, study.problem.domain, solution.basis.size, most)
-    return richer if richer is None or isinstance(richer, Orthonormal) else Orthonormal(richer)
 
 
 def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[str, str]:
@@ -238,17 +233,12 @@ def _solved_from_these(measured: Measured, free: Bool[np.ndarray, " dx"]) -> boo
 
 
 def _length(vector: NoisyVector, turn: np.ndarray, freedom: float, same: bool) -> Estimate:
-    """The length of a noisy vector, seen through a linear map.
-
-    Where ``x`` was found from the same samples (`same`) the gradient is zero on these, whatever it is elsewhere: it
-    then lies around its estimate as the noise says.
-    """
+    """The length of a noisy vector, seen through a linear map; `same`: ``x`` was found from the same samples, on which
+    the gradient is zero whatever it is elsewhere, and so lies around its estimate as the noise says."""
     return (length_around if same else norm_estimate)(turn @ vector.mean, turn @ vector.covariance @ turn.T, freedom)
 
 
-def _regret(
-    measured: Measured, around: Around, missed: Missed | None, free: Bool[np.ndarray, " dx"], same: bool
-) -> Regret | None:
+def _regret(measured: Measured, around: Around, missed: Missed | None, free: np.ndarray, same: bool) -> Regret | None:
     r"""How much lower the objective could be at a decision nearby.
 
     With the gradient $g$ of $F$ at ``x`` and its curvature $H$ on the directions that are determined, a Newton step
