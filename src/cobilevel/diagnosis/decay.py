@@ -15,9 +15,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 GRIDS = (33, 129, 1025)  # Chebyshev points: the first where evaluations are expensive, else the others in turn
-_ENTIRE = -3.0  # a power of k in front of the geometric law that no pole explains: the decay is faster than geometric
-_FEWEST_DEGREES = 5  # in several dimensions, from which a law is read off
-_MOST = 10**6  # the largest number of functions that is predicted
+MOST_DEGREES = 48  # smooth functions that stand next to a kink
 POWERS = (0, 1, 2, 3)  # the function jumps, or its first, second, third derivative
 
 
@@ -101,7 +99,7 @@ def _strongest(u: np.ndarray, root: np.ndarray, smooth: np.ndarray, rest: np.nda
 def find_kinks(
     u: Float[np.ndarray, " n"],
     values: Float[np.ndarray, "n d"],
-    degrees: int = 48,
+    degrees: int = MOST_DEGREES,
     weights: Float[np.ndarray, " n"] | None = None,
     least: float = 0.0,
     powers: tuple[int, ...] = POWERS,
@@ -215,13 +213,16 @@ class Decay:
             beyond += self.law(near[-1]) ** 2 / (self.rho**2 - 1)
         return float(np.sqrt((seen + beyond) / 2))  # a Chebyshev polynomial has the mean square 1/2
 
-    def predict(self, accuracy: float) -> int:
-        """The number of functions that leaves a root mean square error of `accuracy`, relative to the function."""
+    def predict(self, accuracy: float, most: int = 10**6) -> int:
+        """The number of functions that leaves a root mean square error of `accuracy`, relative to the function.
+
+        No degree much beyond `most` is looked at.
+        """
         if not 0 < accuracy < np.inf:
             raise ValueError(f"accuracy must be a positive number such as 1e-3, got {accuracy!r}.")
         wanted = accuracy * self.size
         low, high = 0, 1
-        while self.tail(high) > wanted and high < _MOST:
+        while self.tail(high) > wanted and high < most:
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
@@ -324,7 +325,7 @@ def _from_sizes(sizes: np.ndarray, envelope: np.ndarray, length: int, size: floa
         if resolved or length > 100 or power.order < POWERS[-1] + 1.5:
             return _following(decay, power, "algebraic")
         law = _fit_law(shown, errors, max(1, length // 4), order=False)  # too smooth for a kink, and too few to decide
-    if law.order < _ENTIRE:
+    if law.order < -POWERS[-1]:  # a power that no pole explains: the decay is faster than geometric
         law = _fit_law(shown, errors, max(1, length // 2), order=False)
         return _following(decay, law, "geometric", entire=True)
     return _following(decay, law, "geometric")
@@ -351,7 +352,7 @@ def from_coefficients(
     if np.sum(sizes[1:length] ** 2) < 9 * np.sum(errors[1:length] ** 2) or length < 2:
         return replace(decay, length=1)
     geometric, algebraic = _fit_law(sizes, errors, 1, order=False), _fit_law(sizes, errors, 1, rate=False)
-    if not kinks and (geometric.rate <= 0 or (dimension > 1 and len(sizes) < _FEWEST_DEGREES)):
+    if not kinks and (geometric.rate <= 0 or (dimension > 1 and len(sizes) <= len(POWERS))):  # too few to tell
         return replace(decay, kind="unresolved", resolved=False)
     if kinks or (algebraic.order < 5 and algebraic.misfit < geometric.misfit - 6):
         return _following(decay, algebraic, "algebraic", kinks=kinks)

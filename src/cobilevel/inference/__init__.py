@@ -1,6 +1,21 @@
 """What the samples say about ``x``: standard errors, directions that are not determined, what the basis misses."""
 
-from .around import Around, Galerkin, look_around, natural_step, too_large
+from .around import (
+    CLEAR,
+    LEVEL,
+    MOST_COORDINATES,
+    MOST_NUMBERS,
+    NEGLIGIBLE,
+    NOTICED,
+    Around,
+    Galerkin,
+    influence,
+    look_around,
+    mean_covariance,
+    natural_step,
+    policy_noise,
+    slope_accuracy,
+    too_large,
+)
 from .infer import MOST_NAMED, determined, flat_directions, infer
-from .missed import Missed, Products, features_of, what_is_missed
-from .noise import MOST_NUMBERS, mean_covariance, policy_noise, slope_accuracy
+from .neighbours import Missed, Products, features_of, what_is_missed

@@ -7,24 +7,99 @@ in the stacked conditions lower stationarity, adjoint, upper stationarity. Deriv
 error of ``x``, about, so that kinks in ``f`` count as the samples see them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
+from scipy import special
 
-from ..derivatives import Expansions, flattened
-from ..lower import Point, lower_size, solve_at
+from ..derivatives import Expansions, flattened, galerkin
+from ..lower import DENSE_LIMIT, Point, lower_size, solve_at
+from ..problem import Level
 from ..reduction import Reduced
 from ..study import Study
-from .noise import CLEAR, MOST_NUMBERS, NEGLIGIBLE, level_covariance, slope_accuracy
 
-_LOWER_ACCURACY = 0.9  # the power of the precision that the lower gradient is brought to
-_WIDER = 4.0  # a ratio of two steps at which kinks show
-_SAME_REACH = 8.0  # a ratio of two steps that calls for no second differences
-_SHARE_OF_TURN = 1e-2  # of the distance over which the lower level's noise turns: the least natural step
-_KINK = 3.0  # the ratio of curvatures over such steps that is a kink
-_MOST_COORDINATES = 200  # of x along which differences are taken
+LEVEL = 0.95  # how often an interval covers the truth
+DOUBT = 0.007  # the chance that noise alone decides a single question
+CLEAR = float(special.ndtri(1 - DOUBT))  # standard errors by which a gradient pushes against what holds x
+AGREE = float(special.ndtri(1 - DOUBT / 2))  # standard errors by which two estimates of the same may differ
+NEGLIGIBLE, NOTICED = 1e-3, 1e-2  # of a whole: a share that counts for nothing, and one from which on it does
+MOST_NUMBERS = 1.5e8  # held at one time: 1.2 GB
+MOST_COORDINATES = 200  # of x along which differences are taken
+_WIDER = 4.0  # a ratio of two steps at which kinks show; steps within twice that of a standard error will do
+_KINK = 0.75 * _WIDER  # the ratio of curvatures over such steps that is a kink, which alone would show all of _WIDER
+
+
+# -- the noise of means over rows
+
+
+def slope_accuracy(eps: float) -> float:
+    """The relative accuracy that slopes are trusted to: that of a difference quotient with the best step."""
+    return eps ** (2 / 3)
+
+
+def influence(rows: Float[np.ndarray, "n k"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n k"]:
+    """What each of independent rows moves their weighted mean by."""
+    return (rows - shares @ rows) * shares[:, None]
+
+
+def mean_covariance(rows: Float[np.ndarray, "n k"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "k k"]:
+    """The covariance of the weighted mean of independent rows."""
+    moved = influence(rows, shares)
+    return moved.T @ moved
+
+
+def level_covariance(level: Level, rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "k k"]:
+    """The covariance of the mean of rows over a level's pool; of contexts and data apart where they are crossed."""
+    shares = level.contexts().shares()
+    if not level.crossed:
+        return mean_covariance(rows, shares)
+    table = rows.reshape(len(shares), -1, rows.shape[1])
+    by_data = np.tensordot(shares, table, axes=1)
+    spread = mean_covariance(by_data, np.full(len(by_data), 1 / len(by_data)))
+    return spread if level.law is not None else spread + mean_covariance(table.mean(axis=1), shares)
+
+
+def policy_noise(
+    study: Study, reduced: Reduced, x: PyTree, W: PyTree
+) -> Callable[[Any], Float[np.ndarray, "n dy"]] | str:
+    r"""A function from contexts to the standard error of each component of ``y``; or why there is none, in words.
+
+    With ``x`` held, the coefficients `W` (in the coordinates of `reduced`) solve
+    $\mathrm{mean}(\partial_2 g_i \otimes \Phi_i) = 0$, so their covariance is the sandwich $H^{-1} S H^{-1}$ with $H$
+    the curvature of the lower level and $S$ the covariance of that mean. Residuals are enlarged by what the fit to each
+    sample takes from them (without that, ten samples for each function cover 90% instead of 95%). What the basis cannot
+    follow is not in it.
+    """
+    expansions = Expansions(reduced.ordinary())
+    count, rows = expansions.functions * expansions.dy, reduced.lower_source.rows
+    if rows is None or count > DENSE_LIMIT or 3 * rows * count > MOST_NUMBERS:  # scores, and two copies of them
+        return f"the policy has {count} coefficients and {rows} samples, too many to form their covariance."
+    (pool,) = expansions.lower_pools
+    phi, shares = np.asarray(pool.features, float), pool.shares
+    lower = expansions.lower_rows(flattened(x), expansions.table(W))
+    slopes, hessian = lower.slope, galerkin(phi, lower.hessian * shares[:, None, None])
+    if not np.all(np.isfinite(hessian)) or np.linalg.eigvalsh(hessian)[0] <= 0:
+        return "the lower level is not strongly convex at the policy."
+    if not study.lower.crossed:
+        leverage = np.sum(np.linalg.qr(phi * np.sqrt(shares)[:, None])[0] ** 2, axis=1)
+        slopes = slopes / np.maximum(1 - leverage, 0.1)[:, None]  # tenfold: a fit that follows one further is silent
+    scores = (phi[:, :, None] * slopes[:, None, :]).reshape(len(phi), -1)
+    half = np.linalg.solve(hessian, level_covariance(study.lower, scores))
+    sizes = phi.shape[1], slopes.shape[1]
+    spread = np.einsum("kjlj->jkl", np.linalg.solve(hessian, half.T).reshape(*sizes, *sizes))
+
+    def errors(xi: Any) -> Float[np.ndarray, "n dy"]:
+        at = np.asarray(reduced.features(xi), float)
+        return np.sqrt(np.maximum(np.einsum("nk,jkl,nl->nj", at, spread, at), 0))
+
+    return errors
+
+
+# -- the reduced problem at one point, and around it
 
 
 class SampleTerms(NamedTuple):
@@ -36,31 +111,13 @@ class SampleTerms(NamedTuple):
     $A = E[\partial_{22} g \mid \xi]$ and $M = E[\partial_{22} f - \partial_{222} g\, v \mid \xi]$,
     $$F = E[m] + E\big[\bar\alpha^T A^{-1} \bar r + \tfrac12\, \bar r^T A^{-1} M A^{-1} \bar r\big]
     + O(|y - y^\star|^3),$$
-    bars for conditional means. `vr` is ``v^T r``, `curvature` ``d22 g`` and `bend` ``M``; all but the first two only
-    where both levels see the same samples. A leading axis over points.
+    bars for conditional means. `curvature` is ``d22 g`` and `bend` ``M``. A leading axis over points.
     """
 
-    f: Float[np.ndarray, "p m"]
-    vr: Float[np.ndarray, "p n"]
-    r: Float[np.ndarray, "p n dy"] | None = None
-    alpha: Float[np.ndarray, "p n dy"] | None = None
-    curvature: Float[np.ndarray, "p n dy dy"] | None = None
-    bend: Float[np.ndarray, "p n dy dy"] | None = None
-
-    @staticmethod
-    def at(expansions: Expansions, points: list[Point], joint: bool) -> "SampleTerms":
-        """At some points; `joint`: all of them."""
-        (pool,), all_terms = expansions.lower_pools, []
-        for point in points:
-            lower, upper = expansions.lower_rows(point.x, point.W), expansions.upper_rows(point.x, point.W)
-            v = pool.y(point.adjoint)
-            terms = [upper.value, np.einsum("na,na->n", v, lower.slope)]
-            if joint:
-                alpha = np.einsum("nab,nb->na", lower.hessian, v) - upper.d2
-                bend = expansions.bend_rows(point.x, point.W, point.adjoint)
-                terms += [lower.slope, alpha, lower.hessian, bend]
-            all_terms.append(terms)
-        return SampleTerms(*map(np.stack, zip(*all_terms, strict=True)))
+    r: Float[np.ndarray, "p n dy"]
+    alpha: Float[np.ndarray, "p n dy"]
+    curvature: Float[np.ndarray, "p n dy dy"]
+    bend: Float[np.ndarray, "p n dy dy"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +136,7 @@ class Galerkin:
         if crossed:
             expansions.sizes = expansions.sizes._replace(crossed=True)
         x, start = x.astype(expansions.dtype).astype(float), expansions.table(reduced.W0)
-        target = expansions.eps**_LOWER_ACCURACY * lower_size(expansions, x, np.zeros_like(start))
+        target = expansions.eps**0.9 * lower_size(expansions, x, np.zeros_like(start))  # a digit above rounding
         return Galerkin(reduced, expansions, solve_at(expansions, x, start, target), target)
 
     @property
@@ -107,58 +164,67 @@ class Galerkin:
         known = (sizes > 0) & (spread > 0)
         other = np.where(point.x != 0, np.abs(point.x), 1.0)
         step = np.where(known, spread / np.where(known, sizes, 1), other)
-        return np.maximum(step, _SHARE_OF_TURN * scales.turning), sizes, spread
+        return np.maximum(step, NOTICED * scales.turning), sizes, spread
 
 
 @dataclass(frozen=True)
 class Around:
     """The reduced problem at ``x`` (the first point), and ahead of and behind it along each of `directions`.
 
-    - `study`, `galerkin`: what is solved, and from where.
     - `directions`: rows, the steps taken forward; `back`: the share of each that is taken backward.
-    - `points`: first ``x``, then all forward ones, then all backward ones; `terms`: of the samples there.
+    - `points`: first ``x``, then all forward ones, then all backward ones; `f`, `vr`: of the samples there, ``f`` of
+      the upper level's and ``v^T d2 g`` of the lower level's.
     - `unit`: of each coordinate of ``x``: a distance along which the objective curves by 1, where it does.
     - `at_kink`: coordinates that a kink of the objective holds; `near_kink`: those whose minimum may lie at one.
     """
 
     study: Study
     galerkin: Galerkin
-    x: Float[np.ndarray, " dx"]
     directions: Float[np.ndarray, "k dx"]
     back: Float[np.ndarray, " k"]
     points: list[Point]
-    terms: SampleTerms
+    f: Float[np.ndarray, "p m"]
+    vr: Float[np.ndarray, "p n"]
     unit: Float[np.ndarray, " dx"]
-    joint: bool
     at_kink: Bool[np.ndarray, " dx"]
     near_kink: Bool[np.ndarray, " dx"]
 
     @staticmethod
-    def of(
-        study: Study, galerkin: Galerkin, x: np.ndarray, directions: np.ndarray, unit: np.ndarray, joint: bool = False
-    ) -> "Around":
+    def of(study: Study, galerkin: Galerkin, x: np.ndarray, directions: np.ndarray, unit: np.ndarray) -> "Around":
         """Solves the reduced problem at ``x``, ahead of and behind it."""
         directions, back = _both_sides(study, x, directions)
         places = [x, *(x + directions), *(x - back[:, None] * directions)]
         points, none = [galerkin.nearby(place) for place in places], np.zeros(len(x), bool)
-        terms = SampleTerms.at(galerkin.expansions, points, joint)
-        return Around(study, galerkin, x, directions, back, points, terms, unit, joint, none, none)
+        at, (pool,) = galerkin.expansions, galerkin.expansions.lower_pools
+        f = np.stack([at.upper_rows(point.x, point.W).value for point in points])
+        slopes = [at.lower_slopes(point.x, pool.y(point.W))[1] for point in points]
+        vr = [np.einsum("na,na->n", pool.y(point.adjoint), r) for point, r in zip(points, slopes, strict=True)]
+        return Around(study, galerkin, directions, back, points, f, np.stack(vr), unit, none, none)
 
     def look(self, x: np.ndarray, directions: np.ndarray) -> "Around":
         """The same around a point nearby, along as many directions as before."""
         if np.array_equal(x, self.x) and np.array_equal(directions, self.directions):
             return self
-        return Around.of(self.study, self.galerkin, x, directions, self.unit, self.joint)
+        return Around.of(self.study, self.galerkin, x, directions, self.unit)
 
-    def with_terms(self, joint: bool) -> "Around":
-        """The same, with the terms that products of neighbouring samples are made of."""
-        terms = SampleTerms.at(self.galerkin.expansions, self.points, True) if joint else self.terms
-        return replace(self, joint=joint, terms=terms)
+    @cached_property
+    def terms(self) -> SampleTerms:
+        """What products of neighbouring samples are made of, where both levels see the same."""
+        at, (pool,), rows = self.galerkin.expansions, self.galerkin.expansions.lower_pools, []
+        for point in self.points:
+            lower, d2 = at.lower_rows(point.x, point.W), at.upper_rows(point.x, point.W).d2
+            alpha = np.einsum("nab,nb->na", lower.hessian, pool.y(point.adjoint)) - d2
+            rows.append((lower.slope, alpha, lower.hessian, at.bend_rows(point.x, point.W, point.adjoint)))
+        return SampleTerms(*map(np.stack, zip(*rows, strict=True)))
 
     @property
     def point(self) -> Point:
         """The one at ``x``."""
         return self.points[0]
+
+    @property
+    def x(self) -> Float[np.ndarray, " dx"]:
+        return self.point.x
 
     @property
     def sound(self) -> bool:
@@ -194,20 +260,18 @@ class Around:
 
     def gradient_rows(self) -> tuple[Float[np.ndarray, "m dx"], Float[np.ndarray, "n dx"]]:
         """What each sample of the two levels contributes to the gradient."""
-        return self.slope(self.terms.f).T / self.lengths, -self.slope(self.terms.vr).T / self.lengths
+        return self.slope(self.f).T / self.lengths, -self.slope(self.vr).T / self.lengths
 
     def gradient_influence(self) -> Float[np.ndarray, "n dx"]:
         """What each sample moves the gradient by, where both levels see the same."""
-        rows, shares = sum(self.gradient_rows()), self.study.lower.contexts().shares()
-        return (rows - shares @ rows) * shares[:, None]
+        return influence(sum(self.gradient_rows()), self.study.lower.contexts().shares())
 
     def gradient_covariance(self) -> Float[np.ndarray, "dx dx"]:
         return self.covariance(*self.gradient_rows())
 
     def free(self) -> Bool[np.ndarray, " dx"]:
         """The coordinates that no bound or kink holds: where the gradient pushes against it beyond its noise."""
-        bounds, x, gradient = self.study.problem.bounds, self.x, self.point.gradient
-        lo, hi = flattened(bounds.lo), flattened(bounds.hi)
+        x, gradient, (lo, hi) = self.x, self.point.gradient, _bounds(self.study)
         push = CLEAR * np.sqrt(np.diag(self.gradient_covariance()))
         near = slope_accuracy(self.study.eps) * np.maximum(np.abs(x), np.where(np.isfinite(hi - lo), hi - lo, 0))
         held = ((x <= lo + near) & (gradient >= push)) | ((x >= hi - near) & (-gradient >= push))
@@ -221,7 +285,11 @@ class Around:
 
     def value_error(self) -> float:
         """The standard error of the reduced objective."""
-        return float(np.sqrt(self.covariance(self.terms.f[0][:, None], -self.terms.vr[0][:, None])[0, 0]))
+        return float(np.sqrt(self.covariance(self.f[0][:, None], -self.vr[0][:, None])[0, 0]))
+
+
+def _bounds(study: Study) -> tuple[np.ndarray, np.ndarray]:
+    return flattened(study.problem.bounds.lo), flattened(study.problem.bounds.hi)
 
 
 def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -229,7 +297,7 @@ def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np
 
     Where there is no room on a side, both points lie on the other one, the second twice as far.
     """
-    lo, hi = flattened(study.problem.bounds.lo), flattened(study.problem.bounds.hi)
+    lo, hi = _bounds(study)
 
     def room(steps: np.ndarray) -> np.ndarray:
         """The share of each step that stays within the bounds."""
@@ -243,13 +311,16 @@ def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np
 
 
 def too_large(study: Study, joint: bool) -> str:
-    """Why differences along each coordinate are not taken, in words; empty where they can be."""
+    """Why differences along each coordinate are not taken, in words; empty where they can be.
+
+    `joint`: with the terms that products of neighbouring samples are made of.
+    """
     (dx, dy), rows = study.problem.sizes, 0
     for level in (study.upper, study.lower):
         rows += (level.count or 0) * (len(level.contexts()) if level.crossed else 1)
     numbers = (2 * dx + 1) * rows * (1 + (2 * dy + 2 * dy**2 if joint else 0))
-    if dx > _MOST_COORDINATES:
-        return f"x has {dx} coordinates, more than {_MOST_COORDINATES}"
+    if dx > MOST_COORDINATES:
+        return f"x has {dx} coordinates, more than {MOST_COORDINATES}"
     return f"{numbers:.1g} numbers would be held" if numbers > MOST_NUMBERS else ""
 
 
@@ -258,27 +329,24 @@ def natural_step(reduced: Reduced, x: PyTree) -> Float[np.ndarray, " dx"]:
     return Galerkin.at(reduced, flattened(x)).natural_step()[0]
 
 
-def look_around(study: Study, galerkin: Galerkin, joint: bool) -> Around:
-    """Solves the reduced problem around ``x``, over about a standard error along each coordinate.
-
-    `joint`: with the terms that products of neighbouring samples are made of.
-    """
+def look_around(study: Study, galerkin: Galerkin) -> Around:
+    """Solves the reduced problem around ``x``, over about a standard error along each coordinate."""
     x, (step, size, spread) = galerkin.point.x, galerkin.natural_step()
     unit = step / np.sqrt(spread if spread > 0 else 1.0)
     first = _in_own_units(Around.of(study, galerkin, x, np.diag(NEGLIGIBLE * step), unit), size)
     if not first.sound:
-        return first.with_terms(joint)
+        return first
     error, reach = _standard_errors(first), np.abs(np.diag(first.directions))
     known = np.isfinite(error)
-    if np.any(known & ((error > _SAME_REACH * reach) | (reach > _SAME_REACH * error))):
+    if np.any(known & ((error > 2 * _WIDER * reach) | (reach > 2 * _WIDER * error))):
         second = first.look(x, np.diag(np.where(known, error, reach)))
         best = second = _in_own_units(second, size)
     else:
         best, second = first, first.look(x, _WIDER * first.directions)
     if not second.sound:
-        return first.with_terms(joint)
+        return first
     at_kink, near_kink = _kinks(first, second)
-    return replace(best, at_kink=at_kink, near_kink=near_kink).with_terms(joint)
+    return replace(best, at_kink=at_kink, near_kink=near_kink)
 
 
 def _kinks(first: Around, second: Around) -> tuple[Bool[np.ndarray, " dx"], Bool[np.ndarray, " dx"]]:

@@ -2,23 +2,21 @@
 
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
+from scipy import special
 
 from ..answer import Uncertainty, names_of, unknown
 from ..derivatives import flattened
 from ..reduction import Reduced
 from ..study import Study
-from .around import Around, Galerkin, look_around, too_large
-from .missed import Missed, what_is_missed
-from .noise import NEGLIGIBLE
+from .around import DOUBT, LEVEL, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
+from .neighbours import Missed, what_is_missed
 
 MOST_NAMED = 6  # coordinates that a sentence lists
-_DETERMINED = 2.0  # standard errors by which a curvature must exceed zero, for its direction to be determined
-_HIDDEN = 4.0  # standard errors by which structure that the basis misses must move x, to be taken for real
+_DETERMINED = float(special.ndtri((1 + LEVEL) / 2))  # standard errors by which the curvature of a direction exceeds 0
+_HIDDEN = float(special.ndtri(1 - DOUBT**2 / 2))  # those by which what the basis misses moves x, to be taken for real
 _SURE = 9.0  # times what noise of the policy adds to a curvature: one as large is clear (a first-stage F of 10)
-_MOST_LOOKED = 8  # directions for which what the others take up is worked out
-_NOTICED = 0.01  # what noise of the policy adds, as a share, from which on it is looked into or mentioned
+_FEW = 8  # directions for which what the others take up is worked out, and steps of the correction, at most
 _MATERIAL = 0.2  # standard errors of bias from which on it is corrected
-_CORRECTIONS = 5  # steps of the correction at most
 
 
 def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None) -> Uncertainty:
@@ -30,7 +28,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     why = too_large(study, joint)
     if why:
         return unknown(x, f"standard errors were not computed: {why}.")
-    around = look_around(study, Galerkin.at(reduced, flattened(x)), joint)
+    around = look_around(study, Galerkin.at(reduced, flattened(x)))
     value, dx = around.point.value, len(around.x)
     if not around.sound:
         return unknown(x, "standard errors could not be computed: the reduced problem has no solution near x.", value)
@@ -38,7 +36,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     flat, falls, covariance, hessian, bias = _sandwich(around, free, missed)
     directions, names = np.concatenate([flat, falls]), names_of(study.problem.x0)
     touched = np.any([np.zeros(dx, bool), *(_belongs(direction, around.unit) for direction in directions)], axis=0)
-    error, hidden = np.sqrt(np.maximum(np.diag(covariance), 0)), np.zeros(dx)
+    error, hidden = _errors(covariance), np.zeros(dx)
     if missed is not None and free.any():
         hidden = _hidden(missed, _inverse_on(hessian, free, flat, around.unit), error)
     error = np.where(touched | around.near_kink, np.inf, np.hypot(error, hidden))
@@ -83,12 +81,11 @@ def flat_directions(
     longest = np.max(np.abs(steps) / np.where(reach > 0, reach, np.inf), axis=1)
     steps = steps / np.where(longest > 0, longest, 1)[:, None]
     across = around.look(around.x, steps)
-    rows = across.bend(across.terms.f).T, -across.bend(across.terms.vr).T
-    error = np.sqrt(np.diag(across.covariance(*rows)))[:k]
+    error = np.sqrt(np.diag(across.covariance(across.bend(across.f).T, -across.bend(across.vr).T)))[:k]
     bend, over, absorbed, kept = across.bend(across.table("value"))[:k], np.zeros(k), np.zeros(k), 1.0
     if missed is not None:
         over = -across.bend(what_is_missed(across, missed).overfit.points)[:k]  # pyright: ignore
-        for j in np.flatnonzero(over > _NOTICED * np.abs(bend))[:_MOST_LOOKED]:
+        for j in np.flatnonzero(over > NOTICED * np.abs(bend))[:_FEW]:
             slope, less = _taken_up(across, bend, int(j))
             # a functional on directions that is `slope` along this one, and zero along the others
             absorbed += slope * np.linalg.pinv(across.directions[:k][:, free])[:, j]
@@ -117,14 +114,9 @@ def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
     sides = [across.look(across.x + side * step, across.directions) for side in (1.0, -back)]
     if not all(each.sound and np.allclose(each.directions, across.directions) for each in sides):
         return 0.0, 0.0  # next to a bound, there is no room to look
-    shares = across.study.lower.contexts().shares()[:, None]
-
-    def rows(at: Around) -> np.ndarray:
-        """What each sample moves the slopes along the directions by."""
-        table = at.slope(at.terms.f - at.terms.vr).T
-        return (table - np.sum(shares * table, axis=0)) * shares
-
-    mixed, own = (rows(sides[0]) - rows(sides[1])) / (1 + back), rows(across)
+    shares = across.study.lower.contexts().shares()
+    ahead, behind, own = (influence(at.slope(at.f - at.vr).T, shares) for at in (*sides, across))
+    mixed = (ahead - behind) / (1 + back)
     others = [a for a in range(len(bend)) if a != j and bend[a] > 0]
     slope = sum(float(mixed[:, a] @ own[:, a]) / bend[a] for a in others)
     if bend[j] > 0:
@@ -153,9 +145,11 @@ def _inverse_on(hessian: np.ndarray, free: np.ndarray, flat: np.ndarray, unit: n
 # -- the sandwich
 
 
-def _excess(
-    around: Around, missed: Missed | None, kept: float
-) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, " dx"], Float[np.ndarray, "dx dx"]]:
+def _errors(covariance: np.ndarray) -> Float[np.ndarray, " k"]:
+    return np.sqrt(np.maximum(np.diag(covariance), 0))
+
+
+def _excess(around: Around, missed: Missed | None, kept: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The slope of what fitting the policy to the same samples takes off the objective, its curvature along each
     coordinate, and the noise of the gradient with that slope added back.
 
@@ -172,30 +166,29 @@ def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[
     """Flat directions and falling ones; covariance of ``x``, curvature of the objective and bias of ``x``, zero on what
     bounds hold."""
     dx, inside = len(around.x), np.ix_(free, free)
-    square, none, bias = np.zeros((dx, dx)), np.zeros((0, dx)), np.zeros(dx)
+    none, absorbed, bias, hessian = np.zeros((0, dx)), np.zeros(dx), np.zeros(dx), np.zeros((dx, dx))
     if not free.any():
-        return none, none, square, square, bias
-    flat, falls, taken, kept = flat_directions(around, free, missed)
-    absorbed, hessian = np.zeros(dx), square.copy()
-    absorbed[free], hessian[inside] = taken, around.hessian()[inside]
+        return none, none, hessian, hessian, bias
+    flat, falls, absorbed[free], kept = flat_directions(around, free, missed)
+    hessian[inside] = around.hessian()[inside]
     inverse = _inverse_on(hessian, free, flat, around.unit)
     covariance = inverse @ around.gradient_covariance() @ inverse
     shift = inverse @ (_excess(around, missed, kept)[0] + absorbed)
-    if np.any(np.abs(shift) > _MATERIAL * np.sqrt(np.maximum(np.diag(covariance), 0))):
+    if np.any(np.abs(shift) > _MATERIAL * _errors(covariance)):
         bias, covariance = _corrected(around, free, missed, flat, absorbed, kept)
     return flat, falls, covariance, hessian, bias
 
 
 def _corrected(
     at: Around, free: np.ndarray, missed: Missed | None, flat: np.ndarray, absorbed: np.ndarray, kept: float
-) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, "dx dx"]]:
+) -> tuple[np.ndarray, np.ndarray]:
     """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps.
 
     Of the correction, other directions take up `absorbed`, and all but a share `kept` of how it changes from ``x``.
     """
     x, place, unit, inside = at.x, at.x.copy(), at.unit, np.ix_(free, free)
     first = _excess(at, missed, kept)[0]
-    for _ in range(_CORRECTIONS):
+    for _ in range(_FEW):
         excess, bend, noise = _excess(at, missed, kept)
         hessian = at.hessian() + np.diag(bend)
         if np.linalg.eigvalsh((hessian * np.outer(unit, unit))[inside])[0] <= 0:
@@ -206,7 +199,7 @@ def _corrected(
         place -= step
         if np.all(np.abs(step) <= _MATERIAL / 10 * np.sqrt(np.diag(covariance))):
             break
-        at = look_around(at.study, Galerkin.at(at.galerkin.reduced, place), True)
+        at = look_around(at.study, Galerkin.at(at.galerkin.reduced, place))
         if not at.sound:
             break
         missed = what_is_missed(at)
@@ -219,7 +212,7 @@ def _hidden(missed: Missed, inverse: np.ndarray, error: np.ndarray) -> Float[np.
     Zero where that is less than noise may be, by far, or than the standard error anyhow.
     """
     gap = missed.basis.part(slice(1, None), 1 / missed.around.lengths)
-    move, spread = -inverse @ gap.value, np.sqrt(np.maximum(np.diag(inverse @ gap.covariance() @ inverse), 0))
+    move, spread = -inverse @ gap.value, _errors(inverse @ gap.covariance() @ inverse)
     return np.where((np.abs(move) > _HIDDEN * spread) & (np.abs(move) > error), move, 0.0)
 
 
@@ -280,7 +273,7 @@ def _without_curvature(around: Around, start: PyTree | None) -> list[str]:
     """What can be said without looking at curvature: too few functions for the decision, or no move at all."""
     study, reduced, said = around.study, around.galerkin.reduced, []
     (dx, dy), functions, rows = study.problem.sizes, len(around.point.W), study.lower.count or 1
-    if study.noisy and not study.shared and functions > _NOTICED * rows:
+    if study.noisy and not study.shared and functions > NOTICED * rows:
         said.append(
             f"the policy's {functions} functions were fitted to {rows} samples of its own, so x carries a bias of the "
             f"order of N / n = {functions / rows:.1g} of itself, which is not corrected for Levels."

@@ -3,29 +3,37 @@ r"""Products of the residuals of neighbouring samples: what a basis misses, seen
 The product of two conditional means at one context is the mean of the product of two samples there, since their noises
 are independent. No context is met twice on a continuum, but neighbours are near. ``Neighbours`` sums a table over the
 neighbours of each sample, the sample itself left out; a mean of products over pairs is then one such sum. It comes in
-several widths, from the nearest neighbours to wide windows: wide ones see less and have less noise.
+several widths, from the nearest neighbours to wide windows: wide ones see less and have less noise. A mean over
+neighbours differs from what is at the sample itself by a multiple of the square of their distance, to leading order.
+Means over a near ring and over a wide one are combined so that this cancels.
 
-A mean over neighbours differs from what is at the sample itself by a multiple of the square of their distance, to
-leading order. Means over a near ring and over a wide one are combined so that this cancels.
+With $\ell = A^{-1}(\alpha + \tfrac12 M A^{-1} r)$ the expansion of ``SampleTerms`` reads
+$F = E[m] + E[\bar\ell^T \bar r]$, and the last term is a mean over pairs of neighbours. Its derivative along ``x`` is
+the gap between the gradients. On the samples that policy and adjoint were fitted to, both residuals are smaller than on
+fresh ones; the mean over pairs then is smaller by what the fit made the mean of $m$ larger, so that the sum of both is
+right either way. The part due to the basis alone is the mean over pairs with that loss added back.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from ..problem import Domain, Finite
-from .noise import MOST_NUMBERS
+from ..basis import OneHot
+from ..derivatives import galerkin
+from ..problem import LOOK_ROWS, Domain, Finite
+from .around import AGREE, MOST_NUMBERS, NEGLIGIBLE, Around
 
-_MOST_NEAR = 16  # neighbours of a context in the near ring, in several dimensions
+_LEAP = 0.3  # of the estimate: what second neighbours may differ from the nearest by
+_ALIKE = 0.9  # the least correlation between what neighbours are known to be
+_FEWEST_ROWS = 50  # samples below which neighbours say nothing
 _WIDEST = 4  # rings hold at most n / (4 (N + 8)) samples on a side: structure that N functions resolve is not seen
 _FEW_DIMENSIONS = 4  # with more, a ring of four times as many samples is not twice as far, and combining both is noise
-_PAIRS = 200_000  # pairs by which the noise of their products is measured
 
 
 class Summand:
@@ -71,6 +79,11 @@ class Neighbours:
     order: Int[np.ndarray, " n"] | None = None
     alone: int = 0
 
+    @property
+    def row_shares(self) -> Float[np.ndarray, " n"]:
+        """The weights of the rows, summing to 1."""
+        return self.own / len(self.own)
+
     def arranged(self, table: Any) -> Any:
         """A table of one row a sample in the order that is kept to here."""
         return table if self.order is None else jax.tree.map(lambda a: a[self.order], table)
@@ -93,27 +106,18 @@ class Neighbours:
             both += a[i] * b[j] + a[j] * b[i]
         return self.pair_weight * both / (2 * self.total)
 
-    def differences(self, table: Float[np.ndarray, "n d"]) -> float:
-        """The mean square of the differences of the sampled pairs, over all columns."""
-        i, j = self.pairs.T
-        return float(np.mean([np.mean((column[i] - column[j]) ** 2) for column in table.T.copy()]))
-
     def noise(self, single: Float[np.ndarray, "n k"], products: Float[np.ndarray, "p k"]) -> Float[np.ndarray, "k k"]:
-        """The covariance of a sum over samples and over pairs.
+        """The covariance of a sum over samples and over pairs; unbiased, so that it may be negative.
 
         `single`: what each sample moves it by, the pairs it is in counted in full; `products`: of the sampled pairs.
         Pairs are counted twice then, once for each end; what a pair has beyond its ends is taken off once.
         """
-        apart, spread = single - single.mean(axis=0), self.unbiased_noise(single, products)
-        values, vectors = np.linalg.eigh((spread + spread.T) / 2)
-        least = np.diag(vectors.T @ (apart.T @ apart) @ vectors) / 4
-        return (vectors * np.maximum(values, least)) @ vectors.T
-
-    def unbiased_noise(self, single: Float[np.ndarray, "n k"], products: Float[np.ndarray, "p k"]) -> np.ndarray:
-        """The same without a floor: it may be negative."""
         apart = single - single.mean(axis=0)
         twice = products.T @ products * (2 * self.count / max(len(products), 1))  # each unordered pair: (2 product)^2
         return apart.T @ apart - twice
+
+
+# -- who is near
 
 
 def neighbours_of(
@@ -131,11 +135,17 @@ def neighbours_of(
         return [_windows(order, own[order], k, rng, u[order]) for k in widths]
     times = 4 if u.shape[1] <= _FEW_DIMENSIONS else 1
     most = min(widest // max(times, 2), int(MOST_NUMBERS / 8) // (times * n))  # both ends and the weight, in both rings
-    widths = [2**k for k in range(_MOST_NEAR.bit_length()) if k == 0 or 2**k <= most]
+    # no more than one near neighbour in each orthant of a few dimensions
+    widths = [2**k for k in range(_FEW_DIMENSIONS + 1) if k == 0 or 2**k <= most]
     from scipy.spatial import KDTree  # takes long to import, and few need it
 
     index: Any = KDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(times * widths[-1] + 1, n))[1]
     return [_nearest(index, k, times * k, own, rng, u) for k in widths]
+
+
+def _pairs(n: int) -> int:
+    """How many pairs the noise of their products is measured by."""
+    return 20 * min(n, LOOK_ROWS)
 
 
 def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.random.Generator) -> Neighbours:
@@ -151,7 +161,7 @@ def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.rando
 
     order, place = np.argsort(group, kind="stable"), np.empty(n, int)
     place[order] = np.arange(n)
-    i = rng.integers(0, n, min(_PAIRS, 20 * n))
+    i = rng.integers(0, n, _pairs(n))
     i = i[some[i]]
     size, start = counts[group[i]], (np.cumsum(counts) - counts)[group[i]]
     j = order[start + (place[i] - start + rng.integers(1, np.maximum(size, 2))) % size]
@@ -167,11 +177,11 @@ def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.rando
 def _windows(order: np.ndarray, own: np.ndarray, width: int, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
     """On an interval: the samples next to each in order, `width` on each side; weights and contexts in that order."""
     n, wide = len(order), min(2 * width, len(order) - 1)
-    lag = rng.integers(1, wide + 1, min(_PAIRS, 20 * n))
+    lag = rng.integers(1, wide + 1, _pairs(n))
     i = rng.integers(0, n, len(lag))
     inside = i + lag < n
     pairs = np.stack([i[inside], (i + lag)[inside]], axis=1)
-    if n > _PAIRS:  # so that rows are read in order
+    if n > LOOK_ROWS:  # so that rows are read in order
         pairs = pairs[np.argsort(pairs[:, 0])]
     mass, (i, j) = Summand(np.ones((n, 1)), own), pairs.T
     rings = [(k, 1 / mass.windows(k)) for k in (min(width, n - 1), wide)]
@@ -198,7 +208,7 @@ def _nearest(
         near = sparse.diags(1 / (near @ own)) @ near
         rings.append((near + near.T).tocsr() / 2)
     all_pairs = rings[1].tocoo()
-    picked = rng.integers(0, all_pairs.nnz, min(_PAIRS, 20 * len(index)))
+    picked = rng.integers(0, all_pairs.nnz, _pairs(len(index)))
     pairs = np.stack([all_pairs.row[picked], all_pairs.col[picked]], axis=1)
     weight, shares = _combined([np.asarray(m[pairs[:, 0], pairs[:, 1]]).ravel() for m in rings], pairs, own, u)
     matrix = shares[0] * rings[0] + shares[1] * rings[1]
@@ -217,3 +227,261 @@ def _combined(weights: list[np.ndarray], pairs: np.ndarray, own: np.ndarray, u: 
     near, far = both @ np.sum((u[i] - u[j]) ** 2, axis=1) / both.sum(axis=1)
     shares = (far / (far - near), -near / (far - near)) if far > near else (1.0, 0.0)
     return shares @ both, shares
+
+
+# -- means over pairs
+
+
+@dataclass(frozen=True)
+class Products:
+    """A mean over pairs: its value, what each sample moves it by, and products of some pairs, for its noise.
+
+    Samples are in the order of the neighbours (``Neighbours.arranged``), rows that are added in their own.
+    `growth`: for a mean of squares, by how much its variance is larger where its true value is larger by one.
+    `points`: the first value at each of the points around ``x``.
+    """
+
+    value: Float[np.ndarray, " k"]
+    single: Float[np.ndarray, "n k"]
+    pairs: Float[np.ndarray, "p k"]
+    near: Neighbours
+    growth: float = 0.0
+    points: Float[np.ndarray, " q"] | None = None
+
+    @staticmethod
+    def around(around: Around, near: Neighbours, left: list[Summand], right: list[Summand]) -> "Products":
+        """The mean of ``left . right`` over pairs at ``x``, and its slopes along the directions."""
+        sides = list(zip(left, right, strict=True))
+        single = np.stack([near.shares(a, b) for a, b in sides])
+        pairs = np.stack([near.pair_products(a.table, b.table) for a, b in sides])
+        moved = _with_slopes(around, single)
+        return Products(moved.sum(axis=0), 2 * moved, _with_slopes(around, pairs), near, points=single.sum(axis=1))
+
+    def __sub__(self, other: "Products") -> "Products":
+        points = None if self.points is None or other.points is None else self.points - other.points
+        parts = self.value - other.value, self.single - other.single, self.pairs - other.pairs
+        return Products(*parts, self.near, points=points)
+
+    def part(self, columns: slice, scale: Any = 1.0) -> "Products":
+        """Some of the values, each times a number."""
+        value, single, pairs = self.value[columns], self.single[:, columns], self.pairs[:, columns]
+        return replace(self, value=value * scale, single=single * scale, pairs=pairs * scale)
+
+    def covariance(self, also: Float[np.ndarray, "n k"] | None = None) -> Float[np.ndarray, "k k"]:
+        """Of the value, or of its sum with the means of independent rows, given as what each sample moves them by.
+
+        With a floor, a quarter of what single samples show.
+        """
+        single = self.single + (0 if also is None else self.near.arranged(also))
+        apart, spread = single - single.mean(axis=0), self.near.noise(single, self.pairs)
+        values, vectors = np.linalg.eigh((spread + spread.T) / 2)
+        least = np.diag(vectors.T @ (apart.T @ apart) @ vectors) / 4
+        return (vectors * np.maximum(values, least)) @ vectors.T
+
+    def variance(self) -> float:
+        """Of a single value, unbiased: where that is too small by chance so is this, and it may be negative."""
+        return float(self.near.noise(self.single, self.pairs)[0, 0])
+
+
+def _with_slopes(around: Around, table: Float[np.ndarray, "p n"]) -> Float[np.ndarray, "n k"]:
+    """What is at ``x``, and the slopes along the directions, as columns."""
+    return np.concatenate([table[:1], around.slope(table)]).T
+
+
+def _joined(parts: list[Products], how: Callable) -> Products:
+    """Means over the same pairs, added up or side by side."""
+    tables = (how(getattr(part, name) for part in parts) for name in ("value", "single", "pairs"))
+    return Products(*tables, parts[0].near, max(part.growth for part in parts))
+
+
+def _pick(widths: list[Neighbours], at: Callable[[Neighbours], Products]) -> tuple[Products, bool]:
+    """The widest windows that agree with all narrower ones within their noise, or one step narrower where the next ones
+    do not; the nearest neighbours where the second ones differ. And whether that is by much.
+
+    One width after the other: what single samples contribute is held for the last three of them alone.
+    """
+    last, values, errors, agreed = [at(widths[0])], [], [], True
+    bar = AGREE + np.sqrt(2 * np.log(max(1, len(last[0].value) / 2)))
+    for near in widths[1:]:
+        values.append(last[-1].value)
+        errors.append(np.sqrt(np.maximum(np.diag(last[-1].covariance()), 0)))
+        last = [*last[-2:], at(near)]
+        agreed = all(bool(np.all(np.abs(v - last[-1].value) <= bar * e)) for v, e in zip(values, errors, strict=True))
+        if not agreed:
+            break
+    if agreed or len(values) > 1:
+        return last[-1 if agreed else 0], False
+    one, two = last
+    apart = np.abs(two.value - one.value)
+    return one, bool(np.any((apart > _LEAP * np.abs(one.value)) & (apart > bar * errors[0])))
+
+
+# -- what is missed
+
+
+class _Residuals(NamedTuple):
+    """At the points around ``x``: `left` is ``l`` of the expansion; at ``x`` alone: ``alpha``, ``A^-1`` and `own`, how
+    far what is left at each sample follows that sample itself (its leverage times its curvature)."""
+
+    left: Float[np.ndarray, "p n dy"]
+    r: Float[np.ndarray, "p n dy"]
+    alpha: Float[np.ndarray, "n dy"]
+    inverse: Float[np.ndarray, "n dy dy"]
+    own: Float[np.ndarray, "n dy dy"]
+
+    @staticmethod
+    def of(around: Around, near: Neighbours) -> "_Residuals":
+        terms, phi, shares, left = around.terms, near.arranged(features_of(around)), near.row_shares, []
+        r, alphas, curvatures, bends = (map(near.arranged, part) for part in terms)  # pyright: ignore
+        r, alphas, inverse, own = list(r), list(alphas), None, None
+        for here, alpha, A, M in zip(r, alphas, curvatures, bends, strict=True):
+            A, M = (_smooth(table, phi, shares, near) for table in (A, M))
+            A, B = _floored(A, shares)
+            if not left:
+                inverse, own = B, _leverage(phi, A, shares) @ A
+            left.append(_times(B, alpha + _times(M, _times(B, here)) / 2))
+        return _Residuals(np.stack(left), np.stack(r), alphas[0], inverse, own)  # pyright: ignore
+
+
+def features_of(around: Around) -> np.ndarray | OneHot:
+    """The features of the samples, for products with them."""
+    phi = around.galerkin.reduced.lower_pool.features
+    return phi.on_host() if isinstance(phi, OneHot) else np.asarray(phi, float)
+
+
+def _times(matrices: Float[np.ndarray, "n a b"], rows: Float[np.ndarray, "n b"]) -> Float[np.ndarray, "n a"]:
+    """A matrix times a row, sample by sample."""
+    return np.einsum("nab,nb->na", matrices, rows)
+
+
+def _smooth(table: np.ndarray, phi: np.ndarray | OneHot, shares: np.ndarray, near: Neighbours) -> np.ndarray:
+    """Matrices at the samples as a function of the context: themselves where that shows less noise than a fit does."""
+    flat = table.reshape(len(table), -1)
+    i, j = near.pairs.T
+    noise = float(np.mean([np.mean((column[i] - column[j]) ** 2) for column in flat.T.copy()])) / 2
+    if noise == 0:
+        return table
+    weighted = flat * shares[:, None]
+    fit = phi @ (phi.sums(weighted) if isinstance(phi, OneHot) else phi.T @ weighted)
+    return table if noise <= np.sum(shares @ (flat - fit) ** 2) / flat.shape[1] else fit.reshape(table.shape)
+
+
+def _floored(matrices: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Matrices with eigenvalues kept away from zero, compared with the typical one; and their inverses."""
+    if matrices.shape[1] == 1:  # the common case, many times as fast
+        values, vectors = matrices[:, :, 0], np.ones_like(matrices)
+    else:
+        values, vectors = np.linalg.eigh((matrices + np.swapaxes(matrices, 1, 2)) / 2)
+    values = np.maximum(values, max(NEGLIGIBLE * np.abs(shares @ values).max(), 1e-300))
+    turned = np.swapaxes(vectors, 1, 2)
+    return (vectors * values[:, None]) @ turned, (vectors / values[:, None]) @ turned
+
+
+def _leverage(phi: np.ndarray | OneHot, curvature: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """How far the policy at each sample follows that sample's own slope: ``share Phi H^-1 Phi^T``, a matrix each."""
+    weighted, dy = curvature * shares[:, None, None], curvature.shape[1]
+    if isinstance(phi, OneHot):
+        inverse = np.linalg.pinv(phi.blocks(weighted), hermitian=True)
+        return (shares * phi.value**2)[:, None, None] * inverse[phi.place]
+    inverse = np.linalg.pinv(galerkin(phi, weighted), hermitian=True)
+    turned = (phi @ inverse.reshape(phi.shape[1], -1)).reshape(len(phi), dy, -1, dy)
+    return shares[:, None, None] * np.einsum("nalb,nl->nab", turned, phi, optimize=True)
+
+
+@dataclass(frozen=True)
+class Missed:
+    """What the basis and the fit miss at ``x``, along the directions of `around`.
+
+    - `total`: the mean over pairs, to be added to the value of the reduced problem (first entry) and to its slopes;
+      `basis`: the part due to the basis, `overfit`: that due to the fit.
+    - `unresolved`: why neighbours cannot decide, in words; empty where they can.
+    - `widths`: the neighbours at all widths; `torn`: whether nearest and second neighbours differ by much.
+    """
+
+    around: Around
+    widths: list[Neighbours]
+    torn: bool
+    residuals: _Residuals
+    total: Products
+    basis: Products
+    overfit: Products
+    unresolved: str
+
+    def _mean(self, left: np.ndarray, right: np.ndarray, own: np.ndarray) -> Callable[[Neighbours], Products]:
+        """The mean over pairs of ``left . right``, with what the fit took from it added back, at every width."""
+        levered, shares = _times(own, left), self.widths[0].row_shares
+        back = shares * np.sum(levered * right, axis=1)
+        noise = (left * shares[:, None] ** 2).T @ right
+        growth = 4 * float(np.sum(noise * noise.T)) / max(float(np.trace(noise)), 1e-300)
+        rest, other = (self.widths[0].summand(table) for table in (left - levered, right))
+
+        def at(near: Neighbours) -> Products:
+            single, pairs = near.shares(rest, other), near.pair_products(rest.table, right)
+            value = np.array([single.sum() + back.sum()])
+            return Products(value, (2 * single + back)[:, None], pairs[:, None], near, growth)
+
+        return at
+
+    def policies(self, given: Float[np.ndarray, "n dy"]) -> tuple[Products, Products, bool]:
+        """The mean square error of the basis's best policy, that of the one given, and whether this is the one fitted
+        to these samples."""
+        near, step, own = self.widths[0], _times(self.residuals.inverse, self.residuals.r[0]), self.residuals.own
+        ahead = near.arranged(given - features_of(self.around) @ self.around.point.W)
+        same = bool(np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300))
+        off = step + ahead
+        best = _pick(self.widths, self._mean(step, step, own))[0]
+        return best, _pick(self.widths, self._mean(off, off, (2 if same else 0) * own))[0], same
+
+    def slopes(self) -> tuple[Products, Products, Products]:
+        """Squared errors of adjoint and sensitivity (over all coordinates of ``x``) in the norm of ``d22 g``; their
+        product along each direction."""
+        parts, around = self.residuals, self.around
+        mean = lambda left, right: self._mean(_times(parts.inverse, left), right, parts.own)
+        rho = around.slope(parts.r)
+        squares = [mean(row, row) for row in rho / around.lengths[:, None, None]]
+        adjoint, _ = _pick(self.widths, mean(parts.alpha, parts.alpha))
+        sensitivity, _ = _pick(self.widths, lambda near: _joined([square(near) for square in squares], sum))
+        crossed = [mean(parts.alpha, row)(self.total.near) for row in rho]
+        return adjoint, sensitivity, _joined(crossed, lambda tables: np.concatenate(list(tables), axis=-1))
+
+
+def what_is_missed(around: Around, earlier: Missed | None = None) -> Missed:
+    """By products of neighbours, at the widest windows that agree with narrower ones; at those of an `earlier` look
+    from the same ``x``, where there was one."""
+    if earlier is not None and earlier.around is around:
+        return earlier
+    study, functions = around.study, len(around.point.W)
+    domain, xi = study.problem.domain, study.lower.contexts().xi
+    u = np.asarray(domain.embedded(domain.snap(xi, study.dtype)), float).reshape(len(xi), -1)
+    own = study.lower.contexts().shares() * len(xi)
+    widths = neighbours_of(domain, u, own, functions) if earlier is None else earlier.widths
+    first, summands = widths[0], lambda tables: [widths[0].summand(table) for table in tables]
+    parts = _Residuals.of(around, first)
+    left, right = summands(parts.left), summands(parts.r)
+    over = lambda near: Products.around(around, near, left, right)
+    total, torn = _pick(widths, over) if earlier is None else (over(earlier.total.near), earlier.torn)
+    near, levered = total.near, [_times(parts.own, table) for table in parts.left]
+    taken = first.row_shares * np.stack([np.sum(a * b, axis=1) for a, b in zip(levered, parts.r, strict=True)])
+    back, lost = _with_slopes(around, taken), Products.around(around, near, summands(levered), right)
+    overfit = lost - Products(back.sum(axis=0), back, 0 * lost.pairs, near, points=taken.sum(axis=1))
+    reason = _unresolved(around, near, first.arranged(u), torn)
+    return Missed(around, widths, torn, parts, total, total - overfit, overfit, reason)
+
+
+def _unresolved(around: Around, near: Neighbours, u: np.ndarray, torn: bool) -> str:
+    """Why neighbours cannot decide, in words."""
+    if len(u) < _FEWEST_ROWS:
+        return f"{len(u)} samples are too few"
+    if near.alone:
+        return f"{near.alone} samples are the only ones at their context"
+    if torn:
+        return "nearest neighbours disagree with second ones, so there is structure as fine as the samples"
+    if near.width == 0:
+        return ""
+    known = near.arranged(features_of(around) @ around.point.W)
+    table = known if np.any(known.std(axis=0) > 1e-9 * np.abs(known).max()) else u
+    (i, j), centred = near.pairs.T, table - table.mean(axis=0)
+    alike = np.sum(centred[i] * centred[j]) / len(i)  # of what the policy is known to do at neighbours
+    if alike < _ALIKE * np.mean(np.sum(centred**2, axis=1)):
+        return "neighbours are too far apart: too few samples for the dimension of the context"
+    return ""

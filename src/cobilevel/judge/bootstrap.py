@@ -79,18 +79,19 @@ def bootstrap(
     wanted = precision_for(problem, samples, precision)
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
-        spread = _resampled(study, in_precision_of(study, solution), replicates, key, progress)
+        spread = _resampled(study, in_precision_of(study, solution), replicates, generator(as_key(key)), progress)
     return replace(spread, x=put(wanted.back(jax.tree.map(np.asarray, spread.x))))
 
 
-def _resampled(study: Study, solution: Solution, replicates: int, key: Any, progress: bool | None) -> Bootstrap:
+def _resampled(
+    study: Study, solution: Solution, replicates: int, rng: np.random.Generator, progress: bool | None
+) -> Bootstrap:
     """The spread, in the precision of the study."""
     whole("bootstrap: replicates", replicates, 2)
     if study.endless:
         raise TypeError("bootstrap: a Stream has no samples to draw again from; pass those it was solved on.")
     if min(study.upper.count or 0, study.lower.count or 0) < _FEWEST:
         raise ValueError(f"bootstrap: with fewer than {_FEWEST} samples resampling says nothing about others.")
-    rng = generator(as_key(key))
     study, x = study.at(solution.x), flattened(solution.x)
     reduced, known = reduce_with(study, solution.basis, solution.W).whitened(), solution.uncertainty
     if known.why_not or known.hessian is None or not np.allclose(known.x, x, rtol=np.finfo(np.float32).eps, atol=0):
@@ -142,10 +143,9 @@ def _in_standard_errors(given: Expansions, known: Uncertainty) -> Affine:
 
 def _once(study: Study, at: Affine, solver: Newton, rng: np.random.Generator) -> Float[np.ndarray, " dx"] | None:
     """The solution on samples drawn again; none where it was not found."""
-    upper_often, lower_often = (level.resample(rng) for level in (study.upper, study.lower))
+    above, below = (level.resample(rng) for level in (study.upper, study.lower))
     counted = lambda pool, often: pool.shares * often / np.sum(pool.shares * often)
-    lower, upper = counted(at.lower_pools[0], lower_often), counted(at.upper_pools[0], upper_often)
-    resampled = at.with_shares(lower, upper)
+    resampled = at.with_shares(counted(at.lower_pools[0], below), counted(at.upper_pools[0], above))
     state = solver.init(resampled, as_key(0), Newton.default_steps)
     state, _ = steps_on_host(solver, resampled, state, Newton.default_steps)
     return at.point(flattened(state.x)) if Result.of(int(state.result)).good else None

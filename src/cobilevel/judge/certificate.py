@@ -171,18 +171,17 @@ class Certificate:
     def __repr__(self):
         unknown, met, trouble = self._remarks()
         rows = [f"{name:<24} {words}" for name, words in self.rows()]
-        return "\n".join([self.title, *(f"  {words}" for words in (*unknown, *rows, *met, *trouble))])
+        return "\n  ".join([self.title, *unknown, *rows, *met, *trouble])
 
     def plot(self) -> Any:
         """Draws the figures with their 95% intervals and returns the Matplotlib figure."""
-        regret: dict[str, Any] = {}
-        if self.regret is not None:
-            parts = {"from sampling": self.regret.sampling, "from the basis": self.regret.basis}
-            regret = {"regret": self.regret.total, **parts}
+        regret, parts = self.regret, {}
+        if regret is not None:
+            parts = {"regret": regret.total, "from sampling": regret.sampling, "from the basis": regret.basis}
         slopes = {"gradient of F": self.gradient_norm, "gradient of F_Phi": self.reduced_gradient_norm}
         slopes |= {"their difference": self.hypergradient_gap}
         errors = {"policy": self.policy_error, "adjoint": self.adjoint_error, "sensitivity": self.sensitivity_error}
-        groups = {"regret, in units of the objective": regret, "norms of gradients": slopes, "squared errors": errors}
+        groups = {"regret, in units of the objective": parts, "norms of gradients": slopes, "squared errors": errors}
         objective = "" if self.objective is None else f", F = {self.objective.words(4)}"
         title = f"Certificate, {self.mode} mode, {self.samples} samples{objective}"
         return plot_estimates(title + ("; unresolved: nothing is promised" if self.unresolved else ""), groups)

@@ -12,7 +12,7 @@ from .. import trees
 from ..answer import Solution, as_solved, names_of
 from ..basis import Basis, Orthonormal, richer_basis
 from ..checks import entered, whole
-from ..derivatives import Expansions, RowDerivatives, flattened, shaped_like
+from ..derivatives import RowDerivatives, flattened, shaped_like
 from ..inference import (
     MOST_NUMBERS,
     Around,
@@ -31,13 +31,13 @@ from ..programs import put
 from ..reduction import reduce_with
 from ..study import Study, precision_for
 from ..trees import as_rows
-from .against_exact import measure_exactly
 from .certificate import Certificate, Constants, Regret
 from .comparison import (
     Measured,
     NoisyVector,
     measure_against_richer,
     measure_by_neighbours,
+    measure_exactly,
     measure_reduced,
 )
 from .evaluate import DRAWS_WANTED, in_precision_of
@@ -79,38 +79,37 @@ def certify(
     whole("draws", draws, 2, DRAWS_WANTED)
     if constants is not None and not isinstance(constants, Constants):
         raise TypeError(f"constants must be cb.Constants(f0=..., f1=..., g1=..., g2=..., mu=...), got {constants!r}.")
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, or None to have it chosen; got {mode!r}.")
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
-        certificate = _certified(study, solution, mode, constants, draws, key)
+        certificate = _certified(study, in_precision_of(study, solution), mode, constants, draws, as_key(key))
     gradient, parts = put(wanted.back(jax.tree.map(np.asarray, (certificate.gradient, certificate.parts))))
     return replace(certificate, gradient=gradient, parts=parts)
 
 
 def _certified(
-    study: Study, solution: Any, mode: str | None, constants: Constants | None, draws: int, key: Any
+    study: Study, solution: Solution, mode: str | None, constants: Constants | None, draws: int, key: Any
 ) -> Certificate:
     """The certificate, in the precision of the study."""
-    if mode is not None and mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, or None to have it chosen; got {mode!r}.")
-    solution, base = in_precision_of(study, solution), as_key(key)
     if not bool(trees.finite((solution.x, solution.W))):
         raise ValueError("solution holds NaN or infinity, so there is nothing to certify; see solution.result.")
-    study = study.finite(base)
-    richer = _richer(study, solution)
+    study = study.finite(key)
+    most = min(study.lower.contexts().supported(study.noisy), DENSE_LIMIT // study.problem.sizes[1])
+    richer = richer_basis(solution.basis.basis, study.problem.domain, solution.basis.size, most)
+    richer = richer if richer is None or isinstance(richer, Orthonormal) else Orthonormal(richer)
     impossible = _impossible(study, solution, richer)
     mode = next(name for name in MODES if not impossible[name]) if mode is None else mode
     if impossible[mode]:
         raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
-    if mode == "exact":
-        study.check_conditional()
-    joint, around, missed = mode == "neighbours", None, None
     reduced = reduce_with(study, solution.basis, solution.W).whitened()
     at = Galerkin.at(reduced, flattened(solution.x), crossed=mode in ("exact", "enriched"))
-    if not too_large(study, joint):
-        around = look_around(study, at, joint)
+    around = None if too_large(study, mode == "neighbours") else look_around(study, at)
+    missed = None
     if mode == "exact":
-        measured = measure_exactly(study, solution, at, draws, base, richer)
-    elif joint and around is not None:
+        study.check_conditional()
+        measured = measure_exactly(study, solution, at, draws, key, richer)
+    elif mode == "neighbours" and around is not None:
         missed = what_is_missed(around)
         measured = measure_by_neighbours(study, solution, around, missed)
     elif mode == "enriched" and richer is not None:
@@ -120,28 +119,20 @@ def _certified(
     around = around if around is not None and around.sound else None
     if around is not None and measured.fitted is None:  # the noise of policy and adjoint counted
         measured = replace(measured, reduced=NoisyVector(measured.reduced.mean, around.gradient_covariance()))
-    loss = _lower_loss(study, solution, at.expansions)
-    return _certificate(study, solution, measured, mode, around, missed, constants, loss)
+    return _certificate(study, solution, measured, mode, around, missed, constants, _lower_loss(study, solution, at))
 
 
-def _lower_loss(study: Study, solution: Solution, at: Expansions) -> Estimate:
+def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
     """The mean of ``g``, without a barrier, along the policy."""
     rows, level, constrained = study.lower.contexts(), study.lower, study.constrained
     x, count = flattened(solution.x), (level.count or 1) if level.crossed else 1
     y = np.repeat(as_rows(solution.policy(rows.xi)), count, axis=0)
     if constrained is None:
-        values, _ = at.lower_slopes(x, y)
+        values, _ = at.expansions.lower_slopes(x, y)
     else:
-        slopes = RowDerivatives.upper(constrained.lower, at.lower_pools[0].rows)
+        slopes = RowDerivatives.upper(constrained.lower, at.expansions.lower_pools[0].rows)
         values = slopes.table(x, y, lambda packed, _: packed[:, 0])
     return mean_estimate(values.reshape(len(rows), count).mean(axis=1), rows.shares())
-
-
-def _richer(study: Study, solution: Solution) -> Basis | None:
-    """A richer basis that the samples support, if any."""
-    most = min(study.lower.contexts().supported(study.noisy), DENSE_LIMIT // study.problem.sizes[1])
-    richer = richer_basis(solution.basis.basis, study.problem.domain, solution.basis.size, most)
-    return richer if richer is None or isinstance(richer, Orthonormal) else Orthonormal(richer)
 
 
 def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[str, str]:
@@ -184,10 +175,11 @@ def _certificate(
     bounds, difference = study.problem.bounds, measured.difference
     limits = Bounds(flattened(bounds.lo), flattened(bounds.hi))
     free = limits.free(flattened(solution.x), measured.gradient.mean) if around is None else around.free()
-    measured = _rounded(measured, study)
+    rounding = np.eye(len(free)) * (slope_accuracy(study.eps) * measured.scale) ** 2 / max(len(free), 1)
+    widened = [NoisyVector(g.mean, g.covariance + rounding) for g in (measured.gradient, measured.reduced)]
+    measured = replace(measured, gradient=widened[0], reduced=widened[1])
     same = _solved_from_these(measured, free)
-    select = np.eye(len(free))[free]
-    norm = lambda vector: _length(vector, select, measured.freedom, same)
+    norm = lambda vector: _length(vector, np.eye(len(free))[free], measured.freedom, same)
     value, reduced_norm, bound = measured.value, norm(measured.reduced), None
     if value is None and around is not None:
         value = Estimate.of(around.point.value, around.value_error())
@@ -221,14 +213,6 @@ def _certificate(
     )
 
 
-def _rounded(measured: Measured, study: Study) -> Measured:
-    """With what rounding adds to the noise of the gradients."""
-    count = len(measured.gradient.mean)
-    more = (slope_accuracy(study.eps) * measured.scale) ** 2 / max(count, 1) * np.eye(count)
-    widened = lambda vector: NoisyVector(vector.mean, vector.covariance + more)
-    return replace(measured, gradient=widened(measured.gradient), reduced=widened(measured.reduced))
-
-
 def _scaled(matrix: Float[np.ndarray, "k k"]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """A symmetric matrix in units in which its diagonal is 1: these, eigenvalues and eigenvectors, and which of them
     are beyond rounding."""
@@ -249,17 +233,12 @@ def _solved_from_these(measured: Measured, free: Bool[np.ndarray, " dx"]) -> boo
 
 
 def _length(vector: NoisyVector, turn: np.ndarray, freedom: float, same: bool) -> Estimate:
-    """The length of a noisy vector, seen through a linear map.
-
-    Where ``x`` was found from the same samples (`same`) the gradient is zero on these, whatever it is elsewhere: it
-    then lies around its estimate as the noise says.
-    """
+    """The length of a noisy vector, seen through a linear map; `same`: ``x`` was found from the same samples, on which
+    the gradient is zero whatever it is elsewhere, and so lies around its estimate as the noise says."""
     return (length_around if same else norm_estimate)(turn @ vector.mean, turn @ vector.covariance @ turn.T, freedom)
 
 
-def _regret(
-    measured: Measured, around: Around, missed: Missed | None, free: Bool[np.ndarray, " dx"], same: bool
-) -> Regret | None:
+def _regret(measured: Measured, around: Around, missed: Missed | None, free: np.ndarray, same: bool) -> Regret | None:
     r"""How much lower the objective could be at a decision nearby.
 
     With the gradient $g$ of $F$ at ``x`` and its curvature $H$ on the directions that are determined, a Newton step

@@ -13,7 +13,7 @@ from ..checks import entered, whole
 from ..derivatives import Expansions, RowBlocks, RowDerivatives, Sizes, flattened
 from ..inference import MOST_NUMBERS
 from ..keys import as_key
-from ..lower import LowerSolution, exact_lower, feasibility_of, trouble_with
+from ..lower import exact_lower, feasibility_of, trouble_with
 from ..precision import double
 from ..problem import Data, Problem, decision_like
 from ..programs import put
@@ -23,7 +23,7 @@ from ..trees import as_rows
 from .intervals import Estimate, mean_estimate
 
 DRAWS_WANTED = "conditional means, and their noise, are taken over so many draws at each context"
-_SHARPER = (10.0, 100.0, 1e3, 1e4)  # times the solution's barrier, one after the other: the constrained lower level
+_SHARPEST = 1e4  # times the solution's barrier, decade by decade: the constrained lower level
 
 
 @dataclass(frozen=True)
@@ -101,58 +101,49 @@ def evaluate(
     whole("draws", draws, 2, DRAWS_WANTED)
     with wanted.context():
         base = as_key(key)
-        stated = as_solved(problem, solution)
-        study = Study.of(stated, samples, wanted)
+        study = Study.of(as_solved(problem, solution), samples, wanted)
         study = study.finite(jax.random.fold_in(base, 1)) if study.endless else study
         known = in_precision_of(study, solution)
         if not bool(trees.finite((known.x, known.W))):
             raise ValueError("solution holds NaN or infinity, so there is nothing to evaluate; see solution.result.")
         study.check_conditional()
-        exact = exact_lower(study, known.x, study.upper.contexts().xi, draws, base)
-        for factor in _SHARPER if known.smoothing is not None else ():
-            study = study.smoothed(known.smoothing.sharper(factor))  # pyright: ignore
-            exact = exact_lower(study, known.x, study.upper.contexts().xi, draws, base, start=exact.y)
-        return _evaluation(study, known, exact, truth)
-
-
-def _evaluation(study: Study, solution: Solution, exact: LowerSolution, truth: Any) -> Evaluation:
-    """The figures of merit, in the precision of the study, given exact solutions at the upper level's contexts."""
-    rows = study.upper.contexts()
-    trouble = trouble_with(exact)
-    if study.noisy and study.problem.conditional is None:
-        seen = study.lower.contexts()
-        trouble += "; " if trouble else ""
-        trouble += (
-            f"the exact policy is itself estimated, from about {len(seen) // seen.distinct()} samples a context: both "
-            "figures hold its noise. Judge with cb.certify"
+        rows = study.upper.contexts()
+        exact = exact_lower(study, known.x, rows.xi, draws, base)
+        for factor in 10.0 ** np.arange(1, np.log10(_SHARPEST) + 1) if known.smoothing is not None else ():
+            study = study.smoothed(known.smoothing.sharper(float(factor)))  # pyright: ignore
+            exact = exact_lower(study, known.x, rows.xi, draws, base, start=exact.y)
+        x, y, x_error, trouble = flattened(known.x), as_rows(exact.y), None, [trouble_with(exact)]
+        if study.noisy and study.problem.conditional is None:
+            seen = study.lower.contexts()
+            trouble.append(
+                f"the exact policy is itself estimated, from about {len(seen) // seen.distinct()} samples a context: "
+                "both figures hold its noise. Judge with cb.certify"
+            )
+        if truth is not None:
+            true_x = decision_like(getattr(truth, "x", truth), known.x, "truth", study.dtype)
+            x_error = float(np.sum((x - flattened(true_x)) ** 2))
+        gaps = np.sum((y - as_rows(known.policy(rows.xi))) ** 2, axis=1)
+        return Evaluation(
+            loss=mean_estimate(_upper_values(study, x, y), rows.shares()),
+            policy_error=mean_estimate(gaps - exact.noise, rows.shares(), least=0.0),
+            x_error=x_error,
+            trouble="; ".join(filter(None, trouble)),
+            feasibility=feasibility_of(study, known)[0],
         )
-    x, y, x_error = flattened(solution.x), as_rows(exact.y), None
-    gaps = np.sum((y - as_rows(solution.policy(rows.xi))) ** 2, axis=1)
-    if truth is not None:
-        true_x = decision_like(getattr(truth, "x", truth), solution.x, "truth", study.dtype)
-        x_error = float(np.sum((x - flattened(true_x)) ** 2))
-    return Evaluation(
-        loss=mean_estimate(_upper_values(study, x, y), rows.shares()),
-        policy_error=mean_estimate(gaps - exact.noise, rows.shares(), least=0.0),
-        x_error=x_error,
-        trouble=trouble,
-        feasibility=feasibility_of(study, solution)[0],
-    )
 
 
 def rounding_error(problem: Problem, solution: Any, samples: Data) -> float:
     """How far the gradients of ``f_Phi`` at an answer are off in single precision, as a share of their size."""
-    single = _slopes_in("single", problem, solution, samples)
+
+    def slopes(precision: str) -> np.ndarray:
+        study = Study.of(as_solved(problem, solution), samples, precision_for(problem, samples, precision))
+        point = in_precision_of(study, solution)
+        table = Table(batch_of(point.basis, study.upper.look(as_key(0)).samples))
+        at = Expansions(Bilevel(study.problem, table, table, point.W))
+        upper = at.upper(flattened(point.x), at.table(point.W))
+        return np.concatenate([upper.d1, upper.d2.ravel()])
+
+    single = slopes("single")
     with double():
-        exact = _slopes_in("double", problem, solution, samples)
+        exact = slopes("double")
     return float(np.linalg.norm(single - exact) / max(np.linalg.norm(exact), np.finfo(float).tiny))
-
-
-def _slopes_in(precision: str, problem: Problem, solution: Solution, samples: Data) -> Float[np.ndarray, " k"]:
-    """Both gradients of ``f_Phi``, as one vector."""
-    study = Study.of(as_solved(problem, solution), samples, precision_for(problem, samples, precision))
-    point = in_precision_of(study, solution)
-    table = Table(batch_of(point.basis, study.upper.look(as_key(0)).samples))
-    at = Expansions(Bilevel(study.problem, table, table, point.W))
-    upper = at.upper(flattened(point.x), at.table(point.W))
-    return np.concatenate([upper.d1, upper.d2.ravel()])

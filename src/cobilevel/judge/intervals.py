@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
-LEVEL = 0.95  # how often an interval covers the truth
-TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its two ends
+from ..inference import LEVEL
+
+TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at the two ends of an interval
 ROUNDED = 1e-10  # relative differences that rounding explains
-_DRAWS = 4000  # vectors around an estimate
-_QUANTILES = 400  # of the noise across a vector, by which its law is represented
+_BEYOND = round(1 / TAILS[0])  # numbers of which one lies beyond each end
 
 
 class Estimate(float):
@@ -144,7 +144,7 @@ def norm_estimate(
     squares = max(float(np.sum(covariance**2)) - 2 * float(turned @ turned) + along**2, 0.0)
     law = np.zeros(1)
     if across > 1e-9 * along and squares > 0:  # as a chi^2_nu with the same mean and variance
-        upper = (np.arange(_QUANTILES)[::-1] + 0.5) / _QUANTILES
+        upper = 1 - (np.arange(10 * _BEYOND) + 0.5) / (10 * _BEYOND)
         law = squares / across * special.chdtri(across**2 / squares, upper)
     low, high = (sigma * end for end in _length_interval(length / sigma, law / along, freedom))
     if len(vector) > 1:  # noise may be larger across the vector than along it, and the truth lie there
@@ -173,7 +173,7 @@ def _quantile(share: float, freedom: float) -> float:
 def _lengths_around(vector: Float[np.ndarray, " d"], covariance: Float[np.ndarray, "d d"]) -> Float[np.ndarray, " k"]:
     """The lengths of vectors drawn around an estimate, in the axes of their covariance."""
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
-    drawn = np.random.default_rng(0).standard_normal((_DRAWS, len(values)))
+    drawn = np.random.default_rng(0).standard_normal((100 * _BEYOND, len(values)))  # the ends to a tenth
     return np.linalg.norm(vector @ vectors + drawn * np.sqrt(np.maximum(values, 0)), axis=1)
 
 
