@@ -8,27 +8,21 @@ with the curvature of the objective, how much of the objective a smaller basis l
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ..basis import Axes, basis_of
-from ..covariates import MOST_COEFFICIENTS, Fits
+from ..covariates import FITTED, MOST_FUNCTIONS, SETTLED, Fits
 from ..problem import Bounds
 from ..study import Study
-from .families import FITTED
 
-_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # functions on an interval, tried in turn
 _BULK = 0.7  # share of what the next functions bring that is taken on at once, in several dimensions
-_GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth more functions
-_FURTHER = 4  # candidates beyond the one that held-out samples prefer
-_FEWEST_JUDGES = 5  # the fewest functions to judge by
 _LITTLE = 1 / 20  # of what may be lost: the gradient has settled where two steps up change it by less
-_DIRECTIONS = 16  # of x, at most, along which the curvature of F is measured
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One set of functions, fitted at ``x``: the lower objective on held-out samples, and the reduced gradient."""
 
     members: Int[np.ndarray, "N d"]
@@ -41,8 +35,7 @@ class Search:
 
     def __init__(self, study: Study, key: Array, spent: Counter):
         self.study, self.fits = study, Fits.looking(study, key, spent, FITTED)
-        most = min(self.fits.samples.supported(study.noisy), MOST_COEFFICIENTS // study.problem.sizes[1])
-        self.held, self.most = 0 if self.fits.held is None else len(self.fits.held), max(1, most)
+        self.held, self.most = 0 if self.fits.held is None else len(self.fits.held), self.fits.most
 
     def climb(
         self, x: Float[np.ndarray, " dx"], members: np.ndarray, enough: Callable[[list[Candidate]], bool]
@@ -61,8 +54,9 @@ class Search:
         return found
 
     def _by_degree(self, x: Float[np.ndarray, " dx"], members: np.ndarray) -> Iterator[np.ndarray]:
-        """Of one coordinate: functions of growing degree, from those given on."""
-        for n in (n for n in _SIZES if len(members) <= n <= self.most):
+        """Of one coordinate: functions of growing degree, from those given on; three sizes an octave."""
+        sizes = sorted({part * 2**k // 4 for k in range(MOST_FUNCTIONS.bit_length()) for part in (4, 5, 6)})
+        for n in (n for n in sizes if len(members) <= n <= min(self.most, MOST_FUNCTIONS)):
             self.fits.lay(np.arange(n)[:, None])
             yield np.arange(n)[:, None]
 
@@ -90,14 +84,17 @@ class Search:
         values = np.stack([c.judged for c in candidates])
         means = values.mean(axis=1)
         best = int(np.argmin(means))
-        slack = np.full(len(values), _GAIN * (means[0] - means[best]))
+        slack = np.full(len(values), SETTLED**2 * (means[0] - means[best]))  # the objective is quadratic in the policy
         if self.study.noisy:
             slack = np.maximum(slack, np.std(values - values[best], axis=1) / np.sqrt(values.shape[1]))
         return int(np.argmax(means - means[best] <= slack))
 
-    def as_good_as_any(self, x: Float[np.ndarray, " dx"], members: np.ndarray) -> tuple[np.ndarray, int] | None:
-        """The fewest functions that held-out samples find as good as more, and the most tried; ``None``: no fits."""
-        found = self.climb(x, members, lambda found: self.pick(found) < len(found) - _FURTHER)
+    def as_good_as_any(
+        self, x: Float[np.ndarray, " dx"], members: np.ndarray, further: int = 4
+    ) -> tuple[np.ndarray, int] | None:
+        """The fewest functions that held-out samples find as good as more, up to so many candidates `further`; and the
+        most tried. ``None``: no fits."""
+        found = self.climb(x, members, lambda found: self.pick(found) < len(found) - further)
         return (found[self.pick(found)].members, len(found[-1].members)) if found else None
 
 
@@ -134,7 +131,7 @@ def grow_basis(
     Judged by a larger one: the last of two steps up that changed the gradient by little, or where held-out samples
     find that more functions fit noise. ``None`` where the lower level cannot be fitted.
     """
-    least = max(_FEWEST_JUDGES, len(members) + 2)
+    least = len(_doubled(members, search.fits.axes))
 
     def enough(found: list[Candidate]) -> bool:
         if len(found) < 3 or len(found[-1].members) < least:
@@ -145,8 +142,7 @@ def grow_basis(
     found = search.climb(x, members, enough)
     if not found:
         return None
-    last = len(found) - 1
-    lost = goal.lost_by(found)
+    lost, last = goal.lost_by(found), len(found) - 1
     pick = next((k for k in range(last + 1) if max(lost[k:]) <= goal.excess), last)
     while pick and len(found[pick].members) > most:
         pick -= 1
@@ -178,11 +174,17 @@ def _doubled(members: np.ndarray, axes: Axes) -> np.ndarray:
 
 
 def goal_at(
-    study: Study, x: Float[np.ndarray, " dx"], members: np.ndarray, excess: float, key: Array, spent: Counter
+    study: Study,
+    x: Float[np.ndarray, " dx"],
+    members: np.ndarray,
+    excess: float,
+    key: Array,
+    spent: Counter,
+    few: int = 16,
 ) -> Goal | None:
     """The goal of losing at most `excess`, with the curvature of the objective at ``x`` by differences.
 
-    Coordinate by coordinate for a few, along the gradient alone for many. Bounds that hold ``x`` leave it no freedom.
+    Coordinate by coordinate for a `few`, along the gradient alone for more. Bounds that hold ``x`` leave it no freedom.
     ``None`` where there is no curvature, or the objective cannot be evaluated.
     """
     fits, count = Fits.looking(study, key, spent), len(x)
@@ -195,7 +197,7 @@ def goal_at(
     slope, length = here.gradient, np.linalg.norm(here.gradient)
     steepest = slope / length if length > 0 else np.ones(count) / count**0.5
     H = np.zeros((count, count))
-    for direction in np.eye(count) if count <= _DIRECTIONS else steepest[None]:
+    for direction in np.eye(count) if count <= few else steepest[None]:
         reach = accuracy * (1 + np.abs(x @ direction))
         ahead = x + reach * direction
         reach = reach if np.all(ahead <= hi) and np.all(ahead >= lo) else -reach
@@ -203,7 +205,7 @@ def goal_at(
         if there is None:
             return None
         bend = (there.gradient - slope) / reach
-        H += np.outer(bend, direction) if count <= _DIRECTIONS else np.abs(direction @ bend) * np.eye(count)
+        H += np.outer(bend, direction) if count <= few else np.abs(direction @ bend) * np.eye(count)
     values, vectors = np.linalg.eigh((H + H.T) / 2)
     largest = np.max(np.abs(values))
     if not largest > 0:

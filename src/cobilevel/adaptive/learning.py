@@ -34,6 +34,7 @@ from ..basis import (
 )
 from ..covariates import (
     MOST_COEFFICIENTS,
+    FirstFit,
     KernelMap,
     degrees_up_to,
     fit_directions,
@@ -48,11 +49,9 @@ from ..problem import LOOK_ROWS, Finite, Problem, Samples
 from ..programs import put
 from ..reduction import Bilevel, reduce_study
 from ..study import Study
-from .families import FirstFit
 from .selection import ForwardSelection
 
 _HATS, _FEWEST_HATS, _DEGREE = 200, 16, 24  # hat functions, at most and at least; polynomials, at most a dimension
-_SETTLING = 10  # steps the coefficients are given at each step of a network's training
 
 
 def learn(basis: Basis, study: Study) -> Basis:
@@ -67,9 +66,9 @@ def learn(basis: Basis, study: Study) -> Basis:
 
 def _first_fit(basis: Basis, study: Study) -> FirstFit:
     """What samples ask for at ``x0``, seen from a policy that is linear in the context."""
-    selection, d = ForwardSelection.on(study, as_key(0), Counter()), study.problem.domain.dimension
+    selection, d = ForwardSelection(study, as_key(0), Counter()), study.problem.domain.dimension
     members = np.concatenate([np.zeros((1, d), int), np.eye(d, dtype=int)])[: selection.most]
-    found = FirstFit.at(selection, flattened(study.problem.x0), members)
+    found = FirstFit.at(selection.fits, flattened(study.problem.x0), members)
     if found is None:
         raise ValueError(f"{basis!r}: the lower level could not be minimised at x0; check lower, or move x0 or y0.")
     return found
@@ -181,10 +180,18 @@ def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
 
 @eqx.filter_jit
 def _train(
-    reduced: Bilevel, sizes: tuple[int, ...], steps: int, key: Array, heads: PyTree, decisions: PyTree, rate: Array
+    reduced: Bilevel,
+    sizes: tuple[int, ...],
+    steps: int,
+    key: Array,
+    heads: PyTree,
+    decisions: PyTree,
+    rate: Array,
+    settling: int = 10,
 ) -> tuple[tuple[Array, ...], Array]:
     """Adam on a random network with layers of these `sizes`; the network, and its outputs at the samples. Coefficients
-    are brought near their best at every step, where derivatives in the network are partial ones."""
+    are brought near their best at every step, by `settling` steps of Newton, where derivatives in the network are
+    partial ones."""
     import optax  # here alone, as it takes a while to load
 
     pool = reduced.lower_pool
@@ -202,7 +209,7 @@ def _train(
         return jnp.linalg.norm(oracles.flatten(oracles.lower_gradient(reduced, x, W, batch, Ledger.page())[0])[0])
 
     def settle(x, W, target, batch):
-        return newton_steps(reduced, x, W, batch, target, _SETTLING, Ledger.page())[0]
+        return newton_steps(reduced, x, W, batch, target, settling, Ledger.page())[0]
 
     targets = jnp.finfo(pool.weight.dtype).eps ** 0.5 * jax.vmap(size)(decisions, heads)
 

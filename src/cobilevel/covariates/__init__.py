@@ -1,10 +1,11 @@
 """Many covariates: along which coordinates and directions of the context a policy varies, from rough fits."""
 
-from .directions_fit import Projected, degrees_up_to, fit_directions, refined, tune_directions
 from .fits import (
     CLEARLY,
+    FITTED,
     MOST_COEFFICIENTS,
     MOST_FUNCTIONS,
+    MULTIPLICATIONS,
     SETTLED,
     Fits,
     Residuals,
@@ -13,5 +14,19 @@ from .fits import (
     nested_errors,
     orthonormalising,
 )
-from .kernel_fit import KernelMap, KernelSettings, fit_kernel, refreshed, tune_kernel
-from .structure import COUNTS, FEWEST_DIMENSIONS, Structure, additive_members, structure_of
+from .regression import (
+    COUNTS,
+    FEWEST_DIMENSIONS,
+    FirstFit,
+    KernelMap,
+    KernelSettings,
+    Projected,
+    degrees_up_to,
+    fit_directions,
+    fit_kernel,
+    refined,
+    refreshed,
+    tune_directions,
+    tune_kernel,
+)
+from .structure import Structure, additive_members, structure_of
