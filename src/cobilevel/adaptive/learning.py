@@ -32,16 +32,7 @@ from ..basis import (
     network,
     whiten,
 )
-from ..covariates import (
-    MOST_COEFFICIENTS,
-    FirstFit,
-    KernelMap,
-    degrees_up_to,
-    fit_directions,
-    fit_kernel,
-    refreshed,
-    tune_kernel,
-)
+from ..covariates import MOST_COEFFICIENTS, FirstFit, learned_directions, learned_kernel
 from ..derivatives import Expansions, Ledger, flattened, oracles, shaped_like
 from ..keys import as_key, generator, split_key
 from ..lower import exact_lower, lower_size, newton_steps, solve_lower
@@ -74,24 +65,11 @@ def _first_fit(basis: Basis, study: Study) -> FirstFit:
     return found
 
 
-def _learn_kernel(basis: KernelFeatures, study: Study) -> KernelFeatures:
-    """Tunes metric and scale on rows held out, then takes the functions from all."""
-    rows = _first_fit(basis, study).responses
-    settings, count, _, _ = tune_kernel(rows, [basis.n], basis.kernel, basis.metric, basis.scale, basis.seed)
-    settings = settings if basis.scale is not None else refreshed(rows, settings, basis.seed)
-    return KernelMap.of(settings, rows.u, count, basis.seed).kept_in(basis)
-
-
 def _learn_directions(basis: Rotated, study: Study) -> Rotated:
-    """Directions from gradients, refined with polynomials of growing degree, up to what the basis holds."""
     d = study.problem.domain.dimension
     if basis.k > d:
         raise ValueError(f"Rotated: k = {basis.k} directions of a context with {d} coordinates; take at most {d}.")
-    fit = _first_fit(basis, study)
-    most = study.lower.contexts().supported(study.noisy)
-    degrees = [n for n in degrees_up_to(basis.k, most) if n < max(basis.basis.n, 3)] or [2]  # pyright: ignore
-    *_, found = fit_directions(fit.leading(1.0), fit_kernel(fit.responses)[1], basis.k, degrees)
-    return found.kept_in(basis)
+    return learned_directions(basis, _first_fit(basis, study), study.lower.contexts().supported(study.noisy))
 
 
 def _decisions_near(problem: Problem, count: int, spread: float, key: Array) -> Float[np.ndarray, "k dx"]:
@@ -255,6 +233,6 @@ def _learn_network(basis: Neural, study: Study) -> Neural:
 _LEARNERS: dict[type, Any] = {
     Snapshot: _learn_snapshot,
     Neural: _learn_network,
-    KernelFeatures: _learn_kernel,
+    KernelFeatures: lambda basis, study: learned_kernel(basis, _first_fit(basis, study)),
     Rotated: _learn_directions,
 }

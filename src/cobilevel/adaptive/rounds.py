@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from ..answer import Result, Solution
 from ..basis import Axes, Basis, basis_of, combine
-from ..covariates import SETTLED
+from ..covariates import FEW_SAMPLES, ROUNDS, SETTLED
 from ..derivatives import Expansions, flattened, shaped_like, totals_of
 from ..inference import natural_step
 from ..iteration import Job
@@ -19,10 +19,9 @@ from ..lower import solve_at
 from ..problem import Finite
 from ..reduction import reduce_study
 from ..solvers import Newton
-from .choose import FEW_SAMPLES, choose_basis
-from .growth import Search, goal_at, grow_basis, lost_at
+from .choose import choose_basis
+from .growth import Search, loss_around
 from .learning import learn
-from .selection import ROUNDS
 
 
 def solve_choosing(job: Job, key: Array) -> Solution:
@@ -75,16 +74,14 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Cou
     members = axes.up_to(3 if axes.nested else 2)
     scout = replace(newton, study=part, steps=min(ROUNDS, newton.steps), progress=False)
     solution = scout.run(basis_of(members, domain))
-    story, spent, start, goal = [], Counter(), members[:1], None
+    story, spent, start = [], Counter(), members[:1]
     search = Search(part, key, spent)
+    loss = loss_around(part, flattened(solution.x), members, key, spent)
+    if loss is None:
+        return "the objective shows no curvature in x, or could not be evaluated"
     for _ in range(ROUNDS):
-        excess, x = tolerance * abs(float(solution.history["upper"][-1])), flattened(solution.x)
-        if goal is None:
-            goal = goal_at(part, x, members, excess, key, spent)
-        if goal is None:
-            return "the objective shows no curvature in x, or could not be evaluated"
-        goal = replace(goal, excess=excess)
-        found = grow_basis(search, x, start, 2 * len(members), goal)
+        excess = tolerance * abs(float(solution.history["upper"][-1]))
+        found = search.grown(flattened(solution.x), start, 2 * len(members), loss, excess)
         if found is None:
             return "the lower level could not be fitted"
         grown, words = found
@@ -93,7 +90,7 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Cou
             break
         members = start = grown
         solution = _run_from(newton, basis_of(members, domain), solution)
-        lost, judge = lost_at(search, flattened(solution.x), members, goal)
+        lost, judge = search.lost_at(flattened(solution.x), members, loss)
         story.append(f"{words}; where that led it loses {lost:.2g}, judged by N = {judge}")
         if lost <= excess:
             break

@@ -17,14 +17,21 @@ from jaxtyping import Array, Bool, Float, Int
 from scipy import special
 
 from ..basis import Axes
-from ..covariates import MOST_FUNCTIONS, MULTIPLICATIONS, Fits, Residuals, decisions_near, orthonormalising
+from ..covariates import (
+    MOST_FUNCTIONS,
+    MULTIPLICATIONS,
+    ROUNDS,
+    Fits,
+    Residuals,
+    Vector,
+    decisions_near,
+    orthonormalising,
+)
 from ..keys import generator
 from ..problem import Mixed
 from ..study import Study
 
-ROUNDS = 12  # of adding functions, or of solving with others, at most: both end sooner by themselves
 _ROWS = 100_000  # samples looked at, at most
-_MOST_CANDIDATES = 600  # functions tested at a time
 _TURN = 0.1  # of the distance over which the lower level's noise turns: nearby decisions are no nearer
 # Levels of the tests: of the functions that come next, of those further ahead; and how many functions, and groups of
 # them, noise alone may bring in at a time where they are tested in groups.
@@ -159,7 +166,7 @@ class ForwardSelection:
         self.axes, most = self.fits.axes, self.fits.most
         self.most = most if study.noisy else min(most, MOST_FUNCTIONS)
 
-    def at(self, x: Float[np.ndarray, " dx"], key: Array, members: np.ndarray | None = None) -> tuple[np.ndarray, str]:
+    def at(self, x: Vector, key: Array, members: np.ndarray | None = None) -> tuple[np.ndarray, str]:
         """The functions needed around ``x``, and why these, in words; `members`: those that are there already."""
         dx, dy = self.study.problem.sizes
         members = last = np.zeros((1, len(self.axes)), int) if members is None else members
@@ -209,7 +216,7 @@ class ForwardSelection:
             tests.policy_total = max(tests.policy_total, total)
             tests.evidence.append(Evidence(one is here, policy, adjoint, change))
 
-    def _nearby(self, here: Residuals, key: Array) -> list[Float[np.ndarray, " dx"]]:
+    def _nearby(self, here: Residuals, key: Array) -> list[Vector]:
         """Decisions over which ``f`` changes by a part of its spread."""
         expansions, point = self.fits.expansions(self.fits.usable), here.point
         scales = expansions.row_scales(point.x, point.W, point.adjoint, point.value)
@@ -235,9 +242,9 @@ class ForwardSelection:
         if self.axes.nested:
             return np.arange(len(self._nested.all))[:, None], self._nested
         u, shares = self.fits.u, self.fits.context_shares
-        most = min(_MOST_CANDIDATES, int(max(8, MULTIPLICATIONS / len(u) / max(len(members), 1))))
-        in_turn = isinstance(self.study.problem.domain, Mixed)
-        ahead = _ahead(self.axes, members, min(most, int((MULTIPLICATIONS / len(u)) ** 0.5)) if in_turn else most)
+        in_turn, each = isinstance(self.study.problem.domain, Mixed), MULTIPLICATIONS / len(u)
+        budget = max(8, int(each / max(len(members), 1)))
+        ahead = _ahead(self.axes, members, min(budget, int(each**0.5)) if in_turn else budget)
         fitted = self.fits.table[:: self.fits.together]  # orthonormal already
         table = self.axes.table(u, ahead)
         size = np.sqrt(shares @ table**2)
@@ -291,9 +298,10 @@ def _orthonormal_in_turn(
     return np.where(seen, table @ np.linalg.inv(triangle), 0.0), seen
 
 
-def _ahead(axes: Axes, members: np.ndarray, most: int, highest: int = 16) -> Int[np.ndarray, "K d"]:
-    """Functions that may come next: two rings around the set, those of single coordinates up to a degree, and first
-    products."""
+def _ahead(axes: Axes, members: np.ndarray, budget: int, most: int = 600, highest: int = 16) -> Int[np.ndarray, "K d"]:
+    """Functions that may come next, so many at most: two rings around the set, those of single coordinates up to the
+    `highest` degree, and first products."""
+    most = min(most, budget)
     have = {tuple(row) for row in members.tolist()}
     ring = axes.neighbours(members)
     rows = [tuple(row) for row in ring.tolist()] + axes.singles(highest)

@@ -19,9 +19,8 @@ from ..functions import failure
 from ..host import module_of, plain
 from ..problem import Domain, Finite, Mixed, Periodic
 from ..programs import Held, program
-from .base import Basis
+from .base import Basis, plain_number
 from .index_sets import IndexSet, Tensor
-from .recipes import plain_number
 from .tables import one_hot
 
 _ROWS_AT_ONCE = 1024  # contexts of one call of a user's function: it is compiled for so many, whatever the data
@@ -106,21 +105,12 @@ class PolynomialBasis(ProductBasis):
 
     @plain
     def univariate(self, u):
-        a, c = (part.tolist() for part in self.recurrence())
-        if module_of(u) is jnp:
-            values = [jnp.ones_like(u)]
-            for k in range(self.n - 1):
-                values.append((a[k] * u) * values[k] - c[k] * values[k - 1] if k else a[k] * u)
-            return jnp.stack(values, axis=-1)
-        table, scaled = np.empty((self.n, *u.shape), u.dtype), u
-        table[0] = 1
-        for k in range(self.n - 1):  # in place: copies take longer than the arithmetic
-            if not k or a[k] != a[k - 1]:
-                scaled = a[k] * u
-            np.multiply(scaled, table[k], out=table[k + 1])
-            if k and c[k]:
-                table[k + 1] -= table[k - 1] if c[k] == 1 else c[k] * table[k - 1]
-        return table.transpose(*range(1, table.ndim), 0)
+        xp, (a, c) = module_of(u), (part.tolist() for part in self.recurrence())
+        values = [xp.ones_like(u)]
+        for k in range(self.n - 1):
+            ahead = a[k] * u * values[k]
+            values.append(ahead - c[k] * values[k - 1] if k and c[k] else ahead)
+        return xp.moveaxis(xp.stack(values), 0, -1)
 
 
 class Chebyshev(PolynomialBasis):

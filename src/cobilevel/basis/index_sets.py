@@ -16,8 +16,7 @@ import numpy as np
 
 from ..checks import MOST_LISTED, whole
 from ..host import plain
-from .base import NUMBERS_AT_ONCE
-from .recipes import Recipe, plain_number
+from .base import NUMBERS_AT_ONCE, Recipe, plain_number
 
 
 class IndexSet(Recipe):

@@ -18,13 +18,15 @@ from ..programs import put
 from ..reduction import Batch, Bilevel, Table
 from ..study import Study
 
+Vector = Float[np.ndarray, " dx"]
+
 MOST_COEFFICIENTS = 1000  # the largest N d_y of a fit
 MOST_FUNCTIONS = 64  # of one coordinate, or of a policy seen without noise: smooth ones need fewer
 MULTIPLICATIONS = 2**31  # the budget of one regression or orthogonalisation: some seconds
+ROUNDS = 12  # of adding functions, fitting or solving anew, at most: all end sooner by themselves
 SETTLED = 1e-3  # relative change from which on an iteration has settled
 CLEARLY = 3.0  # standard errors
 FITTED = 0.8  # share of the samples fitted to where others are held out
-_TUNED_ON = 0.75  # the same while settings are tuned
 
 
 def orthonormalising(table: Float[np.ndarray, "n N"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "N r"]:
@@ -36,9 +38,7 @@ def orthonormalising(table: Float[np.ndarray, "n N"], shares: Float[np.ndarray, 
     return np.eye(table.shape[1], usable) @ np.linalg.inv(triangle[:usable, :usable])
 
 
-def decisions_near(
-    x: Float[np.ndarray, " dx"], unit: Float[np.ndarray, " dx"], bounds: tuple, rng: np.random.Generator
-) -> list[Float[np.ndarray, " dx"]]:
+def decisions_near(x: Vector, unit: Vector, bounds: tuple, rng: np.random.Generator) -> list[Vector]:
     """Two decisions about half a unit from ``x`` along each coordinate, within the bounds."""
     steps = (unit / 2 * rng.choice([-1.0, 1.0], len(x)) * rng.uniform(0.5, 1.5, len(x)) for _ in range(2))
     return [np.clip(x + step, *bounds) for step in steps]
@@ -46,8 +46,8 @@ def decisions_near(
 
 @dataclass(frozen=True)
 class Residuals:
-    """At one ``x``, with some functions fitted: `r` is ``d2 g``; `alpha` is ``d22 g v - d2 f`` where both levels see the
-    same samples; their conditional means vanish where the functions suffice. `curvature`: the mean of ``d22 g``."""
+    """At one ``x``, with some functions fitted: `r` is ``d2 g``, `alpha` is ``d22 g v - d2 f`` where both levels see
+    the same samples; their conditional means vanish where the functions suffice. `curvature`: the mean of ``d22 g``."""
 
     point: Point
     r: Float[np.ndarray, "n dy"]
@@ -140,7 +140,7 @@ class Fits:
             self._expansions[count] = self.rows.with_features(self.table[:, :count], upper)
         return self._expansions[count]
 
-    def target(self, x: Float[np.ndarray, " dx"], count: int) -> float:
+    def target(self, x: Vector, count: int) -> float:
         """The size of the gradient to solve to, from that of no policy."""
         at = x.tobytes()
         if at not in self._slopes:
@@ -155,7 +155,7 @@ class Fits:
     def _padded(self, W: Float[np.ndarray, "n dy"], count: int) -> Float[np.ndarray, "N dy"]:
         return np.concatenate([W[:count], np.zeros((max(count - len(W), 0), self.size))])
 
-    def _starts(self, x: Float[np.ndarray, " dx"], count: int) -> Iterator[Float[np.ndarray, "N dy"]]:
+    def _starts(self, x: Vector, count: int) -> Iterator[Float[np.ndarray, "N dy"]]:
         """What the fit at this ``x``, or else the last one, predicts; the policy that is given; ``y0``."""
         last, own = next(reversed(self.known.values()), None), self.known.get(x.tobytes())
         near = last if own is None or len(last.W) >= 2 * len(own.W) else own  # pyright: ignore
@@ -165,7 +165,7 @@ class Fits:
             yield self.table[:, :count].T @ (self.shares[:, None] * self.policy)
         yield self.constant(count)
 
-    def fit(self, x: Float[np.ndarray, " dx"], count: int) -> Point | None:
+    def fit(self, x: Vector, count: int) -> Point | None:
         """With the first `count` functions; ``None`` where that fails."""
         at, target = self.expansions(count), self.target(x, count)
         for start in self._starts(x, count):
@@ -176,7 +176,7 @@ class Fits:
                 return found
         return None
 
-    def residuals(self, x: Float[np.ndarray, " dx"]) -> Residuals | None:
+    def residuals(self, x: Vector) -> Residuals | None:
         """What all functions of the list leave at ``x``; ``None`` where they cannot be fitted."""
         point = self.fit(x, self.usable)
         if point is None or point.hessian is None:
@@ -185,7 +185,7 @@ class Fits:
         # the first function is a constant of mean square one
         return Residuals(point, r, alpha, point.hessian[: self.size, : self.size])
 
-    def held_out(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> Float[np.ndarray, " m"]:
+    def held_out(self, x: Vector, W: Float[np.ndarray, "N dy"]) -> Float[np.ndarray, " m"]:
         """The lower objective of a fit at samples held out, with their weights."""
         held: Any = self.held
         values, _ = self.rows.lower_slopes(x, self._held_table[:, : len(W)] @ W, self._held_rows)
@@ -233,7 +233,7 @@ class Responses:
     def to_tune(self, most: int) -> "tuple[Responses, Responses]":
         """Some rows to fit to while settings are tuned, and others to tune them on; at most so many."""
         rows = self.part(0.0, min(1.0, most / len(self)))
-        return rows.part(0.0, _TUNED_ON), rows.part(_TUNED_ON, 1.0)
+        return rows.part(0.0, FITTED), rows.part(FITTED, 1.0)
 
     def leading(self, smooth: Float[np.ndarray, "n k"], most: int = 4) -> "Responses":
         """The components that vary most in a smooth fit of them."""

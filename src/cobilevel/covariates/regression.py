@@ -13,16 +13,15 @@ import numpy as np
 from jaxtyping import Float
 
 from ..basis import METRICS, KernelFeatures, Rotated, TotalDegree, kernel_profile, kernel_slope, squared_distances
+from ..problem import SAMPLES_EACH
 from ..programs import put
-from .fits import MULTIPLICATIONS, SETTLED, Fits, Responses, nested_errors, orthonormalising
+from .fits import MULTIPLICATIONS, SETTLED, Responses, nested_errors, orthonormalising
 
 FEWEST_DIMENSIONS = 4  # from which on coordinates are too many for all their products
 COUNTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # functions of a kernel
 DEGREES = (2, 3, 5, 7, 9)  # of polynomials along directions, in turn: low ones find the way
-_RATIOS = (0.7, 1.4, 2.8)  # scales of a kernel tried, in median distances of landmarks
 _PENALTIES = 10.0 ** np.arange(-6, 1.6, 0.5)  # tried, relative to the mean square of a function
 METRIC_ROWS = MULTIPLICATIONS // 8 // COUNTS[-1] ** 2  # while metrics are compared, by some eight regressions
-_OUTSIDE = 5  # contexts on either side that count as lying on the faces of the cube
 
 
 # -- kernels
@@ -127,8 +126,12 @@ def fit_kernel(
     metrics: Sequence[str] = ("isotropic",),
     scale: float | None = None,
     seed: int = 0,
+    ratios: Sequence[float] = (0.7, 1.4, 2.8),
 ) -> tuple[dict[str, KernelSettings], np.ndarray]:
-    """The settings for each metric asked for, and the mean outer product of the gradients of the isotropic fit."""
+    """The settings for each metric asked for, and the mean outer product of the gradients of the isotropic fit.
+
+    `ratios`: the scales tried, in median distances of landmarks, unless a `scale` is given.
+    """
 
     def best(rows: Responses, metric: str, axes: np.ndarray, ratios: Sequence[float]) -> _Ridge:
         """The regression with the scale that is expected to err least."""
@@ -137,13 +140,13 @@ def fit_kernel(
         tried = (_ridge(rows, KernelSettings(kernel, metric, axes, one), seed) for one in scales)
         return min(tried, key=lambda ridge: ridge.expected)
 
-    first = best(rows, "isotropic", np.eye(rows.u.shape[1]), _RATIOS)
+    first = best(rows, "isotropic", np.eye(rows.u.shape[1]), ratios)
     rows, found = rows.leading(first.fitted), {}
     for metric in metrics:
         ridge = first
         learned = metric != "isotropic" and np.trace(first.outer) > 0
-        for ratios in ((1.0,), _RATIOS[:2]) if learned else ():  # gradients of a fit give the metric of the next
-            ridge = best(rows, metric, _axes(ridge.outer, metric), ratios)
+        for tried in ((1.0,), ratios[:2]) if learned else ():  # gradients of a fit give the metric of the next
+            ridge = best(rows, metric, _axes(ridge.outer, metric), tried)
         found[metric] = replace(ridge.settings, metric=metric)
     return found, first.outer
 
@@ -191,8 +194,8 @@ def refreshed(rows: Responses, settings: KernelSettings, seed: int = 0) -> Kerne
 class Projected:
     """Polynomials of total degree up to `degree` in ``u @ axes + shift``, where observed contexts fill the cube.
 
-    All but a few of them: those last ones, and contexts further out, count as lying on its faces, so that no polynomial
-    grows where hardly any data hold it.
+    All but the last few on either side, as many as one function asks for: these, and contexts further out, count as
+    lying on its faces, so that no polynomial grows where hardly any data hold it.
     """
 
     axes: Float[np.ndarray, "d k"]
@@ -236,7 +239,7 @@ class _PolynomialFit:
     def __init__(self, rows: Responses, directions: np.ndarray, degree: int):
         turned = np.linalg.qr(directions)[0]
         z = rows.u @ turned
-        out = min(_OUTSIDE / len(z), 0.25)
+        out = min(SAMPLES_EACH / len(z), 0.25)
         lo, hi = np.quantile(z, (out, 1 - out), axis=0)
         wide = np.where(hi > lo, hi - lo, 1.0)
         self.rows, self.place = rows, Projected(2 * turned / wide, -(lo + hi) / wide, degree)
@@ -315,35 +318,3 @@ def tune_directions(
                 break
             least = error
     return best
-
-
-# -- what there is to regress
-
-
-@dataclass(frozen=True)
-class FirstFit:
-    """A first fit at one ``x``: `target`, what each sample alone asks for, and the inverse curvature; the same as
-    responses, and the policy in their units."""
-
-    target: Float[np.ndarray, "n dy"]
-    inverse: Float[np.ndarray, "dy dy"]
-    responses: Responses
-    smooth: Float[np.ndarray, "n dy"]
-
-    @staticmethod
-    def at(fits: Fits, x: Float[np.ndarray, " dx"], members: np.ndarray) -> "FirstFit | None":
-        """With these products; ``None`` where the lower level cannot be fitted."""
-        fits.lay(members)
-        left = fits.residuals(x)
-        if left is None or not np.linalg.eigvalsh(left.curvature).min() > 0:
-            return None
-        A, inverse, rows = left.curvature, np.linalg.inv(left.curvature), slice(0, MULTIPLICATIONS // COUNTS[-1] ** 2)
-        y = fits.by_context(fits.table @ left.point.W)[rows]
-        target = y - fits.by_context(left.r @ inverse)[rows]
-        u, shares = fits.u[rows], fits.context_shares[rows]
-        of = lambda t: Responses.of(u, t, A, shares / shares.sum())
-        return FirstFit(target, inverse, of(target), of(y).t)
-
-    def leading(self, share: float) -> Responses:
-        """The responses of the first rows in few components, from which directions are learned."""
-        return self.responses.leading(self.smooth).part(0.0, share)

@@ -1,0 +1,190 @@
+"""Families of functions of many coordinates: along few directions, or of a kernel; learned from the samples, and
+compared with products over the coordinates.
+
+They are tuned by regression on the responses of a first fit, and judged by the lower objective on samples held out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ..basis import Basis, Chebyshev, KernelFeatures, Orthonormal, Rotated, TotalDegree
+from ..problem import SAMPLES_EACH, Box
+from .fits import CLEARLY, FITTED, MULTIPLICATIONS, ROUNDS, SETTLED, Fits, Responses, Vector, orthonormalising
+from .regression import (
+    COUNTS,
+    FEWEST_DIMENSIONS,
+    KernelMap,
+    Projected,
+    degrees_up_to,
+    fit_directions,
+    fit_kernel,
+    refined,
+    refreshed,
+    tune_directions,
+    tune_kernel,
+)
+
+FEW_SAMPLES = 400  # a rough look: fewer do not tell families apart, and so many find about where a solution lies
+
+_NEARNESS = {
+    "isotropic": "all coordinates alike",
+    "coordinates": "coordinates by relevance",
+    "directions": "directions by relevance",
+}
+
+
+@dataclass(frozen=True)
+class FirstFit:
+    """A first fit at one ``x``: `target`, what each sample alone asks for, and the inverse curvature; the same as
+    responses, and the policy in their units."""
+
+    target: Float[np.ndarray, "n dy"]
+    inverse: Float[np.ndarray, "dy dy"]
+    responses: Responses
+    smooth: Float[np.ndarray, "n dy"]
+
+    @staticmethod
+    def at(fits: Fits, x: Vector, members: np.ndarray) -> "FirstFit | None":
+        """With these products; ``None`` where the lower level cannot be fitted."""
+        fits.lay(members)
+        left = fits.residuals(x)
+        if left is None or not np.linalg.eigvalsh(left.curvature).min() > 0:
+            return None
+        A, inverse, rows = left.curvature, np.linalg.inv(left.curvature), slice(0, MULTIPLICATIONS // COUNTS[-1] ** 2)
+        y = fits.by_context(fits.table @ left.point.W)[rows]
+        target = y - fits.by_context(left.r @ inverse)[rows]
+        u, shares = fits.u[rows], fits.context_shares[rows]
+        of = lambda t: Responses.of(u, t, A, shares / shares.sum())
+        return FirstFit(target, inverse, of(target), of(y).t)
+
+    def leading(self, share: float) -> Responses:
+        """The responses of the first rows in few components, from which directions are learned."""
+        return self.responses.leading(self.smooth).part(0.0, share)
+
+
+def learned_kernel(basis: KernelFeatures, fit: FirstFit) -> KernelFeatures:
+    """Metric and scale are tuned on rows held out, then the functions are taken from all."""
+    rows = fit.responses
+    settings, count, _, _ = tune_kernel(rows, [basis.n], basis.kernel, basis.metric, basis.scale, basis.seed)
+    settings = settings if basis.scale is not None else refreshed(rows, settings, basis.seed)
+    return KernelMap.of(settings, rows.u, count, basis.seed).kept_in(basis)
+
+
+def learned_directions(basis: Rotated, fit: FirstFit, most: int) -> Rotated:
+    """From gradients, refined with polynomials of growing degree, up to what the basis holds and samples support."""
+    degrees = [n for n in degrees_up_to(basis.k, most) if n < max(basis.basis.n, 3)] or [2]  # pyright: ignore
+    *_, found = fit_directions(fit.leading(1.0), fit_kernel(fit.responses)[1], basis.k, degrees)
+    return found.kept_in(basis)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of functions on the reference cube: its name, their values, how many; where it is learned, what was, and
+    how that is done from a share of a fit."""
+
+    name: str
+    features: Callable[[np.ndarray], np.ndarray]
+    count: int
+    learned: Any = None
+    learn: Callable[[FirstFit, float], Any] | None = None
+
+    def learned_from(self, fit: FirstFit, share: float) -> "Family":
+        assert self.learn is not None  # products are all there is already
+        learned = self.learn(fit, share)
+        return replace(self, features=learned.features, learned=learned)
+
+    @property
+    def basis(self) -> Basis:
+        """What was learned as a basis, whitened."""
+        if isinstance(made := self.learned, Projected):
+            return Orthonormal(made.kept_in(Rotated(made.k, Chebyshev(made.degree + 1, index=TotalDegree()))))
+        return Orthonormal(made.kept_in(KernelFeatures(self.count, metric=made.settings.metric)))
+
+
+def _learnable(fit: FirstFit, most: int) -> list[Family]:
+    """The best of each kind that is learned, tuned on the part that is fitted to."""
+    seen = fit.responses.part(0.0, FITTED)
+    most = max(2, min(most, len(seen) // SAMPLES_EACH, COUNTS[-1]))
+    settings, count, _, outer = tune_kernel(seen, [n for n in COUNTS if n <= most] or [most])
+
+    def kernel(fit: FirstFit, share: float) -> KernelMap:
+        rows = fit.responses.part(0.0, share)
+        return KernelMap.of(refreshed(rows, settings), rows.u, count)
+
+    made, name = KernelMap.of(settings, seen.u, count), f"functions of a kernel ({_NEARNESS[settings.metric]})"
+    families = [Family(name, made.features, count, made, kernel)]
+    tuned = tune_directions(*fit.leading(FITTED).to_tune(len(seen)), outer, most)
+    if tuned is not None:
+        along = tuned[0]
+        name = f"polynomials along {along.k} direction{'s' * (along.k > 1)}"
+        learn = lambda fit, share: refined(fit.leading(share), along)
+        families.insert(0, Family(name, along.features, along.size, along, learn))
+    return families
+
+
+def _judged(fits: Fits, x: Vector, fit: FirstFit, family: Family) -> Float[np.ndarray, " m"]:
+    """The lower objective on samples held out, of the policy in these functions fitted to the others."""
+    shares, cut = fit.responses.shares, round(FITTED * len(fit.responses))
+    table = family.features(fit.responses.u)
+    table = table @ orthonormalising(table[:cut], shares[:cut])
+    project = lambda target: table @ (table[:cut].T @ (shares[:cut, None] * target[:cut]))
+    y = project(fit.target)
+    best, slopes = fits.rows.lower_slopes(x, y)
+    for _ in range(ROUNDS):
+        y = project(y - slopes @ fit.inverse)
+        values, slopes = fits.rows.lower_slopes(x, y)
+        gain = float(shares[:cut] @ (best - values)[:cut])
+        if not gain > 0:
+            break
+        best = values
+        if gain <= SETTLED * abs(float(shares[:cut] @ best[:cut])):
+            break
+    return best[cut:]
+
+
+def _decide(
+    families: Sequence[Family], judged: Float[np.ndarray, "k m"], held: Float[np.ndarray, " m"], errors_apart: float
+) -> tuple[int, str]:
+    """The first family that is within so many standard errors of the best one; the comparison in words."""
+    held = held / held.sum()
+    means = judged @ held
+    best = int(np.nanargmin(means)) if np.isfinite(means).any() else 0
+    apart = judged - judged[best]
+    errors = np.sqrt((apart - (apart @ held)[:, None]) ** 2 @ held**2)
+    pick = int(np.argmax(means - means[best] <= errors_apart * errors))
+    parts = [f"{one.name} {mean:.4g} ({one.count} functions)" for one, mean in zip(families, means, strict=True)]
+    others = ", ".join(f"{error:.2g}" for k, error in enumerate(errors) if k != best)
+    return pick, (
+        f"The lower objective on {len(held)} samples held out: {', '.join(parts)}; standard errors of the differences "
+        f"from the least: {others}."
+    )
+
+
+def compare_families(
+    fits: Fits, x: Vector, members: np.ndarray, most: int, kept: Family | None = None
+) -> tuple[str, Family | None] | None:
+    """Products over the coordinates against other families; or what was `kept` from another ``x`` against the same
+    family learned at this one. The comparison in words, and the family to take where that is not the first of them.
+
+    ``None`` where families are not tried: in few dimensions, with few samples, or where each context meets all data.
+    """
+    domain = fits.study.problem.domain
+    many = isinstance(domain, Box) and domain.dimension >= FEWEST_DIMENSIONS
+    if not many or fits.together > 1 or len(fits.u) < FEW_SAMPLES:
+        return None
+    fit = FirstFit.at(fits, x, members)
+    if fit is None:
+        return None
+    if kept is None:
+        first = Family("products over the coordinates", lambda u: fits.axes.table(u, members), len(members))
+        families, errors_apart = [first, *_learnable(fit, most)], 1.0
+    else:
+        anew = replace(kept, name=f"{kept.name}, learned anew").learned_from(fit, FITTED)
+        families, errors_apart = [kept, anew], CLEARLY
+    judged = np.stack([_judged(fits, x, fit, family) for family in families])
+    pick, words = _decide(families, judged, fit.responses.shares[-judged.shape[1] :], errors_apart)
+    return words, families[pick].learned_from(fit, 1.0) if pick else None
