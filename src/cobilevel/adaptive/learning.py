@@ -49,9 +49,14 @@ def learn(basis: Basis, study: Study) -> Basis:
     """The recipe with all it has to learn from the problem learned, at ``problem.x0``; most have nothing to."""
     if basis.learned:
         return basis
-    for kind, learned in _LEARNERS.items():
-        if isinstance(basis, kind):
-            return learned(basis, study)
+    if isinstance(basis, Snapshot):
+        return _learn_snapshot(basis, study)
+    if isinstance(basis, Neural):
+        return _learn_network(basis, study)
+    if isinstance(basis, KernelFeatures):
+        return learned_kernel(basis, _first_fit(basis, study))
+    if isinstance(basis, Rotated):
+        return learned_directions(basis, _first_fit(basis, study), study.lower.contexts().supported(study.noisy))
     return basis.with_parts(lambda part: learn(part, study))
 
 
@@ -63,13 +68,6 @@ def _first_fit(basis: Basis, study: Study) -> FirstFit:
     if found is None:
         raise ValueError(f"{basis!r}: the lower level could not be minimised at x0; check lower, or move x0 or y0.")
     return found
-
-
-def _learn_directions(basis: Rotated, study: Study) -> Rotated:
-    d = study.problem.domain.dimension
-    if basis.k > d:
-        raise ValueError(f"Rotated: k = {basis.k} directions of a context with {d} coordinates; take at most {d}.")
-    return learned_directions(basis, _first_fit(basis, study), study.lower.contexts().supported(study.noisy))
 
 
 def _decisions_near(problem: Problem, count: int, spread: float, key: Array) -> Float[np.ndarray, "k dx"]:
@@ -121,16 +119,6 @@ def _policies(study: Study, reduced: Bilevel, decisions: Float[np.ndarray, "k dx
     return np.stack(tables[1:])
 
 
-def _leading(blocks: list[Float[np.ndarray, "N _"]], n: int, tolerance: float) -> Float[np.ndarray, "N n"]:
-    """Up to ``n`` orthonormal directions: the leading ones of the first block, then of what it leaves of the next."""
-    kept = np.zeros((len(blocks[0]), 0))
-    for block in blocks:
-        rest = block - kept @ (kept.T @ block)
-        left, values, _ = np.linalg.svd(rest - kept @ (kept.T @ rest), full_matrices=False)
-        kept = np.concatenate([kept, left[:, values > tolerance]], axis=1)
-    return kept[:, :n]
-
-
 def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
     """Keeps what the policy at ``x0`` spans, then the leading directions in which it changes, then the constant."""
     for_rows, for_decisions = split_key(as_key(0))
@@ -149,8 +137,12 @@ def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
     own, *others = found / np.where(units > 0, units, 1)
     changes = np.concatenate([other - own for other in others], axis=1) if others else own[:, :0]
     one = np.asarray(combine(plain.whitening.inverse, plain.basis.constant), float)[:, None]
-    kept = _leading([own, changes, one], basis.n, study.eps**0.5)
-    table = combine(reduced.coordinates.transform, kept.astype(study.dtype))
+    kept = own[:, :0]
+    for block in (own, changes, one):  # orthonormal directions: the leading ones of what those before leave of it
+        rest = block - kept @ (kept.T @ block)
+        left, values, _ = np.linalg.svd(rest - kept @ (kept.T @ rest), full_matrices=False)
+        kept = np.concatenate([kept, left[:, values > study.eps**0.5]], axis=1)
+    table = combine(reduced.coordinates.transform, kept[:, : basis.n].astype(study.dtype))
     if plain.basis.transform is not None:
         table = combine(plain.basis.transform, table)
     return replace(basis, rich=plain.basis.basis, table=put(table))
@@ -228,11 +220,3 @@ def _learn_network(basis: Neural, study: Study) -> Neural:
     last[-1] -= middle
     transform = np.asarray(whiten(put(outputs - middle), pool.weight).transform)
     return replace(basis, layers=put((*trained[:-1], last @ transform)))
-
-
-_LEARNERS: dict[type, Any] = {
-    Snapshot: _learn_snapshot,
-    Neural: _learn_network,
-    KernelFeatures: lambda basis, study: learned_kernel(basis, _first_fit(basis, study)),
-    Rotated: _learn_directions,
-}

@@ -96,41 +96,28 @@ class Tests:
 
     def needed(self, part: Int[np.ndarray, "... m"], level: float) -> Any:
         """Whether some functions of each group are needed at some ``x``."""
-        return np.any([self._needed_at(one, part, level) for one in self.evidence], axis=0)
-
-    def _needed_at(self, one: Evidence, part: np.ndarray, level: float) -> Any:
-        share = _HERE if one.here else _NEARBY
-        wanted = one.policy.energy(part) > share**2 * self.policy_total
-        if self.noisy:
-            wanted &= one.policy.stands_out(part, level)
-        if one.adjoint is None or one.change is None or self.product_total <= 0:
-            return wanted
-        energies = np.maximum(one.adjoint.energy(part), 0.0) * np.maximum(one.change.energy(part), 0.0)
-        moving = np.sqrt(energies) > share * self.product_total
-        if self.noisy:
-            moving &= one.adjoint.stands_out(part, level) & one.change.stands_out(part, level)
-        return wanted | moving
+        needed, clear = False, lambda one: one.stands_out(part, level) if self.noisy else True
+        for here, policy, adjoint, change in self.evidence:
+            share = _HERE if here else _NEARBY
+            needed |= (policy.energy(part) > share**2 * self.policy_total) & clear(policy)
+            if adjoint is not None and change is not None and self.product_total > 0:
+                energies = np.maximum(adjoint.energy(part), 0.0) * np.maximum(change.energy(part), 0.0)
+                needed |= (np.sqrt(energies) > share * self.product_total) & clear(adjoint) & clear(change)
+        return needed
 
     def reach(self, have: int, most: int) -> int:
         """How many functions of a list are needed, given that the first `have` are there."""
         needed, start, width, level = have, have, max(1, have), _NEXT
         while start < most:
-            end = min(start + width, most)
-            if self.needed(np.arange(start, end), level):
-                needed = self._last(start, end, level)
-            start, width, level = end, 2 * width, _AHEAD
+            top = min(start + width, most)
+            if self.needed(np.arange(start, top), level):  # where does the part end that is needed? by halving
+                low, needed = start, top
+                while needed - low > 1:
+                    middle = (low + needed) // 2  # through noise a long list hides what one of it shows
+                    further = self.needed(np.arange(middle, needed if self.noisy else top), level)
+                    low, needed = (middle, needed) if further else (low, middle)
+            start, width, level = top, 2 * width, _AHEAD
         return needed
-
-    def _last(self, start: int, end: int, level: float) -> int:
-        """The end of the part of a block that is needed; through noise a long list hides what one of it shows."""
-        top = end
-        while end - start > 1:
-            middle = (start + end) // 2
-            if self.needed(np.arange(middle, end if self.noisy else top), level):
-                start = middle
-            else:
-                end = middle
-        return end
 
     def single(self, count: int) -> Bool[np.ndarray, " K"]:
         """Which of so many functions are needed, each asked for alone; those that chance does not explain come first,
@@ -177,7 +164,7 @@ class ForwardSelection:
             if here is None:
                 return last, "the lower level could not be minimised with more functions."
             if len(points) == 1:
-                points += self._nearby(here, key)
+                points += self._nearby(here, key)  # over which f changes by a part of its spread
             others = (self.fits.residuals(point) for point in points[1:])
             ahead, projection = self._next(members)
             self._test([here, *(one for one in others if one is not None)], projection, tests)

@@ -255,9 +255,10 @@ class Features(Basis):
         lead = xi.shape[: xi.ndim - len(domain.shape)]
         flat = xi.reshape(math.prod(lead), *domain.shape)
         if module_of(xi) is np:
-            blocks = [flat[k : k + _ROWS_AT_ONCE] for k in range(0, max(1, len(flat)), _ROWS_AT_ONCE)]
-            values = [np.asarray(_of_block(self, domain, _filled(block)))[: len(block)] for block in blocks]
-            return np.concatenate(values).reshape(*lead, self.n)
+            padded = np.resize(flat, (max(1, -(-len(flat) // _ROWS_AT_ONCE)) * _ROWS_AT_ONCE, *domain.shape))
+            blocks = padded.reshape(-1, _ROWS_AT_ONCE, *domain.shape)
+            values = np.concatenate([np.asarray(_of_block(self, domain, block)) for block in blocks])
+            return values[: len(flat)].reshape(*lead, self.n)
         return self._of_rows(domain, flat).reshape(*lead, self.n)
 
     def _of_rows(self, domain: Domain, flat: Shaped[Array, "rows ..."]) -> Float[Array, "rows n"]:
@@ -283,8 +284,3 @@ class Features(Basis):
 @program
 def _of_block(basis: Features, domain: Domain, rows: Shaped[Array, "rows ..."]) -> Float[Array, "rows n"]:
     return basis._of_rows(domain, rows)
-
-
-def _filled(rows: np.ndarray) -> np.ndarray:
-    """Contexts repeated up to a full block."""
-    return rows[np.arange(_ROWS_AT_ONCE) % len(rows)] if len(rows) else np.zeros((1, *rows.shape[1:]), rows.dtype)

@@ -19,15 +19,6 @@ from .index_sets import Additive, Listed, Tensor, TotalDegree, require_listed
 _TABLES, _FACTORS = 4, 5
 
 
-def _held_bytes(basis: Basis, functions: int, rows: int, outputs: int) -> int:
-    """What features at so many contexts take in double precision, with the copies that factorising them makes, and the
-    coefficients of a ``y`` of so many numbers; where a context has one function alone its place is all that is kept."""
-    numbers = _TABLES * rows * functions + _FACTORS * functions * min(rows, functions)
-    if type(basis).cell is not Basis.cell:
-        numbers = _TABLES * (rows + functions)
-    return np.dtype(float).itemsize * (_TABLES * functions * outputs + numbers)
-
-
 def check_sizes(basis: Basis, domain: Domain, rows: int, outputs: int = 1, distinct: int | None = None) -> None:
     """Raises where a basis has more functions than can be listed, than there are `distinct` contexts, or than fit in
     memory at so many `rows` for a ``y`` of `outputs` numbers; and says what would fit. Bases that do not know their
@@ -44,7 +35,15 @@ def check_sizes(basis: Basis, domain: Domain, rows: int, outputs: int = 1, disti
     if count > MOST_LISTED and isinstance(_unwhitened(basis), ProductBasis | Components):
         fitting = _fitting(basis, domain, lambda size: size <= MOST_LISTED)
         require_listed(count, named, domain.dimension, fitting.strip())
-    held = lambda functions: _held_bytes(basis, functions, rows, outputs)
+
+    def held(functions: int) -> int:
+        """What features and coefficients take in double precision, with the copies that factorising them makes; where a
+        context has one function alone its place is all that is kept."""
+        numbers = _TABLES * rows * functions + _FACTORS * functions * min(rows, functions)
+        if type(basis).cell is not Basis.cell:
+            numbers = _TABLES * (rows + functions)
+        return np.dtype(float).itemsize * (_TABLES * functions * outputs + numbers)
+
     if held(count) > most:
         raise ValueError(
             f"{named} has {count:,} functions: features at {rows:,} contexts and coefficients for the {outputs:,} "

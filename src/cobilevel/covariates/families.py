@@ -76,6 +76,9 @@ def learned_kernel(basis: KernelFeatures, fit: FirstFit) -> KernelFeatures:
 
 def learned_directions(basis: Rotated, fit: FirstFit, most: int) -> Rotated:
     """From gradients, refined with polynomials of growing degree, up to what the basis holds and samples support."""
+    d = fit.responses.u.shape[1]
+    if basis.k > d:
+        raise ValueError(f"Rotated: k = {basis.k} directions of a context with {d} coordinates; take at most {d}.")
     degrees = [n for n in degrees_up_to(basis.k, most) if n < max(basis.basis.n, 3)] or [2]  # pyright: ignore
     *_, found = fit_directions(fit.leading(1.0), fit_kernel(fit.responses)[1], basis.k, degrees)
     return found.kept_in(basis)

@@ -1,7 +1,7 @@
 """The lower level fitted at one ``x`` in given functions of the context, and what each sample asks of the policy."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -155,20 +155,17 @@ class Fits:
     def _padded(self, W: Float[np.ndarray, "n dy"], count: int) -> Float[np.ndarray, "N dy"]:
         return np.concatenate([W[:count], np.zeros((max(count - len(W), 0), self.size))])
 
-    def _starts(self, x: Vector, count: int) -> Iterator[Float[np.ndarray, "N dy"]]:
-        """What the fit at this ``x``, or else the last one, predicts; the policy that is given; ``y0``."""
+    def fit(self, x: Vector, count: int) -> Point | None:
+        """With the first `count` functions, from what the fit at this ``x``, or else the last one, predicts, or from a
+        policy that is given; then from ``y0``. ``None`` where that fails."""
+        at, target, starts = self.expansions(count), self.target(x, count), [self.constant(count)]
         last, own = next(reversed(self.known.values()), None), self.known.get(x.tobytes())
         near = last if own is None or len(last.W) >= 2 * len(own.W) else own  # pyright: ignore
         if near is not None:
-            yield self._padded(near.coefficients_at(x), count)
+            starts.insert(0, self._padded(near.coefficients_at(x), count))
         elif self.policy is not None:
-            yield self.table[:, :count].T @ (self.shares[:, None] * self.policy)
-        yield self.constant(count)
-
-    def fit(self, x: Vector, count: int) -> Point | None:
-        """With the first `count` functions; ``None`` where that fails."""
-        at, target = self.expansions(count), self.target(x, count)
-        for start in self._starts(x, count):
+            starts.insert(0, self.table[:, :count].T @ (self.shares[:, None] * self.policy))
+        for start in starts:
             found = solve_at(at, x, start, target, at.eps**0.5)
             if found.sound:
                 self.known.pop(x.tobytes(), None)
@@ -230,10 +227,10 @@ class Responses:
         shares = self.shares[rows]
         return Responses(self.u[rows], self.t[rows], shares / shares.sum())
 
-    def to_tune(self, most: int) -> "tuple[Responses, Responses]":
-        """Some rows to fit to while settings are tuned, and others to tune them on; at most so many."""
+    def to_tune(self, most: int, share: float = 0.75) -> "tuple[Responses, Responses]":
+        """A share of the rows to fit to while settings are tuned, and others to tune them on; at most so many."""
         rows = self.part(0.0, min(1.0, most / len(self)))
-        return rows.part(0.0, FITTED), rows.part(FITTED, 1.0)
+        return rows.part(0.0, share), rows.part(share, 1.0)
 
     def leading(self, smooth: Float[np.ndarray, "n k"], most: int = 4) -> "Responses":
         """The components that vary most in a smooth fit of them."""

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float
 
 from ..basis import METRICS, KernelFeatures, Rotated, TotalDegree, kernel_profile, kernel_slope, squared_distances
-from ..problem import SAMPLES_EACH
 from ..programs import put
 from .fits import MULTIPLICATIONS, SETTLED, Responses, nested_errors, orthonormalising
 
@@ -194,8 +193,8 @@ def refreshed(rows: Responses, settings: KernelSettings, seed: int = 0) -> Kerne
 class Projected:
     """Polynomials of total degree up to `degree` in ``u @ axes + shift``, where observed contexts fill the cube.
 
-    All but the last few on either side, as many as one function asks for: these, and contexts further out, count as
-    lying on its faces, so that no polynomial grows where hardly any data hold it.
+    All but a few of them: those last ones, and contexts further out, count as lying on its faces, so that no polynomial
+    grows where hardly any data hold it.
     """
 
     axes: Float[np.ndarray, "d k"]
@@ -234,12 +233,13 @@ class Projected:
 
 
 class _PolynomialFit:
-    """Polynomials along some directions, fitted: `left` is the square of what they leave."""
+    """Polynomials along some directions, fitted: `left` is the square of what they leave. So many contexts on either side
+    count as lying on the faces of the cube."""
 
-    def __init__(self, rows: Responses, directions: np.ndarray, degree: int):
+    def __init__(self, rows: Responses, directions: np.ndarray, degree: int, outside: int = 5):
         turned = np.linalg.qr(directions)[0]
         z = rows.u @ turned
-        out = min(SAMPLES_EACH / len(z), 0.25)
+        out = min(outside / len(z), 0.25)
         lo, hi = np.quantile(z, (out, 1 - out), axis=0)
         wide = np.where(hi > lo, hi - lo, 1.0)
         self.rows, self.place = rows, Projected(2 * turned / wide, -(lo + hi) / wide, degree)
