@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from ..basis import Axes, Basis, BSpline, Categorical, Orthonormal, basis_of
-from ..covariates import MOST_COEFFICIENTS, Family, Vector, compare_families
+from ..covariates import MOST_COEFFICIENTS, Family, compare_families
 from ..derivatives import flattened
 from ..problem import LOOK_ROWS, Finite, Periodic
 from ..study import Study
@@ -69,7 +69,13 @@ def choose_basis(
         return Choice(basis, words, spent, members)
     at = flattened(x)
     if study.noisy and study.constrained is not None and study.constrained.smoothing is not None:
-        return _by_held_out(study, at, key, spent)
+        # As few functions as held-out samples find as good as more: under a barrier, what is left has forces of the
+        # constraints in it, and tests of it against noise say little.
+        search, axes = Search(study, key, spent), Axes.of(domain)
+        members, most = search.as_good_as_any(at, axes.up_to(0)) or (axes.up_to(1), len(axes.up_to(1)))
+        basis = basis_of(members, domain)
+        sizes = f"of up to {most} functions, as good on {search.held} samples held out as any"
+        return Choice(basis, f"{basis!r}: {sizes}, with the constraints smoothed.", spent, members)
     selection = None if before is None else before.selection
     selection = ForwardSelection(study, key, spent) if selection is None else selection
     fits = selection.fits
@@ -94,16 +100,6 @@ def choose_basis(
     if family is None:
         return replace(choice, words=f"{choice.words} {comparison}")
     return choice.with_family(family, f"{family.basis!r}, learned from the samples. {comparison}")
-
-
-def _by_held_out(study: Study, x: Vector, key: Array, spent: Counter) -> Choice:
-    """As few functions as held-out samples find as good as more: under a barrier, what is left has forces of the
-    constraints in it, and tests of it against noise say little."""
-    search, axes = Search(study, key, spent), Axes.of(study.problem.domain)
-    members, most = search.as_good_as_any(x, axes.up_to(0)) or (axes.up_to(1), len(axes.up_to(1)))
-    basis = basis_of(members, study.problem.domain)
-    sizes = f"of up to {most} functions, as good on {search.held} samples held out as any"
-    return Choice(basis, f"{basis!r}: {sizes}, with the constraints smoothed.", spent, members)
 
 
 def _of_categories(study: Study, domain: Finite, key: Array, spent: Counter) -> Choice | None:

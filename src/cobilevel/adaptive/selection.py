@@ -164,7 +164,12 @@ class ForwardSelection:
             if here is None:
                 return last, "the lower level could not be minimised with more functions."
             if len(points) == 1:
-                points += self._nearby(here, key)  # over which f changes by a part of its spread
+                expansions, point = self.fits.expansions(self.fits.usable), here.point
+                scales = expansions.row_scales(x, point.W, point.adjoint, point.value)
+                unit = np.where(x != 0, np.abs(x), 1.0)  # where f does not show over which way it changes by its spread
+                unit = np.divide(scales.spread, scales.sizes, out=unit, where=scales.sizes > 0)
+                unit = np.maximum(unit, _TURN * scales.turning)
+                points += decisions_near(x, unit, expansions.bounds, generator(key))
             others = (self.fits.residuals(point) for point in points[1:])
             ahead, projection = self._next(members)
             self._test([here, *(one for one in others if one is not None)], projection, tests)
@@ -185,7 +190,10 @@ class ForwardSelection:
             words = (
                 f"x has {dx} coordinates, and fewer functions could not determine it; the policy alone asks for less."
             )
-        return self._at_least(members, least), words
+            while len(members) < least and len(ahead := self.axes.neighbours(members)):  # those of low degree first
+                members = np.concatenate([members, ahead])
+            members = members[:least]
+        return members, words
 
     def _test(self, left: list[Residuals], projection: Projection, tests: Tests) -> None:
         """What is left at each point, projected; the first of them is the one asked about."""
@@ -202,15 +210,6 @@ class ForwardSelection:
             total = float(policy.energy(projection.all)) + one.energy(one.point.W[1:])
             tests.policy_total = max(tests.policy_total, total)
             tests.evidence.append(Evidence(one is here, policy, adjoint, change))
-
-    def _nearby(self, here: Residuals, key: Array) -> list[Vector]:
-        """Decisions over which ``f`` changes by a part of its spread."""
-        expansions, point = self.fits.expansions(self.fits.usable), here.point
-        scales = expansions.row_scales(point.x, point.W, point.adjoint, point.value)
-        unit = np.where(point.x != 0, np.abs(point.x), 1.0)
-        unit = np.divide(scales.spread, scales.sizes, out=unit, where=scales.sizes > 0)
-        unit = np.maximum(unit, _TURN * scales.turning)
-        return decisions_near(point.x, unit, expansions.bounds, generator(key))
 
     @cached_property
     def _nested(self) -> Projection:
@@ -258,16 +257,6 @@ class ForwardSelection:
             return grown
         table, shares = self.axes.table(self.fits.u, grown), self.fits.context_shares
         return grown[_orthonormal_in_turn(table, shares, np.sqrt(shares @ table**2))[1]]
-
-    def _at_least(self, members: np.ndarray, least: int) -> np.ndarray:
-        """With the next functions added, those of low degree first, where there are fewer."""
-        if len(members) >= least:
-            return members
-        if self.axes.nested:
-            return np.arange(least)[:, None]
-        while len(members) < least and len(ahead := self.axes.neighbours(members)):
-            members = np.concatenate([members, ahead])
-        return members[:least]
 
 
 def _orthonormal_in_turn(

@@ -158,16 +158,6 @@ def _raw(basis: "Basis", domain: Domain, xi: Shaped[Held, "..."]) -> Float[Held,
     return basis.evaluate(domain, xi)
 
 
-def _fit_of_one(parts: list[np.ndarray], spread: bool) -> np.ndarray:
-    """The coefficients whose function is nearest to 1, from features in one table or in the shards of a cluster."""
-    tables = [np.column_stack([part, np.ones(len(part))]) for part in parts]
-    if spread:
-        tables = this_cluster().gathered([upper_triangle(table) for table in tables])
-    table = np.concatenate(tables)
-    nearest = np.linalg.lstsq(table[:, :-1], table[:, -1], rcond=None)[0]
-    return this_cluster().agreed(nearest) if spread else nearest
-
-
 class Basis(Recipe):
     """A recipe for functions of the context."""
 
@@ -199,7 +189,12 @@ class Basis(Recipe):
             parts = shards_of(phi) if is_spread(phi) else [np.asarray(phi)]
             if not all(np.isfinite(part).all() for part in parts):
                 raise ValueError(f"basis {self!r} gives NaN or infinity at observed contexts; check its function.")
-            constant = _fit_of_one(parts, is_spread(phi))
+            tables = [np.column_stack([part, np.ones(len(part))]) for part in parts]
+            if is_spread(phi):
+                tables = this_cluster().gathered([upper_triangle(table) for table in tables])
+            table = np.concatenate(tables)
+            constant = np.linalg.lstsq(table[:, :-1], table[:, -1], rcond=None)[0]  # whose function is nearest to 1
+            constant = this_cluster().agreed(constant) if is_spread(phi) else constant
         return FeatureMap(self, domain, None, put(np.asarray(constant, dtype)))
 
     @property

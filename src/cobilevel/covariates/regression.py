@@ -233,8 +233,8 @@ class Projected:
 
 
 class _PolynomialFit:
-    """Polynomials along some directions, fitted: `left` is the square of what they leave. So many contexts on either side
-    count as lying on the faces of the cube."""
+    """Polynomials along some directions, fitted: `left` is the square of what they leave; `outside`: how many contexts
+    on either side count as lying on the faces of the cube."""
 
     def __init__(self, rows: Responses, directions: np.ndarray, degree: int, outside: int = 5):
         turned = np.linalg.qr(directions)[0]
