@@ -43,7 +43,8 @@ _HERE, _NEARBY = 3.16e-3, 1e-2
 # -- tests
 
 
-class Component(NamedTuple):
+@dataclass(frozen=True)
+class Component:
     """Rows projected on functions: the squares of the coefficients, those of their noise, and their ratios, each summed
     over `dy` components. A `part` of the functions is an array of indices, whose last axis runs over one group."""
 
