@@ -20,8 +20,8 @@ from ..study import Study
 from .growth import Search
 from .selection import ForwardSelection
 
-_STABLE = 3  # polynomials are stable up to about the square root of so many times the samples
-_SPLINES_EACH = 1.5  # splines that do what a polynomial does
+# Polynomials are stable up to about the square root of so many times the samples; splines that do what one of them does.
+_STABLE, _SPLINES_EACH = 3, 1.5
 _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each a policy of its own
 
 

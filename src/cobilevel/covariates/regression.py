@@ -19,6 +19,7 @@ from .fits import MULTIPLICATIONS, SETTLED, Responses, nested_errors, orthonorma
 FEWEST_DIMENSIONS = 4  # from which on coordinates are too many for all their products
 COUNTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # functions of a kernel
 DEGREES = (2, 3, 5, 7, 9)  # of polynomials along directions, in turn: low ones find the way
+_VISIBLE = 1e-8  # eigenvalue of a kernel, relative to the largest: below, functions drown in rounding
 _PENALTIES = 10.0 ** np.arange(-6, 1.6, 0.5)  # tried, relative to the mean square of a function
 METRIC_ROWS = MULTIPLICATIONS // 8 // COUNTS[-1] ** 2  # while metrics are compared, by some eight regressions
 
@@ -55,7 +56,7 @@ class KernelMap:
         axes = settings.axes / settings.scale
         points = u[np.random.default_rng(seed).permutation(len(u))[:landmarks]] @ axes
         values, vectors = np.linalg.eigh(kernel_profile(settings.kernel, squared_distances(points, points)))
-        kept = np.flatnonzero(values > np.finfo(float).eps ** 0.5 * values[-1])[::-1][: count - 1]
+        kept = np.flatnonzero(values > _VISIBLE * values[-1])[::-1][: count - 1]
         return KernelMap(settings, axes, points, vectors[:, kept] / values[kept] * len(points) ** 0.5)
 
     def features(self, u: np.ndarray) -> Float[np.ndarray, "n m"]:
@@ -85,7 +86,7 @@ def _ridge(rows: Responses, settings: KernelSettings, seed: int) -> _Ridge:
     phi, target = phi - rows.shares @ phi, rows.root * (rows.t - middle)
     table = rows.root * phi
     squares, vectors = np.linalg.eigh(table.T @ table)  # rounding is below any noise here
-    seen = squares > len(squares) * np.finfo(float).eps * squares[-1]
+    seen = squares > 1e-14 * squares[-1]
     squares, vectors = squares[seen], vectors[:, seen]
     along = vectors.T @ (table.T @ target) / np.sqrt(squares)[:, None]
     best, mixed = np.inf, along
