@@ -20,7 +20,7 @@ from ..study import Study
 from .growth import Search
 from .selection import ForwardSelection
 
-# Polynomials are stable up to about the square root of so many times the samples; splines that do what one of them does.
+# Polynomials are stable up to about the square root of so many times the samples; splines that do what one of them can.
 _STABLE, _SPLINES_EACH = 3, 1.5
 _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each a policy of its own
 
