@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from cobilevel.covariates import (
+from cobilevel.covariates import Responses, structure_of
+from cobilevel.covariates.fits import nested_errors
+from cobilevel.covariates.regression import (
     KernelMap,
     KernelSettings,
     Projected,
-    Responses,
     fit_directions,
     fit_kernel,
-    nested_errors,
     refined,
-    structure_of,
     tune_directions,
     tune_kernel,
 )

@@ -1,4 +1,5 @@
-"""A basis chosen around one decision ``x``: how many functions, and in several dimensions which ones.
+"""A basis chosen around one decision ``x``: how many functions, in several dimensions which ones, in many dimensions of
+which family.
 
 Functions are added while what is left without them stands out of the noise. The most that is tried is what the samples
 support (``Samples.supported``).
@@ -9,19 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ..basis import Axes, Basis, BSpline, Categorical, Orthonormal, basis_of
-from ..covariates import MOST_COEFFICIENTS
+from ..covariates import MOST_COEFFICIENTS, Family, compare_families
 from ..derivatives import flattened
 from ..problem import LOOK_ROWS, Finite, Periodic
 from ..study import Study
-from .families import Family, compare_families
 from .growth import Search
 from .selection import ForwardSelection
 
-_STABLE = 3  # polynomials are stable up to about the square root of so many times the samples
-_SPLINES_EACH = 1.5  # splines that do what a polynomial does
+# Polynomials are stable up to about the square root of so many times the samples; splines that do what one of them can.
+_STABLE, _SPLINES_EACH = 3, 1.5
 _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each a policy of its own
 
 
@@ -44,6 +44,9 @@ class Choice:
             return len(self.members) > len(before.members)
         return self.family is not before.family
 
+    def with_family(self, family: Family, words: str) -> "Choice":
+        return replace(self, basis=family.basis, words=words, family=family)
+
 
 def choose_basis(
     study: Study, x: PyTree, key: Array, before: Choice | None = None, policy: Callable | None = None
@@ -51,7 +54,7 @@ def choose_basis(
     """A basis for these data around the decision ``x``, and the reason in words.
 
     The functions natural to each coordinate (``Axes``), and products of them, are added while what is left without
-    them stands out of the noise, of the policy or of what moves the decision (``significance``), at ``x`` or at a few
+    them stands out of the noise, of the policy or of what moves the decision (``selection``), at ``x`` or at a few
     points nearby. Never fewer than ``x`` has coordinates, where the samples support so many. `before`: a choice made
     for the same study with the same key, whose functions are kept and whose costs count too; `policy`: what it led to.
     """
@@ -66,13 +69,22 @@ def choose_basis(
         return Choice(basis, words, spent, members)
     at = flattened(x)
     if study.noisy and study.constrained is not None and study.constrained.smoothing is not None:
-        return _by_held_out(study, at, key, spent)
+        # As few functions as held-out samples find as good as more: under a barrier, what is left has forces of the
+        # constraints in it, and tests of it against noise say little.
+        search, axes = Search(study, key, spent), Axes.of(domain)
+        members, most = search.as_good_as_any(at, axes.up_to(0)) or (axes.up_to(1), len(axes.up_to(1)))
+        basis = basis_of(members, domain)
+        sizes = f"of up to {most} functions, as good on {search.held} samples held out as any"
+        return Choice(basis, f"{basis!r}: {sizes}, with the constraints smoothed.", spent, members)
     selection = None if before is None else before.selection
-    selection = ForwardSelection.on(study, key, spent) if selection is None else selection
+    selection = ForwardSelection(study, key, spent) if selection is None else selection
     fits = selection.fits
-    fits.forget(None if policy is None else fits.rows.table(policy(selection.samples.xi)))
-    if before is not None and before.family is not None:
-        return _learned_anew(before, selection, at)
+    fits.forget(None if policy is None else fits.rows.table(policy(fits.samples.xi)))
+    if before is not None and before.family is not None:  # kept while the same one learned here is not clearly better
+        compared = compare_families(fits, at, before.members, selection.most, before.family)
+        if compared is None or compared[1] is None:
+            return before
+        return before.with_family(compared[1], f"{before.words} Learned anew where that led: {compared[0]}")
     members, words = selection.at(at, key, None if before is None else before.members)
     basis, count = basis_of(members, domain), len(members)
     if fits.axes.nested and not isinstance(domain, Periodic) and _STABLE * len(fits.u) < count**2:
@@ -80,34 +92,14 @@ def choose_basis(
         words = f"{words} Splines, since {count} polynomials would be unstable near the ends of the interval."
     choice = Choice(basis, f"{basis!r}: {words}", spent, members, selection)
     # where no more functions are found than before, families were compared already
-    compared = compare_families(selection, at, members) if before is None or count > len(before.members) else None
+    anew = before is None or count > len(before.members)
+    compared = compare_families(fits, at, members, selection.most) if anew else None
     if compared is None:
         return choice
     comparison, family = compared
     if family is None:
         return replace(choice, words=f"{choice.words} {comparison}")
-    words = f"{family.basis!r}, learned from the samples. {comparison}"
-    return replace(choice, basis=family.basis, words=words, family=family)
-
-
-def _by_held_out(study: Study, x: Float[np.ndarray, " dx"], key: Array, spent: Counter) -> Choice:
-    """As few functions as held-out samples find as good as more: under a barrier, what is left has forces of the
-    constraints in it, and tests of it against noise say little."""
-    search, axes = Search(study, key, spent), Axes.of(study.problem.domain)
-    members, most = search.as_good_as_any(x, axes.up_to(0)) or (axes.up_to(1), len(axes.up_to(1)))
-    basis = basis_of(members, study.problem.domain)
-    sizes = f"of up to {most} functions, as good on {search.held} samples held out as any"
-    return Choice(basis, f"{basis!r}: {sizes}, with the constraints smoothed.", spent, members)
-
-
-def _learned_anew(before: Choice, selection: ForwardSelection, x: Float[np.ndarray, " dx"]) -> Choice:
-    """A learned family where it led: kept while the same one learned there is not clearly better."""
-    compared = compare_families(selection, x, before.members, before.family)
-    if compared is None or compared[1] is None:
-        return before
-    words, family = compared
-    words = f"{before.words} Learned anew where that led: {words}"
-    return replace(before, basis=family.basis, words=words, family=family)
+    return choice.with_family(family, f"{family.basis!r}, learned from the samples. {comparison}")
 
 
 def _of_categories(study: Study, domain: Finite, key: Array, spent: Counter) -> Choice | None:

@@ -7,46 +7,38 @@ with the curvature of the objective, how much of the objective a smaller basis l
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from ..basis import Axes, basis_of
-from ..covariates import MOST_COEFFICIENTS, Fits
+from ..basis import basis_of
+from ..covariates import FITTED, MOST_FUNCTIONS, SETTLED, Fits, Vector
 from ..problem import Bounds
 from ..study import Study
-from .families import FITTED
 
-_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # functions on an interval, tried in turn
 _BULK = 0.7  # share of what the next functions bring that is taken on at once, in several dimensions
-_GAIN = 1e-6  # share of the whole gain in the lower objective that is not worth more functions
-_FURTHER = 4  # candidates beyond the one that held-out samples prefer
-_FEWEST_JUDGES = 5  # the fewest functions to judge by
 _LITTLE = 1 / 20  # of what may be lost: the gradient has settled where two steps up change it by less
-_DIRECTIONS = 16  # of x, at most, along which the curvature of F is measured
+
+Loss = Callable[[Vector], float]  # how far the objective lies above its minimum, from its gradient
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One set of functions, fitted at ``x``: the lower objective on held-out samples, and the reduced gradient."""
 
     members: Int[np.ndarray, "N d"]
     judged: Float[np.ndarray, " m"]
-    gradient: Float[np.ndarray, " dx"]
+    gradient: Vector
 
 
 class Search:
-    """Candidates of growing size, fitted to a part of the samples; `most`: functions that these support."""
+    """Candidates of growing size, fitted to a part of the samples."""
 
     def __init__(self, study: Study, key: Array, spent: Counter):
         self.study, self.fits = study, Fits.looking(study, key, spent, FITTED)
-        most = min(self.fits.samples.supported(study.noisy), MOST_COEFFICIENTS // study.problem.sizes[1])
-        self.held, self.most = 0 if self.fits.held is None else len(self.fits.held), max(1, most)
+        self.held = 0 if self.fits.held is None else len(self.fits.held)
 
-    def climb(
-        self, x: Float[np.ndarray, " dx"], members: np.ndarray, enough: Callable[[list[Candidate]], bool]
-    ) -> list[Candidate]:
+    def _climb(self, x: Vector, members: np.ndarray, enough: Callable[[list[Candidate]], bool]) -> list[Candidate]:
         """Candidates from `members` up until there are enough, a fit fails, or there are no more."""
         self.fits.forget()
         found = []
@@ -60,19 +52,18 @@ class Search:
                 break
         return found
 
-    def _by_degree(self, x: Float[np.ndarray, " dx"], members: np.ndarray) -> Iterator[np.ndarray]:
-        """Of one coordinate: functions of growing degree, from those given on."""
-        for n in (n for n in _SIZES if len(members) <= n <= self.most):
+    def _by_degree(self, x: Vector, members: np.ndarray) -> Iterator[np.ndarray]:
+        """Of one coordinate: functions of growing degree, from those given on; three sizes an octave."""
+        sizes = sorted({part * 2**k // 4 for k in range(MOST_FUNCTIONS.bit_length()) for part in (4, 5, 6)})
+        for n in (n for n in sizes if len(members) <= n <= min(self.fits.most, MOST_FUNCTIONS)):
             self.fits.lay(np.arange(n)[:, None])
             yield np.arange(n)[:, None]
 
-    def _by_margin(self, x: Float[np.ndarray, " dx"], members: np.ndarray) -> Iterator[np.ndarray]:
+    def _by_margin(self, x: Vector, members: np.ndarray) -> Iterator[np.ndarray]:
         """In several dimensions: the next functions are tried all together, and those that bring the most are kept."""
         fits, axes, first = self.fits, self.fits.axes, len(members)
-        while len(members) <= max(self.most, first):
-            ahead = axes.neighbours(members)
-            further = axes.neighbours(np.concatenate([members, ahead]))
-            table = np.concatenate([members, ahead, further])[: max(self.most, len(members))]
+        while len(members) <= max(fits.most, first):
+            table = axes.with_neighbours(members, 2)[: max(fits.most, len(members))]
             fits.lay(table)
             yield members
             known = dict(fits.known)
@@ -85,104 +76,75 @@ class Search:
             wanted = {tuple(table[len(members) + k]) for k in order[: int(np.argmax(share >= _BULK)) + 1]}
             members, fits.known = axes.closed(members, wanted), known
 
-    def pick(self, candidates: list[Candidate]) -> int:
-        """The smallest set that held-out samples find as good as the best one."""
+    def _pick(self, candidates: list[Candidate]) -> int:
+        """The smallest set that held-out samples find as good as the best one; of the gain in the objective, what the
+        square of a settled policy is worth does not matter."""
         values = np.stack([c.judged for c in candidates])
         means = values.mean(axis=1)
         best = int(np.argmin(means))
-        slack = np.full(len(values), _GAIN * (means[0] - means[best]))
+        slack = np.full(len(values), SETTLED**2 * (means[0] - means[best]))
         if self.study.noisy:
             slack = np.maximum(slack, np.std(values - values[best], axis=1) / np.sqrt(values.shape[1]))
         return int(np.argmax(means - means[best] <= slack))
 
-    def as_good_as_any(self, x: Float[np.ndarray, " dx"], members: np.ndarray) -> tuple[np.ndarray, int] | None:
-        """The fewest functions that held-out samples find as good as more, and the most tried; ``None``: no fits."""
-        found = self.climb(x, members, lambda found: self.pick(found) < len(found) - _FURTHER)
-        return (found[self.pick(found)].members, len(found[-1].members)) if found else None
+    def as_good_as_any(self, x: Vector, members: np.ndarray, further: int = 4) -> tuple[np.ndarray, int] | None:
+        """The fewest functions that held-out samples find as good as more, up to so many candidates `further`; and the
+        most tried. ``None``: no fits."""
+        found = self._climb(x, members, lambda found: self._pick(found) < len(found) - further)
+        return (found[self._pick(found)].members, len(found[-1].members)) if found else None
+
+    def grown(
+        self, x: Vector, members: np.ndarray, most: int, loss: Loss, excess: float
+    ) -> tuple[np.ndarray, str] | None:
+        """The smallest set, from `members` up to `most` functions, that loses no more of the objective than `excess`;
+        and what it loses, in words.
+
+        Judged by a larger one: the last of two steps up that changed the gradient by little, or where held-out samples
+        find that more functions fit noise. ``None`` where the lower level cannot be fitted.
+        """
+        least = len(self._doubled(members))
+        lost_by = lambda found: [loss(one.gradient - found[-1].gradient) for one in found]
+
+        def enough(found: list[Candidate]) -> bool:
+            if len(found) < 3 or len(found[-1].members) < least:
+                return False
+            return max(lost_by(found)[-3:-1]) <= _LITTLE * excess or self._pick(found) < len(found) - 2
+
+        found = self._climb(x, members, enough)
+        if not found:
+            return None
+        lost, last = lost_by(found), len(found) - 1
+        pick = next((k for k in range(last + 1) if max(lost[k:]) <= excess), last)
+        while pick and len(found[pick].members) > most:
+            pick -= 1
+        grown, judge = found[pick].members, len(found[last].members)
+        basis = basis_of(grown, self.study.problem.domain)
+        if pick == last:
+            return grown, f"{basis!r} is the largest that the samples support, with none to judge it by"
+        return grown, f"{basis!r} loses {lost[pick]:.2g} of the objective (asked {excess:.2g}), judged by N = {judge}"
+
+    def lost_at(self, x: Vector, members: np.ndarray, loss: Loss) -> tuple[float, int]:
+        """What a basis loses of the objective at ``x``, judged by one about twice as large; that one's size."""
+        fits = self.fits
+        fits.forget()
+        table = self._doubled(members)[: fits.most]
+        fits.lay(table)
+        near, far = (fits.fit(x, min(count, fits.usable)) for count in (len(members), len(table)))
+        if len(table) <= len(members) or near is None or far is None:
+            return 0.0, len(members)
+        return loss(near.gradient - far.gradient), min(len(table), fits.usable)
+
+    def _doubled(self, members: np.ndarray) -> np.ndarray:
+        """About twice the functions, the given ones first."""
+        if self.fits.axes.nested:  # and never less than shows an odd and an even function more
+            return np.arange(max(2 * len(members), len(members) + 3))[:, None]
+        return self.fits.axes.with_neighbours(members, 2)
 
 
-# -- to a tolerance
+def loss_around(study: Study, x: Vector, members: np.ndarray, key: Array, spent: Counter, few: int = 16) -> Loss | None:
+    """How far the objective lies above its minimum near ``x``, from its gradient and its curvature by differences.
 
-
-@dataclass(frozen=True)
-class Goal:
-    """What is left to gain in the upper objective: at most `excess` is to be lost.
-
-    `hessian` of the objective on the coordinates that are `free`, about.
-    """
-
-    excess: float
-    hessian: Float[np.ndarray, "dx dx"]
-    free: Bool[np.ndarray, " dx"]
-
-    def lost(self, gradient: Float[np.ndarray, " dx"]) -> float:
-        """How far the objective lies above its minimum where its gradient is this."""
-        g, H = gradient[self.free], self.hessian[np.ix_(self.free, self.free)]
-        return float(g @ np.linalg.solve(H, g)) / 2 if len(g) else 0.0
-
-    def lost_by(self, candidates: list[Candidate]) -> list[float]:
-        """What each set loses, judged by the last one."""
-        return [self.lost(c.gradient - candidates[-1].gradient) for c in candidates]
-
-
-def grow_basis(
-    search: Search, x: Float[np.ndarray, " dx"], members: np.ndarray, most: int, goal: Goal
-) -> tuple[np.ndarray, str] | None:
-    """The smallest set, from `members` up to `most` functions, that loses no more of the objective than asked; and
-    what it loses, in words.
-
-    Judged by a larger one: the last of two steps up that changed the gradient by little, or where held-out samples
-    find that more functions fit noise. ``None`` where the lower level cannot be fitted.
-    """
-    least = max(_FEWEST_JUDGES, len(members) + 2)
-
-    def enough(found: list[Candidate]) -> bool:
-        if len(found) < 3 or len(found[-1].members) < least:
-            return False
-        little = max(goal.lost_by(found)[-3:-1]) <= _LITTLE * goal.excess
-        return little or search.pick(found) < len(found) - 2
-
-    found = search.climb(x, members, enough)
-    if not found:
-        return None
-    last = len(found) - 1
-    lost = goal.lost_by(found)
-    pick = next((k for k in range(last + 1) if max(lost[k:]) <= goal.excess), last)
-    while pick and len(found[pick].members) > most:
-        pick -= 1
-    grown, judge = found[pick].members, len(found[last].members)
-    basis = basis_of(grown, search.study.problem.domain)
-    if pick == last:
-        return grown, f"{basis!r} is the largest that the samples support, with none to judge it by"
-    return grown, f"{basis!r} loses {lost[pick]:.2g} of the objective (asked {goal.excess:.2g}), judged by N = {judge}"
-
-
-def lost_at(search: Search, x: Float[np.ndarray, " dx"], members: np.ndarray, goal: Goal) -> tuple[float, int]:
-    """What a basis loses of the objective at ``x``, judged by one about twice as large; that one's size."""
-    fits = search.fits
-    fits.forget()
-    table = _doubled(members, fits.axes)[: search.most]
-    fits.lay(table)
-    near, far = (fits.fit(x, min(count, fits.usable)) for count in (len(members), len(table)))
-    if len(table) <= len(members) or near is None or far is None:
-        return 0.0, len(members)
-    return goal.lost(near.gradient - far.gradient), min(len(table), fits.usable)
-
-
-def _doubled(members: np.ndarray, axes: Axes) -> np.ndarray:
-    """About twice the functions, the given ones first."""
-    if axes.nested:  # and never less than shows an odd and an even function more
-        return np.arange(max(2 * len(members), len(members) + 3))[:, None]
-    ahead = np.concatenate([members, axes.neighbours(members)])
-    return np.concatenate([ahead, axes.neighbours(ahead)])
-
-
-def goal_at(
-    study: Study, x: Float[np.ndarray, " dx"], members: np.ndarray, excess: float, key: Array, spent: Counter
-) -> Goal | None:
-    """The goal of losing at most `excess`, with the curvature of the objective at ``x`` by differences.
-
-    Coordinate by coordinate for a few, along the gradient alone for many. Bounds that hold ``x`` leave it no freedom.
+    Coordinate by coordinate for a `few`, along the gradient alone for more. Bounds that hold ``x`` leave it no freedom.
     ``None`` where there is no curvature, or the objective cannot be evaluated.
     """
     fits, count = Fits.looking(study, key, spent), len(x)
@@ -195,7 +157,7 @@ def goal_at(
     slope, length = here.gradient, np.linalg.norm(here.gradient)
     steepest = slope / length if length > 0 else np.ones(count) / count**0.5
     H = np.zeros((count, count))
-    for direction in np.eye(count) if count <= _DIRECTIONS else steepest[None]:
+    for direction in np.eye(count) if count <= few else steepest[None]:
         reach = accuracy * (1 + np.abs(x @ direction))
         ahead = x + reach * direction
         reach = reach if np.all(ahead <= hi) and np.all(ahead >= lo) else -reach
@@ -203,10 +165,11 @@ def goal_at(
         if there is None:
             return None
         bend = (there.gradient - slope) / reach
-        H += np.outer(bend, direction) if count <= _DIRECTIONS else np.abs(direction @ bend) * np.eye(count)
+        H += np.outer(bend, direction) if count <= few else np.abs(direction @ bend) * np.eye(count)
     values, vectors = np.linalg.eigh((H + H.T) / 2)
     largest = np.max(np.abs(values))
     if not largest > 0:
         return None
-    H = (vectors * np.maximum(np.abs(values), accuracy * largest)) @ vectors.T
-    return Goal(excess, H, np.asarray(Bounds(lo, hi).free(x, slope)))
+    free = np.asarray(Bounds(lo, hi).free(x, slope))
+    H = ((vectors * np.maximum(np.abs(values), accuracy * largest)) @ vectors.T)[np.ix_(free, free)]
+    return lambda gradient: float(gradient[free] @ np.linalg.solve(H, gradient[free])) / 2 if free.any() else 0.0

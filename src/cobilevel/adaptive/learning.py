@@ -32,15 +32,7 @@ from ..basis import (
     network,
     whiten,
 )
-from ..covariates import (
-    MOST_COEFFICIENTS,
-    KernelMap,
-    degrees_up_to,
-    fit_directions,
-    fit_kernel,
-    refreshed,
-    tune_kernel,
-)
+from ..covariates import MOST_COEFFICIENTS, FirstFit, learned_directions, learned_kernel
 from ..derivatives import Expansions, Ledger, flattened, oracles, shaped_like
 from ..keys import as_key, generator, split_key
 from ..lower import exact_lower, lower_size, newton_steps, solve_lower
@@ -48,51 +40,34 @@ from ..problem import LOOK_ROWS, Finite, Problem, Samples
 from ..programs import put
 from ..reduction import Bilevel, reduce_study
 from ..study import Study
-from .families import FirstFit
 from .selection import ForwardSelection
 
 _HATS, _FEWEST_HATS, _DEGREE = 200, 16, 24  # hat functions, at most and at least; polynomials, at most a dimension
-_SETTLING = 10  # steps the coefficients are given at each step of a network's training
 
 
 def learn(basis: Basis, study: Study) -> Basis:
     """The recipe with all it has to learn from the problem learned, at ``problem.x0``; most have nothing to."""
     if basis.learned:
         return basis
-    for kind, learned in _LEARNERS.items():
-        if isinstance(basis, kind):
-            return learned(basis, study)
+    if isinstance(basis, Snapshot):
+        return _learn_snapshot(basis, study)
+    if isinstance(basis, Neural):
+        return _learn_network(basis, study)
+    if isinstance(basis, KernelFeatures):
+        return learned_kernel(basis, _first_fit(basis, study))
+    if isinstance(basis, Rotated):
+        return learned_directions(basis, _first_fit(basis, study), study.lower.contexts().supported(study.noisy))
     return basis.with_parts(lambda part: learn(part, study))
 
 
 def _first_fit(basis: Basis, study: Study) -> FirstFit:
     """What samples ask for at ``x0``, seen from a policy that is linear in the context."""
-    selection, d = ForwardSelection.on(study, as_key(0), Counter()), study.problem.domain.dimension
+    selection, d = ForwardSelection(study, as_key(0), Counter()), study.problem.domain.dimension
     members = np.concatenate([np.zeros((1, d), int), np.eye(d, dtype=int)])[: selection.most]
-    found = FirstFit.at(selection, flattened(study.problem.x0), members)
+    found = FirstFit.at(selection.fits, flattened(study.problem.x0), members)
     if found is None:
         raise ValueError(f"{basis!r}: the lower level could not be minimised at x0; check lower, or move x0 or y0.")
     return found
-
-
-def _learn_kernel(basis: KernelFeatures, study: Study) -> KernelFeatures:
-    """Tunes metric and scale on rows held out, then takes the functions from all."""
-    rows = _first_fit(basis, study).responses
-    settings, count, _, _ = tune_kernel(rows, [basis.n], basis.kernel, basis.metric, basis.scale, basis.seed)
-    settings = settings if basis.scale is not None else refreshed(rows, settings, basis.seed)
-    return KernelMap.of(settings, rows.u, count, basis.seed).kept_in(basis)
-
-
-def _learn_directions(basis: Rotated, study: Study) -> Rotated:
-    """Directions from gradients, refined with polynomials of growing degree, up to what the basis holds."""
-    d = study.problem.domain.dimension
-    if basis.k > d:
-        raise ValueError(f"Rotated: k = {basis.k} directions of a context with {d} coordinates; take at most {d}.")
-    fit = _first_fit(basis, study)
-    most = study.lower.contexts().supported(study.noisy)
-    degrees = [n for n in degrees_up_to(basis.k, most) if n < max(basis.basis.n, 3)] or [2]  # pyright: ignore
-    *_, found = fit_directions(fit.leading(1.0), fit_kernel(fit.responses)[1], basis.k, degrees)
-    return found.kept_in(basis)
 
 
 def _decisions_near(problem: Problem, count: int, spread: float, key: Array) -> Float[np.ndarray, "k dx"]:
@@ -144,16 +119,6 @@ def _policies(study: Study, reduced: Bilevel, decisions: Float[np.ndarray, "k dx
     return np.stack(tables[1:])
 
 
-def _leading(blocks: list[Float[np.ndarray, "N _"]], n: int, tolerance: float) -> Float[np.ndarray, "N n"]:
-    """Up to ``n`` orthonormal directions: the leading ones of the first block, then of what it leaves of the next."""
-    kept = np.zeros((len(blocks[0]), 0))
-    for block in blocks:
-        rest = block - kept @ (kept.T @ block)
-        left, values, _ = np.linalg.svd(rest - kept @ (kept.T @ rest), full_matrices=False)
-        kept = np.concatenate([kept, left[:, values > tolerance]], axis=1)
-    return kept[:, :n]
-
-
 def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
     """Keeps what the policy at ``x0`` spans, then the leading directions in which it changes, then the constant."""
     for_rows, for_decisions = split_key(as_key(0))
@@ -172,8 +137,12 @@ def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
     own, *others = found / np.where(units > 0, units, 1)
     changes = np.concatenate([other - own for other in others], axis=1) if others else own[:, :0]
     one = np.asarray(combine(plain.whitening.inverse, plain.basis.constant), float)[:, None]
-    kept = _leading([own, changes, one], basis.n, study.eps**0.5)
-    table = combine(reduced.coordinates.transform, kept.astype(study.dtype))
+    kept = own[:, :0]
+    for block in (own, changes, one):  # orthonormal directions: the leading ones of what those before leave of it
+        rest = block - kept @ (kept.T @ block)
+        left, values, _ = np.linalg.svd(rest - kept @ (kept.T @ rest), full_matrices=False)
+        kept = np.concatenate([kept, left[:, values > study.eps**0.5]], axis=1)
+    table = combine(reduced.coordinates.transform, kept[:, : basis.n].astype(study.dtype))
     if plain.basis.transform is not None:
         table = combine(plain.basis.transform, table)
     return replace(basis, rich=plain.basis.basis, table=put(table))
@@ -181,10 +150,18 @@ def _learn_snapshot(basis: Snapshot, study: Study) -> Snapshot:
 
 @eqx.filter_jit
 def _train(
-    reduced: Bilevel, sizes: tuple[int, ...], steps: int, key: Array, heads: PyTree, decisions: PyTree, rate: Array
+    reduced: Bilevel,
+    sizes: tuple[int, ...],
+    steps: int,
+    key: Array,
+    heads: PyTree,
+    decisions: PyTree,
+    rate: Array,
+    settling: int = 10,
 ) -> tuple[tuple[Array, ...], Array]:
     """Adam on a random network with layers of these `sizes`; the network, and its outputs at the samples. Coefficients
-    are brought near their best at every step, where derivatives in the network are partial ones."""
+    are brought near their best at every step, by `settling` steps of Newton, where derivatives in the network are
+    partial ones."""
     import optax  # here alone, as it takes a while to load
 
     pool = reduced.lower_pool
@@ -202,7 +179,7 @@ def _train(
         return jnp.linalg.norm(oracles.flatten(oracles.lower_gradient(reduced, x, W, batch, Ledger.page())[0])[0])
 
     def settle(x, W, target, batch):
-        return newton_steps(reduced, x, W, batch, target, _SETTLING, Ledger.page())[0]
+        return newton_steps(reduced, x, W, batch, target, settling, Ledger.page())[0]
 
     targets = jnp.finfo(pool.weight.dtype).eps ** 0.5 * jax.vmap(size)(decisions, heads)
 
@@ -243,11 +220,3 @@ def _learn_network(basis: Neural, study: Study) -> Neural:
     last[-1] -= middle
     transform = np.asarray(whiten(put(outputs - middle), pool.weight).transform)
     return replace(basis, layers=put((*trained[:-1], last @ transform)))
-
-
-_LEARNERS: dict[type, Any] = {
-    Snapshot: _learn_snapshot,
-    Neural: _learn_network,
-    KernelFeatures: _learn_kernel,
-    Rotated: _learn_directions,
-}

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from ..answer import Result, Solution
 from ..basis import Axes, Basis, basis_of, combine
-from ..covariates import SETTLED
+from ..covariates import FEW_SAMPLES, ROUNDS, SETTLED
 from ..derivatives import Expansions, flattened, shaped_like, totals_of
 from ..inference import natural_step
 from ..iteration import Job
@@ -20,12 +20,8 @@ from ..problem import Finite
 from ..reduction import reduce_study
 from ..solvers import Newton
 from .choose import choose_basis
-from .growth import Search, goal_at, grow_basis, lost_at
+from .growth import Search, loss_around
 from .learning import learn
-
-_ROUNDS = 6  # solves with bases chosen, grown or learned anew, at most
-_LOOK_AROUND, _SCOUT = 400, 8  # samples and steps, with few functions, that find about where a solution lies
-_SPREAD = 3.0  # how far starting points lie: in distances over which f changes by its spread, or that x has moved
 
 
 def solve_choosing(job: Job, key: Array) -> Solution:
@@ -34,7 +30,7 @@ def solve_choosing(job: Job, key: Array) -> Solution:
     with precisely:
         choice = choose_basis(study, study.problem.x0, key)
     solution = job.choosing(basis=choice.words).run(choice.basis)
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         with job.chosen_on()[1]:
             # what the lower level was solved for: the policy, before constraints act on it
             policy = lambda xi, solution=solution: combine(solution.basis(xi), solution.W)
@@ -74,20 +70,18 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Cou
     domain = newton.study.problem.domain
     if isinstance(domain, Finite):
         return "the contexts are finite in number"
-    part, axes = newton.study.thinned(key, _LOOK_AROUND), Axes.of(domain)
+    part, axes = newton.study.thinned(key, FEW_SAMPLES), Axes.of(domain)
     members = axes.up_to(3 if axes.nested else 2)
-    scout = replace(newton, study=part, steps=min(_SCOUT, newton.steps), progress=False)
+    scout = replace(newton, study=part, steps=min(ROUNDS, newton.steps), progress=False)
     solution = scout.run(basis_of(members, domain))
-    story, spent, start, goal = [], Counter(), members[:1], None
+    story, spent, start = [], Counter(), members[:1]
     search = Search(part, key, spent)
-    for _ in range(_ROUNDS):
-        excess, x = tolerance * abs(float(solution.history["upper"][-1])), flattened(solution.x)
-        if goal is None:
-            goal = goal_at(part, x, members, excess, key, spent)
-        if goal is None:
-            return "the objective shows no curvature in x, or could not be evaluated"
-        goal = replace(goal, excess=excess)
-        found = grow_basis(search, x, start, 2 * len(members), goal)
+    loss = loss_around(part, flattened(solution.x), members, key, spent)
+    if loss is None:
+        return "the objective shows no curvature in x, or could not be evaluated"
+    for _ in range(ROUNDS):
+        excess = tolerance * abs(float(solution.history["upper"][-1]))
+        found = search.grown(flattened(solution.x), start, 2 * len(members), loss, excess)
         if found is None:
             return "the lower level could not be fitted"
         grown, words = found
@@ -96,7 +90,7 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Cou
             break
         members = start = grown
         solution = _run_from(newton, basis_of(members, domain), solution)
-        lost, judge = lost_at(search, flattened(solution.x), members, goal)
+        lost, judge = search.lost_at(flattened(solution.x), members, loss)
         story.append(f"{words}; where that led it loses {lost:.2g}, judged by N = {judge}")
         if lost <= excess:
             break
@@ -111,7 +105,7 @@ def solve_learning(job: Job, basis: Basis) -> Solution:
     first = float(np.linalg.norm(x - flattened(job.study.problem.x0)))
     size = max(float(np.linalg.norm(x)), first) or 1.0  # of x, or of the way it has come where that is to zero
     moves = [first / size]
-    while moves[-1] > SETTLED and len(moves) < _ROUNDS:
+    while moves[-1] > SETTLED and len(moves) < ROUNDS:
         solution = _run_from(job, learn(basis, job.study.at(solution.x)), solution)
         before, x = x, flattened(solution.x)
         moves.append(float(np.linalg.norm(x - before)) / size)
@@ -161,12 +155,13 @@ def _add_costs(solution: Solution, more: Mapping[str, Mapping[str, int]]) -> Sol
     return replace(solution, stats={**solution.stats, "oracles": spent, "samples": samples})
 
 
-def solve_again(job: Job, first: Solution, restarts: int, key: Array) -> Solution:
-    """The best of a solution and of `restarts` others, found with the same basis from other starting points."""
+def solve_again(job: Job, first: Solution, restarts: int, key: Array, spread: float = 3.0) -> Solution:
+    """The best of a solution and of `restarts` others, found with the same basis from other starting points: `spread`
+    times as far away as ``f`` changes by its spread, or as ``x`` has moved."""
     study, basis = job.study, first.basis.basis
     x0, x = flattened(study.problem.x0), flattened(first.x)
     step = natural_step(reduce_study(study, basis).whitened(), study.problem.x0)
-    step = _SPREAD * np.maximum(step, np.maximum(np.abs(x - x0), np.abs(x0)))
+    step = spread * np.maximum(step, np.maximum(np.abs(x - x0), np.abs(x0)))
     rng = generator(key)
     found = [first]
     for _ in range(restarts):

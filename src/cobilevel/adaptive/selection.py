@@ -1,62 +1,167 @@
-"""Forward selection of the functions a problem needs: fit some, test what is left, add, until nothing is."""
+r"""Forward selection of the functions a problem needs: fit some, test what is left, add, until nothing is.
+
+With some functions fitted at a decision ``x``, the residuals $r = \partial_2 g$ and $\alpha = \partial_{22} g\, v -
+\partial_2 f$ are projected on further functions, orthonormal over the samples. A function is needed for the *policy*
+where $r$ has a component along it that noise does not explain; and for the *decision* where both the adjoint and the
+change of the policy with ``x`` have one, since their product enters the gradient (docs/certificate.md). All samples
+count: a component may be a small share of the noise and carry all there is to know about ``x``.
+"""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from scipy import special
 
 from ..basis import Axes
-from ..covariates import MOST_COEFFICIENTS, MOST_FUNCTIONS, Fits, Residuals, decisions_near
+from ..covariates import MOST_FUNCTIONS, MULTIPLICATIONS, ROUNDS, Fits, Residuals, Vector, decisions_near
 from ..keys import generator
-from ..problem import Mixed, Samples
+from ..problem import Mixed
 from ..study import Study
-from .significance import Evidence, Projection, Tests
 
 _ROWS = 100_000  # samples looked at, at most
-_MULTIPLICATIONS = 1.5e9  # multiplications that making the tested functions orthonormal may take
-_ADDITIONS = 12  # rounds of adding
 _TURN = 0.1  # of the distance over which the lower level's noise turns: nearby decisions are no nearer
-_HIGHEST = 16  # degree of functions of one coordinate that are tested in several dimensions
-_MOST_CANDIDATES = 600  # tested at a time
+# Levels of the tests: of the functions that come next, of those further ahead; and how many functions, and groups of
+# them, noise alone may bring in at a time where they are tested in groups.
+_NEXT, _AHEAD, _FALSE = 0.05, 0.002, 0.2
+# Of the policy or the gradient, not worth a function: at the decision asked about, nearby.
+_HERE, _NEARBY = 3.16e-3, 1e-2
+
+
+# -- tests
+
+
+@dataclass(frozen=True)
+class Component:
+    """Rows projected on functions: the squares of the coefficients, those of their noise, and their ratios, each summed
+    over `dy` components. A `part` of the functions is an array of indices, whose last axis runs over one group."""
+
+    squares: Float[np.ndarray, " K"]
+    noise: Float[np.ndarray, " K"]
+    ratios: Float[np.ndarray, " K"]
+    dy: int
+
+    def energy(self, part: Int[np.ndarray, "... m"]) -> Any:
+        """The squares of coefficients, without what noise adds."""
+        return np.sum((self.squares - self.noise)[part], axis=-1)
+
+    def stands_out(self, part: Int[np.ndarray, "... m"], level: float) -> Any:
+        """Whether noise does not explain these coefficients."""
+        return special.chdtrc(self.dy * part.shape[-1], np.sum(self.ratios[part], axis=-1)) < level
+
+
+class Projection:
+    """Functions, orthonormal over the samples, on which rows are projected."""
+
+    def __init__(self, psi: Float[np.ndarray, "n K"], shares: Float[np.ndarray, " n"]):
+        self.weighted = (psi * shares[:, None]).T
+        self.squared, self.all = self.weighted**2, np.arange(psi.shape[1])
+
+    def of(self, rows: Float[np.ndarray, "n dy"]) -> Component:
+        squares, noise = (self.weighted @ rows) ** 2, self.squared @ rows**2
+        ratios = np.divide(squares, noise, out=np.zeros_like(squares), where=noise > 0)
+        return Component(*(np.sum(part, axis=1) for part in (squares, noise, ratios)), rows.shape[1])
+
+
+class Evidence(NamedTuple):
+    """What is left at one ``x``, the one asked about (`here`) or one nearby: of the policy, of the adjoint, and of the
+    policy's change from another ``x``."""
+
+    here: bool
+    policy: Component
+    adjoint: Component | None = None
+    change: Component | None = None
 
 
 @dataclass
+class Tests:
+    """The evidence at several ``x``, and the sizes that it is compared with; `noisy`: whether noise is to be told from
+    what is left."""
+
+    noisy: bool
+    policy_total: float = 0.0
+    product_total: float = 0.0
+    evidence: list[Evidence] = field(default_factory=list)
+
+    def needed(self, part: Int[np.ndarray, "... m"], level: float) -> Any:
+        """Whether some functions of each group are needed at some ``x``."""
+        needed, clear = False, lambda one: one.stands_out(part, level) if self.noisy else True
+        for here, policy, adjoint, change in self.evidence:
+            share = _HERE if here else _NEARBY
+            needed |= (policy.energy(part) > share**2 * self.policy_total) & clear(policy)
+            if adjoint is not None and change is not None and self.product_total > 0:
+                energies = np.maximum(adjoint.energy(part), 0.0) * np.maximum(change.energy(part), 0.0)
+                needed |= (np.sqrt(energies) > share * self.product_total) & clear(adjoint) & clear(change)
+        return needed
+
+    def reach(self, have: int, most: int) -> int:
+        """How many functions of a list are needed, given that the first `have` are there."""
+        needed, start, width, level = have, have, max(1, have), _NEXT
+        while start < most:
+            top = min(start + width, most)
+            if self.needed(np.arange(start, top), level):  # where does the part end that is needed? by halving
+                low, needed = start, top
+                while needed - low > 1:
+                    middle = (low + needed) // 2  # through noise a long list hides what one of it shows
+                    further = self.needed(np.arange(middle, needed if self.noisy else top), level)
+                    low, needed = (middle, needed) if further else (low, middle)
+            start, width, level = top, 2 * width, _AHEAD
+        return needed
+
+    def single(self, count: int) -> Bool[np.ndarray, " K"]:
+        """Which of so many functions are needed, each asked for alone; those that chance does not explain come first,
+        since the contexts are a sample: what is left has a component along every function."""
+        level, alone = _NEXT / max(count, 1), np.arange(count)[:, None]  # so that noise brings in one in twenty times
+        wanted = self.needed(alone, level)
+        if self.noisy:
+            return wanted
+        clear = wanted & np.any([one.policy.stands_out(alone, level) for one in self.evidence], axis=0)
+        return clear if clear.any() else wanted
+
+    def grouped(self, groups: list[np.ndarray]) -> Bool[np.ndarray, " K"]:
+        """Which functions are needed, tested alone and in groups, through noise. The effect of a category is spread
+        over several functions, none of which may stand out: of a group that does, those are taken that bring more than
+        they cost, twice their noise."""
+        count = sum(len(group) for group in groups)
+        alone = np.arange(count)[:, None]
+        wanted, worth = (self.needed(alone, level) for level in (_FALSE / max(count, 1), special.chdtrc(1, 2)))
+        for group in groups:
+            if len(group) > 1 and self.needed(group, _FALSE / len(groups)):
+                wanted[group] |= worth[group]
+        return wanted
+
+
+# -- selection
+
+
 class ForwardSelection:
-    """The samples looked at, fits to them, and the most functions they support."""
+    """The samples looked at, fits to them, and the `most` functions they support."""
 
-    study: Study
-    samples: Samples
-    fits: Fits
-    most: int
+    def __init__(self, study: Study, key: Array, spent: Counter):
+        self.study, self.fits = study, Fits.looking(study, key, spent, rows=_ROWS)
+        self.axes, most = self.fits.axes, self.fits.most
+        self.most = most if study.noisy else min(most, MOST_FUNCTIONS)
 
-    @staticmethod
-    def on(study: Study, key: Array, spent: Counter) -> "ForwardSelection":
-        look = study.lower.look(key, rows=_ROWS)
-        upper = None if study.shared else study.upper.look(key, rows=_ROWS).samples
-        fits = Fits(study, look.samples, upper, spent, look.together)
-        contexts = look.samples.rows(slice(None, None, look.together))
-        most = max(1, min(contexts.supported(study.noisy), MOST_COEFFICIENTS // study.problem.sizes[1]))
-        return ForwardSelection(study, look.samples, fits, most if study.noisy else min(most, MOST_FUNCTIONS))
-
-    @property
-    def axes(self) -> Axes:
-        """The coordinates of the context."""
-        return self.fits.axes
-
-    def at(self, x: Float[np.ndarray, " dx"], key: Array, members: np.ndarray | None = None) -> tuple[np.ndarray, str]:
+    def at(self, x: Vector, key: Array, members: np.ndarray | None = None) -> tuple[np.ndarray, str]:
         """The functions needed around ``x``, and why these, in words; `members`: those that are there already."""
         dx, dy = self.study.problem.sizes
         members = last = np.zeros((1, len(self.axes)), int) if members is None else members
         tests, points = Tests(self.study.noisy), [x]
-        for _ in range(_ADDITIONS):
+        for _ in range(ROUNDS):
             self.fits.lay(members)
             here = self.fits.residuals(x)
             if here is None:
                 return last, "the lower level could not be minimised with more functions."
             if len(points) == 1:
-                points += self._nearby(here, key)
+                expansions, point = self.fits.expansions(self.fits.usable), here.point
+                scales = expansions.row_scales(x, point.W, point.adjoint, point.value)
+                unit = np.where(x != 0, np.abs(x), 1.0)  # where f does not show over which way it changes by its spread
+                unit = np.divide(scales.spread, scales.sizes, out=unit, where=scales.sizes > 0)
+                unit = np.maximum(unit, _TURN * scales.turning)
+                points += decisions_near(x, unit, expansions.bounds, generator(key))
             others = (self.fits.residuals(point) for point in points[1:])
             ahead, projection = self._next(members)
             self._test([here, *(one for one in others if one is not None)], projection, tests)
@@ -72,12 +177,15 @@ class ForwardSelection:
         if not self.study.noisy:
             words = f"more would change the policy by less than 0.3% (tested at {len(points)} decisions)."
         if len(members) >= self.most:
-            words = f"as many as {count} samples with {self.samples.distinct()} distinct contexts support."
+            words = f"as many as {count} samples with {self.fits.samples.distinct()} distinct contexts support."
         if len(members) < least:
             words = (
                 f"x has {dx} coordinates, and fewer functions could not determine it; the policy alone asks for less."
             )
-        return self._at_least(members, least), words
+            while len(members) < least and len(ahead := self.axes.neighbours(members)):  # those of low degree first
+                members = np.concatenate([members, ahead])
+            members = members[:least]
+        return members, words
 
     def _test(self, left: list[Residuals], projection: Projection, tests: Tests) -> None:
         """What is left at each point, projected; the first of them is the one asked about."""
@@ -93,23 +201,14 @@ class ForwardSelection:
                 tests.product_total = max(tests.product_total, float(np.sqrt(adjoint_total * change_total)))
             total = float(policy.energy(projection.all)) + one.energy(one.point.W[1:])
             tests.policy_total = max(tests.policy_total, total)
-            tests.evidence.append(Evidence(policy, adjoint, change, one is here))
-
-    def _nearby(self, here: Residuals, key: Array) -> list[Float[np.ndarray, " dx"]]:
-        """Decisions over which ``f`` changes by a part of its spread."""
-        expansions, point = self.fits.expansions(self.fits.usable), here.point
-        scales = expansions.row_scales(point.x, point.W, point.adjoint, point.value)
-        unit = np.where(point.x != 0, np.abs(point.x), 1.0)
-        unit = np.divide(scales.spread, scales.sizes, out=unit, where=scales.sizes > 0)
-        unit = np.maximum(unit, _TURN * scales.turning)
-        return decisions_near(point.x, unit, expansions.bounds, generator(key))
+            tests.evidence.append(Evidence(one is here, policy, adjoint, change))
 
     @cached_property
     def _nested(self) -> Projection:
         """Functions of one coordinate by degree, each made orthonormal against those before it; zero where contexts do
         not distinguish it from these."""
         u, shares = self.fits.u, self.fits.context_shares
-        count = int(min(self.most, max(8, (_MULTIPLICATIONS / len(u)) ** 0.5)))
+        count = int(min(self.most, max(8, (MULTIPLICATIONS / len(u)) ** 0.5)))
         root = np.sqrt(shares)[:, None]
         # orthonormal to the last digit: of functions that lean on each other one chance component would count for many
         q, triangle = np.linalg.qr(root * self.axes.table(u, np.arange(count)[:, None]))
@@ -125,9 +224,9 @@ class ForwardSelection:
         if self.axes.nested:
             return np.arange(len(self._nested.all))[:, None], self._nested
         u, shares = self.fits.u, self.fits.context_shares
-        most = min(_MOST_CANDIDATES, int(max(8, _MULTIPLICATIONS / len(u) / max(len(members), 1))))
-        in_turn = self.study.noisy or isinstance(self.study.problem.domain, Mixed)
-        ahead = _ahead(self.axes, members, min(most, int((_MULTIPLICATIONS / len(u)) ** 0.5)) if in_turn else most)
+        in_turn, each = self.study.noisy or isinstance(self.study.problem.domain, Mixed), MULTIPLICATIONS / len(u)
+        budget = max(8, int(each / max(len(members), 1)))
+        ahead = _ahead(self.axes, members, min(budget, int(each**0.5)) if in_turn else budget)
         fitted = self.fits.table[:: self.fits.together]  # orthonormal already
         table = self.axes.table(u, ahead)
         size = np.sqrt(shares @ table**2)
@@ -155,16 +254,6 @@ class ForwardSelection:
         table, shares = self.axes.table(self.fits.u, grown), self.fits.context_shares
         return grown[_orthonormal_in_turn(table, shares, np.sqrt(shares @ table**2))[1]]
 
-    def _at_least(self, members: np.ndarray, least: int) -> np.ndarray:
-        """With the next functions added, those of low degree first, where there are fewer."""
-        if len(members) >= least:
-            return members
-        if self.axes.nested:
-            return np.arange(least)[:, None]
-        while len(members) < least and len(ahead := self.axes.neighbours(members)):
-            members = np.concatenate([members, ahead])
-        return members[:least]
-
 
 def _orthonormal_in_turn(
     table: Float[np.ndarray, "n K"], shares: Float[np.ndarray, " n"], size: Float[np.ndarray, " K"]
@@ -181,11 +270,13 @@ def _orthonormal_in_turn(
     return np.where(seen, table @ np.linalg.inv(triangle), 0.0), seen
 
 
-def _ahead(axes: Axes, members: np.ndarray, most: int) -> Int[np.ndarray, "K d"]:
-    """Functions that may come next: two rings around the set, those of single coordinates, and first products."""
+def _ahead(axes: Axes, members: np.ndarray, budget: int, most: int = 600, highest: int = 16) -> Int[np.ndarray, "K d"]:
+    """Functions that may come next, so many at most: two rings around the set, those of single coordinates up to the
+    `highest` degree, and first products."""
+    most = min(most, budget)
     have = {tuple(row) for row in members.tolist()}
     ring = axes.neighbours(members)
-    rows = [tuple(row) for row in ring.tolist()] + axes.singles(_HIGHEST)
+    rows = [tuple(row) for row in ring.tolist()] + axes.singles(highest)
     if len(axes) <= most:
         rows += axes.pairs()
     if len(ring) * len(axes) <= most:

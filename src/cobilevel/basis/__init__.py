@@ -1,8 +1,8 @@
 """Functions of the context: the families a user can name, fitted to the contexts observed."""
 
 from .axes import Axes
-from .base import Basis, FeatureMap, check_basis, same_recipe
-from .components import Components, Union, basis_of, by_component
+from .base import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json, same_recipe
+from .components import Components, Orthonormal, Union, basis_of, by_component
 from .families import (
     BSpline,
     Categorical,
@@ -27,7 +27,5 @@ from .learned import (
     network,
     squared_distances,
 )
-from .recipes import basis_from_json, basis_to_json, domain_to_json
 from .sizes import check_sizes, richer_basis
-from .tables import OneHot, Rows, combine, dense
-from .whitening import Coordinates, Orthonormal, Whitening, whiten
+from .tables import Coordinates, OneHot, Rows, Whitening, combine, dense, whiten

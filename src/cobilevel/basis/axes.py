@@ -49,13 +49,12 @@ class Axis:
 
     def level(self, k: Any) -> Any:
         """The level of a function, or of many."""
-        return k if self.family is Chebyshev else degree_in(self.family, k)
+        return degree_in(self.family, k)
 
     def at_level(self, level: int) -> range:
         """The numbers of the functions of a level; of a level that there is not, none."""
         if self.categorical:
-            first = [0, 1, self.count, self.count]
-            return range(first[min(level, 2)], first[min(level, 2) + 1])
+            return (range(1), range(1, self.count), range(0))[min(level, 2)]
         return range(max(2 * level - 1, 0), 2 * level + 1) if self.family is Fourier else range(level, level + 1)
 
     def below(self, k: int) -> list[int]:
@@ -136,36 +135,26 @@ class Axes:
             for j, axis in enumerate(self.each)
             for k in axis.at_level(int(axis.level(row[j])) + 1)
         }
-        margin = [row for row in ahead - members if self._reached(row, members)]
-        return np.array(self.ordered(margin), dtype=int).reshape(-1, table.shape[1])
-
-    def _reached(self, row: tuple[int, ...], members: set) -> bool:
-        """Whether some function one level lower is in the set, for each coordinate that varies."""
-        return all(
+        reached = lambda row: all(
             any((*row[:i], one, *row[i + 1 :]) in members for one in axis.at_level(int(axis.level(k)) - 1))
             for i, (axis, k) in enumerate(zip(self.each, row, strict=True))
             if k
         )
+        margin = self.ordered(row for row in ahead - members if reached(row))
+        return np.array(margin, dtype=int).reshape(-1, table.shape[1])
 
     def closed(self, members: Int[np.ndarray, "N d"], wanted: Iterable[tuple[int, ...]]) -> Int[np.ndarray, "M d"]:
         """The set with some products added, and all that come before these."""
-        have, grown = {tuple(row) for row in members.tolist()}, list(members.tolist())
+        grown = dict.fromkeys(tuple(row) for row in members.tolist())
         for top in self.ordered(wanted):
             before = product(*[axis.below(int(k)) for axis, k in zip(self.each, top, strict=True)])
-            for row in self.ordered(before):
-                if row not in have:
-                    have.add(row)
-                    grown.append(list(row))
-        return np.array(grown, dtype=int)
+            grown |= dict.fromkeys(self.ordered(before))
+        return np.array(list(grown), dtype=int)
 
     def singles(self, highest: int) -> list[tuple[int, ...]]:
         """The functions of single coordinates, up to a level."""
-        return [
-            tuple(k if i == j else 0 for i in range(len(self)))
-            for j, axis in enumerate(self.each)
-            for level in range(1, highest + 1)
-            for k in axis.at_level(level)
-        ]
+        numbers = lambda axis: (k for level in range(1, highest + 1) for k in axis.at_level(level))
+        return [(0,) * j + (k,) + (0,) * (len(self) - j - 1) for j, axis in enumerate(self.each) for k in numbers(axis)]
 
     def pairs(self) -> list[tuple[int, ...]]:
         """The products of two coordinates, each at level 1."""
@@ -175,9 +164,12 @@ class Axes:
             for a, b in product(self.each[i].at_level(1), self.each[j].at_level(1))
         ]
 
-    def up_to(self, total: int) -> Int[np.ndarray, "N d"]:
-        """All products whose levels add up to no more."""
-        members = np.zeros((1, len(self)), int)
-        for _ in range(total):
+    def with_neighbours(self, members: Int[np.ndarray, "N d"], rings: int) -> Int[np.ndarray, "M d"]:
+        """The set with those one level ahead of it, so many times."""
+        for _ in range(rings):
             members = np.concatenate([members, self.neighbours(members)])
         return members
+
+    def up_to(self, total: int) -> Int[np.ndarray, "N d"]:
+        """All products whose levels add up to no more."""
+        return self.with_neighbours(np.zeros((1, len(self)), int), total)

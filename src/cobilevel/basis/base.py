@@ -1,11 +1,12 @@
 r"""Bases: families of functions of the context, and the feature map $\Phi(\xi) \in R^N$ they give on a domain.
 
 A basis is what a user names, ``Chebyshev(5)``; fitted to a domain and to the contexts observed there it becomes a
-``FeatureMap``, which can be called.
+``FeatureMap``, which can be called. In plain JSON, for saved solutions, it is its class and its fields.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -18,11 +19,67 @@ from ..cluster import shards_of, this_cluster
 from ..host import empty_table, module_of, on_host_or_compiled
 from ..problem import Domain
 from ..programs import Held, is_spread, put
-from .recipes import Recipe, basis_to_json
 from .tables import OneHot, Rows, upper_triangle
 
 _FEWEST_PLACES = 64  # functions from which on places are kept rather than rows of zeros and a one
 NUMBERS_AT_ONCE = 2**18  # of a table that is computed in NumPy: what is made on the way stays in the cache
+
+
+# -- recipes
+
+
+class Recipe(eqx.Module):
+    """What a user names and a file can hold: a basis, or an index set. In JSON, its class and its fields."""
+
+
+def plain_number(value: Any) -> Any:
+    """Numbers of NumPy as Python's: what is static in a program, and what is saved, is plain."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _to_json(value: Any, typed: bool) -> Any:
+    """Arrays with their dtype where `typed`; else as lists, and fields that are ``None`` are left out."""
+    if isinstance(value, Recipe | Domain):
+        named = [(part.name, getattr(value, part.name)) for part in fields(value)]
+        kept = {name: _to_json(v, typed) for name, v in named if not callable(v) and (typed or v is not None)}
+        return {"name": type(value).__name__, **kept}
+    if isinstance(value, jax.Array | np.ndarray):  # a learned basis keeps what it learned
+        return {"array": np.asarray(value).tolist(), "dtype": str(value.dtype)} if typed else np.asarray(value).tolist()
+    return [_to_json(item, typed) for item in value] if isinstance(value, tuple | list) else plain_number(value)
+
+
+def basis_to_json(basis: Recipe) -> dict[str, Any]:
+    """The class and its fields; a user's function is left out."""
+    return _to_json(basis, typed=True)
+
+
+def domain_to_json(domain: Domain) -> dict[str, Any]:
+    """The class and its fields, those that are not there left out."""
+    return _to_json(domain, typed=False)
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return put(np.asarray(value["array"], value["dtype"])) if "array" in value else basis_from_json(value)
+    return [_from_json(item) for item in value] if isinstance(value, list) else value
+
+
+def _kinds(kind: type) -> dict[str, type]:
+    """A class and all that derive from it, by name."""
+    return {kind.__name__: kind} | {name: part for sub in kind.__subclasses__() for name, part in _kinds(sub).items()}
+
+
+def basis_from_json(entry: dict[str, Any]) -> Any:
+    """The inverse of ``basis_to_json``, for the bases and index sets of this library alone."""
+    known = _kinds(Recipe)
+    if entry["name"] == "Features":
+        raise ValueError("this solution uses Features, whose function is not stored: pass load(..., basis=...).")
+    if entry["name"] not in known:
+        raise ValueError(f"the saved basis {entry['name']!r} is not one of this library; pass load(..., basis=...).")
+    return known[entry["name"]](**{name: _from_json(value) for name, value in entry.items() if name != "name"})
+
+
+# -- bases
 
 
 class FeatureMap(eqx.Module):
@@ -66,14 +123,13 @@ class FeatureMap(eqx.Module):
 
 @on_host_or_compiled
 def _features(fitted: FeatureMap, xi: Shaped[Held, "..."]) -> Float[Held, "... N"]:
-    domain, constant = fitted.domain, fitted.constant
-    inside = domain.contains(xi)  # judged in the precision the contexts came in
+    inside = fitted.domain.contains(xi)  # judged in the precision the contexts came in
     xi = _in_dtype_of(fitted, xi)
     if module_of(xi) is jnp:
         return jnp.where(inside[..., None], _mixed(fitted, xi), jnp.nan)
-    rows, size = xi.reshape(inside.size, *domain.shape), len(constant)
+    rows, size = xi.reshape(inside.size, *fitted.domain.shape), fitted.size
     step = max(1, NUMBERS_AT_ONCE // (size if fitted.transform is None else len(fitted.transform)))
-    table = empty_table(len(rows), size, constant.dtype)
+    table = empty_table(len(rows), size, fitted.constant.dtype)
     for start in range(0, len(rows), step):
         table[start : start + step] = _mixed(fitted, rows[start : start + step])
     if not inside.all():
@@ -100,16 +156,6 @@ def _places_of(fitted: FeatureMap, xi: Shaped[Held, "n ..."]) -> OneHot:
 @on_host_or_compiled
 def _raw(basis: "Basis", domain: Domain, xi: Shaped[Held, "..."]) -> Float[Held, "... raw"]:
     return basis.evaluate(domain, xi)
-
-
-def _fit_of_one(parts: list[np.ndarray], spread: bool) -> np.ndarray:
-    """The coefficients whose function is nearest to 1, from features in one table or in the shards of a cluster."""
-    tables = [np.column_stack([part, np.ones(len(part))]) for part in parts]
-    if spread:
-        tables = this_cluster().gathered([upper_triangle(table) for table in tables])
-    table = np.concatenate(tables)
-    nearest = np.linalg.lstsq(table[:, :-1], table[:, -1], rcond=None)[0]
-    return this_cluster().agreed(nearest) if spread else nearest
 
 
 class Basis(Recipe):
@@ -143,7 +189,12 @@ class Basis(Recipe):
             parts = shards_of(phi) if is_spread(phi) else [np.asarray(phi)]
             if not all(np.isfinite(part).all() for part in parts):
                 raise ValueError(f"basis {self!r} gives NaN or infinity at observed contexts; check its function.")
-            constant = _fit_of_one(parts, is_spread(phi))
+            tables = [np.column_stack([part, np.ones(len(part))]) for part in parts]
+            if is_spread(phi):
+                tables = this_cluster().gathered([upper_triangle(table) for table in tables])
+            table = np.concatenate(tables)
+            constant = np.linalg.lstsq(table[:, :-1], table[:, -1], rcond=None)[0]  # whose function is nearest to 1
+            constant = this_cluster().agreed(constant) if is_spread(phi) else constant
         return FeatureMap(self, domain, None, put(np.asarray(constant, dtype)))
 
     @property

@@ -1,4 +1,4 @@
-"""Bases made of several: products of those of each part of a ``Mixed`` domain, and unions."""
+"""Bases made of others: products of those of each part of a ``Mixed`` domain, unions, and whitened ones."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -9,14 +9,15 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from ..checks import positive
 from ..host import module_of, on_host_or_compiled
 from ..problem import Domain, Finite, Mixed
 from ..programs import Held, put
 from .axes import Axes, Axis, degree_in
-from .base import Basis
+from .base import Basis, FeatureMap, plain_number
 from .families import Categorical, Chebyshev, Fourier, Partition, ProductBasis, products
 from .index_sets import IndexSet, Listed, Tensor
-from .whitening import Orthonormal
+from .tables import combine, dense, whiten
 
 
 def _named_parts(parts: Any) -> tuple[tuple[str, Any], ...]:
@@ -93,12 +94,10 @@ class Components(Basis):
         return [degree_in(type(basis), np.arange(count(basis, part))) for basis, part, _ in self._by_part(domain)]
 
     def evaluate(self, domain: Any, xi):
-        columns = [
-            _from_one(basis, part, xi[..., j], means) for j, (basis, part, means) in enumerate(self._by_part(domain))
-        ]
-        starts = np.cumsum([0, *(column.shape[-1] for column in columns[:-1])])
-        values = module_of(xi).concatenate(columns, axis=-1)
-        return products(values, self.coupling.coupled(self.degrees(domain)), starts, True)
+        parts, degrees = enumerate(self._by_part(domain)), self.degrees(domain)
+        columns = [_from_one(basis, part, xi[..., j], means) for j, (basis, part, means) in parts]
+        starts = np.cumsum([0, *map(len, degrees[:-1])])
+        return products(module_of(xi).concatenate(columns, axis=-1), self.coupling.coupled(degrees), starts, True)
 
     def count(self, domain):
         return self.coupling.size(self.degrees(domain))
@@ -108,14 +107,10 @@ class Components(Basis):
 
     def fit(self, domain: Any, xi, weights=None):
         xi = put(xi if isinstance(xi, jax.Array) else np.asarray(xi))
-        parts = enumerate(self._by_part(domain))
-        means = [
-            np.asarray(_means(basis, part, xi, j, weights)) if basis.local else None for j, (basis, part, _) in parts
-        ]
-        named = dict(zip(domain.names, means, strict=True))
-        return Basis.fit(
-            Components(self.parts, self.coupling, [named[name] for name, _ in self.parts]), domain, xi, weights
-        )
+        mean = lambda j, basis, part: np.asarray(_means(basis, part, xi, j, weights)) if basis.local else None
+        means = {domain.names[j]: mean(j, basis, part) for j, (basis, part, _) in enumerate(self._by_part(domain))}
+        fitted = Components(self.parts, self.coupling, [means[name] for name, _ in self.parts])
+        return Basis.fit(fitted, domain, xi, weights)
 
     def with_parts(self, change):
         return Components([(name, change(basis)) for name, basis in self.parts], self.coupling, self.means)
@@ -209,3 +204,46 @@ class Union(Basis):
 
     def __repr__(self):
         return f"Union([{', '.join(map(repr, self.parts))}])"
+
+
+class Orthonormal(Basis):
+    r"""The span of another basis, whitened against the observed contexts, so that $m_\Phi = 1$ by construction."""
+
+    basis: Basis
+    tolerance: float | None = eqx.field(static=True, converter=plain_number, default=None)
+
+    def __check_init__(self):
+        if not isinstance(self.basis, Basis):
+            raise TypeError(f"Orthonormal takes a basis, such as Orthonormal(Chebyshev(5)), got {self.basis!r}.")
+        if self.tolerance is not None and positive("Orthonormal: tolerance", self.tolerance) >= 1:
+            raise ValueError(
+                f"Orthonormal: tolerance is a share of the largest singular value, below 1, got {self.tolerance!r}."
+            )
+
+    def evaluate(self, domain, xi):
+        return self.basis.evaluate(domain, xi)
+
+    def count(self, domain):
+        return self.basis.count(domain)
+
+    def constant(self, domain):
+        return self.basis.constant(domain)
+
+    def with_parts(self, change):
+        return Orthonormal(change(self.basis), self.tolerance)
+
+    @property
+    def learned(self):
+        return self.basis.learned
+
+    def fit(self, domain, xi, weights=None):
+        plain = self.basis.fit(domain, xi, weights)
+        factors = whiten(plain(xi), weights, self.tolerance)
+        turned = dense(factors.transform)
+        transform = turned if plain.transform is None else combine(plain.transform, turned)
+        constant = combine(factors.inverse, np.asarray(plain.constant, factors.inverse.dtype))
+        own = self if plain.basis is self.basis else Orthonormal(plain.basis, self.tolerance)
+        return FeatureMap(own, domain, transform, constant)
+
+    def __repr__(self):
+        return f"Orthonormal({self.basis!r})"

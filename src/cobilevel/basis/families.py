@@ -19,9 +19,8 @@ from ..functions import failure
 from ..host import module_of, plain
 from ..problem import Domain, Finite, Mixed, Periodic
 from ..programs import Held, program
-from .base import Basis
+from .base import Basis, plain_number
 from .index_sets import IndexSet, Tensor
-from .recipes import plain_number
 from .tables import one_hot
 
 _ROWS_AT_ONCE = 1024  # contexts of one call of a user's function: it is compiled for so many, whatever the data
@@ -106,21 +105,12 @@ class PolynomialBasis(ProductBasis):
 
     @plain
     def univariate(self, u):
-        a, c = (part.tolist() for part in self.recurrence())
-        if module_of(u) is jnp:
-            values = [jnp.ones_like(u)]
-            for k in range(self.n - 1):
-                values.append((a[k] * u) * values[k] - c[k] * values[k - 1] if k else a[k] * u)
-            return jnp.stack(values, axis=-1)
-        table, scaled = np.empty((self.n, *u.shape), u.dtype), u
-        table[0] = 1
-        for k in range(self.n - 1):  # in place: copies take longer than the arithmetic
-            if not k or a[k] != a[k - 1]:
-                scaled = a[k] * u
-            np.multiply(scaled, table[k], out=table[k + 1])
-            if k and c[k]:
-                table[k + 1] -= table[k - 1] if c[k] == 1 else c[k] * table[k - 1]
-        return table.transpose(*range(1, table.ndim), 0)
+        xp, (a, c) = module_of(u), (part.tolist() for part in self.recurrence())
+        values = [xp.ones_like(u)]
+        for k in range(self.n - 1):
+            ahead = a[k] * u * values[k]
+            values.append(ahead - c[k] * values[k - 1] if k and c[k] else ahead)
+        return xp.moveaxis(xp.stack(values), 0, -1)
 
 
 class Chebyshev(PolynomialBasis):
@@ -265,9 +255,10 @@ class Features(Basis):
         lead = xi.shape[: xi.ndim - len(domain.shape)]
         flat = xi.reshape(math.prod(lead), *domain.shape)
         if module_of(xi) is np:
-            blocks = [flat[k : k + _ROWS_AT_ONCE] for k in range(0, max(1, len(flat)), _ROWS_AT_ONCE)]
-            values = [np.asarray(_of_block(self, domain, _filled(block)))[: len(block)] for block in blocks]
-            return np.concatenate(values).reshape(*lead, self.n)
+            padded = np.resize(flat, (max(1, -(-len(flat) // _ROWS_AT_ONCE)) * _ROWS_AT_ONCE, *domain.shape))
+            blocks = padded.reshape(-1, _ROWS_AT_ONCE, *domain.shape)
+            values = np.concatenate([np.asarray(_of_block(self, domain, block)) for block in blocks])
+            return values[: len(flat)].reshape(*lead, self.n)
         return self._of_rows(domain, flat).reshape(*lead, self.n)
 
     def _of_rows(self, domain: Domain, flat: Shaped[Array, "rows ..."]) -> Float[Array, "rows n"]:
@@ -293,8 +284,3 @@ class Features(Basis):
 @program
 def _of_block(basis: Features, domain: Domain, rows: Shaped[Array, "rows ..."]) -> Float[Array, "rows n"]:
     return basis._of_rows(domain, rows)
-
-
-def _filled(rows: np.ndarray) -> np.ndarray:
-    """Contexts repeated up to a full block."""
-    return rows[np.arange(_ROWS_AT_ONCE) % len(rows)] if len(rows) else np.zeros((1, *rows.shape[1:]), rows.dtype)

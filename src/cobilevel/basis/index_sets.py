@@ -16,8 +16,7 @@ import numpy as np
 
 from ..checks import MOST_LISTED, whole
 from ..host import plain
-from .base import NUMBERS_AT_ONCE
-from .recipes import Recipe, plain_number
+from .base import NUMBERS_AT_ONCE, Recipe, plain_number
 
 
 class IndexSet(Recipe):
@@ -160,18 +159,16 @@ class HyperbolicCross(IndexSet):
 
     def count_coupled(self, degrees):
         top = 1 + max(int(own.max()) for own in degrees)
-        by_product = np.zeros(top + 1)  # how many there are of each value of the product so far
-        first = np.bincount(degrees[0])
-        by_product[1 : len(first) + 1], count = first, int(first.sum())
-        for own in degrees[1:]:
+        by_product, count = np.eye(1, top + 1, 1)[0], 1  # how many there are of each value of the product so far
+        for own in degrees:
             often = np.bincount(own)
-            factors = np.arange(1, len(often) + 1)
-            count = int(often @ np.cumsum(by_product)[top // factors])
+            count = int(often @ np.cumsum(by_product)[top // np.arange(1, len(often) + 1)])
             if count > MOST_LISTED:
                 break  # more than can be listed, however many
             grown = np.zeros_like(by_product)
-            for factor in factors[often > 0]:
-                grown[::factor][: top // factor + 1] += often[factor - 1] * by_product[: top // factor + 1]
+            for value in np.flatnonzero(by_product):
+                multiples = grown[value::value][: len(often)]
+                multiples += by_product[value] * often[: len(multiples)]
             by_product = grown
         return count
 

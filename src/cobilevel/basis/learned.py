@@ -18,10 +18,9 @@ from ..checks import positive, whole
 from ..host import module_of
 from ..problem import Box
 from ..programs import Held
-from .base import Basis
+from .base import Basis, plain_number
 from .families import Chebyshev, ProductBasis
 from .index_sets import TotalDegree
-from .recipes import plain_number
 
 KERNELS = ("gaussian", "matern")
 METRICS = ("isotropic", "coordinates", "directions")

@@ -11,23 +11,12 @@ from ..checks import MEMORY_SHARE, MOST_LISTED, gibibytes, memory_limit
 from ..problem import Domain, Finite
 from .axes import Axes
 from .base import Basis
-from .components import Components, Union, by_component
+from .components import Components, Orthonormal, Union, by_component
 from .families import BSpline, Categorical, Chebyshev, ProductBasis
 from .index_sets import Additive, Listed, Tensor, TotalDegree, require_listed
-from .whitening import Orthonormal
 
-TABLES = 4  # numbers held for each context and function, and for each coefficient: see benchmarks/growth
-FACTORS = 5  # the same for each two functions
-
-
-def held_bytes(basis: Basis, functions: int, rows: int, outputs: int) -> int:
-    """What features at so many contexts take in double precision, with the copies that factorising them makes, and the
-    coefficients of a ``y`` of so many numbers; where a context has one function alone its place is all that is kept."""
-    if type(basis).cell is not Basis.cell:
-        numbers = TABLES * (rows + functions)
-    else:
-        numbers = TABLES * rows * functions + FACTORS * functions * min(rows, functions)
-    return np.dtype(float).itemsize * (TABLES * functions * outputs + numbers)
+# Numbers held for each context and function, and for each coefficient; for each two functions: see benchmarks/growth.
+_TABLES, _FACTORS = 4, 5
 
 
 def check_sizes(basis: Basis, domain: Domain, rows: int, outputs: int = 1, distinct: int | None = None) -> None:
@@ -46,7 +35,15 @@ def check_sizes(basis: Basis, domain: Domain, rows: int, outputs: int = 1, disti
     if count > MOST_LISTED and isinstance(_unwhitened(basis), ProductBasis | Components):
         fitting = _fitting(basis, domain, lambda size: size <= MOST_LISTED)
         require_listed(count, named, domain.dimension, fitting.strip())
-    held = lambda functions: held_bytes(basis, functions, rows, outputs)
+
+    def held(functions: int) -> int:
+        """What features and coefficients take in double precision, with the copies that factorising them makes; where a
+        context has one function alone its place is all that is kept."""
+        numbers = _TABLES * rows * functions + _FACTORS * functions * min(rows, functions)
+        if type(basis).cell is not Basis.cell:
+            numbers = _TABLES * (rows + functions)
+        return np.dtype(float).itemsize * (_TABLES * functions * outputs + numbers)
+
     if held(count) > most:
         raise ValueError(
             f"{named} has {count:,} functions: features at {rows:,} contexts and coefficients for the {outputs:,} "
@@ -111,10 +108,7 @@ def _wider(basis: Any, domain: Any, most: int) -> Iterator[Any]:
     several = isinstance(basis, Components)
     index = basis.coupling if several else basis.index
     if isinstance(index, Listed):
-        members, axes = np.array(index.members), Axes.of(domain)
-        for _ in range(2):
-            members = np.concatenate([members, axes.neighbours(members)])
-        members = members[: max(most, 0)]
+        members = Axes.of(domain).with_neighbours(np.array(index.members), 2)[: max(most, 0)]
         if len(members) > len(index.members):
             yield _with_members(basis, domain, members)
     elif several or not basis.local:

@@ -1,4 +1,5 @@
-"""Tables of features: dense, or with one entry a row; products with coefficients, and triangles of long ones."""
+"""Tables of features: dense, or with one entry a row; products with coefficients, triangles of long ones, and whitened
+coordinates in which they are orthonormal."""
 
 from typing import Any
 
@@ -6,13 +7,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
-from ..host import in_threads
-from ..programs import Held, arithmetic, put, rows_at
+from .. import trees
+from ..cluster import shards_of, this_cluster
+from ..host import in_threads, module_of, on_host
+from ..programs import Held, arithmetic, is_spread, put, rows_at
 
 _TRIANGLE_ROWS = 2**15  # of a table that are factorised at once
-_FAR_FROM_DEPENDENT = 1e-6  # the least squared singular value of columns of length 1: products lose as many digits
 
 
 def one_hot(place: Int[Held, "..."], size: int, dtype: Any) -> Float[Held, "... N"]:
@@ -99,8 +101,8 @@ def combine(phi: Float[Held, "... N"] | OneHot, W: Any) -> Any:
 def upper_triangle(table: np.ndarray, root: np.ndarray | None = None) -> np.ndarray:
     """The triangle of a table (its rows times `root`), which has the same least squares and singular values.
 
-    Of a long one block by block, side by side: by its products, which are many times as fast, where its columns are far
-    from dependent; else by the triangles of its blocks.
+    Of a long one block by block, side by side: by its products, which are many times as fast, where its columns, at
+    length 1, are so far from dependent that three quarters of the digits are kept; else by the triangles of its blocks.
     """
     begins = range(0, len(table), _TRIANGLE_ROWS)
 
@@ -111,7 +113,105 @@ def upper_triangle(table: np.ndarray, root: np.ndarray | None = None) -> np.ndar
     if len(begins) > 1:
         gram = sum(in_threads(lambda begin: (part := block(begin)).T @ part, begins))
         norms = np.sqrt(np.diag(gram))
-        if np.all(norms > 0) and np.linalg.eigvalsh(gram / np.outer(norms, norms))[0] > _FAR_FROM_DEPENDENT:
+        if np.all(norms > 0) and np.linalg.eigvalsh(gram / np.outer(norms, norms))[0] > np.finfo(float).eps ** 0.25:
             return np.linalg.cholesky(gram).T
     parts = list(in_threads(lambda begin: np.linalg.qr(block(begin), mode="r"), begins))
     return parts[0] if len(parts) == 1 else upper_triangle(np.concatenate(parts))
+
+
+# -- whitening
+
+
+class Whitening(eqx.Module):
+    r"""New coordinates in which the observed features are orthonormal: $\Psi = \Phi T$, $E[\Psi \Psi^T] = I$.
+
+    From the singular value decomposition of the weighted features themselves (never from their Gram matrix, which
+    squares the condition number). Directions below `tolerance` of the largest singular value are cut: there the data
+    cannot tell coefficients apart.
+    """
+
+    transform: Float[Held, "N r"] | OneHot
+    inverse: Float[Held, "r N"] | OneHot
+    singular_values: Float[Held, " s"]
+
+    @property
+    def rank(self) -> int:
+        """How many independent functions the observed contexts can see."""
+        return self.transform.shape[1]
+
+    @on_host
+    def unseen(self, phi: Rows) -> Float[Held, " n"]:
+        """The share of each row of features, by its norm, that the observed contexts do not see."""
+        if isinstance(phi, OneHot):
+            return (self.transform.value[phi.place] == 0).astype(phi.dtype)  # pyright: ignore
+        xp = module_of(phi)
+        size = xp.linalg.norm(phi, axis=1)
+        return xp.linalg.norm(phi - (phi @ self.transform) @ self.inverse, axis=1) / xp.where(size > 0, size, 1)
+
+
+def whiten(phi: Rows, weights: Float[Held, " n"] | None = None, tolerance: float | None = None) -> Whitening:
+    """Factorises observed features; `tolerance` defaults to the square root of the machine precision."""
+    dtype, spread = phi.dtype, is_spread(phi.place if isinstance(phi, OneHot) else phi)
+    own = lambda array: [np.asarray(part) for part in (shards_of(array) if spread else [array])]
+    gathered = this_cluster().gathered if spread else lambda parts: parts
+    masses = [np.ones(len(phi))] if weights is None else [part.astype(float) for part in own(weights)]
+    total = sum(part.sum() for part in gathered([np.atleast_1d(mass.sum()) for mass in masses]))
+    shares = [mass / total for mass in masses]
+    if isinstance(phi, OneHot):
+        parts = [OneHot(*part, phi.size).on_host() for part in zip(own(phi.place), own(phi.value), strict=True)]
+        sums = gathered([part.blocks(share) for part, share in zip(parts, shares, strict=True)])
+        return put(_of_cells(np.sqrt(sum(sums)), len(phi), dtype))
+    tables = [part.astype(float, copy=False) for part in own(phi)]
+    triangles = gathered([upper_triangle(*part) for part in zip(tables, map(np.sqrt, shares), strict=True)])
+    scaled = triangles[0] if len(triangles) == 1 else upper_triangle(np.concatenate(triangles))
+    spectrum = np.linalg.svd(scaled, compute_uv=False)
+    norms = np.linalg.norm(scaled, axis=0)
+    norms = np.where(norms > 0, norms, 1)  # the rank must not depend on the units of single functions
+    _, values, rows = np.linalg.svd(scaled / norms, full_matrices=False)
+    least = float(np.sqrt(jnp.finfo(dtype).eps)) if tolerance is None else tolerance
+    rank = max(1, int(np.sum(values > least * values[0])))
+    kept, basis = values[:rank], rows[:rank]
+    forth, back = basis.T / kept / norms[:, None], kept[:, None] * basis * norms
+    factors = [part.astype(dtype) for part in (forth, back, spectrum)]
+    return Whitening(*put([this_cluster().agreed(part) for part in factors] if spread else factors))
+
+
+def _of_cells(norms: np.ndarray, rows: int, dtype: Any) -> Whitening:
+    """Functions without overlap are orthogonal already: each is divided by its size, and those never seen are cut."""
+    seen = np.flatnonzero(norms > 0)
+    place, value = np.zeros(len(norms), int), np.zeros(len(norms))
+    place[seen], value[seen] = np.arange(len(seen)), 1 / norms[seen]
+    forth = OneHot(place, value.astype(dtype), len(seen))
+    back = OneHot(seen, norms[seen].astype(dtype), len(norms))
+    return Whitening(forth, back, np.sort(norms)[::-1][:rows].astype(dtype))
+
+
+class Coordinates(eqx.Module):
+    """Coefficients ``W`` in whitened coordinates ``Z``, and the way back: ``W = transform @ Z + rest``.
+
+    ``rest`` is the part of the start that the observed contexts do not see; it stays as it is, so that a cell without
+    contexts keeps ``y0``.
+    """
+
+    transform: Float[Held, "N r"] | OneHot
+    inverse: Float[Held, "r N"] | OneHot
+    rest: PyTree[Float[Held, "N ..."]]
+
+    @staticmethod
+    def of(whitening: Whitening, W: PyTree) -> "Coordinates":
+        """Those in which coefficients near ``W`` are written."""
+        bare = Coordinates(whitening.transform, whitening.inverse, W)
+        seen = bare.direction(bare.enter(W))
+        return Coordinates(bare.transform, bare.inverse, trees.sub(W, seen))
+
+    def enter(self, W: PyTree) -> PyTree:
+        """The whitened coefficients ``Z`` of ``W``."""
+        return combine(self.inverse, W)
+
+    def direction(self, V: PyTree) -> PyTree:
+        """A direction (an adjoint, a step) in the coefficients, from one in whitened coordinates."""
+        return combine(self.transform, V)
+
+    def restore(self, Z: PyTree) -> PyTree:
+        """The coefficients ``W`` of ``Z``."""
+        return trees.add(self.direction(Z), self.rest)

@@ -1,17 +1,19 @@
 """Many covariates: along which coordinates and directions of the context a policy varies, from rough fits."""
 
-from .directions_fit import Projected, degrees_up_to, fit_directions, refined, tune_directions
+from .families import FEW_SAMPLES, Family, FirstFit, compare_families, learned_directions, learned_kernel
 from .fits import (
-    CLEARLY,
+    FITTED,
     MOST_COEFFICIENTS,
     MOST_FUNCTIONS,
+    MULTIPLICATIONS,
+    ROUNDS,
     SETTLED,
     Fits,
     Residuals,
     Responses,
+    Vector,
     decisions_near,
-    nested_errors,
     orthonormalising,
 )
-from .kernel_fit import KernelMap, KernelSettings, fit_kernel, refreshed, tune_kernel
-from .structure import COUNTS, FEWEST_DIMENSIONS, Structure, additive_members, structure_of
+from .regression import FEWEST_DIMENSIONS
+from .structure import Structure, additive_members, structure_of

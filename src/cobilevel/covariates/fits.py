@@ -1,8 +1,9 @@
 """The lower level fitted at one ``x`` in given functions of the context, and what each sample asks of the policy."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,16 +13,20 @@ from jaxtyping import Array, Float
 from ..basis import Axes
 from ..derivatives import Expansions, RowBlocks, flattened
 from ..lower import Point, solve_at
-from ..problem import Domain, Samples
+from ..problem import LOOK_ROWS, Domain, Samples
 from ..programs import put
 from ..reduction import Batch, Bilevel, Table
 from ..study import Study
 
+Vector = Float[np.ndarray, " dx"]
+
 MOST_COEFFICIENTS = 1000  # the largest N d_y of a fit
 MOST_FUNCTIONS = 64  # of one coordinate, or of a policy seen without noise: smooth ones need fewer
+MULTIPLICATIONS = 2**31  # the budget of one regression or orthogonalisation: some seconds
+ROUNDS = 12  # of adding functions, fitting or solving anew, at most: all end sooner by themselves
 SETTLED = 1e-3  # relative change from which on an iteration has settled
 CLEARLY = 3.0  # standard errors
-_TUNED_ON = 0.75  # share of the rows fitted to while settings are tuned
+FITTED = 0.8  # share of the samples fitted to where others are held out
 
 
 def orthonormalising(table: Float[np.ndarray, "n N"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "N r"]:
@@ -30,29 +35,19 @@ def orthonormalising(table: Float[np.ndarray, "n N"], shares: Float[np.ndarray, 
     triangle = np.asarray(np.linalg.qr(np.sqrt(shares)[:, None] * table, mode="r"))
     pivots = np.abs(np.diag(triangle))
     usable = int(np.argmin(np.append(pivots > np.finfo(float).eps ** 0.5 * pivots[0], False)))
-    forth = np.linalg.inv(triangle[:usable, :usable])
-    return np.concatenate([forth, np.zeros((table.shape[1] - usable, usable))])
+    return np.eye(table.shape[1], usable) @ np.linalg.inv(triangle[:usable, :usable])
 
 
-def decisions_near(
-    x: Float[np.ndarray, " dx"], unit: Float[np.ndarray, " dx"], bounds: tuple, rng: np.random.Generator
-) -> list[Float[np.ndarray, " dx"]]:
+def decisions_near(x: Vector, unit: Vector, bounds: tuple, rng: np.random.Generator) -> list[Vector]:
     """Two decisions about half a unit from ``x`` along each coordinate, within the bounds."""
     steps = (unit / 2 * rng.choice([-1.0, 1.0], len(x)) * rng.uniform(0.5, 1.5, len(x)) for _ in range(2))
     return [np.clip(x + step, *bounds) for step in steps]
 
 
-# -- the lower level
-
-
 @dataclass(frozen=True)
 class Residuals:
-    """At one ``x``, with some functions fitted.
-
-    - `r`: ``d2 g``; `alpha`: ``d22 g v - d2 f``, where both levels see the same samples; their conditional means vanish
-      where the functions suffice.
-    - `curvature`: the mean of ``d22 g``.
-    """
+    """At one ``x``, with some functions fitted: `r` is ``d2 g``, `alpha` is ``d22 g v - d2 f`` where both levels see
+    the same samples; their conditional means vanish where the functions suffice. `curvature`: the mean of ``d22 g``."""
 
     point: Point
     r: Float[np.ndarray, "n dy"]
@@ -83,16 +78,15 @@ class Fits:
         held: Samples | None = None,
         domain: Domain | None = None,
     ):
-        self.problem, self.dtype, self.samples, self.held = study.problem, study.dtype, samples, held
-        self.together = together
+        self.study, self.dtype, self.samples, self.held, self.together = study, study.dtype, samples, held, together
         self.size, self.shares = study.problem.sizes[1], samples.shares()
         domain = study.problem.domain if domain is None else domain
         self.axes, self.shared = Axes.of(domain), upper is None
         place = lambda part: None if part is None else self.axes.places(domain, domain.snap(part.xi, self.dtype))
         self._places = [place(part) for part in (samples, held, upper)]
         lower = self._table(samples)
-        W0 = jax.tree.map(lambda y: put(np.zeros((1, *y.shape), self.dtype)), self.problem.y0)
-        self.rows = Expansions(Bilevel(self.problem, lower if upper is None else self._table(upper), lower, W0))
+        W0 = jax.tree.map(lambda y: put(np.zeros((1, *y.shape), self.dtype)), study.problem.y0)
+        self.rows = Expansions(Bilevel(study.problem, lower if upper is None else self._table(upper), lower, W0))
         self.rows.spent = Counter() if spent is None else spent
         if held is not None:
             self._held_rows = RowBlocks(held.xi, held.eta, self.dtype, self.rows.sizes.lower)
@@ -101,18 +95,25 @@ class Fits:
         self.forget()
 
     @staticmethod
-    def looking(study: Study, key: Array, spent: Counter, share: float = 1.0) -> "Fits":
+    def looking(study: Study, key: Array, spent: Counter, share: float = 1.0, rows: int = LOOK_ROWS) -> "Fits":
         """Fits to that share of a look at the samples; the others are held out."""
-        rows = study.lower.look(key).samples
-        cut = max(1, int(len(rows) * share))
-        if cut == len(rows):
-            return Fits(study, rows, None if study.shared else study.upper.look(key).samples, spent)
-        upper = rows if study.shared else study.upper.look(key).samples
-        return Fits(study, rows.rows(slice(0, cut)), upper, spent, held=rows.rows(slice(cut, None)))
+        look = study.lower.look(key, rows=rows)
+        upper = None if study.shared else study.upper.look(key, rows=rows).samples
+        samples, cut = look.samples, max(1, int(len(look.samples) * share))
+        if cut == len(samples):
+            return Fits(study, samples, upper, spent, look.together)
+        held, upper = samples.rows(slice(cut, None)), samples if upper is None else upper
+        return Fits(study, samples.rows(slice(0, cut)), upper, spent, held=held)
 
     def _table(self, rows: Samples) -> Table:
         weight = np.asarray(rows.mean_one_weights(), self.dtype)
         return Table(Batch(put(np.ones((len(rows), 1), self.dtype)), rows.xi, rows.eta, put(weight)))
+
+    @cached_property
+    def most(self) -> int:
+        """How many functions the contexts support, and a fit can have."""
+        contexts = self.samples.rows(slice(None, None, self.together))
+        return max(1, min(contexts.supported(self.study.noisy), MOST_COEFFICIENTS // self.size))
 
     def by_context(self, table: np.ndarray) -> np.ndarray:
         """The means of rows over those of each context."""
@@ -127,9 +128,9 @@ class Fits:
     def lay(self, members: np.ndarray) -> None:
         """Takes another list of functions."""
         tables: list[Any] = [None if u is None else self.axes.table(u, members) for u in self._places]
-        forth = orthonormalising(tables[0], self.shares)
-        self.table, self._held_table, self._upper = (None if table is None else table @ forth for table in tables)
-        self.forth, self.usable = forth, forth.shape[1]
+        self.forth = orthonormalising(tables[0], self.shares)
+        self.table, self._held_table, self._upper = (None if table is None else table @ self.forth for table in tables)
+        self.usable = self.forth.shape[1]
         self._expansions: dict[int, Expansions] = {}
 
     def expansions(self, count: int) -> Expansions:
@@ -139,7 +140,7 @@ class Fits:
             self._expansions[count] = self.rows.with_features(self.table[:, :count], upper)
         return self._expansions[count]
 
-    def target(self, x: Float[np.ndarray, " dx"], count: int) -> float:
+    def target(self, x: Vector, count: int) -> float:
         """The size of the gradient to solve to, from that of no policy."""
         at = x.tobytes()
         if at not in self._slopes:
@@ -149,25 +150,22 @@ class Fits:
 
     def constant(self, count: int) -> Float[np.ndarray, "N dy"]:
         """The coefficients of the policy ``y0``."""
-        return self._padded(flattened(self.problem.y0)[None] / self.forth[0, 0], count)
+        return self._padded(flattened(self.study.problem.y0)[None] / self.forth[0, 0], count)
 
     def _padded(self, W: Float[np.ndarray, "n dy"], count: int) -> Float[np.ndarray, "N dy"]:
         return np.concatenate([W[:count], np.zeros((max(count - len(W), 0), self.size))])
 
-    def _starts(self, x: Float[np.ndarray, " dx"], count: int) -> Iterator[Float[np.ndarray, "N dy"]]:
-        """What the fit at this ``x``, or else the last one, predicts; the policy that is given; ``y0``."""
+    def fit(self, x: Vector, count: int) -> Point | None:
+        """With the first `count` functions, from what the fit at this ``x``, or else the last one, predicts, or from a
+        policy that is given; then from ``y0``. ``None`` where that fails."""
+        at, target, starts = self.expansions(count), self.target(x, count), [self.constant(count)]
         last, own = next(reversed(self.known.values()), None), self.known.get(x.tobytes())
         near = last if own is None or len(last.W) >= 2 * len(own.W) else own  # pyright: ignore
         if near is not None:
-            yield self._padded(near.coefficients_at(x), count)
+            starts.insert(0, self._padded(near.coefficients_at(x), count))
         elif self.policy is not None:
-            yield self.table[:, :count].T @ (self.shares[:, None] * self.policy)
-        yield self.constant(count)
-
-    def fit(self, x: Float[np.ndarray, " dx"], count: int) -> Point | None:
-        """With the first `count` functions; ``None`` where that fails."""
-        at, target = self.expansions(count), self.target(x, count)
-        for start in self._starts(x, count):
+            starts.insert(0, self.table[:, :count].T @ (self.shares[:, None] * self.policy))
+        for start in starts:
             found = solve_at(at, x, start, target, at.eps**0.5)
             if found.sound:
                 self.known.pop(x.tobytes(), None)
@@ -175,7 +173,7 @@ class Fits:
                 return found
         return None
 
-    def residuals(self, x: Float[np.ndarray, " dx"]) -> Residuals | None:
+    def residuals(self, x: Vector) -> Residuals | None:
         """What all functions of the list leave at ``x``; ``None`` where they cannot be fitted."""
         point = self.fit(x, self.usable)
         if point is None or point.hessian is None:
@@ -184,14 +182,11 @@ class Fits:
         # the first function is a constant of mean square one
         return Residuals(point, r, alpha, point.hessian[: self.size, : self.size])
 
-    def held_out(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> Float[np.ndarray, " m"]:
+    def held_out(self, x: Vector, W: Float[np.ndarray, "N dy"]) -> Float[np.ndarray, " m"]:
         """The lower objective of a fit at samples held out, with their weights."""
         held: Any = self.held
         values, _ = self.rows.lower_slopes(x, self._held_table[:, : len(W)] @ W, self._held_rows)
         return values * held.shares() * len(held)
-
-
-# -- responses
 
 
 @dataclass(frozen=True)
@@ -232,10 +227,10 @@ class Responses:
         shares = self.shares[rows]
         return Responses(self.u[rows], self.t[rows], shares / shares.sum())
 
-    def to_tune(self, most: int) -> "tuple[Responses, Responses]":
-        """Some rows to fit to while settings are tuned, and others to tune them on; at most so many."""
+    def to_tune(self, most: int, share: float = 0.75) -> "tuple[Responses, Responses]":
+        """A share of the rows to fit to while settings are tuned, and others to tune them on; at most so many."""
         rows = self.part(0.0, min(1.0, most / len(self)))
-        return rows.part(0.0, _TUNED_ON), rows.part(_TUNED_ON, 1.0)
+        return rows.part(0.0, share), rows.part(share, 1.0)
 
     def leading(self, smooth: Float[np.ndarray, "n k"], most: int = 4) -> "Responses":
         """The components that vary most in a smooth fit of them."""

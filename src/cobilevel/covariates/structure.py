@@ -10,13 +10,8 @@ from jaxtyping import Int
 
 from ..basis import Axes
 from ..problem import Box
-from .directions_fit import Projected, tune_directions
 from .fits import CLEARLY, Responses, nested_errors
-from .kernel_fit import METRIC_ROWS, KernelMap, tune_kernel
-
-FEWEST_DIMENSIONS = 4  # from which on coordinates are too many for all their products
-COUNTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # functions of a kernel
-_MOST_DEGREE = 8  # of functions of one coordinate
+from .regression import COUNTS, DEGREES, METRIC_ROWS, KernelMap, Projected, tune_directions, tune_kernel
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ def structure_of(rows: Responses, supported: int) -> Structure:
         functions[name], left[name] = size, squared / (1 + numbers / max(len(fitted) - numbers - 1, 1))
 
     if 1 + d <= most:
-        highest = min(_MOST_DEGREE, (most - 1) // d)
+        highest = min(DEGREES[-1], (most - 1) // d)
         sizes = [1 + d * n for n in range(1, highest + 1)]
         tried = errors(lambda u: axes.table(u, additive_members(d, highest)), sizes)
         degree = 1 + int(np.argmin(tried @ held.shares))

@@ -1,61 +1,40 @@
-"""In many dimensions: products over the coordinates against functions along few directions and those of a kernel.
+"""Families of functions of many coordinates: along few directions, or of a kernel; learned from the samples, and
+compared with products over the coordinates.
 
-Families are tuned by regression on the responses of a first fit, and judged by the lower objective on samples held out.
+They are tuned by regression on the responses of a first fit, and judged by the lower objective on samples held out.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from ..basis import Axes, Basis, Chebyshev, KernelFeatures, Orthonormal, Rotated, TotalDegree
-from ..covariates import (
-    CLEARLY,
+from ..basis import Basis, Chebyshev, KernelFeatures, Orthonormal, Rotated, TotalDegree
+from ..problem import SAMPLES_EACH, Box
+from .fits import CLEARLY, FITTED, MULTIPLICATIONS, ROUNDS, SETTLED, Fits, Responses, Vector, orthonormalising
+from .regression import (
     COUNTS,
     FEWEST_DIMENSIONS,
-    SETTLED,
     KernelMap,
     Projected,
-    Responses,
-    orthonormalising,
+    degrees_up_to,
+    fit_directions,
+    fit_kernel,
     refined,
     refreshed,
     tune_directions,
     tune_kernel,
 )
-from ..problem import SAMPLES_EACH, Box
-from .selection import ForwardSelection
 
-FITTED = 0.8  # share of the samples fitted to where others are held out
-_ROWS, _FEWEST_ROWS = 32_768, 400  # samples that families are compared on
-_DEGREE_ROWS = 12_288  # at most, while the degrees of polynomials along directions are tuned
-_FITS = 4  # of a family to the lower objective
+FEW_SAMPLES = 400  # a rough look: fewer do not tell families apart, and so many find about where a solution lies
 
 _NEARNESS = {
     "isotropic": "all coordinates alike",
     "coordinates": "coordinates by relevance",
     "directions": "directions by relevance",
 }
-
-
-@runtime_checkable
-class Functions(Protocol):
-    """Functions of contexts on the reference cube."""
-
-    def features(self, u: np.ndarray) -> np.ndarray: ...
-
-
-@dataclass(frozen=True)
-class CoordinateProducts:
-    """Products of functions of single coordinates."""
-
-    axes: Axes
-    members: np.ndarray
-
-    def features(self, u: np.ndarray) -> np.ndarray:
-        return self.axes.table(u, self.members)
 
 
 @dataclass(frozen=True)
@@ -69,17 +48,16 @@ class FirstFit:
     smooth: Float[np.ndarray, "n dy"]
 
     @staticmethod
-    def at(selection: ForwardSelection, x: Float[np.ndarray, " dx"], members: np.ndarray) -> "FirstFit | None":
+    def at(fits: Fits, x: Vector, members: np.ndarray) -> "FirstFit | None":
         """With these products; ``None`` where the lower level cannot be fitted."""
-        fits = selection.fits
         fits.lay(members)
         left = fits.residuals(x)
         if left is None or not np.linalg.eigvalsh(left.curvature).min() > 0:
             return None
-        A, inverse = left.curvature, np.linalg.inv(left.curvature)
-        y = fits.by_context(fits.table @ left.point.W)[:_ROWS]
-        target = y - fits.by_context(left.r @ inverse)[:_ROWS]
-        u, shares = fits.u[:_ROWS], fits.context_shares[:_ROWS]
+        A, inverse, rows = left.curvature, np.linalg.inv(left.curvature), slice(0, MULTIPLICATIONS // COUNTS[-1] ** 2)
+        y = fits.by_context(fits.table @ left.point.W)[rows]
+        target = y - fits.by_context(left.r @ inverse)[rows]
+        u, shares = fits.u[rows], fits.context_shares[rows]
         of = lambda t: Responses.of(u, t, A, shares / shares.sum())
         return FirstFit(target, inverse, of(target), of(y).t)
 
@@ -88,22 +66,46 @@ class FirstFit:
         return self.responses.leading(self.smooth).part(0.0, share)
 
 
+def learned_kernel(basis: KernelFeatures, fit: FirstFit) -> KernelFeatures:
+    """Metric and scale are tuned on rows held out, then the functions are taken from all."""
+    rows = fit.responses
+    settings, count, _, _ = tune_kernel(rows, [basis.n], basis.kernel, basis.metric, basis.scale, basis.seed)
+    settings = settings if basis.scale is not None else refreshed(rows, settings, basis.seed)
+    return KernelMap.of(settings, rows.u, count, basis.seed).kept_in(basis)
+
+
+def learned_directions(basis: Rotated, fit: FirstFit, most: int) -> Rotated:
+    """From gradients, refined with polynomials of growing degree, up to what the basis holds and samples support."""
+    d = fit.responses.u.shape[1]
+    if basis.k > d:
+        raise ValueError(f"Rotated: k = {basis.k} directions of a context with {d} coordinates; take at most {d}.")
+    degrees = [n for n in degrees_up_to(basis.k, most) if n < max(basis.basis.n, 3)] or [2]  # pyright: ignore
+    *_, found = fit_directions(fit.leading(1.0), fit_kernel(fit.responses)[1], basis.k, degrees)
+    return found.kept_in(basis)
+
+
 @dataclass(frozen=True)
 class Family:
-    """A family of functions: its name, its `functions`, how many; and how these are learned from a share of a fit."""
+    """A family of functions on the reference cube: its name, their values, how many; where it is learned, what was, and
+    how that is done from a share of a fit."""
 
     name: str
-    functions: Functions
+    features: Callable[[np.ndarray], np.ndarray]
     count: int
-    learn: Callable[[FirstFit, float], Functions] | None = None
+    learned: Any = None
+    learn: Callable[[FirstFit, float], Any] | None = None
+
+    def learned_from(self, fit: FirstFit, share: float) -> "Family":
+        assert self.learn is not None  # products are all there is already
+        learned = self.learn(fit, share)
+        return replace(self, features=learned.features, learned=learned)
 
     @property
     def basis(self) -> Basis:
-        """Learned functions as a basis, whitened."""
-        if isinstance(made := self.functions, Projected):
+        """What was learned as a basis, whitened."""
+        if isinstance(made := self.learned, Projected):
             return Orthonormal(made.kept_in(Rotated(made.k, Chebyshev(made.degree + 1, index=TotalDegree()))))
-        assert isinstance(made, KernelMap)  # there are no others to learn
-        return Orthonormal(made.kept_in(KernelFeatures(self.count, metric=made.metric)))
+        return Orthonormal(made.kept_in(KernelFeatures(self.count, metric=made.settings.metric)))
 
 
 def _learnable(fit: FirstFit, most: int) -> list[Family]:
@@ -112,35 +114,32 @@ def _learnable(fit: FirstFit, most: int) -> list[Family]:
     most = max(2, min(most, len(seen) // SAMPLES_EACH, COUNTS[-1]))
     settings, count, _, outer = tune_kernel(seen, [n for n in COUNTS if n <= most] or [most])
 
-    def kernel(fit: FirstFit, share: float) -> Functions:
+    def kernel(fit: FirstFit, share: float) -> KernelMap:
         rows = fit.responses.part(0.0, share)
         return KernelMap.of(refreshed(rows, settings), rows.u, count)
 
-    name = f"functions of a kernel ({_NEARNESS[settings.metric]})"
-    families = [Family(name, KernelMap.of(settings, seen.u, count), count, kernel)]
-    tuned = tune_directions(*fit.leading(FITTED).to_tune(_DEGREE_ROWS), outer, most)
+    made, name = KernelMap.of(settings, seen.u, count), f"functions of a kernel ({_NEARNESS[settings.metric]})"
+    families = [Family(name, made.features, count, made, kernel)]
+    tuned = tune_directions(*fit.leading(FITTED).to_tune(len(seen)), outer, most)
     if tuned is not None:
         along = tuned[0]
         name = f"polynomials along {along.k} direction{'s' * (along.k > 1)}"
         learn = lambda fit, share: refined(fit.leading(share), along)
-        families.insert(0, Family(name, along, along.size, learn))
+        families.insert(0, Family(name, along.features, along.size, along, learn))
     return families
 
 
-def _judged(
-    selection: ForwardSelection, x: Float[np.ndarray, " dx"], fit: FirstFit, functions: Functions
-) -> Float[np.ndarray, " m"]:
+def _judged(fits: Fits, x: Vector, fit: FirstFit, family: Family) -> Float[np.ndarray, " m"]:
     """The lower objective on samples held out, of the policy in these functions fitted to the others."""
     shares, cut = fit.responses.shares, round(FITTED * len(fit.responses))
-    table = functions.features(fit.responses.u)
+    table = family.features(fit.responses.u)
     table = table @ orthonormalising(table[:cut], shares[:cut])
     project = lambda target: table @ (table[:cut].T @ (shares[:cut, None] * target[:cut]))
-    lower = selection.fits.rows.lower_slopes
     y = project(fit.target)
-    best, slopes = lower(x, y)
-    for _ in range(_FITS - 1):
+    best, slopes = fits.rows.lower_slopes(x, y)
+    for _ in range(ROUNDS):
         y = project(y - slopes @ fit.inverse)
-        values, slopes = lower(x, y)
+        values, slopes = fits.rows.lower_slopes(x, y)
         gain = float(shares[:cut] @ (best - values)[:cut])
         if not gain > 0:
             break
@@ -169,31 +168,26 @@ def _decide(
 
 
 def compare_families(
-    selection: ForwardSelection, x: Float[np.ndarray, " dx"], members: np.ndarray, kept: Family | None = None
+    fits: Fits, x: Vector, members: np.ndarray, most: int, kept: Family | None = None
 ) -> tuple[str, Family | None] | None:
     """Products over the coordinates against other families; or what was `kept` from another ``x`` against the same
     family learned at this one. The comparison in words, and the family to take where that is not the first of them.
 
     ``None`` where families are not tried: in few dimensions, with few samples, or where each context meets all data.
     """
-    domain, fits = selection.study.problem.domain, selection.fits
-    if not isinstance(domain, Box) or domain.dimension < FEWEST_DIMENSIONS:
+    domain = fits.study.problem.domain
+    many = isinstance(domain, Box) and domain.dimension >= FEWEST_DIMENSIONS
+    if not many or fits.together > 1 or len(fits.u) < FEW_SAMPLES:
         return None
-    if fits.together > 1 or len(fits.u) < _FEWEST_ROWS:
-        return None
-    fit = FirstFit.at(selection, x, members)
+    fit = FirstFit.at(fits, x, members)
     if fit is None:
         return None
     if kept is None:
-        first = Family("products over the coordinates", CoordinateProducts(fits.axes, members), len(members))
-        families, errors_apart = [first, *_learnable(fit, selection.most)], 1.0
+        first = Family("products over the coordinates", lambda u: fits.axes.table(u, members), len(members))
+        families, errors_apart = [first, *_learnable(fit, most)], 1.0
     else:
-        assert kept.learn is not None  # only such are kept
-        anew = replace(kept, name=f"{kept.name}, learned anew", functions=kept.learn(fit, FITTED))
+        anew = replace(kept, name=f"{kept.name}, learned anew").learned_from(fit, FITTED)
         families, errors_apart = [kept, anew], CLEARLY
-    judged = np.stack([_judged(selection, x, fit, family.functions) for family in families])
+    judged = np.stack([_judged(fits, x, fit, family) for family in families])
     pick, words = _decide(families, judged, fit.responses.shares[-judged.shape[1] :], errors_apart)
-    family = families[pick]
-    if pick == 0 or family.learn is None:
-        return words, None
-    return words, replace(family, functions=family.learn(fit, 1.0))
+    return words, families[pick].learned_from(fit, 1.0) if pick else None
