@@ -14,8 +14,6 @@ from ..keys import is_key
 from ..precision import Held, kept_digits
 from ..programs import put
 
-_BOUNDED = " The basis lives on a bounded domain: choose bounds that hold every context you will ask for."
-
 
 def path_name(argument: str, path: tuple) -> str:
     """``eta['demand'][0]`` for a leaf of a pytree, to name it in an error."""
@@ -121,7 +119,8 @@ def real_numbers(value: Any, argument: str) -> np.ndarray:
         )
     if not np.all(np.isfinite(array)):
         of_domain = argument.startswith(("Interval", "Box", "Finite", "Periodic"))
-        raise ValueError(f"{argument} must be finite, got {array}." + _BOUNDED * of_domain)
+        bounded = " The basis lives on a bounded domain: choose bounds that hold every context you will ask for."
+        raise ValueError(f"{argument} must be finite, got {array}." + bounded * of_domain)
     return array
 
 
@@ -179,9 +178,7 @@ def _encoded(table: np.ndarray, name: str) -> Any:
         odd = flat[strings.index(False)]
         raise TypeError(f"{name} holds strings and other things, such as {odd!r}: write all its values as strings.")
     labels, code = np.unique(np.asarray(flat, str), return_inverse=True)
-    known: Any = labels.tolist()
-    places: Any = code.reshape(table.shape).astype(np.int32)
-    return Strings(places, tuple(known))
+    return Strings(code.reshape(table.shape).astype(np.int32), tuple(labels.tolist()))  # pyright: ignore
 
 
 def require_contexts(xi: Any, name: str) -> int:

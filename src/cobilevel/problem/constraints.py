@@ -199,6 +199,19 @@ class Bounds(Constraint):
             if all(map(concrete, (leaf, lo, hi)))
         ]
 
+    def astype(self, dtype: Any) -> "Bounds":
+        """The same bounds in a floating dtype, those too large for it infinite; raises where two become one number."""
+        with np.errstate(over="ignore"):
+            cast = Bounds(*jax.tree.map(lambda a: jnp.asarray(a, dtype), (self.lo, self.hi)))
+            for path, low, _, high in self._with(self.lo):
+                lost = (low < high) & (low.astype(dtype) >= high.astype(dtype))
+                if lost.any():
+                    pair = f"{low[lost].flat[0]} and {high[lost].flat[0]}"
+                    raise ValueError(
+                        f"{path_name('x_bounds', path)}: in {np.dtype(dtype).name} {pair} become one number. {REMEDY}"
+                    )
+        return cast
+
     def project(self, x: PyTree) -> PyTree:
         """The nearest point within the bounds."""
         return put(jax.tree.map(arithmetic(x, self.lo, self.hi).clip, x, self.lo, self.hi))
@@ -253,29 +266,6 @@ def _fill_bound(bound: PyTree, point: PyTree, side: str, argument: str) -> PyTre
             f"{argument}: the {side} bound must be a prefix of the pytree {name} (a single number bounds everything): "
             f"{error}"
         ) from error
-
-
-def check_point_kept(tree: PyTree, dtype: Any, argument: str) -> None:
-    """Raises where numbers of a starting point are too large for a precision."""
-    most = float(jnp.finfo(dtype).max)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if concrete(leaf) and (largest := float(np.max(np.abs(np.asarray(leaf, float))))) > most:
-            raise ValueError(
-                f"{path_name(argument, path)} holds {largest:.6g}, and the largest number of "
-                f"{np.dtype(dtype).name} is {most:.3g}. {REMEDY}"
-            )
-
-
-def check_bounds_kept(bounds: tuple[PyTree, PyTree], dtype: Any) -> None:
-    """Raises where bounds that differ would become one number."""
-    for path, low, _, high in Bounds(*bounds)._with(bounds[0]):
-        with np.errstate(over="ignore"):
-            lost = (low < high) & (low.astype(dtype) >= high.astype(dtype))
-        if lost.any():
-            pair = f"{low[lost].flat[0]} and {high[lost].flat[0]}"
-            raise ValueError(
-                f"{path_name('x_bounds', path)}: in {np.dtype(dtype).name} {pair} become one number. {REMEDY}"
-            )
 
 
 def as_constraints(given: Any) -> tuple[Constraint, ...]:

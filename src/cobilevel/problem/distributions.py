@@ -15,9 +15,7 @@ from ..programs import arithmetic, program, put
 from .array_checks import real_numbers
 from .domain import Box, Domain, Interval
 
-_NODE_BYTES = 32  # for each coordinate of a node: it is copied on the way
 _FAR = 9.0  # standard deviations: beyond, the mass is 2e-19; an end as far out sees the tail alone
-_MORE_POINTS = 200  # of the rule that stands for the density, beyond two for each node asked for
 
 
 class Distribution(eqx.Module):
@@ -52,9 +50,8 @@ class Distribution(eqx.Module):
 
 def require_nodes(law: Distribution, n: int, argument: str) -> None:
     """Raises where a Gauss rule would take too long or would not fit in memory; says what would do."""
-    d, most = law.domain.dimension, memory_limit()
-    parts = len(law.rules(1))
-    each = _NODE_BYTES * parts * (d + 1)
+    d, most, parts = law.domain.dimension, memory_limit(), len(law.rules(1))
+    each = 4 * 8 * parts * (d + 1)  # bytes of a node and its weight, with three copies made on the way
     fits = lambda count: count <= MOST_NODES and each * count**d <= most
     if fits(n):
         return
@@ -184,7 +181,7 @@ def _normal_rule(lo: Any, hi: Any, mean: Any, std: Any, n: int) -> tuple[np.ndar
     m = min(abs(peak - mean) / std, np.finfo(float).max ** 0.25)
     reach = _FAR**2 / (np.hypot(m, _FAR) + m)
     below, above = (min(abs(end - peak) / std, reach) for end in (lo, hi))
-    u, w = np.polynomial.legendre.leggauss(2 * n + _MORE_POINTS)
+    u, w = np.polynomial.legendre.leggauss(2 * n + 200)  # so many resolve a density cut off at _FAR to rounding
     s = (below + above) * (u + 1) / 2 - below
     nodes, weights = _gauss_rule(s, w * np.exp(-np.abs(s) * m - s * s / 2), n)
     return np.clip(peak + std * nodes, lo, hi), weights

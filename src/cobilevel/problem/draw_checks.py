@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import PyTree
 
-from ..functions import anew, failure, key_of
+from ..functions import anew, depends_on, failure, key_of
 from ..keys import as_key, split_key
 from ..programs import program
 from .array_checks import path_name
 from .domain import slack
 
-_ROWS_DRAWN = 64  # in a check: as many numbers are not in order by chance
+CHECK_ROWS = 64  # of a check by chance: as many draws are not in order, or alike, unless they are so made
 CONTEXTS_DRAWN_AT = 8  # of a check, and the rows of a second period: as many do not agree by chance
 _INSTEAD = (
     "The function is traced once and compiled, so every batch would hold the same values. Draw with jax.random and the "
@@ -30,21 +30,7 @@ _INSTEAD = (
 def _traced_draw(draw: Callable, *example: Any) -> tuple[ClosedJaxpr, Any]:
     """A function that draws, traced afresh, and the shapes of what it returns."""
     with anew():
-        return jax.make_jaxpr(lambda *args: draw(*args, _ROWS_DRAWN), return_shape=True)(*example)
-
-
-def _depending(body: Jaxpr, given: list[bool]) -> list[bool]:
-    """Which outputs of a program can depend on the inputs marked."""
-    known = {var for var, yes in zip(body.invars, given, strict=True) if yes}
-    for equation in body.eqns:
-        used = [not isinstance(var, Literal) and var in known for var in equation.invars]
-        within = equation.params.get("jaxpr")
-        if isinstance(within, ClosedJaxpr) and equation.primitive.name in ("jit", "pjit"):
-            depends = _depending(within.jaxpr, used)
-        else:
-            depends = [any(used)] * len(equation.outvars)
-        known.update(var for var, yes in zip(equation.outvars, depends, strict=True) if yes)
-    return [not isinstance(var, Literal) and var in known for var in body.outvars]
+        return jax.make_jaxpr(lambda *args: draw(*args, CHECK_ROWS), return_shape=True)(*example)
 
 
 def _in_order(values: np.ndarray) -> bool:
@@ -69,7 +55,7 @@ def _from_key(name: str, draw: Callable, traced: ClosedJaxpr, shapes: Any, *exam
         raise ValueError(
             f"{name} gives other values each time it is called with the same key: it draws from outside. {_INSTEAD}."
         )
-    from_key = _depending(traced.jaxpr, [True] + [False] * (len(traced.jaxpr.invars) - 1))
+    from_key = depends_on(traced.jaxpr, slice(0, 1))
     names = [path_name("", path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     for place, (leaf, yes) in enumerate(zip(names, from_key, strict=True)):
         if yes:
@@ -91,11 +77,11 @@ def check_stream(draw: Any, kind: type) -> None:
     try:
         traced, drawn = _traced_draw(draw, as_key(0))
     except Exception as error:
-        raise failure("Stream: draw(key, size)", error, f"fails for {_ROWS_DRAWN} samples") from error
+        raise failure("Stream: draw(key, size)", error, f"fails for {CHECK_ROWS} samples") from error
     if not isinstance(drawn, kind):
         raise TypeError(f"Stream: draw(key, size) must return Samples, got {type(drawn).__name__}.")
-    if len(drawn) != _ROWS_DRAWN:
-        raise ValueError(f"Stream: draw(key, {_ROWS_DRAWN}) returned {len(drawn)} samples instead of {_ROWS_DRAWN}.")
+    if len(drawn) != CHECK_ROWS:
+        raise ValueError(f"Stream: draw(key, {CHECK_ROWS}) returned {len(drawn)} samples instead of {CHECK_ROWS}.")
     if not any(_from_key("Stream: draw(key, size)", draw, traced, drawn, as_key(0))):
         raise ValueError(
             "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
@@ -111,7 +97,7 @@ def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
     try:
         traced, drawn = _traced_draw(draw, key, some[0])
     except Exception as error:
-        reason = failure(name, error, f"fails for a key, xi = {some[0]} and size = {_ROWS_DRAWN}")
+        reason = failure(name, error, f"fails for a key, xi = {some[0]} and size = {CHECK_ROWS}")
         raise ValueError(
             f"{reason} It is to return `size` draws of eta given one context; leave it out of the problem if there is "
             "no such function."
@@ -137,15 +123,14 @@ def _check_like(name: str, drawn: Any, eta: PyTree) -> None:
             f"length size, got {jax.tree.structure(drawn)}."
         )
     for (path, got), like in zip(jax.tree_util.tree_leaves_with_path(drawn), jax.tree.leaves(eta), strict=True):
-        wanted = (_ROWS_DRAWN, *like.shape[1:])
+        wanted = (CHECK_ROWS, *like.shape[1:])
         if got.shape != wanted:
             raise ValueError(
-                f"{name} with size = {_ROWS_DRAWN} must return {path_name('eta', path)} of shape {wanted}, one row a "
+                f"{name} with size = {CHECK_ROWS} must return {path_name('eta', path)} of shape {wanted}, one row a "
                 f"draw, got {got.shape}."
             )
-        if any(
-            jnp.issubdtype(got.dtype, kind) != jnp.issubdtype(like.dtype, kind) for kind in (jnp.floating, jnp.integer)
-        ):
+        kinds = [[jnp.issubdtype(a.dtype, kind) for kind in (jnp.floating, jnp.integer)] for a in (got, like)]
+        if kinds[0] != kinds[1]:
             raise TypeError(
                 f"{name} returns {path_name('eta', path)} as {got.dtype}, and the samples hold it as {like.dtype}: "
                 f"convert one of them with .astype."
@@ -154,11 +139,10 @@ def _check_like(name: str, drawn: Any, eta: PyTree) -> None:
 
 def _check_known(name: str, leaf: str, drawn: np.ndarray, observed: np.ndarray, xi: np.ndarray) -> None:
     """Raises where noise that is said to be known, given the context, is not what was observed there."""
-    if np.any(drawn != drawn[:, :1]):
-        return
-    gap = np.abs(drawn[:, 0].astype(float) - observed.astype(float)).reshape(len(xi), -1).max(axis=1)
-    wrong = gap > slack(np.float32) * (np.abs(observed.astype(float)).max() + np.abs(drawn.astype(float)).max())
-    if wrong.any():
+    here, there = drawn[:, 0].astype(float), observed.astype(float)
+    gap = np.abs(here - there).reshape(len(xi), -1).max(axis=1)
+    wrong = gap > slack(np.float32) * (np.abs(here).max() + np.abs(there).max())
+    if wrong.any() and np.all(drawn == drawn[:, :1]):
         row = int(np.argmax(wrong))
         raise ValueError(
             f"{name} does not use its key for {leaf}: all draws at xi = {xi[row]} are {drawn[row, 0]}, and the samples "
@@ -168,4 +152,4 @@ def _check_known(name: str, leaf: str, drawn: np.ndarray, observed: np.ndarray, 
 
 @program
 def _drawn_at_contexts(draw: Callable, keys: Any, xi: Any) -> PyTree:
-    return jax.vmap(lambda key, context: draw(key, context, _ROWS_DRAWN))(keys, xi)
+    return jax.vmap(lambda key, context: draw(key, context, CHECK_ROWS))(keys, xi)

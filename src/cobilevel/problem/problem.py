@@ -6,13 +6,12 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from ..checks import positive
-from ..precision import Held
-from .array_checks import float_tree
+from ..precision import Held, cast
+from .array_checks import each_leaf, float_tree
 from .constraints import Bounds, Constraint, as_constraints
 from .domain import Domain
 
@@ -108,11 +107,10 @@ class Problem(eqx.Module):
         return eqx.tree_at(lambda p: p.x0, self, x)
 
     def astype(self, dtype: Any) -> "Problem":
-        """The same problem with ``x0``, ``y0`` and the bounds in one floating dtype."""
-        parts = (self.x0, self.y0, self.x_bounds)
-        with np.errstate(over="ignore"):  # bounds that large are none
-            cast = jax.tree.map(lambda a: jnp.asarray(a, dtype), parts)
-        return eqx.tree_at(lambda p: (p.x0, p.y0, p.x_bounds), self, cast)
+        """The same problem with ``x0``, ``y0`` and the bounds in one floating dtype; raises where they do not fit."""
+        x0, y0 = (each_leaf(lambda a, name: cast(a, dtype, name), getattr(self, end), end) for end in ("x0", "y0"))
+        bounds = self.bounds.astype(dtype)
+        return eqx.tree_at(lambda p: (p.x0, p.y0, p.x_bounds), self, (x0, y0, (bounds.lo, bounds.hi)))
 
 
 def _check_callable(name: str, function: Any, call: str) -> None:
