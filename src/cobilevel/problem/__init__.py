@@ -1,24 +1,10 @@
 """What the user states: contexts, data (and the part looked at where they are many), objectives, constraints."""
 
-from .array_checks import decision_like, one_length
-from .constraints import Bounds, Constraint, Equalities, Inequalities, Simplex
-from .data import (
-    CONTEXTS_EACH,
-    LOOK_ROWS,
-    SAMPLES_EACH,
-    Data,
-    Level,
-    Levels,
-    Look,
-    Product,
-    Samples,
-    Stream,
-    no_pool,
-)
+from .data import CONTEXTS_EACH, LOOK_ROWS, SAMPLES_EACH, Data, Level, Levels, Look, Product, Samples, Stream, no_pool
 from .distributions import Distribution, Mixture, TruncatedNormal, Uniform
 from .domain import Box, Domain, Finite, Interval, Periodic, Unbounded
-from .draw_checks import CHECK_ROWS, CONTEXTS_DRAWN_AT, check_conditional
 from .frames import Frame, domain_of, is_frame
+from .input_checks import CHECK_ROWS, CONTEXTS_DRAWN_AT, check_conditional, decision_like, one_length
 from .mixed import Mixed, Unpacked, check_contexts_kept, never_seen
-from .problem import Problem
+from .problem import Bounds, Equalities, Inequalities, Problem, Simplex
 from .spread import SpreadSamples, spread

@@ -22,10 +22,18 @@ from ..functions import Sampler
 from ..keys import as_key, generator, split_key
 from ..precision import Held, cast, kept_digits
 from ..programs import arithmetic, put, rows_at
-from .array_checks import array_of, concrete, contexts_of, each_leaf, path_name, require_contexts, require_rows
 from .distributions import Distribution, require_nodes
-from .draw_checks import check_stream
 from .frames import frame_columns
+from .input_checks import (
+    array_of,
+    check_stream,
+    concrete,
+    contexts_of,
+    each_leaf,
+    path_name,
+    require_contexts,
+    require_rows,
+)
 
 LOOK_ROWS = 8192  # joint samples looked at closely
 CONTEXTS_EACH, SAMPLES_EACH = 2, 8  # asked for each function: distinct contexts; samples, where they are noisy

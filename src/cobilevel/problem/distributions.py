@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 
 from ..checks import MOST_NODES, gibibytes, memory_limit, whole
 from ..programs import arithmetic, program, put
-from .array_checks import real_numbers
 from .domain import Box, Domain, Interval
+from .input_checks import real_numbers
 
 _FAR = 9.0  # standard deviations: beyond, the mass is 2e-19; an end as far out sees the tail alone
 

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from ..host import module_of, on_host, plain
 from ..precision import cast, kept_digits
 from ..programs import Held, put
-from .array_checks import Strings, contexts_of, listed_values, one_length, real_numbers
+from .input_checks import Strings, contexts_of, listed_values, one_length, real_numbers, slack
 
 
 class Domain(eqx.Module):
@@ -83,22 +83,21 @@ class Domain(eqx.Module):
         `where` names them in errors.
         """
         if not isinstance(xi, Mapping):
-            return self.kept(self.pack_column(xi, where))
+            return self.pack_column(xi, where)
         if len(xi) != self.dimension:
             raise ValueError(
                 f"{where} has the columns {listed_values(list(xi))}, but contexts of {self!r} have "
                 f"{self.dimension}. Give as many, or state them by name: cb.Mixed(weather=cb.Interval(0, 1))."
             )
         columns = {name: self.pack_column(column, f"{where}[{name!r}]") for name, column in xi.items()}
-        if not self.shape:
-            return self.kept(*columns.values())
-        return in_one_array(columns, where, np.result_type(*[column.dtype for column in columns.values()]))
+        dtype = np.result_type(*[column.dtype for column in columns.values()])
+        return in_one_array(columns, where, dtype) if self.shape else next(iter(columns.values()))
 
     @plain
     def pack_column(self, xi: Any, where: str) -> Any:
-        """The same for what is no dict; contexts that repeat are not wrapped yet."""
+        """The same for what is no dict."""
         column = contexts_of(xi, where)
-        return self.codes_of(column, where) if isinstance(column, Strings) else column
+        return self.kept(self.codes_of(column, where) if isinstance(column, Strings) else column)
 
     def codes_of(self, strings: Strings, where: str) -> np.ndarray:
         """Strings as numbers; raises where the domain does not know them."""
@@ -136,11 +135,6 @@ class Domain(eqx.Module):
         xp = module_of(xi)
         lo, hi = (xp.asarray(end, dtype) for end in self.bounds)
         return xp.clip(self.coordinates(xi).astype(dtype), lo, hi).reshape(xi.shape)
-
-
-def slack(dtype: Any) -> float:
-    """What counts as rounding, relative to 1."""
-    return 8 * float(jnp.finfo(dtype).eps) ** 0.75
 
 
 def _as_floats(xi: Any) -> Any:

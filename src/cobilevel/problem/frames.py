@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .array_checks import is_missing, listed_values
 from .domain import Domain, Finite, Interval
+from .input_checks import is_missing, listed_values
 from .mixed import Mixed
 
 _BY_DTYPE = {"b": "boolean", "i": "whole", "u": "whole", "f": "number"}

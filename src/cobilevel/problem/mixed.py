@@ -10,8 +10,8 @@ import numpy as np
 from ..host import module_of, on_host, plain
 from ..precision import REMEDY
 from ..programs import arithmetic
-from .array_checks import Strings, concrete, contexts_of, listed_values
 from .domain import Domain, Finite, in_one_array
+from .input_checks import Strings, concrete, contexts_of, listed_values
 
 _LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
 _STILL_DISTINCT = 0.99  # of the distinct contexts, that must stay so
@@ -125,8 +125,7 @@ class Mixed(Domain):
                 f"cb.Mixed({unknown}=cb.Interval(lo, hi), ...)."
             )
         columns = {name: part.pack_column(xi[name], f"{where}[{name!r}]") for name, part in self.parts.items()}
-        whole = {name: part.kept(columns[name]) for name, part in self.parts.items()}  # wrapped with all their digits
-        return self.kept(in_one_array(whole, where, jnp.result_type(float)))
+        return self.kept(in_one_array(columns, where, jnp.result_type(float)))
 
     def columns(self, xi, where=""):
         xi = np.asarray(xi) if arithmetic(xi) is np else xi
