@@ -293,7 +293,7 @@ class Product(Level):
         return len(jax.tree.leaves(self.eta)[0])
 
     @property
-    def law(self):
+    def law(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.given if isinstance(self.given, Distribution) else None
 
     def contexts(self):

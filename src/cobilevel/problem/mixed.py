@@ -51,8 +51,8 @@ class Mixed(Domain):
 
     @property
     def bounds(self):
-        ends = zip(*(part.bounds for part in self.components), strict=True)
-        return tuple(map(np.concatenate, ends))
+        lo, hi = zip(*(part.bounds for part in self.components), strict=True)
+        return np.concatenate(lo), np.concatenate(hi)
 
     @property
     def parts(self) -> dict[str, Domain]:

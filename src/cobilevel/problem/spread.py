@@ -53,7 +53,7 @@ class SpreadSamples(Level):
 
     part: Samples
     mass: Float[np.ndarray, " n"]
-    layout: RowLayout = eqx.field(static=True)
+    layout: RowLayout = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]
     cluster: Cluster = eqx.field(static=True)
     all_rows: Callable[[], Samples] | None = eqx.field(static=True)
 
@@ -120,7 +120,7 @@ class SpreadSamples(Level):
         return SpreadSamples(part, self.mass, self.layout, self.cluster, all_rows)
 
     @property
-    def all_here(self):
+    def all_here(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.all_rows is not None
 
     def whole(self):
