@@ -16,6 +16,7 @@ from .domain import Box, Domain, Interval
 from .input_checks import real_numbers
 
 _FAR = 9.0  # standard deviations: beyond, the mass is 2e-19; an end as far out sees the tail alone
+_MORE_POINTS = 200  # of the rule that stands for the density, beyond two for each node asked for
 
 
 class Distribution(eqx.Module):
@@ -181,7 +182,7 @@ def _normal_rule(lo: Any, hi: Any, mean: Any, std: Any, n: int) -> tuple[np.ndar
     m = min(abs(peak - mean) / std, np.finfo(float).max ** 0.25)
     reach = _FAR**2 / (np.hypot(m, _FAR) + m)
     below, above = (min(abs(end - peak) / std, reach) for end in (lo, hi))
-    u, w = np.polynomial.legendre.leggauss(2 * n + 200)  # so many resolve a density cut off at _FAR to rounding
+    u, w = np.polynomial.legendre.leggauss(2 * n + _MORE_POINTS)
     s = (below + above) * (u + 1) / 2 - below
     nodes, weights = _gauss_rule(s, w * np.exp(-np.abs(s) * m - s * s / 2), n)
     return np.clip(peak + std * nodes, lo, hi), weights

@@ -30,6 +30,7 @@ from ..trees import shaped_like
 _SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
 SOFT_SHARE = 1e-2  # the same where no few samples may carry the barrier: for batches, to test, and to measure noise
 UNIT_ROWS = 128  # samples from which units are taken
+_STRONGER = 2  # times what is typical: forces that the barrier withstands above its floor
 _NOTHING = 1e-6  # of a size: how far a policy may move, or equalities miss, and count as not
 
 
@@ -139,7 +140,7 @@ def smoothing_from(found: BarrierScales, names: Sequence[str], share: float, len
     curvature = max(float(found.curvature), 0.0)
     length = length_of(found) if length is None else length
     stiff = curvature * length**2 or length * float(np.sqrt(np.max(pressed / change))) or 1.0
-    strength = 2 * (np.sqrt(pressed) / units + stiff / length)  # twice what is typical stays above the floor
+    strength = _STRONGER * (np.sqrt(pressed) / units + stiff / length)
     weight, width = share * stiff, float(np.sqrt(share)) * length
     return Smoothing(np.asarray(weight), weight / strength, units, np.asarray(width), np.asarray(share))
 
