@@ -23,9 +23,7 @@ from .precision import Precision
 from .problem import Data, Problem, never_seen, no_pool
 from .reduction import Reduced, reduce_study
 from .solvers import Newton
-from .study import Study, precision_for
-
-_SOFTER = 1e-2  # the barrier's weight for solvers on batches, whose steps are as short as its curvature is large
+from .study import SOFT_SHARE, Study, precision_for
 
 
 def solve(
@@ -159,7 +157,7 @@ def _with_barrier(problem: Problem, solver: Any, resume: Solution | None) -> Pro
         return as_solved(problem, resume)
     if not problem.constraints:
         return problem
-    return problem if problem.smoothing is not None or isinstance(solver, Newton) else problem.smoothed(_SOFTER)
+    return problem if problem.smoothing is not None or isinstance(solver, Newton) else problem.smoothed(SOFT_SHARE)
 
 
 def _with_newton(study: Study, key: jax.Array) -> tuple[Study, dict[str, str]]:

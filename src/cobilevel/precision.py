@@ -1,7 +1,8 @@
 """In which precision a call computes: where answers are exact, in double, whatever the caller's switch says."""
 
 import importlib
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,10 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
-from .checks import memory_at_hand
+from .checks import memory_limit
 from .programs import Held as Held
 from .programs import one_thread
 
-_SHARE = 1 / 2  # of the machine's memory that the data may take in double precision
 REMEDY = (
     'Subtract an offset or change the unit, ask for double precision (precision="double"), or switch JAX to it with '
     'jax.config.update("jax_enable_x64", True).'
@@ -56,12 +56,20 @@ def kept_digits(value: Any) -> Any:
 
 
 def cast(array: Any, dtype: Any, name: str) -> jax.Array:
-    """An array of the data as JAX has it here: floats in `dtype` if there is one; whole numbers are never cut."""
+    """An array of the data as JAX has it here: floats in `dtype` if there is one; raises where numbers do not fit."""
     if jnp.issubdtype(array.dtype, jnp.floating):
         wanted = array.dtype if dtype is None else dtype
         if isinstance(array, Tracer) or (isinstance(array, jax.Array) and array.dtype == wanted):
             return jnp.asarray(array, wanted)
-        return _put(_narrowed(np.asarray(array), wanted, name))
+        given = np.asarray(array)
+        with np.errstate(over="ignore"):
+            found = given.astype(wanted)
+        if found.dtype.itemsize < given.dtype.itemsize and not np.all(np.isfinite(found)):
+            raise ValueError(
+                f"{name} holds {'numbers up to ' * bool(given.ndim)}{np.max(np.abs(given)):.6g}, and the largest of "
+                f"{found.dtype.name} is {np.finfo(found.dtype).max:.3g}. {REMEDY}"
+            )
+        return _put(found)
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size and not in_double():
         least, most = int(array.min()), int(array.max())
         if least < -(2**31) or most >= 2**31:
@@ -71,18 +79,6 @@ def cast(array: Any, dtype: Any, name: str) -> jax.Array:
                 f"become {np.asarray(far).astype(np.int32)}. {REMEDY}"
             )
     return array if isinstance(array, jax.Array) else _put(array)
-
-
-def _narrowed(array: np.ndarray, dtype: Any, name: str) -> np.ndarray:
-    """Floats in another precision; raises where they are too large for it."""
-    with np.errstate(over="ignore"):
-        found = array.astype(dtype)
-    if found.dtype.itemsize < array.dtype.itemsize and not np.all(np.isfinite(found)):
-        raise ValueError(
-            f"{name} holds numbers up to {np.max(np.abs(array)):.6g}, and the largest of {found.dtype.name} is "
-            f"{np.finfo(found.dtype).max:.3g}. {REMEDY}"
-        )
-    return found
 
 
 @dataclass(frozen=True)
@@ -108,18 +104,16 @@ class Precision:
         if asked is not None:
             return Precision(_PRECISIONS[asked], min(own, _PRECISIONS[asked]))
         size = sum(leaf.size * most.itemsize for leaf in floats)
-        if exact and size <= _SHARE * _machine_memory():
+        if exact and size + sum(leaf.nbytes for leaf in floats) <= memory_limit():
             return Precision(most, own)
         words = f"in double precision the data would take {size / 2**30:.1f} GiB." if exact else ""
         return Precision(None if in_double() else single, own, words)
 
-    def context(self) -> AbstractContextManager:
+    @contextmanager
+    def context(self) -> Iterator[None]:
         """Where this precision is to be had; with factorisations on one thread."""
-        stack = ExitStack()
-        stack.enter_context(one_thread())
-        if self.dtype == np.float64:
-            stack.enter_context(double())
-        return stack
+        with one_thread(), double() if self.dtype == np.float64 else nullcontext():
+            yield
 
     def back(self, tree: PyTree) -> PyTree:
         """What is returned: floats in the caller's precision, where double was taken for it."""
@@ -127,8 +121,3 @@ class Precision:
             return tree
         down = lambda a: a.astype(self.returned) if jnp.issubdtype(a.dtype, jnp.floating) else a
         return jax.tree.map(down, tree)
-
-
-def _machine_memory() -> float:
-    """The memory that there is, in bytes."""
-    return memory_at_hand()

@@ -340,3 +340,14 @@ def test_constraints_see_the_parts_of_a_mixed_context():
         np.testing.assert_allclose(y.sum(axis=1), 0.5 + hours, atol=1e-12)
         exact = np.minimum((float(found.x) + 0.5 + hours) / 2, most)
         assert np.mean((y[:, 0] - exact) ** 2) < 1e-4
+
+
+def test_a_bound_that_is_infinite_at_some_contexts_in_single_precision():
+    lo = lambda xi: jnp.where(xi < 0.5, -jnp.inf, 0.2)
+    lower = lambda x, y, xi, eta: (y - x * xi) ** 2
+    stated = cb.Problem(
+        lambda x, y, xi, eta: (y - 1) ** 2 + 0.1 * x**2, lower, 0.5, 0.0, LINE, constraints=[cb.Bounds(lo, 0.8)]
+    )
+    data = cb.Samples(np.linspace(0, 1, 100))
+    single, double = (cb.solve(stated, data, cb.Chebyshev(4), precision=kind) for kind in ("single", "double"))
+    np.testing.assert_allclose(single.x, double.x, rtol=1e-3)

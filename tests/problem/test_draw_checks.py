@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.problem.draw_checks import check_conditional
+from cobilevel.problem import check_conditional
 
 RNG = np.random.default_rng(0)
 XI = np.linspace(0.1, 0.8, 8)

@@ -140,7 +140,7 @@ def test_what_was_replaced_counts():
 def test_precision_is_checked_and_memory_respected(monkeypatch):
     with pytest.raises(ValueError, match="precision must be"):
         cb.solve(simple(), FEW, cb.Chebyshev(3), precision="half")
-    monkeypatch.setattr(precision, "_machine_memory", lambda: 100.0)
+    monkeypatch.setattr(precision, "memory_limit", lambda: 100.0)
     solution = cb.solve(simple(), FEW, cb.Chebyshev(3))
     assert solution.precise is None
     assert "GiB" in solution.choices["precision"]

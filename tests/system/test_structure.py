@@ -45,7 +45,7 @@ KINDS_ASKED: dict[str, str] = {}
 
 # Modules outside the room of derivatives that take some, and why.
 DIFFERENTIATES = {
-    "study.smoothing": "a barrier is in units that slopes and curvature at the start show; no method uses them",
+    "study.standard_form": "a barrier is in units that slopes and curvature at the start show; no method uses them",
     "functions.traced": "what custom rules say is seen from the derivatives alone; nothing is computed with them",
 }
 

@@ -12,6 +12,7 @@ from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ..keys import is_key
+from .operations import ByKey
 
 PARTIAL = "?"  # ends a digest that does not see everything, such as what a callback into Python does
 # Parameters that hold a custom derivative: functions made anew by each trace. The derivatives themselves are looked at.
@@ -23,17 +24,12 @@ _NO_MATTER = {
 }  # fmt: skip
 
 
-class _Identity:
-    """An object that cannot be hashed, by identity."""
+class _Identity(ByKey):
+    """An object that cannot be hashed, by identity; held, so that no other takes its place."""
 
     def __init__(self, value: Any):
+        super().__init__(id(value))
         self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
 
 
 class _Description:

@@ -1,17 +1,39 @@
-"""An objective as a list of operations on numbered values, to be carried out as it stands or otherwise."""
+"""An objective as a list of operations on numbered values: carried out as it stands, or cut in two.
+
+Operations of ``f(x, y, xi, eta)`` that ``x`` and ``y`` do not enter give the same numbers whenever a sample comes up
+again: these are computed once for each (``known_parts``), and the rest of the list works on what they gave.
+"""
 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
-_CALLS = {"pjit", "jit"}  # whose operations are taken as if they stood outside
+# operations that only arrange numbers: done again rather than kept, for what they give may be larger than what they get
+_ARRANGE = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "transpose", "iota"}
+_TINY = 64  # numbers in a matrix, up to which a product of its own is not worth the call
+_KEPT_TIMES, _KEPT_BYTES = 4, 2**26  # what is kept may take so many times the data, or so many bytes in all
+
+
+class ByKey:
+    """Equal to another of its kind with the same key: a static part of modules, which share compiled programs."""
+
+    def __init__(self, key: Any):
+        self.key, self._hash = key, hash(key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self._hash == other._hash and self.key == other.key
 
 
 def as_traced(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:
@@ -34,6 +56,10 @@ class Operation(NamedTuple):
     def name(self) -> str:
         """What it does."""
         return self.equation.primitive.name
+
+    def uses(self, places: Any) -> list[bool]:
+        """Of each input, whether it is among some values."""
+        return [not isinstance(v, Literal) and v in places for v in self.inputs]
 
     def __call__(self, *given: Any) -> list[Any]:
         """Carries it out, and returns what it gives."""
@@ -63,17 +89,30 @@ def _opened(body: Jaxpr, names: dict[Any, Any], fresh: Iterator[int]) -> tuple[l
     found = []
     name = lambda var: var if isinstance(var, Literal) else names[var]
     for equation in body.eqns:
-        inner = equation.params.get("jaxpr") if equation.primitive.name in _CALLS else None
-        if inner is not None and not inner.consts:
-            inside = dict(zip(inner.jaxpr.invars, map(name, equation.invars), strict=True))
-            part, results = _opened(inner.jaxpr, inside, fresh)
+        inner = equation.params.get("jaxpr") if equation.primitive.name in ("jit", "pjit") else None
+        inputs = tuple(map(name, equation.invars))
+        if inner is not None:
+            held = [Literal(value, var.aval) for value, var in zip(inner.consts, inner.jaxpr.constvars, strict=True)]
+            variables = (*inner.jaxpr.constvars, *inner.jaxpr.invars)
+            part, results = _opened(inner.jaxpr, dict(zip(variables, (*held, *inputs), strict=True)), fresh)
             found += part
             names.update(zip(equation.outvars, results, strict=True))
             continue
-        inputs = tuple(name(var) for var in equation.invars)
         names.update({var: next(fresh) for var in equation.outvars})
         found.append(Operation(equation, inputs, tuple(names[var] for var in equation.outvars)))
     return found, [name(var) for var in body.outvars]
+
+
+def depends_on(body: Jaxpr, arguments: slice) -> list[bool]:
+    """Which results of a program can depend on some of its arguments."""
+    fresh = itertools.count()
+    names: dict[Any, Any] = {var: next(fresh) for var in (*body.constvars, *body.invars)}
+    moving = {names[var] for var in body.invars[arguments]}
+    operations, results = _opened(body, names, fresh)
+    for operation in operations:
+        if any(operation.uses(moving)):
+            moving.update(operation.outputs)
+    return [not isinstance(place, Literal) and place in moving for place in results]
 
 
 @dataclass(frozen=True)
@@ -97,19 +136,19 @@ class Listing:
         """All that a program does, with the structure and the shapes of the arguments ``x, y, xi, eta``."""
         fresh = itertools.count()
         names: dict[Any, Any] = {var: next(fresh) for var in (*body.constvars, *body.invars)}
-        inputs = iter([names[var] for var in (*body.constvars, *body.invars)])
         sizes = [part.num_leaves for part in structure.children()]
-        counts = (len(names) - sum(sizes), sizes[0], sizes[1], sum(sizes[2:]))
+        inputs, counts = iter(range(len(names))), (len(names) - sum(sizes), sizes[0], sizes[1], sum(sizes[2:]))
         constants, x, y, sample = (list(itertools.islice(inputs, count)) for count in counts)
         operations, (result,) = _opened(body, names, fresh)
-        kinds = dict(zip((*x, *y, *sample), shapes, strict=True))
-        return Listing(operations, constants, x, y, [*sample], result, kinds)
+        return Listing(
+            operations, constants, x, y, [*sample], result, dict(zip((*x, *y, *sample), shapes, strict=True))
+        )
 
     def __call__(self, constants: list[Array], x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> Array:
         """What they come to, one after another."""
         values = dict(zip(self.constants, constants, strict=True))
         values.update(self.entered((*self.x, *self.y, *self.sample), (x, y, xi, eta)))
-        perform(self.operations, values)
+        _perform(self.operations, values)
         return values[self.result]
 
     def entered(self, places: Sequence[int | None], tree: PyTree) -> Iterator[tuple[int, Array]]:
@@ -119,8 +158,91 @@ class Listing:
                 yield place, as_traced(leaf, self.kinds[place]) if place in self.kinds else leaf
 
 
-def perform(operations: Iterable[Operation], values: dict[int, Any]) -> None:
+def _perform(operations: Iterable[Operation], values: dict[int, Any]) -> None:
     """Carries out operations on values, and enters what they give."""
     for operation in operations:
         given = [v.val if isinstance(v, Literal) else values[v] for v in operation.inputs]
         values.update(zip(operation.outputs, operation(*given), strict=True))
+
+
+class _Cut(ByKey):
+    """A program cut in two; equal to the cut of an equal one. `left` is what is done after the first part."""
+
+    def __init__(self, objective: Any):
+        super().__init__(objective.program)
+        self.whole = whole = objective.listing
+        known, makers = {*whole.constants, *whole.sample}, {}
+        self.first, rest = [], []
+        for operation in whole.operations:
+            used = zip(operation.inputs, operation.uses(known), strict=True)
+            if all(yes or isinstance(v, Literal) for v, yes in used) and not operation.equation.effects:
+                self.first.append(operation)
+                known.update(operation.outputs)
+                makers.update(dict.fromkeys(operation.outputs, operation))
+            else:
+                rest.append(operation)
+        # kept for each sample: what the rest looks at, before it is merely arranged
+        looks = [v for operation in rest for v in operation.inputs] + [whole.result]
+        stack, again, kept = [v for v in looks if not isinstance(v, Literal) and v in known], set(), set()
+        while stack:
+            value = stack.pop()
+            maker = makers.get(value)
+            if maker is None or maker.name not in _ARRANGE:
+                kept.add(value)
+            elif maker.outputs not in again:
+                again.add(maker.outputs)
+                stack += [v for v in maker.inputs if not isinstance(v, Literal)]
+        self.kept = sorted(kept.difference(whole.constants))
+        self.gains = any(value in makers for value in self.kept)
+        rest = self._with_small_products([op for op in self.first if op.outputs in again] + rest)
+        kinds = {place: kind for place, kind in whole.kinds.items() if place not in self.kept}
+        self.left = replace(whole, operations=rest, sample=[None, *self.kept], kinds=kinds)
+
+    def _with_small_products(self, operations: list[Operation]) -> list[Operation]:
+        """Operations with the products of tiny matrices marked that both differ from sample to sample."""
+        differing, marked = {*self.kept, *self.whole.y}, []
+        for operation in operations:
+            equation, used = operation.equation, operation.uses(differing)
+            differing.update(operation.outputs if any(used) else ())
+            small = operation.name == "dot_general" and all(used)
+            if small:
+                batch, kinds = equation.params["dimension_numbers"][1][0], {v.aval.dtype for v in equation.invars}
+                tiny = max(math.prod(v.aval.shape) for v in equation.invars) <= _TINY
+                small = tiny and not batch and kinds == {equation.outvars[0].aval.dtype}
+            marked.append(operation._replace(small=small))
+        return marked
+
+    def look(self, constants: list[Array], xi: Array, eta: PyTree) -> list[Array]:
+        """The first part, for one sample: what to keep of it."""
+        values = dict(zip(self.whole.constants, constants, strict=True))
+        values.update(self.whole.entered(self.whole.sample, (xi, eta)))
+        _perform(self.first, values)
+        return [values[place] for place in self.kept]
+
+
+class Rest(eqx.Module):
+    """What is left of an objective: called like it, with what was kept of a sample in place of ``eta``."""
+
+    constants: list[Array]
+    cut: _Cut = eqx.field(static=True)
+
+    def __call__(self, x: PyTree, y: PyTree, xi: Array, kept: list[Array]) -> Array:
+        return self.listing(self.constants, x, y, xi, kept)
+
+    @property
+    def listing(self) -> Listing:
+        """What it does."""
+        return self.cut.left
+
+
+def known_parts(objective: Any, xi: Array, eta: PyTree) -> tuple[Rest, list[Array]] | None:
+    """The rest of an objective, and what to keep of each of many samples; ``None`` where it is not traced, or where
+    that would gain nothing or take much more room than the samples themselves."""
+    cut = _Cut(objective) if hasattr(objective, "program") else None
+    if cut is None or not cut.gains:
+        return None
+    look = jax.vmap(lambda xi, eta: cut.look(objective.constants, xi, eta))
+    size = lambda tree: sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+    if size(jax.eval_shape(look, xi, eta)) > max(_KEPT_TIMES * size((xi, eta)), _KEPT_BYTES):
+        return None
+    return Rest(objective.constants, cut), jax.jit(look)(xi, eta)

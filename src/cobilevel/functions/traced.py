@@ -18,11 +18,7 @@ from jaxtyping import Array, PyTree
 
 from ..programs import put
 from .description import digest, has_custom_derivatives, key_of
-from .operations import Listing, as_traced
-
-_FEW_DRAWS = 3  # draws asked of a sampler, to see what it does
-_KNOWN = 256  # programs whose derivatives are known to exist
-
+from .operations import ByKey, Listing, as_traced, depends_on
 
 _MAKE = getattr(jax, "make_user_context", None)
 _CACHES = None if _MAKE is None else _MAKE(None)  # made at import: everything cached before it is made is lost
@@ -33,19 +29,12 @@ def anew() -> AbstractContextManager:
     return nullcontext() if _CACHES is None else _CACHES(object())
 
 
-class Program:
+class Program(ByKey):
     """What a function does with its constants and arguments; equal to another that says the same."""
 
     def __init__(self, body: Jaxpr, shapes: Sequence[Any], structure: Any, out: Any, rules: ClosedJaxpr | None = None):
         self.body, self.shapes, self.structure, self.out, self.rules = body, tuple(shapes), structure, out, rules
-        self.key = (key_of(body, rules), structure)
-        self._hash = hash(self.key)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Program) and self._hash == other._hash and self.key == other.key
+        super().__init__((key_of(body, rules), structure))
 
     def __repr__(self) -> str:
         return f"Program({len(self.body.eqns)} operations)"
@@ -69,7 +58,7 @@ class Program:
         return [as_traced(leaf, like) for leaf, like in zip(leaves, self.shapes, strict=True)]
 
 
-@lru_cache(64)
+@lru_cache
 def _as_one_operation(program: Program) -> Callable[[list[Array], list[Array]], Array]:
     """A program to be used within others: JAX keeps what it makes of it, derivatives and batches of these."""
     return jax.jit(program.run)
@@ -94,27 +83,14 @@ class Traced(eqx.Module):
         return digest(self.program.body, leaves, list(self.constants), self.program.rules)
 
     @property
-    def out(self) -> Any:
-        """The shape and dtype of what it returns."""
-        return self.program.out
-
-    @property
     def listing(self) -> Listing:
         """What it does, operation by operation."""
         return Listing.of(self.program.body, self.program.structure, self.program.shapes)
 
     def uses_last_argument(self) -> bool:
-        """Whether the output can depend on the last argument, by walking the program backwards.
-
-        Conservative: an equation that is needed needs all its inputs.
-        """
-        body, shapes = self.program.body, self.program.shapes
-        last = self.program.structure.children()[-1].num_leaves
-        needed = {var for var in body.outvars if not isinstance(var, Literal)}
-        for equation in reversed(body.eqns):
-            if needed.intersection(equation.outvars):
-                needed.update(var for var in equation.invars if not isinstance(var, Literal))
-        return bool(last) and bool(needed.intersection(body.invars[-last:])) and bool(shapes)
+        """Whether the output can depend on the last argument, as far as its operations show."""
+        leaves = self.program.structure.children()[-1].num_leaves
+        return bool(leaves) and any(depends_on(self.program.body, slice(-leaves, None)))
 
 
 def trace_objective(function: Callable, args: tuple, derivatives: Callable[[Callable], Callable]) -> Traced:
@@ -123,20 +99,19 @@ def trace_objective(function: Callable, args: tuple, derivatives: Callable[[Call
     `derivatives` gives those that will be taken of it: what custom rules say is seen from them.
     """
     arrays, static = eqx.partition(function, eqx.is_array)
-    leaves, shapes = jax.tree.leaves(arrays), [kind_of(a) for a in jax.tree.leaves(args)]
-    structure = jax.tree.structure(args)
+    leaves, structure = jax.tree.flatten(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args))
     call = lambda held, *xs: eqx.combine(held, static)(*xs)
-    spread = jax.tree.unflatten(structure, shapes)
+    shapes = structure.unflatten(leaves)
     with anew():
-        closed, out = jax.make_jaxpr(call, return_shape=True)(arrays, *spread)
+        closed, out = jax.make_jaxpr(call, return_shape=True)(arrays, *shapes)
     body, numbers = _hoisted(closed.jaxpr)
-    constants = [_own(value) for value in (*closed.consts, *numbers, *leaves)]
-    program = Program(body, shapes, structure, out)
+    constants = [_own(value) for value in (*closed.consts, *numbers, *jax.tree.leaves(arrays))]
+    program = Program(body, leaves, structure, out)
     if has_custom_derivatives(body) and getattr(out, "shape", None) == ():
         whole = lambda held, *xs: derivatives(lambda *ys: program.in_place(held, *ys))(*xs)
         with anew():
-            rules = jax.make_jaxpr(whole)(constants, *spread)
-        return Traced(constants, Program(body, shapes, structure, out, rules))
+            rules = jax.make_jaxpr(whole)(constants, *shapes)
+        program = Program(body, leaves, structure, out, rules)
     return Traced(constants, program)
 
 
@@ -156,14 +131,14 @@ def second_derivatives(function: Callable) -> Callable:
     return along
 
 
-def kind_of(array: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an array."""
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-
-@lru_cache(_KNOWN)
-def check_derivatives(program: Program, constants: tuple, derivatives: Callable[[Callable], Callable]) -> None:
+def check_derivatives(traced: Traced, derivatives: Callable[[Callable], Callable]) -> None:
     """Raises what JAX raises where those derivatives cannot be taken of many samples at once; nothing is computed."""
+    kinds = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.constants)
+    _check_derivatives(traced.program, kinds, derivatives)
+
+
+@lru_cache
+def _check_derivatives(program: Program, constants: tuple, derivatives: Callable[[Callable], Callable]) -> None:
     many = lambda tree: jax.tree.map(lambda a: jax.ShapeDtypeStruct((2, *a.shape), a.dtype), tree)
     x, y, xi, eta = jax.tree.unflatten(program.structure, program.shapes)
 
@@ -213,19 +188,12 @@ def _is_number(equation: Any, place: int, atom: Any) -> bool:
     return not name.startswith("custom_")
 
 
-class _Drawing:
-    """The part of a sampler that is not numbers: equal to another that does the same."""
+class Drawing(ByKey):
+    """The part of a sampler that is not numbers, and the program it was seen to be; equal to no other without one."""
 
-    def __init__(self, rest: Any, finish: Callable[[Any], Any]):
-        self.rest, self.finish = rest, finish
-        self.key: Any = object()  # equal to no other, until it is known what is drawn
-        self.program: ClosedJaxpr | None = None
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Drawing) and self.key == other.key
+    def __init__(self, rest: Any, finish: Callable[[Any], Any], program: ClosedJaxpr | None):
+        self.rest, self.finish, self.program = rest, finish, program
+        super().__init__(object() if program is None else key_of(program))
 
 
 class Sampler(eqx.Module):
@@ -235,18 +203,18 @@ class Sampler(eqx.Module):
     """
 
     arrays: Any
-    drawing: _Drawing = eqx.field(static=True)
+    drawing: Drawing = eqx.field(static=True)
 
     def __init__(self, function: Callable, *example: Any, finish: Callable[[Any], Any] = lambda drawn: drawn):
-        arrays, rest = eqx.partition(function, eqx.is_array)
-        self.arrays, self.drawing = arrays, _Drawing(rest, finish)
-        one = lambda held, *args: finish(eqx.combine(held, rest)(*args, _FEW_DRAWS))
+        self.arrays, rest = eqx.partition(function, eqx.is_array)
+        few = 3  # draws, which are traced and not made
         try:
             with anew():
-                self.drawing.program = jax.make_jaxpr(one)(arrays, *example)
-            self.drawing.key = key_of(self.drawing.program)
+                call = lambda held, *args: finish(eqx.combine(held, rest)(*args, few))
+                program = jax.make_jaxpr(call)(self.arrays, *example)
         except Exception:
-            return  # a user's function may raise anything: its first use raises it again, where it can be named
+            program = None  # a user's function may raise anything: its first use raises it again, where it can be named
+        self.drawing = Drawing(rest, finish, program)
 
     def __call__(self, *args: Any) -> Any:
         return self.drawing.finish(eqx.combine(self.arrays, self.drawing.rest)(*args))

@@ -9,7 +9,7 @@ batches come from is in ``reduction.batches``, its law at one context in ``lower
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -18,23 +18,40 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..checks import whole
-from ..cluster import RowLayout
 from ..functions import Sampler
 from ..keys import as_key, generator, split_key
 from ..precision import Held, cast, kept_digits
 from ..programs import arithmetic, put, rows_at
-from .array_checks import array_of, concrete, contexts_of, each_leaf, path_name, require_contexts, require_rows
 from .distributions import Distribution, require_nodes
-from .domain import Domain
-from .draw_checks import check_stream
 from .frames import frame_columns
+from .input_checks import (
+    array_of,
+    check_stream,
+    concrete,
+    contexts_of,
+    each_leaf,
+    path_name,
+    require_contexts,
+    require_rows,
+)
 
 LOOK_ROWS = 8192  # joint samples looked at closely
 CONTEXTS_EACH, SAMPLES_EACH = 2, 8  # asked for each function: distinct contexts; samples, where they are noisy
 
 
 class Level(eqx.Module):
-    """What one level of the problem sees."""
+    """What one level of the problem sees.
+
+    - `crossed`: whether every context meets every row of the data.
+    - `law`: the distribution of the contexts, where that is what was given.
+    - `layout`: how rows are spread over the processes of a cluster, where they are.
+    - `all_here`: whether this process has all the data, be they spread or not; else only its share of the rows.
+    """
+
+    crossed: ClassVar[bool] = False
+    law: ClassVar[Any] = None
+    layout: ClassVar[Any] = None
+    all_here: ClassVar[bool] = True
 
     @property
     def upper(self) -> "Level":
@@ -56,16 +73,6 @@ class Level(eqx.Module):
         """Whether data are drawn without end."""
         return self.count is None
 
-    @property
-    def crossed(self) -> bool:
-        """Whether every context meets every row of the data."""
-        return False
-
-    @property
-    def law(self) -> Distribution | None:
-        """The distribution of the contexts, where that is what was given."""
-        return None
-
     @abstractmethod
     def contexts(self) -> "Samples":
         """The observed contexts as a weighted finite set; of a stream, a look at some."""
@@ -73,6 +80,10 @@ class Level(eqx.Module):
     def distinct(self) -> int:
         """How many different contexts there are."""
         return self.contexts().distinct()
+
+    def with_contexts(self, change: Callable[[Any], Any]) -> "Level":
+        """The same data with their contexts changed; a distribution stays as it is."""
+        raise NotImplementedError
 
     @abstractmethod
     def example(self, rows: int = 1) -> "Samples":
@@ -98,10 +109,10 @@ class Level(eqx.Module):
         """What everything after the checks works on: a copy of its own, floats in `dtype`, with weights in one form."""
 
         def leaf(path: tuple, value: Any) -> Any:
-            law = any(getattr(part, "name", None) == "given" for part in path[:-1])  # which stays as it is
-            return cast(value, dtype, path_name("samples", path)) if hasattr(value, "dtype") and not law else value
+            return cast(value, dtype, path_name("samples", path)) if hasattr(value, "dtype") else value
 
-        return jax.tree_util.tree_map_with_path(leaf, self)
+        is_law = lambda node: isinstance(node, Distribution)  # which stays as it is
+        return jax.tree_util.tree_map_with_path(leaf, self, is_leaf=is_law)
 
     def draw_contexts(self, key: Array, rows: int) -> Shaped[Array, "n ..."]:
         """Contexts as they are drawn, rather than as a quadrature rule."""
@@ -110,16 +121,6 @@ class Level(eqx.Module):
     def resample(self, rng: np.random.Generator) -> Float[np.ndarray, " n"]:
         """How often each row of the pool occurs in a sample drawn again, with replacement, from these data."""
         raise TypeError("a Stream has no samples to draw again from; pass those it was solved on.")
-
-    @property
-    def layout(self) -> RowLayout | None:
-        """How rows are spread over the processes of a cluster, where they are."""
-        return None
-
-    @property
-    def all_here(self) -> bool:
-        """Whether this process has all the data, be they spread or not; else only its share of the rows."""
-        return True
 
     def whole(self) -> "Level":
         """The data of all processes."""
@@ -140,12 +141,10 @@ def _of_mean_one(weights: Any) -> Any:
     First by a power of two, which does not round, so that their sum neither overflows nor vanishes; and before they are
     cast to a precision in which they might not fit.
     """
-    xp = arithmetic(weights)
-    given = xp.asarray(weights)
-    wide = given.astype(float)
+    xp, dtype = arithmetic(weights), weights.dtype if jnp.issubdtype(weights.dtype, jnp.floating) else float
+    wide = xp.asarray(weights).astype(float)
     wide = xp.ldexp(wide, -xp.frexp(wide.max())[1])
-    wide = wide / wide.mean()
-    return wide.astype(given.dtype) if jnp.issubdtype(given.dtype, jnp.floating) else wide
+    return (wide / wide.mean()).astype(dtype)
 
 
 class Samples(Level):
@@ -158,16 +157,13 @@ class Samples(Level):
     - `weights`: optional nonnegative weights, shape ``(n,)``; only their ratios matter.
     """
 
-    xi: Any = eqx.field(converter=lambda v: contexts_of(v, "Samples: xi"))
-    eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(
-        converter=lambda v: each_leaf(array_of, v, "Samples: eta"), default=None
-    )
-    weights: Float[Held, " n"] | None = eqx.field(
-        converter=lambda v: None if v is None else array_of(v, "Samples: weights"), default=None
-    )
+    xi: Any
+    eta: PyTree[Shaped[Held, "n ..."]]
+    weights: Float[Held, " n"] | None
 
     def __init__(self, xi: Any, eta: Any = None, weights: Any = None):
-        self.xi, self.eta, self.weights = xi, eta, weights  # Equinox would look into them before they are checked
+        self.xi, self.eta = contexts_of(xi, "Samples: xi"), each_leaf(array_of, eta, "Samples: eta")
+        self.weights = None if weights is None else array_of(weights, "Samples: weights")
 
     def __check_init__(self):
         rows = require_contexts(self.xi, "Samples: xi")
@@ -178,8 +174,7 @@ class Samples(Level):
         if self.weights.shape != (rows,):
             raise ValueError(f"Samples: weights must have shape ({rows},), got {self.weights.shape}.")
         require_rows(self.weights, "Samples: weights", rows)
-        held = np.asarray(self.weights) if concrete(self.weights) else np.ones(1)
-        if np.any(held < 0) or not np.any(held > 0):
+        if concrete(self.weights) and (np.any(self.weights < 0) or not np.any(self.weights > 0)):
             raise ValueError("Samples: weights must be nonnegative and not all zero.")
 
     @classmethod
@@ -223,8 +218,7 @@ class Samples(Level):
 
     def distinct(self) -> int:
         """How many different contexts there are."""
-        xi = np.asarray(self.xi)
-        return len(np.unique(xi) if xi.ndim == 1 else np.unique(xi, axis=0))
+        return len(np.unique(np.asarray(self.xi), axis=0))
 
     def supported(self, noisy: bool) -> int:
         """How many functions of the context these samples support: never fewer than one.
@@ -240,6 +234,9 @@ class Samples(Level):
 
     def contexts(self):
         return Samples(self.xi, None, self.weights)
+
+    def with_contexts(self, change):
+        return eqx.tree_at(lambda s: s.xi, self, change(self.xi), is_leaf=lambda node: node is self.xi)
 
     def example(self, rows=1):
         return self.rows(np.arange(rows) % len(self))
@@ -274,21 +271,21 @@ class Product(Level):
     - `eta`: the data, any pytree of arrays with a common leading axis.
     """
 
+    crossed: ClassVar[bool] = True
     given: Any
-    eta: PyTree[Shaped[Held, "n ..."]] = eqx.field(converter=lambda v: each_leaf(array_of, v, "Product: eta"))
+    eta: PyTree[Shaped[Held, "n ..."]]
     nodes: int = eqx.field(static=True)
 
     def __init__(self, contexts: Any, eta: PyTree, nodes: int = 64):
         self.given = contexts if isinstance(contexts, Distribution) else contexts_of(contexts, "Product: contexts")
-        self.eta = eta
-        self.nodes = nodes
+        self.eta, self.nodes = each_leaf(array_of, eta, "Product: eta"), nodes
 
     def __check_init__(self):
-        if self.law is None:
-            require_contexts(self.given, "Product: contexts")
         require_rows(self.eta, "Product: eta", None)
         whole("Product: nodes", self.nodes)
-        if self.law is not None:
+        if self.law is None:
+            require_contexts(self.given, "Product: contexts")
+        else:
             require_nodes(self.law, self.nodes, "Product: nodes")
 
     @property
@@ -296,11 +293,7 @@ class Product(Level):
         return len(jax.tree.leaves(self.eta)[0])
 
     @property
-    def crossed(self):
-        return True
-
-    @property
-    def law(self):
+    def law(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.given if isinstance(self.given, Distribution) else None
 
     def contexts(self):
@@ -308,6 +301,11 @@ class Product(Level):
             return Samples(self.given)
         points, weights = self.law.quadrature(self.nodes)
         return Samples(points, None, weights)
+
+    def with_contexts(self, change):
+        if self.law is not None:
+            return self
+        return eqx.tree_at(lambda p: p.given, self, change(self.given), is_leaf=lambda node: node is self.given)
 
     def pairs(self, context: Samples, i: Any, j: Any) -> Samples:
         """The pairs of context ``i`` and data row ``j``."""
@@ -325,9 +323,8 @@ class Product(Level):
         context = self.contexts() if self.law is None else Samples(self.law.sample(for_context, contexts))
         chosen = generator(for_context).permutation(len(context))[:contexts]
         level = self.thinned(for_data, max(1, rows // len(chosen)))
-        count = level.count
-        pairs = level.pairs(context, np.repeat(chosen, count), np.tile(np.arange(count), len(chosen)))
-        return Look(level, pairs, count)
+        each = np.arange(level.count)
+        return Look(level, level.pairs(context, np.repeat(chosen, len(each)), np.tile(each, len(chosen))), len(each))
 
     def thinned(self, key, rows):
         order = generator(key).permutation(self.count)[:rows]
@@ -359,14 +356,28 @@ class Stream(Level):
         return None
 
     def contexts(self):
-        drawn = self.example(LOOK_ROWS // 2)
-        return Samples(drawn.xi, None, drawn.weights)
+        return self.example(LOOK_ROWS // 2).contexts()
+
+    def with_contexts(self, change):
+        draw = _DrawnWith(self.draw, change)
+        return eqx.tree_at(lambda s: s.draw, self, draw, is_leaf=lambda node: node is self.draw)
 
     def example(self, rows=1):
         return self.draw(as_key(0), rows)
 
     def thinned(self, key, rows):
         return self.draw(key, rows)
+
+
+class _DrawnWith(eqx.Module):
+    """What a stream draws from, with contexts changed."""
+
+    draw: Any
+    change: Callable[[Any], Any]
+
+    def __call__(self, key: Array, size: int) -> Any:
+        drawn = self.draw(key, size)
+        return drawn.with_contexts(self.change) if isinstance(drawn, Samples) else drawn
 
 
 def no_pool(user: str) -> ValueError:
@@ -400,32 +411,3 @@ class Levels(eqx.Module):
 
 
 Data = Level | Levels
-
-
-class _PackedDraw(eqx.Module):
-    """What a stream draws from, with contexts packed."""
-
-    draw: Any
-    domain: Domain
-
-    def __call__(self, key: Array, size: int) -> Any:
-        drawn = self.draw(key, size)
-        return packed_level(self.domain, drawn, "samples.draw(...)") if isinstance(drawn, Samples) else drawn
-
-
-def contexts_field(level: Level) -> str:
-    """Where a level keeps contexts."""
-    return "given" if isinstance(level, Product) else "xi"
-
-
-def packed_level(domain: Domain, level: Level, where: str) -> Level:
-    """The same data, contexts packed (``Domain.pack``); `where` names the data in errors."""
-    field = "draw" if isinstance(level, Stream) else contexts_field(level)
-    given = getattr(level, field)
-    if isinstance(given, Distribution):
-        return level
-    if isinstance(level, Stream):
-        packed = _PackedDraw(given, domain)
-    else:
-        packed = domain.pack(given, f"{where}.{'contexts' if isinstance(level, Product) else field}")
-    return eqx.tree_at(lambda part: getattr(part, field), level, packed, is_leaf=lambda node: node is given)

@@ -12,10 +12,9 @@ from jaxtyping import Array, Float
 
 from ..checks import MOST_NODES, gibibytes, memory_limit, whole
 from ..programs import arithmetic, program, put
-from .array_checks import real_numbers
 from .domain import Box, Domain, Interval
+from .input_checks import real_numbers
 
-_NODE_BYTES = 32  # for each coordinate of a node: it is copied on the way
 _FAR = 9.0  # standard deviations: beyond, the mass is 2e-19; an end as far out sees the tail alone
 _MORE_POINTS = 200  # of the rule that stands for the density, beyond two for each node asked for
 
@@ -52,9 +51,8 @@ class Distribution(eqx.Module):
 
 def require_nodes(law: Distribution, n: int, argument: str) -> None:
     """Raises where a Gauss rule would take too long or would not fit in memory; says what would do."""
-    d, most = law.domain.dimension, memory_limit()
-    parts = len(law.rules(1))
-    each = _NODE_BYTES * parts * (d + 1)
+    d, most, parts = law.domain.dimension, memory_limit(), len(law.rules(1))
+    each = 4 * 8 * parts * (d + 1)  # bytes of a node and its weight, with three copies made on the way
     fits = lambda count: count <= MOST_NODES and each * count**d <= most
     if fits(n):
         return

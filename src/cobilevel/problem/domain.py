@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from ..host import module_of, on_host, plain
 from ..precision import cast, kept_digits
 from ..programs import Held, put
-from .array_checks import Strings, contexts_of, listed_values, one_length, real_numbers
+from .input_checks import Strings, contexts_of, listed_values, one_length, real_numbers, slack
 
 
 class Domain(eqx.Module):
@@ -39,12 +39,17 @@ class Domain(eqx.Module):
     def contains(self, xi: Shaped[Held, "..."]) -> Bool[Any, "..."]:
         """Whether each context belongs to the domain (up to rounding at the ends)."""
         u = self.reference(xi)
-        near = abs(u) <= 1 + slack(u.dtype)
-        return near.all(axis=-1) if u.shape[-1] > 1 else near[..., 0]
+        return (abs(u) <= 1 + slack(u.dtype)).all(axis=-1)
 
     @property
     def dimension(self) -> int:
         return math.prod(self.shape)
+
+    def check_scalars(self, first: np.ndarray, second: np.ndarray, several: str) -> None:
+        """Raises where numbers of a domain are no scalars; `several` says what to use for more."""
+        if first.ndim or second.ndim:
+            name = type(self).__name__
+            raise ValueError(f"{name} takes two scalars, got shapes {first.shape} and {second.shape}. {several}")
 
     @plain
     def coordinates(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "... d"]:
@@ -78,22 +83,21 @@ class Domain(eqx.Module):
         `where` names them in errors.
         """
         if not isinstance(xi, Mapping):
-            return self.kept(self.pack_column(xi, where))
+            return self.pack_column(xi, where)
         if len(xi) != self.dimension:
             raise ValueError(
                 f"{where} has the columns {listed_values(list(xi))}, but contexts of {self!r} have "
                 f"{self.dimension}. Give as many, or state them by name: cb.Mixed(weather=cb.Interval(0, 1))."
             )
         columns = {name: self.pack_column(column, f"{where}[{name!r}]") for name, column in xi.items()}
-        if not self.shape:
-            return self.kept(*columns.values())
-        return in_one_array(columns, where, np.result_type(*[column.dtype for column in columns.values()]))
+        dtype = np.result_type(*[column.dtype for column in columns.values()])
+        return in_one_array(columns, where, dtype) if self.shape else next(iter(columns.values()))
 
     @plain
     def pack_column(self, xi: Any, where: str) -> Any:
-        """The same for what is no dict; contexts that repeat are not wrapped yet."""
+        """The same for what is no dict."""
         column = contexts_of(xi, where)
-        return self.codes_of(column, where) if isinstance(column, Strings) else column
+        return self.kept(self.codes_of(column, where) if isinstance(column, Strings) else column)
 
     def codes_of(self, strings: Strings, where: str) -> np.ndarray:
         """Strings as numbers; raises where the domain does not know them."""
@@ -113,6 +117,10 @@ class Domain(eqx.Module):
         """Contexts written in the one way in which they are compared: itself, but for domains that repeat."""
         return xi
 
+    def columns(self, xi: Any, where: str = "") -> list[tuple["Domain", Any, str]]:
+        """The parts of the domain, with their columns of the contexts and how these are called."""
+        return [(self, xi, where)]
+
     def unpack(self, row: Shaped[Held, "..."]) -> Any:
         """One context as the user's functions see it."""
         return row
@@ -129,22 +137,10 @@ class Domain(eqx.Module):
         return xp.clip(self.coordinates(xi).astype(dtype), lo, hi).reshape(xi.shape)
 
 
-def slack(dtype: Any) -> float:
-    """What counts as rounding, relative to 1."""
-    return 8 * float(jnp.finfo(dtype).eps) ** 0.75
-
-
 def _as_floats(xi: Any) -> Any:
     """Contexts as an array of floats; whole numbers in the precision that JAX has here."""
     xi = module_of(xi).asarray(xi)
     return xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(jnp.result_type(float))
-
-
-def _two_scalars(domain: Domain, first: np.ndarray, second: np.ndarray, several: str) -> None:
-    """Raises where numbers of a domain are no scalars; `several` says what to use for more."""
-    if first.ndim or second.ndim:
-        name = type(domain).__name__
-        raise ValueError(f"{name} takes two scalars, got shapes {first.shape} and {second.shape}. {several}")
 
 
 class _Between(Domain):
@@ -161,8 +157,8 @@ class _Between(Domain):
     def bounds(self):
         return self.lo.reshape(-1), self.hi.reshape(-1)
 
-    def _check_scalars(self, several: str) -> None:
-        _two_scalars(self, self.lo, self.hi, several)
+    def _check_ends(self, several: str) -> None:
+        self.check_scalars(self.lo, self.hi, several)
         if not self.lo < self.hi:
             name = type(self).__name__
             raise ValueError(f"{name} needs lo < hi, got lo={self.lo} and hi={self.hi}. Swap or widen them.")
@@ -175,7 +171,7 @@ class Interval(_Between):
     """``[lo, hi]``: a context is a scalar."""
 
     def __check_init__(self):
-        self._check_scalars("For contexts that are vectors use Box(lo, hi).")
+        self._check_ends("For contexts that are vectors use Box(lo, hi).")
 
 
 class Box(_Between):
@@ -206,11 +202,7 @@ class Periodic(_Between):
     """
 
     def __check_init__(self):
-        self._check_scalars("For several contexts use Mixed(hour=Periodic(0, 24), ...).")
-
-    @on_host
-    def contains(self, xi):
-        return module_of(xi).isfinite(xi)
+        self._check_ends("For several contexts use Mixed(hour=Periodic(0, 24), ...).")
 
     @plain
     def _turn(self, xi: Any) -> Any:
@@ -257,7 +249,7 @@ class Unbounded(Domain):
 
     def __check_init__(self):
         several = "For several contexts use Mixed(income=Unbounded(3e4, 2e4), ...)."
-        _two_scalars(self, self.center, self.scale, several)
+        self.check_scalars(self.center, self.scale, several)
         if not self.scale > 0:
             raise ValueError(
                 f"Unbounded: scale must be positive, got {self.scale}; Unbounded.fitted(values) finds one."
@@ -281,10 +273,6 @@ class Unbounded(Domain):
         return np.array([-np.inf]), np.array([np.inf])
 
     @on_host
-    def contains(self, xi):
-        return module_of(xi).isfinite(xi)
-
-    @on_host
     def reference(self, xi):
         xp, xi = module_of(xi), _as_floats(xi)
         t = (xi - xp.asarray(self.center, xi.dtype)) / xp.asarray(self.scale, xi.dtype)
@@ -296,10 +284,6 @@ class Unbounded(Domain):
         u = xp.clip(u[..., 0], -end, end)
         t = u / xp.sqrt((1 - u) * (1 + u))
         return xp.asarray(self.center, t.dtype) + xp.asarray(self.scale, t.dtype) * t
-
-    @on_host
-    def snap(self, xi, dtype):
-        return xi.astype(dtype)
 
     def __repr__(self):
         return f"Unbounded({self.center}, {self.scale})"

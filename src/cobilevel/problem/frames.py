@@ -8,13 +8,12 @@ import decimal
 import difflib
 import importlib
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .array_checks import is_missing, listed_values
 from .domain import Domain, Finite, Interval
+from .input_checks import is_missing, listed_values
 from .mixed import Mixed
 
 _BY_DTYPE = {"b": "boolean", "i": "whole", "u": "whole", "f": "number"}
@@ -27,8 +26,7 @@ _BY_OBJECT = {  # other columns, by what all of their values are
 }
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column: its `kind` is boolean, whole, number, text, time or other; `missing` says where there is no value."""
 
     name: Any
@@ -55,12 +53,10 @@ def _library_of(value: Any) -> str:
 class Frame:
     """A data frame, seen through the few things that are asked of one.
 
-    `names` are its columns, `library` is pandas, polars or narwhals; `caller` begins errors.
+    `names` are its columns, `library` is pandas, polars or narwhals; `caller` begins errors, whose code calls it df.
     """
 
     def __init__(self, frame: Any, caller: str):
-        self.caller = caller
-        self.library = _library_of(frame) or "narwhals"
         if not is_frame(frame):
             raise TypeError(
                 f"{caller}: needs a data frame, of pandas or polars, got {type(frame).__name__}. Arrays go to "
@@ -68,15 +64,19 @@ class Frame:
             )
         if type(frame).__name__ == "LazyFrame":
             raise TypeError(f"{caller}: this frame is lazy and holds no rows yet; pass frame.collect().")
-        self.tool: Any = sys.modules.get(self.library)
-        self.frame = frame
+        self.caller, self.library, self.frame = caller, _library_of(frame) or "narwhals", frame
         if self.library == "narwhals":
-            self.tool = _narwhals(frame, caller)
-            self.frame = self.tool.from_native(frame, eager_only=True)
+            try:
+                self.frame = importlib.import_module("narwhals").from_native(frame, eager_only=True)
+            except ModuleNotFoundError as error:
+                raise TypeError(
+                    f"{caller}: a {type(frame).__module__}.{type(frame).__name__} is read through narwhals, which is "
+                    "not installed: pip install narwhals, or convert it to a data frame of pandas or polars."
+                ) from error
         self.names = list(self.frame.columns)
         if getattr(self.frame.columns, "nlevels", 1) > 1:
             raise ValueError(f"{caller}: the columns have names of several levels; flatten them to one name each.")
-        twice = [name for name in dict.fromkeys(self.names) if self.names.count(name) > 1]
+        twice = [name for name in self.names if self.names.count(name) > 1]
         if twice:
             raise ValueError(f"{caller}: the frame has more than one column named {twice[0]!r}; rename them.")
 
@@ -95,148 +95,112 @@ class Frame:
                 )
 
     def column(self, name: Any) -> Column:
-        """One column, read by its dtype; columns of Python objects by what these are."""
+        """One column, read by its dtype; columns of Python objects by what these are, NaN or no text where missing."""
         series = self.frame[name]
         values, category = series.to_numpy(), str(series.dtype).lower().startswith(("categor", "enum"))
-        if values.dtype.kind not in _BY_DTYPE or values.ndim > 1:
-            return _column_of_objects(name, series.to_list(), category)
-        return Column(name, _BY_DTYPE[values.dtype.kind], values, values != values, category)
+        if values.dtype.kind in _BY_DTYPE and values.ndim == 1:
+            return Column(name, _BY_DTYPE[values.dtype.kind], values, values != values, category)
+        items = series.to_list()
+        missing = np.array(list(map(is_missing, items)), bool)
+        present = [item for item, gone in zip(items, missing, strict=True) if not gone]
+        kind = next((kind for kind, fits in _BY_OBJECT.items() if all(map(fits, present))), "other")
+        dtype: Any = {"text": str, "boolean": bool, "whole": int, "number": float}.get(kind, object)
+        if dtype is object:
+            return Column(name, kind, np.array([*items, None], object)[:-1], missing, category)  # also of lists
+        fill, dtype = ("", str) if kind == "text" else (np.nan, float if missing.any() else dtype)
+        values = np.array([fill if gone else item for item, gone in zip(items, missing, strict=True)], dtype)
+        return Column(name, kind, values, missing, category)
 
-    def without_missing(self, columns: list[Column]) -> str:
-        """The code that drops the rows in which one of these columns has no value."""
-        names = [column.name for column in columns]
-        if self.library == "pandas":
-            return f"df.dropna(subset={names!r})"
-        floats = [column.name for column in columns if column.kind == "number"] if self.library == "polars" else []
-        return f"df.drop_nulls({names!r})" + (f".drop_nans({floats!r})" if floats else "")
+    def columns(self, roles: dict[str, Any]) -> dict[str, list[Column]]:
+        """The columns that each argument names; raises where one is not there, is named twice, or is of no use."""
+        as_list = lambda names: [] if names is None else list(names) if isinstance(names, list | tuple) else [names]
+        uses: dict[Any, list[str]] = {}
+        for role, names in roles.items():
+            self.require(as_list(names), role)
+            for name in as_list(names):
+                uses.setdefault(name, []).append(role)
+        for name, named in uses.items():
+            if len(named) > 1:
+                both = len(set(named)) > 1
+                where = f"in {' and in '.join(dict.fromkeys(named))}" if both else f"twice in {named[0]}"
+                remedy = " The functions get contexts as xi anyhow." if "context" in named and both else ""
+                raise ValueError(f"{self.caller}: the column {name!r} is named {where}, and may be named once.{remedy}")
+        if not as_list(roles["context"]):
+            raise ValueError(f"{self.caller}: context must name at least one column, got {roles['context']!r}.")
+        if isinstance(roles.get("weights"), list | tuple):
+            raise TypeError(f"{self.caller}: weights must name one column, got {roles['weights']!r}.")
+        if not len(self):
+            raise ValueError(f"{self.caller}: the frame has no rows: at least one sample is needed.")
+        columns = {role: [self.column(name) for name in as_list(names)] for role, names in roles.items()}
+        self._refuse_missing([(column, role) for role, group in columns.items() for column in group])
+        for role, group in columns.items():
+            for column in group:
+                self._refuse_kind(column, role)
+        return columns
 
-    def codes(self, name: Any) -> str:
-        """The code that numbers the categories of a column."""
-        by_polars = f"df[{name!r}].cast(polars.Categorical).to_physical()"
-        return f"df[{name!r}].astype('category').cat.codes" if self.library == "pandas" else by_polars
+    def _refuse_missing(self, columns: list[tuple[Column, str]]) -> None:
+        """Raises where a column lacks values, with the code that drops these rows."""
+        lacking = [(column, role) for column, role in columns if column.missing.any()]
+        if not lacking:
+            return
+        names = [column.name for column, _ in lacking]
+        floats = [column.name for column, _ in lacking if column.kind == "number" and self.library == "polars"]
+        drop = f"df.drop_nulls({names!r})" + (f".drop_nans({floats!r})" if floats else "")
+        drop = f"df.dropna(subset={names!r})" if self.library == "pandas" else drop
+        counts = ", ".join(f"{column.missing.sum()} in {column.name!r} ({role})" for column, role in lacking)
+        rows = int(np.sum(np.any([column.missing for column, _ in lacking], axis=0)))
+        raise ValueError(
+            f"{self.caller}: missing values, {counts}; {rows} of {len(self)} rows have one. Drop these rows, {drop}, "
+            "or fill the values in."
+        )
 
-    def clock(self, name: Any) -> tuple[str, str]:
-        """The code for the hours since the first time in a column, and for the hour of the day."""
-        column, called = f"df[{name!r}]", "" if self.library == "pandas" else "()"
-        return f"({column} - {column}.min()).dt.total_seconds() / 3600", f"{column}.dt.hour{called}"
+    def _refuse_kind(self, column: Column, role: str) -> None:
+        """Raises where a column holds neither numbers nor, as a context, text; says what to make of it."""
+        if column.kind not in ("time", "other") and (column.kind != "text" or role == "context"):
+            return
+        begin, given = f"{self.caller}: the {role} column {column.name!r} holds", f"df[{column.name!r}]"
+        some, pandas = listed_values(list(dict.fromkeys(map(str, column.values)))), self.library == "pandas"
+        if column.kind == "text":
+            codes = given + (".astype('category').cat.codes" if pandas else ".cast(polars.Categorical).to_physical()")
+            raise TypeError(
+                f"{begin} text ({some}) where numbers are needed. Make it a context, context=[..., {column.name!r}] "
+                f"with cb.Finite as its domain, or number it, {codes}; text that reads as numbers must be converted "
+                "first."
+            )
+        if column.kind == "time":
+            raise TypeError(
+                f"{begin} dates or times ({some}), which must be encoded as numbers: the hours since the first, "
+                f"({given} - {given}.min()).dt.total_seconds() / 3600; or the hour of the day, "
+                f"{given}.dt.hour{'' if pandas else '()'}, with cb.Periodic(0, 24) as its domain."
+            )
+        raise TypeError(
+            f"{begin} values that are neither numbers nor text of one kind ({some}). Convert it, or split it into "
+            "columns of numbers."
+        )
 
     def with_results(self, names: list, results: dict[str, np.ndarray]) -> Any:
         """The columns of these names as they are, and the results after them, in a frame of the same library."""
         if self.library == "pandas":
             return self.frame[names].assign(**results)
-        series = self.tool.Series if self.library == "polars" else self.tool.new_series
-        where = {} if self.library == "polars" else {"backend": self.frame.implementation}
-        table = self.frame.select(names).with_columns(*(series(name, v, **where) for name, v in results.items()))
-        return table if self.library == "polars" else self.tool.to_native(table)
-
-
-def _narwhals(frame: Any, caller: str) -> Any:
-    """narwhals, which knows frames of other libraries."""
-    try:
-        return importlib.import_module("narwhals")
-    except ModuleNotFoundError as error:
-        raise TypeError(
-            f"{caller}: a {type(frame).__module__}.{type(frame).__name__} is read through narwhals, which is not "
-            "installed: pip install narwhals, or convert it to a data frame of pandas or polars."
-        ) from error
-
-
-def _column_of_objects(name: Any, items: list, category: bool) -> Column:
-    """A column by its values; where there is none stands what no number or category is."""
-    missing = np.array(list(map(is_missing, items)), bool)
-    present = [item for item, gone in zip(items, missing, strict=True) if not gone]
-    kind = next((kind for kind, fits in _BY_OBJECT.items() if all(map(fits, present))), "other")
-    dtype: Any = {"text": str, "boolean": bool, "whole": int, "number": float}.get(kind, object)
-    if dtype is object:
-        return Column(name, kind, np.array([*items, None], object)[:-1], missing, category)  # also of lists
-    fill, dtype = ("", str) if kind == "text" else (np.nan, float if missing.any() else dtype)
-    values = np.array([fill if gone else item for item, gone in zip(items, missing, strict=True)], dtype)
-    return Column(name, kind, values, missing, category)
+        tool, table = sys.modules[self.library], self.frame.select(names)
+        if self.library == "polars":
+            return table.with_columns(*(tool.Series(name, values) for name, values in results.items()))
+        series = [tool.new_series(name, v, backend=self.frame.implementation) for name, v in results.items()]
+        return tool.to_native(table.with_columns(*series))
 
 
 def frame_columns(frame: Any, context: Any, eta: Any, weights: Any, caller: str) -> list[Any]:
-    """Contexts, noise and weights by the names of their columns: one name gives an array, a list a dict by name."""
+    """Contexts, noise and weights by the names of their columns: one name gives an array, a list a dict by name.
+
+    In contexts all numbers are floats; noise may be whole, since it may be a code.
+    """
     roles = {"context": context, "eta": eta, "weights": weights}
+    kept = {"context": ("number", "text"), "eta": ("number", "whole"), "weights": ()}
     tables = []
-    for role, columns in _checked_columns(Frame(frame, caller), roles).items():
-        table = {column.name: _numbers(column, role) for column in columns}
+    for role, columns in Frame(frame, caller).columns(roles).items():
+        table = {c.name: c.values if c.kind in kept[role] else c.values.astype(float) for c in columns}
         tables.append(table if isinstance(roles[role], list | tuple) else next(iter(table.values()), None))
     return tables
-
-
-def _numbers(column: Column, role: str) -> np.ndarray:
-    """The values of a column: in contexts all numbers are floats; noise may be whole, since it may be a code."""
-    kept = {"context": ("number", "text"), "eta": ("number", "whole"), "weights": ()}[role]
-    return column.values if column.kind in kept else column.values.astype(float)
-
-
-def _checked_columns(held: Frame, roles: dict[str, Any]) -> dict[str, list[Column]]:
-    """The columns that each argument names; raises where one is not there, is named twice, or is of no use."""
-    as_list = lambda names: [] if names is None else list(names) if isinstance(names, list | tuple) else [names]
-    named = {role: as_list(names) for role, names in roles.items()}
-    for role, names in named.items():
-        held.require(names, role)
-    _one_role_each(named, held.caller)
-    if not named["context"]:
-        raise ValueError(f"{held.caller}: context must name at least one column, got {roles['context']!r}.")
-    if isinstance(roles.get("weights"), list | tuple):
-        raise TypeError(f"{held.caller}: weights must name one column, got {roles['weights']!r}.")
-    if not len(held):
-        raise ValueError(f"{held.caller}: the frame has no rows: at least one sample is needed.")
-    columns = {role: [held.column(name) for name in names] for role, names in named.items()}
-    _none_missing(held, columns)
-    for role, group in columns.items():
-        for column in group:
-            _refuse_kinds(held, column, role)
-    return columns
-
-
-def _one_role_each(named: dict[str, list], caller: str) -> None:
-    uses = [(name, role) for role, names in named.items() for name in names]
-    for name, role in uses:
-        roles = [other for used, other in uses if used == name]
-        if len(roles) > 1:
-            both = len(set(roles)) > 1
-            where = f"in {' and in '.join(dict.fromkeys(roles))}" if both else f"twice in {role}"
-            remedy = " The functions get contexts as xi anyhow." if "context" in roles and both else ""
-            raise ValueError(f"{caller}: the column {name!r} is named {where}, and may be named once.{remedy}")
-
-
-def _none_missing(held: Frame, columns: dict[str, list[Column]]) -> None:
-    roles = [(column, role) for role, group in columns.items() for column in group if column.missing.any()]
-    if not roles:
-        return
-    lacking = [column for column, _ in roles]
-    counts = ", ".join(f"{column.missing.sum()} in {column.name!r} ({role})" for column, role in roles)
-    rows = int(np.sum(np.any([column.missing for column in lacking], axis=0)))
-    raise ValueError(
-        f"{held.caller}: missing values, {counts}; {rows} of {len(held)} rows have one. Drop these rows, "
-        f"{held.without_missing(lacking)}, or fill the values in."
-    )
-
-
-def _refuse_kinds(held: Frame, column: Column, role: str) -> None:
-    """Raises where a column holds neither numbers nor, as a context, text; says what to make of it."""
-    if column.kind not in ("time", "other") and (column.kind != "text" or role == "context"):
-        return
-    name, some = column.name, listed_values(list(dict.fromkeys(map(str, column.values))))
-    if column.kind == "text":
-        raise TypeError(
-            f"{held.caller}: the {role} column {name!r} holds text ({some}) where numbers are needed. Make it a "
-            f"context, context=[..., {name!r}] with cb.Finite as its domain, or number it, {held.codes(name)}; text "
-            "that reads as numbers must be converted first."
-        )
-    if column.kind == "time":
-        since, hour = held.clock(name)
-        raise TypeError(
-            f"{held.caller}: the {role} column {name!r} holds dates or times ({some}), which must be encoded as "
-            f"numbers: the hours since the first, {since}; or the hour of the day, {hour}, with cb.Periodic(0, 24) as "
-            "its domain."
-        )
-    raise TypeError(
-        f"{held.caller}: the {role} column {name!r} holds values that are neither numbers nor text of one kind "
-        f"({some}). Convert it, or split it into columns of numbers."
-    )
 
 
 def domain_of(frame: Any, context: Any) -> Domain:
@@ -246,7 +210,7 @@ def domain_of(frame: Any, context: Any) -> Domain:
     categories and booleans the ``Finite`` of the values that occur. A list of names gives a ``Mixed``. What no
     table shows is for you to say: that hours repeat (``Periodic``), or how far contexts may go.
     """
-    columns = _checked_columns(Frame(frame, "domain_of"), {"context": context})["context"]
+    columns = Frame(frame, "domain_of").columns({"context": context})["context"]
     parts = {str(column.name): _proposed(column) for column in columns}
     return Mixed(parts) if isinstance(context, list | tuple) else next(iter(parts.values()))
 

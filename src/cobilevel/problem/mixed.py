@@ -1,18 +1,17 @@
 """Contexts of several parts, each of its own kind and under its own name; and what single precision would lose."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
 
 from ..host import module_of, on_host, plain
 from ..precision import REMEDY
 from ..programs import arithmetic
-from .array_checks import Strings, concrete, contexts_of, listed_values
 from .domain import Domain, Finite, in_one_array
+from .input_checks import Strings, concrete, contexts_of, listed_values
 
 _LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
 _STILL_DISTINCT = 0.99  # of the distinct contexts, that must stay so
@@ -52,8 +51,8 @@ class Mixed(Domain):
 
     @property
     def bounds(self):
-        ends = zip(*(part.bounds for part in self.components), strict=True)
-        return tuple(_together("concatenate", end, 0) for end in ends)
+        lo, hi = zip(*(part.bounds for part in self.components), strict=True)
+        return np.concatenate(lo), np.concatenate(hi)
 
     @property
     def parts(self) -> dict[str, Domain]:
@@ -62,8 +61,10 @@ class Mixed(Domain):
 
     @plain
     def _each(self, how: str, apply: Callable[[Domain, Any], Any], xi: Any) -> Any:
-        """What a function of a part and its column gives, put together."""
-        return _together(how, [apply(part, xi[..., j]) for j, part in enumerate(self.components)])
+        """What a function of a part and its column gives, put together: in NumPy, unless one of them is JAX's."""
+        found = [apply(part, xi[..., j]) for j, part in enumerate(self.components)]
+        xp = jnp if any(module_of(column) is jnp for column in found) else np
+        return getattr(xp, how)([xp.asarray(column) for column in found], axis=-1)
 
     @on_host
     def contains(self, xi):
@@ -124,8 +125,11 @@ class Mixed(Domain):
                 f"cb.Mixed({unknown}=cb.Interval(lo, hi), ...)."
             )
         columns = {name: part.pack_column(xi[name], f"{where}[{name!r}]") for name, part in self.parts.items()}
-        whole = {name: part.kept(columns[name]) for name, part in self.parts.items()}  # wrapped with all their digits
-        return self.kept(in_one_array(whole, where, jnp.result_type(float)))
+        return self.kept(in_one_array(columns, where, jnp.result_type(float)))
+
+    def columns(self, xi, where=""):
+        xi = np.asarray(xi) if arithmetic(xi) is np else xi
+        return [(part, xi[..., j], f"{where}[{name!r}]") for j, (name, part) in enumerate(self.parts.items())]
 
     def unpack(self, row):
         whole = lambda part: isinstance(part, Finite) and jnp.issubdtype(part.values.dtype, jnp.integer)
@@ -138,89 +142,55 @@ class Mixed(Domain):
         return f"Mixed({', '.join(f'{name}={part!r}' for name, part in self.parts.items())})"
 
 
-def _together(how: str, columns: Sequence[Any], axis: int = -1) -> Any:
-    """Columns in one array: in NumPy, unless one of them is JAX's."""
-    xp = jnp if any(module_of(column) is jnp for column in columns) else np
-    return getattr(xp, how)([xp.asarray(column) for column in columns], axis=axis)
-
-
 class Unpacked(eqx.Module):
-    """A user's function of ``x, y, xi, eta``, on contexts as the library keeps them."""
+    """A user's function on contexts as the library keeps them; `place` is that of ``xi`` among its arguments."""
 
     function: Callable
     domain: Domain
+    place: int = eqx.field(static=True, default=2)
 
-    def __call__(self, x: PyTree, y: PyTree, xi: Array, eta: PyTree) -> Any:
-        return self.function(x, y, self.domain.unpack(xi), eta)
-
-
-class UnpackedDraw(eqx.Module):
-    """A user's sampler of the noise at one context, on contexts as the library keeps them."""
-
-    function: Callable
-    domain: Domain
-
-    def __call__(self, key: Array, xi: Array, size: int) -> Any:
-        return self.function(key, self.domain.unpack(xi), size)
-
-
-def columns_of(domain: Domain, xi: Any, where: str) -> list[tuple[Domain, Any, str]]:
-    """The parts of a domain, with their columns of the contexts and how these are called."""
-    if not isinstance(domain, Mixed):
-        return [(domain, xi, where)]
-    xi = np.asarray(xi) if arithmetic(xi) is np else xi
-    return [(part, xi[..., j], f"{where}[{name!r}]") for j, (name, part) in enumerate(domain.parts.items())]
+    def __call__(self, *args: Any) -> Any:
+        before, after = args[: self.place], args[self.place + 1 :]
+        return self.function(*before, self.domain.unpack(args[self.place]), *after)
 
 
 def never_seen(domain: Domain, xi: Any) -> str:
     """Which values of categories no context has, in words; empty where there are none."""
     lines = []
-    columns = columns_of(domain, xi, "")
-    for (part, column, _), name in zip(columns, getattr(domain, "names", [""]), strict=True):
-        if not isinstance(part, Finite) or (part is domain and part.labels is None):
-            continue
-        seen = set(np.asarray(part.index(np.asarray(column))).ravel().tolist())
-        values = part.labels or part.values.tolist()
-        unseen = [value for k, value in enumerate(values) if k not in seen]
-        lines += [f"{name} {listed_values(unseen)}".strip()] if unseen else []
+    for (part, column, _), name in zip(domain.columns(xi), getattr(domain, "names", [""]), strict=True):
+        if isinstance(part, Finite) and (part is not domain or part.labels is not None):
+            seen = set(np.asarray(part.index(np.asarray(column))).ravel().tolist())
+            unseen = [value for k, value in enumerate(part.labels or part.values.tolist()) if k not in seen]
+            lines += [f"{name} {listed_values(unseen)}".strip()] if unseen else []
     return "; ".join(lines)
 
 
-def _sides(domain: Domain, xi: np.ndarray, where: str) -> list[tuple[Domain, np.ndarray, float, str]]:
-    """The coordinates of contexts: where each lives, its values, over what length functions vary, and its name."""
-    sides = []
-    for part, column, name in columns_of(domain, xi, where):
+def check_contexts_kept(domain: Domain, xi: Any, where: str) -> None:
+    """Raises where single precision rounds contexts by a considerable share of the domain, or makes one of many.
+
+    Without contexts, which are yet to be drawn, by how far its numbers lie apart on the domain.
+    """
+    known = xi is not None
+    if known and (not concrete(xi) or xi.dtype != np.float64 or xi.shape[1:] != domain.shape):
+        return
+    ends = np.stack(np.broadcast_arrays(*domain.bounds)) if domain.shape else np.concatenate(domain.bounds)
+    for part, column, name in domain.columns(np.asarray(xi) if known else ends, where):
         if isinstance(part, Finite):
             continue  # values that cannot be distinguished are refused there
-        lo, hi = part.bounds
-        for k, side in enumerate(column.reshape(len(column), -1).T):
-            width = float(hi[k] - lo[k])
-            sides.append((part, side, width if np.isfinite(width) else float(part.scale), name))  # pyright: ignore
-    return sides
-
-
-def check_contexts_kept(domain: Domain, before: Any, where: str) -> None:
-    """Raises where single precision rounds contexts by a considerable share of the domain, or makes one of many."""
-    if not concrete(before) or before.dtype != np.float64 or before.shape[1:] != domain.shape:
-        return
-    for part, side, width, name in _sides(domain, np.asarray(before), where):
-        rounded = side.astype(np.float32).astype(float)
-        gap = np.abs(side - rounded)
-        if gap.max() <= 8 * np.finfo(np.float32).eps * width:
-            continue
-        merged = len(np.unique(rounded)) < _STILL_DISTINCT * len(np.unique(side))
-        if merged or gap.max() > _LOST_SHARE * width:
-            row = int(np.argmax(gap))
-            raise ValueError(
-                f"{name}: in single precision contexts lose digits that matter on {part!r}: {float(side[row])!r} in "
-                f"row {row} becomes {float(rounded[row])!r}. {REMEDY}"
-            )
-
-
-def check_domain_kept(domain: Domain, where: str) -> None:
-    """The same for contexts that are yet to be drawn, by how far numbers of single precision lie apart there."""
-    ends = np.stack(np.broadcast_arrays(*domain.bounds)) if domain.shape else np.concatenate(domain.bounds)
-    for part, side, width, name in _sides(domain, ends, where):
-        apart = float(np.spacing(np.float32(np.max(np.abs(side))))) if np.all(np.isfinite(side)) else 0.0
-        if apart / 2 > _LOST_SHARE * width:
-            raise ValueError(f"{name}: numbers of single precision lie {apart:g} apart on {part!r}. {REMEDY}")
+        for lo, hi, side in zip(*part.bounds, column.reshape(len(column), -1).T, strict=True):
+            width = float(hi - lo) if np.isfinite(hi - lo) else float(part.scale)  # pyright: ignore
+            if not known:
+                apart = float(np.max(np.spacing(np.abs(side).astype(np.float32)))) if np.isfinite(side).all() else 0.0
+                if apart / 2 > _LOST_SHARE * width:
+                    raise ValueError(f"{name}: numbers of single precision lie {apart:g} apart on {part!r}. {REMEDY}")
+                continue
+            rounded = side.astype(np.float32).astype(float)
+            gap = np.abs(side - rounded)
+            merged = len(np.unique(rounded)) < _STILL_DISTINCT * len(np.unique(side))
+            much = gap.max() > 8 * np.finfo(np.float32).eps * width  # more than contexts of the size of the domain lose
+            if much and (merged or gap.max() > _LOST_SHARE * width):
+                row = int(np.argmax(gap))
+                raise ValueError(
+                    f"{name}: in single precision contexts lose digits that matter on {part!r}: {float(side[row])!r} "
+                    f"in row {row} becomes {float(rounded[row])!r}. {REMEDY}"
+                )

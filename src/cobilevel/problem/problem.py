@@ -1,20 +1,310 @@
-"""``Problem``: what the user states."""
+"""What a user states: the problem, constraints on ``y``, and bounds on ``x`` with what they leave of a gradient."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
 
 from ..checks import positive
-from ..precision import Held
-from .array_checks import float_tree
-from .constraints import Bounds, Constraint, as_constraints
+from ..precision import REMEDY, Held, cast
+from ..programs import arithmetic, put
 from .domain import Domain
+from .input_checks import concrete, each_leaf, float_tree, path_name, real_numbers
+
+Right = Callable[[PyTree, Any], Any]  # b(x, xi)
+
+
+class Constraint(eqx.Module):
+    """A constraint on ``y``, stated for one context.
+
+    Equalities are eliminated, so that the policy meets them exactly; everything else is a list of slacks, numbers that
+    must not be negative.
+    """
+
+    def equalities(self, y0: PyTree) -> tuple[Float[np.ndarray, "m dy"], Right] | None:
+        """``A`` and ``b(x, xi)`` of ``A y = b`` on the flattened ``y``, if there are any."""
+        return None
+
+    def slack(self, x: PyTree, y: PyTree, xi: Any) -> Float[Array, " m"] | None:
+        """What must not be negative, if there is anything."""
+        return None
+
+    def names(self, y0: PyTree, count: int) -> list[str]:
+        """Each of the slacks in words, for messages."""
+        return []
+
+
+def _entry_names(y0: PyTree[Held]) -> list[str]:
+    """``y[0]``, ``y['flow'][1]``, ...: the numbers of ``y``, flattened."""
+    names = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(y0):
+        places = np.ndindex(leaf.shape)
+        names += [path_name("y", path) + (str(list(place)) if place else "") for place in places]
+    return names
+
+
+class Equalities(Constraint):
+    """``A y = b``, on the flattened ``y``; ``b`` is a number, an array, or a function ``b(x, xi)``.
+
+    Eliminated, not penalised: the policy meets them at every context to rounding, and the lower level need be strongly
+    convex along ``A y = 0`` only.
+    """
+
+    A: Any = eqx.field(converter=lambda v: real_numbers(v, "Equalities: A"))
+    b: Any = 0.0
+
+    def __check_init__(self):
+        if self.A.ndim != 2 or not self.A.size:
+            raise ValueError(
+                f"Equalities: A must be a matrix with one row an equality, got shape {self.A.shape}. For one equality "
+                "write A[None, :]."
+            )
+        empty = ~np.any(self.A != 0, axis=1)
+        if empty.any():
+            raise ValueError(f"Equalities: row {int(np.argmax(empty))} of A is zero. Drop it.")
+        if not callable(self.b):
+            real_numbers(self.b, "Equalities: b")
+
+    def equalities(self, y0):
+        entries = _entry_names(y0)
+        if self.A.shape[1] != len(entries):
+            few = ", ".join(entries if len(entries) <= 4 else [*entries[:3], "..."])
+            raise ValueError(
+                f"Equalities: A has {self.A.shape[1]} columns, and y holds {len(entries)} numbers ({few})."
+            )
+        b, rows, sizes = self.b, len(self.A), np.linalg.norm(self.A, axis=1)
+
+        def right(x, xi):
+            value = jnp.asarray(b(x, xi) if callable(b) else b)
+            if value.shape not in ((), (rows,)):
+                raise ValueError(f"Equalities: b must have shape ({rows},), one number a row of A, got {value.shape}.")
+            return jnp.broadcast_to(value, (rows,)) / sizes
+
+        return self.A / sizes[:, None], right
+
+
+class Simplex(Constraint):
+    """``y >= 0`` and ``sum(y) = total``, over all numbers of ``y``; `total` is a number, or a function of ``xi``."""
+
+    total: Any = 1.0
+
+    def __check_init__(self):
+        if callable(self.total):
+            return
+        if real_numbers(self.total, "Simplex: total").shape:
+            raise ValueError(f"Simplex: total must be one number, or a function of xi; got {self.total!r}.")
+        if not self.total > 0:
+            raise ValueError(f"Simplex: total must be positive, since all of y is at least 0; got {self.total!r}.")
+
+    def equalities(self, y0):
+        total, size = self.total, len(_entry_names(y0))
+        right = lambda x, xi: jnp.reshape(jnp.asarray(total(xi) if callable(total) else total), (1,)) / size**0.5
+        return np.full((1, size), size**-0.5), right
+
+    def slack(self, x, y, xi):
+        return ravel_pytree(y)[0]
+
+    def names(self, y0, count):
+        return [f"{entry} >= 0" for entry in _entry_names(y0)]
+
+
+class Inequalities(Constraint):
+    """``h(x, y, xi) <= 0``, entry by entry of what ``h`` returns, each convex in ``y``."""
+
+    h: Callable
+
+    def __check_init__(self):
+        if not callable(self.h):
+            raise TypeError(f"Inequalities takes a function h(x, y, xi), got {type(self.h).__name__}.")
+
+    def slack(self, x, y, xi):
+        return -jnp.ravel(jnp.asarray(self.h(x, y, xi)))
+
+    def names(self, y0, count):
+        name = getattr(self.h, "__name__", "h")
+        name = "h" if name == "<lambda>" else name
+        return [f"{name}(x, y, xi)[{k}] <= 0" if count > 1 else f"{name}(x, y, xi) <= 0" for k in range(count)]
+
+
+class Bounds(Constraint):
+    """``lo <= y <= hi``, as a constraint on ``y``: numbers, arrays (prefix pytrees of ``y``) or functions of ``xi``;
+    ``None`` or infinity where there is no bound.
+
+    On ``x`` the library keeps bounds in the same form, each shaped like ``x``: points, gradients and bounds are then
+    pytrees of one structure.
+    """
+
+    lo: Any = None
+    hi: Any = None
+
+    def _ends(self, y: PyTree, xi: Any) -> list[tuple[int, Any, np.ndarray]]:
+        """Each side that bounds something: its sign, its value on the flattened ``y``, and which entries it bounds."""
+        ends = []
+        for side, sign, end in (("lower", 1, self.lo), ("upper", -1, self.hi)):
+            if callable(end):
+                filled = ravel_pytree(_fill_bound(end(xi), y, side, "Bounds"))[0]
+                some = np.ones(len(filled), bool)
+            else:
+                shapes = jax.tree.map(lambda a: np.empty(a.shape, a.dtype), y)
+                leaves = jax.tree.leaves(_fill_bound(end, shapes, side, "Bounds"))
+                filled = np.concatenate([leaf.ravel() for leaf in leaves])
+                some = np.isfinite(filled)
+            ends += [(sign, filled, some)] if some.any() else []
+        return ends
+
+    def slack(self, x, y, xi):
+        flat = ravel_pytree(y)[0]
+        gaps = [(sign * (flat - end))[some] for sign, end, some in self._ends(y, xi)]
+        return jnp.concatenate(gaps) if gaps else None
+
+    def names(self, y0, count):
+        entries, names = _entry_names(y0), []
+        for one, bound, function in ((Bounds(lo=self.lo), ">=", "lo(xi)"), (Bounds(hi=self.hi), "<=", "hi(xi)")):
+            if callable(one.lo) or callable(one.hi):
+                names += [f"{entry} {bound} {function}" for entry in entries]
+                continue
+            for _, filled, some in one._ends(y0, None):
+                rows = zip(entries, filled, some, strict=True)
+                names += [f"{entry} {bound} {value:.6g}" for entry, value, there in rows if there]
+        return names
+
+    @staticmethod
+    def of(pair: Any, x0: PyTree) -> "Bounds":
+        """From a user's ``(lo, hi)``: prefix pytrees of ``x``, ``None`` for no bound. ``x0`` must lie within."""
+        pair = (None, None) if pair is None else pair
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(f"x_bounds must be a pair (lo, hi), got {pair!r}.")
+        bounds = Bounds(_fill_bound(pair[0], x0, "lower", "x_bounds"), _fill_bound(pair[1], x0, "upper", "x_bounds"))
+        for path, x, low, high in bounds._with(x0):
+            if np.any(np.isnan(low) | np.isnan(high)):
+                raise ValueError("x_bounds: bounds may be infinite (or None) but not NaN.")
+            if not np.all(low <= high):
+                raise ValueError("x_bounds: every lower bound must be at most its upper bound; are they swapped?")
+            if not np.all((low <= x) & (x <= high)):
+                raise ValueError(
+                    f"{path_name('x0', path)} = {x} lies outside x_bounds [{low}, {high}]. Move x0 inside, or widen "
+                    "the bounds."
+                )
+        return bounds
+
+    def _with(self, x: PyTree) -> list[tuple[tuple, np.ndarray, np.ndarray, np.ndarray]]:
+        """Of each leaf of ``x`` that holds values now: its path, itself, and its bounds."""
+        rows = zip(jax.tree_util.tree_leaves_with_path(x), *map(jax.tree.leaves, (self.lo, self.hi)), strict=True)
+        return [
+            (path, np.asarray(leaf), np.asarray(lo), np.asarray(hi))
+            for (path, leaf), lo, hi in rows
+            if all(map(concrete, (leaf, lo, hi)))
+        ]
+
+    def astype(self, dtype: Any) -> "Bounds":
+        """The same bounds in a floating dtype, those too large for it infinite; raises where two become one number."""
+        with np.errstate(over="ignore"):
+            cast = Bounds(*jax.tree.map(lambda a: jnp.asarray(a, dtype), (self.lo, self.hi)))
+            for path, low, _, high in self._with(self.lo):
+                lost = (low < high) & (low.astype(dtype) >= high.astype(dtype))
+                if lost.any():
+                    pair = f"{low[lost].flat[0]} and {high[lost].flat[0]}"
+                    raise ValueError(
+                        f"{path_name('x_bounds', path)}: in {np.dtype(dtype).name} {pair} become one number. {REMEDY}"
+                    )
+        return cast
+
+    def project(self, x: PyTree) -> PyTree:
+        """The nearest point within the bounds."""
+        return put(jax.tree.map(arithmetic(x, self.lo, self.hi).clip, x, self.lo, self.hi))
+
+    def free(self, x: PyTree, gradient: PyTree) -> PyTree:
+        """Which coordinates may move against the gradient: not those it pushes against a bound, or without room."""
+        xp = arithmetic(x, gradient, self.lo, self.hi)
+
+        def leaf(*arrays):
+            x, g, lo, hi = (xp.asarray(a) for a in arrays)
+            return ~(((x <= lo) & (g > 0)) | ((x >= hi) & (g < 0)) | (lo == hi))
+
+        return jax.tree.map(leaf, x, gradient, self.lo, self.hi)
+
+    def projected_gradient(self, x: PyTree, gradient: PyTree, length: Any = 1) -> PyTree:
+        """``(x - P(x - length * gradient)) / length``: zero exactly at first-order points of the bounded problem.
+
+        Not computed as that difference, which would round small gradients off. Steps are compared with the room that is
+        left: added to a large ``x``, a short one would vanish, and a bound would not be met.
+        """
+
+        def leaf(x, g, lo, hi):
+            step = jnp.asarray(length, x.dtype)
+            safe = jnp.where(step > 0, step, 1)
+            return jnp.where(step * g > x - lo, (x - lo) / safe, jnp.where(-step * g > hi - x, (x - hi) / safe, g))
+
+        return jax.tree.map(leaf, x, gradient, self.lo, self.hi)
+
+
+def _fill_bound(bound: PyTree, point: PyTree, side: str, argument: str) -> PyTree:
+    """A prefix pytree of a point, spread over all its leaves; ``None`` means no bound."""
+    name, none = "x0" if argument == "x_bounds" else "y", -np.inf if side == "lower" else np.inf
+
+    def spread(value, leaf):
+        try:
+            if not isinstance(leaf, np.ndarray) and not (concrete(value) and concrete(leaf)):
+                return jnp.broadcast_to(jnp.asarray(value, leaf.dtype), leaf.shape)
+            filled = np.broadcast_to(np.asarray(value, leaf.dtype), leaf.shape).copy()
+            return filled if isinstance(leaf, np.ndarray) else put(filled)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{argument}: the {side} bound of shape {np.shape(value)} does not fit {name} of shape {leaf.shape}."
+            ) from error
+
+    below = lambda value, subtree: jax.tree.map(lambda leaf: spread(none if value is None else value, leaf), subtree)
+    try:
+        return jax.tree.map(below, bound, point, is_leaf=lambda v: v is None)
+    except ValueError as error:
+        if str(error).startswith(argument):
+            raise
+        raise ValueError(
+            f"{argument}: the {side} bound must be a prefix of the pytree {name} (a single number bounds everything): "
+            f"{error}"
+        ) from error
+
+
+def as_constraints(given: Any) -> tuple[Constraint, ...]:
+    """What a user states as constraints: one or several, functions standing for inequalities."""
+    if given is None:
+        return ()
+    constraints = []
+    for one in given if isinstance(given, Sequence) and not isinstance(given, str) else (given,):
+        if not isinstance(one, Constraint) and (isinstance(one, type) or not callable(one)):
+            raise TypeError(
+                "constraints must be a list of cb.Equalities, cb.Bounds, cb.Simplex, cb.Inequalities or functions "
+                f"h(x, y, xi) that are to be at most zero, got {one!r}."
+            )
+        if isinstance(one, Bounds):
+            _check_sides(one)
+        constraints.append(one if isinstance(one, Constraint) else Inequalities(one))
+    return tuple(constraints)
+
+
+def _check_sides(bounds: Bounds) -> None:
+    """Raises where bounds on ``y`` bound nothing, or cannot be met, or are no numbers."""
+    if bounds.lo is None and bounds.hi is None:
+        raise ValueError("constraints: a Bounds without lo and hi bounds nothing. Leave it out, or give a side.")
+    for name, side, impossible in (("lo", bounds.lo, np.inf), ("hi", bounds.hi, -np.inf)):
+        for leaf in [] if callable(side) else jax.tree.leaves(side):
+            values = np.asarray(leaf)
+            if values.dtype.kind not in "fiu" or np.any(np.isnan(values)) or np.any(values == impossible):
+                raise ValueError(
+                    f"constraints: {name} of Bounds must hold numbers that y can meet ({-impossible} for no bound), "
+                    f"got {leaf!r}."
+                )
+    both = [np.asarray(side) for side in (bounds.lo, bounds.hi) if isinstance(side, int | float | np.ndarray)]
+    if len(both) == 2 and np.any(both[0] > both[1]):
+        raise ValueError(
+            f"constraints: lo of Bounds lies above hi ({bounds.lo!r} and {bounds.hi!r}); are they swapped?"
+        )
 
 
 class Problem(eqx.Module):
@@ -108,11 +398,10 @@ class Problem(eqx.Module):
         return eqx.tree_at(lambda p: p.x0, self, x)
 
     def astype(self, dtype: Any) -> "Problem":
-        """The same problem with ``x0``, ``y0`` and the bounds in one floating dtype."""
-        parts = (self.x0, self.y0, self.x_bounds)
-        with np.errstate(over="ignore"):  # bounds that large are none
-            cast = jax.tree.map(lambda a: jnp.asarray(a, dtype), parts)
-        return eqx.tree_at(lambda p: (p.x0, p.y0, p.x_bounds), self, cast)
+        """The same problem with ``x0``, ``y0`` and the bounds in one floating dtype; raises where they do not fit."""
+        x0, y0 = (each_leaf(lambda a, name: cast(a, dtype, name), getattr(self, end), end) for end in ("x0", "y0"))
+        bounds = self.bounds.astype(dtype)
+        return eqx.tree_at(lambda p: (p.x0, p.y0, p.x_bounds), self, (x0, y0, (bounds.lo, bounds.hi)))
 
 
 def _check_callable(name: str, function: Any, call: str) -> None:

@@ -53,7 +53,7 @@ class SpreadSamples(Level):
 
     part: Samples
     mass: Float[np.ndarray, " n"]
-    row_layout: RowLayout = eqx.field(static=True)
+    layout: RowLayout = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]
     cluster: Cluster = eqx.field(static=True)
     all_rows: Callable[[], Samples] | None = eqx.field(static=True)
 
@@ -68,21 +68,20 @@ class SpreadSamples(Level):
         return eqx.tree_at(lambda s: s.mass, spread, given * (layout.rows / total))
 
     @property
-    def layout(self):
-        return self.row_layout
-
-    @property
     def count(self):
-        return self.row_layout.rows
+        return self.layout.rows
 
     def _pieces(self, array: Any, filling: Any = None) -> list[np.ndarray]:
         """Rows of this process as its shards, each filled up to the common length: by the first row, or a number."""
-        array, length = np.asarray(array), self.row_layout.length
-        counts = [self.row_layout.counts[k] for k in self.cluster.own]
-        begins = np.concatenate([[0], np.cumsum(counts)])
+        array = np.asarray(array)
         fill = array[:1] if filling is None else np.full_like(array[:1], filling)
-        cut = lambda begin, count: [array[begin : begin + count], np.repeat(fill, length - count, axis=0)]
-        return [np.concatenate(cut(begin, count)) for begin, count in zip(begins, counts, strict=False)]
+        cut = np.split(array[: sum(self._counts)], np.cumsum(self._counts)[:-1])
+        return [np.concatenate([part, np.repeat(fill, self.layout.length - len(part), axis=0)]) for part in cut]
+
+    @property
+    def _counts(self) -> list[int]:
+        """The rows of each shard of this process."""
+        return [self.layout.counts[k] for k in self.cluster.own]
 
     @cached_property
     def _placed(self) -> Samples:
@@ -100,13 +99,12 @@ class SpreadSamples(Level):
 
     def known_by(self):
         arrays = jax.tree.leaves((self._placed.xi, self._placed.eta, self._placed.weights))
-        return [self.row_layout.counts, *[np.frombuffer(digest_of(array), np.uint8) for array in arrays]]
+        return [self.layout.counts, *[np.frombuffer(digest_of(array), np.uint8) for array in arrays]]
 
     def distinct(self):
         """How many contexts are different, over all processes; those of large shards are not compared."""
-        counts = [self.row_layout.counts[k] for k in self.cluster.own]
-        cut = [piece[:count] for piece, count in zip(self._pieces(self.part.xi), counts, strict=True)]
-        distinct = [np.unique(piece, axis=0) for piece in cut]
+        cut = zip(self._pieces(self.part.xi), self._counts, strict=True)
+        distinct = [np.unique(piece[:count], axis=0) for piece, count in cut]
         few = [piece if len(piece) <= LOOK_ROWS else piece[:0] for piece in distinct]
         most = max(int(size[0]) for size in self.cluster.gathered([np.array([len(piece)]) for piece in distinct]))
         return max(most, len(np.unique(np.concatenate(self.cluster.gathered(few)), axis=0)))
@@ -119,10 +117,10 @@ class SpreadSamples(Level):
 
     def with_part(self, part: Any, all_rows: Callable[[], Any] | None) -> "SpreadSamples":
         """The same rows, parsed."""
-        return SpreadSamples(part, self.mass, self.row_layout, self.cluster, all_rows)
+        return SpreadSamples(part, self.mass, self.layout, self.cluster, all_rows)
 
     @property
-    def all_here(self):
+    def all_here(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.all_rows is not None
 
     def whole(self):

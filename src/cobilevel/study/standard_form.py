@@ -3,10 +3,15 @@ r"""A problem with constraints on ``y`` as one without: equalities eliminated, i
 With $A y = b(x, \xi)$, the unknown is $u$ in $y = A^+ b + Z u$, where the columns of $Z$ are orthonormal and span
 $A y = 0$: the equalities hold whatever $u$ is, and distances in $u$ are distances in $y$. Everything after the study
 works on $u$; a solution turns it back into ``y``.
+
+In place of slacks $s_i \ge 0$ the lower level gets $t \sum_i \varphi(s_i)$, with $\varphi(s) = -\log s$ down to a
+floor $\delta$ and the parabola that continues it below. The minimiser is then smooth in ``x`` and the context, and
+where its slacks stay above the floor its objective is within $m t$ of the constrained one ($m$ slacks). Below the floor
+nothing breaks: any start is allowed, and any solver.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,27 +24,164 @@ from jaxtyping import Array, Float, PyTree
 
 from ..functions import Traced, failure, first_derivatives, second_derivatives, trace_objective
 from ..keys import as_key
-from ..problem import Bounds, Constraint, Level, Problem, Samples, Unpacked
+from ..problem import CHECK_ROWS, LOOK_ROWS, Bounds, Level, Problem, Samples, Unpacked
 from ..trees import shaped_like
-from .smoothing import SHARE, UNIT_ROWS, Smoothing, scales_at, smoothing_from
 
-_CHECKED = 1024  # contexts at which equalities are checked for contradictions
-_RANK = 1e-10  # singular values, relative to the largest, that count as zero
-_CONTRADICTS = 1e-6  # of the size of b: what no y can meet
+_SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
+SOFT_SHARE = 1e-2  # the same where no few samples may carry the barrier: for batches, to test, and to measure noise
+UNIT_ROWS = 128  # samples from which units are taken
+_STRONGER = 2  # times what is typical: forces that the barrier withstands above its floor
+_NOTHING = 1e-6  # of a size: how far a policy may move, or equalities miss, and count as not
+
+
+class Smoothing(eqx.Module):
+    """The barrier's numbers.
+
+    - `weight`: $t$, in units of the lower objective; `share`: the same in units of its own curvature times the squared
+      distance over which ``y`` moves, so that it has no units.
+    - `units`: by how much each slack changes over a unit of ``y``; `floor`: $\\delta$ of each, in units of ``y``.
+    - `width`: the slack, in units of ``y``, below which a constraint counts as active: about the distance over which
+      the barrier rounds off a corner of the policy.
+    """
+
+    weight: Any
+    floor: Any
+    units: Any
+    width: Any
+    share: Any
+
+    def barrier(self, slack: Float[Array, " m"]) -> Float[Array, ""]:
+        """The barrier at these slacks, zero where each is at the floor."""
+        broad = jnp.finfo(slack.dtype).max ** 0.5  # slacks may be infinite, where there is no bound
+        s = jnp.minimum(slack / self.units.astype(slack.dtype), broad) / jnp.asarray(self.floor, slack.dtype)
+        inside = s > 1
+        below = jnp.where(inside, 0, s - 1)
+        terms = jnp.where(inside, -jnp.log(jnp.where(inside, s, 1)), below * (below / 2 - 1))
+        return jnp.asarray(self.weight, slack.dtype) * jnp.sum(terms)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain numbers."""
+        return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
+
+    @staticmethod
+    def from_json(entry: dict[str, Any]) -> "Smoothing":
+        """The inverse of ``to_json``."""
+        return Smoothing(**{name: np.asarray(value, float) for name, value in entry.items()})
+
+    @property
+    def price(self) -> float:
+        """By how much the lower objective may lie above the constrained minimum, at most."""
+        return float(self.weight) * len(self.units)
+
+    def sharper(self, factor: float) -> "Smoothing":
+        """The same barrier with its weight divided by a factor."""
+        weight, floor, width = self.weight / factor, self.floor / factor, self.width / factor**0.5
+        return replace(self, weight=weight, floor=floor, width=width, share=self.share / factor)
+
+
+class BarrierScales(eqx.Module):
+    """What a barrier is measured by, at some samples: their slacks; of each slack the mean square of its slope, and of
+    the objective's slope along it; the objective's mean curvature; how far ``y`` lies from its mean, coordinate by
+    coordinate."""
+
+    slack: Float[Array, "n m"]
+    change: Float[Array, " m"]
+    pressed: Float[Array, " m"]
+    curvature: Float[Array, ""]
+    spread: Float[Array, ""]
+
+
+@eqx.filter_jit
+def scales_at(lower: Any, slack: Any, problem: Problem, rows: Samples, y: Any) -> BarrierScales:
+    """At a ``y`` for each sample, flattened; without one, where a step down the slope from ``y0`` leads, of the length
+    that the mean curvature suggests."""
+    flat, unravel = ravel_pytree(problem.y0)
+    size = len(flat)
+    directions = size**0.5 * jnp.eye(size, dtype=flat.dtype)  # means of squares along these are exact
+    if size > CHECK_ROWS:  # along some at random
+        directions = jax.random.normal(jax.random.key(0), (CHECK_ROWS, size), flat.dtype)
+    objective = lambda z, xi, eta: lower(problem.x0, unravel(z), xi, eta)
+    slopes = jax.vmap(jax.grad(objective))
+
+    def bend(z, xi, eta):
+        along = lambda v: jax.jvp(lambda w: jax.jvp(lambda u: objective(u, xi, eta), (w,), (v,))[1], (z,), (v,))[1]
+        return jnp.mean(jax.vmap(along)(directions)) / size
+
+    if y is None:
+        start = jnp.broadcast_to(flat, (len(rows), size))
+        first = jnp.mean(jax.vmap(bend)(start, rows.xi, rows.eta))
+        y = start - jnp.where(first > 0, slopes(start, rows.xi, rows.eta) / jnp.where(first > 0, first, 1), 0)
+
+    def of_slack(z, slope, xi, eta):
+        h = lambda w: slack(problem.x0, unravel(w), xi, eta)
+        change = jax.vmap(lambda v: jax.jvp(h, (z,), (v,))[1])(directions)
+        return h(z), jnp.mean(change**2, axis=0), jax.jvp(h, (z,), (slope,))[1] ** 2
+
+    here, change, pressed = jax.vmap(of_slack)(y, slopes(y, rows.xi, rows.eta), rows.xi, rows.eta)
+    spread = jnp.sqrt(jnp.mean((y - jnp.mean(y, axis=0)) ** 2))
+    mean = lambda table: jnp.mean(table, axis=0)
+    return BarrierScales(here, mean(change), mean(pressed), jnp.mean(jax.vmap(bend)(y, rows.xi, rows.eta)), spread)
+
+
+def smoothing_from(found: BarrierScales, names: Sequence[str], share: float, length: float | None = None) -> Smoothing:
+    """The barrier in these units; `length` in place of the spread of ``y``.
+
+    The length is how far the policy varies; where it does not, how far it is from its constraints. Forces are the
+    objective's slope along each constraint, and its curvature over that length.
+    """
+    change, pressed = (np.asarray(part, float) for part in (found.change, found.pressed))
+    units = np.sqrt(change)
+    for k, name in enumerate(names):
+        if not np.isfinite(units[k]) or units[k] <= 0:
+            raise ValueError(
+                f"constraints: {name} does not change with y around the start, or gives NaN there, so no choice of y "
+                "can meet it. Check its function, or start from another y0."
+            )
+    curvature = max(float(found.curvature), 0.0)
+    length = length_of(found, share) if length is None else length
+    stiff = curvature * length**2 or length * float(np.sqrt(np.max(pressed / change))) or 1.0
+    strength = _STRONGER * (np.sqrt(pressed) / units + stiff / length)
+    weight, width = share * stiff, float(np.sqrt(share)) * length
+    return Smoothing(np.asarray(weight), weight / strength, units, np.asarray(width), np.asarray(share))
+
+
+def length_of(found: BarrierScales, share: float) -> float:
+    """How far the policy varies; where it does not, how far it could move; else 1.
+
+    That is how far it is from its constraints or, where it lies at one, how far the objective presses on: at most to
+    the next constraint. Along a constraint that binds at every context a barrier makes a policy vary by its share of
+    that distance: so little is no variation.
+    """
+    spread, change, curvature = (np.asarray(part, float) for part in (found.spread, found.change, found.curvature))
+    gaps = np.sort(np.abs(np.asarray(found.slack, float) / np.sqrt(change)), axis=1)
+    nearest, next_one = gaps[:, 0], gaps[:, 1] if gaps.shape[1] > 1 else np.inf
+    pressed = np.sqrt(np.max(np.asarray(found.pressed, float) / change))
+    room = np.maximum(nearest, np.minimum(next_one, pressed / curvature if curvature > 0 else np.inf))
+    room = room[np.isfinite(room)]
+    typical = float(np.median(room)) if room.size else 0.0
+    return (float(spread) if spread > share * typical else typical) or 1.0
 
 
 class Form(eqx.Module):
-    """``y`` from the unknown that is left: ``inverse @ b(x, xi) + null @ u`` with equalities, ``u`` itself without."""
+    """``y`` from the unknown that is left: ``inverse @ b(x, xi) + null @ u`` with equalities, ``u`` itself without.
+
+    `stated` is ``b`` as a function of ``x, u, xi, eta``, of which ``x`` and ``xi`` alone take part.
+    """
 
     inverse: Float[Array, "dy m"] | None
     null: Float[Array, "dy k"] | None
-    right: Callable | None
+    stated: Callable | None
     like: PyTree[Array]
     matrix: Float[np.ndarray, "m dy"] | None = None
 
+    def right(self, x: PyTree, xi: Any) -> Array:
+        """The right-hand sides at one context."""
+        assert self.stated is not None
+        return self.stated(x, None, xi, None)
+
     def y(self, x: PyTree, u: PyTree, xi: Any) -> PyTree:
         """At one context."""
-        if self.null is None or self.inverse is None or self.right is None:
+        if self.null is None or self.inverse is None:
             return u
         right = jnp.asarray(self.right(x, xi), u.dtype)
         return shaped_like(self.like, self.inverse.astype(u.dtype) @ right + self.null.astype(u.dtype) @ u)
@@ -58,39 +200,12 @@ class Form(eqx.Module):
         """The unknown nearest to a given ``y``."""
         return y if self.null is None else self.null.T @ ravel_pytree(y)[0]
 
-
-class Stated(eqx.Module):
-    """A user's objective as a function of the unknown."""
-
-    function: Callable
-    form: Form
-
-    def __call__(self, x: PyTree, u: PyTree, xi: Any, eta: PyTree) -> Array:
-        return self.function(x, self.form.y(x, u, xi), xi, eta)
-
-
-class Slacks(eqx.Module):
-    """All slacks of a problem as a function of the unknown."""
-
-    constraints: tuple[Constraint, ...]
-    form: Form
-
-    def __call__(self, x: PyTree, u: PyTree, xi: Any) -> Float[Array, " m"]:
-        y = self.form.y(x, u, xi)
-        found = [one.slack(x, y, xi) for one in self.constraints]
-        some = [part for part in found if part is not None]
-        return jnp.concatenate(some) if some else jnp.zeros(0, ravel_pytree(u)[0].dtype)
-
-
-class Smoothed(eqx.Module):
-    """The lower objective with the barrier of the inequalities."""
-
-    lower: Traced
-    slacks: Traced
-    smoothing: Smoothing
-
-    def __call__(self, x: PyTree, u: PyTree, xi: Any, eta: PyTree) -> Array:
-        return self.lower.in_place(x, u, xi, eta) + self.smoothing.barrier(self.slacks.in_place(x, u, xi, eta))
+    def as_of_now(self, problem: Problem, xi: Any) -> "Form":
+        """With ``b`` traced, for contexts like `xi` as the library keeps them."""
+        if self.stated is None:
+            return self
+        args = (problem.x0, None, xi, None)
+        return replace(self, stated=trace_objective(Unpacked(self.stated, problem.domain), args, first_derivatives))
 
 
 class Constrained(eqx.Module):
@@ -109,59 +224,44 @@ class Constrained(eqx.Module):
 
     def smoothed(self, smoothing: Smoothing, example: tuple) -> tuple["Constrained", Traced]:
         """The same with another barrier, and the lower objective with it, traced for arguments like `example`."""
-        whole = Smoothed(self.lower, self.slacks, smoothing)
+        whole = lambda *args: self.lower.in_place(*args) + smoothing.barrier(self.slacks.in_place(*args))
         return replace(self, smoothing=smoothing, settled=True), trace_objective(whole, example, second_derivatives)
 
 
 def form_of(problem: Problem) -> Form:
     """How ``y`` follows from the unknown, for a problem without data at hand."""
-    form = _form(problem)
-    if form.right is None:
-        return form
-    right, middle = form.right, some_context(problem)
-    args, stated = (problem.x0, None, middle, None), Unpacked(lambda x, u, xi, eta: right(x, xi), problem.domain)
-    return replace(form, right=_Right(trace_objective(stated, args, first_derivatives)))
+    return _form(problem).as_of_now(problem, some_context(problem))
 
 
 def standard_form(problem: Problem, upper: Level, level: Level) -> tuple[Problem, Constrained]:
     """The problem in its unknown, without constraints, its objectives traced; raises where constraints contradict each
     other at some context. `level` is what the lower level sees."""
-    rows = level.example(_CHECKED) if level.endless else level.contexts()
-    form = _form(problem)
-    _check_consistent(problem, form, rows)
+    form, domain = _form(problem), problem.domain
+    example = level.example(min(LOOK_ROWS, level.count or LOOK_ROWS))
+    _check_consistent(problem, form, (example if level.endless else level.contexts()).xi[:LOOK_ROWS])
+    _check_bounds_known(problem, example.xi)
     free = replace(problem, y0=form.enter(problem.y0), constraints=(), smoothing=None)
-    example = level.example(min(_CHECKED, level.count or _CHECKED))
-    slacks, names = Slacks(problem.constraints, form), _slack_names(problem, np.asarray(example.xi)[0])
+    names = _slack_names(problem, np.asarray(example.xi)[0])
     first = lambda rows: (problem.x0, free.y0, *jax.tree.map(lambda a: np.asarray(a)[0], (rows.xi, rows.eta)))
-    trace = lambda function, rows: trace_objective(Unpacked(function, problem.domain), first(rows), first_derivatives)
-    _check_bounds_known(problem, example)
-    seen = trace(lambda x, u, xi, eta: slacks(x, u, xi), example)
-    objective = trace(Stated(problem.lower, form), example)
+    trace = lambda function, rows: trace_objective(Unpacked(function, domain), first(rows), first_derivatives)
+    in_unknown = lambda function: lambda x, u, xi, eta: function(x, form.y(x, u, xi), xi, eta)
+
+    def slacks(x: PyTree, y: PyTree, xi: Any, eta: PyTree) -> Array:
+        found = [one.slack(x, y, xi) for one in problem.constraints]
+        return jnp.concatenate([jnp.zeros(0, ravel_pytree(y)[0].dtype), *(part for part in found if part is not None)])
+
+    seen, objective = trace(in_unknown(slacks), example), trace(in_unknown(problem.lower), example)
     smoothing = problem.smoothing if names else None
-    if names and not isinstance(smoothing, Smoothing):
-        share = SHARE if smoothing is None else float(smoothing)
-        some = level.look(as_key(0), UNIT_ROWS).samples.rows(slice(0, UNIT_ROWS))
-        smoothing = smoothing_from(scales_at(objective, seen, free, some, None), names, share)
-    traced_upper, right = trace(Stated(problem.upper, form), upper.example()), form.right
-    if right is not None:
-        form = replace(form, right=_Right(trace(lambda x, u, xi, eta: right(x, xi), example)))
     settled = isinstance(problem.smoothing, Smoothing)
-    said = statement_of(problem)
-    constrained, lower = Constrained(form, seen, smoothing, objective, tuple(names), said, settled), objective
-    if smoothing is not None:
-        lower = constrained.smoothed(smoothing, first(example))[1]
+    if names and not settled:
+        some = level.look(as_key(0), UNIT_ROWS).samples.rows(slice(0, UNIT_ROWS))
+        share = _SHARE if smoothing is None else float(smoothing)
+        smoothing = smoothing_from(scales_at(objective, seen, free, some, None), names, share)
+    traced_upper = trace(in_unknown(problem.upper), upper.example())
+    now = form.as_of_now(problem, np.asarray(example.xi)[0])
+    constrained = Constrained(now, seen, smoothing, objective, tuple(names), statement_of(problem), settled)
+    lower = objective if smoothing is None else constrained.smoothed(smoothing, first(example))[1]
     return replace(free, upper=traced_upper, lower=lower), constrained
-
-
-class _Right(eqx.Module):
-    """Right-hand sides as they were when traced; the unknown and the noise take no part."""
-
-    traced: Traced
-
-    def __call__(self, x: PyTree, xi: Any) -> Array:
-        shapes = self.traced.program.shapes
-        unused = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.traced.program.structure.unflatten(shapes))
-        return self.traced(x, unused[1], xi, unused[3])
 
 
 def _form(problem: Problem) -> Form:
@@ -171,10 +271,9 @@ def _form(problem: Problem) -> Form:
     if not parts:
         return Form(None, None, None, problem.y0)
     A = np.concatenate([matrix for matrix, _ in parts])
-    right = lambda x, xi: jnp.concatenate([jnp.asarray(b(x, xi)) for _, b in parts])
+    right = lambda x, u, xi, eta: jnp.concatenate([jnp.asarray(b(x, xi)) for _, b in parts])
     left, sizes, rows_of = np.linalg.svd(A)
-    rank = int(np.sum(sizes > _RANK * sizes[0])) if len(sizes) else 0
-    dy = A.shape[1]
+    rank, dy = int(np.sum(sizes > np.finfo(float).eps ** (2 / 3) * sizes[0])), A.shape[1]
     if rank == dy:
         raise ValueError(
             f"constraints: {rank} independent equalities leave nothing of the {dy} numbers of y to choose. Drop some, "
@@ -185,37 +284,33 @@ def _form(problem: Problem) -> Form:
     return Form(jnp.asarray(inverse, dtype), jnp.asarray(rows_of[rank:].T, dtype), right, problem.y0, A)
 
 
-def _check_consistent(problem: Problem, form: Form, rows: Samples) -> None:
+def _check_consistent(problem: Problem, form: Form, xi: Any) -> None:
     """Raises where equalities contradict each other, or have no value."""
-    right = form.right
-    if right is None:
+    if form.stated is None:
         return
     A: Any = form.matrix
-    xi = rows.xi[:_CHECKED]
-    values = np.asarray(
-        jax.vmap(lambda context: right(problem.x0, problem.domain.unpack(context)))(jnp.asarray(xi)), float
-    )
+    right = lambda context: form.right(problem.x0, problem.domain.unpack(context))
+    values = np.asarray(jax.vmap(right)(jnp.asarray(xi)), float)
     missed = values - values @ (A @ np.asarray(form.inverse, float)).T
-    bad = ~np.isfinite(values).all(axis=1)
-    bad |= np.abs(missed).max(axis=1) > _CONTRADICTS * (1e-300 + np.abs(values).max(axis=1))
-    if bad.any():
-        first = int(np.argmax(bad))
+    met = np.abs(missed).max(axis=1) <= _NOTHING * (np.finfo(float).tiny + np.abs(values).max(axis=1))  # NaN is not
+    if not met.all():
+        first = int(np.argmin(met))
         raise ValueError(
-            f"constraints: the equalities contradict each other, or b is not finite, at {int(bad.sum())} of "
-            f"{len(bad)} contexts, first at xi = {np.asarray(xi)[first]}, where b(x0, xi) = {values[first]}. Drop "
+            f"constraints: the equalities contradict each other, or b is not finite, at {int(np.sum(~met))} of "
+            f"{len(met)} contexts, first at xi = {np.asarray(xi)[first]}, where b(x0, xi) = {values[first]}. Drop "
             "dependent rows of A, or make b agree."
         )
 
 
-def _check_bounds_known(problem: Problem, rows: Samples) -> None:
+def _check_bounds_known(problem: Problem, xi: Any) -> None:
     """Raises where bounds that are functions of the context are NaN: the lower objective would be blamed for it."""
     for place, one in enumerate(problem.constraints):
         if not isinstance(one, Bounds) or not (callable(one.lo) or callable(one.hi)):
             continue
         slack = lambda xi, one=one: one.slack(problem.x0, problem.y0, problem.domain.unpack(xi))
-        bad: Any = np.isnan(np.asarray(jax.vmap(slack)(jnp.asarray(rows.xi)), float)).any(axis=1)
+        bad: Any = np.isnan(np.asarray(jax.vmap(slack)(jnp.asarray(xi)), float)).any(axis=1)
         if bad.any():
-            first = np.asarray(rows.xi)[int(np.argmax(bad))]
+            first = np.asarray(xi)[int(np.argmax(bad))]
             raise ValueError(
                 f"constraints[{place}] (Bounds): a bound is NaN at {int(bad.sum())} of {len(bad)} contexts, first at "
                 f"xi = {first}. Check the functions lo(xi) and hi(xi); where there is no bound, return -inf or inf."
@@ -228,19 +323,14 @@ def statement_of(problem: Problem) -> tuple[str, ...]:
         return ()
     xi = np.asarray(some_context(problem))
     form, stated = _form(problem), tuple(_slack_names(problem, xi))
-    if form.right is None:
+    if form.stated is None:
         return stated
     b = np.asarray(form.right(problem.x0, problem.domain.unpack(jnp.asarray(xi))), float)
-    particular = np.asarray(form.inverse, float) @ b
-    numbers = lambda array: " ".join(f"{value:.6g}" for value in np.ravel(array) + 0.0)
-    return (*stated, f"equalities leaving y = {numbers(particular)} at x0 and {xi}, projector {_projector(form)}")
-
-
-def _projector(form: Form) -> str:
-    """A digest of what the equalities leave free, whatever basis that is written in."""
+    numbers = " ".join(f"{value:.6g}" for value in np.asarray(form.inverse, float) @ b + 0.0)
     null = np.asarray(form.null, float)
-    rounded = np.round(null @ null.T, 6) + 0.0
-    return hashlib.sha256(np.ascontiguousarray(rounded).tobytes()).hexdigest()[:12]
+    projector = np.ascontiguousarray(np.round(null @ null.T, 6) + 0.0)  # whatever basis the null space is written in
+    digest = hashlib.sha256(projector.tobytes()).hexdigest()[:12]
+    return (*stated, f"equalities leaving y = {numbers} at x0 and {xi}, projector {digest}")
 
 
 def some_context(problem: Problem) -> Array:
@@ -251,14 +341,12 @@ def some_context(problem: Problem) -> Array:
 def _slack_names(problem: Problem, xi: Any) -> list[str]:
     """All slacks in words; raises where a constraint fails on one context."""
     found = []
-    y = problem.y0
     for place, one in enumerate(problem.constraints):
         try:
             slack = lambda x, y, xi, one=one: one.slack(x, y, problem.domain.unpack(xi))
-            shape = eqx.filter_eval_shape(slack, problem.x0, y, xi)
+            shape = eqx.filter_eval_shape(slack, problem.x0, problem.y0, xi)
         except Exception as error:
             raise failure(f"constraints[{place}] ({type(one).__name__})", error, "fails on one context") from error
-        if shape is not None:
-            named = one.names(y, shape.shape[0])
-            found += [f"constraints[{place}]: {name}" if name.startswith("h(") else name for name in named]
+        named = [] if shape is None else one.names(problem.y0, shape.shape[0])
+        found += [f"constraints[{place}]: {name}" if name.startswith("h(") else name for name in named]
     return found

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,15 +16,15 @@ from ..functions import (
     check_derivatives,
     failure,
     first_derivatives,
-    kind_of,
     second_derivatives,
-    shapes_in_words,
     trace_objective,
 )
 from ..keys import as_key, split_key
 from ..precision import Precision
 from ..problem import (
+    CHECK_ROWS,
     CONTEXTS_DRAWN_AT,
+    LOOK_ROWS,
     Data,
     Distribution,
     Domain,
@@ -36,23 +35,11 @@ from ..problem import (
     Problem,
     SpreadSamples,
     Unpacked,
-    UnpackedDraw,
-    check_bounds_kept,
     check_conditional,
     check_contexts_kept,
-    check_domain_kept,
-    check_point_kept,
-    columns_of,
-    contexts_field,
-    packed_level,
 )
 from ..programs import put
-from .smoothing import Smoothing
-from .standard_form import Constrained, standard_form
-
-_SOFT = 1e-2  # the weight of a soft barrier, in its own units
-_STREAM_CHECK = 1024  # contexts of a stream that are checked
-_SWAPPED = 64  # samples between which noise is swapped
+from .standard_form import SOFT_SHARE, Constrained, Smoothing, standard_form
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +79,6 @@ class Study:
         dtype = np.result_type(*floats) if wanted.dtype is None else wanted.dtype
         mixed = nullcontext() if wanted.dtype is None else jax.numpy_dtype_promotion("standard")
         with mixed:  # a function may hold numbers in another precision than the one asked for
-            check_point_kept(problem.x0, dtype, "x0")
-            check_point_kept(problem.y0, dtype, "y0")
-            check_bounds_kept(problem.x_bounds, dtype)
             problem, constrained = problem.astype(dtype), None
             stated = now = as_of_now(problem, upper, lower, twice)  # also under constraints: errors are named
             if problem.constraints:
@@ -157,16 +141,15 @@ class Study:
         """The same study with another barrier in place of its inequalities."""
         if self.constrained is None or self.constrained.smoothing is None:
             return self
-        row = jax.tree.map(lambda a: np.asarray(a)[0], (self.lower.example().xi, self.lower.example().eta))
-        constrained, lower = self.constrained.smoothed(smoothing, (self.problem.x0, self.problem.y0, *row))
+        constrained, lower = self.constrained.smoothed(smoothing, _arguments(self.problem, self.lower))
         return replace(self, problem=replace(self.problem, lower=lower), constrained=constrained)
 
     def softened(self) -> "Study":
         """The same study with a barrier soft enough that no few samples carry it: to test and to measure noise with."""
         smoothing = None if self.constrained is None else self.constrained.smoothing
-        if smoothing is None or float(smoothing.share) >= _SOFT:
+        if smoothing is None or float(smoothing.share) >= SOFT_SHARE:
             return self
-        return self.smoothed(smoothing.sharper(float(smoothing.share) / _SOFT))
+        return self.smoothed(smoothing.sharper(float(smoothing.share) / SOFT_SHARE))
 
     def on(self, lower: Level, upper: Level | None = None) -> "Study":
         """The same problem on other data of the same kind; on `lower` alone, where that is what both levels see."""
@@ -217,36 +200,26 @@ def _parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level
     if isinstance(level, SpreadSamples):
         later = level.all_rows and (lambda: _parsed_level(domain, level.whole(), dtype, where))
         return level.with_part(_parsed_level(domain, level.part, dtype, where), later)
-    level = packed_level(domain, level, where)
+    name = where + (".draw(...).xi" if level.endless else ".contexts" if level.crossed else ".xi")
+    level = level.with_contexts(lambda xi: domain.pack(xi, name))
+    drawn = level.endless or level.law is not None
     if dtype == np.float32:
-        _check_digits(domain, level, where)
+        check_contexts_kept(domain, None if drawn else level.contexts().xi, name)
     given = level.parsed(None if dtype == np.float64 else dtype)
-    _check_contexts(domain, given, where)
+    _check_contexts(domain, given, name)
     if dtype != np.float64:
         return given
-    field = contexts_field(level)
-    contexts, raised = getattr(given, field, None), level.parsed(dtype)
-    if getattr(contexts, "dtype", None) != np.float32:
-        return raised
-    return eqx.tree_at(lambda part: getattr(part, field), raised, domain.snap(getattr(raised, field), dtype))
-
-
-def _check_digits(domain: Domain, level: Level, where: str) -> None:
-    """Raises where contexts lose what distinguishes them in single precision."""
-    name = where + (".contexts" if level.crossed else ".xi")
-    if level.endless or level.law is not None:
-        check_domain_kept(domain, name)
-    else:
-        check_contexts_kept(domain, level.contexts().xi, name)
+    coarse = not drawn and given.contexts().xi.dtype == np.float32
+    raised = level.parsed(dtype)
+    return raised.with_contexts(lambda xi: domain.snap(xi, dtype)) if coarse else raised
 
 
 def _check_contexts(domain: Domain, level: Level, where: str) -> None:
-    xi = level.example(_STREAM_CHECK).xi if level.endless else level.contexts().xi
-    where += ".draw(...).xi" if level.endless else ".contexts" if level.crossed else ".xi"
+    xi = level.example(LOOK_ROWS).xi if level.endless else level.contexts().xi
     if xi.shape[1:] != domain.shape:
         wanted = "(n,)" if not domain.shape else f"(n, {domain.dimension})"
         raise ValueError(f"{where} has shape {xi.shape}, but contexts of {domain!r} are given as {wanted}.")
-    for part, column, name in columns_of(domain, xi, where):
+    for part, column, name in domain.columns(xi, where):
         _check_inside(part, column, name, isinstance(domain, Finite))
     if level.law is not None:
         corners = level.law.domain.place(jnp.outer(jnp.array([-1.0, 1.0]), jnp.ones(domain.dimension)))
@@ -273,47 +246,52 @@ def _check_inside(domain: Domain, xi: Any, where: str, whole: bool) -> None:
         )
 
 
+def _arguments(problem: Problem, level: Level) -> tuple:
+    """``x, y, xi, eta`` of one sample."""
+    row = level.example()
+    return problem.x0, problem.y0, *jax.tree.map(lambda a: np.asarray(a)[0], (row.xi, row.eta))
+
+
 def as_of_now(problem: Problem, upper: Level, lower: Level, twice: bool = True) -> Problem:
     """The problem with its functions traced: what they say now, whatever changes later."""
-    taken = second_derivatives if twice else first_derivatives
-    draw, row, apart = problem.conditional, lower.example(), isinstance(problem.domain, Mixed)
-    if apart and draw is not None and not isinstance(draw, Sampler):
-        draw = UnpackedDraw(draw, problem.domain)
+    draw, taken = problem.conditional, second_derivatives if twice else first_derivatives
+    if draw is not None:
+        if isinstance(problem.domain, Mixed) and not isinstance(draw, Sampler):
+            draw = Unpacked(draw, problem.domain, 1)
+        draw = Sampler(draw, as_key(0), _arguments(problem, lower)[2])
     return replace(
         problem,
-        upper=_objective_as_of_now(problem, "upper", problem.upper, upper, first_derivatives),
-        lower=_objective_as_of_now(problem, "lower", problem.lower, lower, taken),
-        conditional=None if draw is None else Sampler(draw, as_key(0), np.asarray(row.xi)[0]),
+        upper=_objective_as_of_now(problem, "upper", upper, first_derivatives),
+        lower=_objective_as_of_now(problem, "lower", lower, taken),
+        conditional=draw,
     )
 
 
-def _objective_as_of_now(problem: Problem, name: str, function: Callable, level: Level, derivatives: Any) -> Traced:
+def _objective_as_of_now(problem: Problem, name: str, level: Level, derivatives: Callable) -> Traced:
     """An objective traced; raises where it fails on one sample, or does not return a float."""
-    row = level.example()
-    xi, eta = jax.tree.map(lambda a: np.asarray(a)[0], (row.xi, row.eta))
+    function, args, call = getattr(problem, name), _arguments(problem, level), f"{name}(x, y, xi, eta)"
     if isinstance(problem.domain, Mixed) and not isinstance(function, Traced):  # what is traced has been unpacked
         function = Unpacked(function, problem.domain)
     try:
-        found = trace_objective(function, (problem.x0, problem.y0, xi, eta), derivatives)
+        found = trace_objective(function, args, derivatives)
     except Exception as error:
-        seen = (problem.x0, problem.y0, problem.domain.unpack(xi), eta)
-        shapes = shapes_in_words(seen)
-        said = f"fails on one sample with x, y, xi, eta = {shapes}"
-        raise failure(f"{name}(x, y, xi, eta)", error, said) from error
-    out = found.out
-    if not hasattr(out, "shape") or out.shape != ():
+        seen = (*args[:2], problem.domain.unpack(args[2]), args[3])
+        shapes = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", seen)
+        raise failure(call, error, f"fails on one sample with x, y, xi, eta = {shapes}") from error
+    out = found.program.out
+    if getattr(out, "shape", None) != ():
         shape = getattr(out, "shape", type(out).__name__)
         raise ValueError(
-            f"{name}(x, y, xi, eta) must return a scalar for one sample, got {shape}. Sum or average inside it; the "
-            "library does the averaging over samples."
+            f"{call} must return a scalar for one sample, got {shape}. Sum or average inside it; the library does the "
+            "averaging over samples."
         )
     if not jnp.issubdtype(out.dtype, jnp.floating):
-        raise TypeError(f"{name}(x, y, xi, eta) must return a float, got dtype {out.dtype}.")
+        raise TypeError(f"{call} must return a float, got dtype {out.dtype}.")
     try:
-        check_derivatives(found.program, tuple(kind_of(a) for a in found.constants), derivatives)
+        check_derivatives(found, derivatives)
     except Exception as error:
         order = "twice" if derivatives is second_derivatives else "once"
-        raise failure(f"{name}(x, y, xi, eta)", error, f"cannot be differentiated {order}") from error
+        raise failure(call, error, f"cannot be differentiated {order}") from error
     return found
 
 
@@ -324,8 +302,7 @@ def _depends_on_noise(problem: Problem, level: Level) -> bool:
     found = problem.lower.uses_last_argument()  # pyright: ignore[reportFunctionMemberAccess]
     if found and problem.lower_noise is False:
         _check_noise_free(problem, level)
-        return False
-    return found
+    return found and problem.lower_noise is None
 
 
 def _check_noise_free(problem: Problem, level: Level) -> None:
@@ -333,7 +310,7 @@ def _check_noise_free(problem: Problem, level: Level) -> None:
 
     A term of ``eta`` alone drops out of the change, as it does out of the minimiser.
     """
-    rows = level.example(_SWAPPED)
+    rows = level.example(CHECK_ROWS)
     swapped = put(jax.tree.map(lambda a: np.roll(np.asarray(a), 1, axis=0), rows.eta))
 
     @jax.vmap
