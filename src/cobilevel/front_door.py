@@ -11,17 +11,17 @@ import jax
 import numpy as np
 
 from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_learning
-from .answer import Solution, as_solved, run_digests
+from .answer import Interrupted, Job, ReducedProblem, Solution, as_solved, run_digests
 from .basis import Basis, check_basis, same_recipe
 from .checks import entered, positive, whole
 from .cluster import this_cluster
-from .iteration import Checkpoint, Interrupted, Job, Solver, Stochastic
+from .iteration import Checkpoint, Solver, Stochastic
 from .judge import rounding_error
 from .keys import as_key, split_key
 from .lower import with_barrier
 from .precision import Precision
 from .problem import Data, Problem, never_seen, no_pool
-from .reduction import Reduced, reduce_study
+from .reduction import reduce_study
 from .solvers import Newton
 from .study import Study, precision_for
 
@@ -214,7 +214,7 @@ def _rounding_interrupted(wanted: Precision) -> Iterator[None]:
         raise
 
 
-def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
+def reduce(problem: Problem, basis: Basis, samples: Data) -> ReducedProblem:
     """Reduces a contextual bilevel problem to an ordinary one, with features computed once.
 
     **Arguments:**
@@ -226,7 +226,8 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
     entered("reduce", problem, samples, basis)
     check_basis(basis)
     study = with_barrier(Study.of(problem, samples, twice=False))
-    return reduce_study(study, learn(basis, study))
+    reduced = reduce_study(study, learn(basis, study))
+    return ReducedProblem(**{part.name: getattr(reduced, part.name) for part in fields(reduced)})
 
 
 def _configured(solver: Any, batch: int | None, retreats: int, study: Study) -> Solver:

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..inference import names_of
 from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame, one_length
 from ..programs import put
 from ..trees import as_rows
-from .uncertainty import names_of
 
 _FAR_OUT = 0.9  # how far out, on the reference interval, a domain without ends is shown: about twice its scale
 

@@ -5,24 +5,20 @@ of JAX, gives another digest of the same function. Then values and gradients at 
 the solution.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from ..archive import fingerprint
 from ..basis import Basis, basis_to_json
-from ..cluster import digest_of
 from ..functions import PARTIAL, Traced, digest, first_derivatives, second_derivatives, trace_objective
 from ..keys import as_key
 from ..precision import double
@@ -340,12 +336,3 @@ def run_digests(
         **settings,
     }
     return functions | {name: digest(part) for name, part in parts.items()}
-
-
-def state_identity(state: Any, solver: Any, basis: Basis, arrays: PyTree) -> str:
-    """What a solver's state belongs to: its own structure, the solver, the basis, and the arrays it works on."""
-    held = [digest_of(leaf) for leaf in jax.tree.leaves(eqx.filter(arrays, eqx.is_array))]
-    bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
-    settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
-    recipe = json.dumps(basis_to_json(basis), sort_keys=True)
-    return f"{fingerprint(state)} {settings} {recipe} {digest(held)}"

@@ -14,15 +14,16 @@ from jaxtyping import PyTree
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json
 from ..checks import path_given
+from ..inference import Uncertainty
+from ..iteration import Result, Saved
+from ..lower import Feasibility
 from ..precision import double, in_double
 from ..problem import Problem
 from ..programs import put
 from ..study import Smoothing, form_of
 from .identity import check_constraints, close_to, different_functions, features_at
-from .result import Feasibility, Result
 from .saving import FORMAT, objectives_from_file
-from .solution import Saved, Solution
-from .uncertainty import from_file
+from .solution import Solution
 
 _FIRST_FORMAT = 1  # of version 0.1: results as sentences, solver states of another shape, no digest at the end
 _MOST_SAVED = 1_000_000  # along one dimension: any whole number in a recipe, but for seeds
@@ -117,7 +118,7 @@ def _loaded(
     with _reading(path, "document"):
         words, smoothing, met = (document.get(name) for name in ("uncertainty", "smoothing", "feasibility"))
         constraints = tuple(map(str, document.get("constraints", ())))
-        known = None if words is None else from_file(words, archive.group(arrays, "uncertainty/"))
+        known = None if words is None else Uncertainty.from_file(words, archive.group(arrays, "uncertainty/"))
         barrier = None if smoothing is None else Smoothing.from_json(smoothing)
         feasible = None if met is None else Feasibility.from_json(met)
     check_constraints(problem, constraints, str(path))

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..inference import QUANTILE
 from ..problem import Box, Mixed
 from ..study import joint_contexts
 from ..trees import as_rows
 from .contexts import ContextAxis, axes_of, component_names, policy_names
-from .uncertainty import QUANTILE
 
 COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#edae49", "#a0a0a0", "#5c5c5c", "#6a4c93", "#00798c")
 DOTS = 400  # observations shown: more would hide the curves

@@ -13,6 +13,9 @@ from jaxtyping import Array, PyTree
 
 from ..basis import FeatureMap, combine, domain_to_json
 from ..checks import path_given
+from ..inference import Uncertainty, unknown
+from ..iteration import Result, Saved
+from ..lower import Feasibility
 from ..precision import double, kept_digits
 from ..problem import Problem
 from ..programs import arithmetic, put
@@ -21,18 +24,8 @@ from ..trees import shaped_like
 from .contexts import packed_by_name, policy_table
 from .identity import Objectives, check_constraints
 from .plot_policy import plot_policy
-from .result import Feasibility, Result
 from .saving import write_solution
 from .summary import in_notebook, printed, summarised
-from .uncertainty import Uncertainty, unknown
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Everything a solver needs to go on: the leaves of its state, and their structure in words."""
-
-    leaves: list[np.ndarray]
-    structure: str
 
 
 class Precise(NamedTuple):

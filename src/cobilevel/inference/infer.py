@@ -3,13 +3,13 @@
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
-from ..answer import Uncertainty, names_of, unknown
 from ..derivatives import flattened
 from ..reduction import Reduced
 from ..study import Study
 from .around import Around, Galerkin, look_around, too_large
 from .missed import Missed, what_is_missed
 from .noise import NEGLIGIBLE
+from .uncertainty import Uncertainty, names_of, unknown
 
 MOST_NAMED = 6  # coordinates that a sentence lists
 _DETERMINED = 2.0  # standard errors by which a curvature must exceed zero, for its direction to be determined

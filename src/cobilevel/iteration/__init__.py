@@ -1,8 +1,8 @@
 """The solver protocol, the one loop, and what solvers share: schedules, draws, the scales of default step sizes."""
 
 from .checkpoint import Checkpoint
-from .job import Job
-from .loop import Interrupted, advance, run, steps_on_host
+from .loop import Outcome, Saved, advance, iterate, steps_on_host
+from .result import Result
 from .schedules import Cosine, PolynomialDecay, Schedule, at, check_schedule, is_optax, traced
 from .solver import ROUNDINGS, SOLVED, Clock, Evolving, Solver, State
 from .step_scales import Scales, Start, lanczos, measure

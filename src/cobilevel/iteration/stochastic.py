@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from .. import trees
-from ..answer import Result
 from ..checks import whole
 from ..derivatives import Ledger
 from ..keys import below, derived, hashed
 from ..programs import arithmetic, program, put
 from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, batch_rows
+from .result import Result
 from .schedules import Schedule, at, check_schedule, is_optax, traced
 from .solver import ROUNDINGS, Clock, Solver, State
 from .step_scales import Scales, Start, measure
