@@ -72,13 +72,10 @@ class Job:
         functions, reduced = Objectives.of(study), reduce_study(study, basis)
         choices = {**self.choices, **_deficiency(reduced)}
         choices.setdefault("solver", f"{type(self.solver).__name__}().")
-        named = lambda one: replace(one, choices={**choices, **one.choices}, objectives=functions)
-        settings = (self.progress, resume, self.checkpoint, self.retreats, not self.one_of_many)
-        try:
-            solution = named(run(self.solver, reduced, self.key, self.steps, *settings))
-        except Interrupted as stop:
-            stop.solution = named(stop.solution)
-            raise
+        solution = run(
+            self.solver, reduced, self.key, self.steps, self.progress, resume, self.checkpoint, self.retreats,
+            resumable=not self.one_of_many, choices=choices, objectives=functions,
+        )  # fmt: skip
         if not study.endless and study.all_here:
             whole = lambda: ((all_rows := study.whole()), reduce_study(all_rows, basis))
             again = self.one_of_many or study.spread
@@ -107,15 +104,21 @@ def run(
     checkpoint: Checkpoint | None = None,
     retreats: int = 0,
     resumable: bool = True,
+    choices: Mapping[str, str] | None = None,
+    objectives: Objectives | None = None,
 ) -> Solution:
-    """Runs a solver as ``iterate`` does; raises ``Interrupted`` where a signal ends it."""
+    """Runs a solver as ``iterate`` does; raises ``Interrupted`` where a signal ends it.
+
+    `choices`, `objectives`: what the solution is to say of what was chosen before, and of the functions.
+    """
     saved = None
     if resume is not None:
         if resume.state is None:
             raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
         saved = resume.state, resume.history
     outcome, stopped = iterate(solver, reduced, key, steps, progress, saved, checkpoint, retreats, resumable)
-    solution = Solution(basis=reduced.basis, **vars(outcome), **_constraint_fields(reduced))
+    parts = vars(outcome) | {"choices": {**(choices or {}), **outcome.choices}} | _constraint_fields(reduced)
+    solution = Solution(basis=reduced.basis, objectives=objectives, **parts)
     if stopped is None:
         return solution
     go_on = "solve(..., resume=error.solution) goes on from there." if checkpoint is None else checkpoint.words()

@@ -13,7 +13,7 @@ from .. import archive
 from ..basis import basis_to_json, domain_to_json
 from .identity import Objectives, Probe, ProbeRows, features_at, needs_function, some_contexts
 
-FORMAT = 3
+FIRST_FORMAT, FORMAT = 1, 3  # the first: results as sentences, solver states of another shape, no digest at the end
 
 
 def write_solution(solution: Any, path: str | Path) -> Path:

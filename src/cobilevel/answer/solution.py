@@ -21,7 +21,7 @@ from ..problem import Problem
 from ..programs import arithmetic, put
 from ..study import Form, Smoothing
 from ..trees import shaped_like
-from .contexts import packed_by_name, policy_table
+from .contexts import check_names, policy_table
 from .identity import Objectives, check_constraints
 from .plot_policy import plot_policy
 from .saving import write_solution
@@ -103,7 +103,8 @@ class Solution:
 
         Contexts as in the data: an array, strings, or a dict of columns, among which single values are repeated.
         """
-        xi = packed_by_name(self.basis.domain, xi)
+        check_names(self.basis.domain, xi)
+        xi = self.basis.domain.pack(xi)
         if self.precise is None or isinstance(xi, Tracer):
             return self._as_y(self.x, combine(self.basis(xi), self.W), xi)
         with double():

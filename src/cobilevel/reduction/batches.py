@@ -23,7 +23,6 @@ from ..cluster import RowLayout
 from ..keys import below, derived, hashed, mix
 from ..problem import Product, Samples, Stream, no_pool
 
-_ROUNDS = 16  # of swapping: each parts two rows that kept together so far with odds of one half
 _FETCHED_AHEAD = 2**16  # rows of several batches that are fetched from other devices at once
 
 
@@ -46,17 +45,18 @@ def permute(key: Array, position: Int[Array, " b"], rows: int) -> Int[Array, " b
     """Where a pseudo-random permutation of ``range(rows)`` sends each position.
 
     For a power of two a Feistel network: in turn, each half of the bits is changed by a hash of the other half. Else
-    "swap or not": in each round every position has a partner, the two add up to a random number, and a bit that is the
-    same for both says whether they change places. Neither needs a loop, nor a look at other positions.
+    "swap or not": in each of sixteen rounds every position has a partner, the two add up to a random number, and a bit
+    that is the same for both says whether they change places: two rows that kept together so far are parted with odds
+    of one half. Neither needs a loop, nor a look at other positions.
     """
     first, second = hashed(key, 0), hashed(key, 1)
-    salts = [np.uint32(k * 0x9E3779B9 % 2**32) for k in range(_ROUNDS)]  # of the golden ratio: far apart
+    salts = [np.uint32(k * 0x9E3779B9 % 2**32) for k in range(16)]  # of the golden ratio: far apart
     value = position.astype(jnp.uint32)
     if rows & (rows - 1) == 0:
         bits = rows.bit_length() - 1
         half = np.uint32(bits // 2)
         left, right = value >> half, value & np.uint32((1 << half) - 1)
-        for a, b in zip(salts[: _ROUNDS // 4], salts[_ROUNDS // 4 : _ROUNDS // 2], strict=True):
+        for a, b in zip(salts[:4], salts[4:8], strict=True):
             left = left ^ (mix(right ^ (first + a)) >> np.uint32(32 - bits + half)) if bits > half else left
             right = right ^ (mix(left ^ (second + b)) & np.uint32((1 << half) - 1))
         return ((left << half) | right).astype(jnp.int32)

@@ -34,8 +34,6 @@ from ..study import Constrained, Study
 from .batches import Batch, Source, Table, source_of
 from .factored import values_in_factors
 
-_STREAM_HELD = 64  # rows of a stream held at one time, at least: the usual batch
-
 
 class Bilevel(eqx.Module):
     """An ordinary stochastic bilevel problem in ``(x, W)``: two objectives, their batches, and a start.
@@ -166,7 +164,7 @@ def reduce_study(study: Study, basis: Basis) -> Reduced:
     domain, observed = study.problem.domain, study.lower.contexts()
     basis = by_component(basis, domain)
     distinct = None if study.lower.endless or isinstance(basis, Categorical) else study.lower.distinct()
-    held = lambda level: _STREAM_HELD if level.endless else len(level.contexts())  # features, at one time
+    held = lambda level: 64 if level.endless else len(level.contexts())  # rows at one time; of a stream a usual batch
     rows = held(study.lower) + (0 if study.shared else held(study.upper))
     check_sizes(basis, domain, rows, study.problem.sizes[1], distinct)
     fitted = basis.fit(domain, domain.snap(observed.xi, study.dtype), observed.weights)
