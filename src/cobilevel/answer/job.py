@@ -16,7 +16,7 @@ from jaxtyping import Array, PyTree
 from ..basis import Basis, basis_to_json
 from ..cluster import this_cluster
 from ..derivatives import Expansions, flattened
-from ..inference import Uncertainty, infer, policy_noise
+from ..inference import NEGLIGIBLE, Uncertainty, infer, policy_noise
 from ..iteration import Checkpoint, Result, Solver, iterate
 from ..lower import feasibility_of
 from ..precision import double
@@ -29,7 +29,6 @@ from .solution import Solution
 _CHECKED_ROWS = 100_000  # the largest pool over which a solution's convexity is looked at
 _CHECKED_WORK = 4e9  # the most operations that eigenvalues at all its rows may take
 _BENT = 1e-6  # curvature relative to the largest, more negative than rounding makes it
-_UNSEEN = 1e-3  # share of a context's features that the lower level cannot see, from which on it is reported
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,8 @@ def run(
         if resume.state is None:
             raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
         saved = resume.state, resume.history
-    outcome, stopped = iterate(solver, reduced, key, steps, progress, saved, checkpoint, retreats, resumable)
-    parts = vars(outcome) | {"choices": {**(choices or {}), **outcome.choices}} | _constraint_fields(reduced)
+    ended, stopped = iterate(solver, reduced, key, steps, progress, saved, checkpoint, retreats, resumable)
+    parts = vars(ended) | {"choices": {**(choices or {}), **ended.choices}} | _constraint_fields(reduced)
     solution = Solution(basis=reduced.basis, objectives=objectives, **parts)
     if stopped is None:
         return solution
@@ -208,7 +207,7 @@ def _deficiency(reduced: Reduced) -> dict[str, str]:
     if upper is reduced.lower_source or upper.rows is None or reduced.whitening is None:
         return words
     phi = upper.contexts_pool().features
-    lost = int(jnp.sum(reduced.whitening.unseen(phi) > _UNSEEN))
+    lost = int(jnp.sum(reduced.whitening.unseen(phi) > NEGLIGIBLE))
     if lost:
         words["unseen"] = (
             f"{lost} of {len(phi)} upper-level contexts lie where the lower level has no samples to learn the policy "

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json
-from ..checks import path_given
+from ..checks import MOST_LISTED, path_given
 from ..inference import Uncertainty
 from ..iteration import Result, Saved
 from ..lower import Feasibility
@@ -25,7 +25,6 @@ from .identity import check_constraints, close_to, different_functions, features
 from .saving import FIRST_FORMAT, FORMAT, objectives_from_file
 from .solution import Solution
 
-_MOST_SAVED = 1_000_000  # along one dimension: any whole number in a recipe, but for seeds
 # what a document must hold, and of which kind
 _ENTRIES = {"result": str, "stats": dict, "choices": dict, "basis": dict, "domain": dict, "x": str, "W": str}
 
@@ -76,8 +75,8 @@ def _check_entries(path: str | Path, document: dict[str, Any]) -> None:
     if wrong:
         raise ValueError(f"{path} is damaged, or of another library: {', '.join(wrong)} missing, or no such thing.")
     largest = _largest_number(document["basis"])
-    if largest > _MOST_SAVED:  # found before anything is made of it
-        raise ValueError(f"{path} asks for a basis with {largest} functions, more than {_MOST_SAVED}: it is damaged.")
+    if largest > MOST_LISTED:  # found before anything is made of it
+        raise ValueError(f"{path} asks for a basis with {largest} functions, more than {MOST_LISTED}: it is damaged.")
 
 
 def _largest_number(recipe: Any) -> int:

@@ -32,7 +32,6 @@ from .solver import Solver, State
 
 _LONG = 1.0  # seconds that steps may take before they are looked at
 CHUNKS = 10  # in one call of a compiled program, at most: the call takes as long as some fifty small steps
-_ROWS_KNOWN_BY = 64  # rows whose features are part of what a run is known by
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ended:
     """What a run has come to: the decision, coefficients of the basis, how it ended, and what it goes on from."""
 
     x: PyTree[Array]
@@ -195,7 +194,7 @@ def iterate(
     checkpoint: Checkpoint | None = None,
     retreats: int = 0,
     resumable: bool = True,
-) -> tuple[Outcome, int | None]:
+) -> tuple[Ended, int | None]:
     """Runs a solver to its end; what it came to, and the number of the signal that ended it before, if one did.
 
     `resume`: a saved state to go on from, and the history that led to it. `checkpoint`: where the run is kept as it
@@ -228,7 +227,7 @@ def iterate(
     state = at_home(course.state)
     x, W, choices = solver.finish(state)
     stats = _statistics(reduced, course, state) | {"compile_seconds": compiled}
-    outcome = Outcome(
+    ended = Ended(
         x=put(x),
         W=prepared.restore(put(W)),
         result=result,
@@ -238,7 +237,7 @@ def iterate(
         choices=choices | course.words(),
         state=Saved(archive.to_plain(state), _identity(solver, prepared, state)) if resumable else None,
     )
-    return outcome, noted[-1] if noted else None
+    return ended, noted[-1] if noted else None
 
 
 def _judged(solver: Solver, reduced: Any, state: Any) -> Any:
@@ -340,14 +339,14 @@ def _begun(
     return Course(state, History(curves, int(state.step)))
 
 
-def _identity(solver: Solver, reduced: Reduced, state: Any) -> str:
+def _identity(solver: Solver, reduced: Reduced, state: Any, rows: int = 64) -> str:
     """What a solver's state belongs to: its own structure, the solver, the basis, and the arrays it works on."""
 
     def data(source: Any) -> Any:
-        """A level's data with the features of some rows: basis and contexts determine the others, which may be many."""
+        """A level's data with the features of a few rows: basis and contexts determine the others."""
         if not isinstance(source, Table) or is_spread(source.table.weight):
             return source
-        some = jax.tree.map(lambda a: rows_at(a, slice(_ROWS_KNOWN_BY)), source.table.features)
+        some = jax.tree.map(lambda a: rows_at(a, slice(rows)), source.table.features)
         return replace(source.table, features=some)
 
     levels = [data(source) for source in (reduced.upper_source, reduced.lower_source)]

@@ -14,9 +14,6 @@ from ..programs import Held, arithmetic
 from ..reduction import Bilevel, Reduced
 from .result import Result
 
-SOLVED = 0.75  # exponent of the precision: a residual this small, relative to the first, is as small as need be
-ROUNDINGS = 32  # the noise of an objective, a gradient or a step, in units of its precision: they are long sums
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from .. import trees
 from ..derivatives import Expansions, HostLedger, Ledger, galerkin
-from ..lower import Point, lower_size, solve_at
+from ..lower import SOLVED, Point, lower_size, solve_at
 from ..problem import Bounds
 from ..programs import Held, arithmetic, put
 from ..reduction import Batch, Bilevel, Reduced, Source, Table
-from .solver import SOLVED
 
 
 class Scales(eqx.Module):

@@ -18,11 +18,12 @@ from .. import trees
 from ..checks import whole
 from ..derivatives import Ledger
 from ..keys import below, derived, hashed
+from ..lower import ROUNDINGS
 from ..programs import arithmetic, program, put
 from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, batch_rows
 from .result import Result
 from .schedules import Schedule, at, check_schedule, is_optax, traced
-from .solver import ROUNDINGS, Clock, Solver, State
+from .solver import Clock, Solver, State
 from .step_scales import Scales, Start, measure
 
 _STEP_SIZES = ("inner", "outer", "linear")  # the schedules that are lengths of steps, and not weights or accuracies
