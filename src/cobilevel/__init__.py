@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import cluster as cluster
     from . import gallery as gallery
-    from .answer import Result as Result
+    from .answer import Interrupted as Interrupted
     from .answer import Solution as Solution
     from .answer import load as load
     from .basis import (
@@ -83,13 +83,13 @@ if TYPE_CHECKING:
         Cosine as Cosine,
     )
     from .iteration import (
-        Interrupted as Interrupted,
-    )
-    from .iteration import (
         PolynomialDecay as Polynomial,  # noqa: F401  its name before it was PolynomialDecay
     )
     from .iteration import (
         PolynomialDecay as PolynomialDecay,
+    )
+    from .iteration import (
+        Result as Result,
     )
     from .judge import (
         Bootstrap as Bootstrap,
@@ -228,11 +228,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "answer": "Result Solution load",
+    "answer": "Interrupted Solution load",
     "basis": "Additive BSpline Categorical Chebyshev Components Features Fourier HyperbolicCross Interactions "
     "KernelFeatures Legendre Listed Monomial Neural Orthonormal Partition Rotated Snapshot Tensor TotalDegree Union",
     "diagnosis": "Diagnosis diagnose",
-    "iteration": "Cosine Interrupted PolynomialDecay",
+    "iteration": "Cosine PolynomialDecay Result",
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
     "programs": "keep_programs",
     "problem": "Bounds Box Equalities Finite Inequalities Interval Levels Mixed Mixture Periodic Problem Product "

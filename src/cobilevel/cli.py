@@ -64,8 +64,8 @@ def solve_command(
     """
     from rich.console import Console
 
+    from .answer import Interrupted
     from .commands import solve_file
-    from .iteration import Interrupted
 
     try:
         with _in_a_sentence():

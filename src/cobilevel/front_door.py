@@ -11,17 +11,17 @@ import jax
 import numpy as np
 
 from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_learning
-from .answer import Solution, as_solved, run_digests
+from .answer import Interrupted, Job, ReducedProblem, Solution, as_solved, run_digests
 from .basis import Basis, check_basis, same_recipe
 from .checks import entered, positive, whole
 from .cluster import this_cluster
-from .iteration import Checkpoint, Interrupted, Job, Solver, Stochastic
+from .iteration import Checkpoint, Solver, Stochastic
 from .judge import rounding_error
 from .keys import as_key, split_key
 from .lower import with_barrier
 from .precision import Precision
 from .problem import Data, Problem, never_seen, no_pool
-from .reduction import Reduced, reduce_study
+from .reduction import reduce_study
 from .solvers import Newton
 from .study import SOFT_SHARE, Study, precision_for
 
@@ -76,19 +76,30 @@ def solve(
     _check_spread(problem, samples, basis, resume, solver, restarts)
     chosen = Newton() if solver is None else solver
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
-    problem = _with_barrier(problem, chosen, resume)
+    if resume is not None:
+        problem = as_solved(problem, resume)
+    elif problem.constraints and problem.smoothing is None and not isinstance(chosen, Newton):
+        problem = problem.smoothed(SOFT_SHARE)
     with wanted.context(), _rounding_interrupted(wanted), this_cluster().in_touch():
         study = with_barrier(Study.of(problem, samples, wanted))
         for_stream, for_basis, for_solver = split_key(as_key(key), 3)
         choices = {}
         if solver is None:
-            study, choices = _with_newton(study, for_stream)
+            choices["solver"] = "Newton(): all samples at once, second order."
+            if study.endless:
+                study = study.finite(for_stream)
+                drawn = f"{study.lower.count} samples drawn once from the stream, and the problem solved on them."
+                choices["samples"] = drawn
+        unseen = "" if study.spread else never_seen(study.problem.domain, study.lower.contexts().xi)
+        if unseen:
+            choices["contexts"] = (
+                f"never seen: {unseen}. The policy there is what the others suggest, or y0; not learned."
+            )
         chosen = _configured(chosen, batch, retreats, study)
         limit = chosen.default_steps if steps is None else whole("steps", steps)
         anew = basis is None and resume is None and precision is None
         in_double = _in_double(problem, samples, study) if anew else None
         progress = progress if this_cluster().first else False
-        choices = choices | _values_unseen(study)
         job = Job(study, chosen, for_solver, limit, progress, choices, in_double, retreats=retreats)
         settings = {"tolerance": tolerance, "restarts": restarts, "retreats": retreats}
         with _kept(job, checkpoint, basis, key, settings) as job:
@@ -151,33 +162,6 @@ def _run(job: Job, basis: Basis | None, resume: Solution | None, tolerance: floa
     return job.run(basis) if basis.learned else solve_learning(job, basis)
 
 
-def _with_barrier(problem: Problem, solver: Any, resume: Solution | None) -> Problem:
-    """The problem with the barrier of the run that is gone on with; on batches, a softer one than for Newton."""
-    if resume is not None:
-        return as_solved(problem, resume)
-    if not problem.constraints:
-        return problem
-    return problem if problem.smoothing is not None or isinstance(solver, Newton) else problem.smoothed(SOFT_SHARE)
-
-
-def _with_newton(study: Study, key: jax.Array) -> tuple[Study, dict[str, str]]:
-    """The study as Newton takes it, finite, and what was chosen."""
-    choices = {"solver": "Newton(): all samples at once, second order."}
-    if study.endless:
-        study = study.finite(key)
-        drawn = f"{study.lower.count} samples drawn once from the stream, and the problem solved on them."
-        choices["samples"] = drawn
-    return study, choices
-
-
-def _values_unseen(study: Study) -> dict[str, str]:
-    """That values of categories were never seen, and what the policy is there."""
-    words = "" if study.spread else never_seen(study.problem.domain, study.lower.contexts().xi)
-    if not words:
-        return {}
-    return {"contexts": f"never seen: {words}. The policy there is what the others suggest, or y0; not learned."}
-
-
 def _in_double(problem: Problem, samples: Data, study: Study) -> Study | None:
     """The study in double precision, to choose a basis on, where the solver works in another."""
     if study.dtype == np.float64:
@@ -212,7 +196,7 @@ def _rounding_interrupted(wanted: Precision) -> Iterator[None]:
         raise
 
 
-def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
+def reduce(problem: Problem, basis: Basis, samples: Data) -> ReducedProblem:
     """Reduces a contextual bilevel problem to an ordinary one, with features computed once.
 
     **Arguments:**
@@ -224,7 +208,8 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> Reduced:
     entered("reduce", problem, samples, basis)
     check_basis(basis)
     study = with_barrier(Study.of(problem, samples, twice=False))
-    return reduce_study(study, learn(basis, study))
+    reduced = reduce_study(study, learn(basis, study))
+    return ReducedProblem(**{part.name: getattr(reduced, part.name) for part in fields(reduced)})
 
 
 def _configured(solver: Any, batch: int | None, retreats: int, study: Study) -> Solver:

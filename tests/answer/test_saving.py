@@ -14,9 +14,9 @@ import pytest
 
 import cobilevel as cb
 from cobilevel import archive
-from cobilevel.answer import Objectives, Saved, identity
-from cobilevel.iteration.resume import check_functions
-from cobilevel.reduction import reduce_study
+from cobilevel.answer import Objectives, identity
+from cobilevel.answer.job import check_functions
+from cobilevel.iteration import Saved
 from cobilevel.study import Study
 from problems import LINE, NOISE, XI
 
@@ -43,7 +43,7 @@ def stated(f=upper, g=lower, **more):
 def found(problem, samples, x, W):
     """What a solver would have found: to save it takes no solving."""
     study = Study.of(problem, samples)
-    reduced = reduce_study(study, cb.Chebyshev(3))
+    reduced = cb.reduce(problem, cb.Chebyshev(3), samples)
     more = {"history": {"upper": np.arange(4.0)}, "stats": {"steps": 4}, "choices": {"solver": "none."}}
     lifted = reduced.lift(x, W, cb.Result.CONVERGED, state=Saved([np.arange(3.0)], "as it was"), **more)
     return replace(lifted, objectives=Objectives.of(study))

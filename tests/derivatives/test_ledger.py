@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import cobilevel as cb
+from cobilevel.answer import run
 from cobilevel.derivatives import Ledger, rows
-from cobilevel.iteration import run
 from cobilevel.reduction import Batch
 from problems import curved_problem
 

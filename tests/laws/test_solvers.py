@@ -11,9 +11,9 @@ import optax
 import pytest
 
 import cobilevel as cb
-from cobilevel.answer import Result
+from cobilevel.answer import run
 from cobilevel.derivatives import Expansions, Ledger, flattened, oracles
-from cobilevel.iteration import Scales, advance, at, measure, run
+from cobilevel.iteration import Result, Scales, advance, at, measure
 from cobilevel.lower import solve_at
 from cobilevel.solvers import STOCHASTIC
 

@@ -8,8 +8,9 @@ import pytest
 import scipy.optimize
 
 import cobilevel as cb
+from cobilevel.answer import run
 from cobilevel.derivatives import Expansions, expansion
-from cobilevel.iteration import run, steps_on_host
+from cobilevel.iteration import steps_on_host
 from cobilevel.lower import Dense, minimise, solve_at
 from problems import LINE, Aim, as_pytrees, curved_problem, single
 

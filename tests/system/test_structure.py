@@ -23,9 +23,9 @@ ROOT = Path(cobilevel.__file__).parent
 # only programs built on the package may use.
 ORDER = (
     "checks", "programs", "host", "trees", "progress", "keys", "archive", "precision", "cluster", "functions",
-    "problem", "study", "basis", "answer",
-    "reduction", "derivatives", "lower", "inference", "covariates", "iteration", "solvers", "diagnosis", "adaptive",
-    "judge", "front_door", "gallery", "sweep", "report", "paper", "__init__", "commands", "cli",
+    "problem", "study", "basis",
+    "reduction", "derivatives", "lower", "inference", "covariates", "iteration", "solvers", "answer", "diagnosis",
+    "adaptive", "judge", "front_door", "gallery", "sweep", "report", "paper", "__init__", "commands", "cli",
 )  # fmt: skip
 ROOMS = tuple(name for name in ORDER if (ROOT / name).is_dir())
 # What a class of one room may override of a class of a room before it: hooks that are meant to be.

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Array
 
-from ..answer import Result, Solution
+from ..answer import Job, Solution
 from ..basis import Axes, Basis, basis_of, combine
 from ..covariates import FEW_SAMPLES, ROUNDS, SETTLED
 from ..derivatives import Expansions, flattened, shaped_like, totals_of
 from ..inference import natural_step
-from ..iteration import Job
+from ..iteration import Result
 from ..keys import generator
 from ..lower import solve_at
 from ..problem import Finite

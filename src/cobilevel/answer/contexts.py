@@ -7,12 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..inference import names_of
 from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame, one_length
 from ..programs import put
 from ..trees import as_rows
-from .uncertainty import names_of
-
-_FAR_OUT = 0.9  # how far out, on the reference interval, a domain without ends is shown: about twice its scale
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class ContextAxis:
     """One coordinate of the contexts: its name, and the domain it lies in alone."""
 
     name: str
-    part: Domain
+    part: Any
 
     @property
     def finite(self) -> bool:
@@ -30,24 +28,22 @@ class ContextAxis:
     @property
     def labels(self) -> tuple[str, ...] | None:
         """The strings that its values stand for, if they do."""
-        return self.part.labels if isinstance(self.part, Finite) else None
-
-    def has(self, values: Any) -> np.ndarray:
-        """Whether values belong to the domain."""
-        rows: Any = np.atleast_1d(np.asarray(values, float))
-        return np.asarray(self.part.contains(put(rows)), bool).reshape(np.shape(values))
+        return self.part.labels if self.finite else None
 
     @property
     def values(self) -> np.ndarray:
         """The values, where they are finitely many: of strings, their positions."""
-        part: Any = self.part
-        return np.asarray(part.values, float)
+        return np.asarray(self.part.values, float)
 
-    def along(self, count: int) -> np.ndarray:
-        """So many values from one end to the other."""
-        part: Any = self.part
-        end = 1.0 if np.all(np.isfinite(part.bounds)) else _FAR_OUT
-        return np.asarray(part.place(np.linspace(-end, end, count)[:, None]), float)
+    def has(self, values: Any) -> np.ndarray:
+        """Whether values belong to the domain."""
+        rows = np.atleast_1d(np.asarray(values, float))
+        return np.asarray(self.part.contains(put(rows)), bool).reshape(np.shape(values))
+
+    def along(self, count: int = 201) -> np.ndarray:
+        """So many values from one end to the other; of a domain without ends, over about four times its scale."""
+        end = 1.0 if np.all(np.isfinite(self.part.bounds)) else 0.9  # on the reference interval
+        return np.asarray(self.part.place(np.linspace(-end, end, count)[:, None]), float)
 
     def label(self, value: Any) -> str:
         """One value in words: strings as they are, numbers short."""
@@ -60,11 +56,11 @@ class ContextAxis:
         array = np.asarray(column)
         if array.dtype.kind not in "OUT":
             return array
-        known: dict[str, int] = {label: place for place, label in enumerate(self.labels or ())}
+        known = {label: place for place, label in enumerate(self.labels or ())}
         return np.array([known.get(str(item), np.nan) for item in array.ravel()]).reshape(array.shape)
 
     def words(self, codes: np.ndarray) -> np.ndarray:
-        """The way back: strings where the domain has them; empty outside."""
+        """The inverse of ``codes``: strings where the domain has them; empty outside."""
         if self.labels is None:
             return codes
         inside = self.has(codes)
@@ -76,51 +72,56 @@ def axes_of(domain: Domain) -> list[ContextAxis]:
     if isinstance(domain, Mixed):
         return [ContextAxis(name, part) for name, part in domain.parts.items()]
     if isinstance(domain, Box):
-        return [
-            ContextAxis(f"xi[{j}]", Interval(*ends)) for j, ends in enumerate(zip(domain.lo, domain.hi, strict=True))
-        ]
+        ends = zip(domain.lo, domain.hi, strict=True)
+        return [ContextAxis(f"xi[{j}]", Interval(lo, hi)) for j, (lo, hi) in enumerate(ends)]
     return [ContextAxis("xi", domain)]
 
 
-def packed_by_name(domain: Domain, xi: Any) -> Any:
-    """Contexts as one array; raises where they come by name and the domain has none, since their order may differ."""
+def check_names(domain: Domain, xi: Any) -> None:
+    """Raises where contexts come by name and the domain has none, since their order may differ."""
     if isinstance(domain, Box) and (isinstance(xi, Mapping) or is_frame(xi)):
         raise TypeError(
             f"contexts of {domain!r} have no names, so columns cannot be told apart by theirs. Pass an array with the "
             "columns in the order in which they were solved with, such as df[['a', 'b']].to_numpy(); or state the "
             "domain by name, cb.Mixed(a=cb.Interval(lo, hi), ...)."
         )
-    return domain.pack(xi)
 
 
-def context_rows(domain: Domain, contexts: Any, caller: str) -> tuple[np.ndarray, dict[str, np.ndarray], Frame | None]:
+def _context_rows(domain: Domain, contexts: Any, caller: str) -> tuple[np.ndarray, dict[str, np.ndarray], Frame | None]:
     """Contexts from an array, a dict of columns or a data frame, one a row; what the domain does not know is NaN.
 
     As one array, as columns to show, and the frame, if they came in one.
     """
-    if isinstance(domain, Box):
-        packed_by_name(domain, contexts)
+    check_names(domain, contexts)
     axes = axes_of(domain)
     if len(axes) < domain.dimension:  # vectors of which there are finitely many
         axes = [ContextAxis(f"xi[{j}]", domain) for j in range(domain.dimension)]
-    named = isinstance(domain, Mixed)
+    named, frame = isinstance(domain, Mixed), None
     if is_frame(contexts):
         frame = Frame(contexts, caller)
         names = [axis.name for axis in axes] if named else frame.names
         frame.require(names, "the domain")
         columns = {name: frame.column(name).values for name in names}
-        return _from_columns(domain, axes, columns, caller), columns, frame
-    if isinstance(contexts, Mapping):
+    elif isinstance(contexts, Mapping):
         columns = {name: np.atleast_1d(_table(column, caller)) for name, column in contexts.items()}
-        chosen = {axis.name: columns[axis.name] for axis in axes if axis.name in columns} if named else columns
-        return _from_columns(domain, axes, chosen, caller), columns, None
-    array = _table(contexts, caller)
-    array = axes[0].codes(array) if array.dtype.kind in "OUT" else array
-    if array.shape[array.ndim - len(domain.shape) :] != domain.shape:
-        raise ValueError(f"{caller}: contexts of {domain!r} end in shape {domain.shape}, got {array.shape}.")
-    rows = array.reshape(-1, *domain.shape)
-    parts: Any = domain.coordinates(rows)  # pyright: ignore[reportArgumentType]
-    return rows, {axis.name: axis.words(parts[:, j]) for j, axis in enumerate(axes)}, None
+    else:
+        array = axes[0].codes(_table(contexts, caller))
+        if array.shape[array.ndim - len(domain.shape) :] != domain.shape:
+            raise ValueError(f"{caller}: contexts of {domain!r} end in shape {domain.shape}, got {array.shape}.")
+        rows = array.reshape(-1, *domain.shape)
+        parts: Any = domain.coordinates(rows)  # pyright: ignore[reportArgumentType]
+        return rows, {axis.name: axis.words(parts[:, j]) for j, axis in enumerate(axes)}, None
+    chosen = {axis.name: columns[axis.name] for axis in axes if axis.name in columns} if named else columns
+    if len(chosen) != len(axes):
+        wanted = ", ".join(repr(axis.name) for axis in axes)
+        raise ValueError(
+            f"{caller}: contexts of {domain!r} have {len(axes)} column{'s'[: len(axes) != 1]} ({wanted}), got "
+            f"{len(chosen)}: {', '.join(map(repr, chosen))}. Pass the contexts alone."
+        )
+    one_length(chosen, f"{caller}: contexts")
+    coded = [axis.codes(column).astype(float) for axis, column in zip(axes, chosen.values(), strict=True)]
+    table = np.stack(np.broadcast_arrays(*coded), axis=-1)
+    return table if domain.shape else table[:, 0], columns, frame
 
 
 def _table(values: Any, caller: str) -> np.ndarray:
@@ -129,20 +130,6 @@ def _table(values: Any, caller: str) -> np.ndarray:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{caller}: contexts must be an array, a dict of columns or a data frame: {error}") from error
-
-
-def _from_columns(domain: Domain, axes: list[ContextAxis], columns: dict[str, np.ndarray], caller: str) -> np.ndarray:
-    """Contexts from columns that are in the order of the coordinates."""
-    if len(columns) != len(axes):
-        wanted = ", ".join(repr(axis.name) for axis in axes)
-        raise ValueError(
-            f"{caller}: contexts of {domain!r} have {len(axes)} column{'s'[: len(axes) != 1]} ({wanted}), got "
-            f"{len(columns)}: {', '.join(map(repr, columns))}. Pass the contexts alone."
-        )
-    one_length(columns, f"{caller}: contexts")
-    coded = [axis.codes(column) for axis, column in zip(axes, columns.values(), strict=True)]
-    table = np.stack(np.broadcast_arrays(*[column.astype(float) for column in coded]), axis=-1)
-    return table if domain.shape else table[:, 0]
 
 
 def component_names(rows: Any, letter: str = "y") -> tuple[str, ...]:
@@ -163,7 +150,7 @@ def policy_names(solution: Any) -> tuple[str, ...]:
 def policy_table(solution: Any, contexts: Any) -> Any:
     """A data frame of the library that the contexts came in, or a dict of NumPy columns."""
     domain = solution.basis.domain
-    xi, columns, frame = context_rows(domain, contexts, "solution.table")
+    xi, columns, frame = _context_rows(domain, contexts, "solution.table")
     free = lambda name: f"policy {name}" if name in columns else name
     names = policy_names(solution)
     y = as_rows(solution.policy(xi)).astype(solution.basis.constant.dtype) if len(xi) else np.zeros((0, len(names)))

@@ -5,24 +5,20 @@ of JAX, gives another digest of the same function. Then values and gradients at 
 the solution.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from ..archive import fingerprint
 from ..basis import Basis, basis_to_json
-from ..cluster import digest_of
 from ..functions import PARTIAL, Traced, digest, first_derivatives, second_derivatives, trace_objective
 from ..keys import as_key
 from ..precision import double
@@ -31,11 +27,6 @@ from ..programs import program
 from ..study import Study, as_of_now, some_context, statement_of
 
 _POINTS = 16  # at which values are compared: four samples for each way of moving x and y
-_AWAY = 0.1  # how far x and y are moved, of their size: at the answer itself all slopes may vanish
-# What values may differ by, of their size: in double half of the digits, which rewriting a sum never costs; in single
-# what a graphics card's products of matrices keep (ten bits).
-_DOUBLE_TOLERANCE, _SINGLE_TOLERANCE = 1e-8, 1e-3
-_SAMPLES_OF = {"upper": "upper", "lower": "lower", "constraints": "lower"}  # whose samples a function is evaluated at
 # columns of a table of values: the value itself, then the norm of each gradient and its product with fixed weights
 _COLUMNS = {"its values": slice(0, 1), "its gradients in x": slice(1, 3), "its gradients in y": slice(3, 5)}
 _NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?")
@@ -98,7 +89,7 @@ def function_digests(study: Study) -> dict[str, str]:
 
 
 class ProbeRows(NamedTuple):
-    """Samples at which functions are evaluated, and a ``y`` for each."""
+    """Samples at which functions are evaluated, and a ``y`` for each: the policy, and values away from it."""
 
     xi: np.ndarray
     eta: PyTree[np.ndarray]
@@ -114,15 +105,16 @@ class Probe:
 
     x: PyTree[np.ndarray]
     rows: Mapping[str, ProbeRows]
-    values: Mapping[str, Float[np.ndarray, "points 5"]] = field(default_factory=dict)
+    values: Mapping[str, Float[np.ndarray, "points 5"]]
 
-    def evaluate(self, functions: Mapping[str, Traced]) -> dict[str, np.ndarray]:
-        """Values and gradients of functions at these points."""
-        tables = {}
-        for name, function in functions.items():
-            xi, eta, y = self.rows[_SAMPLES_OF[name]]
-            tables[name] = np.asarray(_values(function, self.x, y, xi, None if name == "constraints" else eta), float)
-        return tables
+
+def _evaluated(functions: Mapping[str, Traced], x: PyTree, rows: Mapping[str, ProbeRows]) -> dict[str, np.ndarray]:
+    """Values and gradients of functions at the points of a probe; constraints at the samples of the lower level."""
+    tables = {}
+    for name, function in functions.items():
+        xi, eta, y = rows["upper" if name == "upper" else "lower"]
+        tables[name] = np.asarray(_values(function, x, y, xi, None if name == "constraints" else eta), float)
+    return tables
 
 
 @program
@@ -166,31 +158,33 @@ class Objectives:
             rows = {name: _probe_rows(level, policy) for name, level in levels.items()}
             moved = self.study.stated.bounds.project(_moved(x, self.dtype))
             xs = jax.tree.map(lambda a, b: np.stack([np.asarray(a, self.dtype), np.asarray(b)]), x, moved)
-            return Probe(xs, rows, Probe(xs, rows).evaluate(_functions_of(self.study.stated)))
+            return Probe(xs, rows, _evaluated(_functions_of(self.study.stated), xs, rows))
 
 
 def _probe_rows(level: Level, policy: Callable[[Any], PyTree]) -> ProbeRows:
     """Samples of a level: at every other pair of them the policy itself, at the others values away from it."""
-    some = _probe_samples(level)
-    y = jax.tree.map(np.asarray, policy(some.xi))
+    xi, eta = _probe_samples(level)
+    y = jax.tree.map(np.asarray, policy(xi))
     pairs = np.arange(_POINTS) // 2 % 2 == 1
     choose = lambda here, there: np.where(pairs.reshape(-1, *[1] * (here.ndim - 1)), there, here)
-    return ProbeRows(np.asarray(some.xi), jax.tree.map(np.asarray, some.eta), jax.tree.map(choose, y, _moved(y, None)))
+    return ProbeRows(xi, eta, jax.tree.map(choose, y, _moved(y, None)))
 
 
-def _probe_samples(level: Level) -> Samples:
-    """As many as there are points, the same at each call."""
+def _probe_samples(level: Level) -> tuple[np.ndarray, PyTree[np.ndarray]]:
+    """As many as there are points, the same at each call: contexts and noise."""
     some = level.look(as_key(0), _POINTS, _POINTS).samples
-    return some.rows(np.arange(_POINTS) % len(some))
+    some = some.rows(np.arange(_POINTS) % len(some))
+    return np.asarray(some.xi), jax.tree.map(np.asarray, some.eta)
 
 
 def _moved(tree: PyTree, dtype: Any) -> PyTree:
-    """All numbers moved, each by up to a tenth of its size and of the mean size."""
+    """All numbers moved, each by up to a tenth of its size and of the mean size: where they are, at the answer, all
+    slopes may vanish."""
 
     def move(leaf: Any) -> np.ndarray:
         given = np.asarray(leaf, float)
         size = float(np.mean(np.abs(given))) if given.size else 0.0
-        moved = given + _AWAY * (np.abs(given) + (size or 1.0)) * _weights(given.size).reshape(given.shape)
+        moved = given + 0.1 * (np.abs(given) + (size or 1.0)) * _weights(given.size).reshape(given.shape)
         return np.asarray(moved, np.asarray(leaf).dtype if dtype is None else dtype)
 
     return jax.tree.map(move, tree)
@@ -219,11 +213,14 @@ def different_functions(
         digests = digests or {name: part.digest() for name, part in functions.items()}
         doubted = _doubted(saved.digests, digests) - {"samples"}
         known = doubted & functions.keys() & probe.values.keys()
-        tables = probe.evaluate({name: functions[name] for name in sorted(known)})
+        tables = _evaluated({name: functions[name] for name in sorted(known)}, probe.x, probe.rows)
         words = {name: _difference(probe.values[name], table, saved.dtype) for name, table in tables.items()}
         words |= dict.fromkeys(doubted - known, "there are none in one of them")
         if study is not None and saved.digests.get("samples") != digests.get("samples"):
-            words["samples"] = _difference_of_draws(probe, study, saved.dtype)
+            for name, level in (("upper", study.upper), ("lower", study.lower)):
+                before, after = jax.tree.leaves(probe.rows[name][:2]), jax.tree.leaves(_probe_samples(level))
+                alike = len(before) == len(after) and all(map(partial(close_to, saved.dtype), before, after))
+                words |= {} if alike else {"samples": "they are drawn otherwise"}
         return {name: said for name, said in words.items() if said}
 
 
@@ -249,21 +246,13 @@ def _difference(before: np.ndarray, after: np.ndarray, dtype: Any) -> str:
     return ""
 
 
-def _difference_of_draws(probe: Probe, now: Study, dtype: Any) -> str:
-    """Whether streams draw other samples with the same key."""
-    for name, level in (("upper", now.upper), ("lower", now.lower)):
-        some = _probe_samples(level)
-        before, after = jax.tree.leaves(probe.rows[name][:2]), jax.tree.leaves((some.xi, some.eta))
-        if len(before) != len(after) or not all(map(lambda a, b: close_to(a, b, dtype), before, after)):
-            return "they are drawn otherwise"
-    return ""
-
-
 def _tolerance(dtype: Any) -> float:
-    return _DOUBLE_TOLERANCE if np.dtype(dtype) == np.float64 else _SINGLE_TOLERANCE
+    """What values may differ by, of their size: in double half of the digits, which rewriting a sum never costs; in
+    single the ten bits that a graphics card's products of matrices keep."""
+    return np.finfo(float).eps ** 0.5 if np.dtype(dtype) == np.float64 else 2.0**-10
 
 
-def close_to(one: Any, other: Any, dtype: Any) -> bool:
+def close_to(dtype: Any, one: Any, other: Any) -> bool:
     """Whether numbers in a dtype are the same but for rounding, of the size of the largest."""
     one, other = np.asarray(one, float), np.asarray(other, float)
     if one.shape != other.shape:
@@ -293,8 +282,8 @@ def check_constraints(problem: Problem, solved: Sequence[str], what: str) -> Non
 def needs_function(recipe: Any) -> bool:
     """Whether a recipe, or a part of it, is of a user's own function, which no file holds."""
     if isinstance(recipe, dict):
-        return recipe.get("name") == "Features" or any(needs_function(part) for part in recipe.values())
-    return isinstance(recipe, list) and any(needs_function(part) for part in recipe)
+        return recipe.get("name") == "Features" or needs_function([*recipe.values()])
+    return isinstance(recipe, list) and any(map(needs_function, recipe))
 
 
 def some_contexts(domain: Domain) -> np.ndarray:
@@ -315,7 +304,7 @@ def same_features(one: Basis, other: Basis, domain: Domain) -> bool:
     if one is other or not needs_function(basis_to_json(one)):
         return True
     xi = some_contexts(domain)
-    return close_to(features_at(one, domain, xi), features_at(other, domain, xi), np.float64)
+    return close_to(np.float64, features_at(one, domain, xi), features_at(other, domain, xi))
 
 
 # runs ----------------------------------------------------------------------------------------------------------------
@@ -340,12 +329,3 @@ def run_digests(
         **settings,
     }
     return functions | {name: digest(part) for name, part in parts.items()}
-
-
-def state_identity(state: Any, solver: Any, basis: Basis, arrays: PyTree) -> str:
-    """What a solver's state belongs to: its own structure, the solver, the basis, and the arrays it works on."""
-    held = [digest_of(leaf) for leaf in jax.tree.leaves(eqx.filter(arrays, eqx.is_array))]
-    bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
-    settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
-    recipe = json.dumps(basis_to_json(basis), sort_keys=True)
-    return f"{fingerprint(state)} {settings} {recipe} {digest(held)}"

@@ -13,23 +13,20 @@ from jaxtyping import PyTree
 
 from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json
-from ..checks import path_given
+from ..checks import MOST_LISTED, path_given
+from ..inference import Uncertainty
+from ..iteration import Result, Saved
+from ..lower import Feasibility
 from ..precision import double, in_double
 from ..problem import Problem
 from ..programs import put
 from ..study import Smoothing, form_of
 from .identity import check_constraints, close_to, different_functions, features_at
-from .result import Feasibility, Result
-from .saving import FORMAT, objectives_from_file
-from .solution import Saved, Solution
-from .uncertainty import from_file
+from .saving import FIRST_FORMAT, FORMAT, objectives_from_file
+from .solution import Solution
 
-_FIRST_FORMAT = 1  # of version 0.1: results as sentences, solver states of another shape, no digest at the end
-_MOST_SAVED = 1_000_000  # along one dimension: any whole number in a recipe, but for seeds
-# What a document must hold, and of which kind.
-_ENTRIES = {
-    "result": str, "stats": dict, "choices": dict, "basis": dict, "domain": dict, "x": str, "W": str,
-}  # fmt: skip
+# what a document must hold, and of which kind
+_ENTRIES = {"result": str, "stats": dict, "choices": dict, "basis": dict, "domain": dict, "x": str, "W": str}
 
 
 def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solution:
@@ -44,7 +41,7 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
         raise TypeError(f"problem must be a cb.Problem, got {type(problem).__name__}.")
     if basis is not None:
         check_basis(basis)
-    document, arrays = archive.read(path_given("load: path", path), unsealed=(_FIRST_FORMAT,))
+    document, arrays = archive.read(path_given("load: path", path), unsealed=(FIRST_FORMAT,))
     _check_entries(path, document)
     with double():
         solution = _loaded(path, document, arrays, problem, basis)
@@ -68,7 +65,7 @@ def _reading(path: str | Path, what: str) -> Iterator[None]:
 
 def _check_entries(path: str | Path, document: dict[str, Any]) -> None:
     version = document.get("format")
-    if version not in (_FIRST_FORMAT, FORMAT):
+    if version not in (FIRST_FORMAT, FORMAT):
         raise ValueError(f"{path} has format {version}, this version reads formats up to {FORMAT}.")
     wrong = [name for name, kind in _ENTRIES.items() if not isinstance(document.get(name), kind)]
     if document.get("returned", "float64") not in ("float16", "bfloat16", "float32", "float64"):
@@ -77,24 +74,25 @@ def _check_entries(path: str | Path, document: dict[str, Any]) -> None:
         wrong.append("choices")
     if wrong:
         raise ValueError(f"{path} is damaged, or of another library: {', '.join(wrong)} missing, or no such thing.")
-    _check_whole_numbers(path, document["basis"])
+    largest = _largest_number(document["basis"])
+    if largest > MOST_LISTED:  # found before anything is made of it
+        raise ValueError(f"{path} asks for a basis with {largest} functions, more than {MOST_LISTED}: it is damaged.")
 
 
-def _check_whole_numbers(path: str | Path, recipe: Any) -> None:
-    """Raises where a recipe asks for more functions than any has, before anything is made of it."""
+def _largest_number(recipe: Any) -> int:
+    """The largest whole number in the recipe of a basis, seeds apart."""
+    if isinstance(recipe, dict) and "array" not in recipe:
+        recipe = [part for name, part in recipe.items() if name != "seed"]
     if isinstance(recipe, list):
-        for part in recipe:
-            _check_whole_numbers(path, part)
-    elif isinstance(recipe, dict) and "array" not in recipe:
-        _check_whole_numbers(path, [part for name, part in recipe.items() if name != "seed"])
-    elif isinstance(recipe, int) and recipe > _MOST_SAVED:
-        raise ValueError(f"{path} asks for a basis with {recipe} functions, more than {_MOST_SAVED}: it is damaged.")
+        return max(map(_largest_number, recipe), default=0)
+    return recipe if isinstance(recipe, int) else 0
 
 
 def _loaded(
     path: str | Path, document: dict[str, Any], arrays: dict[str, np.ndarray], problem: Problem, basis: Basis | None
 ) -> Solution:
     """What a file holds, in the precision it was saved in."""
+    first = document["format"] == FIRST_FORMAT
     if document["domain"] != domain_to_json(problem.domain):
         raise ValueError(
             f"{path} was solved on another domain ({document['domain']}) than the problem's ({problem.domain!r})."
@@ -108,16 +106,21 @@ def _loaded(
     like_W = jax.tree.map(lambda y: jax.ShapeDtypeStruct((fitted.size, *y.shape), y.dtype), unknown_y)
     W = _rebuilt(path, "W", document, arrays, like_W)
     with _reading(path, "result"):
-        result, detail = _ending(document)
+        words = document["result"]
+        if first:
+            result = Result.from_words(words)
+            detail = words.removeprefix(result).strip() if words.startswith(result) else ""
+        else:
+            result, detail = Result[words], str(document["detail"])
     if result.good and not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((x, W))):
         raise ValueError(f"{path} says that it converged, and x or W hold NaN or infinity: it is damaged.")
-    kept = None if document["format"] == _FIRST_FORMAT else document.get("state")
+    kept = None if first else document.get("state")
     with _reading(path, "state"):
         state = None if kept is None else Saved(archive.in_order(arrays, "state"), str(kept))
     with _reading(path, "document"):
         words, smoothing, met = (document.get(name) for name in ("uncertainty", "smoothing", "feasibility"))
         constraints = tuple(map(str, document.get("constraints", ())))
-        known = None if words is None else from_file(words, archive.group(arrays, "uncertainty/"))
+        known = None if words is None else Uncertainty.from_file(words, archive.group(arrays, "uncertainty/"))
         barrier = None if smoothing is None else Smoothing.from_json(smoothing)
         feasible = None if met is None else Feasibility.from_json(met)
     check_constraints(problem, constraints, str(path))
@@ -146,7 +149,7 @@ def _basis_of_file(
         fitted = FeatureMap(recipe, problem.domain, *put((transform, constant)))
     if "features/values" in arrays and "features/xi" in arrays:
         here = features_at(recipe, problem.domain, arrays["features/xi"])
-        if not close_to(arrays["features/values"], here, np.float64):
+        if not close_to(np.float64, arrays["features/values"], here):
             raise ValueError(
                 f"{path} was solved with other Features: the functions of the basis given have other values than those "
                 "of the one it was solved in. Pass that one; with another function the policy would be another."
@@ -169,15 +172,6 @@ def _rebuilt(
             "with the problem it was solved for."
         )
     return put(rebuilt)
-
-
-def _ending(document: dict[str, Any]) -> tuple[Result, str]:
-    """How a saved run ended."""
-    words = document["result"]
-    if document["format"] != _FIRST_FORMAT:
-        return Result[words], str(document["detail"])
-    result = Result.from_words(words)
-    return result, words.removeprefix(result).strip() if words.startswith(result) else ""
 
 
 def _check_functions(path: str | Path, solution: Solution, problem: Problem) -> None:

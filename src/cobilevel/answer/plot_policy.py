@@ -6,23 +6,21 @@ Matplotlib is imported where it is used, since it takes seconds to load; no back
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
+from ..inference import QUANTILE
 from ..problem import Box, Mixed
 from ..study import joint_contexts
 from ..trees import as_rows
 from .contexts import ContextAxis, axes_of, component_names, policy_names
-from .uncertainty import QUANTILE
 
 COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#edae49", "#a0a0a0", "#5c5c5c", "#6a4c93", "#00798c")
 DOTS = 400  # observations shown: more would hide the curves
 DPI = 150
-_POINTS = 201  # on a line; a third of them along each side of a map
-_PANELS = 4  # components of y that have one each
-_MOST_LABELS = 12  # categories that are named on an axis
 _LINE = 70  # characters that fit across one panel
 
 
@@ -41,13 +39,17 @@ def tidy(*axes: Any) -> None:
 
 @dataclass(frozen=True)
 class Slice:
-    """The policy over the contexts in `over`, all others held at `held`; `said` is that in words."""
+    """The policy over the contexts in `over`, all others held at `held`; `said` is that in words.
+
+    `place`: where the samples lie, one array for each of `over`, if there are samples.
+    """
 
     solution: Any
     axes: list[ContextAxis]
     over: list[ContextAxis]
     held: dict[str, float]
     said: str
+    place: list[np.ndarray]
 
     def at(self, *columns: np.ndarray, interval: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
         """The components of the policy along `over`, and half of their 95% intervals, if there are any."""
@@ -61,34 +63,28 @@ class Slice:
             reach = None
         return as_rows(self.solution.policy(xi)), reach
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Of the components of ``y``."""
         return policy_names(self.solution)
 
 
-def plot_policy(solution: Any, over: Any, at: Mapping[str, Any] | None, samples: Any) -> Any:
+def plot_policy(solution: Any, over: Any, at: Mapping[str, Any] | None, samples: Any, most_panels: int = 4) -> Any:
     """A figure of the policy over one context (lines, or points of categories) or two (maps, or lines by category)."""
-    domain, observed = solution.basis.domain, None
-    if samples is not None:
-        packed = domain.pack(joint_contexts(samples, "plot: samples"), "samples: xi")
-        observed = domain.coordinates(np.asarray(packed, float))
-    cut = _slice(solution, over, dict(at or {}), observed)
-    place = [] if observed is None else [observed[:DOTS, cut.axes.index(axis)] for axis in cut.over]
+    cut = _slice(solution, over, dict(at or {}), samples)
     if len(cut.over) == 1:
         panels, shown, figure = 1, min(len(cut.names), len(COLOURS)), shown_figure(7, 4.4)
-        data = None if samples is None else _like_policy(solution, samples)
         axis = figure.add_subplot()
-        (_draw_categories if cut.over[0].finite else _draw_lines)(axis, cut, place, data)
+        (_draw_categories if cut.over[0].finite else _draw_lines)(axis, cut, _like_policy(solution, samples))
         axis.set(xlabel=cut.over[0].name, ylabel="policy")
         axis.legend(frameon=False)
         tidy(axis)
     else:
-        panels = shown = min(len(cut.names), _PANELS)
+        panels = shown = min(len(cut.names), most_panels)
         figure = shown_figure(1.2 + 5.2 * shown, 4.4)
         draw = _draw_by_category if cut.over[0].finite != cut.over[1].finite else _draw_map
         for j, axis in enumerate(figure.subplots(1, shown, squeeze=False)[0]):
-            draw(figure, axis, cut, place, j)
+            draw(figure, axis, cut, j)
     left = len(cut.names) - shown
     more = f" (without {left} more components)" if left > 0 else ""
     title = f"Policy over {' and '.join(axis.name for axis in cut.over)}{more}{cut.said}"
@@ -96,8 +92,12 @@ def plot_policy(solution: Any, over: Any, at: Mapping[str, Any] | None, samples:
     return figure
 
 
-def _slice(solution: Any, over: Any, at: dict[str, Any], observed: np.ndarray | None) -> Slice:
-    axes = axes_of(solution.basis.domain)
+def _slice(solution: Any, over: Any, at: dict[str, Any], samples: Any) -> Slice:
+    domain, observed = solution.basis.domain, None
+    if samples is not None:
+        packed = domain.pack(joint_contexts(samples, "plot: samples"), "samples: xi")
+        observed = domain.coordinates(np.asarray(packed, float)).T
+    axes = axes_of(domain)
     names = [axis.name for axis in axes]
     if over is None:
         free = [name for name in names if name not in at]
@@ -115,11 +115,11 @@ def _slice(solution: Any, over: Any, at: dict[str, Any], observed: np.ndarray | 
     held, said = {}, []
     for j, axis in enumerate(axes):
         if axis.name not in wanted:
-            value, why = _held_value(axis, at, None if observed is None else observed[:, j])
-            held[axis.name] = value
-            said.append(f"{axis.name} = {axis.label(value)}{why}")
-    words = f", at {', '.join(said)}" if said else ""
-    return Slice(solution, axes, [axes[names.index(name)] for name in wanted], held, words)
+            held[axis.name], why = _held_value(axis, at, None if observed is None else observed[j])
+            said.append(f"{axis.name} = {axis.label(held[axis.name])}{why}")
+    places = [names.index(name) for name in wanted]
+    dots = [] if observed is None else [observed[j][:DOTS] for j in places]
+    return Slice(solution, axes, [axes[j] for j in places], held, f", at {', '.join(said)}" if said else "", dots)
 
 
 def _held_value(axis: ContextAxis, at: dict[str, Any], observed: np.ndarray | None) -> tuple[float, str]:
@@ -138,49 +138,49 @@ def _held_value(axis: ContextAxis, at: dict[str, Any], observed: np.ndarray | No
     return float(values[np.argmax(counts)]), " (most frequent)"
 
 
-def _like_policy(solution: Any, samples: Any) -> dict[str, np.ndarray] | None:
+def _like_policy(solution: Any, samples: Any) -> list[tuple[str, np.ndarray]] | None:
     """The noise as observations of ``y``, component by component, where it has the shapes of ``y``."""
     eta, W = jax.tree.leaves(getattr(samples, "eta", None)), jax.tree.leaves(solution.W)
     if [np.shape(leaf)[1:] for leaf in eta] != [np.shape(leaf)[1:] for leaf in W] or getattr(samples, "crossed", True):
         return None
-    return dict(zip(component_names(samples.eta, "eta"), as_rows(eta)[:DOTS].T, strict=True))
+    return list(zip(component_names(samples.eta, "eta"), as_rows(eta)[:DOTS].T, strict=True))
 
 
-def _dots(axis: Any, x: np.ndarray, data: dict[str, np.ndarray], j: int) -> None:
+def _dots(axis: Any, x: np.ndarray, data: tuple[str, np.ndarray], colour: str) -> None:
     """The observations of one component."""
-    name, y = list(data.items())[j]
-    axis.plot(x, y, ".", ms=4, color=COLOURS[j], alpha=0.3, mew=0, label=f"samples of {name}", zorder=1)
+    axis.plot(x, data[1], ".", ms=4, color=colour, alpha=0.3, mew=0, label=f"samples of {data[0]}", zorder=1)
 
 
-def _line(axis: Any, grid: np.ndarray, y: np.ndarray, reach: np.ndarray | None, **style: Any) -> None:
-    """A curve with its interval."""
+def _curve(axis: Any, grid: np.ndarray, values: np.ndarray, reach: np.ndarray | None, j: int, **style: Any) -> None:
+    """One component with its interval."""
+    y = values[:, j]
     if reach is not None:
-        axis.fill_between(grid, y - reach, y + reach, color=style["color"], alpha=0.2, lw=0)
+        axis.fill_between(grid, y - reach[:, j], y + reach[:, j], color=style["color"], alpha=0.2, lw=0)
     axis.plot(grid, y, lw=1.6, **style)
 
 
-def _draw_lines(axis: Any, cut: Slice, place: list[np.ndarray], data: dict[str, np.ndarray] | None) -> None:
-    grid = cut.over[0].along(_POINTS)
+def _draw_lines(axis: Any, cut: Slice, data: list[tuple[str, np.ndarray]] | None) -> None:
+    grid = cut.over[0].along()
     values, reach = cut.at(grid)
     for j, (name, colour) in enumerate(zip(cut.names, COLOURS, strict=False)):
         if data is not None:
-            _dots(axis, place[0], data, j)
-        _line(axis, grid, values[:, j], None if reach is None else reach[:, j], color=colour, label=name)
+            _dots(axis, cut.place[0], data[j], colour)
+        _curve(axis, grid, values, reach, j, color=colour, label=name)
     if reach is not None:
         axis.collections[0].set_label("95% interval, given x")
     axis.set(xlim=(grid[0], grid[-1]))
 
 
-def _draw_categories(axis: Any, cut: Slice, place: list[np.ndarray], data: dict[str, np.ndarray] | None) -> None:
+def _draw_categories(axis: Any, cut: Slice, data: list[tuple[str, np.ndarray]] | None) -> None:
     held = cut.over[0].values
     (values, reach), where = cut.at(held), np.arange(len(held))
     count = min(len(cut.names), len(COLOURS))
     for j, (name, colour) in enumerate(zip(cut.names, COLOURS, strict=False)):
         shift = 0.5 * ((j + 0.5) / count - 0.5)
         if data is not None and held.ndim == 1:
-            spots = np.searchsorted(np.sort(held), place[0])
+            spots = np.searchsorted(np.sort(held), cut.place[0])
             spots = np.argsort(held)[np.minimum(spots, len(held) - 1)] + shift + np.linspace(-0.1, 0.1, len(spots))
-            _dots(axis, spots, data, j)
+            _dots(axis, spots, data[j], colour)
         bars = None if reach is None else reach[:, j]
         label = f"{name}, with 95% interval given x" if reach is not None and not j else name
         axis.errorbar(where + shift, values[:, j], bars, fmt="o", ms=3.5, capsize=5, color=colour, label=label)
@@ -188,24 +188,22 @@ def _draw_categories(axis: Any, cut: Slice, place: list[np.ndarray], data: dict[
     axis.set(xlim=(-0.6, len(held) - 0.4))
 
 
-def _name_categories(side: Any, axis: ContextAxis) -> None:
+def _name_categories(side: Any, axis: ContextAxis, most: int = 12) -> None:
     """Names at the ticks; of many, every other one or fewer."""
-    held = axis.values
-    step = -(-len(held) // _MOST_LABELS)
-    labels = [axis.label(value) for value in held[::step]]
+    step = -(-len(axis.values) // most)
+    labels = [axis.label(value) for value in axis.values[::step]]
     turn = {"rotation": 45, "ha": "right"} if side.axis_name == "x" and sum(map(len, labels)) > _LINE else {}
-    side.set_ticks(np.arange(len(held))[::step], labels, **turn)
+    side.set_ticks(np.arange(len(axis.values))[::step], labels, **turn)
 
 
-def _draw_by_category(figure: Any, axis: Any, cut: Slice, place: list[np.ndarray], j: int) -> None:
+def _draw_by_category(figure: Any, axis: Any, cut: Slice, j: int) -> None:
     """Lines along the context that is a number, one for each category of the other."""
     line, category = sorted(cut.over, key=lambda one: one.finite)
-    grid = line.along(_POINTS)
+    grid = line.along()
     for value, colour in zip(category.values, COLOURS, strict=False):
         fixed = np.full(len(grid), value)
         values, reach = cut.at(*((grid, fixed) if cut.over[0] is line else (fixed, grid)))
-        half = None if reach is None else reach[:, j]
-        _line(axis, grid, values[:, j], half, color=colour, label=category.label(value))
+        _curve(axis, grid, values, reach, j, color=colour, label=category.label(value))
     more = len(category.values) - len(COLOURS)
     heading = category.name if more <= 0 else f"{category.name} (without {more} more)"
     axis.set(xlabel=line.name, ylabel=cut.names[j], xlim=(grid[0], grid[-1]))
@@ -213,9 +211,9 @@ def _draw_by_category(figure: Any, axis: Any, cut: Slice, place: list[np.ndarray
     tidy(axis)
 
 
-def _draw_map(figure: Any, axis: Any, cut: Slice, place: list[np.ndarray], j: int) -> None:
+def _draw_map(figure: Any, axis: Any, cut: Slice, j: int) -> None:
     """A map of one component over two contexts, both of them numbers or both categories."""
-    sides = [one.values if one.finite else one.along(_POINTS // 3) for one in cut.over]
+    sides = [one.values if one.finite else one.along(67) for one in cut.over]
     x, y = (table.ravel() for table in np.meshgrid(*sides, indexing="ij"))
     z = cut.at(x, y, interval=False)[0][:, j].reshape(len(sides[0]), len(sides[1])).T
     if cut.over[0].finite:
@@ -224,7 +222,7 @@ def _draw_map(figure: Any, axis: Any, cut: Slice, place: list[np.ndarray], j: in
         _name_categories(axis.yaxis, cut.over[1])
     else:
         drawn = axis.contourf(sides[0], sides[1], z, levels=16, cmap="viridis")
-        if place:
-            axis.plot(*place, ".", ms=2, color="white", alpha=0.4, mew=0)
+        if cut.place:
+            axis.plot(*cut.place, ".", ms=2, color="white", alpha=0.4, mew=0)
     figure.colorbar(drawn, ax=axis, label=cut.names[j])
     axis.set(xlabel=cut.over[0].name, ylabel=cut.over[1].name)

@@ -12,9 +12,8 @@ from jaxtyping import PyTree
 from .. import archive
 from ..basis import basis_to_json, domain_to_json
 from .identity import Objectives, Probe, ProbeRows, features_at, needs_function, some_contexts
-from .uncertainty import to_file
 
-FORMAT = 3
+FIRST_FORMAT, FORMAT = 1, 3  # the first: results as sentences, solver states of another shape, no digest at the end
 
 
 def write_solution(solution: Any, path: str | Path) -> Path:
@@ -27,7 +26,7 @@ def write_solution(solution: Any, path: str | Path) -> Path:
     for group, leaves in (("x", archive.to_plain(x)), ("W", archive.to_plain(W)), ("state", state)):
         arrays.update(archive.numbered(group, leaves))
     arrays.update({f"history/{name}": np.asarray(curve) for name, curve in solution.history.items()})
-    words, numbers = to_file(solution.uncertainty)
+    words, numbers = solution.uncertainty.to_file()
     arrays.update({f"uncertainty/{name}": part for name, part in numbers.items()})
     recipe = basis_to_json(solution.basis.basis)
     if needs_function(recipe):

@@ -13,26 +13,19 @@ from jaxtyping import Array, PyTree
 
 from ..basis import FeatureMap, combine, domain_to_json
 from ..checks import path_given
+from ..inference import Uncertainty, unknown
+from ..iteration import Result, Saved
+from ..lower import Feasibility
 from ..precision import double, kept_digits
 from ..problem import Problem
 from ..programs import arithmetic, put
 from ..study import Form, Smoothing
 from ..trees import shaped_like
-from .contexts import packed_by_name, policy_table
+from .contexts import check_names, policy_table
 from .identity import Objectives, check_constraints
 from .plot_policy import plot_policy
-from .result import Feasibility, Result
 from .saving import write_solution
 from .summary import in_notebook, printed, summarised
-from .uncertainty import Uncertainty, unknown
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Everything a solver needs to go on: the leaves of its state, and their structure in words."""
-
-    leaves: list[np.ndarray]
-    structure: str
 
 
 class Precise(NamedTuple):
@@ -110,7 +103,8 @@ class Solution:
 
         Contexts as in the data: an array, strings, or a dict of columns, among which single values are repeated.
         """
-        xi = packed_by_name(self.basis.domain, xi)
+        check_names(self.basis.domain, xi)
+        xi = self.basis.domain.pack(xi)
         if self.precise is None or isinstance(xi, Tracer):
             return self._as_y(self.x, combine(self.basis(xi), self.W), xi)
         with double():

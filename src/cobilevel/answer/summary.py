@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .uncertainty import TABLE_HEAD
+from ..inference import TABLE_HEAD
 
 
 def _title(solution: Any) -> str:

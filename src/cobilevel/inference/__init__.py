@@ -19,3 +19,4 @@ from .around import (
 )
 from .infer import MOST_NAMED, determined, flat_directions, infer
 from .neighbours import Missed, Products, features_of, what_is_missed
+from .uncertainty import QUANTILE, TABLE_HEAD, Uncertainty, names_of, unknown

@@ -4,12 +4,12 @@ import numpy as np
 from jaxtyping import Bool, Float, PyTree
 from scipy import special
 
-from ..answer import Uncertainty, names_of, unknown
 from ..derivatives import flattened
 from ..reduction import Reduced
 from ..study import Study
 from .around import DOUBT, LEVEL, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
 from .neighbours import Missed, what_is_missed
+from .uncertainty import Uncertainty, names_of, unknown
 
 MOST_NAMED = 6  # coordinates that a sentence lists
 _DETERMINED = float(special.ndtri((1 + LEVEL) / 2))  # standard errors by which the curvature of a direction exceeds 0

@@ -1,9 +1,10 @@
 """The solver protocol, the one loop, and what solvers share: schedules, draws, the scales of default step sizes."""
 
+from ..lower import ROUNDINGS, SOLVED
 from .checkpoint import Checkpoint
-from .job import Job
-from .loop import Interrupted, advance, run, steps_on_host
+from .loop import Ended, Saved, advance, iterate, steps_on_host
+from .result import Result
 from .schedules import Cosine, PolynomialDecay, Schedule, at, check_schedule, is_optax, traced
-from .solver import ROUNDINGS, SOLVED, Clock, Evolving, Solver, State
+from .solver import Clock, Evolving, Solver, State
 from .step_scales import Scales, Start, lanczos, measure
 from .stochastic import Draws, Stochastic, StochasticState, heavy_ball, storm

@@ -21,20 +21,18 @@ from .course import Course
 _WRITE_EVERY = 10.0  # seconds between two writes
 _WRITE_RARELY = 20.0  # and so many times as long as a write takes: what is large is written less often
 
-Part = tuple[dict[str, Any], dict[str, np.ndarray]]
-
 
 class Checkpoint:
-    """The checkpoint of one solve in a folder. `run`: what the solve is, as digests by name."""
+    """The checkpoint of one solve in a folder. `solve`: what the solve is, as digests by name."""
 
-    def __init__(self, folder: str | Path, run: Mapping[str, str]):
+    def __init__(self, folder: str | Path, solve: Mapping[str, str]):
         self.path = Path(folder) / "checkpoint.npz"
-        self._run = dict(run)
-        self._parts: list[Part] = []
-        self._count = 0
+        self._solve = dict(solve)
+        self._parts: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []  # a document and arrays for each run
+        self._number, self._structure = -1, ""  # of the run that goes on
         self._lock: Any = None
         self._writes = jax.process_index() == 0
-        self._written, self._took, self.trouble = -np.inf, 0.0, ""
+        self._written, self._took, self._trouble = -np.inf, 0.0, ""
 
     def __enter__(self) -> "Checkpoint":
         try:
@@ -53,27 +51,24 @@ class Checkpoint:
 
     def _prepare(self) -> None:
         """Makes the folder, and sees to it that this process alone writes to it."""
+        folder = self.path.parent
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = archive.lock(self.path.parent / "lock")
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = archive.lock(folder / "lock")
         except OSError as error:
-            raise OSError(
-                f"checkpoint: {self.path.parent} cannot be written to ({error}). Give another folder."
-            ) from error
+            raise OSError(f"checkpoint: {folder} cannot be written to ({error}). Give another folder.") from error
         if self._lock is None:
             raise ValueError(
-                f"checkpoint: another process is at work on the run in {self.path.parent}. Wait for it, or give "
-                "another folder."
+                f"checkpoint: another process is at work on the run in {folder}. Wait for it, or give another folder."
             )
 
-    def _read(self) -> list[Part]:
+    def _read(self) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
         """The runs that the file holds; raises where they belong to another solve."""
         document, arrays = archive.read(self.path, "checkpoint")
-        before, runs = document.get("run", 0), document.get("runs", 0)
-        known = isinstance(before, dict) and isinstance(runs, list) and all(isinstance(one, dict) for one in runs)
-        if not known:
+        before, runs = document.get("run"), document.get("runs")
+        if not isinstance(before, dict) or not isinstance(runs, list) or not all(isinstance(one, dict) for one in runs):
             raise ValueError(f"{self.path} is no checkpoint that this version reads. Give another folder.")
-        differing = sorted(name for name in {*before, *self._run} if before.get(name) != self._run.get(name))
+        differing = sorted(name for name in {*before, *self._solve} if before.get(name) != self._solve.get(name))
         if differing:
             raise ValueError(
                 f"checkpoint: {self.path.parent} holds another run, which differs in: {', '.join(differing)}. Give "
@@ -90,64 +85,49 @@ class Checkpoint:
                 f"checkpoint: {self.path.parent} is not the same in all processes. Give a folder that they share."
             )
 
-    def next_run(self, structure: str, like: Any) -> tuple["Kept", Course | None]:
-        """Where the next run of the solve is kept, and how far it had come; raises where that is another one."""
-        number, self._count = self._count, self._count + 1
-        kept = Kept(self, number, structure)
-        if number >= len(self._parts):
-            return kept, None
-        document, arrays = self._parts[number]
+    def next_run(self, structure: str, like: Any) -> Course | None:
+        """How far the next run of the solve had come, if it had begun; raises where that was another one."""
+        self._number, self._structure = self._number + 1, structure
+        if self._number >= len(self._parts):
+            return None
+        document, arrays = self._parts[self._number]
         if document.get("structure") != structure:
             raise ValueError(
-                f"checkpoint: run {number + 1} of those in {self.path.parent} was with another basis or solver, or "
-                "other features. Versions of JAX and cobilevel must be the same; else delete the folder to begin anew."
+                f"checkpoint: run {self._number + 1} of those in {self.path.parent} was with another basis or solver, "
+                "or other features. Versions of JAX and cobilevel must be the same; else delete the folder to begin "
+                "anew."
             )
         try:
-            return kept, Course.again(document, arrays, like)
+            return Course.again(document, arrays, like)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ValueError(f"{self.path} does not hold what a checkpoint does: {error!r}. Delete it.") from error
 
-    def put(self, number: int, structure: str, course: Course, at_once: bool) -> None:
-        """Keeps a run; the file is written where that is due, or asked for."""
+    def put(self, course: Course, at_once: bool = False) -> None:
+        """Keeps how far the run has come; the file is written where that is due, or asked for.
+
+        The first failure to write is an error, later ones a warning: the run is worth more.
+        """
         now = time.monotonic()
         if not at_once and now - self._written < max(_WRITE_EVERY, _WRITE_RARELY * self._took):
             return
         numbers, arrays = course.kept()
-        self._parts[number:] = [({**numbers, "structure": structure}, arrays)]
-        if self._writes:
-            self._write()
-        self._written = time.monotonic()
-        self._took = self._written - now
-
-    def _write(self) -> None:
-        """Writes the file; the first failure to do so is an error, later ones a warning: the run is worth more."""
-        document = {"run": self._run, "runs": [numbers for numbers, _ in self._parts]}
+        self._parts[self._number :] = [({**numbers, "structure": self._structure}, arrays)]
+        document = {"run": self._solve, "runs": [numbers for numbers, _ in self._parts]}
         arrays = {f"{k}/{name}": part for k, (_, parts) in enumerate(self._parts) for name, part in parts.items()}
         try:
-            archive.write(self.path, document, arrays)
+            if self._writes:
+                archive.write(self.path, document, arrays)
+            self._trouble = ""
         except OSError as error:
             words = f"checkpoint: {self.path} could not be written ({error})."
             if self._written < 0:
                 raise OSError(f"{words} Make room, or give another folder.") from error
-            if words != self.trouble:
-                warnings.warn(f"{words} The one before it is intact; the run goes on, and tries again.", stacklevel=6)
-            self.trouble = words
-        else:
-            self.trouble = ""
-
-
-class Kept:
-    """Where one run of a solve is kept."""
-
-    def __init__(self, checkpoint: Checkpoint, number: int, structure: str):
-        self._checkpoint, self._number, self._structure = checkpoint, number, structure
-
-    def put(self, course: Course, at_once: bool = False) -> None:
-        """Keeps how far the run has come, where that is due or asked for."""
-        self._checkpoint.put(self._number, self._structure, course, at_once)
+            if words != self._trouble:
+                warnings.warn(f"{words} The one before it is intact; the run goes on, and tries again.", stacklevel=5)
+            self._trouble = words
+        self._written = time.monotonic()
+        self._took = self._written - now
 
     def words(self) -> str:
         """How to go on, after an interruption."""
-        if self._checkpoint.trouble:
-            return self._checkpoint.trouble
-        return f"The same call with checkpoint={str(self._checkpoint.path.parent)!r} goes on from there."
+        return self._trouble or f"The same call with checkpoint={str(self.path.parent)!r} goes on from there."

@@ -8,7 +8,7 @@ import equinox as eqx
 import numpy as np
 
 from .. import archive
-from ..answer import Result
+from .result import Result
 
 _SOUND = 10.0  # times the least of the gradients so far: while they are no larger, a run has not begun to diverge
 MOST_ENTRIES = 100_000  # of a curve; of longer runs every second step is kept, then every fourth, and so on
@@ -121,22 +121,19 @@ class Course:
 
     def kept(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What a checkpoint holds of it: a document, and arrays."""
-        states = {"state": self.state} if self.good is None else {"state": self.state, "good": self.good}
-        arrays = {f"{name}/{k}": a for name, one in states.items() for k, a in enumerate(archive.to_plain(one))}
-        arrays.update({f"history/{name}": curve for name, curve in self.history.curves().items()})
+        arrays = archive.numbered("state", archive.to_plain(self.state))
+        arrays |= archive.numbered("good", archive.to_plain(self.good))
+        arrays |= {f"history/{name}": curve for name, curve in self.history.curves().items()}
         numbers = {"seconds": self.seconds, "least": self.least, "peak": self.peak, "retreats": self.retreats}
         return numbers, arrays
 
     @staticmethod
     def again(document: Mapping[str, Any], arrays: Mapping[str, np.ndarray], like: Any) -> "Course":
         """The inverse of ``kept``; `like` has the structure of the state."""
-
-        def state(name: str) -> Any:
-            count = sum(key.startswith(f"{name}/") for key in arrays)
-            return archive.from_plain([arrays[f"{name}/{k}"] for k in range(count)], like)
-
-        curves = {key.removeprefix("history/"): part for key, part in arrays.items() if key.startswith("history/")}
-        now, numbers = state("state"), [float(document[name]) for name in ("seconds", "least", "peak")]
+        state = lambda name: archive.from_plain(archive.in_order(arrays, name), like)
+        now, good = state("state"), state("good") if "good/0" in arrays else None
+        seconds, least, peak = (float(document[name]) for name in ("seconds", "least", "peak"))
         retreats = [(int(failed), int(back)) for failed, back in document["retreats"]]
-        good = state("good") if "good/0" in arrays else None
-        return Course(now, History(curves, int(now.step)), numbers[0], good, *numbers[1:], retreats)
+        return Course(
+            now, History(archive.group(arrays, "history/"), int(now.step)), seconds, good, least, peak, retreats
+        )

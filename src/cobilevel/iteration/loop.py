@@ -1,11 +1,12 @@
-"""The one loop that runs every solver, and how Ctrl-C ends it: between two steps, with what it has so far."""
+"""The one loop that runs every solver: from its beginning or a saved state to its end, or to a signal."""
 
+import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -14,33 +15,45 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
-from jaxtyping import Array, UInt32
+from jaxtyping import Array, PyTree, UInt32
 
 from .. import archive, trees
-from ..answer import Result, Saved, Solution
-from ..cluster import everywhere, in_step
+from ..basis import basis_to_json
+from ..cluster import digest_of, everywhere, in_step
 from ..derivatives import Ledger, added
-from ..programs import at_home, program_of_steps, put
+from ..functions import digest
+from ..programs import at_home, is_spread, program, program_of_steps, put, rows_at
 from ..progress import ProgressBar
-from ..reduction import Bilevel, Reduced
-from .checkpoint import Checkpoint, Kept
-from .course import Course
-from .resume import begin, identity, with_result
+from ..reduction import Bilevel, Reduced, Table
+from .checkpoint import Checkpoint
+from .course import Course, History
+from .result import Result
 from .solver import Solver, State
 
 _LONG = 1.0  # seconds that steps may take before they are looked at
 CHUNKS = 10  # in one call of a compiled program, at most: the call takes as long as some fifty small steps
 
 
-class Interrupted(KeyboardInterrupt):
-    """A solve that was stopped by a signal; `solution` is what it had so far, with which ``resume=`` goes on.
+@dataclass(frozen=True)
+class Saved:
+    """Everything a solver needs to go on: the leaves of its state, and their structure in words."""
 
-    `signal` is the number of the signal.
-    """
+    leaves: list[np.ndarray]
+    structure: str
 
-    def __init__(self, words: str, solution: Solution, number: int = signal.SIGINT):
-        super().__init__(words)
-        self.solution, self.signal = solution, number
+
+@dataclass(frozen=True)
+class Ended:
+    """What a run has come to: the decision, coefficients of the basis, how it ended, and what it goes on from."""
+
+    x: PyTree[Array]
+    W: PyTree[Array]
+    result: Result
+    detail: str
+    history: Mapping[str, np.ndarray]
+    stats: Mapping[str, Any]
+    choices: Mapping[str, str]
+    state: Saved | None
 
 
 @contextmanager
@@ -171,46 +184,28 @@ def _steps(solver: Solver, bare: Any, state: Any, most: int) -> tuple[Any, dict[
     return state, {name: np.asarray(curve)[real] for name, curve in records.items()}
 
 
-def _statistics(reduced: Reduced, state: Any) -> dict[str, Any]:
-    """What a run took, time apart: steps, oracle calls, samples and memory."""
-    held = sum(leaf.size for leaf in jax.tree.leaves((reduced.x0, reduced.W0)))
-    totals = state.ledger.totals()
-    rank = {} if reduced.rank is None else {"rank": reduced.rank}
-    return {
-        "steps": int(state.step),
-        "oracles": totals,
-        "samples": sum(kind["samples"] for kind in totals.values()),
-        "rows": {"upper": reduced.upper_source.rows, "lower": reduced.lower_source.rows},
-        "functions": reduced.basis.size,
-        "numbers_held": held,
-        "bytes": held * reduced.dtype.itemsize,
-        "state_bytes": sum(leaf.nbytes for leaf in archive.to_plain(state)),
-        **rank,
-    }
-
-
-def run(
+def iterate(
     solver: Solver,
     reduced: Reduced,
     key: Array,
     steps: int,
     progress: bool | None = None,
-    resume: Solution | None = None,
+    resume: tuple[Saved, Mapping[str, np.ndarray]] | None = None,
     checkpoint: Checkpoint | None = None,
     retreats: int = 0,
     resumable: bool = True,
-) -> Solution:
-    """Runs a solver to its end, or a saved run on to it, and lifts what it found.
+) -> tuple[Ended, int | None]:
+    """Runs a solver to its end; what it came to, and the number of the signal that ended it before, if one did.
 
-    `checkpoint`: where it is kept as it goes, and what it goes on from. `retreats`: how many times it may go back where
-    it diverges. `resumable`: whether the state is kept to go on from, which takes a look at all the data.
-    Raises ``Interrupted`` where a signal ends it.
+    `resume`: a saved state to go on from, and the history that led to it. `checkpoint`: where the run is kept as it
+    goes, and what it goes on from. `retreats`: how many times it may go back where it diverges. `resumable`: whether
+    the state is kept to go on from, which takes a look at all the data.
     """
     clock = time.perf_counter()
     prepared = solver.prepare(reduced)
     bare = prepared.ordinary()  # programs for problems of one shape are shared, whatever their basis
     bare = solver.ready(bare) if solver.on_host else bare
-    kept, course = begin(solver, prepared, bare, key, steps, resume, checkpoint)
+    course = _begun(solver, prepared, bare if solver.on_host else prepared, key, steps, resume, checkpoint)
     if retreats and course.good is None:
         course.good = course.state
     if not solver.on_host:
@@ -220,29 +215,55 @@ def run(
             idle = everywhere(eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0))), bare)
             _steps(solver, bare, idle, 1)
     compiled = time.perf_counter() - clock
-    with ProgressBar(steps, type(solver).__name__, progress) as bar, _signals_noted(ends=kept is not None) as noted:
-        _steps_to_end(solver, bare, course, kept, retreats, bar, noted)
+    with ProgressBar(steps, type(solver).__name__, progress) as bar, _signals_noted(checkpoint is not None) as noted:
+        _steps_to_end(solver, bare, course, checkpoint, retreats, bar, noted)
     if course.result is Result.RUNNING and not course.going:  # a run with no steps left
-        course.state = with_result(solver, bare, course.state)
-    solution = _lifted(solver, prepared, reduced, course, compiled, resumable)
-    if not noted:
-        return solution
-    if course.going:
-        solution = replace(solution, result=Result.INTERRUPTED, detail=f"(At step {course.step} of {steps}.)")
-    go_on = "solve(..., resume=error.solution) goes on from there." if kept is None else kept.words()
-    raise Interrupted(f"Interrupted at step {course.step} of {steps}. {go_on}", solution, noted[-1])
+        course.state = (_judged if solver.on_host else _judged_in_program)(solver, bare, course.state)
+    result, detail = course.result, ""
+    if result is Result.DIVERGED:
+        detail = f"It happened at step {course.step + 1}."
+    elif noted and course.going:
+        result, detail = Result.INTERRUPTED, f"(At step {course.step} of {steps}.)"
+    state = at_home(course.state)
+    x, W, choices = solver.finish(state)
+    stats = _statistics(reduced, course, state) | {"compile_seconds": compiled}
+    ended = Ended(
+        x=put(x),
+        W=prepared.restore(put(W)),
+        result=result,
+        detail=detail,
+        history=course.history.curves(),
+        stats=stats,
+        choices=choices | course.words(),
+        state=Saved(archive.to_plain(state), _identity(solver, prepared, state)) if resumable else None,
+    )
+    return ended, noted[-1] if noted else None
+
+
+def _judged(solver: Solver, reduced: Any, state: Any) -> Any:
+    """The state with the result as the solver sees it, outside of a step."""
+    return eqx.tree_at(lambda s: s.clock.result, state, solver.terminate(reduced, state))
+
+
+_judged_in_program = program(_judged)
 
 
 def _steps_to_end(
-    solver: Solver, bare: Any, course: Course, kept: Kept | None, retreats: int, bar: ProgressBar, noted: list[int]
+    solver: Solver,
+    bare: Any,
+    course: Course,
+    checkpoint: Checkpoint | None,
+    retreats: int,
+    bar: ProgressBar,
+    noted: list[int],
 ) -> None:
     """Steps to the end of the run, or to an interruption.
 
     So many at once that a look at them, to stop or to keep them, is never far away; every multiple of `span` is seen.
     """
     span, at_once, moved = solver.chunk * (1 if retreats else CHUNKS), 1, False
-    if kept is not None and course.going:
-        kept.put(course, at_once=True)
+    if checkpoint is not None and course.going:
+        checkpoint.put(course, at_once=True)
     while course.going:
         began = time.perf_counter()
         most, stop = in_step(bare, min(at_once, span - course.step % span), noted[-1] if noted else None)
@@ -260,27 +281,88 @@ def _steps_to_end(
         elif took < _LONG / 4:
             at_once = min(span, 2 * at_once)
         bar.update(course.step, " ".join(f"{k} {v[-1]:.3g}" for k, v in records.items() if len(v)))
-        if kept is not None and course.going and not noted:
-            kept.put(course)
-    if kept is not None and moved:
-        kept.put(course, at_once=True)
+        if checkpoint is not None and course.going and not noted:
+            checkpoint.put(course)
+    if checkpoint is not None and moved:
+        checkpoint.put(course, at_once=True)
 
 
-def _lifted(
-    solver: Solver, prepared: Reduced, reduced: Reduced, course: Course, compiled: float, resumable: bool
-) -> Solution:
-    """The solution that a run has come to."""
-    state = at_home(course.state)
-    x, W, choices = solver.finish(state)
-    times = {"seconds": course.seconds, "compile_seconds": compiled}
-    more = {"retreats": len(course.retreats)} if course.retreats else {}
-    return prepared.lift(
-        x,
-        W,
-        result=course.result,
-        detail=f"It happened at step {course.step + 1}." if course.result is Result.DIVERGED else "",
-        history=course.history.curves(),
-        stats=_statistics(reduced, state) | times | more,
-        choices=choices | course.words(),
-        state=Saved(archive.to_plain(state), identity(solver, prepared, state)) if resumable else None,
-    )
+def _statistics(reduced: Reduced, course: Course, state: Any) -> dict[str, Any]:
+    """What a run took: steps, oracle calls, samples, memory and seconds."""
+    held = sum(leaf.size for leaf in jax.tree.leaves((reduced.x0, reduced.W0)))
+    totals = state.ledger.totals()
+    stats = {
+        "steps": course.step,
+        "oracles": totals,
+        "samples": sum(kind["samples"] for kind in totals.values()),
+        "rows": {"upper": reduced.upper_source.rows, "lower": reduced.lower_source.rows},
+        "functions": reduced.basis.size,
+        "numbers_held": held,
+        "bytes": held * reduced.dtype.itemsize,
+        "state_bytes": sum(leaf.nbytes for leaf in archive.to_plain(state)),
+        "seconds": course.seconds,
+    }
+    more = {"rank": reduced.rank, "retreats": len(course.retreats) or None}
+    return stats | {name: number for name, number in more.items() if number is not None}
+
+
+# how a run begins, or goes on
+
+
+def _begun(
+    solver: Solver,
+    prepared: Reduced,
+    problem: Any,
+    key: Array,
+    steps: int,
+    resume: tuple[Saved, Mapping[str, np.ndarray]] | None,
+    checkpoint: Checkpoint | None,
+) -> Course:
+    """Where a run stands: at its beginning, or where an earlier one has left off."""
+    if checkpoint is not None or resume is not None:
+        like = solver.like(problem, key, steps)
+        own = _identity(solver, prepared, like)
+        course = None if checkpoint is None else checkpoint.next_run(own, like)
+        if course is not None and int(course.state.limit) != steps:
+            course.state = _with_limit(course.state, steps)
+        if course is not None:
+            return course
+    if resume is None:
+        return Course(solver.init(problem, key, steps if solver.on_host else put(np.int32(steps))))
+    saved, curves = resume
+    if own != saved.structure:
+        raise ValueError(
+            "resume: the saved state belongs to another solver or other settings of it, another basis, data, bounds or "
+            "precision. Pass the same ones as for the run that is to go on."
+        )
+    state = _with_limit(archive.from_plain(saved.leaves, like), steps)
+    return Course(state, History(curves, int(state.step)))
+
+
+def _identity(solver: Solver, reduced: Reduced, state: Any, rows: int = 64) -> str:
+    """What a solver's state belongs to: its own structure, the solver, the basis, and the arrays it works on."""
+
+    def data(source: Any) -> Any:
+        """A level's data with the features of a few rows: basis and contexts determine the others."""
+        if not isinstance(source, Table) or is_spread(source.table.weight):
+            return source
+        some = jax.tree.map(lambda a: rows_at(a, slice(rows)), source.table.features)
+        return replace(source.table, features=some)
+
+    levels = [data(source) for source in (reduced.upper_source, reduced.lower_source)]
+    arrays = eqx.filter((levels, reduced.problem.x_bounds, reduced.coordinates), eqx.is_array)
+    held = [digest_of(leaf) for leaf in jax.tree.leaves(arrays)]
+    bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
+    settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
+    recipe = json.dumps(basis_to_json(reduced.basis.basis), sort_keys=True)
+    return f"{archive.fingerprint(state)} {settings} {recipe} {digest(held)}"
+
+
+def _with_limit(state: Any, steps: int) -> Any:
+    """The state with another limit, running again where it ended for want of steps."""
+    if not 0 <= int(state.result) < len(Result):
+        raise ValueError("resume: the saved state is damaged: it ended in no way that is known.")
+    reached = Result.of(int(state.result))
+    result = Result.RUNNING if reached.resumable else reached
+    numbers = put((np.int32(steps), np.int32(result.code)))
+    return eqx.tree_at(lambda s: (s.clock.limit, s.clock.result), state, numbers)

@@ -55,11 +55,16 @@ def check_schedule(name: str, value: Schedule, most: float = np.inf) -> None:
         if shape:
             raise TypeError(f"{name}: a schedule must give one number for a step, got an array of shape {shape}.")
         return
-    if not isinstance(value, np.ndarray):
-        return
-    if value.shape or not 0 < value <= most or not np.isfinite(value):
-        wanted = f"between 0 and {most:g}" if np.isfinite(most) else "positive and finite"
-        raise ValueError(f"{name} must be one number, {wanted}, or a schedule; got {value}.")
+    _check_number(name, value, most, also=", or a schedule;")
+
+
+def _check_number(name: str, value: Any, most: float = np.inf, positive: bool = True, also: str = ",") -> None:
+    """Raises where something is no finite number, or not between 0 and `most` where it must be `positive`."""
+    if value is not None and not isinstance(value, np.ndarray):
+        return  # traced, or mapped over
+    if value is None or value.shape or not np.isfinite(value) or (positive and not 0 < value <= most):
+        wanted = f"between 0 and {most:g}" if np.isfinite(most) else "positive and finite" if positive else "finite"
+        raise ValueError(f"{name} must be one number, {wanted}{also} got {value}.")
 
 
 class PolynomialDecay(eqx.Module):
@@ -70,7 +75,8 @@ class PolynomialDecay(eqx.Module):
     offset: Any = eqx.field(converter=traced, default=1.0)
 
     def __check_init__(self):
-        _check_numbers(self, positive=("value", "offset"), others=("power",))
+        for name in ("value", "offset", "power"):
+            _check_number(f"PolynomialDecay: {name}", getattr(self, name), positive=name != "power")
 
     def __call__(self, step: Any) -> Any:
         value, power, offset, step = _widest(self.value, self.power, self.offset, step)
@@ -85,24 +91,14 @@ class Cosine(eqx.Module):
     last: Any = eqx.field(converter=traced, default=0.0)
 
     def __check_init__(self):
-        _check_numbers(self, positive=("value", "steps"), others=("last",))
+        for name in ("value", "steps", "last"):
+            _check_number(f"Cosine: {name}", getattr(self, name), positive=name != "last")
 
     def __call__(self, step: Any) -> Any:
         value, steps, last, step = _widest(self.value, self.steps, self.last, step)
         xp = arithmetic(step, steps)
         share = xp.clip(step / steps, 0, 1)
         return last + (value - last) * (1 + xp.cos(np.pi * share)) / 2
-
-
-def _check_numbers(schedule: Any, positive: tuple[str, ...], others: tuple[str, ...]) -> None:
-    """Raises where a number of a schedule is not one, or not positive where it must be."""
-    for name in (*positive, *others):
-        value = getattr(schedule, name)
-        if value is not None and not isinstance(value, np.ndarray):
-            continue  # traced, or mapped over
-        if value is None or value.shape or not np.isfinite(value) or (name in positive and not value > 0):
-            wanted = "positive and finite" if name in positive else "finite"
-            raise ValueError(f"{type(schedule).__name__}: {name} must be one number, {wanted}, got {value}.")
 
 
 def _widest(*numbers: Any) -> tuple[Float[Held, ""], ...]:

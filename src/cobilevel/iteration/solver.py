@@ -9,13 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from ..answer import Result
 from ..derivatives import Ledger
 from ..programs import Held, arithmetic
 from ..reduction import Bilevel, Reduced
-
-SOLVED = 0.75  # exponent of the precision: a residual this small, relative to the first, is as small as need be
-ROUNDINGS = 32  # the noise of an objective, a gradient or a step, in units of its precision: they are long sums
+from .result import Result
 
 
 @jax.tree_util.register_dataclass

@@ -15,25 +15,23 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from .. import trees
-from ..answer import Result
 from ..checks import whole
 from ..derivatives import Ledger
 from ..keys import below, derived, hashed
+from ..lower import ROUNDINGS
 from ..programs import arithmetic, program, put
 from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, batch_rows
+from .result import Result
 from .schedules import Schedule, at, check_schedule, is_optax, traced
-from .solver import ROUNDINGS, Clock, Solver, State
+from .solver import Clock, Solver, State
 from .step_scales import Scales, Start, measure
 
 _STEP_SIZES = ("inner", "outer", "linear")  # the schedules that are lengths of steps, and not weights or accuracies
 _FAR = 1e8  # times the size of the start: iterates this large are lost, although they are finite still
 _SPAN = 100  # steps over which a run is judged: long enough for noise to average out, short against any run
-_KEEP = 1 - 1 / _SPAN  # of a moving average over about so many steps
 _BOUNCING = 1 / 2  # the share of their power that successive hypergradients cancel where steps are too long
-_DEVIATIONS = 2  # of the mean from zero, in standard errors, that chance explains
 # what a key is folded with, so that the draws of one step for different purposes are independent
 _LARGE, _INDEPENDENT, _CHOICE = range(1, 4)
-_LARGE_BATCHES = 16  # of a stream a large batch is so many small ones: enough to cut the noise by four
 
 
 def storm(estimate: PyTree, here: PyTree, before: PyTree, weight: Float[Array, ""] | float) -> PyTree:
@@ -118,13 +116,16 @@ class Draws:
         """A random number from 0 to ``count - 1``."""
         return below(hashed(self.key(), _CHOICE), count).astype(jnp.int32)
 
-    def large(self, size: int | None) -> tuple[Batch, Batch]:
-        """Of each level all there is, or `size` fresh rows where that is asked for, or there is no end of them."""
+    def large(self, size: int | None, batches: int = 16) -> tuple[Batch, Batch]:
+        """Of each level all there is, or `size` fresh rows where that is asked for.
+
+        Where there is no end of them, as many as in so many `batches`: sixteen cut the noise by four.
+        """
 
         def part(source: Source, key: Array) -> Batch:
             if source.rows is not None and (size is None or size >= source.rows):
                 return source.pool()
-            return source.draw(key, _LARGE_BATCHES * self._batch if size is None else size)
+            return source.draw(key, batches * self._batch if size is None else size)
 
         for_upper, for_lower = jax.random.split(derived(self.key(), _LARGE))
         return part(self._sources["upper"], for_upper), part(self._sources["lower"], for_lower)
@@ -157,7 +158,7 @@ class Trend(eqx.Module):
         """With one more direction; where `first` is not `known`, it is the largest size of the first steps."""
         dtype, size = self.power.dtype, trees.norm(direction)
         share = step.astype(dtype) / (step + 1).astype(dtype)  # a plain mean at first
-        keep = jnp.minimum(jnp.asarray(_KEEP, dtype), share)
+        keep = jnp.minimum(jnp.asarray(1 - 1 / _SPAN, dtype), share)
         blend = lambda old, new: keep * old + (1 - keep) * new
         return Trend(
             mean=jax.tree.map(blend, self.mean, direction),
@@ -172,10 +173,10 @@ class Trend(eqx.Module):
 
     def spent(self) -> Int[Array, ""]:
         """The code of the result where all steps are used up: bouncing, where successive directions mostly undo each
-        other; noise, where the mean is no larger than chance would have it."""
+        other; noise, where the mean is within two standard errors of zero."""
         drift = trees.norm(self.mean) ** 2
-        chance = (1 - _KEEP) / (1 + _KEEP) * (self.power - drift)  # the variance of a moving average of noise
-        plain = jnp.where(drift <= _DEVIATIONS**2 * chance, Result.NOISE.code, Result.BUDGET.code)
+        chance = (self.power - drift) / (2 * _SPAN - 1)  # the variance of a moving average of noise
+        plain = jnp.where(drift <= 4 * chance, Result.NOISE.code, Result.BUDGET.code)
         return jnp.where(self.echo < -_BOUNCING * self.power, Result.BOUNCING.code, plain)
 
 

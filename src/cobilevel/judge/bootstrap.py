@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from ..answer import Result, Solution, Uncertainty, as_solved
+from ..answer import Solution, as_solved
 from ..checks import entered, whole
 from ..derivatives import Affine, Expansions, flattened, shaped_like
-from ..inference import determined, infer
-from ..iteration import steps_on_host
+from ..inference import Uncertainty, determined, infer
+from ..iteration import Result, steps_on_host
 from ..keys import as_key, generator
 from ..problem import Data, Problem
 from ..programs import put

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..answer import COLOURS, Feasibility, html_block, shown_figure, tidy
+from ..answer import COLOURS, html_block, shown_figure, tidy
 from ..checks import positive
 from ..derivatives import flattened
 from ..inference import MOST_NAMED
+from ..lower import Feasibility
 from .intervals import ROUNDED, Estimate
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from scipy import special
 
 from .. import trees
-from ..answer import Solution, as_solved, names_of
+from ..answer import Solution, as_solved
 from ..basis import Basis, Orthonormal, richer_basis
 from ..checks import entered, whole
 from ..derivatives import RowDerivatives, flattened, shaped_like
@@ -20,6 +20,7 @@ from ..inference import (
     Missed,
     flat_directions,
     look_around,
+    names_of,
     slope_accuracy,
     too_large,
     what_is_missed,

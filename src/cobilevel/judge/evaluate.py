@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Float
 
 from .. import trees
-from ..answer import Feasibility, Solution, as_solved, check_solution
+from ..answer import Solution, as_solved, check_solution
 from ..checks import entered, whole
 from ..derivatives import Expansions, RowBlocks, RowDerivatives, Sizes, flattened
 from ..inference import MOST_NUMBERS
 from ..keys import as_key
-from ..lower import exact_lower, feasibility_of, trouble_with
+from ..lower import Feasibility, exact_lower, feasibility_of, trouble_with
 from ..precision import double
 from ..problem import Data, Problem, decision_like
 from ..programs import put

@@ -1,8 +1,8 @@
 """The lower level, exactly: minimised over coefficients or context by context, with the hypergradient there."""
 
 from ..derivatives import DENSE_LIMIT
-from .constraints import feasibility_of, with_barrier
-from .damped_newton import Dense, MatrixFree, minimise, newton_steps
+from .constraints import Feasibility, feasibility_of, with_barrier
+from .damped_newton import ROUNDINGS, SOLVED, Dense, MatrixFree, minimise, newton_steps
 from .per_context import (
     MISSING,
     Law,

@@ -1,5 +1,6 @@
 """Inequalities on ``y``: a barrier that fits the policy, and how far a policy meets them, or could."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -7,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree, Shaped
 
-from ..answer import Feasibility, Solution, Violation
 from ..basis import combine
 from ..derivatives import RowBlocks, RowDerivatives
 from ..keys import as_key, generator
@@ -25,6 +25,74 @@ _FRESH = 1000  # contexts between the observed ones
 _MEASURED_ROWS = 20_000  # samples at which violations are measured, at most
 _CONTRADICTION = 1e-6  # of the size of b: what no y can meet
 _FULL_CHECK = 200  # contexts at which it is asked whether the constraints can be met at all
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One inequality: its violation at the samples and at fresh contexts, and where it is active.
+
+    Violations are in the constraint's own units: how far below zero its slack lies, 0 where it is met. `active`: the
+    share of samples at which it is; `where`: between which contexts, of scalar contexts.
+    """
+
+    name: str
+    largest: float
+    mean: float
+    largest_fresh: float
+    mean_fresh: float
+    active: float
+    where: tuple[float, float] | None = None
+    worst: Any = None
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """How far the policy meets the inequalities; equalities are met by construction.
+
+    - `largest`, `mean`: violations at the samples, over all inequalities, in units of ``y``; `largest_fresh`,
+      `mean_fresh`: at fresh contexts between them.
+    - `price`: by how much the lower objective of an exact policy lies above the constrained minimum at most, on account
+      of smoothing. `equalities`: how many equalities were eliminated.
+    """
+
+    equalities: int
+    largest: float
+    mean: float
+    largest_fresh: float
+    mean_fresh: float
+    price: float
+    rows: tuple[Violation, ...] = ()
+
+    @property
+    def active(self) -> tuple[Violation, ...]:
+        """The inequalities active at 1% of the samples or more, to the nearest percent, most often first."""
+        return tuple(sorted((row for row in self.rows if round(row.active, 2) > 0), key=lambda row: -row.active))
+
+    def words(self, listed: int = 5) -> list[str]:
+        """Sentences for printing, with so many of the active inequalities named."""
+        said = []
+        if self.equalities:
+            said.append(f"equalities: {self.equalities}, eliminated: the policy meets them everywhere, to rounding.")
+        if not self.rows:
+            return said
+        size = lambda largest, mean: f"violated by {largest:.2g} at most (mean {mean:.2g})" if largest > 0 else "met"
+        said.append(
+            f"constraints: {size(self.largest, self.mean)} at the samples, {size(self.largest_fresh, self.mean_fresh)} "
+            f"at fresh contexts, in units of y; smoothing them costs the lower objective {self.price:.2g} at most."
+        )
+        ends = lambda row: "" if row.where is None else f" (xi from {row.where[0]:.3g} to {row.where[1]:.3g})"
+        active = [f"{row.name} at {row.active:.0%} of samples{ends(row)}" for row in self.active]
+        if active:
+            more = f", and {len(active) - listed} more" if len(active) > listed else ""
+            said.append(f"active: {'; '.join(active[:listed])}{more}.")
+        return said
+
+    @staticmethod
+    def from_json(entry: dict[str, Any]) -> "Feasibility":
+        """The inverse of ``dataclasses.asdict``, from a file."""
+        ends = lambda row: None if row["where"] is None else tuple(row["where"])
+        rows = tuple(Violation(**{**row, "where": ends(row)}) for row in entry["rows"])
+        return Feasibility(**{**entry, "rows": rows})
 
 
 def with_barrier(study: Study) -> Study:
@@ -91,8 +159,9 @@ def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]
     return domain.place((share * one + (1 - share) * other).astype(u.dtype))
 
 
-def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None, str]:
-    """How far the constraints are met; and, in words, where they cannot be, empty where they can."""
+def feasibility_of(study: Study, solution: Any) -> tuple[Feasibility | None, str]:
+    """How far a policy, `solution` with its ``x``, ``W`` and ``basis``, meets the constraints; and, in words, where no
+    policy can, empty where one can."""
     constrained = study.constrained
     if constrained is None:
         return None, ""
@@ -131,7 +200,7 @@ def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None
     return record, _impossible_at(study, constrained, solution, seen, scaled[0]) if suspect else ""
 
 
-def _equalities_missed(study: Study, constrained: Constrained, solution: Solution) -> str:
+def _equalities_missed(study: Study, constrained: Constrained, solution: Any) -> str:
     """Where equalities contradict each other at the decision found, in words; at ``x0`` they do not."""
     form: Any = constrained.form
     if form.right is None or form.matrix is None or not study.lower.count:
@@ -145,9 +214,7 @@ def _equalities_missed(study: Study, constrained: Constrained, solution: Solutio
     return f"(At xi = {np.asarray(xi)[int(np.argmax(bad))]} the equalities contradict each other, for this x.)"
 
 
-def _impossible_at(
-    study: Study, constrained: Constrained, solution: Solution, xi: np.ndarray, short: np.ndarray
-) -> str:
+def _impossible_at(study: Study, constrained: Constrained, solution: Any, xi: np.ndarray, short: np.ndarray) -> str:
     """Where no ``y`` meets the constraints, in words: of the contexts at which they are violated most."""
     smoothing: Any = constrained.smoothing
     worst = np.argsort(-short.max(axis=1))[:_FULL_CHECK]

@@ -18,8 +18,8 @@ _FIRST_DAMPING = 1e-3  # relative to the curvature of each coordinate
 _LENGTHS = 40  # evaluations along one direction: enough for any scale, since shortening and stretching accelerate
 _LEVEL = 0.5  # of the slope along a direction, left where a step ends: a Newton step leaves none of a quadratic
 _ARMIJO = 1e-4  # of the decrease that the slope promised, the customary constant
-_NOISE_OF_SUMS = 32  # the noise of values and gradients, in units of their own precision: they are long sums
-_CLOSE = 0.75  # exponent of the precision: the next step, relative to the point; Newton's steps square it
+ROUNDINGS = 32  # the noise of values, gradients and steps, in units of their own precision: they are long sums
+SOLVED = 0.75  # exponent of the precision: a residual or a step this small will do, since Newton's steps square it
 _SLACK = 1e3  # times its noise, where the gradient falls no further
 
 
@@ -176,7 +176,7 @@ class Iterates:
     @property
     def rounding(self) -> Float[np.ndarray, " k"]:
         """The noise of the values."""
-        return _NOISE_OF_SUMS * self.eps * np.abs(self.value)
+        return ROUNDINGS * self.eps * np.abs(self.value)
 
     @cached_property
     def size(self) -> Float[np.ndarray, " k"]:
@@ -186,9 +186,9 @@ class Iterates:
     def small(self, target: Any, close: float, slack: float = 1.0) -> Bool[np.ndarray, " k"]:
         """Below the target and close by (the target says little where the start was far away); or mere rounding."""
         length = np.sqrt(np.sum(self.metric * self.point**2, axis=1))
-        floor = _NOISE_OF_SUMS * self.eps * np.maximum(length, np.sqrt(np.abs(self.value)))
+        floor = ROUNDINGS * self.eps * np.maximum(length, np.sqrt(np.abs(self.value)))
         below = np.linalg.norm(self.gradient, axis=1) <= slack * target
-        near = below & (self.size <= slack * max(close, self.eps**_CLOSE) * length) | (self.size <= slack * floor)
+        near = below & (self.size <= slack * max(close, self.eps**SOLVED) * length) | (self.size <= slack * floor)
         return near & np.isfinite(self.size)
 
     def where(self, yes: Bool[np.ndarray, " k"], other: "Iterates") -> "Iterates":
@@ -316,7 +316,7 @@ def newton_steps(
         size = jnp.linalg.norm(gradient)
         effort = jnp.clip(target / size, 1e-2 * jnp.finfo(z.dtype).eps ** 0.5, 1e-1)
         p, spent, _ = conjugate_gradient(lambda v: product(z, v), -gradient, effort, MatrixFree.steps)
-        steep, noise = gradient @ p, _NOISE_OF_SUMS * jnp.finfo(z.dtype).eps * jnp.abs(value)
+        steep, noise = gradient @ p, ROUNDINGS * jnp.finfo(z.dtype).eps * jnp.abs(value)
 
         def falls(trial):
             length, there, slope_there, _ = trial

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..answer import Result
+from ..iteration import Result
 from ..solvers import StocBiO
 from ..sweep import Bundle, How, Pool, Run, Runs, Task, Trials, solve_all
 from .methods import EXTENDED, HELD_OUT, REPORTED, Budget, Grid, Method, SearchRung, Setting, at_an_end, beyond, race

@@ -8,7 +8,7 @@ evaluated row by row rather than by sorting.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -23,7 +23,6 @@ from ..cluster import RowLayout
 from ..keys import below, derived, hashed, mix
 from ..problem import Product, Samples, Stream, no_pool
 
-_ROUNDS = 16  # of swapping: each parts two rows that kept together so far with odds of one half
 _FETCHED_AHEAD = 2**16  # rows of several batches that are fetched from other devices at once
 
 
@@ -46,17 +45,18 @@ def permute(key: Array, position: Int[Array, " b"], rows: int) -> Int[Array, " b
     """Where a pseudo-random permutation of ``range(rows)`` sends each position.
 
     For a power of two a Feistel network: in turn, each half of the bits is changed by a hash of the other half. Else
-    "swap or not": in each round every position has a partner, the two add up to a random number, and a bit that is the
-    same for both says whether they change places. Neither needs a loop, nor a look at other positions.
+    "swap or not": in each of sixteen rounds every position has a partner, the two add up to a random number, and a bit
+    that is the same for both says whether they change places: two rows that kept together so far are parted with odds
+    of one half. Neither needs a loop, nor a look at other positions.
     """
     first, second = hashed(key, 0), hashed(key, 1)
-    salts = [np.uint32(k * 0x9E3779B9 % 2**32) for k in range(_ROUNDS)]  # of the golden ratio: far apart
+    salts = [np.uint32(k * 0x9E3779B9 % 2**32) for k in range(16)]  # of the golden ratio: far apart
     value = position.astype(jnp.uint32)
     if rows & (rows - 1) == 0:
         bits = rows.bit_length() - 1
         half = np.uint32(bits // 2)
         left, right = value >> half, value & np.uint32((1 << half) - 1)
-        for a, b in zip(salts[: _ROUNDS // 4], salts[_ROUNDS // 4 : _ROUNDS // 2], strict=True):
+        for a, b in zip(salts[:4], salts[4:8], strict=True):
             left = left ^ (mix(right ^ (first + a)) >> np.uint32(32 - bits + half)) if bits > half else left
             right = right ^ (mix(left ^ (second + b)) & np.uint32((1 << half) - 1))
         return ((left << half) | right).astype(jnp.int32)
@@ -94,18 +94,6 @@ def batch_rows(key: Array, number: Integer[Array, ""], size: int, pool: int, shu
     return RowIndex(_settled(index), share, count)
 
 
-def rows_ahead(
-    key: Array, numbers: Integer[Array, " k"], size: int, pool: int, shuffle: bool, dtype: Any
-) -> tuple[Callable[[Any], RowIndex], Int[Array | np.ndarray, " k"] | None]:
-    """The rows of several batches, chosen all at once: by place in the list; and how many of each are real."""
-    rows = lambda number: batch_rows(key, number, size, pool, shuffle, dtype)
-    if shuffle and pool % size:
-        ahead = jax.vmap(rows)(numbers)
-        return lambda place: jax.tree.map(lambda a: a[place], ahead), ahead.count
-    index = jax.vmap(lambda number: rows(number).index)(numbers)
-    return lambda place: RowIndex.full(index[place], dtype), None
-
-
 def _at(tree: PyTree, index: Int[Array, " b"]) -> PyTree:
     """Rows of arrays, none of them beyond the last."""
     return jax.tree.map(lambda a: jnp.asarray(a).at[index].get(mode="promise_in_bounds"), tree)
@@ -138,14 +126,15 @@ def batch_of(basis: FeatureMap, samples: Samples) -> Batch:
     return Batch(basis.rows(samples.xi), samples.xi, samples.eta, samples.mean_one_weights().astype(dtype))
 
 
+@dataclass(frozen=True)
 class Batches:
     """Batches by number, from 0 on; lives while a step is traced. `counts`: the rows of each, where these differ."""
 
-    def __init__(self, batch: Callable[[Any], Batch], counts: Int[Array | np.ndarray, " k"] | None = None):
-        self._batch, self.counts = batch, counts
+    batch: Callable[[Any], Batch]
+    counts: Int[Array, " k"] | None = None
 
     def __call__(self, number: Any) -> Batch:
-        return self._batch(number)
+        return self.batch(number)
 
 
 class Source(eqx.Module):
@@ -160,19 +149,32 @@ class Source(eqx.Module):
         return self.pool()
 
     @abstractmethod
+    def plan(self, key: Array, number: Integer[Array, ""], size: int, shuffle: bool) -> tuple[Any, RowIndex | None]:
+        """What batch `number` is made of, of those the key stands for: what is drawn, and rows of the pool, these with
+        replacement, or (`shuffle`) each once an epoch."""
+
+    @abstractmethod
+    def fetch(self, drawn: Any, rows: Any) -> Batch:
+        """The batch that is made of what was planned."""
+
     def batch(self, key: Array, number: Integer[Array, ""], size: int, shuffle: bool) -> Batch:
-        """Batch `number` of those the key stands for: with replacement, or (`shuffle`) each row once an epoch."""
+        """Batch `number` of those the key stands for."""
+        return self.fetch(*self.plan(key, number, size, shuffle))
 
-    def batches(self, key: Array, begin: Any, count: Any, size: int, shuffle: bool) -> "Batches":
-        """The `count` batches from number `begin` on."""
-        known = isinstance(count, int)  # while a program is traced
-        batches = self.ahead(key, begin + np.arange(count, dtype=np.uint32), size, shuffle) if known else None
-        one = lambda number: self.batch(key, begin + jnp.asarray(number, jnp.uint32), size, shuffle)
-        return batches or Batches(one)
+    def batches(self, key: Array, begin: Any, count: Any, size: int, shuffle: bool) -> Batches:
+        """The `count` batches from number `begin` on; where that is a plain number, they are planned all at once."""
+        if not isinstance(count, int):
+            return Batches(lambda number: self.batch(key, begin + jnp.asarray(number, jnp.uint32), size, shuffle))
+        plans, counts = self._plans(key, begin, count, size, shuffle)
+        return Batches(lambda place: self.fetch(*plans(place)), counts)
 
-    def ahead(self, key: Array, numbers: Integer[Array, " k"], size: int, shuffle: bool) -> "Batches | None":
-        """Several batches of which as much as can be is computed at once, if anything."""
-        return None
+    def _plans(self, key: Array, begin: Any, count: int, size: int, shuffle: bool) -> tuple[Callable[[Any], Any], Any]:
+        """The plans of several batches, by place; and how many rows of each are real, where that differs."""
+        plan = lambda number: eqx.partition(self.plan(key, number, size, shuffle), eqx.is_array)
+        each = jax.vmap(lambda number: plan(number)[0])(begin + np.arange(count, dtype=np.uint32))
+        same, rows = plan(begin)[1], each[1]  # what is no array of JAX is known before anything runs
+        at = lambda place: eqx.combine(jax.tree.map(lambda a: a[place], each), same)
+        return at, None if rows is None else rows.count
 
     def draw(self, key: Array, size: int) -> Batch:
         """A fresh random batch (with replacement from a finite pool)."""
@@ -200,16 +202,11 @@ class Table(Source):
     def rows(self):
         return len(self.table)
 
-    def taken(self, rows: RowIndex) -> Batch:
-        """Rows by number."""
+    def plan(self, key, number, size, shuffle):
+        return None, batch_rows(key, number, size, self.rows, shuffle, self.table.weight.dtype)
+
+    def fetch(self, drawn, rows):
         return self.table.take(rows)
-
-    def batch(self, key, number, size, shuffle):
-        return self.taken(batch_rows(key, number, size, self.rows, shuffle, self.table.weight.dtype))
-
-    def ahead(self, key, numbers, size, shuffle):
-        rows, counts = rows_ahead(key, numbers, size, self.rows, shuffle, self.table.weight.dtype)
-        return Batches(lambda number: self.taken(rows(number)), counts)
 
 
 class SpreadTable(Table):
@@ -230,23 +227,22 @@ class SpreadTable(Table):
     def tabled(self, **parts):
         return replace(self, table=replace(self.table, **parts))
 
-    def taken(self, rows):
+    def fetch(self, drawn, rows):
         """Weights are those of a pool that has no other rows."""
         part = self.table.take(replace(rows, index=self.layout.place(rows.index)))
         return replace(part, weight=part.weight * (self.layout.rows / self.layout.filled))
 
-    def ahead(self, key, numbers, size, shuffle):
+    def batches(self, key, begin, count, size, shuffle):
         """Where they are small, one message fetches all of them."""
-        count = len(numbers)
-        if not 0 < count * size <= _FETCHED_AHEAD:
-            return super().ahead(key, numbers, size, shuffle)
-        rows, counts = rows_ahead(key, numbers, size, self.rows, shuffle, self.table.weight.dtype)
-        index = jnp.concatenate([rows(place).index for place in range(count)])
-        part = self.taken(RowIndex.full(index, self.table.weight.dtype))
+        if not isinstance(count, int) or not 0 < count * size <= _FETCHED_AHEAD:
+            return super().batches(key, begin, count, size, shuffle)
+        plans, counts = self._plans(key, begin, count, size, shuffle)
+        index = jnp.concatenate([plans(place)[1].index for place in range(count)])
+        part = self.fetch(None, RowIndex.full(index, self.table.weight.dtype))
         fetched = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), replace(part, count=None))
 
         def batch(number: Any) -> Batch:
-            part, own = jax.tree.map(lambda a: a[number], fetched), rows(number)
+            part, own = jax.tree.map(lambda a: a[number], fetched), plans(number)[1]
             return replace(part, weight=part.weight * own.share, count=own.count)
 
         return Batches(batch, counts)
@@ -280,34 +276,19 @@ class Pairs(Source):
     def rows(self):
         return len(self.contexts) * self.product.count
 
-    def batch(self, key, number, size, shuffle):
+    def plan(self, key, number, size, shuffle):
         """Fresh contexts, whatever happens to the data: they are an expectation to sample, not a pool to go through."""
-        for_context, for_data = derived(key, 0), derived(key, 1)
-        data = batch_rows(for_data, number, size, self.product.count, shuffle, self.basis.constant.dtype)
-        return self._met(self._drawn(for_context, number, size), data)
-
-    def ahead(self, key, numbers, size, shuffle):
-        """Contexts and features of all of them are computed at once, rows of the data taken when they are asked for."""
-        for_context, for_data = derived(key, 0), derived(key, 1)
-        contexts = jax.vmap(lambda number: self._drawn(for_context, number, size))(numbers)
-        rows, counts = rows_ahead(for_data, numbers, size, self.product.count, shuffle, self.basis.constant.dtype)
-        drawn = lambda number: jax.tree.map(lambda a: a[number], contexts)
-        return Batches(lambda number: self._met(drawn(number), rows(number)), counts)
-
-    def _drawn(self, key: Array, number: Integer[Array, ""], size: int) -> Batch:
-        """The contexts of a batch, without data."""
-        dtype = self.basis.constant.dtype
+        for_context, for_data, dtype = derived(key, 0), derived(key, 1), self.basis.constant.dtype
+        data = batch_rows(for_data, number, size, self.product.count, shuffle, dtype)
         if self.product.law is not None:
-            xi = self.product.law.sample(derived(key, number), size).astype(dtype)
-            return Batch(self.basis.rows(xi), xi, None, jnp.ones(size, dtype))
-        index = batch_rows(key, number, size, len(self.contexts), False, dtype).index
-        return _at(replace(self.contexts, eta=None), index)
+            xi = self.product.law.sample(derived(for_context, number), size).astype(dtype)
+            return Batch(self.basis.rows(xi), xi, None, jnp.ones(size, dtype)), data
+        index = batch_rows(for_context, number, size, len(self.contexts), False, dtype).index
+        return _at(replace(self.contexts, eta=None), index), data
 
-    def _met(self, contexts: Batch, data: RowIndex) -> Batch:
+    def fetch(self, drawn, rows):
         """Contexts with rows of the data, one each."""
-        return replace(
-            contexts, eta=_at(self.product.eta, data.index), weight=contexts.weight * data.share, count=data.count
-        )
+        return replace(drawn, eta=_at(self.product.eta, rows.index), weight=drawn.weight * rows.share, count=rows.count)
 
 
 class Endless(Source):
@@ -319,8 +300,11 @@ class Endless(Source):
     def pool(self):
         raise no_pool("this")
 
-    def batch(self, key, number, size, shuffle):
-        return batch_of(self.basis, self.stream.draw(derived(key, number), size))
+    def plan(self, key, number, size, shuffle):
+        return (derived(key, number), size), None
+
+    def fetch(self, drawn, rows):
+        return batch_of(self.basis, self.stream.draw(*drawn))
 
 
 def source_of(level: Any, basis: FeatureMap) -> Source:

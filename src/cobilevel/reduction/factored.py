@@ -31,7 +31,6 @@ _SUMS = {"add", "add_any", "sub"}
 # When it pays, as measured on processors: a product with y costs as many multiplications either way, but as one product
 # of matrices for a batch it runs several times faster. Against that stand the operations on phi that come on top.
 _FEWER = 8  # times fewer numbers a sample than there are in y
-_ROWS_EACH = 2  # rows of a batch for each function: with fewer, W itself is as large as all y, and so is work on it
 _EXACT = jax.lax.Precision.HIGHEST  # of products that stand for sums of numbers, which no one would round
 
 
@@ -217,7 +216,9 @@ def values_in_factors(
     size = sum(math.prod(kind.shape) for kind in kinds)
     if {leaf.dtype for leaf in (*kinds, *jax.tree.leaves(W))} != {phi.dtype}:
         return None
-    if rows < _ROWS_EACH * functions or size < _FEWER * functions:  # a product with y leaves so many numbers at least
+    if rows < 2 * functions:  # W itself is about as large as all y, and so is work on it
+        return None
+    if size < _FEWER * functions:  # a product with y leaves so many numbers at least
         return None
     walk = _Walk(listing)
     many = jax.vmap(partial(walk, objective.constants), in_axes=(None, None, 0, 0, 0))

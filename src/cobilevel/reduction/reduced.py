@@ -11,10 +11,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..answer import Result, Solution
 from ..basis import (
     Basis,
     Categorical,
@@ -35,8 +33,6 @@ from ..programs import arithmetic, put
 from ..study import Constrained, Study
 from .batches import Batch, Source, Table, source_of
 from .factored import values_in_factors
-
-_STREAM_HELD = 64  # rows of a stream held at one time, at least: the usual batch
 
 
 class Bilevel(eqx.Module):
@@ -120,11 +116,7 @@ class Bilevel(eqx.Module):
 
 
 class Reduced(Bilevel):
-    """A contextual problem reduced to an ordinary one by a fitted basis; made by ``reduce``.
-
-    An outside solver needs `upper`, `lower` (batch means, differentiable), the pools or `draw`, `problem.x0`, `W0`,
-    and `lift` at the end.
-    """
+    """A contextual problem reduced to an ordinary one by a fitted basis."""
 
     basis: FeatureMap
     whitening: Whitening | None
@@ -155,19 +147,6 @@ class Reduced(Bilevel):
             return self.basis(xi)
         return dense(combine(self.basis.rows(xi), self.coordinates.transform))
 
-    def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
-        """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
-        for name, tree, like in (("x", x, self.problem.x0), ("W", W, self.W0)):
-            wanted, shapes = ([np.shape(leaf) for leaf in jax.tree.leaves(one)] for one in (like, tree))
-            if jax.tree.structure(tree) != jax.tree.structure(like) or shapes != wanted:
-                asked = jax.tree.map(np.shape, like)
-                raise ValueError(f"lift: {name} must be a pytree of the shapes {asked}, got arrays of shapes {shapes}.")
-        x, W = (jax.tree.map(lambda a: a if isinstance(a, jax.Array) else put(np.asarray(a)), tree) for tree in (x, W))
-        if self.constrained is not None:
-            known = self.constrained
-            fields = {"form": known.form, "smoothing": known.smoothing, "constraints": known.statement, **fields}
-        return Solution(x, self.restore(W), self.basis, result, **fields)
-
     def whitened(self) -> "Reduced":
         """The same problem in coordinates that make the observed features orthonormal, dependent ones cut."""
         if self.whitening is None or self.coordinates is not None:
@@ -185,7 +164,7 @@ def reduce_study(study: Study, basis: Basis) -> Reduced:
     domain, observed = study.problem.domain, study.lower.contexts()
     basis = by_component(basis, domain)
     distinct = None if study.lower.endless or isinstance(basis, Categorical) else study.lower.distinct()
-    held = lambda level: _STREAM_HELD if level.endless else len(level.contexts())  # features, at one time
+    held = lambda level: 64 if level.endless else len(level.contexts())  # rows at one time; of a stream a usual batch
     rows = held(study.lower) + (0 if study.shared else held(study.upper))
     check_sizes(basis, domain, rows, study.problem.sizes[1], distinct)
     fitted = basis.fit(domain, domain.snap(observed.xi, study.dtype), observed.weights)

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from .. import trees
-from ..answer import Result
 from ..derivatives import ConjugateGradient, hypergradient, oracles
-from ..iteration import SOLVED, Schedule, Stochastic, is_optax, traced
+from ..iteration import SOLVED, Result, Schedule, Stochastic, is_optax, traced
 from ..lower import newton_steps
 from ..programs import arithmetic, program
 from .parts import tabulated

@@ -12,11 +12,10 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ..answer import Result
 from ..checks import positive, whole
 from ..derivatives import Expansions, HostLedger, flattened
 from ..host import plain
-from ..iteration import ROUNDINGS, SOLVED, Clock, Evolving, Solver
+from ..iteration import ROUNDINGS, SOLVED, Clock, Evolving, Result, Solver
 from ..lower import Point, lower_size, solve_at
 from .newton_stopping import Stopping, Trial
 from .newton_units import Units

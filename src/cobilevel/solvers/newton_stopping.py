@@ -15,9 +15,8 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
-from ..answer import Result
 from ..derivatives import Expansions
-from ..iteration import ROUNDINGS
+from ..iteration import ROUNDINGS, Result
 from ..lower import Point
 from .newton_units import Units
 

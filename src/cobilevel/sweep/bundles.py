@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from ..answer import Result
-from ..iteration import Solver, State, advance
+from ..iteration import Result, Solver, State, advance
 
 
 class Pool(eqx.Module):

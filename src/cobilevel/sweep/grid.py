@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..adaptive import solve_learning
-from ..answer import Solution
+from ..answer import Job, Solution
 from ..basis import Basis, check_basis
 from ..checks import whole
-from ..iteration import Job, Solver
+from ..iteration import Solver
 from ..keys import as_key, split_key
 from ..lower import with_barrier
 from ..precision import Precision

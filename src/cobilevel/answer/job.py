@@ -1,5 +1,6 @@
 """``Job``: one solve with one basis, and what its data say against the answer."""
 
+import signal
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -7,28 +8,27 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..answer import Objectives, Result, Solution, Uncertainty
-from ..basis import Basis
+from ..basis import Basis, basis_to_json
 from ..cluster import this_cluster
 from ..derivatives import Expansions, flattened
-from ..inference import infer, policy_noise
+from ..inference import NEGLIGIBLE, Uncertainty, infer, policy_noise
+from ..iteration import Checkpoint, Result, Solver, iterate
 from ..lower import feasibility_of
 from ..precision import double
+from ..programs import put
 from ..reduction import Reduced, reduce_study
 from ..study import Study
-from .checkpoint import Checkpoint
-from .loop import Interrupted, run
-from .resume import check_functions
-from .solver import Solver
+from .identity import Objectives, different_functions, same_features
+from .solution import Solution
 
 _CHECKED_ROWS = 100_000  # the largest pool over which a solution's convexity is looked at
 _CHECKED_WORK = 4e9  # the most operations that eigenvalues at all its rows may take
 _BENT = 1e-6  # curvature relative to the largest, more negative than rounding makes it
-_UNSEEN = 1e-3  # share of a context's features that the lower level cannot see, from which on it is reported
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,101 @@ class Job:
         functions, reduced = Objectives.of(study), reduce_study(study, basis)
         choices = {**self.choices, **_deficiency(reduced)}
         choices.setdefault("solver", f"{type(self.solver).__name__}().")
-        named = lambda one: replace(one, choices={**choices, **one.choices}, objectives=functions)
-        settings = (self.progress, resume, self.checkpoint, self.retreats, not self.one_of_many)
-        try:
-            solution = named(run(self.solver, reduced, self.key, self.steps, *settings))
-        except Interrupted as stop:
-            stop.solution = named(stop.solution)
-            raise
+        solution = run(
+            self.solver, reduced, self.key, self.steps, self.progress, resume, self.checkpoint, self.retreats,
+            resumable=not self.one_of_many, choices=choices, objectives=functions,
+        )  # fmt: skip
         if not study.endless and study.all_here:
             whole = lambda: ((all_rows := study.whole()), reduce_study(all_rows, basis))
             again = self.one_of_many or study.spread
             solution = _with_errors(solution, study.dtype, whole if again else lambda: (study, reduced))
         return _check_constraints(study, _check_convexity(study, reduced, solution))
+
+
+class Interrupted(KeyboardInterrupt):
+    """A solve that was stopped by a signal; `solution` is what it had so far, with which ``resume=`` goes on.
+
+    `signal` is the number of the signal.
+    """
+
+    def __init__(self, words: str, solution: Solution, number: int = signal.SIGINT):
+        super().__init__(words)
+        self.solution, self.signal = solution, number
+
+
+def run(
+    solver: Solver,
+    reduced: Reduced,
+    key: Array,
+    steps: int,
+    progress: bool | None = None,
+    resume: Solution | None = None,
+    checkpoint: Checkpoint | None = None,
+    retreats: int = 0,
+    resumable: bool = True,
+    choices: Mapping[str, str] | None = None,
+    objectives: Objectives | None = None,
+) -> Solution:
+    """Runs a solver as ``iterate`` does; raises ``Interrupted`` where a signal ends it.
+
+    `choices`, `objectives`: what the solution is to say of what was chosen before, and of the functions.
+    """
+    saved = None
+    if resume is not None:
+        if resume.state is None:
+            raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
+        saved = resume.state, resume.history
+    ended, stopped = iterate(solver, reduced, key, steps, progress, saved, checkpoint, retreats, resumable)
+    parts = vars(ended) | {"choices": {**(choices or {}), **ended.choices}} | _constraint_fields(reduced)
+    solution = Solution(basis=reduced.basis, objectives=objectives, **parts)
+    if stopped is None:
+        return solution
+    go_on = "solve(..., resume=error.solution) goes on from there." if checkpoint is None else checkpoint.words()
+    raise Interrupted(f"Interrupted at step {solution.stats['steps']} of {steps}. {go_on}", solution, stopped)
+
+
+def _constraint_fields(reduced: Reduced) -> dict[str, Any]:
+    known = reduced.constrained
+    return {} if known is None else {"form": known.form, "smoothing": known.smoothing, "constraints": known.statement}
+
+
+class ReducedProblem(Reduced):
+    """A contextual problem reduced to an ordinary one by a fitted basis; made by ``reduce``.
+
+    An outside solver needs `upper`, `lower` (batch means, differentiable), the pools or `draw`, `problem.x0`, `W0`,
+    and `lift` at the end.
+    """
+
+    def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
+        """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
+        for name, tree, like in (("x", x, self.problem.x0), ("W", W, self.W0)):
+            wanted, shapes = ([np.shape(leaf) for leaf in jax.tree.leaves(one)] for one in (like, tree))
+            if jax.tree.structure(tree) != jax.tree.structure(like) or shapes != wanted:
+                asked = jax.tree.map(np.shape, like)
+                raise ValueError(f"lift: {name} must be a pytree of the shapes {asked}, got arrays of shapes {shapes}.")
+        x, W = (jax.tree.map(lambda a: a if isinstance(a, jax.Array) else put(np.asarray(a)), tree) for tree in (x, W))
+        return Solution(x, self.restore(W), self.basis, result, **{**_constraint_fields(self), **fields})
+
+
+def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None:
+    """Raises where a run is to go on with other functions than it was begun with."""
+    if resume is None:
+        return
+    own = resume.basis.basis
+    if basis_to_json(own) == basis_to_json(basis) and not same_features(own, basis, study.problem.domain):
+        raise ValueError(
+            "resume: the basis has other Features: its functions have other values than those of the run that is to go "
+            "on. Pass the same ones, or leave the basis out."
+        )
+    if resume.objectives is None:
+        return
+    others = different_functions(resume.objectives, resume.full_parts()[0], resume.policy, study)
+    if others:
+        words = "; ".join(f"{name} is not what it was: {by}" for name, by in others.items())
+        raise ValueError(
+            f"resume: the solution is of another problem: {words}. Pass the functions of the run that is to go on, or "
+            "start anew from where it ended: problem.at(solution.x)."
+        )
 
 
 def _with_errors(solution: Solution, dtype: Any, seen: Callable[[], tuple[Study, Reduced]]) -> Solution:
@@ -124,7 +207,7 @@ def _deficiency(reduced: Reduced) -> dict[str, str]:
     if upper is reduced.lower_source or upper.rows is None or reduced.whitening is None:
         return words
     phi = upper.contexts_pool().features
-    lost = int(jnp.sum(reduced.whitening.unseen(phi) > _UNSEEN))
+    lost = int(jnp.sum(reduced.whitening.unseen(phi) > NEGLIGIBLE))
     if lost:
         words["unseen"] = (
             f"{lost} of {len(phi)} upper-level contexts lie where the lower level has no samples to learn the policy "

@@ -1,6 +1,6 @@
 """``Uncertainty``: how well the samples determine ``x``, coordinate by coordinate, and which directions they do not."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -68,26 +68,25 @@ class Uncertainty:
         ]
         return "\n".join(row.rstrip() for row in rows)
 
+    def to_file(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What a file keeps: a document, and arrays."""
+        parts = {name: part for name, part in vars(self).items() if part is not None}
+        arrays = {name: part for name, part in parts.items() if isinstance(part, np.ndarray)}
+        return {name: part for name, part in parts.items() if name not in arrays}, arrays
 
-def to_file(known: Uncertainty) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What a file keeps: a document, and arrays."""
-    parts = {part.name: getattr(known, part.name) for part in fields(known)}
-    arrays = {name: part for name, part in parts.items() if isinstance(part, np.ndarray)}
-    words = {name: part for name, part in parts.items() if name not in arrays and part is not None}
-    return {name: list(part) if isinstance(part, tuple) else part for name, part in words.items()}, arrays
-
-
-def from_file(document: dict[str, Any], arrays: dict[str, Any]) -> Uncertainty:
-    """The same, read back."""
-    words: Any = {name: tuple(map(str, document[name])) for name in ("names", "notes", "undetermined")}
-    words |= {name: float(document[name]) for name in ("value", "value_error")}
-    numbers: Any = {name: np.asarray(part, float) for name, part in arrays.items()}
-    known = Uncertainty(**words, why_not=str(document["why_not"]), **numbers)
-    size = len(known.names)
-    shapes = {"x": (size,), "error": (size,), "bias": (size,), "covariance": (size, size), "hessian": (size, size)}
-    if len(known.notes) != size or any(numbers[name].shape != shapes[name] for name in shapes.keys() & arrays.keys()):
-        raise ValueError("the file is damaged: its standard errors are not of the coordinates they name.")
-    return known
+    @staticmethod
+    def from_file(document: dict[str, Any], arrays: dict[str, Any]) -> "Uncertainty":
+        """The inverse of ``to_file``."""
+        words: Any = {name: tuple(map(str, document[name])) for name in ("names", "notes", "undetermined")}
+        words |= {name: float(document[name]) for name in ("value", "value_error")}
+        numbers: Any = {name: np.asarray(part, float) for name, part in arrays.items()}
+        known = Uncertainty(**words, why_not=str(document["why_not"]), **numbers)
+        size = len(known.names)
+        shapes = {"x": (size,), "error": (size,), "bias": (size,), "covariance": (size, size), "hessian": (size, size)}
+        wrong = [name for name in shapes.keys() & arrays.keys() if numbers[name].shape != shapes[name]]
+        if len(known.notes) != size or wrong:
+            raise ValueError("the file is damaged: its standard errors are not of the coordinates they name.")
+        return known
 
 
 def names_of(x: PyTree, letter: str = "x") -> tuple[str, ...]:

@@ -1,8 +1,6 @@
-"""How a run ended, as sentences that name the remedy; and how far its policy meets the constraints on ``y``."""
+"""How a run ended, as sentences that name the remedy."""
 
 import enum
-from dataclasses import dataclass
-from typing import Any
 
 
 class Result(enum.StrEnum):
@@ -74,7 +72,7 @@ class Result(enum.StrEnum):
     @staticmethod
     def from_words(words: str) -> "Result":
         """The member whose sentence begins as these words do: files of the first format hold sentences."""
-        return next((result for result in _ORDER if result[:_TELLING] == words[:_TELLING]), Result.LIFTED)
+        return next((result for result in _ORDER if result[:30] == words[:30]), Result.LIFTED)  # no two agree so far
 
     @property
     def resumable(self) -> bool:
@@ -88,72 +86,3 @@ class Result(enum.StrEnum):
 
 
 _ORDER = tuple(Result)
-_TELLING = 30  # characters that distinguish one sentence from all others
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One inequality: its violation at the samples and at fresh contexts, and where it is active.
-
-    Violations are in the constraint's own units: how far below zero its slack lies, 0 where it is met. `active`: the
-    share of samples at which it is; `where`: between which contexts, of scalar contexts.
-    """
-
-    name: str
-    largest: float
-    mean: float
-    largest_fresh: float
-    mean_fresh: float
-    active: float
-    where: tuple[float, float] | None = None
-    worst: Any = None
-
-
-@dataclass(frozen=True)
-class Feasibility:
-    """How far the policy meets the inequalities; equalities are met by construction.
-
-    - `largest`, `mean`: violations at the samples, over all inequalities, in units of ``y``; `largest_fresh`,
-      `mean_fresh`: at fresh contexts between them.
-    - `price`: by how much the lower objective of an exact policy lies above the constrained minimum at most, on account
-      of smoothing. `equalities`: how many equalities were eliminated.
-    """
-
-    equalities: int
-    largest: float
-    mean: float
-    largest_fresh: float
-    mean_fresh: float
-    price: float
-    rows: tuple[Violation, ...] = ()
-
-    @property
-    def active(self) -> tuple[Violation, ...]:
-        """The inequalities active at 1% of the samples or more, to the nearest percent, most often first."""
-        return tuple(sorted((row for row in self.rows if round(row.active, 2) > 0), key=lambda row: -row.active))
-
-    def words(self, listed: int = 5) -> list[str]:
-        """Sentences for printing, with so many of the active inequalities named."""
-        said = []
-        if self.equalities:
-            said.append(f"equalities: {self.equalities}, eliminated: the policy meets them everywhere, to rounding.")
-        if not self.rows:
-            return said
-        size = lambda largest, mean: f"violated by {largest:.2g} at most (mean {mean:.2g})" if largest > 0 else "met"
-        said.append(
-            f"constraints: {size(self.largest, self.mean)} at the samples, {size(self.largest_fresh, self.mean_fresh)} "
-            f"at fresh contexts, in units of y; smoothing them costs the lower objective {self.price:.2g} at most."
-        )
-        ends = lambda row: "" if row.where is None else f" (xi from {row.where[0]:.3g} to {row.where[1]:.3g})"
-        active = [f"{row.name} at {row.active:.0%} of samples{ends(row)}" for row in self.active]
-        if active:
-            more = f", and {len(active) - listed} more" if len(active) > listed else ""
-            said.append(f"active: {'; '.join(active[:listed])}{more}.")
-        return said
-
-    @staticmethod
-    def from_json(entry: dict[str, Any]) -> "Feasibility":
-        """The inverse of ``dataclasses.asdict``, from a file."""
-        ends = lambda row: None if row["where"] is None else tuple(row["where"])
-        rows = tuple(Violation(**{**row, "where": ends(row)}) for row in entry["rows"])
-        return Feasibility(**{**entry, "rows": rows})
