@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from ..host import in_threads
-from ..programs import Held, arithmetic, put, rows_at
+from ..programs import Held, arithmetic, in_threads, put, rows_at
 
 _TRIANGLE_ROWS = 2**15  # of a table that are factorised at once
 _FAR_FROM_DEPENDENT = 1e-6  # the least squared singular value of columns of length 1: products lose as many digits

@@ -10,8 +10,7 @@ from jaxtyping import Float, PyTree
 from .. import trees
 from ..checks import positive
 from ..cluster import shards_of, this_cluster
-from ..host import module_of, on_host
-from ..programs import Held, is_spread, put
+from ..programs import Held, is_spread, module_of, on_host, put
 from .base import Basis, FeatureMap
 from .recipes import plain_number
 from .tables import OneHot, Rows, combine, dense, upper_triangle

@@ -28,12 +28,9 @@ from .step_scales import Scales, Start, measure
 _STEP_SIZES = ("inner", "outer", "linear")  # the schedules that are lengths of steps, and not weights or accuracies
 _FAR = 1e8  # times the size of the start: iterates this large are lost, although they are finite still
 _SPAN = 100  # steps over which a run is judged: long enough for noise to average out, short against any run
-_KEEP = 1 - 1 / _SPAN  # of a moving average over about so many steps
 _BOUNCING = 1 / 2  # the share of their power that successive hypergradients cancel where steps are too long
-_DEVIATIONS = 2  # of the mean from zero, in standard errors, that chance explains
 # what a key is folded with, so that the draws of one step for different purposes are independent
 _LARGE, _INDEPENDENT, _CHOICE = range(1, 4)
-_LARGE_BATCHES = 16  # of a stream a large batch is so many small ones: enough to cut the noise by four
 
 
 def storm(estimate: PyTree, here: PyTree, before: PyTree, weight: Float[Array, ""] | float) -> PyTree:
@@ -62,8 +59,8 @@ class Draws:
 
     def __init__(self, reduced: Bilevel, position: DrawPosition, step: Int[Array, ""], batch: int, shuffle: bool):
         self._sources = {"upper": reduced.upper_source, "lower": reduced.lower_source}
-        for_upper, for_lower, self._other = (derived(position.key, k) for k in range(3))
-        self._keys = {"upper": for_upper, "lower": for_lower}
+        *keys, self._other = (derived(position.key, k) for k in range(3))
+        self._keys = dict(zip(self._sources, keys, strict=True))
         self._step, self._batch, self._shuffle, self._dtype = step, batch, shuffle, reduced.dtype
         self.position = position
 
@@ -74,12 +71,16 @@ class Draws:
         self.position = eqx.tree_at(lambda position: getattr(position, level), self.position, after)
         return begin
 
-    def _take(self, level: str, count: Int[Array, ""] | int) -> Batches:
-        begin = self._advance(level, count)
-        return self._sources[level].batches(self._keys[level], begin, count, self._batch, self._shuffle)
-
-    def _next(self, level: str) -> Batch:
-        return self._sources[level].batch(self._keys[level], self._advance(level, 1), self._batch, self._shuffle)
+    def _next(self, level: str, count: Int[Array, ""] | int | None = None) -> Any:
+        """The next batch of a level, or the next `count` of them, by number."""
+        source, key, begin = (
+            self._sources[level],
+            self._keys[level],
+            self._advance(level, 1 if count is None else count),
+        )
+        if count is None:
+            return source.batch(key, begin, self._batch, self._shuffle)
+        return source.batches(key, begin, count, self._batch, self._shuffle)
 
     def upper(self) -> Batch:
         return self._next("upper")
@@ -88,12 +89,10 @@ class Draws:
         return self._next("lower")
 
     def uppers(self, count: Int[Array, ""] | int) -> Batches:
-        """The next `count` upper batches, by number."""
-        return self._take("upper", count)
+        return self._next("upper", count)
 
     def lowers(self, count: Int[Array, ""] | int) -> Batches:
-        """The next `count` lower batches, by number."""
-        return self._take("lower", count)
+        return self._next("lower", count)
 
     def independent(self, count: Int[Array, ""] | int | None = None) -> Batches:
         """Lower batches by number, always with replacement: products of Hessians need them independent.
@@ -105,10 +104,8 @@ class Draws:
 
     def rows(self, level: str) -> RowIndex:
         """Which rows of the pool of a level come next, for solvers that keep something for each."""
-        pool = self._sources[level].rows
-        assert pool is not None
-        number = self._advance(level, 1)
-        return batch_rows(self._keys[level], number, self._batch, pool, True, self._dtype)
+        pool: Any = self._sources[level].rows
+        return batch_rows(self._keys[level], self._advance(level, 1), self._batch, pool, True, self._dtype)
 
     def key(self) -> Key[Array, ""]:
         """For other random choices in this step."""
@@ -118,13 +115,13 @@ class Draws:
         """A random number from 0 to ``count - 1``."""
         return below(hashed(self.key(), _CHOICE), count).astype(jnp.int32)
 
-    def large(self, size: int | None) -> tuple[Batch, Batch]:
-        """Of each level all there is, or `size` fresh rows where that is asked for, or there is no end of them."""
+    def large(self, size: int | None, batches: int = 16) -> tuple[Batch, Batch]:
+        """Of each level all there is, or `size` fresh rows; of a stream so many `batches`, to cut the noise by four."""
 
         def part(source: Source, key: Array) -> Batch:
             if source.rows is not None and (size is None or size >= source.rows):
                 return source.pool()
-            return source.draw(key, _LARGE_BATCHES * self._batch if size is None else size)
+            return source.draw(key, batches * self._batch if size is None else size)
 
         for_upper, for_lower = jax.random.split(derived(self.key(), _LARGE))
         return part(self._sources["upper"], for_upper), part(self._sources["lower"], for_lower)
@@ -157,7 +154,7 @@ class Trend(eqx.Module):
         """With one more direction; where `first` is not `known`, it is the largest size of the first steps."""
         dtype, size = self.power.dtype, trees.norm(direction)
         share = step.astype(dtype) / (step + 1).astype(dtype)  # a plain mean at first
-        keep = jnp.minimum(jnp.asarray(_KEEP, dtype), share)
+        keep = jnp.minimum(jnp.asarray(1 - 1 / _SPAN, dtype), share)
         blend = lambda old, new: keep * old + (1 - keep) * new
         return Trend(
             mean=jax.tree.map(blend, self.mean, direction),
@@ -174,8 +171,8 @@ class Trend(eqx.Module):
         """The code of the result where all steps are used up: bouncing, where successive directions mostly undo each
         other; noise, where the mean is no larger than chance would have it."""
         drift = trees.norm(self.mean) ** 2
-        chance = (1 - _KEEP) / (1 + _KEEP) * (self.power - drift)  # the variance of a moving average of noise
-        plain = jnp.where(drift <= _DEVIATIONS**2 * chance, Result.NOISE.code, Result.BUDGET.code)
+        error = jnp.sqrt((self.power - drift) / (2 * _SPAN - 1))  # of a moving average of noise
+        plain = jnp.where(jnp.sqrt(drift) <= 2 * error, Result.NOISE.code, Result.BUDGET.code)
         return jnp.where(self.echo < -_BOUNCING * self.power, Result.BOUNCING.code, plain)
 
 

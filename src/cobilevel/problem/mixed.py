@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..host import module_of, on_host, plain
 from ..precision import REMEDY
-from ..programs import arithmetic
+from ..programs import arithmetic, module_of, on_host, plain
 from .array_checks import Strings, concrete, contexts_of, listed_values
 from .domain import Domain, Finite, in_one_array
 

@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float
 from ..answer import Result
 from ..checks import positive, whole
 from ..derivatives import Expansions, HostLedger, flattened
-from ..host import plain
 from ..iteration import ROUNDINGS, SOLVED, Clock, Evolving, Solver
 from ..lower import Point, lower_size, solve_at
+from ..programs import plain
 from .newton_stopping import Stopping, Trial
 from .newton_units import Units
 

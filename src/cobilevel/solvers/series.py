@@ -21,7 +21,7 @@ class SeriesSolver(Stochastic):
     """A solver whose linear system is solved by a Neumann series of its own in every step."""
 
     counts = (("terms", 1),)
-    kind = "random"  # see ``Neumann``
+    kind: ClassVar[Any] = "random"  # see ``Neumann``
 
     neumann: Schedule = eqx.field(converter=traced, default=None)
     terms: int | None = eqx.field(static=True, default=None)
@@ -90,7 +90,7 @@ class StocBiO(SeriesSolver):
     counts = (("inner_steps", 1), ("terms", 0))
 
     inner_steps: int = eqx.field(static=True, default=10)
-    kind: Literal["sum", "product"] = eqx.field(static=True, default="sum")
+    kind: Literal["sum", "product"] = eqx.field(static=True, default="sum")  # pyright: ignore
 
     def __check_init__(self):
         if self.kind not in ("sum", "product"):
