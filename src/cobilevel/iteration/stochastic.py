@@ -73,11 +73,8 @@ class Draws:
 
     def _next(self, level: str, count: Int[Array, ""] | int | None = None) -> Any:
         """The next batch of a level, or the next `count` of them, by number."""
-        source, key, begin = (
-            self._sources[level],
-            self._keys[level],
-            self._advance(level, 1 if count is None else count),
-        )
+        begin = self._advance(level, 1 if count is None else count)
+        source, key = self._sources[level], self._keys[level]
         if count is None:
             return source.batch(key, begin, self._batch, self._shuffle)
         return source.batches(key, begin, count, self._batch, self._shuffle)

@@ -1,7 +1,7 @@
 """A Neumann series for the linear system: ``StocBiO``, ``BSA``, ``TTSA``, ``SUSTAIN``, ``MRBO``, ``VRBO``."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import equinox as eqx
 import jax
@@ -21,7 +21,7 @@ class SeriesSolver(Stochastic):
     """A solver whose linear system is solved by a Neumann series of its own in every step."""
 
     counts = (("terms", 1),)
-    kind: ClassVar[Any] = "random"  # see ``Neumann``
+    kind = "random"  # see ``Neumann``
 
     neumann: Schedule = eqx.field(converter=traced, default=None)
     terms: int | None = eqx.field(static=True, default=None)
@@ -45,9 +45,9 @@ class SeriesSolver(Stochastic):
 
     def drawn_series(self, s: StochasticState, draw: Draws) -> tuple[Neumann, Draw]:
         """The series of this step, and its batches."""
-        full = self.series(s)
-        chosen = draw.choice(full.terms) if self.kind == "random" else None
-        return Neumann(full.terms, full.step, self.kind, chosen), draw.independent(self.terms)
+        full, kind = self.series(s), cast(Any, self.kind)
+        chosen = draw.choice(full.terms) if kind == "random" else None
+        return Neumann(full.terms, full.step, kind, chosen), draw.independent(self.terms)
 
     def move_by_series(
         self, reduced: Bilevel, s: StochasticState, W: PyTree, draw: Draws, rate: Any, ledger: Ledger
@@ -90,7 +90,7 @@ class StocBiO(SeriesSolver):
     counts = (("inner_steps", 1), ("terms", 0))
 
     inner_steps: int = eqx.field(static=True, default=10)
-    kind: Literal["sum", "product"] = eqx.field(static=True, default="sum")  # pyright: ignore
+    kind: Literal["sum", "product"] = eqx.field(static=True, default="sum")
 
     def __check_init__(self):
         if self.kind not in ("sum", "product"):
