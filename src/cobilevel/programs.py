@@ -241,6 +241,9 @@ class _Plain:
         update_wrapper(self, function)
         self.function = function
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self.function if instance is None else partial(self.function, instance)
 
