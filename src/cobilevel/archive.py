@@ -28,6 +28,7 @@ _DOCUMENT, _SUFFIX = "__document__", ".npy"
 _SEAL = b"cobilevel archive, sha-256 of what is before: "  # ends the file, with the digest after it
 _DIGITS = 2 * hashlib.sha256().digest_size
 _PLAIN_KINDS = "biufcU"  # of dtypes that are plain numbers or text
+_STALE = 3600.0  # seconds after which a draft is of a process that was killed
 
 
 def fingerprint(tree: Any) -> str:
@@ -112,11 +113,11 @@ def write_file(path: str | Path, content: str | bytes | Callable[[BinaryIO], obj
 
 
 @cache
-def _remove_stale(folder: Path, seconds: float = 3600.0) -> None:
-    """Removes drafts as old as those that killed writers left in a folder; once in each process."""
+def _remove_stale(folder: Path) -> None:
+    """Removes the drafts that killed writers left in a folder; once in each process."""
     for draft in folder.iterdir():
         with suppress(OSError):
-            if re.fullmatch(r".+\.[0-9a-f]{16}\.part", draft.name) and time.time() - draft.stat().st_mtime > seconds:
+            if re.fullmatch(r".+\.[0-9a-f]{16}\.part", draft.name) and time.time() - draft.stat().st_mtime > _STALE:
                 draft.unlink()
 
 

@@ -46,6 +46,8 @@ _CHEAPEST = {"xla_backend_optimization_level": 1}  # half as long to compile as 
 _KINDS_KEPT = 48  # programs of one function: at about 25 MB for all those of a problem, 1.2 GB
 _HELD = object()  # in place of an array
 _THREADS = "cobilevel"  # begins the names of threads that share work
+_FEW = 4  # items that are not worth sharing
+_ALIGNED = 64  # bytes: where arrays begin that JAX does not copy
 
 # -- arrays here and there
 
@@ -93,9 +95,9 @@ def rows_at(array: Any, index: Any) -> Any:
 
 def empty_table(rows: int, columns: int, dtype: Any) -> np.ndarray:
     """A table to be filled that JAX takes as it is: without a copy, since it begins where JAX's own arrays would."""
-    size, aligned = rows * columns * np.dtype(dtype).itemsize, 64  # bytes, a line of the cache
-    memory = np.empty(size + aligned, np.uint8)
-    start = -memory.ctypes.data % aligned
+    size = rows * columns * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
     return memory[start : start + size].view(dtype).reshape(rows, columns)
 
 
@@ -283,10 +285,10 @@ def _on_host(function: Callable[P, R], elsewhere: Callable[P, R]) -> Callable[P,
     return call
 
 
-def in_threads(one: Callable[[Any], R], items: Sequence[Any], few: int = 4) -> Iterator[R]:
-    """A function of each item, in their order; in as many threads as there are cores, where items are not `few`."""
+def in_threads(one: Callable[[Any], R], items: Sequence[Any]) -> Iterator[R]:
+    """A function of each item, in their order; in as many threads as there are cores, where items are many."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if len(items) < few or cores == 1 or current_thread().name.startswith(_THREADS):
+    if len(items) < _FEW or cores == 1 or current_thread().name.startswith(_THREADS):
         yield from map(one, items)
         return
     for begin in range(0, len(items), cores):  # few at a time: what they give may be large

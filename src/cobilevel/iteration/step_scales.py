@@ -26,6 +26,11 @@ from ..programs import Held, arithmetic, put
 from ..reduction import Batch, Bilevel, Reduced, Source, Table
 from .solver import SOLVED
 
+_MEASURING = 0x5CA1E  # drawn for measuring along with the key of a run, so that the draws of the run are its own
+_FEW = 8  # Lanczos steps on a small batch, where Hessians are not formed
+_POWER = 5  # power iterations: they find the largest curvature within some ten percent, enough for a step size
+_LOOKOUTS = 4  # points along the path of steepest descent at which the curvature of F is measured
+_JIGGLE = 0.1  # of a random direction next to the gradient, which alone could be blind to the largest curvature
 _LONGEST_STEP = 10  # times 1 + |x|: the longest first step worth taking
 
 
@@ -131,13 +136,10 @@ def _unit(vector: np.ndarray) -> np.ndarray:
     return vector / max(float(np.linalg.norm(vector)), np.finfo(float).tiny)
 
 
-def _largest_rate(rate: Callable[[np.ndarray], np.ndarray], along: np.ndarray, iterations: int = 5) -> float:
-    """The largest rate of change of a gradient, by power iteration; `rate`: the one along a unit vector, a vector.
-
-    So few find it within some ten percent, enough for a step size.
-    """
+def _largest_rate(rate: Callable[[np.ndarray], np.ndarray], along: np.ndarray) -> float:
+    """The largest rate of change of a gradient, by power iteration; `rate`: the one along a unit vector, a vector."""
     largest = 0.0
-    for _ in range(iterations):
+    for _ in range(_POWER):
         change = rate(_unit(along))
         size = float(np.linalg.norm(change))
         along, largest = change if size > 0 else along, max(largest, size)
@@ -149,13 +151,13 @@ def _downhill(at: Expansions, point: Point) -> Float[np.ndarray, " dx"]:
     return np.where(Bounds(*at.bounds).free(point.x, point.gradient), point.gradient, 0.0)
 
 
-def _bend(at: Expansions, target: float, rng: np.random.Generator, lookouts: int = 4) -> tuple[Point, float]:
-    """The problem at ``x0``, solved, and the largest curvature of ``F`` at some points from there downhill.
+def _bend(at: Expansions, target: float, rng: np.random.Generator) -> tuple[Point, float]:
+    """The problem at ``x0``, solved, and the largest curvature of ``F`` at a few points from there downhill.
 
     At each the hypergradient is found first; then its largest rate of change, by power iteration on differences.
     """
     x, movable = np.clip(at.start, *at.bounds), at.bounds[0] < at.bounds[1]
-    jiggle = 0.1 * _unit(rng.standard_normal(len(x)))  # the gradient alone could be blind to the largest curvature
+    jiggle = _JIGGLE * _unit(rng.standard_normal(len(x)))
 
     def rate(here: Point, along: np.ndarray) -> np.ndarray:
         reach = at.eps ** (1 / 3) * (1 + np.linalg.norm(here.x))
@@ -167,7 +169,7 @@ def _bend(at: Expansions, target: float, rng: np.random.Generator, lookouts: int
 
     first = here = solve_at(at, x, at.table(at.reduced.W0), target)
     bend = 0.0
-    for lookout in range(lookouts):
+    for lookout in range(_LOOKOUTS):
         here = solve_at(at, x, here.coefficients_at(x), target) if lookout else here
         downhill = _downhill(at, here)
         largest = _largest_rate(partial(rate, here), np.where(movable, _unit(downhill) + jiggle, 0.0))
@@ -215,7 +217,7 @@ def _largest_on_batches(
     if not at.formed:
         batches = [jax.tree.map(lambda a, part=part: a[part], rows) for part in parts]
         each = [Expansions(reduced.with_pools(batch, batch)) for batch in batches]
-        most = max(float(_curvatures(one, x, W, rng, steps=8)[-1]) for one in each)
+        most = max(float(_curvatures(one, x, W, rng, steps=_FEW)[-1]) for one in each)
         return most, sum((one.spent for one in each), Counter())
     hessians, (pool,), largest = at.lower_rows(x, W).hessian, at.lower_pools, 0.0
     for part in parts:
@@ -232,8 +234,7 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048,
 
     Measured on at most so many `rows` of a level; a step must be safe on each of the batches that are looked at.
     """
-    # the number sets these draws apart from those of the run, which has the same key
-    rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), 0x5CA1E])
+    rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), _MEASURING])
     sources = reduced.lower_source, reduced.upper_source
     lower = _part(sources[0], rows, rng, key)
     upper = lower if sources[0] is sources[1] and sources[0].rows is not None else _part(sources[1], rows, rng, key)

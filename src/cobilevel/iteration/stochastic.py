@@ -29,6 +29,8 @@ _STEP_SIZES = ("inner", "outer", "linear")  # the schedules that are lengths of 
 _FAR = 1e8  # times the size of the start: iterates this large are lost, although they are finite still
 _SPAN = 100  # steps over which a run is judged: long enough for noise to average out, short against any run
 _BOUNCING = 1 / 2  # the share of their power that successive hypergradients cancel where steps are too long
+_DEVIATIONS = 2  # of the mean from zero, in standard errors, that chance explains
+_LARGE_BATCHES = 16  # of a stream a large batch is so many small ones: enough to cut the noise by four
 # what a key is folded with, so that the draws of one step for different purposes are independent
 _LARGE, _INDEPENDENT, _CHOICE = range(1, 4)
 
@@ -112,13 +114,13 @@ class Draws:
         """A random number from 0 to ``count - 1``."""
         return below(hashed(self.key(), _CHOICE), count).astype(jnp.int32)
 
-    def large(self, size: int | None, batches: int = 16) -> tuple[Batch, Batch]:
-        """Of each level all there is, or `size` fresh rows; of a stream so many `batches`, to cut the noise by four."""
+    def large(self, size: int | None) -> tuple[Batch, Batch]:
+        """Of each level all there is, or `size` fresh rows where that is asked for, or there is no end of them."""
 
         def part(source: Source, key: Array) -> Batch:
             if source.rows is not None and (size is None or size >= source.rows):
                 return source.pool()
-            return source.draw(key, batches * self._batch if size is None else size)
+            return source.draw(key, _LARGE_BATCHES * self._batch if size is None else size)
 
         for_upper, for_lower = jax.random.split(derived(self.key(), _LARGE))
         return part(self._sources["upper"], for_upper), part(self._sources["lower"], for_lower)
@@ -169,7 +171,7 @@ class Trend(eqx.Module):
         other; noise, where the mean is no larger than chance would have it."""
         drift = trees.norm(self.mean) ** 2
         error = jnp.sqrt((self.power - drift) / (2 * _SPAN - 1))  # of a moving average of noise
-        plain = jnp.where(jnp.sqrt(drift) <= 2 * error, Result.NOISE.code, Result.BUDGET.code)
+        plain = jnp.where(jnp.sqrt(drift) <= _DEVIATIONS * error, Result.NOISE.code, Result.BUDGET.code)
         return jnp.where(self.echo < -_BOUNCING * self.power, Result.BOUNCING.code, plain)
 
 

@@ -18,17 +18,20 @@ from ..trees import as_rows, flattened
 from .damped_newton import Dense, minimise
 from .per_context import Means
 
+_MEASURINGS = 8  # of solving and measuring the barrier anew, at most
 _SAME_LENGTH = 1.5  # ratio of two lengths that counts as none
 _LARGEST_CHANGE = 100.0  # of the length in one round
-_FULL_CHECK = 200  # contexts at which it is asked whether the constraints can be met at all
+_FRESH = 1000  # contexts between the observed ones
+_MEASURED_ROWS = 20_000  # samples at which violations are measured, at most
 _CONTRADICTION = 1e-6  # of the size of b: what no y can meet
+_FULL_CHECK = 200  # contexts at which it is asked whether the constraints can be met at all
 
 
-def with_barrier(study: Study, rounds: int = 8) -> Study:
+def with_barrier(study: Study) -> Study:
     """The study with a barrier that fits it, where it has inequalities and the barrier is not that of a run already.
 
     Its length is how far the policy varies under the constraints; that takes a policy, and so a barrier, to begin with:
-    both are found in turn, in so many `rounds` at most, from the minima of the lower objective at single samples.
+    both are found in turn, from the minima of the lower objective at single samples.
     """
     constrained = study.constrained
     if constrained is None or constrained.smoothing is None or constrained.settled:
@@ -37,7 +40,7 @@ def with_barrier(study: Study, rounds: int = 8) -> Study:
     smoothing, share = constrained.smoothing, float(constrained.smoothing.share)
     length = float(smoothing.width) / share**0.5
     x, y = flattened(study.problem.x0), np.tile(flattened(study.problem.y0), (len(rows), 1))
-    for _ in range(rounds):
+    for _ in range(_MEASURINGS):
         study = study.smoothed(smoothing)
         objective = Means(study.problem, np.asarray(rows.xi), rows.eta, np.ones((len(rows), 1))).objective(x)
         first = np.linalg.norm(objective.local(y)[1], axis=1)
@@ -77,20 +80,19 @@ class _Slacks:
         return self.at(minimise(Dense(model), u, 0.0, steps=50).point)[0] / units
 
 
-def _between(domain: Domain, xi: Shaped[Held, "n ..."], count: int = 1000) -> Shaped[Held, "k ..."]:
+def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]:
     """Contexts between pairs of observed ones; of a finite domain, those observed."""
     rng = generator(jax.random.key(1))
     if isinstance(domain, Finite):
-        return xi[rng.integers(len(xi), size=count)]
+        return xi[rng.integers(len(xi), size=_FRESH)]
     u = np.asarray(domain.reference(xi))
-    one, other = (u[rng.integers(len(u), size=count)] for _ in range(2))
+    one, other = (u[rng.integers(len(u), size=_FRESH)] for _ in range(2))
     share = rng.uniform(size=one.shape)
     return domain.place((share * one + (1 - share) * other).astype(u.dtype))
 
 
-def feasibility_of(study: Study, solution: Solution, most: int = 20_000) -> tuple[Feasibility | None, str]:
-    """How far the constraints are met, at so many samples at most; and, in words, where they cannot be, empty where
-    they can."""
+def feasibility_of(study: Study, solution: Solution) -> tuple[Feasibility | None, str]:
+    """How far the constraints are met; and, in words, where they cannot be, empty where they can."""
     constrained = study.constrained
     if constrained is None:
         return None, ""
@@ -99,8 +101,8 @@ def feasibility_of(study: Study, solution: Solution, most: int = 20_000) -> tupl
     missed = _equalities_missed(study, constrained, solution)
     if smoothing is None or missed:
         return Feasibility(eliminated, 0.0, 0.0, 0.0, 0.0, 0.0), missed
-    rows = study.lower.example(most) if study.endless else study.lower.contexts()
-    seen = np.asarray(rows.xi[:most])
+    rows = study.lower.example(_MEASURED_ROWS) if study.endless else study.lower.contexts()
+    seen = np.asarray(rows.xi[:_MEASURED_ROWS])
     domain, units, width = study.problem.domain, np.asarray(smoothing.units), float(smoothing.width)
     policy = lambda xi: as_rows(combine(solution.basis(xi), solution.W))
     slacks = [_Slacks(study, solution.x, xi).at(policy(xi))[0] for xi in (seen, np.asarray(_between(domain, seen)))]

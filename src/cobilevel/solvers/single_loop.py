@@ -10,9 +10,9 @@ from jaxtyping import Array, PyTree
 from .. import trees
 from ..checks import fits
 from ..derivatives import Directions, directions, oracles
-from ..iteration import PolynomialDecay, Schedule, Stochastic, at, check_schedule, storm, traced
+from ..iteration import PolynomialDecay, Schedule, Start, Stochastic, StochasticState, at, check_schedule, storm, traced
 from ..programs import arithmetic, program
-from ..reduction import Batch, RowIndex
+from ..reduction import Batch, Bilevel, RowIndex
 from .parts import recursive_schedules, tabulated
 
 
@@ -23,14 +23,17 @@ class SingleLoop(Stochastic):
 
     linear: Schedule = eqx.field(converter=traced, default=None)
 
-    def follow(self, reduced, s, value, v, toward, rate, ledger, *memory):
-        """The next state, which remembers the new adjoint, and more, if any."""
+    def follow(
+        self, reduced: Bilevel, s: StochasticState, v: PyTree, rate: Any, found: tuple, *more: Any
+    ) -> StochasticState:
+        """The next state, from the upper value, the directions and the ledger; it remembers the adjoint, and `more`."""
+        value, toward, ledger = found
         W, v = trees.step(s.W, rate.inner, toward.lower), trees.step(v, rate.linear, toward.linear)
-        kept = (v, *memory) if memory else v
-        return self.move(reduced, s, value, toward.outer, rate.outer, W=W, memory=kept, ledger=ledger)
+        memory = (v, *more) if more else v
+        return self.move(reduced, s, value, toward.outer, rate.outer, W=W, memory=memory, ledger=ledger)
 
 
-def _no_directions(reduced, start):
+def _no_directions(reduced: Bilevel, start: Start) -> tuple[PyTree, PyTree, Directions]:
     """Before the first step of recursive estimates: the adjoint, the point before, the estimates there."""
     nothing = Directions(trees.zeros(start.W), trees.zeros(start.W), trees.zeros(reduced.x0))
     return start.v, (reduced.x0, start.W, start.v), nothing
@@ -56,8 +59,8 @@ class SOBA(SingleLoop):
         return start.v, ledger
 
     def update(self, reduced, s, draw, rate):
-        value, toward, ledger = directions(reduced, s.x, s.W, s.memory, draw.upper(), draw.lower(), s.ledger)
-        return self.follow(reduced, s, value, s.memory, toward, rate, ledger)
+        found = directions(reduced, s.x, s.W, s.memory, draw.upper(), draw.lower(), s.ledger)
+        return self.follow(reduced, s, s.memory, rate, found)
 
 
 class VarianceReduced(SingleLoop):
@@ -147,8 +150,8 @@ class SABA(VarianceReduced):
         fresh = ((d2, product), cross)
         ((d2, product), cross), lower_terms = lower_terms.refresh(lower_pool, lower, lower_rows, fresh)
         toward = Directions.of((d1, pull), (d2, product, cross))
-        value = oracles.mean(upper, values)
-        return self.follow(reduced, s, value, v, toward, rate, ledger, lower_terms, upper_terms)
+        found = (oracles.mean(upper, values), toward, ledger)
+        return self.follow(reduced, s, v, rate, found, lower_terms, upper_terms)
 
 
 class SPABA(VarianceReduced):
@@ -190,8 +193,8 @@ class SPABA(VarianceReduced):
         rows = jax.eval_shape(lambda: draw.large(self.large))[1].weight.shape[0]
         chance = self.batch / (self.batch + rows) if self.probability is None else self.probability
         full = (s.step == 0) | (jax.random.uniform(draw.key(), ()) < jnp.asarray(chance))
-        value, toward, ledger = jax.lax.cond(full, anew, onward, s.ledger)
-        return self.follow(reduced, s, value, v, toward, rate, ledger, (s.x, s.W, v), toward)
+        found = jax.lax.cond(full, anew, onward, s.ledger)
+        return self.follow(reduced, s, v, rate, found, (s.x, s.W, v), found[1])
 
 
 class FdeHBO(SingleLoop):
