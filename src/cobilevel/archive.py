@@ -93,7 +93,12 @@ def write_file(path: str | Path, content: str | bytes | Callable[[BinaryIO], obj
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-        _flush_folder(path.parent)
+        with suppress(OSError):  # the new name too is on disk then, where folders can be flushed
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except BaseException as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -114,16 +119,6 @@ def _remove_stale(folder: Path) -> None:
         with suppress(OSError):
             if re.fullmatch(r".+\.[0-9a-f]{16}\.part", draft.name) and time.time() - draft.stat().st_mtime > _STALE:
                 draft.unlink()
-
-
-def _flush_folder(folder: Path) -> None:
-    """Has the new name on disk too, where folders can be flushed."""
-    with suppress(OSError):
-        place = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(place)
-        finally:
-            os.close(place)
 
 
 def as_json(content: Any, **options: Any) -> str:

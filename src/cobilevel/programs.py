@@ -1,17 +1,19 @@
-"""Compiled programs: as few as can be, how long the compiler may take over them, and where they are kept.
+"""Compiled programs, as few as can be, and arithmetic without them.
 
 XLA takes seconds over a program that then runs for milliseconds. Where the arrays are small, most of its optimisations
 gain less than they cost: such programs are compiled without, in about a quarter of the time; the loops of stochastic
-solvers with the cheapest of them. Single operations outside of a program are compiled too, each for every shape:
-``arithmetic`` gives NumPy for these.
+solvers with the cheapest of them. Single operations outside of a program are compiled too, each for every shape: where
+arrays hold values now, these are NumPy's.
 """
 
 import os
 from collections import ChainMap, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import cache, wraps
+from functools import cache, lru_cache, partial, update_wrapper, wraps
 from pathlib import Path
+from threading import current_thread
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import equinox as eqx
@@ -43,14 +45,11 @@ _UNFUSED = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_leve
 _CHEAPEST = {"xla_backend_optimization_level": 1}  # half as long to compile as with all, and about as fast
 _KINDS_KEPT = 48  # programs of one function: at about 25 MB for all those of a problem, 1.2 GB
 _HELD = object()  # in place of an array
+_THREADS = "cobilevel"  # begins the names of threads that share work
+_FEW = 4  # items that are not worth sharing
+_ALIGNED = 64  # bytes: where arrays begin that JAX does not copy
 
-
-def _small(arrays: list[Any]) -> bool:
-    """Whether there is little to compute with, on a processor, and outside of other programs."""
-    leaves = {id(leaf): leaf for leaf in arrays}.values()  # each once
-    if any(isinstance(leaf, Tracer) for leaf in leaves) or jax.default_backend() != "cpu":
-        return False
-    return sum(leaf.size for leaf in leaves) <= _NUMBERS_AT_MOST
+# -- arrays here and there
 
 
 def is_spread(leaf: Any) -> bool:
@@ -65,10 +64,20 @@ def at_home(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.addressable_data(0) if many(leaf) else leaf, tree)
 
 
+def _elsewhere(leaf: Any) -> bool:
+    """Whether an array has no values in this process now."""
+    return isinstance(leaf, Tracer) or is_spread(leaf)
+
+
+def module_of(array: Any) -> Any:
+    """``jax.numpy`` for arrays of JAX, NumPy for its own and for plain numbers."""
+    return jnp if isinstance(array, jax.Array) else np
+
+
 def arithmetic(*trees: PyTree) -> Any:
     """NumPy where the arrays hold values now and are few, or where the processor is all there is; else JAX's."""
     leaves = jax.tree.leaves(trees)
-    if any(isinstance(leaf, Tracer) or is_spread(leaf) for leaf in leaves):
+    if any(map(_elsewhere, leaves)):
         return jnp
     few = sum(np.size(leaf) for leaf in leaves) <= _NUMBERS_AT_MOST
     return np if few or jax.default_backend() == "cpu" else jnp
@@ -82,6 +91,17 @@ def put(tree: PyTree) -> PyTree:
 def rows_at(array: Any, index: Any) -> Any:
     """An array at some positions of its leading axis, given as a slice or a list of them."""
     return put(np.asarray(array)[index]) if arithmetic(array, index) is np else array[index]
+
+
+def empty_table(rows: int, columns: int, dtype: Any) -> np.ndarray:
+    """A table to be filled that JAX takes as it is: without a copy, since it begins where JAX's own arrays would."""
+    size = rows * columns * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + size].view(dtype).reshape(rows, columns)
+
+
+# -- compiled
 
 
 def program(function: Callable[P, R]) -> Callable[P, R]:
@@ -100,6 +120,14 @@ def program_of_steps(function: Callable[P, R]) -> Callable[P, R]:
 def unfused(function: Callable[P, R]) -> Callable[P, R]:
     """Compiled without the fusion of loops: in two thirds of the time, to about as fast a program."""
     return _jitted(function, _UNFUSED if jax.default_backend() == "cpu" else {})
+
+
+def _small(arrays: list[Any]) -> bool:
+    """Whether there is little to compute with, on a processor, and outside of other programs."""
+    leaves = {id(leaf): leaf for leaf in arrays}.values()  # each once
+    if any(isinstance(leaf, Tracer) for leaf in leaves) or jax.default_backend() != "cpu":
+        return False
+    return sum(leaf.size for leaf in leaves) <= _NUMBERS_AT_MOST
 
 
 def _jitted(function: Callable, options: dict[str, Any]) -> Callable:
@@ -205,10 +233,75 @@ def keep_programs(folder: str | Path | None = None) -> Path:
     return folder
 
 
-@cache
-def _pools() -> ThreadpoolController:
-    """The thread pools of the libraries that are loaded."""
-    return ThreadpoolController()
+# -- on the host
+
+
+class _Plain:
+    """What a class holds in place of a method that is bound without Equinox."""
+
+    def __init__(self, function: Callable):
+        update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self.function if instance is None else partial(self.function, instance)
+
+
+def plain(method: Callable[P, R]) -> Callable[P, R]:
+    """A method bound without Equinox, which makes a module of each: that takes longer than the arithmetic on a thousand
+    numbers."""
+    return _Plain(method)
+
+
+def on_host(function: Callable[P, R]) -> Callable[P, R]:
+    """A method of arrays that is written for both: it gets NumPy's where all hold values in this process.
+
+    It returns JAX arrays where some came in. Where arrays are traced, or spread over devices, it gets JAX's.
+    """
+    return plain(_on_host(function, function))
+
+
+def on_host_or_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The same for a function, with a program of its own where arrays are traced or spread."""
+    compiled = program(function)
+    return _on_host(function, lambda *args: compiled(*put(args)))  # NumPy's would be cut by the precision of the caller
+
+
+def _on_host(function: Callable[P, R], elsewhere: Callable[P, R]) -> Callable[P, R]:
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        leaves = jax.tree.leaves(args)
+        if any(map(_elsewhere, leaves)):
+            return elsewhere(*[jnp.asarray(a) if isinstance(a, np.ndarray | np.generic | float) else a for a in args])
+        foreign = any(isinstance(leaf, jax.Array) for leaf in leaves)
+        with np.errstate(all="ignore"):  # NaN and infinity are answers here
+            known = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+            result = function(*(jax.tree.map(known, args) if foreign else args))
+        return put(result) if foreign else result
+
+    return call
+
+
+def in_threads(one: Callable[[Any], R], items: Sequence[Any]) -> Iterator[R]:
+    """A function of each item, in their order; in as many threads as there are cores, where items are many."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if len(items) < _FEW or cores == 1 or current_thread().name.startswith(_THREADS):
+        yield from map(one, items)
+        return
+    for begin in range(0, len(items), cores):  # few at a time: what they give may be large
+        yield from _threads(cores, os.getpid()).map(one, items[begin : begin + cores])
+
+
+@lru_cache(1)
+def _threads(cores: int, process: int) -> ThreadPoolExecutor:
+    """Those of this process: they do not survive a fork."""
+    return ThreadPoolExecutor(cores, thread_name_prefix=_THREADS)
+
+
+_pools = cache(ThreadpoolController)  # of the libraries that are loaded
 
 
 def one_thread() -> AbstractContextManager:

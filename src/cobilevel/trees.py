@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .host import module_of
-from .programs import arithmetic, put
+from .programs import arithmetic, module_of, put
 
 
 def add(a: PyTree, b: PyTree) -> PyTree:

@@ -16,9 +16,8 @@ import numpy as np
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
 from ..cluster import shards_of, this_cluster
-from ..host import empty_table, module_of, on_host_or_compiled
 from ..problem import Domain
-from ..programs import Held, is_spread, put
+from ..programs import Held, empty_table, is_spread, module_of, on_host_or_compiled, put
 from .tables import OneHot, Rows, upper_triangle
 
 _FEWEST_PLACES = 64  # functions from which on places are kept rather than rows of zeros and a one

@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from ..checks import positive
-from ..host import module_of, on_host_or_compiled
 from ..problem import Domain, Finite, Mixed
-from ..programs import Held, put
+from ..programs import Held, module_of, on_host_or_compiled, put
 from .axes import Axes, Axis, degree_in
 from .base import Basis, FeatureMap, plain_number
 from .families import Categorical, Chebyshev, Fourier, Partition, ProductBasis, products

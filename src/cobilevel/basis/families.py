@@ -16,9 +16,8 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from ..checks import positive, whole
 from ..functions import failure
-from ..host import module_of, plain
 from ..problem import Domain, Finite, Mixed, Periodic
-from ..programs import Held, program
+from ..programs import Held, module_of, plain, program
 from .base import Basis, plain_number
 from .index_sets import IndexSet, Tensor
 from .tables import one_hot

@@ -15,7 +15,7 @@ import equinox as eqx
 import numpy as np
 
 from ..checks import MOST_LISTED, whole
-from ..host import plain
+from ..programs import plain
 from .base import NUMBERS_AT_ONCE, Recipe, plain_number
 
 

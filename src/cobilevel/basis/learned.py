@@ -15,9 +15,8 @@ import numpy as np
 from jaxtyping import Float
 
 from ..checks import positive, whole
-from ..host import module_of
 from ..problem import Box
-from ..programs import Held
+from ..programs import Held, module_of
 from .base import Basis, plain_number
 from .families import Chebyshev, ProductBasis
 from .index_sets import TotalDegree

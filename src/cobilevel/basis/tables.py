@@ -11,8 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from .. import trees
 from ..cluster import shards_of, this_cluster
-from ..host import in_threads, module_of, on_host
-from ..programs import Held, arithmetic, is_spread, put, rows_at
+from ..programs import Held, arithmetic, in_threads, is_spread, module_of, on_host, put, rows_at
 
 _TRIANGLE_ROWS = 2**15  # of a table that are factorised at once
 

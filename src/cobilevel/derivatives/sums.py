@@ -14,9 +14,8 @@ from jaxtyping import Float
 
 from ..basis import OneHot
 from ..cluster import shards_of
-from ..host import in_threads, module_of
 from ..precision import double, in_double
-from ..programs import is_spread
+from ..programs import in_threads, is_spread, module_of
 from ..reduction import Batch
 from .rows import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows
 

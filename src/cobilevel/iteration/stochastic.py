@@ -60,8 +60,8 @@ class Draws:
 
     def __init__(self, reduced: Bilevel, position: DrawPosition, step: Int[Array, ""], batch: int, shuffle: bool):
         self._sources = {"upper": reduced.upper_source, "lower": reduced.lower_source}
-        for_upper, for_lower, self._other = (derived(position.key, k) for k in range(3))
-        self._keys = {"upper": for_upper, "lower": for_lower}
+        *keys, self._other = (derived(position.key, k) for k in range(3))
+        self._keys = dict(zip(self._sources, keys, strict=True))
         self._step, self._batch, self._shuffle, self._dtype = step, batch, shuffle, reduced.dtype
         self.position = position
 
@@ -72,12 +72,13 @@ class Draws:
         self.position = eqx.tree_at(lambda position: getattr(position, level), self.position, after)
         return begin
 
-    def _take(self, level: str, count: Int[Array, ""] | int) -> Batches:
-        begin = self._advance(level, count)
-        return self._sources[level].batches(self._keys[level], begin, count, self._batch, self._shuffle)
-
-    def _next(self, level: str) -> Batch:
-        return self._sources[level].batch(self._keys[level], self._advance(level, 1), self._batch, self._shuffle)
+    def _next(self, level: str, count: Int[Array, ""] | int | None = None) -> Any:
+        """The next batch of a level, or the next `count` of them, by number."""
+        begin = self._advance(level, 1 if count is None else count)
+        source, key = self._sources[level], self._keys[level]
+        if count is None:
+            return source.batch(key, begin, self._batch, self._shuffle)
+        return source.batches(key, begin, count, self._batch, self._shuffle)
 
     def upper(self) -> Batch:
         return self._next("upper")
@@ -86,12 +87,10 @@ class Draws:
         return self._next("lower")
 
     def uppers(self, count: Int[Array, ""] | int) -> Batches:
-        """The next `count` upper batches, by number."""
-        return self._take("upper", count)
+        return self._next("upper", count)
 
     def lowers(self, count: Int[Array, ""] | int) -> Batches:
-        """The next `count` lower batches, by number."""
-        return self._take("lower", count)
+        return self._next("lower", count)
 
     def independent(self, count: Int[Array, ""] | int | None = None) -> Batches:
         """Lower batches by number, always with replacement: products of Hessians need them independent.
@@ -103,10 +102,8 @@ class Draws:
 
     def rows(self, level: str) -> RowIndex:
         """Which rows of the pool of a level come next, for solvers that keep something for each."""
-        pool = self._sources[level].rows
-        assert pool is not None
-        number = self._advance(level, 1)
-        return batch_rows(self._keys[level], number, self._batch, pool, True, self._dtype)
+        pool: Any = self._sources[level].rows
+        return batch_rows(self._keys[level], self._advance(level, 1), self._batch, pool, True, self._dtype)
 
     def key(self) -> Key[Array, ""]:
         """For other random choices in this step."""

@@ -16,9 +16,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Bool, Float, Int, Shaped
 
-from ..host import module_of, on_host, plain
 from ..precision import cast, kept_digits
-from ..programs import Held, put
+from ..programs import Held, module_of, on_host, plain, put
 from .input_checks import Strings, contexts_of, listed_values, one_length, real_numbers, slack
 
 

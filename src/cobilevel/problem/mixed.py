@@ -7,9 +7,8 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from ..host import module_of, on_host, plain
 from ..precision import REMEDY
-from ..programs import arithmetic
+from ..programs import arithmetic, module_of, on_host, plain
 from .domain import Domain, Finite, in_one_array
 from .input_checks import Strings, concrete, contexts_of, listed_values
 

@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float
 
 from ..checks import positive, whole
 from ..derivatives import Expansions, HostLedger, flattened
-from ..host import plain
 from ..iteration import ROUNDINGS, SOLVED, Clock, Evolving, Result, Solver
 from ..lower import Point, lower_size, solve_at
+from ..programs import plain
 from .newton_stopping import Stopping, Trial
 from .newton_units import Units
 
