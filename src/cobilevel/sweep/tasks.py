@@ -21,7 +21,7 @@ from ..answer import Solution
 from ..checks import whole
 from ..progress import ProgressBar
 from .store import DamageError, Run, Runs, name_of
-from .workers import AHEAD, Event, Outcome, crew_of, packed_task
+from .workers import Crew, Event, Outcome, crew_of, packed_task
 
 _sweep_log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class _Sweep:
 
     tasks: Iterator[Task]
     runs: Runs
-    crew: Any
+    crew: Crew
     bar: ProgressBar
     limit: float | None
     retries: int
@@ -162,7 +162,7 @@ class _Sweep:
         for number, task in list(self.held.items()):
             self.consider(number, task)
         while self.crew.room and not (self.exhausted or self.late):
-            if self.flying and (self.in_order or len(self.held) >= AHEAD):
+            if self.flying and (self.in_order or len(self.held) >= self.crew.ahead):
                 return
             task = next(self.tasks, None)
             self.exhausted = task is None
@@ -175,23 +175,22 @@ class _Sweep:
     def consider(self, number: int, task: Task) -> None:
         """Begins a task, or holds it, or finds it finished or impossible."""
         self.held[number] = task
-        own, needed = [name_of(spec) for spec in task.specs], [name_of(spec) for spec in task.after]
-        lost = next((self.spoiled[name] for name in (*own, *needed) if name in self.spoiled), None)
+        names = [name_of(spec) for spec in (*task.specs, *task.after)]
+        lost = next((self.spoiled[name] for name in names if name in self.spoiled), None)
         if lost is not None:
-            return self.fail(number, task, f"it needs {lost!r}, which failed")
-        if any(self.makers.get(name, number) != number for name in (*own, *needed)):
-            return None
-        if needed and self.runs.missing(task.after):
-            return self.fail(number, task, "it needs runs that no task computes") if self.exhausted else None
-        if not self.runs.missing(task.specs):
+            self.fail(number, task, f"it needs {lost!r}, which failed")
+        elif any(self.makers.get(name, number) != number for name in names):
+            pass  # another task is to compute what it needs, or the same
+        elif task.after and self.runs.missing(task.after):
+            if self.exhausted:
+                self.fail(number, task, "it needs runs that no task computes")
+        elif not self.runs.missing(task.specs):
             self.finished += 1
-            return self.leave(number, task)
-        if not self.crew.room:
-            return None
-        if self.limit is not None and time.monotonic() - self.clock > self.limit:
-            self.late = True
-            return None
-        return self.begin(number, self.held.pop(number))
+            self.leave(number, task)
+        elif self.crew.room:
+            self.late = self.late or (self.limit is not None and time.monotonic() - self.clock > self.limit)
+            if not self.late:
+                self.begin(number, self.held.pop(number))
 
     def begin(self, number: int, task: Task) -> None:
         if not self.flying:
@@ -202,39 +201,38 @@ class _Sweep:
 
     def handle(self, event: Event) -> None:
         """Takes note of what a worker reports."""
-        number, task = event.number, self.flying[event.number]
+        number, task, words = event.number, self.flying[event.number], event.content
         if event.kind == "tell":
             self.shares[number] = event.content
-            self.show(task.label)
-        elif event.kind == "failed":
-            self.fail(number, task, event.content)
-        elif event.kind == "died":
-            self.deaths[number] += 1
-            if self.deaths[number] > self.retries:
-                self.fail(number, task, f"its worker died {self.deaths[number]} times, at last {event.content}")
-            else:
-                _sweep_log.warning("the worker of %r died (%s): it is done again.", task.label, event.content)
-                self.shares.pop(number, None)
-                self.begin(number, task)
-        else:
+        elif event.kind == "done":
             self.keep(number, task, event.content)
+        elif event.kind == "died" and self.deaths[number] < self.retries:
+            self.deaths[number] += 1
+            _sweep_log.warning("the worker of %r died (%s): it is done again.", task.label, words)
+            self.shares.pop(number, None)
+            self.begin(number, task)
+        else:
+            died = event.kind == "died"
+            self.fail(number, task, f"its worker died {self.retries + 1} times, at last {words}" if died else words)
+        self.show(task.label)
 
     def keep(self, number: int, task: Task, outcome: Outcome) -> None:
         """Writes the runs of a finished task."""
-        if fault := outcome.failure or _other_runs(task, outcome.runs):
-            return self.fail(number, task, fault)
+        fault = outcome.failure or _other_runs(task, outcome.runs)
         try:
-            self.runs.add(outcome.runs, outcome.used)
+            if not fault:
+                self.runs.add(outcome.runs, outcome.used)
+        except DamageError:
+            raise
         except (TypeError, ValueError) as error:
-            if isinstance(error, DamageError):
-                raise
-            return self.fail(number, task, str(error))  # what it returned cannot be kept
+            fault = str(error)  # what it returned cannot be kept
+        if fault:
+            return self.fail(number, task, fault)
         now = time.monotonic()
         self.runs.spend(now - self.mark)
         self.mark = now
         self.finished += 1
-        self.leave(number, task)
-        return self.show(task.label)
+        return self.leave(number, task)
 
     def fail(self, number: int, task: Task, reason: str) -> None:
         self.failures[task.label if task.label not in self.failures else f"{task.label} ({number})"] = reason
@@ -279,24 +277,17 @@ def tabulate(
 
     **Returns:** a row for each case, in their order: its entries and what the function returned.
     """
-    table: list[Any]
     if isinstance(cases, Mapping):
-        table = [dict(zip(cases, values, strict=True)) for values in itertools.product(*cases.values())]
-    else:
-        table = [dict(case) for case in cases]
+        cases = [dict(zip(cases, values, strict=True)) for values in itertools.product(*cases.values())]
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         raise TypeError(f"function must have a name, by which its runs are known; got {function!r}.")
     runs = folder if isinstance(folder, Runs) else Runs(folder)
-    specs = [{"function": name, **case} for case in table]
-    tasks = [
-        Task(
-            ", ".join(f"{key} {value}" for key, value in case.items()), [spec], partial(_one_case, function, spec, case)
-        )
-        for spec, case in zip(specs, table, strict=True)
-    ]
+    table = [(dict(case), {"function": name, **case}) for case in cases]
+    label = lambda case: ", ".join(f"{key} {value}" for key, value in case.items())
+    tasks = [Task(label(case), [spec], partial(_one_case, function, spec, case)) for case, spec in table]
     sweep(tasks, runs, len(tasks), name, progress, None, executor, workers, retries)
-    return [{**case, **runs.get(spec).result} for spec, case in zip(specs, table, strict=True)]
+    return [case | runs.get(spec).result for case, spec in table]
 
 
 def _one_case(function: Callable[..., Any], spec: Mapping[str, Any], case: Mapping[str, Any], tell: Any) -> list[Run]:

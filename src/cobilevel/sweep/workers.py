@@ -6,7 +6,6 @@ from its standard input and ends when that is closed, so none outlives its paren
 """
 
 import asyncio
-import concurrent.futures
 import itertools
 import os
 import pickle
@@ -15,9 +14,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,9 +26,6 @@ import jax
 from ..checks import whole
 from .store import Run, versions
 
-AHEAD = 64  # tasks that are taken up ahead of their turn, at least
-_STARTS = 3  # processes in a row that may end before they begin
-_BETWEEN_REPORTS = 0.2  # seconds: a progress bar needs no more
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")  # the last is XLA's
 # Settings of JAX that decide over numbers, and go wherever a task goes; and those of this machine alone.
 _SWITCHES = (
@@ -57,15 +53,73 @@ class Event(NamedTuple):
     content: Any
 
 
+class Crew:
+    """Tasks by number, handed to an executor with ``submit(function, task)``, and news of them.
+
+    `ahead`: how many tasks are handed over before one is done, at least; to processes of this machine one each.
+    """
+
+    def __init__(self, executor: Any, ahead: int = 64):
+        self._executor, self.ahead = executor, ahead
+        self.local, self._dask = isinstance(executor, LocalProcesses), hasattr(executor, "scheduler_info")
+        cores = sum(executor.ncores().values()) if self._dask else 0
+        self._most = executor.workers if self.local else max(ahead, 2 * cores)
+        self._news: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._flying: dict[int, Any] = {}
+        self._names = itertools.count()
+
+    @property
+    def room(self) -> bool:
+        """Whether it takes another task."""
+        return len(self._flying) < self._most
+
+    def submit(self, number: int, task: bytes) -> None:
+        """Has a task done."""
+        own: dict[str, Any] = {"tell": lambda share: self._news.put((number, share))} if self.local else {}
+        if self._dask:
+            own = {"key": f"cobilevel-{os.getpid()}-{id(self)}-{next(self._names)}", "pure": False}
+        try:
+            future = self._executor.submit(carry_out, task, **own)
+        except Exception as error:
+            raise RuntimeError(
+                f"the executor takes no more tasks: {error}. What is finished is kept; start again with a new one."
+            ) from error
+        self._flying[number] = future
+        future.add_done_callback(lambda done: self._news.put((number, done)))
+
+    def wait(self) -> Event:
+        """The next event."""
+        number, news = self._news.get()
+        if isinstance(news, float):
+            return Event("tell", number, news)
+        self._flying.pop(number)
+        try:
+            return Event("done", number, news.result())
+        except NoWorkersError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            lost = isinstance(error, BrokenExecutor | CancelledError | asyncio.CancelledError | OSError)
+            died = lost or type(error).__name__ == "KilledWorker"  # dask's
+            words = str(error) if self.local else f"{type(error).__name__}: {error}"
+            return Event("died" if died else "failed", number, words)
+
+    def close(self) -> None:
+        """Gives up what is still at work; nothing is lost if it is done all the same."""
+        for future in self._flying.values():
+            with suppress(Exception):
+                future.cancel()
+
+
 @contextmanager
-def crew_of(executor: Any, workers: int | None, announce: bool) -> Iterator["LocalProcesses | Submitted"]:
+def crew_of(executor: Any, workers: int | None, announce: bool) -> Iterator[Crew]:
     """The crew for an executor as a user gives it. On leaving, whatever is still at work is stopped."""
     local = isinstance(executor, str) and executor == "processes"
     if workers is not None and not local:
         raise ValueError('workers is for executor="processes": give the executor the size you want it to have.')
     if local:
-        with closing(LocalProcesses((os.cpu_count() or 1) if workers is None else whole("workers", workers))) as crew:
-            yield crew
+        processes = LocalProcesses((os.cpu_count() or 1) if workers is None else whole("workers", workers))
+        with closing(processes):
+            yield Crew(processes)
     elif isinstance(executor, str) and "://" in executor:
         try:
             from distributed import Client
@@ -83,7 +137,7 @@ def crew_of(executor: Any, workers: int | None, announce: bool) -> Iterator["Loc
         link = getattr(executor, "dashboard_link", None)
         if announce and link:
             print(f"dashboard: {link}", file=sys.stderr, flush=True)
-        with closing(Submitted(executor)) as crew:
+        with closing(Crew(executor)) as crew:
             yield crew
     else:
         raise TypeError(
@@ -95,97 +149,82 @@ def crew_of(executor: Any, workers: int | None, announce: bool) -> Iterator["Loc
 # -- processes of this machine
 
 
-class _Worker:
-    """One worker process, and the thread that listens to it."""
-
-    def __init__(self, environment: dict[str, str], news: Any):
-        self.task: int | None = None
-        self.began = False
-        command = [sys.executable, "-P", "-c", f"from {__name__} import worker_main; worker_main()"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        self._news = news
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        stdout: Any = self.process.stdout
-        try:
-            while True:
-                self._news.put((self, *pickle.load(stdout)))
-        except Exception:  # closed, or cut short in the middle of a message
-            stdout.close()
-            self.process.kill()
-            self._news.put((self, "gone", self.process.wait()))
-
-    def take(self, number: int, task: bytes) -> None:
-        self.task = number
-        stdin: Any = self.process.stdin
-        with suppress(OSError):  # it has just died, which is heard soon
-            pickle.dump(task, stdin)
-            stdin.flush()
-
-    def end(self) -> None:
-        stdin: Any = self.process.stdin
-        self.process.kill()
-        with suppress(OSError):  # what it did not read is gone with it
-            stdin.close()
-        self._thread.join()
+class NoWorkersError(RuntimeError):
+    """Processes of this machine end before they begin, so that no task is to blame."""
 
 
 class LocalProcesses:
-    """Fresh processes, started as they are needed; one that dies is replaced, and the others go on."""
+    """An executor of fresh processes, each spoken to by a thread. They are started as they are needed; one that dies is
+    replaced, and the others go on. After so many false `starts` in a row it gives up."""
 
-    local = True
-
-    def __init__(self, workers: int):
+    def __init__(self, workers: int, starts: int = 3):
         self.workers = workers
-        self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._team: list[_Worker] = []
-        self._false_starts = 0
+        self._starts_left = self._starts = starts
+        self._threads, self._own, self._lock = ThreadPoolExecutor(workers), threading.local(), threading.Lock()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
         threads = str(max(1, (os.cpu_count() or 1) // workers))
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._environment = dict.fromkeys(_ONE_THREAD, threads) | os.environ | {"PYTHONPATH": paths}
 
-    @property
-    def room(self) -> bool:
-        """Whether it takes another task."""
-        return sum(worker.task is not None for worker in self._team) < self.workers
+    def submit(self, function: Callable[..., Any], task: bytes, tell: Callable[[float], None]) -> Future[Any]:
+        """Calls ``function(task, tell)`` in a process; the future breaks where that dies."""
+        return self._threads.submit(self._call, function, task, tell)
 
-    def submit(self, number: int, task: bytes) -> None:
-        """Has a task done."""
-        idle = next((worker for worker in self._team if worker.task is None), None)
-        if idle is None:
-            idle = _Worker(self._environment, self._news)
-            self._team.append(idle)
-        idle.take(number, task)
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-c", f"from {__name__} import worker_main; worker_main()"]
+        with self._lock:
+            if self._closed:
+                raise BrokenExecutor("the executor is closed")
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            process = subprocess.Popen(command, env=self._environment, **pipes)
+            self._processes.add(process)
+        return process
 
-    def wait(self) -> Event:
-        """The next event."""
-        while True:
-            worker, kind, content = self._news.get()
-            number = worker.task
-            if kind == "ready":
-                worker.began, self._false_starts = True, 0
-            elif kind == "gone":
-                self._team.remove(worker)
-                worker.end()
-                self._false_starts += not worker.began
-                if self._false_starts >= _STARTS:
-                    raise RuntimeError(
-                        f"worker processes end before they begin ({_ending(content)}); what they printed says why. "
-                        'executor="here" works without them.'
-                    )
-                if number is not None:
-                    return Event("died", number, _ending(content))
-            elif number is not None:
+    def _call(self, function: Callable[..., Any], task: bytes, tell: Callable[[float], None]) -> Any:
+        began = getattr(self._own, "process", None) is not None
+        process = self._own.process = self._own.process if began else self._start()
+        stdin: Any = process.stdin
+        stdout: Any = process.stdout
+        try:
+            with suppress(OSError):  # it has just died, which is heard next
+                pickle.dump((function, task), stdin)
+                stdin.flush()
+            while True:
+                kind, content = pickle.load(stdout)
                 if kind == "done":
-                    worker.task = None
-                return Event(kind, number, content)
+                    return content
+                if kind == "ready":
+                    began, self._starts_left = True, self._starts
+                else:
+                    tell(content)
+        except Exception as error:  # closed, or cut short in the middle of a message
+            self._own.process = None
+            words = _ending(self._end(process))
+            self._starts_left -= not began
+            if self._starts_left > 0:
+                raise BrokenExecutor(words) from error
+            raise NoWorkersError(
+                f"worker processes end before they begin ({words}); what they printed says why. "
+                'executor="here" works without them.'
+            ) from error
+
+    def _end(self, process: subprocess.Popen[bytes]) -> int:
+        """Ends a process, and how it ended."""
+        process.kill()
+        with suppress(OSError), process:  # what it did not read is gone with it
+            pass
+        return process.wait()
 
     def close(self) -> None:
         """Stops what is still at work."""
-        for worker in self._team:
-            worker.end()
+        with self._lock:
+            self._closed = True
+        for process in self._processes:
+            process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            self._end(process)
 
 
 def _ending(code: int) -> str:
@@ -196,57 +235,6 @@ def _ending(code: int) -> str:
         name = signal.Signals(-code).name
         return f"killed by {name}" + (", as a machine does that is short of memory" if name == "SIGKILL" else "")
     return f"killed by signal {-code}"
-
-
-# -- executors of others
-
-
-class Submitted:
-    """An executor with ``submit(function, argument)``: those of ``concurrent.futures``, and dask's client."""
-
-    local = False
-    _names = itertools.count()
-
-    def __init__(self, executor: Any):
-        self._executor = executor
-        self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._flying: dict[int, Any] = {}
-        self._dask = hasattr(executor, "scheduler_info")
-        self._most = max(AHEAD, 2 * sum(executor.ncores().values()) if self._dask else 0)
-
-    @property
-    def room(self) -> bool:
-        """Whether it takes another task."""
-        return len(self._flying) < self._most
-
-    def submit(self, number: int, task: bytes) -> None:
-        """Has a task done."""
-        own = {"key": f"cobilevel-{os.getpid()}-{next(self._names)}", "pure": False} if self._dask else {}
-        try:
-            future = self._executor.submit(carry_out, task, **own)
-        except Exception as error:
-            raise RuntimeError(
-                f"the executor takes no more tasks: {error}. What is finished is kept; start again with a new one."
-            ) from error
-        self._flying[number] = future
-        future.add_done_callback(lambda done, n=number: self._news.put((n, done)))
-
-    def wait(self) -> Event:
-        """The next event."""
-        number, future = self._news.get()
-        self._flying.pop(number)
-        try:
-            return Event("done", number, future.result())
-        except (Exception, asyncio.CancelledError) as error:
-            lost = concurrent.futures.BrokenExecutor, concurrent.futures.CancelledError, asyncio.CancelledError, OSError
-            died = isinstance(error, lost) or type(error).__name__ == "KilledWorker"  # dask's
-            return Event("died" if died else "failed", number, f"{type(error).__name__}: {error}")
-
-    def close(self) -> None:
-        """Stops what is still at work."""
-        for future in self._flying.values():
-            with suppress(Exception):  # nothing is lost if it is done all the same
-                future.cancel()
 
 
 # -- what is done elsewhere
@@ -305,7 +293,7 @@ def worker_main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    lock, tasks, last = threading.Lock(), queue.SimpleQueue(), [0.0]
+    lock, calls, shown = threading.Lock(), queue.SimpleQueue(), [-1]
 
     def send(kind: str, content: Any) -> None:
         with lock:
@@ -316,18 +304,19 @@ def worker_main() -> None:
                 os._exit(1)
 
     def tell(share: float) -> None:
-        if time.monotonic() - last[0] > _BETWEEN_REPORTS:
-            last[0] = time.monotonic()
+        if int(1000 * share) != shown[0]:  # a progress bar needs no more
+            shown[0] = int(1000 * share)
             send("tell", float(share))
 
     def listen() -> None:
         try:
             while True:
-                tasks.put(pickle.load(sys.stdin.buffer))
+                calls.put(pickle.load(sys.stdin.buffer))
         finally:  # the parent is done, or dead
             os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
     send("ready", None)
     while True:
-        send("done", carry_out(tasks.get(), tell))
+        function, task = calls.get()
+        send("done", function(task, tell))
