@@ -165,12 +165,11 @@ class Cleaning(Experiment):
     def score(self, numbers):
         return numbers["validation"]
 
-    def judge(self, method, seeds, which, states, seen, final):
+    def judge(self, method, seeds, which, xs, Ws, seen, final):
         last = max(1, round(WINDOW * seen["validation"].shape[1]))
         numbers = {name: seen[name][:, -last:].mean(axis=1).astype(float) for name in LOSSES}
         if not final:
             return numbers, {}
-        xs, Ws = states.average.x, states.average.W
         averaged = _losses(self.observe(method, seeds), jnp.asarray(which), xs, Ws)
         numbers |= {f"{name}_averaged": np.asarray(v, dtype=float) for name, v in zip(LOSSES, averaged, strict=True)}
         closer = [self._closely(method, seeds[int(i)], xs[k], Ws[k]) for k, i in enumerate(np.asarray(which))]

@@ -107,7 +107,7 @@ class Experiment:
         how |= {"observe": self.observe(method, seeds), "tell": tell}
         trials = (which, keys, {name: spread(name) for name in ("inner", "outer")})
         states, seen, seconds = solve_all(solver, problems, *trials, steps // self.budget.chunk * chunk, chunk, **how)
-        numbers, curves = self.judge(method, seeds, which, states, seen, final)
+        numbers, curves = self.judge(method, seeds, which, states.average.x, states.average.W, seen, final)
         diverged = (np.asarray(states.result) == Result.DIVERGED.code) | ~np.isfinite(self.score(numbers))
         return states, numbers | {"diverged": diverged}, curves | seen, seconds
 

@@ -8,7 +8,7 @@ reduced problems shows whether a failure is the solver's or the reduction's.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -124,10 +124,7 @@ class Inverse(Experiment):
     def score(self, numbers):
         return numbers["loss"] / numbers["loss_true"]
 
-    def judge(self, method, seeds, which, states, seen, final):
-        return self._judged(method, seeds, which, states.average.x, states.average.W)
-
-    def _judged(self, method: Method, seeds: Sequence[int], which: Any, xs: Any, Ws: Any) -> tuple[dict, dict]:
+    def judge(self, method, seeds, which, xs, Ws, seen, final):
         some = [instance(seed, method.noise) for seed in seeds]
         fitted = method.features(Study.of(some[0].problem, some[0].train))
         features = jnp.stack([fitted(one.test.xi) for one in some])
@@ -145,7 +142,7 @@ class Inverse(Experiment):
         (solutions,) = solve_grid(cases, [method.basis], Newton(), progress=False)
         xs = jnp.stack([s.x for s in solutions])
         Ws = jnp.stack([s.W for s in solutions]) / method.scale  # an exact answer is the same whatever the scale
-        numbers, curves = self._judged(method, range(count), np.arange(count), xs, Ws)
+        numbers, curves = self.judge(method, range(count), np.arange(count), xs, Ws, {}, True)
         tell(1.0)
         about = [
             {"rank": s.stats["rank"], "diverged": False, "ended": s.result.name, "steps": int(s.stats["steps"])}

@@ -3,12 +3,17 @@
 A function at every case of a table is what a study of solvers, seeds and step sizes mostly is: ``tabulate``.
 """
 
+import asyncio
 import itertools
 import logging
 import operator
+import os
+import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +26,7 @@ from ..answer import Solution
 from ..checks import whole
 from ..progress import ProgressBar
 from .store import DamageError, Run, Runs, name_of
-from .workers import Crew, Event, Outcome, crew_of, packed_task
+from .workers import LocalProcesses, NoWorkersError, Outcome, carry_out, packed_task, working_executor
 
 _sweep_log = logging.getLogger(__name__)
 
@@ -89,8 +94,8 @@ def sweep(
     with ProgressBar(1000 * count, label, progress) as bar:
         if isinstance(executor, str) and executor == "here":
             return _one_by_one(tasks, runs, bar, limit)
-        with crew_of(executor, workers, progress is not False) as crew:
-            return _Sweep(iter(tasks), runs, crew, bar, limit, retries, in_order).to_its_end()
+        with working_executor(executor, workers, progress is not False) as found:
+            return _Sweep(iter(tasks), runs, found, bar, limit, retries, in_order).to_its_end()
 
 
 def _one_by_one(tasks: Iterable[Task], runs: Runs, bar: ProgressBar, limit: float | None) -> bool:
@@ -123,15 +128,18 @@ class _Sweep:
 
     tasks: Iterator[Task]
     runs: Runs
-    crew: Crew
+    executor: Any
     bar: ProgressBar
     limit: float | None
     retries: int
     in_order: bool
+    ahead: int = 64  # tasks that are taken up ahead of their turn, at least
     clock: float = field(default_factory=time.monotonic)
     mark: float = 0.0  # when the time that is spent was last counted
     held: dict[int, Task] = field(default_factory=dict)
     flying: dict[int, Task] = field(default_factory=dict)
+    futures: dict[int, Any] = field(default_factory=dict)
+    news: queue.SimpleQueue[tuple[int, Any]] = field(default_factory=queue.SimpleQueue)  # shares, and futures done
     makers: dict[str, int] = field(default_factory=dict)  # by the name of a run: the unfinished task that computes it
     failures: dict[str, str] = field(default_factory=dict)
     spoiled: dict[str, str] = field(default_factory=dict)  # by the name of a run: the task that failed to compute it
@@ -142,27 +150,42 @@ class _Sweep:
     exhausted: bool = False
     late: bool = False
 
+    def __post_init__(self) -> None:
+        self.local, self.dask = isinstance(self.executor, LocalProcesses), hasattr(self.executor, "scheduler_info")
+        cores = sum(self.executor.ncores().values()) if self.dask else 0
+        self.most = self.executor.workers if self.local else max(self.ahead, 2 * cores)
+
     def to_its_end(self) -> bool:
-        while True:
-            before = (self.asked, len(self.held))
-            self.fill()
-            if self.flying:
-                self.handle(self.crew.wait())
-            elif self.late or (self.exhausted and not self.held):
-                break
-            elif self.exhausted and before == (self.asked, len(self.held)):
-                for number, task in list(self.held.items()):
-                    self.fail(number, task, "it waits for tasks that wait for it")
+        try:
+            while self.going_on():
+                pass
+        finally:
+            for future in self.futures.values():
+                with suppress(Exception):  # nothing is lost if it is done all the same
+                    future.cancel()
         if self.failures:
             raise SweepError(self.failures, self.finished)
         return not self.late
+
+    def going_on(self) -> bool:
+        """Begins what can be begun and takes in the next news; whether there is more to do."""
+        before = (self.asked, len(self.held))
+        self.fill()
+        if self.flying:
+            self.handle(*self.news.get())
+        elif self.late or (self.exhausted and not self.held):
+            return False
+        elif self.exhausted and before == (self.asked, len(self.held)):
+            for number, task in list(self.held.items()):
+                self.fail(number, task, "it waits for tasks that wait for it")
+        return True
 
     def fill(self) -> None:
         """Begins what can be begun, and asks for further tasks while there is room."""
         for number, task in list(self.held.items()):
             self.consider(number, task)
-        while self.crew.room and not (self.exhausted or self.late):
-            if self.flying and (self.in_order or len(self.held) >= self.crew.ahead):
+        while len(self.flying) < self.most and not (self.exhausted or self.late):
+            if self.flying and (self.in_order or len(self.held) >= self.ahead):
                 return
             task = next(self.tasks, None)
             self.exhausted = task is None
@@ -187,34 +210,51 @@ class _Sweep:
         elif not self.runs.missing(task.specs):
             self.finished += 1
             self.leave(number, task)
-        elif self.crew.room:
+        elif len(self.flying) < self.most:
             self.late = self.late or (self.limit is not None and time.monotonic() - self.clock > self.limit)
             if not self.late:
                 self.begin(number, self.held.pop(number))
 
     def begin(self, number: int, task: Task) -> None:
+        packed = packed_task(task.label, task.work, self.local)
+        own: dict[str, Any] = {"tell": lambda share: self.news.put((number, share))} if self.local else {}
+        if self.dask:  # a key of its own, or equal tasks would be one
+            own = {"key": f"cobilevel-{os.getpid()}-{id(self)}-{number}-{self.deaths[number]}", "pure": False}
+        try:
+            future = self.executor.submit(carry_out, packed, **own)
+        except Exception as error:
+            raise RuntimeError(
+                f"the executor takes no more tasks: {error}. What is finished is kept; start again with a new one."
+            ) from error
         if not self.flying:
             self.mark = time.monotonic()
-        self.flying[number] = task
-        self.crew.submit(number, packed_task(task.label, task.work, self.crew.local))
+        self.flying[number], self.futures[number] = task, future
+        future.add_done_callback(lambda done: self.news.put((number, done)))
         self.show(task.label)
 
-    def handle(self, event: Event) -> None:
-        """Takes note of what a worker reports."""
-        number, task, words = event.number, self.flying[event.number], event.content
-        if event.kind == "tell":
-            self.shares[number] = event.content
-        elif event.kind == "done":
-            self.keep(number, task, event.content)
-        elif event.kind == "died" and self.deaths[number] < self.retries:
-            self.deaths[number] += 1
+    def handle(self, number: int, news: Any) -> None:
+        """Takes note of what a worker reports: the share that is done, or its future."""
+        task = self.flying[number]
+        if isinstance(news, float):
+            self.shares[number] = news
+            return self.show(task.label)
+        try:
+            outcome = news.result()
+        except NoWorkersError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            lost = isinstance(error, BrokenExecutor | CancelledError | asyncio.CancelledError | OSError)
+            died = lost or type(error).__name__ == "KilledWorker"  # dask's
+            words = str(error) if self.local else f"{type(error).__name__}: {error}"
+        else:
+            return self.keep(number, task, outcome)
+        self.deaths[number] += died
+        if died and self.deaths[number] <= self.retries:
             _sweep_log.warning("the worker of %r died (%s): it is done again.", task.label, words)
             self.shares.pop(number, None)
-            self.begin(number, task)
-        else:
-            died = event.kind == "died"
-            self.fail(number, task, f"its worker died {self.retries + 1} times, at last {words}" if died else words)
-        self.show(task.label)
+            return self.begin(number, task)
+        often = f"its worker died {self.deaths[number]} times, at last "
+        return self.fail(number, task, often + words if died else words)
 
     def keep(self, number: int, task: Task, outcome: Outcome) -> None:
         """Writes the runs of a finished task."""
@@ -232,7 +272,8 @@ class _Sweep:
         self.runs.spend(now - self.mark)
         self.mark = now
         self.finished += 1
-        return self.leave(number, task)
+        self.leave(number, task)
+        return self.show(task.label)
 
     def fail(self, number: int, task: Task, reason: str) -> None:
         self.failures[task.label if task.label not in self.failures else f"{task.label} ({number})"] = reason
@@ -240,7 +281,7 @@ class _Sweep:
         self.leave(number, task)
 
     def leave(self, number: int, task: Task) -> None:
-        for part in (self.held, self.flying, self.shares):
+        for part in (self.held, self.flying, self.futures, self.shares):
             part.pop(number, None)
         for name in map(name_of, task.specs):
             if self.makers.get(name) == number:

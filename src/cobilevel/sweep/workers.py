@@ -5,8 +5,6 @@ fresh process, never a fork: JAX has threads, and a fork of a process with threa
 from its standard input and ends when that is closed, so none outlives its parent.
 """
 
-import asyncio
-import itertools
 import os
 import pickle
 import queue
@@ -16,10 +14,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -45,88 +43,22 @@ _LOCAL_SWITCHES = (
 )
 
 
-class Event(NamedTuple):
-    """News of a task: `kind` is "tell" (a share is done), "done" (an outcome), "failed" or "died" (words)."""
-
-    kind: str
-    number: int
-    content: Any
-
-
-class Crew:
-    """Tasks by number, handed to an executor with ``submit(function, task)``, and news of them.
-
-    `ahead`: how many tasks are handed over before one is done, at least; to processes of this machine one each.
-    """
-
-    def __init__(self, executor: Any, ahead: int = 64):
-        self._executor, self.ahead = executor, ahead
-        self.local, self._dask = isinstance(executor, LocalProcesses), hasattr(executor, "scheduler_info")
-        cores = sum(executor.ncores().values()) if self._dask else 0
-        self._most = executor.workers if self.local else max(ahead, 2 * cores)
-        self._news: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self._flying: dict[int, Any] = {}
-        self._names = itertools.count()
-
-    @property
-    def room(self) -> bool:
-        """Whether it takes another task."""
-        return len(self._flying) < self._most
-
-    def submit(self, number: int, task: bytes) -> None:
-        """Has a task done."""
-        own: dict[str, Any] = {"tell": lambda share: self._news.put((number, share))} if self.local else {}
-        if self._dask:
-            own = {"key": f"cobilevel-{os.getpid()}-{id(self)}-{next(self._names)}", "pure": False}
-        try:
-            future = self._executor.submit(carry_out, task, **own)
-        except Exception as error:
-            raise RuntimeError(
-                f"the executor takes no more tasks: {error}. What is finished is kept; start again with a new one."
-            ) from error
-        self._flying[number] = future
-        future.add_done_callback(lambda done: self._news.put((number, done)))
-
-    def wait(self) -> Event:
-        """The next event."""
-        number, news = self._news.get()
-        if isinstance(news, float):
-            return Event("tell", number, news)
-        self._flying.pop(number)
-        try:
-            return Event("done", number, news.result())
-        except NoWorkersError:
-            raise
-        except (Exception, asyncio.CancelledError) as error:
-            lost = isinstance(error, BrokenExecutor | CancelledError | asyncio.CancelledError | OSError)
-            died = lost or type(error).__name__ == "KilledWorker"  # dask's
-            words = str(error) if self.local else f"{type(error).__name__}: {error}"
-            return Event("died" if died else "failed", number, words)
-
-    def close(self) -> None:
-        """Gives up what is still at work; nothing is lost if it is done all the same."""
-        for future in self._flying.values():
-            with suppress(Exception):
-                future.cancel()
-
-
 @contextmanager
-def crew_of(executor: Any, workers: int | None, announce: bool) -> Iterator[Crew]:
-    """The crew for an executor as a user gives it. On leaving, whatever is still at work is stopped."""
+def working_executor(executor: Any, workers: int | None, announce: bool) -> Iterator[Any]:
+    """What has ``submit``, for an executor as a user names it; what was started for it ends on leaving."""
     local = isinstance(executor, str) and executor == "processes"
     if workers is not None and not local:
         raise ValueError('workers is for executor="processes": give the executor the size you want it to have.')
     if local:
-        processes = LocalProcesses((os.cpu_count() or 1) if workers is None else whole("workers", workers))
-        with closing(processes):
-            yield Crew(processes)
+        with closing(LocalProcesses((os.cpu_count() or 1) if workers is None else whole("workers", workers))) as own:
+            yield own
     elif isinstance(executor, str) and "://" in executor:
         try:
             from distributed import Client
         except ImportError as error:
             raise ImportError("a dask cluster needs dask.distributed: pip install 'cobilevel[cluster]'.") from error
-        with Client(executor) as client, crew_of(client, None, announce) as crew:
-            yield crew
+        with Client(executor) as client, working_executor(client, None, announce) as found:
+            yield found
     elif hasattr(executor, "submit"):
         context = getattr(executor, "_mp_context", None)
         if context is not None and context.get_start_method() == "fork":
@@ -137,8 +69,7 @@ def crew_of(executor: Any, workers: int | None, announce: bool) -> Iterator[Crew
         link = getattr(executor, "dashboard_link", None)
         if announce and link:
             print(f"dashboard: {link}", file=sys.stderr, flush=True)
-        with closing(Crew(executor)) as crew:
-            yield crew
+        yield executor
     else:
         raise TypeError(
             'executor must be "processes", "here", the address of a dask scheduler ("tcp://host:8786"), a client of '
