@@ -318,17 +318,18 @@ def tabulate(
 
     **Returns:** a row for each case, in their order: its entries and what the function returned.
     """
+    rows: Iterable[Any] = cases
     if isinstance(cases, Mapping):
-        cases = [dict(zip(cases, values, strict=True)) for values in itertools.product(*cases.values())]
+        rows = [dict(zip(cases, values, strict=True)) for values in itertools.product(*cases.values())]
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         raise TypeError(f"function must have a name, by which its runs are known; got {function!r}.")
     runs = folder if isinstance(folder, Runs) else Runs(folder)
-    table = [(dict(case), {"function": name, **case}) for case in cases]
+    table = [(dict(case), {"function": name, **case}) for case in rows]
     label = lambda case: ", ".join(f"{key} {value}" for key, value in case.items())
     tasks = [Task(label(case), [spec], partial(_one_case, function, spec, case)) for case, spec in table]
     sweep(tasks, runs, len(tasks), name, progress, None, executor, workers, retries)
-    return [case | runs.get(spec).result for case, spec in table]
+    return [{**case, **runs.get(spec).result} for case, spec in table]
 
 
 def _one_case(function: Callable[..., Any], spec: Mapping[str, Any], case: Mapping[str, Any], tell: Any) -> list[Run]:

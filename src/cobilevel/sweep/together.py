@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from ..iteration import Solver, State, advance
+from ..iteration import Solver, advance
 
 
 def stacked(items: Sequence[PyTree]) -> PyTree:
@@ -57,7 +57,7 @@ def solve_all(
     threads: int | None = None,
     observe: Any = None,
     tell: Callable[[float], None] | None = None,
-) -> tuple[State, dict[str, np.ndarray], float]:
+) -> tuple[Any, dict[str, np.ndarray], float]:
     """Runs a solver for so many steps from each key, compiled once for each shape.
 
     **Arguments:**

@@ -107,22 +107,21 @@ class LocalProcesses:
         with self._lock:
             if self._closed:
                 raise BrokenExecutor("the executor is closed")
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            process = subprocess.Popen(command, env=self._environment, **pipes)
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=self._environment)
             self._processes.add(process)
         return process
 
     def _call(self, function: Callable[..., Any], task: bytes, tell: Callable[[float], None]) -> Any:
-        began = getattr(self._own, "process", None) is not None
-        process = self._own.process = self._own.process if began else self._start()
-        stdin: Any = process.stdin
-        stdout: Any = process.stdout
+        process: Any = getattr(self._own, "process", None)
+        began = process is not None and process.poll() is None
+        process = self._own.process = process if began else self._start()
         try:
             with suppress(OSError):  # it has just died, which is heard next
-                pickle.dump((function, task), stdin)
-                stdin.flush()
+                pickle.dump((function, task), process.stdin)
+                process.stdin.flush()
             while True:
-                kind, content = pickle.load(stdout)
+                kind, content = pickle.load(process.stdout)
                 if kind == "done":
                     return content
                 if kind == "ready":
