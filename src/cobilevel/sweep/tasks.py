@@ -29,6 +29,7 @@ from .store import DamageError, Run, Runs, name_of
 from .workers import LocalProcesses, NoWorkersError, Outcome, carry_out, packed_task, working_executor
 
 _sweep_log = logging.getLogger(__name__)
+_submissions = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ class _Sweep:
         packed = packed_task(task.label, task.work, self.local)
         own: dict[str, Any] = {"tell": lambda share: self.news.put((number, share))} if self.local else {}
         if self.dask:  # a key of its own, or equal tasks would be one
-            own = {"key": f"cobilevel-{os.getpid()}-{id(self)}-{number}-{self.deaths[number]}", "pure": False}
+            own = {"key": f"cobilevel-{os.getpid()}-{next(_submissions)}", "pure": False}
         try:
             future = self.executor.submit(carry_out, packed, **own)
         except Exception as error:
