@@ -110,7 +110,13 @@ def _measurements(name: str, script: Path, quick: bool, log: Path, tail: int = 8
             raise ValueError("\n".join([f"it ended with exit code {code}", *said]))
         if not written.exists():
             raise ValueError("it wrote no measurements")
-        return [Measurement.read(name, entry) for entry in json.loads(written.read_text(encoding="utf-8"))]
+        try:
+            entries = json.loads(written.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"what it wrote is not JSON: {error}") from error
+    if not isinstance(entries, list):
+        raise ValueError("it wrote no list of measurements")
+    return [Measurement.read(name, entry) for entry in entries]
 
 
 def run_benchmarks(names: Sequence[str], out: Path, folder: Path | None, quick: bool, console: Console) -> bool:
