@@ -26,10 +26,10 @@ def main():
             (cb.FdeHBO, 1 / 3, cb.PolynomialDecay(1.0, 2 / 3, 1.0), -3, 2**17),
         ):
             found = slope(kind, bumps, power, momentum, steps)
-            norms, samples = ("{:.2g} to {:.2g}".format(*pair) for pair in (found.norms, found.samples))
-            interval = f"[{found.low:.2f}, {found.high:.2f}]"
+            norms, samples = ("{:.2g} to {:.2g}".format(*pair) for pair in (found["norms"], found["samples"]))
+            value, interval = found["value"], f"[{found['low']:.2f}, {found['high']:.2f}]"
             print(
-                f"{label:10} {kind.__name__:8} {found.value:7.2f} {interval:>18} {theory:7} {norms:>20} {samples:>20}",
+                f"{label:10} {kind.__name__:8} {value:7.2f} {interval:>18} {theory:7} {norms:>20} {samples:>20}",
                 flush=True,
             )
     print("\nthe same span in three bases: SOBA at its defaults until 1% of the gap, measuring not counted")

@@ -1,6 +1,5 @@
 """The command line: arguments only."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +15,8 @@ def _in_a_sentence(*more: type[Exception]) -> Iterator[None]:
     """Errors that a user can mend are reported in a sentence; anything else is a fault, and shows where it is."""
     try:
         yield
-    except (ValueError, OSError, ImportError, sqlite3.Error, *more) as error:
-        words = f"The store of runs is damaged: {error}." if isinstance(error, sqlite3.Error) else str(error)
-        typer.secho(words, fg="red", err=True)
+    except (ValueError, OSError, ImportError, *more) as error:
+        typer.secho(str(error), fg="red", err=True)
         raise typer.Exit(2) from error
 
 
@@ -139,11 +137,11 @@ def bench_command(
     """Measure speed on this machine, against the goals of the project."""
     from rich.console import Console
 
-    from .commands import chosen_benchmarks, run_benchmarks, speed_benchmarks
+    from .commands import run_benchmarks, speed_benchmarks
 
     with _in_a_sentence():
         if names_only:
-            typer.echo("\n".join(chosen_benchmarks(speed_benchmarks(folder), names or [])))
+            typer.echo("\n".join(speed_benchmarks(folder, names or [])))
         elif not run_benchmarks(names or [], out, folder, quick, Console()):
             raise typer.Exit(1)
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from cobilevel.paper.claims import Reading, median
-from cobilevel.paper.cleaning_findings import CleaningView, cleaning_verdicts
-from cobilevel.paper.inverse import Inverse
-from cobilevel.paper.inverse_findings import InverseFindings, InverseView, inverse_verdicts
+from cobilevel.paper.cleaning import CleaningView, cleaning_verdicts
+from cobilevel.paper.inverse import Inverse, InverseView, inverse_verdicts
 from cobilevel.paper.methods import (
     BARE,
     HELD_OUT,
@@ -52,7 +51,7 @@ def findings(folder, world, newton=as_claimed, outlier=None, bare=None):
                 numbers = {"loss": loss * shake, "loss_true": 1.0, "policy_error": error * shake}
                 made.append(Run(lab.spec(method, seed, tuned), numbers))
     lab.runs.add(made)
-    return InverseFindings(lab)
+    return lab
 
 
 def verdicts(found):

@@ -10,9 +10,8 @@ import pytest
 import cobilevel as cb
 from cobilevel.judge import runs_estimate
 from cobilevel.paper import theory
-from cobilevel.paper.claims import CLAIMS, complete, difference, ratio, verdict
-from cobilevel.paper.cleaning import auc
-from cobilevel.paper.lab import TUNING
+from cobilevel.paper.claims import CLAIMS, auc, complete, difference, ratio, verdict
+from cobilevel.paper.experiment import TUNING
 from cobilevel.paper.methods import BARE, PER_CELL, Grid, Method, SearchRung, race
 from cobilevel.study import Study
 

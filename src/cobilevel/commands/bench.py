@@ -6,6 +6,7 @@ is none; `better` is ``"less"``, also where it is left out, or ``"more"``; a val
 its text holds ``"--quick"`` too, it has a shorter form.
 """
 
+import itertools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -78,26 +79,21 @@ class Measurement:
         return self.what, value, self.unit, goal, _VERDICTS[self.met]
 
 
-def speed_benchmarks(folder: Path | None = None) -> dict[str, Path]:
-    """The scripts that measure speed, by name: those of a folder, or of ``benchmarks`` here or in the source tree."""
+def speed_benchmarks(folder: Path | None = None, names: Sequence[str] = ()) -> dict[str, Path]:
+    """The scripts that measure speed, by name: those of a folder, or of ``benchmarks`` here or in the source tree; if
+    any are named, these alone and in that order."""
     places = (Path("benchmarks"), Path(__file__).parents[3] / "benchmarks") if folder is None else (folder,)
     for place in places:
         scripts = sorted(place.glob("*.py"))
         found = {path.stem: path for path in scripts if '"--json"' in path.read_text(encoding="utf-8")}
+        if unknown := [name for name in names if found and name not in found]:
+            raise ValueError(f"There is no benchmark {', '.join(unknown)}. There are {', '.join(found)}.")
         if found:
-            return found
+            return {name: found[name] for name in names or found}
     raise ValueError(
         f"No benchmarks in {' or '.join(str(place) for place in places)}. They come with the source, not with the "
         "installed package: run this in a checkout of it, or name their folder with --folder."
     )
-
-
-def chosen_benchmarks(found: dict[str, Path], names: Sequence[str]) -> dict[str, Path]:
-    """Those that are named, in the order of the names; all where none is."""
-    unknown = [name for name in names if name not in found]
-    if unknown:
-        raise ValueError(f"There is no benchmark {', '.join(unknown)}. There are {', '.join(found)}.")
-    return {name: found[name] for name in dict.fromkeys(names)} if names else found
 
 
 def _measurements(name: str, script: Path, quick: bool, log: Path, tail: int = 8) -> list[Measurement]:
@@ -125,7 +121,7 @@ def _measurements(name: str, script: Path, quick: bool, log: Path, tail: int = 8
 
 def run_benchmarks(names: Sequence[str], out: Path, folder: Path | None, quick: bool, console: Console) -> bool:
     """Runs the benchmarks, writes ``bench.json``, ``bench.md`` and ``bench.png``; whether every script succeeded."""
-    scripts = chosen_benchmarks(speed_benchmarks(folder), names)
+    scripts = speed_benchmarks(folder, names)
     out.mkdir(parents=True, exist_ok=True)
     facts = _circumstances()
     if not facts["quiet"]:
@@ -190,17 +186,12 @@ def _printed(lines: Sequence[Measurement]) -> Table:
     table = Table(caption=_tally(lines), box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("what", "value", "unit", "goal", ""):
         table.add_column(heading, justify="right" if heading in ("value", "goal") else "left")
-    for name, part in _by_script(lines):
+    for name, part in itertools.groupby(lines, lambda line: line.script):
         table.add_section()
         table.add_row(f"[bold]{escape(name)}[/bold]")
         for line in part:
             table.add_row(*map(escape, line.words()), style="red" if line.met is False else None)
     return table
-
-
-def _by_script(lines: Sequence[Measurement]) -> Iterator[tuple[str, list[Measurement]]]:
-    for name in dict.fromkeys(line.script for line in lines):
-        yield name, [line for line in lines if line.script == name]
 
 
 def _page(facts: dict[str, Any], lines: Sequence[Measurement]) -> str:
@@ -231,14 +222,13 @@ def _draw_bars(path: Path, lines: Sequence[Measurement], longest: float = 100.0)
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    groups = [(name, [line for line in part if line.share is not None]) for name, part in _by_script(lines)]
-    groups = [(name, part) for name, part in groups if part]
-    rows = sum(len(part) + 1.4 for _, part in groups)
+    aimed = [line for line in lines if line.share is not None]
+    rows = len(aimed) + 1.4 * len({line.script for line in aimed})
     figure = Figure(figsize=(10, max(2.2, 0.25 * rows + 1.3)), layout="constrained")
     axis = figure.subplots()
     literal = lambda text: text.replace("$", r"\$")
     place, names, ends = 0.0, {}, [1.0]
-    for name, part in groups:
+    for name, part in itertools.groupby(aimed, lambda line: line.script):
         axis.text(0.004, place, name, transform=axis.get_yaxis_transform(), weight="bold", va="center", fontsize=9)
         for line in part:
             place += 1

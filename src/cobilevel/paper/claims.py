@@ -32,12 +32,6 @@ CLAIMS = {
     "T3": "Chebyshev: N grows like ln^d(1/eps) for analytic problems, and m_Phi is of order 1/N at least.",
     "C1": "DL-SGD and RT-MLMC are impractical on these problems.",
 }
-_CELLS = {PER_CELL: "each cell a problem of its own", BARE: "bare indicator functions"}
-_TUNED = {
-    HELD_OUT: "step sizes from held-out instances",
-    REPORTED: "step sizes from the reported instances",
-    EXTENDED: "step sizes from an extended grid",
-}
 
 
 def verdict(
@@ -76,10 +70,15 @@ class Reading:
     bases_only: bool = False  # "the others" are the other bases, rather than all other methods
 
     def words(self) -> str:
-        about = [] if self.cells is None else [_CELLS[self.cells]]
-        more = ["medians"] * self.medians + ["averaged answers"] * self.averaged
-        more += ["against the other bases"] * self.bases_only
-        return ", ".join([*about, _TUNED[self.tuned], *more])
+        parts = [
+            {PER_CELL: "each cell a problem of its own", BARE: "bare indicator functions"}.get(self.cells or ""),
+            {HELD_OUT: "step sizes from held-out instances", REPORTED: "step sizes from the reported instances",
+             EXTENDED: "step sizes from an extended grid"}[self.tuned],
+            "medians" if self.medians else None,
+            "averaged answers" if self.averaged else None,
+            "against the other bases" if self.bases_only else None,
+        ]  # fmt: skip
+        return ", ".join(part for part in parts if part)
 
 
 def every_reading(cells: Iterable[str], further: Any, flag: str) -> list[Reading]:
@@ -136,6 +135,14 @@ def median(values: Any) -> Estimate:
     k = max(int(scipy.stats.binom.ppf(0.025, len(ordered), 0.5)) - 1, 0)
     low, high = float(ordered[k]), float(ordered[len(ordered) - 1 - k])
     return Estimate(float(np.median(ordered)), (high - low) / 4, (low, high))
+
+
+def auc(score: np.ndarray, positive: np.ndarray) -> float:
+    """The chance that a random positive has a higher score than a random negative, ties counting half."""
+    if positive.all() or not positive.any():
+        return float("nan")
+    pairs = positive.sum() * (~positive).sum()
+    return float(scipy.stats.mannwhitneyu(score[positive], score[~positive], method="asymptotic").statistic / pairs)
 
 
 def listed(table: Mapping[Any, Estimate], digits: int = 4) -> str:

@@ -7,6 +7,7 @@ temperatures uniform on (0.1, 10), a linear classifier with ridge 1e-3, batches 
 averages of the losses along the iterates, as the paper shows them; averaged answers are judged too.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,24 +16,27 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+from jaxtyping import Float
 
 from ..basis import FeatureMap, Features
-from ..gallery import Images, Instance, best_coefficients, cleaning
+from ..gallery import Images, Instance, best_coefficients, cleaning, entropies
+from ..judge import Estimate, runs_estimate
 from ..problem import Interval, Levels, Product
 from ..reduction import Bilevel, reduce_with
+from ..report import line_part, panel_part, policies_part, rounded, table_part
 from ..study import Study
-from ..sweep import How, Pool, Runs
-from .lab import Judged, Lab
-from .methods import FAMILIES, Budget, Grid, Method, SearchRung
+from ..sweep import Runs, stacked, taken
+from .claims import Judgement, Reading, auc, difference, every_reading, geometric_mean, judged, listed, ratio
+from .experiment import Experiment
+from .methods import BARE, BASES, FAMILIES, HELD_OUT, PER_CELL, Budget, Grid, Method, SearchRung, family_name
 
 WINDOW = 0.1  # of a run: the moving average of its curves
-_TEMPERATURES = (0.1, 10.0)
+LOSSES = ("validation", "training")
 _KINDS = list(dict.fromkeys(FAMILIES.values()))
 
 _QUICK = Budget(
     instances=3, steps=120, chunk=12, rungs=(SearchRung(1, 1, 60),), grid=Grid((0.1,), (1e2, 1e3), (10,)),
-    bases=(5,), cells=(5, 20), together=How(1, 1, 1),
+    bases=(5,), cells=(5, 20), together=1,
 )  # fmt: skip
 CLEANING_BUDGETS = {
     "quick": _QUICK,
@@ -41,7 +45,7 @@ CLEANING_BUDGETS = {
         instances=20, steps=12_000, chunk=100, grid=Grid(), bases=(5, 20), cells=(5, 20, 50), bare=(5,),
         rungs=(SearchRung(20, 1, 100), SearchRung(2, 1, 1000), SearchRung(1, 1, 12_000)),
         further=(SearchRung(2, 1, 1000), SearchRung(1, 1, 12_000)), extended=4,
-        together=How(20, 20, 1),  # twenty at once took a third to a ninth of the time of fewer
+        together=20,  # twenty at once took a third to a ninth of the time of fewer
     ),
 }  # fmt: skip
 
@@ -49,8 +53,8 @@ CLEANING_BUDGETS = {
 @cache
 def _every_family(N: int) -> Features:
     """All families of one size side by side: a matrix picks one of them, so that they share compiled programs."""
-    some = jnp.linspace(*_TEMPERATURES, 2 * N + 2)
-    fitted = [kind(N).fit(Interval(*_TEMPERATURES), some, None) for kind in _KINDS]
+    domain, some = Interval(0.1, 10.0), jnp.linspace(0.1, 10.0, 2 * N + 2)
+    fitted = [kind(N).fit(domain, some, None) for kind in _KINDS]
     return Features(lambda xi: jnp.concatenate([each(xi) for each in fitted], axis=-1), N * len(fitted))
 
 
@@ -59,15 +63,10 @@ def _nodes(one: Instance, count: int = 32) -> tuple[jax.Array, jax.Array]:
     return one.train.upper.law.quadrature(count)  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def _fit_nodes(method: Method) -> int:
-    """Temperatures of the rule to which a basis is fitted: fine enough for it."""
-    return 4 * method.N
-
-
 def _study(one: Instance, method: Method) -> Study:
-    """The problem with a rule of temperatures for the basis (batches draw them afresh anyway)."""
+    """The problem with a rule of temperatures that is fine enough for the basis (batches draw them afresh anyway)."""
     levels = one.train.upper, one.train.lower
-    return Study.of(one.problem, Levels(*(Product(level.law, level.eta, _fit_nodes(method)) for level in levels)))  # pyright: ignore
+    return Study.of(one.problem, Levels(*(Product(level.law, level.eta, 4 * method.N) for level in levels)))  # pyright: ignore
 
 
 def _shared(one: Instance, method: Method) -> Bilevel:
@@ -83,14 +82,13 @@ def _shared(one: Instance, method: Method) -> Bilevel:
 def _entropies(y: jax.Array, xi: jax.Array, data: Any) -> jax.Array:
     """``CE(X y / xi, Y)``, temperature by image."""
     logits = jnp.einsum("np,mpc->mnc", data["image"], y) / xi[:, None, None]
-    chosen = jnp.take_along_axis(logits, data["label"][None, :, None], axis=2)[..., 0]
-    return jax.nn.logsumexp(logits, axis=2) - chosen
+    return entropies(logits, jnp.broadcast_to(data["label"], logits.shape[:2]))
 
 
 class Watch(eqx.Module):
     """Losses and weights on the way: over a quadrature of temperatures and all images of each level."""
 
-    pool: Pool
+    problems: Any  # stacked
     features: jax.Array
     nodes: jax.Array
     shares: jax.Array
@@ -98,7 +96,7 @@ class Watch(eqx.Module):
 
     def losses(self, i: jax.Array, x: jax.Array, W: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Validation and training loss of a decision and its policy on instance ``i``."""
-        reduced, y = self.pool[i], jnp.einsum("mk,kpc->mpc", self.features, W)
+        reduced, y = taken(self.problems, i), jnp.einsum("mk,kpc->mpc", self.features, W)
         upper, lower = reduced.upper_source.product.eta, reduced.lower_source.product.eta  # pyright: ignore
         validation = jnp.mean(_entropies(y, self.nodes, upper), axis=1)
         ridge = self.regulariser * jnp.sum(y**2, axis=(1, 2))
@@ -111,30 +109,17 @@ class Watch(eqx.Module):
 
 
 @eqx.filter_jit
-def _score(watch: Watch, which: jax.Array, xs: jax.Array, Ws: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _losses(watch: Watch, which: jax.Array, xs: jax.Array, Ws: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Validation and training loss of the averaged answers."""
     return jax.lax.map(lambda item: watch.losses(*item), (which, xs, Ws))
 
 
-@eqx.filter_jit
-def _accuracies(test: Any, y: jax.Array) -> jax.Array:
-    """Test accuracy, by temperature."""
-    hits = jnp.argmax(jnp.einsum("np,mpc->mnc", test["image"], y), axis=2) == test["label"]
-    return jnp.mean(hits, axis=1)
-
-
-def auc(score: np.ndarray, positive: np.ndarray) -> float:
-    """The chance that a random positive has a higher score than a random negative, ties counting half."""
-    if positive.all() or not positive.any():
-        return float("nan")
-    pairs = positive.sum() * (~positive).sum()
-    return float(scipy.stats.mannwhitneyu(score[positive], score[~positive], method="asymptotic").statistic / pairs)
-
-
-class Cleaning(Lab):
+class Cleaning(Experiment):
     """Hyper-cleaning of images."""
 
     name = "cleaning"
+    title = "Hyper-cleaning over temperatures"
+    unit = "trial"
     scale = 1e-2
     shuffle = False  # independent draws: contexts are drawn afresh in any case, and permutations are slow on a GPU
 
@@ -142,32 +127,30 @@ class Cleaning(Lab):
         super().__init__(budget, runs)
         self.images = images
         self._instances: dict[int, Instance] = {}
-        self._pools: dict[Any, Pool] = {}
+        self._problems: dict[Any, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """As it goes to another process: without what can be made again."""
-        return self.__dict__ | {"_instances": {}, "_pools": {}}
+        return self.__dict__ | {"_instances": {}, "_problems": {}}
 
     def identity(self):
         return super().identity() | {"data": self.images.name}
 
     def instance(self, seed: int) -> Instance:
-        if seed not in self._instances:
-            self._instances[seed] = cleaning(seed, self.images, temperatures=_TEMPERATURES)
-        return self._instances[seed]
+        return self._instances.get(seed) or self._instances.setdefault(seed, cleaning(seed, self.images))
 
     def plan(self):
         batch = min(512, len(self.instance(0).problem.x0) // 2)
         return [(Method("StocBiO", *row, batch=batch), self.budget.instances) for row in self.budget.table()]
 
-    def pool(self, method, seeds):
-        """The pool of a method; only the last one is kept, since it holds the images of every trial."""
+    def problems(self, method, seeds):
+        """Of a method; only the last ones are kept, since they hold the images of every trial."""
         key = (method, tuple(seeds))
-        if key not in self._pools:
+        if key not in self._problems:
             most = max(rung.instances for rung in self.budget.rungs)  # filled up, so that rounds share programs
-            table = [self.instance(seeds[k % len(seeds)]) for k in range(max(len(seeds), most))]
-            self._pools = {key: Pool.of([_shared(one, method) for one in table])}
-        return self._pools[key]
+            some = [self.instance(seeds[k % len(seeds)]) for k in range(max(len(seeds), most))]
+            self._problems = {key: stacked([_shared(one, method) for one in some])}
+        return self._problems[key]
 
     def held(self, method):
         pixels, classes = self.instance(0).problem.y0.shape
@@ -177,26 +160,21 @@ class Cleaning(Lab):
         one = self.instance(seeds[0])
         fitted, (nodes, shares) = method.features(_study(one, method)), _nodes(one)
         parts = (fitted(nodes), nodes, shares, one.problem.lower.regulariser)  # pyright: ignore
-        return Watch(self.pool(method, seeds), *(jnp.asarray(part, fitted.constant.dtype) for part in parts))
+        return Watch(self.problems(method, seeds), *(jnp.asarray(part, fitted.constant.dtype) for part in parts))
 
-    def judge(self, method, seeds, which, bundle, final):
-        last = max(1, round(WINDOW * bundle.curves["validation"].shape[1]))
-        names = ("validation", "training")
-        numbers = {name: bundle.curves[name][:, -last:].mean(axis=1).astype(float) for name in names}
-        score = numbers["validation"]
+    def score(self, numbers):
+        return numbers["validation"]
+
+    def judge(self, method, seeds, which, xs, Ws, seen, final):
+        last = max(1, round(WINDOW * seen["validation"].shape[1]))
+        numbers = {name: seen[name][:, -last:].mean(axis=1).astype(float) for name in LOSSES}
         if not final:
-            return Judged(numbers, {}, score)
-        xs, Ws = bundle.states.average.x, bundle.states.average.W
-        averaged = _score(self.observe(method, seeds), jnp.asarray(which), xs, Ws)
-        numbers |= {f"{name}_averaged": np.asarray(v, dtype=float) for name, v in zip(names, averaged, strict=True)}
+            return numbers, {}
+        averaged = _losses(self.observe(method, seeds), jnp.asarray(which), xs, Ws)
+        numbers |= {f"{name}_averaged": np.asarray(v, dtype=float) for name, v in zip(LOSSES, averaged, strict=True)}
         closer = [self._closely(method, seeds[int(i)], xs[k], Ws[k]) for k, i in enumerate(np.asarray(which))]
-        numbers |= {name: np.array([one[0][name] for one in closer]) for name in closer[0][0]}
-        curves = {name: np.stack([one[1][name] for one in closer]) for name in closer[0][1]}
-        return Judged(numbers, curves, score)
-
-    def temperatures(self) -> np.ndarray:
-        """Where policies are compared with exact classifiers: Gauss nodes, which crowd where policies change most."""
-        return np.asarray(_nodes(self.instance(0))[0])
+        numbers |= {name: np.array([one[name] for one, _ in closer]) for name in closer[0][0]}
+        return numbers, {name: np.stack([one[name] for _, one in closer]) for name in closer[0][1]}
 
     def _closely(
         self, method: Method, seed: int, x: Any, W: Any, in_span: int = 3, tolerance: float = 1e-4
@@ -215,12 +193,13 @@ class Cleaning(Lab):
         table = {}
         for name, y in (("policy", policy(W)), ("exact", exact.y)):
             loss = jnp.mean(_entropies(y, xi, one.train.upper.eta), axis=1)  # pyright: ignore
-            parts = (loss, _accuracies(one.test.eta, y), jnp.sqrt(jnp.sum(y**2, axis=(1, 2))))
+            hits = jnp.argmax(jnp.einsum("np,mpc->mnc", one.test.eta["image"], y), axis=2) == one.test.eta["label"]
+            parts = (loss, jnp.mean(hits, axis=1), jnp.sqrt(jnp.sum(y**2, axis=(1, 2))))
             table[name] = np.stack([np.asarray(v, dtype=np.float32) for v in parts], axis=1)
         error, within = errors(policy(W)), np.full(len(xi), np.nan)
         if seed < in_span:
             truth, ridge = one.truth, jnp.asarray(one.problem.lower.regulariser, dtype)  # pyright: ignore
-            rule, shared = (jnp.asarray(a, dtype) for a in _nodes(one, _fit_nodes(method)))
+            rule, shared = (jnp.asarray(a, dtype) for a in _nodes(one, 4 * method.N))
             known = (truth.images, truth.labels, jax.nn.sigmoid(jnp.asarray(x, dtype)), ridge)
             best = best_coefficients(*known, fitted(rule).astype(dtype), rule, shared, W)
             within = errors(policy(best))
@@ -234,3 +213,276 @@ class Cleaning(Lab):
             "exact_gradient": float(jnp.max(exact.gradient)),
         }
         return numbers, table | {"error": error.astype(np.float32), "within": within.astype(np.float32)}
+
+    # -- what the finished runs say
+
+    def steps(self, method: Method, tuned: str = HELD_OUT) -> np.ndarray:
+        """The steps at which curves were looked at."""
+        chunk = self.chunk(self.finished(method, tuned)[0].result["inner_steps"])
+        return (np.arange(self.by_temperature(method, "validation", tuned).shape[1]) + 1) * chunk
+
+    def samples(self, method: Method, tuned: str = HELD_OUT) -> np.ndarray:
+        """Every sample drawn until then, by all oracles."""
+        spent = self.values(method, "samples", tuned).mean() / self.values(method, "steps", tuned).mean()
+        return self.steps(method, tuned) * spent
+
+    def curve(self, method: Method, name: str, tuned: str = HELD_OUT) -> Float[np.ndarray, "trials looks"]:
+        """A moving average over the last tenth of the run before each look."""
+        table = self.by_temperature(method, name, tuned)
+        width = max(1, round(WINDOW * table.shape[1]))
+        sums = np.cumsum(np.pad(table, ((0, 0), (1, 0))), axis=1)
+        ends = np.arange(1, table.shape[1] + 1)
+        starts = np.maximum(ends - width, 0)
+        return (sums[:, ends] - sums[:, starts]) / (ends - starts)
+
+    def by_temperature(self, method: Method, name: str, tuned: str = HELD_OUT) -> Float[np.ndarray, "trials ..."]:
+        """A curve as it is, trial by trial."""
+        return np.array([run.curves[name] for run in self.finished(method, tuned)], dtype=float)
+
+    def summary(self) -> dict[str, Any]:
+        """What the page shows: the paper's Figure 2; the same against seconds; weights; errors by temperature."""
+        one, images = self.instance(0), self.images.name
+        train, validation = len(one.problem.x0), one.train.upper.count
+        lead = (
+            f"Weights for {train:,} training images ({images}), 30% of whose labels were redrawn at "
+            f"random, learned from {validation:,} clean ones over temperatures from 0.1 to 10. "
+            f"{self.budget.instances} trials a method, StocBiO with the constants the paper prints."
+        )
+        clock = lambda m: self.steps(m) * self.seconds(m) / self.steps(m)[-1]
+        epochs = ("epochs", "epochs: all samples drawn, over the training images", lambda m: self.samples(m) / train)
+        seconds = ("seconds", "seconds a run, trials sharing the machine", clock)
+        figure = "Figure 2: hyper-cleaning"
+        panels = [
+            *(self._panel(name, epochs, figure, f"{name.capitalize()} loss", "loss") for name in LOSSES),
+            self._panel("weight", epochs, "Weights, and time", "Mean weight", "mean of sigmoid(x)"),
+            self._panel("validation", seconds, "Weights, and time", "Validation loss by seconds", "loss"),
+            self._errors_by_temperature("error", "Of the policies found"),
+            self._errors_by_temperature("within", "Of the best policy in the span"),
+        ]
+        data = ["data", f"{images}: {train} training, {validation} validation images"]
+        parts = {"panels": panels, "tables": self._tables(), "policies": self._policies()}
+        return self.page(lead, data, f"batches of {self.methods[0].batch}, K = 10, s = 0.01", **parts)
+
+    def _tables(self) -> list[dict[str, Any]]:
+        """Every method in numbers, and the step sizes that were chosen."""
+        names = (*LOSSES, *(f"{loss}_averaged" for loss in LOSSES), "loss", "policy_error", "weight", "auc", "accuracy")
+        columns = ["method", "validation loss", "training loss", "validation, averaged answer",
+                   "training, averaged answer", "true F", "Delta_y", "mean weight", "AUC", "test accuracy", "diverged",
+                   "numbers held", "seconds a run"]  # fmt: skip
+        rows = []
+        for method in self.methods:
+            spread = [runs_estimate(self.values(method, name)).words(4) for name in names]
+            diverged = int(self.values(method, "diverged").sum())
+            rows.append([method.label, *spread, diverged, self.held(method), f"{self.seconds(method):.2g}"])
+        note = (
+            "Losses are moving averages along the iterates where the runs end, and those of averaged answers; means "
+            "over trials with 95% intervals. Of averaged answers also true F and Delta_y (lower level solved exactly "
+            "at 32 temperatures), AUC (how well small weights indicate wrong labels) and accuracy."
+        )
+        return [
+            table_part("methods", "Hyper-cleaning: every method", columns, rows, note),
+            self.step_sizes([(method.label, method) for method in self.methods], "validation"),
+        ]
+
+    def _policies(self) -> dict[str, Any]:
+        """Losses, accuracies and sizes by temperature, of the policy and of exact classifiers; the first trial."""
+        entries = []
+        for method in self.methods:
+            policy, exact, error = (self.by_temperature(method, name)[0] for name in ("policy", "exact", "error"))
+            known = (family_name(method.family), method.N, method.solver)
+            entries.append((*known, policy.T, exact.T, np.sqrt(error)))
+        components = ["validation loss", "test accuracy", "norm of y"]
+        return policies_part("temperature", np.asarray(_nodes(self.instance(0))[0]), "classifier", components, entries)
+
+    def _panel(
+        self, name: str, axis: tuple[str, str, Callable[[Method], np.ndarray]], figure: str, title: str, label: str
+    ) -> dict[str, Any]:
+        """One panel of curves over the run, against an axis given by its name, its label and its values."""
+        key, words, x = axis
+        series = [_means(m, x(m), self.curve(m, name)) for m in self.methods]
+        note = f"Moving averages over {100 * WINDOW:.0f}% of a run; means over trials with 95% intervals."
+        return panel_part(f"{name}-{key}", figure, title, (words, label), ("linear", "linear"), series, note)
+
+    def _errors_by_temperature(self, name: str, title: str) -> dict[str, Any]:
+        """Where each method errs, relative to the size of the exact classifiers; or the best policy in its span."""
+        xi, axes = np.asarray(_nodes(self.instance(0))[0]), ("temperature", "|y - y*|^2 / |y*|^2")
+        series = [_means(m, xi, _relative_errors(self, m, name, HELD_OUT)) for m in self.methods]
+        note = "Against exact classifiers at the same weights; means over trials with 95% intervals."
+        figure = "Error of the policy by temperature"
+        return panel_part(f"by-temperature-{name}", figure, title, axes, ("log", "log"), series, note)
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """H1 to H6."""
+        return cleaning_verdicts(self)
+
+
+def _means(method: Method, x: np.ndarray, values: Float[np.ndarray, "trials x"]) -> dict[str, Any]:
+    """Means over trials with their intervals, as one series of a panel."""
+    return line_part(method.label, rounded(x, 5), [runs_estimate(column) for column in values.T], 5)
+
+
+def _relative_errors(findings: Any, method: Method, name: str, tuned: str) -> Float[np.ndarray, "trials temperatures"]:
+    """Squared errors over the squared size of the exact classifiers, in the trials for which they were computed."""
+    size = findings.by_temperature(method, "exact", tuned)[:, :, 2] ** 2
+    error = findings.by_temperature(method, name, tuned) / size
+    return error[np.isfinite(error).all(axis=1)]
+
+
+# -- verdicts
+
+
+def cleaning_verdicts(findings: Any) -> list[dict[str, Any]]:
+    """H1 to H6, each under every reading of it."""
+    budget = findings.budget
+    cells, bare = (every_reading([each], budget.further, "averaged") for each in (PER_CELL, BARE))
+    plain = [replace(reading, cells=None) for reading in cells]
+    by_size = cells + bare * (budget.bare == budget.cells)
+    readings = {
+        "H1": by_size,
+        "H2": cells + bare * (budget.cells[0] in budget.bare),
+        "H3": by_size,
+        "H4": [replace(reading, bases_only=True) for reading in plain] + cells,
+        "H5": plain,
+        "H6": cells[::2],  # the lower level is solved exactly: there is nothing to average
+    }
+    view = CleaningView(findings, Reading())
+    curves = {method.label: view.curve(method, "validation").mean(axis=0) for method in view.methods}
+    drifts = {label: float(c[-1] / c[-1 - max(1, len(c) // 5)] - 1) for label, c in curves.items()}
+    worst = max(drifts, key=lambda name: abs(drifts[name]))
+    most = f"{100 * abs(drifts[worst]):.1f}% ({worst})"  # a loss is final only where it has stopped moving
+    flat = f"Over the last fifth of the runs mean validation losses still change by at most {most}."
+    return [
+        judged(name, judge, [CleaningView(findings, one) for one in readings[name]], threshold, how, flat)
+        for name, judge, threshold, how in _CLEANING_CLAIMS
+    ]
+
+
+class CleaningView:
+    """The findings under one reading; the family `cells` stands for whichever stocBiO[N] that is."""
+
+    def __init__(self, findings: Any, reading: Reading):
+        self.findings, self.reading, self.cells = findings, reading, reading.cells or PER_CELL
+        self.methods = [method for method in findings.methods if method.family in (*BASES, self.cells)]
+
+    def of(self, family: str) -> list[Method]:
+        """The methods of a family, by size."""
+        return [method for method in self.methods if method.family == (self.cells if family == "cells" else family)]
+
+    def chebyshev(self) -> Method:
+        """The five functions that claims speak of."""
+        return next(method for method in self.of("Chebyshev") if method.N == 5)
+
+    def final(self, method: Method, loss: str) -> np.ndarray:
+        """Of each trial: the moving average where the run ends, or the loss of its averaged answer."""
+        name = f"{loss}_averaged" if self.reading.averaged else loss
+        return self.findings.values(method, name, self.reading.tuned)
+
+    def gap(self, ours: Method, theirs: Method, loss: str = "validation") -> Estimate:
+        return difference(self.final(ours, loss), self.final(theirs, loss))
+
+    def curve(self, method: Method, name: str) -> np.ndarray:
+        return self.findings.curve(method, name, self.reading.tuned)
+
+    def level(self) -> float:
+        """The lowest validation loss that every method reaches, on average: one level for all."""
+        return max(float(self.curve(method, "validation").mean(axis=0).min()) for method in self.methods)
+
+    def samples_until(self, method: Method) -> np.ndarray:
+        """Samples drawn until the validation loss is down to the level, by trial; the whole run where it never is."""
+        curve, drawn = self.curve(method, "validation"), self.findings.samples(method, self.reading.tuned)
+        below = curve <= self.level()
+        return np.where(below.any(axis=1), drawn[np.argmax(below, axis=1)], drawn[-1])
+
+    def pace(self, ours: Method, theirs: Method) -> Estimate:
+        return ratio(self.samples_until(ours), self.samples_until(theirs))
+
+
+def _larger_cells(view: CleaningView) -> Judgement:
+    small, large = view.of("cells")[0], view.of("cells")[-1]
+    gain, slower = view.gap(large, small), view.pace(large, small)
+    return gain.high < 0 and slower.low > 1, (
+        f"{large.label} less {small.label}, final validation loss: {gain.words()}; samples until a loss of "
+        f"{view.level():.3g}, ratio: {slower.words()}"
+    )
+
+
+def _rising(view: CleaningView) -> Judgement:
+    small, ours = view.of("cells")[0], view.chebyshev()
+    curve, weight = view.curve(small, "training"), view.curve(small, "weight")
+    parts = {
+        f"training loss of {small.label} less {ours.label}'s": view.gap(small, ours, "training"),
+        "its change over the second half": runs_estimate(curve[:, -1] - curve[:, curve.shape[1] // 2]),
+        "change of the mean weight": runs_estimate(weight[:, -1] - weight[:, 0]),
+    }
+    holds = all(part.low > 0 for part in parts.values())
+    return holds, "; ".join(f"{name}: {part.words()}" for name, part in parts.items())
+
+
+def _fastest(view: CleaningView) -> Judgement:
+    ours, others = view.chebyshev(), view.of("cells") + view.of("Monomial")
+    gaps = {loss: {method: view.gap(ours, method, loss) for method in others} for loss in LOSSES}
+    paces = {method: view.pace(ours, method) for method in others}
+    more = {m: view.gap(m, ours) for m in view.of("Chebyshev") if m.N > 5}
+    limit = -0.02 * float(np.mean(view.final(ours, "validation")))
+    holds = all(gap.high < 0 for table in gaps.values() for gap in table.values())
+    holds = holds and all(pace.high < 1 for pace in paces.values()) and all(gap > limit for gap in more.values())
+    words = [f"{loss} loss less that of {listed(table, 2)}" for loss, table in gaps.items()]
+    words.append(f"samples until a loss of {view.level():.3g}, over those of {listed(paces, 2)}")
+    words += [f"more functions: {listed(more, 2)}"] if more else []
+    return holds, f"{ours.label}: {'; '.join(words)}"
+
+
+def _monomials(view: CleaningView) -> Judgement:
+    ours = view.of("Monomial")[-1]
+    if ours.N < 10:
+        return None, "Needs N >= 10, which this budget leaves out."
+    families = BASES if view.reading.bases_only else (*BASES, PER_CELL)
+    others = [m for m in view.methods if ours.N == m.N and m.family in families and m.family != "Monomial"]
+    gaps = {method: view.gap(ours, method) for method in others}
+    holds = bool(gaps) and all(gap.low > 0 for gap in gaps.values())
+    return holds, f"{ours.label}, validation loss less that of {listed(gaps, 2)}"
+
+
+def _alike(view: CleaningView) -> Judgement:
+    pairs = [(f, c) for f in view.of("Fourier") for c in view.of("Chebyshev") if f.N == c.N]
+    ratios = {f.N: ratio(view.final(f, "validation"), view.final(c, "validation")) for f, c in pairs}
+    words = "; ".join(f"N = {N}: {r.words(4)}" for N, r in ratios.items())
+    holds = all(r.low >= 0.98 and r.high <= 1.02 for r in ratios.values())
+    return holds, f"validation loss of Fourier over Chebyshev: {words}"
+
+
+def _sharp(view: CleaningView) -> Judgement:
+    """The policy varies most at the coldest temperatures."""
+    large, ours = view.of("cells")[-1], view.of("Chebyshev")[-1]
+    error, theirs = (_relative_errors(view.findings, m, "within", view.reading.tuned) for m in (large, ours))
+    middle = np.median(error, axis=1)
+    parts = {
+        f"{large.label} at the coldest temperature, over its median": geometric_mean(error[:, 0] / middle),
+        f"there over {ours.label}": ratio(error[:, 0], theirs[:, 0]),
+    }
+    return all(part.low > 1 for part in parts.values()), (
+        f"squared error of the best policy in the span over |y*|^2, {large.label}: {np.mean(error[:, 0]):.2g} at the "
+        f"coldest of {error.shape[1]} temperatures, {np.mean(middle):.2g} at the median; "
+        + "; ".join(f"{name}: {part.words(2)}" for name, part in parts.items())
+    )
+
+
+_CLEANING_CLAIMS = (
+    ("H1", _larger_cells,
+     "difference below 0 (upper end) and ratio above 1 (lower end)",
+     "Largest against smallest number of cells, paired over trials; speed by the samples until the lowest loss that "
+     "every method reaches."),
+    ("H2", _rising, "all three above 0 (lower ends)", "Weighted, regularised training loss along the policy."),
+    ("H3", _fastest,
+     "below 0 (upper ends) on both losses; fewer samples (upper ends below 1); more functions gain under 2%",
+     "Against every number of cells and every monomial basis, paired over trials; speed as in H1."),
+    ("H4", _monomials, "above 0 (lower ends), N >= 10", "Against other methods of that size, paired over trials."),
+    ("H5", _alike,
+     "ratio of validation losses between 0.98 and 1.02 (whole interval), at each N",
+     "Geometric means over trials, paired."),
+    ("H6", _sharp,
+     "both ratios above 1 (lower ends)",
+     "The reduced lower level is solved exactly at the weights found, in the first trials, so that what is left is "
+     "the basis's own error; against exact classifiers. The largest number of cells against the largest Chebyshev "
+     "basis, which has no more functions."),
+)  # fmt: skip

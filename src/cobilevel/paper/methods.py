@@ -12,15 +12,11 @@ import numpy as np
 from ..basis import Basis, Chebyshev, FeatureMap, Fourier, Monomial, Partition
 from ..reduction import Reduced, reduce_study, reduce_with
 from ..study import Study
-from ..sweep import How
 
 HELD_OUT, REPORTED, EXTENDED = "held-out", "reported", "extended"  # where step sizes were chosen, and from which grid
 BASES = ("Chebyshev", "Fourier", "Monomial")
 PER_CELL, BARE = "stocBiO", "one-hot"  # stocBiO[N]: cells as problems of their own, or the bare indicator functions
-FAMILIES: Mapping[str, Any] = {
-    "Chebyshev": Chebyshev,
-    "Fourier": Fourier,
-    "Monomial": Monomial,
+FAMILIES: Mapping[str, Any] = dict(zip(BASES, (Chebyshev, Fourier, Monomial), strict=True)) | {
     PER_CELL: Partition,
     BARE: Partition,
 }
@@ -55,9 +51,8 @@ class Method:
 
     @property
     def basis(self) -> Basis:
-        if self.family == "Fourier":
-            return Fourier(self.N, period=self.period)
-        return FAMILIES[self.family](self.N)
+        more = {"period": self.period} if self.family == "Fourier" else {}
+        return FAMILIES[self.family](self.N, **more)
 
     @property
     def scale(self) -> float:
@@ -81,6 +76,9 @@ class Method:
     def reduced(self, study: Study) -> Reduced:
         """The reduced problem."""
         return reduce_with(study, self.features(study))
+
+
+# -- the search for step sizes
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,9 @@ class Budget:
     extended: int = 0  # instances that are then run with what it found
     ablation: int = 0
     complexity: int = 0  # steps for the sample complexity of claim T2, if it is to be measured
-    together: How | None = None  # how runs share the machine; by default one after the other, at once on a GPU
+    together: int | None = (
+        None  # runs that advance as one, with nothing beside them; as the machine suggests if left out
+    )
 
     def table(self) -> list[tuple[str, int]]:
         """Families and sizes, the small ones first."""
@@ -154,8 +154,7 @@ def race(settings: Sequence[Setting], rungs: Sequence[SearchRung], score: Score)
     alive = np.arange(len(settings))
     for column, rung in enumerate(rungs):
         scores = np.asarray(score([settings[int(k)] for k in alive], rung), dtype=float)
-        scores = np.where(np.isfinite(scores), scores, np.inf)
-        table[alive, column] = scores
+        scores = table[alive, column] = np.where(np.isfinite(scores), scores, np.inf)
         alive = alive[np.argsort(scores, kind="stable")[: rung.keep]]
     return [settings[int(k)] for k in alive], table
 

@@ -14,19 +14,18 @@ from ..report import joined, panel_figures, write_page
 from ..sweep import Runs, sweep
 from .claims import complete
 from .cleaning import CLEANING_BUDGETS, Cleaning
-from .cleaning_findings import CleaningFindings
+from .experiment import Experiment
 from .inverse import INVERSE_BUDGETS, Inverse
-from .inverse_findings import InverseFindings
-from .lab import Lab
 
-EXPERIMENTS: dict[str, Any] = {"inverse": InverseFindings, "cleaning": CleaningFindings}
+EXPERIMENTS = {"inverse": INVERSE_BUDGETS, "cleaning": CLEANING_BUDGETS}
 _REQUEST = "experiment.json"  # what was asked for, so that the page can be made again
 
 
-def _lab(request: dict[str, Any], runs: Runs, known: images.Images | None = None) -> Lab:
+def _asked_for(request: dict[str, Any], runs: Runs) -> Experiment:
+    budget = EXPERIMENTS[request["experiment"]][request["budget"]]
     if request["experiment"] == "inverse":
-        return Inverse(INVERSE_BUDGETS[request["budget"]], runs)
-    return Cleaning(CLEANING_BUDGETS[request["budget"]], runs, known or images.load(request["data"]))
+        return Inverse(budget, runs)
+    return Cleaning(budget, runs, images.load(request["data"]))
 
 
 def _read_json(path: Path) -> Any:
@@ -56,26 +55,27 @@ def reproduce_experiment(
     """
     if experiment not in EXPERIMENTS:
         raise ValueError(f"experiment must be one of {', '.join(EXPERIMENTS)}, got {experiment!r}.")
-    if budget not in INVERSE_BUDGETS:
-        raise ValueError(f"budget must be one of {', '.join(INVERSE_BUDGETS)}, got {budget!r}.")
+    if budget not in EXPERIMENTS[experiment]:
+        raise ValueError(f"budget must be one of {', '.join(EXPERIMENTS[experiment])}, got {budget!r}.")
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder with --out.")
-    known = images.load(data) if experiment == "cleaning" else None  # before anything is written
-    request = {"experiment": experiment, "budget": budget} | ({"data": str(data)} if known else {})
+    request = {"experiment": experiment, "budget": budget} | ({"data": str(data)} if experiment == "cleaning" else {})
     before = _read_json(out / _REQUEST) if (out / _REQUEST).exists() else request
     if before != request:
         raise ValueError(
             f"{out} holds another experiment ({', '.join(f'{k} {v}' for k, v in before.items())}). Give another "
             "folder with --out, or the same settings to go on with it."
         )
+    if experiment == "cleaning":
+        images.load(data)  # before anything is written
     out.mkdir(parents=True, exist_ok=True)
     _write_json(out / _REQUEST, request)
     runs = Runs(out)
-    lab = _lab(request, runs, known)
-    total = sum(1 for _ in lab.tasks())
+    asked = _asked_for(request, runs)
+    total = sum(1 for _ in asked.tasks())
     executor = "here" if workers is None else "processes"
-    if not sweep(lab.tasks(), runs, total, f"{experiment}, {budget}", progress, limit, executor, workers):
+    if not sweep(asked.tasks(), runs, total, f"{experiment}, {budget}", progress, limit, executor, workers):
         return False
     write_report(out)
     return True
@@ -111,15 +111,14 @@ def _reported(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             )
         return _read_json(out / "summary.json"), _read_json(out / "claims.json")
     request, runs = _read_json(out / _REQUEST), Runs(out)
-    lab = _lab(request, runs)
-    unfinished = [task.label for task in lab.tasks() if runs.missing(task.specs)]
+    asked = _asked_for(request, runs)
+    unfinished = [task.label for task in asked.tasks() if runs.missing(task.specs)]
     if unfinished:
         raise ValueError(
             f"{out}: {len(unfinished)} of its tasks are not finished, first {unfinished[0]!r}. Run cobilevel reproduce "
             f"{request['experiment']} again with the same settings: it goes on where it stopped."
         )
-    findings = EXPERIMENTS[lab.name](lab)
-    summary, claims = findings.summary() | {"budget": request["budget"]}, complete(findings.verdicts())
+    summary, claims = asked.summary() | {"budget": request["budget"]}, complete(asked.verdicts())
     summary["about"] += [
         ["wall time", f"{(runs.noted('seconds') or 0.0) / 60:.1f} minutes, all starts together"],
         ["computed on", "; ".join(f"{words}: {count} runs" for words, count in runs.origins().most_common())],

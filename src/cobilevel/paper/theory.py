@@ -6,8 +6,7 @@ of the population: problems are quadratic in the noise, so the rule without nois
 """
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -129,26 +128,6 @@ def theory() -> list[dict[str, Any]]:
 # -- T2: sample complexity on a stream, and how it grows when the basis is badly conditioned
 
 
-@dataclass(frozen=True)
-class Slope:
-    """Samples grow as ``norm ** value``; `low` and `high` bound the slope at 95% (bootstrap over seeds).
-
-    `late` is the same over the later half of the times alone, which a fast beginning cannot flatten.
-    """
-
-    value: float
-    low: float
-    high: float
-    late: tuple[float, float, float]
-    norms: tuple[float, float]
-    samples: tuple[float, float]
-
-    def words(self) -> str:
-        first, last = self.norms
-        whole = f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}] over norms {first:.2g} to {last:.2g}"
-        return f"{whole}, {self.late[0]:.2f} [{self.late[1]:.2f}, {self.late[2]:.2f}] over the later half"
-
-
 def _problem(bumps: float) -> tuple[Problem, Stream, Samples]:
     """A quadratic problem, its endless stream, and its samples without noise; `bumps` makes ``F`` nonconvex."""
     noise = 0.5
@@ -169,17 +148,18 @@ def _problem(bumps: float) -> tuple[Problem, Stream, Samples]:
     return problem, Stream(draw), _without_noise(base, 64)
 
 
-def _lower_solved(at: Expansions, x: Any, W0: Any) -> Any:
-    """The reduced problem at ``x``, its lower level solved but for a gradient of 1e-12."""
-    return solve_at(at, x, at.table(W0), 1e-12)
+def _with_lower_solved(reduced: Bilevel) -> Callable[[Any], Any]:
+    """The reduced problem at any ``x``, its lower level solved but for a gradient of 1e-12."""
+    at = Expansions(reduced)
+    return lambda x: solve_at(at, flattened(x), at.table(reduced.W0), 1e-12)
 
 
 def _gradient_norms(xs: np.ndarray, bumps: float, basis: Basis) -> np.ndarray:
     """The norm of the population gradient at many points: affine in ``x``, but for the bumps."""
     problem, _, exact = _problem(0.0)
     plain = reduce_study(Study.of(problem, exact), basis)
-    at = Expansions(plain.ordinary())
-    gradient = lambda x: _lower_solved(at, x, plain.W0).gradient
+    at = _with_lower_solved(plain.ordinary())
+    gradient = lambda x: at(x).gradient
     constant = gradient(np.zeros(2))
     matrix = np.stack([gradient(unit) - constant for unit in np.eye(2)])
     return np.linalg.norm(xs @ matrix + constant - 3 * bumps * np.sin(3 * xs), axis=-1)
@@ -187,10 +167,12 @@ def _gradient_norms(xs: np.ndarray, bumps: float, basis: Basis) -> np.ndarray:
 
 def slope(
     kind: type[Stochastic], bumps: float, power: float, momentum: Any, steps: int, every: int = 16, first: int = 128
-) -> Slope:
+) -> dict[str, Any]:
     """Samples against the norm of the true gradient, with steps that fade like ``k ** -power``.
 
-    Runs are looked at `every` so many steps; what comes before `first` does not count.
+    Runs are looked at `every` so many steps; what comes before `first` does not count. **Returns:** samples grow as
+    ``norm ** value``, with `low` and `high` bounding the slope at 95% (bootstrap over seeds); `late`, the same three
+    over the later half of the times alone, which a fast beginning cannot flatten; and the ends of norms and samples.
     """
     problem, stream, _ = _problem(bumps)
     basis = Orthonormal(Chebyshev(3))
@@ -226,9 +208,10 @@ def slope(
         again = [fit(rng.integers(0, SEEDS, SEEDS), begin)[0] for _ in range(500)]
         return float(fit(np.arange(SEEDS), begin)[0]), *(float(q) for q in np.quantile(again, [0.025, 0.975]))
 
-    _, norm = fit(np.arange(SEEDS))
+    (value, low, high), (_, norm) = bounded(0), fit(np.arange(SEEDS))
     ends = lambda table: (float(table[0]), float(table[-1]))
-    return Slope(*bounded(0), bounded(len(samples) // 2), ends(norm), ends(samples))  # pyright: ignore[reportCallIssue]
+    found = {"value": value, "low": low, "high": high, "late": bounded(len(samples) // 2)}
+    return found | {"norms": ends(norm), "samples": ends(samples)}
 
 
 def _samples(ledger: Ledger) -> int:
@@ -238,8 +221,8 @@ def _samples(ledger: Ledger) -> int:
 def _until(reduced: Bilevel, best: Array, share: float = 0.01, most: int = 400_000) -> int | None:
     """Samples SOBA takes at its defaults until `share` of the gap is left, those for its step sizes not counted; none
     where `most` steps do not suffice."""
-    solver, at = SOBA(), Expansions(reduced)
-    value = lambda x: _lower_solved(at, flattened(x), reduced.W0).value
+    solver, at = SOBA(), _with_lower_solved(reduced)
+    value = lambda x: at(x).value
     first, lowest = value(reduced.x0), value(best)
     state = solver.init(reduced, jax.random.key(1), most)
     measuring = _samples(state.ledger)
@@ -277,10 +260,14 @@ def growth(rows: list[dict[str, Any]]) -> tuple[float, float]:
 
 def complexity_verdict(measured: dict[str, Any]) -> dict[str, Any]:
     """The verdict on T2 from slopes (convex and nonconvex) and the growth with ``1/m_Phi``."""
-    slopes = {name: Slope(**one) for name, one in measured["slopes"].items()}
-    power, error = measured["growth"]
-    words = "; ".join(f"{name}: slope {one.words()}" for name, one in slopes.items())
-    calm = all(one.low >= -3 and one.late[2] >= -3 for one in slopes.values())
+    slopes, (power, error) = measured["slopes"], measured["growth"]
+    bounded = lambda value, low, high: f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    words = "; ".join(
+        f"{name}: slope {bounded(one['value'], one['low'], one['high'])} over norms {one['norms'][0]:.2g} to "
+        f"{one['norms'][1]:.2g}, {bounded(*one['late'])} over the later half"
+        for name, one in slopes.items()
+    )
+    calm = all(one["low"] >= -3 and one["late"][2] >= -3 for one in slopes.values())
     holds = calm and power + error < 4 and measured["reached"]
     how = (
         f"FdeHBO on a stream, batches of {BATCH}, {SEEDS} seeds, a convex and a nonconvex F: samples against the norm "

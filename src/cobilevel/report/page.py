@@ -70,6 +70,49 @@ def joined(summaries: Sequence[Mapping[str, Any]], title: str, lead: str) -> dic
     } | {name: [part for one in summaries for part in one.get(name) or ()] for name in ("panels", "tables")}
 
 
+# -- what a summary is made of
+
+
+def rounded(values: Any, digits: int = 4) -> list[float]:
+    """Numbers to so many significant digits, for a file that is read by people and browsers."""
+    return [float(f"{value:.{digits}g}") for value in values]
+
+
+def table_part(name: str, title: str, columns: Sequence[str], rows: Sequence[Any], note: str) -> dict[str, Any]:
+    """A table of the page."""
+    return {"id": name, "title": title, "columns": list(columns), "rows": list(rows), "note": note}
+
+
+def panel_part(
+    name: str, figure: str, title: str, axes: tuple[str, str], scales: tuple[str, str], series: Any, note: str,
+    lines: Sequence[Any] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """A panel of a figure of the page; of its axes and scales the horizontal one comes first."""
+    words = {"xlabel": axes[0], "ylabel": axes[1], "xscale": scales[0], "yscale": scales[1], "note": note}
+    return {"id": name, "figure": figure, "title": title, "series": list(series), "lines": list(lines)} | words
+
+
+def line_part(label: str, x: Any, spread: Sequence[Any], digits: int = 17) -> dict[str, Any]:
+    """Estimates along an axis, with their intervals."""
+    ends = {end: rounded((getattr(one, end) for one in spread), digits) for end in ("low", "high")}
+    return {"label": label, "x": list(x), "y": rounded(spread, digits)} | ends
+
+
+def policies_part(context: str, values: Any, quantity: str, components: Sequence[str], entries: Iterable[Any]) -> Any:
+    """Policies to be looked at: of each its basis, N and solver, what it gives, what is exact (component by context),
+    and the error."""
+    shown = [
+        {"basis": basis, "N": N, "solver": solver, "policy": [rounded(row) for row in policy],
+         "exact": [rounded(row) for row in exact], "error": rounded(error)}
+        for basis, N, solver, policy, exact, error in entries
+    ]  # fmt: skip
+    along = {"label": context, "values": [float(value) for value in values]}
+    return {"context": along, "quantity": quantity, "components": list(components), "entries": shown}
+
+
+# -- how it is written
+
+
 def number(value: float | int | None, aligned: bool = False) -> str:
     """A number to four significant digits, in powers of ten when very small or large; a dash for none.
 

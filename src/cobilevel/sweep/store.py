@@ -12,7 +12,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -91,25 +91,30 @@ class Runs:
             raise PermissionError(f"{self.folder} holds no runs, and cannot be written to. Give another folder.")
         else:
             (self.folder / "runs").mkdir(parents=True, exist_ok=True)
-            with self._writing():
-                if not self._path.is_file():  # else another process was faster
-                    self._write_index(self._whole(), {})
+            with self._changing():
+                pass  # an index is made of the files that are there
 
-    def _place(self, name: str) -> Path:
-        return self.folder / "runs" / f"{name}.npz"
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Lets no other process write meanwhile."""
+    def _check_writable(self) -> None:
         if not self._writable:
             raise PermissionError(f"{self.folder} cannot be written to: this store can be read only.")
+
+    @contextmanager
+    def _changing(self) -> Iterator[tuple[set[str], dict[str, Any]]]:
+        """The names of the finished runs and the notes, for this process alone to change; kept on leaving."""
+        self._check_writable()
         held = archive.lock(self.folder / "lock", _LOCKED_FOR)
         if held is None:
             raise TimeoutError(
                 f"{self.folder} has been locked by another process for {_LOCKED_FOR:.0f} s: try again later."
             )
         with held:
-            yield
+            there = self._path.is_file()
+            names, notes = self._index() if there else (self._whole(), {})
+            before = (set(names), dict(notes))
+            yield names, notes
+            if not there or (names, notes) != before:
+                digits = np.frombuffer(bytes.fromhex("".join(sorted(names))), np.uint8)
+                archive.write(self._path, {"notes": notes}, {"runs": digits})
 
     def _index(self) -> tuple[set[str], dict[str, Any]]:
         """The names of the finished runs, and the notes."""
@@ -123,14 +128,10 @@ class Runs:
                 "and a sweep computes the others again."
             ) from error
 
-    def _write_index(self, names: set[str], notes: Mapping[str, Any]) -> None:
-        digits = np.frombuffer(bytes.fromhex("".join(sorted(names))), np.uint8)
-        archive.write(self._path, {"notes": notes}, {"runs": digits})
-
     def _read(self, name: str) -> tuple[Run, dict[str, str]]:
         """A run, and the versions it was computed with; raises where its file is not what was written."""
         try:
-            document, arrays = archive.read(self._place(name), "run")
+            document, arrays = archive.read(self.folder / "runs" / f"{name}.npz", "run")
             if name_of(document["spec"]) != name:
                 raise ValueError("its file holds another run.")
             curves = archive.group(arrays, "curves/")
@@ -141,14 +142,15 @@ class Runs:
                 "missing."
             ) from error
 
+    def _known(self, name: str) -> Run | None:
+        """A run whose file is there and whole."""
+        with suppress(DamageError):
+            return self._read(name)[0]
+        return None
+
     def _whole(self) -> set[str]:
         """The names of the runs whose files are what was written."""
-        names = set()
-        for path in self.folder.glob("runs/*.npz"):
-            with suppress(DamageError):
-                self._read(path.stem)
-                names.add(path.stem)
-        return names
+        return {path.stem for path in self.folder.glob("runs/*.npz") if self._known(path.stem) is not None}
 
     def mend(self) -> list[str]:
         """Puts a store in order after damage, which a sweep does first of all.
@@ -156,11 +158,12 @@ class Runs:
         Runs whose files are whole are finished. **Returns:** the names of those that were, and whose files are damaged
         or lost: they count as missing.
         """
-        with self._writing():
-            (names, notes), whole = self._index(), self._whole()
-            if names != whole:
-                self._write_index(whole, notes)
-        return sorted(names - whole)
+        with self._changing() as (names, _):
+            whole = self._whole()
+            lost = names - whole
+            names.intersection_update(whole)
+            names.update(whole)
+        return sorted(lost)
 
     # -- what is asked
 
@@ -169,53 +172,40 @@ class Runs:
         finished, _ = self._index()
         return [spec for spec in specs if name_of(spec) not in finished or self._known(name_of(spec)) is None]
 
-    def _known(self, name: str) -> Run | None:
-        """A run whose file is there and whole."""
-        with suppress(DamageError):
-            return self._read(name)[0]
-        return None
-
     def add(self, runs: Sequence[Run], used: Mapping[str, str] | None = None) -> None:
         """Keeps finished runs, one that is there already as it is. A task that is stopped on the way is done again.
 
         `used`: what they were computed with, if not with what is at hand here.
         """
-        if not self._writable:
-            raise PermissionError(f"{self.folder} cannot be written to: this store can be read only.")
-        for run in runs:
-            name = name_of(run.spec)
+        self._check_writable()
+        added = {name_of(run.spec): run for run in runs}
+        for name, run in added.items():
             known = self._known(name)
             if known is None or _outcome(known) != _outcome(run):
                 document = {"spec": dict(run.spec), "result": dict(run.result), "cost": dict(run.cost)}
                 document["versions"] = dict(versions() if used is None else used)
-                archive.write(self._place(name), document, {f"curves/{key}": part for key, part in run.curves.items()})
-        with self._writing():
-            names, notes = self._index()
-            self._write_index(names | {name_of(run.spec) for run in runs}, notes)
+                curves = {f"curves/{key}": part for key, part in run.curves.items()}
+                archive.write(self.folder / "runs" / f"{name}.npz", document, curves)
+        with self._changing() as (names, _):
+            names.update(added)
 
     def find(self, **where: Any) -> list[Run]:
         """The finished runs whose specification has these entries, without their curves; in a fixed order."""
         runs = (self._read(name)[0] for name in sorted(self._index()[0]))
-        return [
-            Run(run.spec, run.result, {}, run.cost)
-            for run in runs
-            if all(run.spec.get(key) == value for key, value in where.items())
-        ]
-
-    def _finished(self, spec: Mapping[str, Any]) -> Run:
-        name = name_of(spec)
-        if name not in self._index()[0]:
-            raise KeyError(f"no finished run has the specification {dict(spec)}.")
-        return self._read(name)[0]
+        return [replace(run, curves={}) for run in runs if all(run.spec.get(k) == v for k, v in where.items())]
 
     def get(self, spec: Mapping[str, Any]) -> Run:
         """The finished run with this specification, without its curves."""
-        run = self._finished(spec)
-        return Run(run.spec, run.result, {}, run.cost)
+        return replace(self._finished(spec), curves={})
 
     def curves(self, spec: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The curves of a finished run."""
         return dict(self._finished(spec).curves)
+
+    def _finished(self, spec: Mapping[str, Any]) -> Run:
+        if name_of(spec) not in self._index()[0]:
+            raise KeyError(f"no finished run has the specification {dict(spec)}.")
+        return self._read(name_of(spec))[0]
 
     def origins(self) -> Counter[str]:
         """With what the runs were computed, and how many with each."""
@@ -226,15 +216,13 @@ class Runs:
 
     def spend(self, seconds: float) -> None:
         """Adds to the time that was spent on these runs, by all starts together."""
-        with self._writing():
-            names, notes = self._index()
-            self._write_index(names, notes | {"seconds": notes.get("seconds", 0.0) + seconds})
+        with self._changing() as (_, notes):
+            notes["seconds"] = notes.get("seconds", 0.0) + seconds
 
     def note(self, topic: str, words: Any) -> None:
         """Keeps something that was found out on the way, for the next start to know."""
-        with self._writing():
-            names, notes = self._index()
-            self._write_index(names, notes | {topic: words})
+        with self._changing() as (_, notes):
+            notes[topic] = words
 
     def noted(self, topic: str) -> Any:
         """What was noted under a topic, or ``None``."""

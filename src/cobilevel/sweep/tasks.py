@@ -3,12 +3,17 @@
 A function at every case of a table is what a study of solvers, seeds and step sizes mostly is: ``tabulate``.
 """
 
+import asyncio
 import itertools
 import logging
 import operator
+import os
+import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,9 +26,10 @@ from ..answer import Solution
 from ..checks import whole
 from ..progress import ProgressBar
 from .store import DamageError, Run, Runs, name_of
-from .workers import AHEAD, Event, Outcome, crew_of, packed_task
+from .workers import LocalProcesses, NoWorkersError, Outcome, carry_out, packed_task, working_executor
 
 _sweep_log = logging.getLogger(__name__)
+_submissions = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,8 @@ def sweep(
     with ProgressBar(1000 * count, label, progress) as bar:
         if isinstance(executor, str) and executor == "here":
             return _one_by_one(tasks, runs, bar, limit)
-        with crew_of(executor, workers, progress is not False) as crew:
-            return _Sweep(iter(tasks), runs, crew, bar, limit, retries, in_order).to_its_end()
+        with working_executor(executor, workers, progress is not False) as found:
+            return _Sweep(iter(tasks), runs, found, bar, limit, retries, in_order).to_its_end()
 
 
 def _one_by_one(tasks: Iterable[Task], runs: Runs, bar: ProgressBar, limit: float | None) -> bool:
@@ -123,15 +129,18 @@ class _Sweep:
 
     tasks: Iterator[Task]
     runs: Runs
-    crew: Any
+    executor: Any
     bar: ProgressBar
     limit: float | None
     retries: int
     in_order: bool
+    ahead: int = 64  # tasks that are taken up ahead of their turn, at least
     clock: float = field(default_factory=time.monotonic)
     mark: float = 0.0  # when the time that is spent was last counted
     held: dict[int, Task] = field(default_factory=dict)
     flying: dict[int, Task] = field(default_factory=dict)
+    futures: dict[int, Any] = field(default_factory=dict)
+    news: queue.SimpleQueue[tuple[int, Any]] = field(default_factory=queue.SimpleQueue)  # shares, and futures done
     makers: dict[str, int] = field(default_factory=dict)  # by the name of a run: the unfinished task that computes it
     failures: dict[str, str] = field(default_factory=dict)
     spoiled: dict[str, str] = field(default_factory=dict)  # by the name of a run: the task that failed to compute it
@@ -142,27 +151,42 @@ class _Sweep:
     exhausted: bool = False
     late: bool = False
 
+    def __post_init__(self) -> None:
+        self.local, self.dask = isinstance(self.executor, LocalProcesses), hasattr(self.executor, "scheduler_info")
+        cores = sum(self.executor.ncores().values()) if self.dask else 0
+        self.most = self.executor.workers if self.local else max(self.ahead, 2 * cores)
+
     def to_its_end(self) -> bool:
-        while True:
-            before = (self.asked, len(self.held))
-            self.fill()
-            if self.flying:
-                self.handle(self.crew.wait())
-            elif self.late or (self.exhausted and not self.held):
-                break
-            elif self.exhausted and before == (self.asked, len(self.held)):
-                for number, task in list(self.held.items()):
-                    self.fail(number, task, "it waits for tasks that wait for it")
+        try:
+            while self.going_on():
+                pass
+        finally:
+            for future in self.futures.values():
+                with suppress(Exception):  # nothing is lost if it is done all the same
+                    future.cancel()
         if self.failures:
             raise SweepError(self.failures, self.finished)
         return not self.late
+
+    def going_on(self) -> bool:
+        """Begins what can be begun and takes in the next news; whether there is more to do."""
+        before = (self.asked, len(self.held))
+        self.fill()
+        if self.flying:
+            self.handle(*self.news.get())
+        elif self.late or (self.exhausted and not self.held):
+            return False
+        elif self.exhausted and before == (self.asked, len(self.held)):
+            for number, task in list(self.held.items()):
+                self.fail(number, task, "it waits for tasks that wait for it")
+        return True
 
     def fill(self) -> None:
         """Begins what can be begun, and asks for further tasks while there is room."""
         for number, task in list(self.held.items()):
             self.consider(number, task)
-        while self.crew.room and not (self.exhausted or self.late):
-            if self.flying and (self.in_order or len(self.held) >= AHEAD):
+        while len(self.flying) < self.most and not (self.exhausted or self.late):
+            if self.flying and (self.in_order or len(self.held) >= self.ahead):
                 return
             task = next(self.tasks, None)
             self.exhausted = task is None
@@ -175,60 +199,76 @@ class _Sweep:
     def consider(self, number: int, task: Task) -> None:
         """Begins a task, or holds it, or finds it finished or impossible."""
         self.held[number] = task
-        own, needed = [name_of(spec) for spec in task.specs], [name_of(spec) for spec in task.after]
-        lost = next((self.spoiled[name] for name in (*own, *needed) if name in self.spoiled), None)
+        names = [name_of(spec) for spec in (*task.specs, *task.after)]
+        lost = next((self.spoiled[name] for name in names if name in self.spoiled), None)
         if lost is not None:
-            return self.fail(number, task, f"it needs {lost!r}, which failed")
-        if any(self.makers.get(name, number) != number for name in (*own, *needed)):
-            return None
-        if needed and self.runs.missing(task.after):
-            return self.fail(number, task, "it needs runs that no task computes") if self.exhausted else None
-        if not self.runs.missing(task.specs):
+            self.fail(number, task, f"it needs {lost!r}, which failed")
+        elif any(self.makers.get(name, number) != number for name in names):
+            pass  # another task is to compute what it needs, or the same
+        elif task.after and self.runs.missing(task.after):
+            if self.exhausted:
+                self.fail(number, task, "it needs runs that no task computes")
+        elif not self.runs.missing(task.specs):
             self.finished += 1
-            return self.leave(number, task)
-        if not self.crew.room:
-            return None
-        if self.limit is not None and time.monotonic() - self.clock > self.limit:
-            self.late = True
-            return None
-        return self.begin(number, self.held.pop(number))
+            self.leave(number, task)
+        elif len(self.flying) < self.most:
+            self.late = self.late or (self.limit is not None and time.monotonic() - self.clock > self.limit)
+            if not self.late:
+                self.begin(number, self.held.pop(number))
 
     def begin(self, number: int, task: Task) -> None:
+        packed = packed_task(task.label, task.work, self.local)
+        own: dict[str, Any] = {"tell": lambda share: self.news.put((number, share))} if self.local else {}
+        if self.dask:  # a key of its own, or equal tasks would be one
+            own = {"key": f"cobilevel-{os.getpid()}-{next(_submissions)}", "pure": False}
+        try:
+            future = self.executor.submit(carry_out, packed, **own)
+        except Exception as error:
+            raise RuntimeError(
+                f"the executor takes no more tasks: {error}. What is finished is kept; start again with a new one."
+            ) from error
         if not self.flying:
             self.mark = time.monotonic()
-        self.flying[number] = task
-        self.crew.submit(number, packed_task(task.label, task.work, self.crew.local))
+        self.flying[number], self.futures[number] = task, future
+        future.add_done_callback(lambda done: self.news.put((number, done)))
         self.show(task.label)
 
-    def handle(self, event: Event) -> None:
-        """Takes note of what a worker reports."""
-        number, task = event.number, self.flying[event.number]
-        if event.kind == "tell":
-            self.shares[number] = event.content
-            self.show(task.label)
-        elif event.kind == "failed":
-            self.fail(number, task, event.content)
-        elif event.kind == "died":
-            self.deaths[number] += 1
-            if self.deaths[number] > self.retries:
-                self.fail(number, task, f"its worker died {self.deaths[number]} times, at last {event.content}")
-            else:
-                _sweep_log.warning("the worker of %r died (%s): it is done again.", task.label, event.content)
-                self.shares.pop(number, None)
-                self.begin(number, task)
+    def handle(self, number: int, news: Any) -> None:
+        """Takes note of what a worker reports: the share that is done, or its future."""
+        task = self.flying[number]
+        if isinstance(news, float):
+            self.shares[number] = news
+            return self.show(task.label)
+        try:
+            outcome = news.result()
+        except NoWorkersError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            lost = isinstance(error, BrokenExecutor | CancelledError | asyncio.CancelledError | OSError)
+            died = lost or type(error).__name__ == "KilledWorker"  # dask's
+            words = str(error) if self.local else f"{type(error).__name__}: {error}"
         else:
-            self.keep(number, task, event.content)
+            return self.keep(number, task, outcome)
+        self.deaths[number] += died
+        if died and self.deaths[number] <= self.retries:
+            _sweep_log.warning("the worker of %r died (%s): it is done again.", task.label, words)
+            self.shares.pop(number, None)
+            return self.begin(number, task)
+        often = f"its worker died {self.deaths[number]} times, at last "
+        return self.fail(number, task, often + words if died else words)
 
     def keep(self, number: int, task: Task, outcome: Outcome) -> None:
         """Writes the runs of a finished task."""
-        if fault := outcome.failure or _other_runs(task, outcome.runs):
-            return self.fail(number, task, fault)
+        fault = outcome.failure or _other_runs(task, outcome.runs)
         try:
-            self.runs.add(outcome.runs, outcome.used)
+            if not fault:
+                self.runs.add(outcome.runs, outcome.used)
+        except DamageError:
+            raise
         except (TypeError, ValueError) as error:
-            if isinstance(error, DamageError):
-                raise
-            return self.fail(number, task, str(error))  # what it returned cannot be kept
+            fault = str(error)  # what it returned cannot be kept
+        if fault:
+            return self.fail(number, task, fault)
         now = time.monotonic()
         self.runs.spend(now - self.mark)
         self.mark = now
@@ -242,7 +282,7 @@ class _Sweep:
         self.leave(number, task)
 
     def leave(self, number: int, task: Task) -> None:
-        for part in (self.held, self.flying, self.shares):
+        for part in (self.held, self.flying, self.futures, self.shares):
             part.pop(number, None)
         for name in map(name_of, task.specs):
             if self.makers.get(name) == number:
@@ -279,24 +319,18 @@ def tabulate(
 
     **Returns:** a row for each case, in their order: its entries and what the function returned.
     """
-    table: list[Any]
+    rows: Iterable[Any] = cases
     if isinstance(cases, Mapping):
-        table = [dict(zip(cases, values, strict=True)) for values in itertools.product(*cases.values())]
-    else:
-        table = [dict(case) for case in cases]
+        rows = [dict(zip(cases, values, strict=True)) for values in itertools.product(*cases.values())]
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         raise TypeError(f"function must have a name, by which its runs are known; got {function!r}.")
     runs = folder if isinstance(folder, Runs) else Runs(folder)
-    specs = [{"function": name, **case} for case in table]
-    tasks = [
-        Task(
-            ", ".join(f"{key} {value}" for key, value in case.items()), [spec], partial(_one_case, function, spec, case)
-        )
-        for spec, case in zip(specs, table, strict=True)
-    ]
+    table = [(dict(case), {"function": name, **case}) for case in rows]
+    label = lambda case: ", ".join(f"{key} {value}" for key, value in case.items())
+    tasks = [Task(label(case), [spec], partial(_one_case, function, spec, case)) for case, spec in table]
     sweep(tasks, runs, len(tasks), name, progress, None, executor, workers, retries)
-    return [{**case, **runs.get(spec).result} for spec, case in zip(specs, table, strict=True)]
+    return [{**case, **runs.get(spec).result} for case, spec in table]
 
 
 def _one_case(function: Callable[..., Any], spec: Mapping[str, Any], case: Mapping[str, Any], tell: Any) -> list[Run]:

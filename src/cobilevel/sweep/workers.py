@@ -5,9 +5,6 @@ fresh process, never a fork: JAX has threads, and a fork of a process with threa
 from its standard input and ends when that is closed, so none outlives its parent.
 """
 
-import asyncio
-import concurrent.futures
-import itertools
 import os
 import pickle
 import queue
@@ -15,21 +12,18 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from ..checks import whole
 from .store import Run, versions
 
-AHEAD = 64  # tasks that are taken up ahead of their turn, at least
-_STARTS = 3  # processes in a row that may end before they begin
-_BETWEEN_REPORTS = 0.2  # seconds: a progress bar needs no more
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")  # the last is XLA's
 # Settings of JAX that decide over numbers, and go wherever a task goes; and those of this machine alone.
 _SWITCHES = (
@@ -49,30 +43,22 @@ _LOCAL_SWITCHES = (
 )
 
 
-class Event(NamedTuple):
-    """News of a task: `kind` is "tell" (a share is done), "done" (an outcome), "failed" or "died" (words)."""
-
-    kind: str
-    number: int
-    content: Any
-
-
 @contextmanager
-def crew_of(executor: Any, workers: int | None, announce: bool) -> Iterator["LocalProcesses | Submitted"]:
-    """The crew for an executor as a user gives it. On leaving, whatever is still at work is stopped."""
+def working_executor(executor: Any, workers: int | None, announce: bool) -> Iterator[Any]:
+    """What has ``submit``, for an executor as a user names it; what was started for it ends on leaving."""
     local = isinstance(executor, str) and executor == "processes"
     if workers is not None and not local:
         raise ValueError('workers is for executor="processes": give the executor the size you want it to have.')
     if local:
-        with closing(LocalProcesses((os.cpu_count() or 1) if workers is None else whole("workers", workers))) as crew:
-            yield crew
+        with closing(LocalProcesses((os.cpu_count() or 1) if workers is None else whole("workers", workers))) as own:
+            yield own
     elif isinstance(executor, str) and "://" in executor:
         try:
             from distributed import Client
         except ImportError as error:
             raise ImportError("a dask cluster needs dask.distributed: pip install 'cobilevel[cluster]'.") from error
-        with Client(executor) as client, crew_of(client, None, announce) as crew:
-            yield crew
+        with Client(executor) as client, working_executor(client, None, announce) as found:
+            yield found
     elif hasattr(executor, "submit"):
         context = getattr(executor, "_mp_context", None)
         if context is not None and context.get_start_method() == "fork":
@@ -83,8 +69,7 @@ def crew_of(executor: Any, workers: int | None, announce: bool) -> Iterator["Loc
         link = getattr(executor, "dashboard_link", None)
         if announce and link:
             print(f"dashboard: {link}", file=sys.stderr, flush=True)
-        with closing(Submitted(executor)) as crew:
-            yield crew
+        yield executor
     else:
         raise TypeError(
             'executor must be "processes", "here", the address of a dask scheduler ("tcp://host:8786"), a client of '
@@ -95,97 +80,81 @@ def crew_of(executor: Any, workers: int | None, announce: bool) -> Iterator["Loc
 # -- processes of this machine
 
 
-class _Worker:
-    """One worker process, and the thread that listens to it."""
-
-    def __init__(self, environment: dict[str, str], news: Any):
-        self.task: int | None = None
-        self.began = False
-        command = [sys.executable, "-P", "-c", f"from {__name__} import worker_main; worker_main()"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        self._news = news
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        stdout: Any = self.process.stdout
-        try:
-            while True:
-                self._news.put((self, *pickle.load(stdout)))
-        except Exception:  # closed, or cut short in the middle of a message
-            stdout.close()
-            self.process.kill()
-            self._news.put((self, "gone", self.process.wait()))
-
-    def take(self, number: int, task: bytes) -> None:
-        self.task = number
-        stdin: Any = self.process.stdin
-        with suppress(OSError):  # it has just died, which is heard soon
-            pickle.dump(task, stdin)
-            stdin.flush()
-
-    def end(self) -> None:
-        stdin: Any = self.process.stdin
-        self.process.kill()
-        with suppress(OSError):  # what it did not read is gone with it
-            stdin.close()
-        self._thread.join()
+class NoWorkersError(RuntimeError):
+    """Processes of this machine end before they begin, so that no task is to blame."""
 
 
 class LocalProcesses:
-    """Fresh processes, started as they are needed; one that dies is replaced, and the others go on."""
+    """An executor of fresh processes, each spoken to by a thread. They are started as they are needed; one that dies is
+    replaced, and the others go on. After so many false `starts` in a row it gives up."""
 
-    local = True
-
-    def __init__(self, workers: int):
+    def __init__(self, workers: int, starts: int = 3):
         self.workers = workers
-        self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._team: list[_Worker] = []
-        self._false_starts = 0
+        self._starts_left = self._starts = starts
+        self._threads, self._own, self._lock = ThreadPoolExecutor(workers), threading.local(), threading.Lock()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
         threads = str(max(1, (os.cpu_count() or 1) // workers))
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._environment = dict.fromkeys(_ONE_THREAD, threads) | os.environ | {"PYTHONPATH": paths}
 
-    @property
-    def room(self) -> bool:
-        """Whether it takes another task."""
-        return sum(worker.task is not None for worker in self._team) < self.workers
+    def submit(self, function: Callable[..., Any], task: bytes, tell: Callable[[float], None]) -> Future[Any]:
+        """Calls ``function(task, tell)`` in a process; the future breaks where that dies."""
+        return self._threads.submit(self._call, function, task, tell)
 
-    def submit(self, number: int, task: bytes) -> None:
-        """Has a task done."""
-        idle = next((worker for worker in self._team if worker.task is None), None)
-        if idle is None:
-            idle = _Worker(self._environment, self._news)
-            self._team.append(idle)
-        idle.take(number, task)
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-c", f"from {__name__} import worker_main; worker_main()"]
+        with self._lock:
+            if self._closed:
+                raise BrokenExecutor("the executor is closed")
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=self._environment)
+            self._processes.add(process)
+        return process
 
-    def wait(self) -> Event:
-        """The next event."""
-        while True:
-            worker, kind, content = self._news.get()
-            number = worker.task
-            if kind == "ready":
-                worker.began, self._false_starts = True, 0
-            elif kind == "gone":
-                self._team.remove(worker)
-                worker.end()
-                self._false_starts += not worker.began
-                if self._false_starts >= _STARTS:
-                    raise RuntimeError(
-                        f"worker processes end before they begin ({_ending(content)}); what they printed says why. "
-                        'executor="here" works without them.'
-                    )
-                if number is not None:
-                    return Event("died", number, _ending(content))
-            elif number is not None:
+    def _call(self, function: Callable[..., Any], task: bytes, tell: Callable[[float], None]) -> Any:
+        process: Any = getattr(self._own, "process", None)
+        began = process is not None and process.poll() is None
+        process = self._own.process = process if began else self._start()
+        try:
+            with suppress(OSError):  # it has just died, which is heard next
+                pickle.dump((function, task), process.stdin)
+                process.stdin.flush()
+            while True:
+                kind, content = pickle.load(process.stdout)
                 if kind == "done":
-                    worker.task = None
-                return Event(kind, number, content)
+                    return content
+                if kind == "ready":
+                    began, self._starts_left = True, self._starts
+                else:
+                    tell(content)
+        except Exception as error:  # closed, or cut short in the middle of a message
+            self._own.process = None
+            words = _ending(self._end(process))
+            self._starts_left -= not began
+            if self._starts_left > 0:
+                raise BrokenExecutor(words) from error
+            raise NoWorkersError(
+                f"worker processes end before they begin ({words}); what they printed says why. "
+                'executor="here" works without them.'
+            ) from error
+
+    def _end(self, process: subprocess.Popen[bytes]) -> int:
+        """Ends a process, and how it ended."""
+        process.kill()
+        with suppress(OSError), process:  # what it did not read is gone with it
+            pass
+        return process.wait()
 
     def close(self) -> None:
         """Stops what is still at work."""
-        for worker in self._team:
-            worker.end()
+        with self._lock:
+            self._closed = True
+        for process in self._processes:
+            process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            self._end(process)
 
 
 def _ending(code: int) -> str:
@@ -196,57 +165,6 @@ def _ending(code: int) -> str:
         name = signal.Signals(-code).name
         return f"killed by {name}" + (", as a machine does that is short of memory" if name == "SIGKILL" else "")
     return f"killed by signal {-code}"
-
-
-# -- executors of others
-
-
-class Submitted:
-    """An executor with ``submit(function, argument)``: those of ``concurrent.futures``, and dask's client."""
-
-    local = False
-    _names = itertools.count()
-
-    def __init__(self, executor: Any):
-        self._executor = executor
-        self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._flying: dict[int, Any] = {}
-        self._dask = hasattr(executor, "scheduler_info")
-        self._most = max(AHEAD, 2 * sum(executor.ncores().values()) if self._dask else 0)
-
-    @property
-    def room(self) -> bool:
-        """Whether it takes another task."""
-        return len(self._flying) < self._most
-
-    def submit(self, number: int, task: bytes) -> None:
-        """Has a task done."""
-        own = {"key": f"cobilevel-{os.getpid()}-{next(self._names)}", "pure": False} if self._dask else {}
-        try:
-            future = self._executor.submit(carry_out, task, **own)
-        except Exception as error:
-            raise RuntimeError(
-                f"the executor takes no more tasks: {error}. What is finished is kept; start again with a new one."
-            ) from error
-        self._flying[number] = future
-        future.add_done_callback(lambda done, n=number: self._news.put((n, done)))
-
-    def wait(self) -> Event:
-        """The next event."""
-        number, future = self._news.get()
-        self._flying.pop(number)
-        try:
-            return Event("done", number, future.result())
-        except (Exception, asyncio.CancelledError) as error:
-            lost = concurrent.futures.BrokenExecutor, concurrent.futures.CancelledError, asyncio.CancelledError, OSError
-            died = isinstance(error, lost) or type(error).__name__ == "KilledWorker"  # dask's
-            return Event("died" if died else "failed", number, f"{type(error).__name__}: {error}")
-
-    def close(self) -> None:
-        """Stops what is still at work."""
-        for future in self._flying.values():
-            with suppress(Exception):  # nothing is lost if it is done all the same
-                future.cancel()
 
 
 # -- what is done elsewhere
@@ -305,7 +223,7 @@ def worker_main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    lock, tasks, last = threading.Lock(), queue.SimpleQueue(), [0.0]
+    lock, calls, shown = threading.Lock(), queue.SimpleQueue(), [-1]
 
     def send(kind: str, content: Any) -> None:
         with lock:
@@ -316,18 +234,19 @@ def worker_main() -> None:
                 os._exit(1)
 
     def tell(share: float) -> None:
-        if time.monotonic() - last[0] > _BETWEEN_REPORTS:
-            last[0] = time.monotonic()
+        if int(1000 * share) != shown[0]:  # a progress bar needs no more
+            shown[0] = int(1000 * share)
             send("tell", float(share))
 
     def listen() -> None:
         try:
             while True:
-                tasks.put(pickle.load(sys.stdin.buffer))
+                calls.put(pickle.load(sys.stdin.buffer))
         finally:  # the parent is done, or dead
             os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
     send("ready", None)
     while True:
-        send("done", carry_out(tasks.get(), tell))
+        function, task = calls.get()
+        send("done", function(task, tell))

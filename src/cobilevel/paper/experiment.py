@@ -1,61 +1,48 @@
-"""What both experiments share: step sizes are searched, then every method is run on every instance, all of it kept.
+"""What both experiments share: step sizes are searched, every method is run on every instance, and all of it is kept.
 
 An experiment says what its methods, its instances and its scores are; the rest is here.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..iteration import Result
+from ..report import table_part
 from ..solvers import StocBiO
-from ..sweep import Bundle, How, Pool, Run, Runs, Task, Trials, solve_all
-from .methods import EXTENDED, HELD_OUT, REPORTED, Budget, Grid, Method, SearchRung, Setting, at_an_end, beyond, race
+from ..sweep import Run, Runs, Task, solve_all
+from . import methods as search
+from .methods import EXTENDED, HELD_OUT, REPORTED, Budget, Grid, Method, SearchRung, Setting
 
 TUNING = 10_000  # tuning instances have seeds from here on, reported ones from 0
 
 Tell = Callable[[float], None]
+Numbers = dict[str, np.ndarray]  # by name, run first
 
 
-class Judged(NamedTuple):
-    """What is known of each run of a bundle: plain numbers and arrays, run first; smaller scores are better."""
-
-    numbers: Mapping[str, np.ndarray]
-    curves: Mapping[str, np.ndarray]
-    score: np.ndarray
-
-
-class Lab(ABC):
-    """One experiment at one budget, on one store."""
+class Experiment:
+    """One experiment at one budget, on one store. Each of the two defines what is declared here."""
 
     name: str
+    title: str
+    unit: str  # what the page calls an instance
     scale: float  # s of the Neumann series
     shuffle: bool  # batches without replacement
+    plan: Callable[[], list[tuple[Method, int]]]  # its methods, and on how many instances each is run
+    problems: Callable[..., Any]  # of a method and seeds: reduced ones, stacked, of equal shapes for equal N
+    judge: Callable[..., tuple[Numbers, Numbers]]  # numbers and curves of what came out; more of them if it is final
+    score: Callable[[Numbers], np.ndarray]  # what step sizes are chosen by, the smaller the better
+    held: Callable[[Method], int]  # how many numbers a method keeps: d_x + N d_y
+    summary: Callable[[], dict[str, Any]]  # what its page shows
+    verdicts: Callable[[], list[dict[str, Any]]]
 
     def __init__(self, budget: Budget, runs: Runs):
         self.budget, self.runs = budget, runs
-
-    @abstractmethod
-    def plan(self) -> list[tuple[Method, int]]:
-        """The methods, and on how many instances each is run."""
-
-    @abstractmethod
-    def pool(self, method: Method, seeds: Sequence[int]) -> Pool:
-        """The reduced problems of a method; equal shapes for equal ``N``, so that programs are shared."""
-
-    @abstractmethod
-    def judge(self, method: Method, seeds: Sequence[int], which: Any, bundle: Bundle, final: bool) -> Judged:
-        """Judges the answers of a bundle; more closely if they are final."""
-
-    @abstractmethod
-    def held(self, method: Method) -> int:
-        """How many numbers a method keeps: ``d_x + N d_y``."""
 
     def variants(self) -> list[Method]:
         """The ablation: methods with one thing changed at a time."""
@@ -103,25 +90,26 @@ class Lab(ABC):
 
     def stocbio(
         self, method: Method, seeds: Sequence[int], settings: Sequence[Setting], steps: int, final: bool, tell: Any
-    ) -> tuple[Bundle, Judged, np.ndarray]:
-        """Every setting on every instance, settings first; what came out, and which of it is no answer."""
+    ) -> tuple[Any, Numbers, Numbers, float]:
+        """Every setting on every instance, settings first: last states, numbers, curves, and seconds a run."""
         (inner_steps,) = {setting.inner_steps for setting in settings}
         which = jnp.tile(jnp.arange(len(seeds)), len(settings))
         keys = jax.vmap(jax.random.key)(jnp.asarray([*seeds] * len(settings), jnp.uint32))
-        pool = self.pool(method, seeds)
-        dtype = jax.tree.leaves(pool.arrays.W0)[0].dtype
+        problems = self.problems(method, seeds)
+        dtype = jax.tree.leaves(problems.W0)[0].dtype
         spread = lambda name: jnp.repeat(jnp.asarray([getattr(s, name) for s in settings]), len(seeds)).astype(dtype)
-        trials = Trials(which, keys, {name: spread(name) for name in ("inner", "outer")})
         solver = StocBiO(
             1.0, 1.0, neumann=self.scale, terms=method.terms, inner_steps=inner_steps,
             kind=method.series, batch=method.batch, shuffle=self.shuffle,  # pyright: ignore
         )  # fmt: skip
-        on_cpu = jax.default_backend() == "cpu"
-        how = self.budget.together or (How() if on_cpu else How(together=How.block))
-        chunk, look = self.chunk(inner_steps), self.observe(method, seeds)
-        bundle = solve_all(solver, pool, trials, steps // self.budget.chunk * chunk, chunk, how, look, tell)
-        judged = self.judge(method, seeds, which, bundle, final)
-        return bundle, judged, bundle.diverged | ~np.isfinite(judged.score)
+        size, chunk = self.budget.together, self.chunk(inner_steps)
+        how: dict[str, Any] = {} if size is None else {"block": size, "vmapped": size, "threads": 1}
+        how |= {"observe": self.observe(method, seeds), "tell": tell}
+        trials = (which, keys, {name: spread(name) for name in ("inner", "outer")})
+        states, seen, seconds = solve_all(solver, problems, *trials, steps // self.budget.chunk * chunk, chunk, **how)
+        numbers, curves = self.judge(method, seeds, which, states.average.x, states.average.W, seen, final)
+        diverged = (np.asarray(states.result) == Result.DIVERGED.code) | ~np.isfinite(self.score(numbers))
+        return states, numbers | {"diverged": diverged}, curves | seen, seconds
 
     def chunk(self, inner_steps: int) -> int:
         """Outer steps between two looks, so that all settings make about the same number of oracle calls.
@@ -130,24 +118,25 @@ class Lab(ABC):
         """
         return max(1, round(self.budget.chunk * 22 / (inner_steps + 12)))
 
-    def _score(self, method: Method, seeds: Sequence[int], settings: Sequence[Setting], steps: int) -> np.ndarray:
+    def _scores(self, method: Method, seeds: Sequence[int], settings: Sequence[Setting], steps: int) -> np.ndarray:
         """The mean score of each setting over instances; infinite where one of them diverged."""
         scores = np.empty(len(settings))
         for inner_steps in sorted({s.inner_steps for s in settings}):
             rows = [k for k, s in enumerate(settings) if s.inner_steps == inner_steps]
-            _, judged, bad = self.stocbio(method, seeds, [settings[k] for k in rows], steps, False, None)
-            scores[rows] = np.where(bad, np.inf, judged.score).reshape(len(rows), len(seeds)).mean(axis=1)
+            _, numbers, _, _ = self.stocbio(method, seeds, [settings[k] for k in rows], steps, False, None)
+            each = np.where(numbers["diverged"], np.inf, self.score(numbers))
+            scores[rows] = each.reshape(len(rows), len(seeds)).mean(axis=1)
         return scores
 
     def _race(self, method: Method, grid: Grid, rungs: Sequence[SearchRung], tell: Tell) -> tuple[Setting, np.ndarray]:
         """The best setting of a grid on tuning instances, and the table of scores."""
 
         def score(settings: Sequence[Setting], rung: SearchRung) -> np.ndarray:
-            scores = self._score(method, range(TUNING, TUNING + rung.instances), settings, rung.steps)
+            scores = self._scores(method, range(TUNING, TUNING + rung.instances), settings, rung.steps)
             tell((rungs.index(rung) + 1) / (len(rungs) + 1))
             return scores
 
-        (best, *_), table = race(grid.settings(), rungs, score)
+        (best, *_), table = search.race(grid.settings(), rungs, score)
         return best, table
 
     def tune(self, method: Method, tell: Tell) -> list[Run]:
@@ -157,7 +146,7 @@ class Lab(ABC):
         best, table = self._race(method, self.budget.grid, rungs, tell)
         rows = np.flatnonzero(np.isfinite(table[:, -1]))
         finalists = [settings[int(k)] for k in rows] or [best]
-        seen = self._score(method, range(self.budget.reported), finalists, rungs[-1].steps)
+        seen = self._scores(method, range(self.budget.reported), finalists, rungs[-1].steps)
         result = {
             HELD_OUT: asdict(best),
             REPORTED: asdict(finalists[int(np.argmin(seen))]),
@@ -172,8 +161,8 @@ class Lab(ABC):
         """The search beyond the ends of the paper's grid, where the setting chosen is at one of them."""
         chosen = self.setting(method, HELD_OUT)
         best, table = chosen, np.zeros((1, 1))
-        if at_an_end("inner", chosen.inner) or at_an_end("outer", chosen.outer):
-            best, table = self._race(method, beyond(chosen), self.budget.further, tell)
+        if search.at_an_end("inner", chosen.inner) or search.at_an_end("outer", chosen.outer):
+            best, table = self._race(method, search.beyond(chosen), self.budget.further, tell)
         result = {EXTENDED: asdict(best), "tried": len(table)}
         return [Run(self.tuning_spec(method, EXTENDED), result, {"scores": table})]
 
@@ -183,30 +172,26 @@ class Lab(ABC):
         if tuned != HELD_OUT and setting == self.setting(method, HELD_OUT):
             specs = [(self.spec(method, k), self.spec(method, k, tuned)) for k in range(count)]
             return [replace(self.runs.get(old), spec=new, curves=self.runs.curves(old)) for old, new in specs]
-        bundle, judged, bad = self.stocbio(method, range(count), [setting], self.budget.steps, True, tell)
-        runs = []
+        states, numbers, curves, seconds = self.stocbio(method, range(count), [setting], self.budget.steps, True, tell)
+        about = []
         for k in range(count):
-            one = jax.tree.map(lambda a, k=k: a[k], bundle.states)
-            about = asdict(setting) | {
-                "tuned": tuned,
-                "diverged": bool(bad[k]),
-                "ended": Result.of(int(one.result)).name,
-                "steps": int(one.step),
-                "samples": sum(kind["samples"] for kind in one.ledger.totals().values()),
-            }
-            curves = {name: values[k] for name, values in bundle.curves.items()}
-            runs.append(self.record(method, k, judged, about, bundle.seconds, curves, tuned))
-        return runs
+            one = jax.tree.map(lambda a, k=k: a[k], states)
+            samples = sum(kind["samples"] for kind in one.ledger.totals().values())
+            ended = {"ended": Result.of(int(one.result)).name, "steps": int(one.step), "samples": samples}
+            about.append(asdict(setting) | {"tuned": tuned} | ended)
+        return self.records(method, numbers, curves, about, seconds, tuned)
 
-    def record(
-        self, method: Method, k: int, judged: Judged, about: Mapping[str, Any], seconds: float,
-        curves: Mapping[str, np.ndarray] | None = None, tuned: str = HELD_OUT,
-    ) -> Run:  # fmt: skip
-        """The run on instance ``k`` as it is kept."""
-        numbers = {name: float(values[k]) for name, values in judged.numbers.items()}
-        result = numbers | dict(about) | {"numbers_held": self.held(method)}
-        curves = {name: values[k] for name, values in judged.curves.items()} | dict(curves or {})
-        return Run(self.spec(method, k, tuned), result, curves, {"seconds": seconds})
+    def records(
+        self, method: Method, numbers: Numbers, curves: Numbers, about: Sequence[Any], seconds: float, tuned: str
+    ) -> list[Run]:
+        """The runs of a method as they are kept; what `about` says of each is no array."""
+        runs = []
+        for k, words in enumerate(about):
+            result = {name: values[k].item() for name, values in numbers.items()} | dict(words)
+            result["numbers_held"] = self.held(method)
+            ours = {name: values[k] for name, values in curves.items()}
+            runs.append(Run(self.spec(method, k, tuned), result, ours, {"seconds": seconds}))
+        return runs
 
     def tasks(self) -> Iterator[Task]:
         """Everything there is to do, in an order in which later tasks find what they need."""
@@ -229,3 +214,61 @@ class Lab(ABC):
                 after += [] if tuned == HELD_OUT else specs[HELD_OUT]  # taken over where step sizes are the same
                 label = f"{method.solver} {method.label}, step sizes {tuned}"
                 yield Task(label, specs[tuned], partial(self.solve, method, some, tuned), after)
+
+    # -- what the finished runs say
+
+    @property
+    def methods(self) -> list[Method]:
+        return [method for method, _ in self.plan()]
+
+    @cached_property
+    def _finished(self) -> dict[tuple[Method, str], list[Run]]:
+        """The runs of each method, with their curves, by where its step sizes were chosen."""
+        finished = {}
+        for method, most in self.plan():
+            for tuned, count in self.choices(method, most):
+                specs = [self.spec(method, seed, tuned) for seed in range(count)]
+                runs = [replace(self.runs.get(spec), curves=self.runs.curves(spec)) for spec in specs]
+                finished[method, tuned] = runs
+        return finished
+
+    def finished(self, method: Method, tuned: str = HELD_OUT) -> list[Run]:
+        """The runs of a method with step sizes chosen there; where there is no choice, its only ones."""
+        return self._finished.get((method, tuned)) or self._finished[method, HELD_OUT]
+
+    def values(self, method: Method, name: str, tuned: str = HELD_OUT) -> np.ndarray:
+        """One quantity, by instance."""
+        return np.array([run.result[name] for run in self.finished(method, tuned)], dtype=float)
+
+    def seconds(self, method: Method) -> float:
+        """The mean time of a run."""
+        return float(np.mean([run.cost["seconds"] for run in self.finished(method)]))
+
+    def step_sizes(self, methods: Sequence[tuple[str, Method]], score: str) -> dict[str, Any]:
+        """The table of the step sizes that were chosen, one row a named method; `score` says what was minimised."""
+        rows = []
+        for name, method in methods:
+            for tuned, _ in self.choices(method, 1):
+                chosen = asdict(self.setting(method, tuned))
+                ours = f"{np.mean(self.values(method, score, tuned)):.4g}"
+                rows.append([name, tuned, *search.edges(chosen), chosen["inner_steps"], ours])
+        columns = ["method", "chosen on", "inner", "outer", "inner steps", f"{score} with them, mean"]
+        note = (
+            f"{search.searched(self.budget.grid)} On held-out {self.unit}s; of those that came to the last round also "
+            "on the reported ones; and beyond the ends of the grid, where one was chosen."
+        )
+        return table_part(f"steps-{self.name}", f"{self.title}: step sizes chosen", columns, rows, note)
+
+    def page(self, lead: str, data: list[str], constants: str, **parts: Any) -> dict[str, Any]:
+        """What the page shows: in words what was done, on what data (a label and words), with what settings of
+        ``StocBiO``; and `parts`: panels, tables, policies."""
+        budget = self.budget
+        seeds = f"{budget.instances}, seeds 0 to {budget.instances - 1}; tuning {self.unit}s from seed 10000"
+        about = [
+            [f"{self.unit}s", seeds],
+            data,
+            ["steps", f"{budget.steps} outer steps with 10 inner ones; otherwise as many oracle calls"],
+            ["StocBiO", constants],
+            ["settings tried", f"{len(budget.grid.settings())} a method, by successive halving"],
+        ]
+        return {"experiment": self.name, "title": self.title, "lead": lead, "about": about} | parts
