@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.answer import Result
-from cobilevel.iteration import advance, run
+from cobilevel.answer import run
+from cobilevel.iteration import Result, advance
 from cobilevel.sweep import solve_all, stacked
 
 

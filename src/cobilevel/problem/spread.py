@@ -47,13 +47,13 @@ class SpreadSamples(Level):
 
     - `part`: its own rows, without weights.
     - `mass`: their weights, 1 in the mean over the rows of all processes.
-    - `layout`: how many rows each shard has, of all processes.
+    - `row_layout`: how many rows each shard has, of all processes.
     - `all_rows`: makes the samples of all processes, where this one has them.
     """
 
     part: Samples
     mass: Float[np.ndarray, " n"]
-    layout: RowLayout = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+    row_layout: RowLayout = eqx.field(static=True)
     cluster: Cluster = eqx.field(static=True)
     all_rows: Callable[[], Samples] | None = eqx.field(static=True)
 
@@ -68,20 +68,24 @@ class SpreadSamples(Level):
         return eqx.tree_at(lambda s: s.mass, spread, given * (layout.rows / total))
 
     @property
+    def layout(self):
+        return self.row_layout
+
+    @property
     def count(self):
-        return self.layout.rows
+        return self.row_layout.rows
 
     def _pieces(self, array: Any, filling: Any = None) -> list[np.ndarray]:
         """Rows of this process as its shards, each filled up to the common length: by the first row, or a number."""
         array = np.asarray(array)
         fill = array[:1] if filling is None else np.full_like(array[:1], filling)
         cut = np.split(array[: sum(self._counts)], np.cumsum(self._counts)[:-1])
-        return [np.concatenate([part, np.repeat(fill, self.layout.length - len(part), axis=0)]) for part in cut]
+        return [np.concatenate([part, np.repeat(fill, self.row_layout.length - len(part), axis=0)]) for part in cut]
 
     @property
     def _counts(self) -> list[int]:
         """The rows of each shard of this process."""
-        return [self.layout.counts[k] for k in self.cluster.own]
+        return [self.row_layout.counts[k] for k in self.cluster.own]
 
     @cached_property
     def _placed(self) -> Samples:
@@ -99,7 +103,7 @@ class SpreadSamples(Level):
 
     def known_by(self):
         arrays = jax.tree.leaves((self._placed.xi, self._placed.eta, self._placed.weights))
-        return [self.layout.counts, *[np.frombuffer(digest_of(array), np.uint8) for array in arrays]]
+        return [self.row_layout.counts, *[np.frombuffer(digest_of(array), np.uint8) for array in arrays]]
 
     def distinct(self):
         """How many contexts are different, over all processes; those of large shards are not compared."""
@@ -117,7 +121,7 @@ class SpreadSamples(Level):
 
     def with_part(self, part: Any, all_rows: Callable[[], Any] | None) -> "SpreadSamples":
         """The same rows, parsed."""
-        return SpreadSamples(part, self.mass, self.layout, self.cluster, all_rows)
+        return SpreadSamples(part, self.mass, self.row_layout, self.cluster, all_rows)
 
     @property
     def all_here(self):  # pyright: ignore[reportIncompatibleVariableOverride]
