@@ -81,7 +81,7 @@ def flat_directions(
     longest = np.max(np.abs(steps) / np.where(reach > 0, reach, np.inf), axis=1)
     steps = steps / np.where(longest > 0, longest, 1)[:, None]
     across = around.look(around.x, steps)
-    error = np.sqrt(np.diag(across.covariance(across.bend(across.f).T, -across.bend(across.vr).T)))[:k]
+    error = across.bend_error()[:k]
     bend, over, absorbed, kept = across.bend(across.table("value"))[:k], np.zeros(k), np.zeros(k), 1.0
     if missed is not None:
         over = -across.bend(what_is_missed(across, missed).overfit.points)[:k]  # pyright: ignore

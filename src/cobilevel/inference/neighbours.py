@@ -355,7 +355,8 @@ def _times(matrices: Float[np.ndarray, "n a b"], rows: Float[np.ndarray, "n b"])
 
 
 def _smooth(table: np.ndarray, phi: np.ndarray | OneHot, shares: np.ndarray, near: Neighbours) -> np.ndarray:
-    """Matrices at the samples as a function of the context: themselves where that shows less noise than a fit does."""
+    """Matrices at the samples as a function of the context: a fit, or themselves where most of what the fit misses is
+    no noise. With noise alone both are the same up to chance, and inverses of single samples' matrices are wild."""
     flat = table.reshape(len(table), -1)
     i, j = near.pairs.T
     noise = float(np.mean([np.mean((column[i] - column[j]) ** 2) for column in flat.T.copy()])) / 2
@@ -363,7 +364,7 @@ def _smooth(table: np.ndarray, phi: np.ndarray | OneHot, shares: np.ndarray, nea
         return table
     weighted = flat * shares[:, None]
     fit = phi @ (phi.sums(weighted) if isinstance(phi, OneHot) else phi.T @ weighted)
-    return table if noise <= np.sum(shares @ (flat - fit) ** 2) / flat.shape[1] else fit.reshape(table.shape)
+    return table if noise <= np.sum(shares @ (flat - fit) ** 2) / flat.shape[1] / 2 else fit.reshape(table.shape)
 
 
 def _floored(matrices: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
