@@ -1,6 +1,8 @@
 """The policy under transformations, and solutions that are saved, loaded and refused."""
 
+import copy
 import json
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +37,22 @@ def test_policy_is_batched_and_transforms(solved):
     assert np.all(np.isnan(solution.policy(jnp.array([-1.5, 1.5]))[0]))
     by_hand = jnp.tensordot(solution.basis(xi), solution.W[1], 1)
     np.testing.assert_allclose(y[1], by_hand, rtol=1e-13)
+
+
+@pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])
+def test_a_solution_crosses_to_another_process(solved, quadratic, copied):
+    """As a file would, with its standard errors and without the functions; it is judged and gone on with there."""
+    problem, solution = solved
+    there = copied(solution)
+    assert str(there) == str(solution)
+    jax.tree.map(np.testing.assert_array_equal, there.policy(quadratic.test.xi), solution.policy(quadratic.test.xi))
+    here, gone = (cb.certify(problem, one, quadratic.test).objective for one in (solution, there))
+    assert here == gone
+    assert cb.solve(problem, quadratic.train, resume=there).converged
+    more = lambda x, y, xi, eta: problem.upper(x, y, xi, eta) + 1
+    other = cb.Problem(more, problem.lower, problem.x0, problem.y0, problem.domain)
+    with pytest.raises(ValueError, match="resume"):
+        cb.solve(other, quadratic.train, resume=there)
 
 
 def test_the_policy_is_plain_and_traced_in_any_order_in_single_precision(quadratic):

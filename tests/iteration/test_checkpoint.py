@@ -213,3 +213,10 @@ def test_a_crafted_checkpoint_is_refused_in_words(spoil, tmp_path):
     archive.write(tmp_path / "checkpoint.npz", document, arrays)
     with pytest.raises(ValueError, match=r"no checkpoint|does not hold|another basis"):
         solve(steps=1, checkpoint=tmp_path)
+
+
+def test_a_folder_of_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    cb.solve(scalar(x0=1.0), joint(), basis=cb.Chebyshev(3), checkpoint="~/run", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -50,3 +50,8 @@ def test_quadrature_agrees_with_sampling(law):
         seen, exact = law.domain.coordinates(draws) ** power, law.domain.coordinates(nodes) ** power
         error = 5 * seen.std(axis=0) / np.sqrt(len(draws))
         assert np.all(np.abs(seen.mean(axis=0) - weights @ exact) < error)
+
+
+def test_strings_and_numbers_are_not_one_list_of_values():
+    with pytest.raises(TypeError, match="got both"):
+        cb.Finite(["a", 1])

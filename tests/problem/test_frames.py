@@ -221,3 +221,11 @@ def test_a_domain_is_proposed(library):
         cb.domain_of(table(library, one=[1, 1, 1, 1]), ["one"])
     with pytest.raises(TypeError, match="domain_of: the context column 'time' holds dates"):
         cb.domain_of(table(library), "time")
+
+
+def test_columns_that_are_written_alike_are_refused():
+    import pandas as pd
+
+    frame = pd.DataFrame({1: [0.0, 1.0], "1": [2.0, 3.0], "e": [0.0, 0.0]})
+    with pytest.raises(ValueError, match="more than one column named '1'"):
+        cb.Samples.from_frame(frame, context=[1, "1"], eta="e")

@@ -149,6 +149,14 @@ class Objectives:
         """What each function does."""
         return function_digests(self.study) if self.known is None and self.study is not None else self.known or {}
 
+    def kept_of(self, x: PyTree, policy: Callable[[Any], PyTree]) -> "Objectives":
+        """The same without the functions: their digests, and values at a few points where these can be taken."""
+        try:
+            probe = self.probe(x, policy)
+        except Exception:  # functions that fail away from the samples: digests alone
+            probe = None
+        return Objectives(self.dtype, None, self.digests, probe)
+
     def probe(self, x: PyTree, policy: Callable[[Any], PyTree]) -> Probe | None:
         """Points around a decision and its policy, with values there; what a file kept, where there is no study."""
         if self.study is None or self.study.stated is None:

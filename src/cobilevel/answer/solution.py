@@ -1,7 +1,7 @@
 """``Solution``: the decision, the policy for every context, and how they were obtained."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +72,17 @@ class Solution:
     constraints: tuple[str, ...] = ()
     policy_noise: Callable[[Any], Any] | None = None
     objectives: Objectives | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process, or into a copy: what a file keeps. The functions stay behind."""
+        if self.form is not None and self.form.stated is not None:
+            raise TypeError(
+                "a solution under equalities holds the function b of the problem, and cannot be pickled: hand over the "
+                "file of solution.save(...), and read it with cb.load(path, problem)."
+            )
+        objectives = None if self.objectives is None else self.objectives.kept_of(self.x, self.policy)
+        known = {part.name: getattr(self, part.name) for part in fields(self)}
+        return known | {"inference": self.uncertainty, "policy_noise": None, "objectives": objectives}
 
     @property
     def converged(self) -> bool:

@@ -26,7 +26,7 @@ class Checkpoint:
     """The checkpoint of one solve in a folder. `solve`: what the solve is, as digests by name."""
 
     def __init__(self, folder: str | Path, solve: Mapping[str, str]):
-        self.path = Path(folder) / "checkpoint.npz"
+        self.path = Path(folder).expanduser() / "checkpoint.npz"
         self._solve = dict(solve)
         self._parts: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []  # a document and arrays for each run
         self._number, self._structure = -1, ""  # of the run that goes on

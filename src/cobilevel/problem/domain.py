@@ -300,6 +300,8 @@ class Finite(Domain):
     def __init__(self, values: Any):
         if isinstance(values, str | bytes):
             raise TypeError(f"Finite takes a list of values, such as cb.Finite(['mon', 'tue']), got one: {values!r}.")
+        if isinstance(values, list | tuple) and len({isinstance(value, str) for value in values}) > 1:
+            raise TypeError("Finite takes strings or numbers, got both, and 1 and '1' would be one: make all strings.")
         read = contexts_of(values, "Finite: values")
         self.labels = tuple(np.asarray(read).ravel().tolist()) if isinstance(read, Strings) else None
         self.values = np.asarray(values) if self.labels is None else np.arange(len(self.labels))

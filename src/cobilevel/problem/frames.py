@@ -76,7 +76,8 @@ class Frame:
         self.names = list(self.frame.columns)
         if getattr(self.frame.columns, "nlevels", 1) > 1:
             raise ValueError(f"{caller}: the columns have names of several levels; flatten them to one name each.")
-        twice = [name for name in self.names if self.names.count(name) > 1]
+        written = list(map(str, self.names))  # by which functions and policies know them
+        twice = [name for name in written if written.count(name) > 1]
         if twice:
             raise ValueError(f"{caller}: the frame has more than one column named {twice[0]!r}; rename them.")
 

@@ -77,7 +77,7 @@ class Runs:
     """
 
     def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         self._path = self.folder / "index.npz"
         there = (part for part in (self._path, self.folder / "runs", self.folder) if part.exists())
         self._writable = all(os.access(part, os.W_OK) for part in there)
