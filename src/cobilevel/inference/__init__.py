@@ -1,8 +1,7 @@
-"""What the samples say about ``x``: standard errors, directions that are not determined, what the basis misses."""
+"""What the samples say about ``x``: standard errors, directions that are not determined, what the basis misses; the level of all intervals."""
 
 from .around import (
     CLEAR,
-    LEVEL,
     MOST_COORDINATES,
     MOST_NUMBERS,
     NEGLIGIBLE,
@@ -17,6 +16,6 @@ from .around import (
     slope_accuracy,
     too_large,
 )
-from .infer import MOST_NAMED, determined, flat_directions, infer
 from .neighbours import Missed, Products, features_of, what_is_missed
-from .uncertainty import QUANTILE, TABLE_HEAD, Uncertainty, names_of, unknown
+from .standard_errors import MOST_NAMED, determined, flat_directions, infer
+from .uncertainty import LEVEL, QUANTILE, TABLE_HEAD, Uncertainty, names_of, unknown

@@ -21,8 +21,8 @@ from ..lower import DENSE_LIMIT, Point, lower_size, solve_at
 from ..problem import Level
 from ..reduction import Reduced
 from ..study import Study
+from .uncertainty import QUANTILE
 
-LEVEL = 0.95  # how often an interval covers the truth
 DOUBT = 0.007  # the chance that noise alone decides a single question
 CLEAR = float(special.ndtri(1 - DOUBT))  # standard errors by which a gradient pushes against what holds x
 AGREE = float(special.ndtri(1 - DOUBT / 2))  # standard errors by which two estimates of the same may differ
@@ -257,7 +257,7 @@ class Around:
 
     def clear(self) -> Bool[np.ndarray, " k"]:
         """Along which directions the objective curves upward beyond its noise."""
-        return self.bend(self.table("value")) > float(special.ndtri((1 + LEVEL) / 2)) * self.bend_error()
+        return self.bend(self.table("value")) > QUANTILE * self.bend_error()
 
     # -- where the directions are the coordinates
 

@@ -10,8 +10,9 @@ from jaxtyping import Float, PyTree
 
 from ..trees import flattened
 
-TABLE_HEAD = ("", "estimate", "std. error", "95% interval", "")
-QUANTILE = NormalDist().inv_cdf(0.975)  # of the standard normal law, for intervals of 95%
+LEVEL = 0.95  # how often an interval covers the truth: of all intervals, the certificate's included
+QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # standard errors to each end of one
+TABLE_HEAD = ("", "estimate", "std. error", f"{LEVEL:.0%} interval", "")
 
 
 @dataclass(frozen=True)

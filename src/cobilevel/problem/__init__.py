@@ -1,4 +1,4 @@
-"""What the user states: contexts, data (and the part looked at where they are many), objectives, constraints."""
+"""What the user states: contexts, data (with how many functions they support), objectives, constraints."""
 
 from .data import CONTEXTS_EACH, LOOK_ROWS, SAMPLES_EACH, Data, Level, Levels, Look, Product, Samples, Stream, no_pool
 from .distributions import Distribution, Mixture, TruncatedNormal, Uniform

@@ -1,4 +1,4 @@
-"""Problem and samples checked together: the study, its constraints in standard form, the smoothing of the barrier."""
+"""Problem and samples checked together: the study, its constraints in standard form, the barrier and its weight."""
 
 from .standard_form import (
     SOFT_SHARE,

@@ -7,12 +7,11 @@ from scipy import special
 from ..derivatives import flattened
 from ..reduction import Reduced
 from ..study import Study
-from .around import DOUBT, LEVEL, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
+from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
 from .neighbours import Missed, what_is_missed
-from .uncertainty import Uncertainty, names_of, unknown
+from .uncertainty import QUANTILE, Uncertainty, names_of, unknown
 
 MOST_NAMED = 6  # coordinates that a sentence lists
-_DETERMINED = float(special.ndtri((1 + LEVEL) / 2))  # standard errors by which the curvature of a direction exceeds 0
 _HIDDEN = float(special.ndtri(1 - DOUBT**2 / 2))  # those by which what the basis misses moves x, to be taken for real
 _SURE = 9.0  # times what noise of the policy adds to a curvature: one as large is clear (a first-stage F of 10)
 _FEW = 8  # directions for which what the others take up is worked out, and steps of the correction, at most
@@ -95,10 +94,10 @@ def flat_directions(
     steps = np.where(seen[:, None], across.directions[:k], steps[:k])
     rest = np.sqrt(np.maximum(error**2 - 4 * np.maximum(bend, 0) * over, 0))
     bend = bend - over
-    sure = (bend > _SURE * over) & (bend > _DETERMINED * rest) & (over > 0)
+    sure = (bend > _SURE * over) & (bend > QUANTILE * rest) & (over > 0)
     zero = np.sqrt(around.study.eps) * np.abs(values).max()
-    falls = (bend < -_DETERMINED * error) & (values < -zero)
-    flat = ((seen & (bend <= _DETERMINED * error) & ~sure) | (values <= zero)) & ~falls
+    falls = (bend < -QUANTILE * error) & (values < -zero)
+    flat = ((seen & (bend <= QUANTILE * error) & ~sure) | (values <= zero)) & ~falls
     return steps[flat], steps[falls], absorbed, kept
 
 
