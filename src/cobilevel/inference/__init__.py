@@ -1,4 +1,4 @@
-"""What the samples say about ``x``: standard errors, directions that are not determined, what the basis misses; the level of all intervals."""
+"""What the samples say about ``x``: standard errors, what is not determined, what the basis misses; interval levels."""
 
 from .around import (
     CLEAR,
