@@ -1,7 +1,8 @@
 """What do many solves cost? Figure 1 of the paper: 50 networks of two roads, four bases, six sizes, each with Newton.
 
 A process for each core, each with networks of its own: seconds on the clock of making and solving these, with what each
-process compiles; and of all, exact flows for the judgement included. With ``--out`` the figure is drawn: medians and quartiles over the networks.
+process compiles; and of all, exact flows for the judgement included. With ``--out`` the figure is drawn: medians and
+quartiles over the networks.
 """
 
 import os

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy import special
 
-from ..basis import Axes
+from ..basis import Axes, upper_triangle
 from ..covariates import MOST_FUNCTIONS, MULTIPLICATIONS, ROUNDS, Fits, Residuals, Vector, decisions_near
 from ..keys import generator
 from ..problem import Mixed
@@ -210,11 +210,15 @@ class ForwardSelection:
         u, shares = self.fits.u, self.fits.context_shares
         count = int(min(self.most, max(8, (MULTIPLICATIONS / len(u)) ** 0.5)))
         root = np.sqrt(shares)[:, None]
-        # orthonormal to the last digit: of functions that lean on each other one chance component would count for many
-        q, triangle = np.linalg.qr(root * self.axes.table(u, np.arange(count)[:, None]))
+        table, half = root * self.axes.table(u, np.arange(count)[:, None]), np.finfo(float).eps ** 0.5
+        triangle = upper_triangle(table)
         pivots = np.abs(np.diag(triangle))
-        seen = np.logical_and.accumulate(pivots > np.finfo(float).eps ** 0.5 * pivots[0])
-        psi = np.divide(q * seen, root, out=np.zeros_like(q), where=root > 0)
+        seen = int(np.argmin(np.append(pivots > half * pivots[0], False)))
+        q = table[:, :seen] @ np.linalg.inv(triangle[:seen, :seen])
+        # of functions that still lean on each other, one chance component would count for many
+        if np.max(np.abs(q.T @ q - np.eye(seen))) > half:
+            q = np.linalg.qr(table[:, :seen])[0]
+        psi = np.divide(q, root, out=np.zeros_like(q), where=root > 0)
         return Projection(np.pad(psi, ((0, 0), (0, count - psi.shape[1]))), shares)
 
     def _next(self, members: np.ndarray) -> tuple[np.ndarray, Projection]:

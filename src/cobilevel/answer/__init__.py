@@ -1,4 +1,4 @@
-"""What comes back: the decision and the policy, how they print and plot, their file; is it the same problem and run?"""
+"""What comes back: the decision and the policy, how they print and plot, their file; sameness of problems and runs."""
 
 from .identity import Objectives, different_functions, function_digests, run_digests
 from .job import Interrupted, Job, ReducedProblem, run
