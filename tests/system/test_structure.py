@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib.util
 import inspect
 import re
 import subprocess
@@ -113,6 +114,18 @@ def imports_of(module):
 @cache
 def all_imports():
     return [one for module in modules().values() for one in imports_of(module)]
+
+
+def test_the_page_on_constants_names_them_all():
+    """What is not there was never tried at half and at twice its value: `python benchmarks/constants.py --out` does."""
+    root = Path(__file__).parents[2]
+    listed = set(re.findall(r"^\| `([\w.]+)`", (root / "docs" / "constants.md").read_text(), re.M))
+    spec = importlib.util.spec_from_file_location("constants", root / "benchmarks" / "constants.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    stated = {f"{module.removeprefix('cobilevel.')}.{name}" for module, name, *_ in script.constants()}
+    assert stated == listed
+    assert len(stated) <= 140
 
 
 def test_every_room_has_its_place():
