@@ -208,11 +208,11 @@ def _claim(claim: Mapping[str, Any]) -> str:
         if claim.get(name)
     )
     rows = [
-        f"<tr><td>{escape(one['reading'])}</td><td>{one['verdict']}</td><td>{escape(one['measured'])}</td></tr>"
+        f"<tr><td>{escape(one['reading'])}</td><td>{escape(one['verdict'])}</td><td>{escape(one['measured'])}</td></tr>"
         for one in claim.get("readings") or ()
     ]
     details += f'<div class="scroll">{_table(("reading", "verdict", "measured"), rows)}</div>' if rows else ""
-    name, words, verdict = escape(claim["id"]), escape(claim["claim"]), claim["verdict"]
+    name, words, verdict = escape(claim["id"]), escape(claim["claim"]), escape(claim["verdict"])
     text = f"<details><summary>{words}</summary>{details}</details>" if details else f"<p>{words}</p>"
     return (
         f'<tr id="claim-{name}" class="{verdict.replace(" ", "-")}"><th scope="row">{name}</th>'
