@@ -21,7 +21,6 @@ from ..lower import DENSE_LIMIT, Point, lower_size, solve_at
 from ..problem import Level
 from ..reduction import Reduced
 from ..study import Study
-from .uncertainty import QUANTILE
 
 DOUBT = 0.007  # the chance that noise alone decides a single question
 CLEAR = float(special.ndtri(1 - DOUBT))  # standard errors by which a gradient pushes against what holds x
@@ -255,10 +254,6 @@ class Around:
         """The standard error of the curvature along each direction."""
         return np.sqrt(np.diag(self.covariance(self.bend(self.f).T, -self.bend(self.vr).T)))
 
-    def clear(self) -> Bool[np.ndarray, " k"]:
-        """Along which directions the objective curves upward beyond its noise."""
-        return self.bend(self.table("value")) > QUANTILE * self.bend_error()
-
     # -- where the directions are the coordinates
 
     def hessian(self) -> Float[np.ndarray, "dx dx"]:
@@ -354,19 +349,7 @@ def look_around(study: Study, galerkin: Galerkin) -> Around:
     if not second.sound:
         return first
     at_kink, near_kink = _kinks(first, second)
-    return replace(_wide_enough(best, step), at_kink=at_kink, near_kink=near_kink)
-
-
-def _wide_enough(around: Around, step: Float[np.ndarray, " dx"]) -> Around:
-    """Over longer steps along coordinates whose curvature does not stand out of its noise, where it does there: of an
-    objective that is rough over short ways, as a smoothed quantile is, only those show how it curves."""
-    clear, free = around.clear(), around.free()
-    while np.any(rough := free & ~clear & (_WIDER * np.abs(np.diag(around.directions)) <= step)):
-        wider = around.look(around.x, around.directions * np.where(rough, _WIDER, 1.0)[:, None])
-        if not wider.sound:
-            break
-        around, clear = wider, wider.clear()
-    return around
+    return replace(best, at_kink=at_kink, near_kink=near_kink)
 
 
 def _kinks(first: Around, second: Around) -> tuple[Bool[np.ndarray, " dx"], Bool[np.ndarray, " dx"]]:

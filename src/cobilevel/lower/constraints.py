@@ -115,7 +115,7 @@ def with_barrier(study: Study) -> Study:
         least = minimise(objective, y, study.eps**0.5 * first).point
         y = np.where(np.all(np.isfinite(least), axis=1, keepdims=True), least, y)
         scales = scales_at(constrained.lower, constrained.slacks, study.problem, rows, y.astype(study.dtype))
-        before, length = length, np.clip(length_of(scales, share), length / _LARGEST_CHANGE, length * _LARGEST_CHANGE)
+        before, length = length, np.clip(length_of(scales), length / _LARGEST_CHANGE, length * _LARGEST_CHANGE)
         smoothing = smoothing_from(scales, constrained.names, share, float(length))
         if 1 / _SAME_LENGTH < length / before < _SAME_LENGTH:
             break

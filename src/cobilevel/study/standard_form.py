@@ -138,19 +138,18 @@ def smoothing_from(found: BarrierScales, names: Sequence[str], share: float, len
                 "can meet it. Check its function, or start from another y0."
             )
     curvature = max(float(found.curvature), 0.0)
-    length = length_of(found, share) if length is None else length
+    length = length_of(found) if length is None else length
     stiff = curvature * length**2 or length * float(np.sqrt(np.max(pressed / change))) or 1.0
     strength = _STRONGER * (np.sqrt(pressed) / units + stiff / length)
     weight, width = share * stiff, float(np.sqrt(share)) * length
     return Smoothing(np.asarray(weight), weight / strength, units, np.asarray(width), np.asarray(share))
 
 
-def length_of(found: BarrierScales, share: float) -> float:
+def length_of(found: BarrierScales) -> float:
     """How far the policy varies; where it does not, how far it could move; else 1.
 
     That is how far it is from its constraints or, where it lies at one, how far the objective presses on: at most to
-    the next constraint. Along a constraint that binds at every context a barrier makes a policy vary by its share of
-    that distance: so little is no variation.
+    the next constraint. Where one binds at every context, neither the policy nor its distance says how wide it is.
     """
     spread, change, curvature = (np.asarray(part, float) for part in (found.spread, found.change, found.curvature))
     gaps = np.sort(np.abs(np.asarray(found.slack, float) / np.sqrt(change)), axis=1)
@@ -159,7 +158,7 @@ def length_of(found: BarrierScales, share: float) -> float:
     room = np.maximum(nearest, np.minimum(next_one, pressed / curvature if curvature > 0 else np.inf))
     room = room[np.isfinite(room)]
     typical = float(np.median(room)) if room.size else 0.0
-    return (float(spread) if spread > share * typical else typical) or 1.0
+    return (float(spread) if spread > _NOTHING * typical else typical) or 1.0
 
 
 class Form(eqx.Module):
