@@ -3,7 +3,8 @@ r"""Row derivatives: all that exact methods ask of the user's functions, sample 
 At ``x`` and a ``y`` for each row the lower level gives $g$, $\partial_2 g$, $\partial_{22} g$ and $\partial_{21} g$,
 the upper one $f$, $\partial_1 f$ and $\partial_2 f$. A program knows the shapes of ``x``, ``y`` and one row, and how
 many rows a block has; it knows neither the basis, nor the number of functions, nor how many rows there are. Problems
-whose functions say the same up to numbers share it.
+whose functions say the same up to numbers share it: programs are kept from one run to the next, on disk too where
+``keep_programs`` is asked for.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,7 @@
-"""What goes wrong inside a user's function, in words: which function it is, why it fails, and what to write instead."""
+"""What goes wrong inside a user's function, in words: which function it is, why it fails, and what to write instead.
+
+These are errors that a function raises. What it returns (a vector, an integer) is checked in ``study.study``.
+"""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""An objective as a list of operations on numbered values: carried out as it stands, or cut in two.
+"""An objective as a list of operations on numbered values: carried out as it stands, cut in two, or asked what
+it depends on.
 
 Operations of ``f(x, y, xi, eta)`` that ``x`` and ``y`` do not enter give the same numbers whenever a sample comes up
 again: these are computed once for each (``known_parts``), and the rest of the list works on what they gave.

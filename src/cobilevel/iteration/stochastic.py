@@ -1,4 +1,4 @@
-"""What all stochastic solvers share: batches, step sizes and their defaults, the outer step, averages, how a run ends.
+"""What all stochastic solvers share: batches, step sizes, momentum, the outer step, averages, how a run ends.
 
 A solver of this family is its ``update``: from a state to the next, built from oracles, estimators and ``move``.
 """

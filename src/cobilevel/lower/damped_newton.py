@@ -1,5 +1,8 @@
-"""A damped Newton method on the host, for several independent problems at once: the coefficients of the reduced lower
-level, and the ``y`` of many contexts. Also truncated Newton steps inside of a compiled program."""
+"""A damped Newton method with a line search, on the host, for several independent problems at once.
+
+They are the coefficients of the reduced lower level (in each step of the solver ``Newton``), and the ``y`` of many
+contexts. Also truncated Newton steps inside of a compiled program.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

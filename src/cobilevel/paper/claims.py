@@ -1,4 +1,8 @@
-"""The claims of the paper, and verdicts on them, computed from runs under each reading of what it leaves open."""
+"""The claims of the paper in words, and how a verdict follows from results under each reading of what it leaves open.
+
+The test of each claim, with its threshold, is with its experiment: I in ``inverse``, H in ``cleaning``, P and T in
+``theory``.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence

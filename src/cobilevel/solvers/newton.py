@@ -1,7 +1,8 @@
 r"""``Newton``: full batch, second order in the coefficients, exact implicit hypergradient, quasi-Newton in ``x``.
 
-One step is a line search along the quasi-Newton direction, each trial with the lower level solved. The rules by which a
-run ends are in ``newton_stopping``, the units in which it measures ``x`` in ``newton_units``.
+One step is a line search in ``x`` along the quasi-Newton direction, each trial with the lower level solved; the damping
+and the line search in the coefficients are in ``lower.damped_newton``. The rules by which a run ends are in
+``newton_stopping``, the units in which it measures ``x`` in ``newton_units``.
 """
 
 from dataclasses import dataclass, replace

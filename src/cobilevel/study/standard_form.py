@@ -7,7 +7,8 @@ works on $u$; a solution turns it back into ``y``.
 In place of slacks $s_i \ge 0$ the lower level gets $t \sum_i \varphi(s_i)$, with $\varphi(s) = -\log s$ down to a
 floor $\delta$ and the parabola that continues it below. The minimiser is then smooth in ``x`` and the context, and
 where its slacks stay above the floor its objective is within $m t$ of the constrained one ($m$ slacks). Below the floor
-nothing breaks: any start is allowed, and any solver.
+nothing breaks: any start is allowed, and any solver. The weight $t$, the floor and the width over which a corner is
+rounded off follow from one length, which ``lower.constraints`` measures at a policy.
 """
 
 import hashlib

@@ -1,4 +1,8 @@
-"""``Study``: a problem and its data, checked against each other once; everything after takes this and asks no more."""
+"""``Study``: a problem and its data, checked against each other once; everything after takes this and asks no more.
+
+Here ``f`` and ``g`` are traced on one sample, and refused where they do not return one number or cannot be
+differentiated; here it is decided whether each depends on ``eta``.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
