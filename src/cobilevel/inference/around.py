@@ -155,11 +155,16 @@ class Galerkin:
         sizes of single samples' gradients, and the spread.
 
         The spread over these sizes; where they vanish, after ``x`` itself. Not less than a share of what turns the
-        lower level's noise: at an ``x`` where ``f`` itself vanishes, its spread and its gradients are rounding.
+        lower level's noise: at an ``x`` where ``f`` itself vanishes, its spread and its gradients are rounding. What
+        ``f`` gains through the policy counts row by row: in the mean it vanishes where ``x`` moves all of the policy.
         """
-        point = self.point
+        point, through = self.point, np.zeros(len(self.point.x))
         scales = self.expansions.row_scales(point.x, point.W, point.adjoint, point.value)
-        sizes, spread = scales.sizes, scales.spread or abs(point.value)
+        if point.sensitivity is not None:
+            (pool,), d2 = self.expansions.upper_pools, self.expansions.upper_rows(point.x, point.W).d2
+            moves = (np.sum(d2 * pool.y(moved), axis=1) for moved in np.moveaxis(point.sensitivity, 2, 0))
+            through = np.array([np.sqrt(pool.shares @ move**2) for move in moves])
+        sizes, spread = np.hypot(scales.sizes, through), scales.spread or abs(point.value)
         known = (sizes > 0) & (spread > 0)
         other = np.where(point.x != 0, np.abs(point.x), 1.0)
         step = np.where(known, spread / np.where(known, sizes, 1), other)
@@ -336,7 +341,13 @@ def look_around(study: Study, galerkin: Galerkin) -> Around:
     """Solves the reduced problem around ``x``, over about a standard error along each coordinate."""
     x, (step, size, spread) = galerkin.point.x, galerkin.natural_step()
     unit = step / np.sqrt(spread if spread > 0 else 1.0)
-    first = _in_own_units(Around.of(study, galerkin, x, np.diag(NEGLIGIBLE * step), unit), size)
+    first = Around.of(study, galerkin, x, np.diag(NEGLIGIBLE * step), unit)
+    for k in range(1, 11):  # where the problem ends not far from x, as one with exp(x) does, the steps are shorter
+        lost = ~np.array([point.sound for point in first.points[1:]]).reshape(2, -1).all(axis=0)
+        if not lost.any() or not first.point.sound:
+            break
+        first = first.look(x, first.directions * np.where(lost, NOTICED**k, 1.0)[:, None])
+    first = _in_own_units(first, size)
     if not first.sound:
         return first
     error, reach = _standard_errors(first), np.abs(np.diag(first.directions))
@@ -355,14 +366,18 @@ def look_around(study: Study, galerkin: Galerkin) -> Around:
 def _kinks(first: Around, second: Around) -> tuple[Bool[np.ndarray, " dx"], Bool[np.ndarray, " dx"]]:
     """The coordinates held by a kink and those next to one: where curvature is not the same over different steps.
 
-    One that grows as steps shrink is a kink at ``x``, which holds it where the gradients on both sides are clear of
-    their noise. One that grows with the steps may be many small kinks, one in each sample, or one large one nearby;
-    half the step then shows all of it, or none.
+    One that grows as steps shrink, and goes on growing, is a kink at ``x``, which holds it where the gradients on both
+    sides are clear of their noise; a smooth curvature that is larger here than further off stays what it is. One that
+    grows with the steps may be many small kinks, one in each sample, or one large one nearby; half the step then shows
+    all of it, or none.
     """
     narrow = np.abs(first.lengths) <= np.abs(second.lengths)
     bends = [np.diag(look.hessian()) for look in (first, second)]
     close, far = np.where(narrow, *bends), np.where(narrow, *bends[::-1])
     here, beyond = (close > _KINK * np.abs(far)) & (close > 0), far > _KINK * np.abs(close)
+    if here.any():
+        steps = np.diag(np.where(narrow, first.lengths, second.lengths)) / _WIDER
+        here &= np.diag(first.look(first.x, steps).hessian()) > _KINK * close
     sides = [look.table("gradient")[1:].reshape(2, *second.directions.shape) for look in (first, second)]
     ahead, behind = (np.where(narrow, *(np.diag(side[a]) for side in sides)) for a in (0, 1))
     noise = CLEAR * np.sqrt(np.diag(second.gradient_covariance()))

@@ -35,10 +35,11 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     flat, falls, covariance, hessian, bias = _sandwich(around, free, missed)
     directions, names = np.concatenate([flat, falls]), names_of(study.problem.x0)
     touched = np.any([np.zeros(dx, bool), *(_belongs(direction, around.unit) for direction in directions)], axis=0)
-    error, hidden = _errors(covariance), np.zeros(dx)
+    error, hidden, lost = _errors(covariance), np.zeros(dx), np.isnan(bias)
     if missed is not None and free.any():
         hidden = _hidden(missed, _inverse_on(hessian, free, flat, around.unit), error)
-    error = np.where(touched | around.near_kink, np.inf, np.hypot(error, hidden))
+    error = np.where(touched | around.near_kink | lost, np.inf, np.hypot(error, hidden))
+    apart = np.where(np.isinf(error)[:, None] | np.isinf(error), np.nan, covariance)
     words = _undetermined(flat, falls, touched, names, around.unit)
     words += _without_curvature(around, start if len(flat) else None)
     return Uncertainty(
@@ -50,7 +51,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         undetermined=tuple(words),
         value=value,
         value_error=around.value_error(),
-        covariance=covariance,
+        covariance=np.where(np.eye(dx, dtype=bool) & np.isinf(error), np.inf, apart),
         hessian=hessian,
         directions=directions,
     )
@@ -173,17 +174,23 @@ def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[
     inverse = _inverse_on(hessian, free, flat, around.unit)
     covariance = inverse @ around.gradient_covariance() @ inverse
     shift = inverse @ (_excess(around, missed, kept)[0] + absorbed)
-    if np.any(np.abs(shift) > _MATERIAL * _errors(covariance)):
-        bias, covariance = _corrected(around, free, missed, flat, absorbed, kept)
+    material = np.abs(shift) > _MATERIAL * _errors(covariance)
+    if material.any():
+        bias, corrected, found = _corrected(around, free, missed, flat, absorbed, kept)
+        excluded = np.abs(bias) > QUANTILE * _errors(corrected)
+        if found and not excluded.any():
+            covariance = corrected
+        else:  # an interval without its own estimate: the expansion behind it does not hold
+            bias = np.where(material | excluded & found, np.nan, 0.0)
     return flat, falls, covariance, hessian, bias
 
 
 def _corrected(
     at: Around, free: np.ndarray, missed: Missed | None, flat: np.ndarray, absorbed: np.ndarray, kept: float
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, bool]:
     """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps.
 
-    Of the correction, other directions take up `absorbed`, and all but a share `kept` of how it changes from ``x``.
+    And whether these led there. Of the correction, other directions take up `absorbed`, and all but a share `kept` of how it changes from ``x``.
     """
     x, place, unit, inside = at.x, at.x.copy(), at.unit, np.ix_(free, free)
     first = _excess(at, missed, kept)[0]
@@ -197,12 +204,12 @@ def _corrected(
         covariance = inverse @ noise @ inverse
         place -= step
         if np.all(np.abs(step) <= _MATERIAL / 10 * np.sqrt(np.diag(covariance))):
-            break
+            return x - place, covariance, True
         at = look_around(at.study, Galerkin.at(at.galerkin.reduced, place))
         if not at.sound:
             break
         missed = what_is_missed(at)
-    return x - place, covariance
+    return x - place, covariance, False
 
 
 def _hidden(missed: Missed, inverse: np.ndarray, error: np.ndarray) -> Float[np.ndarray, " dx"]:
@@ -259,7 +266,9 @@ def _notes(
         if around.at_kink[j]:
             note = "at a kink"
         elif around.near_kink[j]:
-            note = "a kink is near: not determined"
+            note = "its curvature changes within a standard error: not determined"
+        elif np.isnan(bias[j]) and not touched[j]:
+            note = "fitting the policy to so few samples biases it by more than can be corrected: not determined"
         elif hidden[j] and not touched[j]:
             note = f"the basis misses structure that neighbouring samples show: with it about {x[j] + hidden[j]:.5g}"
         elif free[j] and not touched[j] and abs(bias[j]) > error[j] / 2 > 0:

@@ -20,7 +20,8 @@ class Uncertainty:
     """Standard errors of ``x``, from the noise of both levels, and what they rest on.
 
     - `error`: of each coordinate; infinite where it is not determined, zero where a bound holds it, NaN where it could
-      not be found out. `covariance`: of the flattened ``x``, on the directions that are determined.
+      not be found out. `covariance`: of the flattened ``x``; infinite on the diagonal and NaN beside it where a
+      coordinate is not determined.
     - `bias`: what fitting the policy to these samples has moved each coordinate by, about; `interval` is around
       ``x - bias``, and covers the minimiser of the problem with this basis 95% of the time.
     - `notes`: on each coordinate, in words; `undetermined`: sentences on directions; `directions`: rows, these

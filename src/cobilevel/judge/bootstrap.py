@@ -125,6 +125,7 @@ def _in_standard_errors(given: Expansions, known: Uncertainty) -> Affine:
     if known.why_not:
         return Affine(given, np.zeros(given.dx), np.eye(given.dx), x, (lo, hi))
     H, C = np.asarray(known.hessian), np.asarray(known.covariance)
+    C = np.where(np.isfinite(C), C, 0.0)
     own = np.diag(H)
     unit = np.where(own > 0, 1 / np.sqrt(np.where(own > 0, own, 1)), np.where(x != 0, np.abs(x), 1.0))
     if np.isfinite(lo).any() or np.isfinite(hi).any():

@@ -17,7 +17,7 @@ from jaxtyping import Bool
 
 from ..derivatives import Expansions
 from ..iteration import ROUNDINGS, Result
-from ..lower import Point
+from ..lower import Point, solve_at
 from .newton_units import Units
 
 _NEXT_TO = 0.55  # exponent of the precision: a step so short that smooth curvature cannot pass for a jump
@@ -104,6 +104,10 @@ class Stopping:
         length = float(np.linalg.norm(toward * units.sigma))
         jumps = length <= eps**_NEXT_TO * extent and rise > _JUMP * length * curvature
         explained = across <= np.sqrt(eps) * scale and across < size / 2  # half the digits, and clearly less
+        if begun and jumps and explained:  # of a jump one half of the way shows all, of smooth curvature half
+            middle = solve_at(at, (here.x + refused.x) / 2, refused.W, float(self.lower_target))
+            halves = [np.linalg.norm((middle.gradient - end.gradient) / units.sigma) for end in (here, refused)]
+            jumps = bool(max(halves) > 0.9 * rise)
         bracketed = here.gradient @ toward < 0 < refused.gradient @ toward and length <= near
         settled = begun and not moved and refused.sound and bracketed
         small = moved and there <= tolerance * scale and ahead <= near
