@@ -1,6 +1,7 @@
 """Ordinary problems with known answers that were once answered with confidence, and wrongly."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -77,3 +78,48 @@ def test_bounds_that_bind_at_every_context(bounds, start):
     solution = cb.solve(problem, cb.Samples(xi, xi), cb.Chebyshev(6), progress=False)
     np.testing.assert_allclose(solution.policy(np.linspace(0.0, 1.0, 9)), bounds[1], atol=3e-4)
     assert float(solution.x) == pytest.approx(1, abs=1e-3)
+
+
+def penalised(penalty, seed, n, flipped):
+    """Logistic weights with a penalty each, which noise in the labels above asks for: ``(problem, samples)``."""
+    rng = np.random.default_rng(seed)
+    t = rng.uniform(-1, 1, n)
+    weights = np.stack([1 + 0.5 * t, 0.6 + 0.3 * np.sin(2 * t)], axis=1)
+
+    def labelled():
+        points = rng.normal(size=(n, 2))
+        return points, np.where(rng.uniform(size=n) < 1 / (1 + np.exp(-np.sum(points * weights, axis=1))), 1.0, -1.0)
+
+    loss = lambda y, points, labels: jnp.logaddexp(0, -labels * (points @ y))
+    (below, low), (above, high) = labelled(), labelled()
+    problem = cb.Problem(
+        lambda x, y, xi, eta: loss(y, *eta["above"]),
+        lambda x, y, xi, eta: loss(y, *eta["below"]) + jnp.sum(penalty(x) * y**2) / 2,
+        x0=jnp.full(2, -2.0),
+        y0=jnp.zeros(2),
+        domain=cb.Interval(-1.0, 1.0),
+    )
+    high = high * np.where(rng.uniform(size=n) < flipped, -1, 1)
+    return problem, cb.Samples(t, {"below": (below, low), "above": (above, high)})
+
+
+@pytest.mark.parametrize(
+    ("penalty", "seed", "n", "flipped", "truth"),
+    [
+        (jnp.exp, 0, 800, 0.2, (-1.88, -1.90)),  # the adjoint vanishes at the optimum: there was no standard error
+        (jax.nn.softplus, 3, 500, 0.2, (-1.80, -1.82)),  # a correction that ran away: a standard error of 0
+        (jax.nn.softplus, 8, 500, 0.2, (-1.80, -1.82)),
+        (jnp.exp, 6, 300, 0.1, (-2.93, -3.04)),  # x runs to where the objective is flat: said to be a kink
+        (jnp.exp, 11, 300, 0.1, (-2.93, -3.04)),
+    ],
+)
+def test_smooth_objectives_have_no_kinks(penalty, seed, n, flipped, truth):
+    solution = cb.solve(*penalised(penalty, seed, n, flipped), progress=False)
+    known = solution.uncertainty
+    assert "kink" not in str(solution) and not known.why_not
+    assert np.all(known.error > 0)
+    (low, high), found, x = known.interval, np.isfinite(known.error), np.asarray(solution.x)
+    assert np.all((low < x) & (x < high))
+    assert np.all(np.abs(x - known.bias - truth)[found] < 3 * known.error[found])
+    assert np.array_equal(np.isfinite(np.diag(known.covariance)), found)
+    assert np.all(np.isnan(known.covariance[0, 1]) | found)

@@ -18,6 +18,7 @@ _FEW = 8  # directions for which what the others take up is worked out, and step
 _MATERIAL = 0.2  # standard errors of bias from which on it is corrected
 
 
+@np.errstate(over="ignore", invalid="ignore")  # far out; what is not finite is not sound
 def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None) -> Uncertainty:
     """How well the samples determine ``x``, the solution of the reduced problem (whitened) on them.
 
