@@ -64,3 +64,60 @@ def test_bootstrap_keeps_the_constraints():
     found = cb.solve(stated, samples, basis=cb.Chebyshev(10))
     spread = cb.bootstrap(stated, found, samples, replicates=20)
     np.testing.assert_allclose(float(spread.error), float(found.standard_error), rtol=0.7)
+
+
+def middle(t, x):
+    """What three shares of a whole would be without constraints."""
+    return np.stack([0.4 + 0.3 * t, 0.2 - 0.2 * np.sin(2 * t), 0.5 * t**2], axis=-1) + x * np.array([1.0, 0.0, -1.0])
+
+
+def clipped(m):
+    return np.clip(m, 0, 0.5)
+
+
+def on_simplex(m):
+    """The nearest shares that are not negative and add up to one."""
+    ordered = -np.sort(-m, axis=1)
+    level = (np.cumsum(ordered, axis=1) - 1) / np.arange(1, 4)
+    last = (ordered > level).sum(axis=1) - 1
+    return np.maximum(m - level[np.arange(len(m)), last][:, None], 0)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "nearest", "best"),
+    [(cb.Simplex(), on_simplex, -0.0968), (cb.Bounds(0.0, 0.5), clipped, -0.1043)],
+    ids=["simplex", "bounds"],
+)
+def test_noise_under_constraints(constraint, nearest, best):
+    """Products of neighbours with a barrier's curvature were off by a thousand standard errors."""
+    wanted = lambda t, np: np.stack([0.3 + 0.2 * t, 0.4 - 0.1 * t, 0.3 - 0.1 * t], axis=-1)
+    problem = cb.Problem(
+        lambda x, y, xi, eta: jnp.sum((y - wanted(xi, jnp)) ** 2) / 2 + 0.05 * (x - 0.3) ** 2,
+        lambda x, y, xi, eta: jnp.sum((y - eta - x * jnp.array([1.0, 0.0, -1.0])) ** 2) / 2,
+        x0=0.0,
+        y0=jnp.full(3, 1 / 3),
+        domain=cb.Interval(-1.0, 1.0),
+        constraints=[constraint],
+    )
+
+    def objective(x, t=np.linspace(-1, 1, 4001)):
+        y = nearest(middle(t, x))
+        return np.mean(np.sum((y - wanted(t, np)) ** 2, axis=1)) / 2 + 0.05 * (x - 0.3) ** 2
+
+    def draw(rng, n=2000):
+        t = rng.uniform(-1, 1, n)
+        return cb.Samples(t, middle(t, 0.0) + 0.1 * rng.normal(size=(n, 3)))
+
+    rng = np.random.default_rng(1)
+    samples = draw(rng)
+    solution = cb.solve(problem, samples, progress=False)
+    x, error = float(solution.x), float(solution.standard_error)
+    assert abs(x - best) < 3 * error < 0.02
+    slope = (objective(x + 1e-4) - objective(x - 1e-4)) / 2e-4
+    for judged_by in (samples, draw(rng)):
+        found = cb.certify(problem, solution, judged_by)
+        assert found.mode == "enriched"
+        assert abs(found.objective - objective(x)) < 3 * found.objective.error < 0.01
+        assert found.gradient_norm.low <= abs(slope) <= found.gradient_norm.high < 0.05
+    with pytest.raises(ValueError, match="a barrier bends faster"):
+        cb.certify(problem, solution, samples, mode="neighbours")

@@ -1,5 +1,7 @@
 """Standard errors of ``x`` by the sandwich formula, and the directions in which the samples do not determine it."""
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
 from scipy import special
@@ -8,6 +10,7 @@ from ..derivatives import flattened
 from ..reduction import Reduced
 from ..study import Study
 from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
+from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
 from .uncertainty import QUANTILE, Uncertainty, names_of, unknown
 
@@ -32,7 +35,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     value, dx = around.point.value, len(around.x)
     if not around.sound:
         return unknown(x, "standard errors could not be computed: the reduced problem has no solution near x.", value)
-    free, missed = around.free(), what_is_missed(around) if joint else None
+    free, missed = around.free(), what_is_missed(around) if joint and not study.barred else None
     flat, falls, covariance, hessian, bias = _sandwich(around, free, missed)
     directions, names = np.concatenate([flat, falls]), names_of(study.problem.x0)
     touched = np.any([np.zeros(dx, bool), *(_belongs(direction, around.unit) for direction in directions)], axis=0)
@@ -157,7 +160,11 @@ def _excess(around: Around, missed: Missed | None, kept: float) -> tuple[np.ndar
     `kept`: the share of its noise and curvature that other directions do not take up.
     """
     if missed is None:
-        return np.zeros(len(around.x)), np.zeros(len(around.x)), around.gradient_covariance()
+        slope, study = np.zeros(len(around.x)), around.study
+        if study.shared and study.noisy:  # a barrier bends too fast for products of neighbours
+            parts = without_each(replace(around.galerkin, point=around.point))
+            slope = -fitting_bias(around.point.gradient, np.stack([part.point.gradient for part in parts]))
+        return slope, np.zeros(len(around.x)), around.gradient_covariance()
     lost, k = missed.overfit.part(slice(1, None), 1 / around.lengths), around.lengths
     noise = lost.part(slice(None), kept).covariance(around.gradient_influence())
     return lost.value, kept * around.bend(missed.overfit.points) / k**2, noise  # pyright: ignore
@@ -191,7 +198,8 @@ def _corrected(
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps.
 
-    And whether these led there. Of the correction, other directions take up `absorbed`, and all but a share `kept` of how it changes from ``x``.
+    And whether these led there. Of the correction, other directions take up `absorbed`, and all but a share `kept`
+    of how it changes from ``x``.
     """
     x, place, unit, inside = at.x, at.x.copy(), at.unit, np.ix_(free, free)
     first = _excess(at, missed, kept)[0]
@@ -209,7 +217,7 @@ def _corrected(
         at = look_around(at.study, Galerkin.at(at.galerkin.reduced, place))
         if not at.sound:
             break
-        missed = what_is_missed(at)
+        missed = None if missed is None else what_is_missed(at)
     return x - place, covariance, False
 
 

@@ -149,6 +149,8 @@ def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[
         estimated = 'the lower level\'s solutions would themselves be estimates from few samples; "neighbours" knows.'
     lacking = "" if study.shared else "the two levels see different samples."
     lacking = lacking if study.noisy else "the lower level has no noise that neighbours could average out."
+    if study.barred:
+        lacking = lacking or "a barrier bends faster than the noise of the samples allows products of them to show."
     wide = too_large(study, True)
     crossed = "it compares on joint samples, and these are Product data."
     crossed = crossed if study.upper.crossed or study.lower.crossed else ""

@@ -28,11 +28,16 @@ from ..inference import (
     Missed,
     Products,
     features_of,
+    fitting_bias,
     influence,
+    jackknife,
     mean_covariance,
     slope_accuracy,
+    split_rows,
+    without,
+    without_each,
 )
-from ..lower import Law, law_at, lower_along, solve_at, solve_each, trouble_with
+from ..lower import Law, law_at, lower_along, solve_each, trouble_with
 from ..problem import Finite
 from ..programs import put
 from ..reduction import Reduced, reduce_study
@@ -44,7 +49,6 @@ Policy = Float[np.ndarray, "contexts dy"]
 Sensitivity = Float[np.ndarray, "contexts dy dx"]
 Square = Float[np.ndarray, "dx dx"]
 UNSOLVED = "reduced problem could not be solved at x"
-GROUPS = 20  # left out in turn; with 19 degrees of freedom an interval is 7% wider than with endless ones
 
 
 class NoisyVector(NamedTuple):
@@ -97,36 +101,7 @@ class PolicyTable(NamedTuple):
         return self.phi @ W + self.rest
 
 
-# -- groups of samples left out
-
-
-def split_rows(count: int, rng: np.random.Generator) -> Int[np.ndarray, " n"]:
-    """The group each row belongs to, at random and of even sizes; fewer groups where there are fewer rows."""
-    return rng.permutation(count) % min(GROUPS, count)
-
-
-def without(shares: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"], k: int) -> Float[np.ndarray, " n"]:
-    """The shares of rows with one group left out; NaN where nothing is left."""
-    kept = shares * (group != k)
-    with np.errstate(invalid="ignore"):
-        return kept / np.sum(kept)
-
-
-def jackknife(left_out: Float[np.ndarray, "k d"]) -> Float[np.ndarray, "d d"]:
-    """The covariance of an estimate, from its values with one of `k` groups of samples left out at a time."""
-    apart = left_out - left_out.mean(axis=0)
-    return (len(left_out) - 1) / len(left_out) * apart.T @ apart
-
-
-def without_each(at: Galerkin) -> list[Galerkin]:
-    """The reduced problem with one group of samples left out at a time, solved from the solution on all of them."""
-    rng, (lower,), (upper,) = np.random.default_rng(0), at.expansions.lower_pools, at.expansions.upper_pools
-    below, above = (split_rows(len(pool.shares), rng) for pool in (lower, upper))
-    solved = []
-    for k in range(max(below.max(), above.max()) + 1):
-        part = at.expansions.with_shares(without(lower.shares, below, k), without(upper.shares, above, k))
-        solved.append(replace(at, expansions=part, point=solve_at(part, at.point.x, at.point.W, at.target)))
-    return solved
+# -- the reduced problem alone
 
 
 def measure_reduced(at: Galerkin) -> Measured:
@@ -149,11 +124,11 @@ def measure_against_richer(study: Study, solution: Solution, poor: Galerkin, ric
     given, policies = as_rows(solution.policy(rows.xi)), PolicyTable.of(rich.reduced, rows.xi)
 
     def figures(low: Galerkin, high: Galerkin) -> tuple[np.ndarray, ...]:
-        """Both gradients, the product of what is missed of adjoint and sensitivity, and the squared errors."""
+        """Both gradients, the product of what is missed of adjoint and sensitivity; squared errors, the objective."""
         v = (high.point.adjoint - embed @ low.point.adjoint).reshape(-1)
         s = (high.sensitivity - np.tensordot(embed, low.sensitivity, axes=1)).reshape(len(v), -1)
         policy = rows.shares() @ np.sum((policies(high.point.W) - given) ** 2, axis=1)
-        squares = np.array([policy, v @ H @ v, np.sum(s * (H @ s))])
+        squares = np.array([policy, v @ H @ v, np.sum(s * (H @ s)), high.point.value])
         return low.point.gradient, high.point.gradient, s.T @ H @ v, squares
 
     low, high, product, squares = figures(poor, rich)
@@ -161,9 +136,12 @@ def measure_against_richer(study: Study, solution: Solution, poor: Galerkin, ric
     low_out, high_out, _, squares_out = (np.stack(part) for part in zip(*left_out, strict=True))
     freedom = len(left_out) - 1.0
     policy_noise, adjoint_noise = _own_noise(study, rich)
-    squares = squares - [policy_noise, adjoint_noise * (1 - len(poor.point.W) / len(rich.point.W)), 0.0]
-    noise = np.sqrt(np.diag(jackknife(squares_out)))
-    policy, adjoint, sensitivity = (Estimate.of(*each, freedom, least=0.0) for each in zip(squares, noise, strict=True))
+    own = adjoint_noise * (1 - len(poor.point.W) / len(rich.point.W)), 0.0, fitting_bias(squares, squares_out)[3]
+    squares = squares - [policy_noise, *own]
+    noise, least = np.sqrt(np.diag(jackknife(squares_out))), (0.0, 0.0, 0.0, -np.inf)
+    policy, adjoint, sensitivity, value = (
+        Estimate.of(a, b, freedom, least=c) for a, b, c in zip(squares, noise, least, strict=True)
+    )
     return Measured(
         gradient=NoisyVector(high, jackknife(high_out)),
         reduced=NoisyVector(low, jackknife(low_out)),
@@ -175,6 +153,7 @@ def measure_against_richer(study: Study, solution: Solution, poor: Galerkin, ric
         policy_error=policy,
         adjoint_error=adjoint,
         sensitivity_error=sensitivity,
+        value=value,
     )
 
 

@@ -107,6 +107,11 @@ class Study:
         return self.lower_noise and not self.lower.crossed
 
     @property
+    def barred(self) -> bool:
+        """Whether a barrier stands in for inequalities."""
+        return self.constrained is not None and self.constrained.smoothing is not None
+
+    @property
     def upper_noise(self) -> bool:
         """Whether ``f`` depends on ``eta``."""
         return self.problem.upper.uses_last_argument()  # pyright: ignore[reportFunctionMemberAccess]
