@@ -159,7 +159,7 @@ def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None
         )
     if resume.objectives is None:
         return
-    others = different_functions(resume.objectives, resume.full_parts()[0], resume.policy, study)
+    others = different_functions(resume.objectives, resume.full_parts()[0], resume.at, study)
     if others:
         words = "; ".join(f"{name} is not what it was: {by}" for name, by in others.items())
         raise ValueError(

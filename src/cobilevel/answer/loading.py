@@ -186,7 +186,7 @@ def _check_functions(path: str | Path, solution: Solution, problem: Problem) -> 
         )
         return
     try:
-        others = different_functions(solution.objectives, solution.x, solution.policy, problem)
+        others = different_functions(solution.objectives, solution.x, solution.at, problem)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} was solved for another problem: {error}") from error
     if others:

@@ -64,7 +64,7 @@ def objectives_to_file(solution: Any, x: PyTree) -> tuple[dict[str, Any] | None,
         return None, {}
     entry: dict[str, Any] = {"digests": dict(known.digests), "dtype": str(np.dtype(known.dtype)), "eta": None}
     try:
-        probe = known.probe(x, solution.policy)
+        probe = known.probe(x, solution.at)
     except Exception as error:  # a solution that took hours is saved even so
         warnings.warn(
             f"save: no values of the objectives are kept, and load cannot compare them: {error}", stacklevel=4
