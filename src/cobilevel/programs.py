@@ -275,7 +275,9 @@ def _on_host(function: Callable[P, R], elsewhere: Callable[P, R]) -> Callable[P,
     def call(*args: Any) -> Any:
         leaves = jax.tree.leaves(args)
         if any(map(_elsewhere, leaves)):
-            return elsewhere(*[jnp.asarray(a) if isinstance(a, np.ndarray | np.generic | float) else a for a in args])
+            given = [jnp.asarray(a) if isinstance(a, np.ndarray | np.generic | float) else a for a in args]
+            with jax.numpy_rank_promotion("allow"):
+                return elsewhere(*given)
         foreign = any(isinstance(leaf, jax.Array) for leaf in leaves)
         with np.errstate(all="ignore"):  # NaN and infinity are answers here
             known = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..functions import Traced, failure, first_derivatives, second_derivatives, trace_objective
 from ..keys import as_key
-from ..problem import CHECK_ROWS, LOOK_ROWS, Bounds, Level, Problem, Samples, Unpacked
+from ..problem import CHECK_ROWS, LOOK_ROWS, Bounds, Level, Problem, Samples, Unpacked, entry_names
 from ..trees import shaped_like
 
 _SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
@@ -238,7 +238,7 @@ def standard_form(problem: Problem, upper: Level, level: Level) -> tuple[Problem
     form, domain = _form(problem), problem.domain
     example = level.example(min(LOOK_ROWS, level.count or LOOK_ROWS))
     _check_consistent(problem, form, (example if level.endless else level.contexts()).xi[:LOOK_ROWS])
-    _check_bounds_known(problem, example.xi)
+    _check_bounds(problem, example.xi)
     free = replace(problem, y0=form.enter(problem.y0), constraints=(), smoothing=None)
     names = _slack_names(problem, np.asarray(example.xi)[0])
     first = lambda rows: (problem.x0, free.y0, *jax.tree.map(lambda a: np.asarray(a)[0], (rows.xi, rows.eta)))
@@ -301,19 +301,31 @@ def _check_consistent(problem: Problem, form: Form, xi: Any) -> None:
         )
 
 
-def _check_bounds_known(problem: Problem, xi: Any) -> None:
-    """Raises where bounds that are functions of the context are NaN: the lower objective would be blamed for it."""
+def _check_bounds(problem: Problem, xi: Any) -> None:
+    """Raises where bounds are NaN at a context, or cross there: the lower objective would be blamed for the one, and no
+    decision helps with the other."""
     for place, one in enumerate(problem.constraints):
-        if not isinstance(one, Bounds) or not (callable(one.lo) or callable(one.hi)):
+        if not isinstance(one, Bounds):
             continue
-        slack = lambda xi, one=one: one.slack(problem.x0, problem.y0, problem.domain.unpack(xi))
-        bad: Any = np.isnan(np.asarray(jax.vmap(slack)(jnp.asarray(xi)), float)).any(axis=1)
-        if bad.any():
-            first = np.asarray(xi)[int(np.argmax(bad))]
+        ends = jax.vmap(lambda xi, one=one: one.ends(problem.y0, problem.domain.unpack(xi)))(jnp.asarray(xi))
+        lo, hi = (np.asarray(end, float) for end in ends)
+        unknown = np.isnan(lo) | np.isnan(hi)
+        bad = unknown if unknown.any() else lo > hi
+        if not bad.any():
+            continue
+        row = int(np.argmax(bad.any(axis=1)))
+        where = f"at {int(bad.any(axis=1).sum())} of {len(bad)} contexts, first at xi = {np.asarray(xi)[row]}"
+        if unknown.any():
             raise ValueError(
-                f"constraints[{place}] (Bounds): a bound is NaN at {int(bad.sum())} of {len(bad)} contexts, first at "
-                f"xi = {first}. Check the functions lo(xi) and hi(xi); where there is no bound, return -inf or inf."
+                f"constraints[{place}] (Bounds): a bound is NaN {where}. Check the functions lo(xi) and hi(xi); where "
+                "there is no bound, return -inf or inf."
             )
+        entry = int(np.argmax(bad[row]))
+        name = entry_names(problem.y0)[entry]
+        raise ValueError(
+            f"constraints[{place}] (Bounds): lo lies above hi {where}, where {name} is to lie between "
+            f"{lo[row, entry]:.6g} and {hi[row, entry]:.6g}. Swap them, or leave these contexts out."
+        )
 
 
 def statement_of(problem: Problem) -> tuple[str, ...]:
