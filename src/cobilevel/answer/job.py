@@ -18,7 +18,7 @@ from ..cluster import this_cluster
 from ..derivatives import Expansions, flattened
 from ..inference import NEGLIGIBLE, Uncertainty, infer, policy_noise
 from ..iteration import Checkpoint, Result, Solver, iterate
-from ..lower import feasibility_of
+from ..lower import feasibility_of, hidden_by_barrier
 from ..precision import double
 from ..programs import put
 from ..reduction import Reduced, reduce_study
@@ -235,7 +235,10 @@ def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solu
     Only where single samples show the conditional mean, that is, without lower-level noise; with noise the solver's own
     test, that the mean Hessian is positive definite, is all that data can show.
     """
-    size, rows = study.problem.sizes[1], study.lower.count
+    size, rows, hidden = study.problem.sizes[1], study.lower.count, hidden_by_barrier(study, solution)
+    if hidden:
+        warnings.warn(f"{Result.NOT_CONVEX} {hidden}", stacklevel=4)
+        return replace(solution, result=Result.NOT_CONVEX, detail=hidden)
     if rows is None or study.lower.crossed or study.lower_noise:
         return solution
     if rows > _CHECKED_ROWS or rows * size**3 > _CHECKED_WORK:
