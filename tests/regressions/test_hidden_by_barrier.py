@@ -56,3 +56,51 @@ def test_constraints_that_are_not_convex_are_said(name):
 def test_convex_constraints_give_no_alarm(name):
     h, y0 = CONVEX[name]
     assert solved(nearest, [cb.Inequalities(h)], y0).converged
+
+
+BOX = [cb.Bounds(0.0, 1.0)]
+HALF = np.array([0.5, 0.5])
+FLAT = {
+    "linear": (lambda x, y, xi, eta: (xi - x / 2) * y, BOX, 0.5),
+    "linear, with noise": (lambda x, y, xi, eta: (xi - x / 2 + eta) * y, BOX, 0.5),
+    "one of two": (lambda x, y, xi, eta: (xi - x / 2) * y[0] + (y[1] - xi) ** 2, BOX, HALF),
+    "a difference": (lambda x, y, xi, eta: (xi - x / 2) * (y[0] - y[1]) + (y[0] + y[1] - 1) ** 2, BOX, HALF),
+    "on a simplex": (lambda x, y, xi, eta: (xi - x / 2) * y[0], [cb.Simplex()], HALF),
+    "at most contexts": (lambda x, y, xi, eta: jnp.where(xi > 0.8, (y - xi) ** 2, (xi - x / 2) * y), BOX, 0.5),
+    "nothing": (lambda x, y, xi, eta: 0 * y, BOX, 0.5),
+}
+CURVED = {
+    "a small term": (lambda x, y, xi, eta: (xi - x / 2) * y + 0.05 * (y - 0.5) ** 2, BOX, 0.5),
+    "held on one side": (lambda x, y, xi, eta: (xi + 0.2 + x**2) * y, BOX, 0.5),
+    "linear on a ball": (
+        lambda x, y, xi, eta: (xi - x / 2) * y[0] + y[1],
+        [cb.Inequalities(lambda x, y, xi: jnp.sum(y**2) - 1)],
+        HALF / 5,
+    ),
+    "the larger of two": (
+        lambda x, y, xi, eta: y[1] + (y[0] - x) ** 2,
+        [cb.Inequalities(lambda x, y, xi: jnp.stack([y[0] - xi - y[1], xi - y[0] - y[1]]))],
+        np.array([0.1, 2.0]),
+    ),
+    "at most contexts": (lambda x, y, xi, eta: jnp.where(xi > 0.2, (y - xi) ** 2, (xi - x / 2) * y), BOX, 0.5),
+    "units": (
+        lambda x, y, xi, eta: 1e6 * (y[0] - xi - x) ** 2 + (1e-5 * y[1] - xi) ** 2,
+        [cb.Bounds(0.0, np.array([1.0, 1e6]))],
+        HALF,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_a_lower_level_without_curvature_of_its_own_is_said(name):
+    with pytest.warns(UserWarning, match="no curvature in y"):
+        solution = solved(*FLAT[name], best=1.0)  # where constraints press from both sides
+    assert not solution.converged
+    assert "Bounds alone do not determine a smooth answer" in solution.detail
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if "ball" in name else ()) for name in CURVED]
+)
+def test_curvature_from_elsewhere_is_enough(name):
+    assert solved(*CURVED[name], best=1.0).converged

@@ -18,7 +18,7 @@ from ..cluster import this_cluster
 from ..derivatives import Expansions, flattened
 from ..inference import NEGLIGIBLE, Uncertainty, infer, policy_noise
 from ..iteration import Checkpoint, Result, Solver, iterate
-from ..lower import feasibility_of, hidden_by_barrier
+from ..lower import correlated, feasibility_of, hidden_by_barrier
 from ..precision import double
 from ..programs import put
 from ..reduction import Reduced, reduce_study
@@ -245,7 +245,7 @@ def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solu
         return solution
     expansions = Expansions(reduced.ordinary())
     hessians = expansions.lower_rows(flattened(solution.x), expansions.table(solution.W)).hessian
-    values = np.linalg.eigvalsh((hessians + np.swapaxes(hessians, 1, 2)) / 2) if size > 1 else hessians[:, :, 0]
+    values = np.linalg.eigvalsh(correlated(hessians)) if size > 1 else hessians[:, :, 0]
     least = values[:, 0] / np.maximum(np.abs(values).max(axis=1), np.finfo(float).tiny)
     shares = np.concatenate([pool.shares for pool in expansions.lower_pools])
     least = least[shares > 0] if not study.spread else np.concatenate(this_cluster().gathered([least[shares > 0]]))

@@ -1,7 +1,7 @@
-"""What a barrier hides: constraints that are not convex in ``y``.
+"""What a barrier hides: constraints that are not convex in ``y``, and a lower objective without curvature of its own.
 
 With the barrier added, the lower level has curvature wherever a constraint is near, and a run converges. The answer
-then is a matter of where it began.
+then is a matter of where it began, or of the barrier alone.
 """
 
 from typing import Any
@@ -13,9 +13,10 @@ from jaxtyping import Float
 from ..basis import combine
 from ..keys import as_key, generator
 from ..problem import Inequalities
-from ..study import UNIT_ROWS, Constrained, Study
+from ..study import UNIT_ROWS, Constrained, Study, scales_at
 from ..trees import as_rows
 from .constraints import Slacks
+from .damped_newton import ROUNDINGS
 
 
 def hidden_by_barrier(study: Study, solution: Any) -> str:
@@ -27,7 +28,7 @@ def hidden_by_barrier(study: Study, solution: Any) -> str:
     u = as_rows(combine(solution.basis(rows.xi), solution.W))
     if not np.isfinite(u).all():
         return ""
-    return _hole(study, constrained, solution.x, np.asarray(rows.xi), u)
+    return _hole(study, constrained, solution.x, np.asarray(rows.xi), u) or _flat(study, constrained, solution, rows, u)
 
 
 def _hole(study: Study, constrained: Constrained, x: Any, xi: np.ndarray, u: Float[np.ndarray, "n k"]) -> str:
@@ -73,3 +74,46 @@ def _hole(study: Study, constrained: Constrained, x: Any, xi: np.ndarray, u: Flo
         f"and y = {between} between them does not. State a constraint that is convex, or bounds that keep y on one "
         "side.)"
     )
+
+
+def _flat(study: Study, constrained: Constrained, solution: Any, rows: Any, u: Float[np.ndarray, "n k"]) -> str:
+    """A direction in which neither the lower objective nor a constraint has curvature, and in which constraints press
+    from both sides, or none does: there the minimiser jumps, or is any.
+
+    Where all press from one side they determine it. Without noise single samples show it, else their mean.
+    """
+    smoothing: Any = constrained.smoothing
+    scales = scales_at(constrained.lower, constrained.slacks, study.at(solution.x).problem, rows, u.astype(study.dtype))
+    if scales.hessian is None or scales.bent is None:
+        return ""
+    parts = [np.asarray(part, float) for part in (scales.hessian, scales.bent)]
+    rounding, several = ROUNDINGS * u.shape[1] * study.eps, study.lower_noise or study.lower.crossed
+    if not all(np.isfinite(part).all() for part in parts):
+        return ""
+    flat = np.ones(len(u), bool)
+    if not several:
+        flat = np.abs(np.linalg.eigvalsh(sum(map(correlated, parts)))[:, 0]) <= rounding
+        if flat.mean() < 0.5:
+            return ""
+    values, vectors = np.linalg.eigh(sum(correlated(part[flat].mean(axis=0)) for part in parts))
+    slack, slope = Slacks(study, solution.x, np.asarray(rows.xi)[flat]).at(u[flat])
+    near = slack / smoothing.units < float(smoothing.width)
+    for along in vectors.T[np.abs(values) <= rounding]:
+        pressed = np.where(near, slope @ along / smoothing.units, 0)
+        up, down = (np.any(sign * pressed > study.eps**0.5, axis=1) for sign in (1, -1))
+        jumps = (up & ~down).any() and (down & ~up).any()
+        if jumps or np.mean(up | down) < 0.5:
+            which = f" along {np.array2string(along + 0.0, precision=3, suppress_small=True)}" * (len(along) > 1)
+            return (
+                f"(The lower objective has no curvature in y{which}, at {int(flat.sum())} of {len(flat)} samples. "
+                "Bounds alone do not determine a smooth answer: it jumps from one to the other. Add a small quadratic "
+                "term to lower, such as 0.01 * y**2.)"
+            )
+    return ""
+
+
+def correlated(matrices: Float[np.ndarray, "... k k"]) -> Float[np.ndarray, "... k k"]:
+    """With a diagonal of ones, or 0 where there was none: the units of ``y`` do not matter."""
+    root = np.sqrt(np.abs(np.diagonal(matrices, axis1=-2, axis2=-1)))
+    root = np.where(root > 0, root, 1)
+    return (matrices + np.swapaxes(matrices, -1, -2)) / (2 * root[..., :, None] * root[..., None, :])

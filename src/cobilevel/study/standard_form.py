@@ -82,13 +82,16 @@ class Smoothing(eqx.Module):
 class BarrierScales(eqx.Module):
     """What a barrier is measured by, at some samples: their slacks; of each slack the mean square of its slope, and of
     the objective's slope along it; the objective's mean curvature; how far ``y`` lies from its mean, coordinate by
-    coordinate."""
+    coordinate. At a given ``y`` that is not too large also, at each, the Hessian of the objective, and that of minus
+    the sum of the slacks, in their units: 0 for those that are linear."""
 
     slack: Float[Array, "n m"]
     change: Float[Array, " m"]
     pressed: Float[Array, " m"]
     curvature: Float[Array, ""]
     spread: Float[Array, ""]
+    hessian: Float[Array, "n k k"] | None = None
+    bent: Float[Array, "n k k"] | None = None
 
 
 @eqx.filter_jit
@@ -103,24 +106,29 @@ def scales_at(lower: Any, slack: Any, problem: Problem, rows: Samples, y: Any) -
     objective = lambda z, xi, eta: lower(problem.x0, unravel(z), xi, eta)
     slopes = jax.vmap(jax.grad(objective))
 
-    def bend(z, xi, eta):
-        along = lambda v: jax.jvp(lambda w: jax.jvp(lambda u: objective(u, xi, eta), (w,), (v,))[1], (z,), (v,))[1]
-        return jnp.mean(jax.vmap(along)(directions)) / size
+    def images(function, z):  # of the directions, by the Hessian
+        return jax.vmap(lambda v: jax.jvp(jax.grad(function), (z,), (v,))[1])(directions)
 
+    curved = jax.vmap(lambda z, xi, eta: images(lambda w: objective(w, xi, eta), z))
+    mean_curvature = lambda found: jnp.mean(jnp.sum(found * directions, axis=-1)) / size
+    given = y is not None and size <= CHECK_ROWS
     if y is None:
         start = jnp.broadcast_to(flat, (len(rows), size))
-        first = jnp.mean(jax.vmap(bend)(start, rows.xi, rows.eta))
+        first = mean_curvature(curved(start, rows.xi, rows.eta))
         y = start - jnp.where(first > 0, slopes(start, rows.xi, rows.eta) / jnp.where(first > 0, first, 1), 0)
 
     def of_slack(z, slope, xi, eta):
         h = lambda w: slack(problem.x0, unravel(w), xi, eta)
         change = jax.vmap(lambda v: jax.jvp(h, (z,), (v,))[1])(directions)
-        return h(z), jnp.mean(change**2, axis=0), jax.jvp(h, (z,), (slope,))[1] ** 2
+        size = jnp.mean(change**2, axis=0)
+        total = lambda w: -jnp.sum(h(w) / jnp.sqrt(jnp.where(size > 0, size, 1)))
+        return h(z), size, jax.jvp(h, (z,), (slope,))[1] ** 2, images(total, z) if given else None
 
-    here, change, pressed = jax.vmap(of_slack)(y, slopes(y, rows.xi, rows.eta), rows.xi, rows.eta)
+    here, change, pressed, bent = jax.vmap(of_slack)(y, slopes(y, rows.xi, rows.eta), rows.xi, rows.eta)
     spread = jnp.sqrt(jnp.mean((y - jnp.mean(y, axis=0)) ** 2))
-    mean = lambda table: jnp.mean(table, axis=0)
-    return BarrierScales(here, mean(change), mean(pressed), jnp.mean(jax.vmap(bend)(y, rows.xi, rows.eta)), spread)
+    mean, found = lambda table: jnp.mean(table, axis=0), curved(y, rows.xi, rows.eta)
+    matrices = (found / size**0.5, bent / size**0.5) if given else (None, None)
+    return BarrierScales(here, mean(change), mean(pressed), mean_curvature(found), spread, *matrices)
 
 
 def smoothing_from(found: BarrierScales, names: Sequence[str], share: float, length: float | None = None) -> Smoothing:
