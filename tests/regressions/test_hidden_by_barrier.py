@@ -19,6 +19,11 @@ def solved(lower, constraints, y0, best=0.0):
     return cb.solve(problem, cb.Samples(XI, NOISE), basis=cb.Chebyshev(4))
 
 
+def quick(cases, slow):
+    """The names of cases, the one that takes longest left to thorough runs."""
+    return [pytest.param(name, marks=pytest.mark.thorough if name == slow else ()) for name in cases]
+
+
 def nearest(x, y, xi, eta):
     return jnp.sum((y - xi - x - eta) ** 2)
 
@@ -42,7 +47,7 @@ CONVEX = {
 }
 
 
-@pytest.mark.parametrize("name", HOLES)
+@pytest.mark.parametrize("name", quick(HOLES, slow="a ring"))
 def test_constraints_that_are_not_convex_are_said(name):
     h, y0 = HOLES[name]
     with pytest.warns(UserWarning, match="is not convex in y: at xi = "):
@@ -99,8 +104,6 @@ def test_a_lower_level_without_curvature_of_its_own_is_said(name):
     assert "Bounds alone do not determine a smooth answer" in solution.detail
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if "ball" in name else ()) for name in CURVED]
-)
+@pytest.mark.parametrize("name", quick(CURVED, slow="linear on a ball"))
 def test_curvature_from_elsewhere_is_enough(name):
     assert solved(*CURVED[name], best=1.0).converged
