@@ -66,7 +66,7 @@ def solve_command(
     from .commands import solve_file
 
     try:
-        with _in_a_sentence():
+        with _in_a_sentence(TypeError):
             solve_file(file, out, Console(), steps, seed, judge)
     except Interrupted as stop:
         typer.secho(str(stop), fg="yellow", err=True)

@@ -19,7 +19,7 @@ from .iteration import Checkpoint, Solver, Stochastic
 from .judge import rounding_error
 from .keys import as_key, split_key
 from .lower import with_barrier
-from .precision import Precision
+from .precision import Precision, ranks_promoted
 from .problem import Data, Problem, never_seen, no_pool
 from .reduction import reduce_study
 from .solvers import Newton
@@ -207,8 +207,9 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> ReducedProblem:
     """
     entered("reduce", problem, samples, basis)
     check_basis(basis)
-    study = with_barrier(Study.of(problem, samples, twice=False))
-    reduced = reduce_study(study, learn(basis, study))
+    with ranks_promoted():
+        study = with_barrier(Study.of(problem, samples, twice=False))
+        reduced = reduce_study(study, learn(basis, study))
     return ReducedProblem(**{part.name: getattr(reduced, part.name) for part in fields(reduced)})
 
 

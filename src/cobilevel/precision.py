@@ -23,12 +23,19 @@ REMEDY = (
 _PRECISIONS = {"single": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
 
-def double() -> AbstractContextManager:
-    """Within it, this thread computes in double precision; the switch itself is left alone."""
+@contextmanager
+def double() -> Iterator[None]:
+    """Within it, this thread computes in double precision, and promotes ranks; the switches are left alone."""
     here: Any = getattr(jax, "enable_x64", None)
     if here is None:  # JAX before 0.8
         here = importlib.import_module("jax.experimental").enable_x64
-    return here(True)
+    with here(True), ranks_promoted():
+        yield
+
+
+def ranks_promoted() -> AbstractContextManager:
+    """Within it, arrays of different ranks go together as NumPy's do, whatever the caller's switch says."""
+    return jax.numpy_rank_promotion("allow")
 
 
 def in_double() -> bool:
@@ -111,8 +118,8 @@ class Precision:
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Where this precision is to be had; with factorisations on one thread."""
-        with one_thread(), double() if self.dtype == np.float64 else nullcontext():
+        """Where this precision is to be had; with factorisations on one thread, and ranks promoted as NumPy does."""
+        with one_thread(), ranks_promoted(), double() if self.dtype == np.float64 else nullcontext():
             yield
 
     def back(self, tree: PyTree) -> PyTree:

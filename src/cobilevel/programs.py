@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache, partial, update_wrapper, wraps
 from pathlib import Path
-from threading import current_thread
+from threading import Lock, current_thread
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import equinox as eqx
@@ -275,7 +275,9 @@ def _on_host(function: Callable[P, R], elsewhere: Callable[P, R]) -> Callable[P,
     def call(*args: Any) -> Any:
         leaves = jax.tree.leaves(args)
         if any(map(_elsewhere, leaves)):
-            return elsewhere(*[jnp.asarray(a) if isinstance(a, np.ndarray | np.generic | float) else a for a in args])
+            given = [jnp.asarray(a) if isinstance(a, np.ndarray | np.generic | float) else a for a in args]
+            with jax.numpy_rank_promotion("allow"):
+                return elsewhere(*given)
         foreign = any(isinstance(leaf, jax.Array) for leaf in leaves)
         with np.errstate(all="ignore"):  # NaN and infinity are answers here
             known = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
@@ -304,10 +306,33 @@ def _threads(cores: int, process: int) -> ThreadPoolExecutor:
 _pools = cache(ThreadpoolController)  # of the libraries that are loaded
 
 
+class _OneThread:
+    """A limit on the threads of factorisations, which is one for the whole process: the first in sets it, the last out
+    restores what was there, whatever Python's threads do in between."""
+
+    def __init__(self):
+        self._lock, self._inside, self._limit = Lock(), 0, None
+
+    def __enter__(self):
+        with self._lock:
+            if not self._inside:
+                self._limit = _pools().limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *error: Any):
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()  # pyright: ignore[reportOptionalMemberAccess]
+
+
+_one_thread = _OneThread()
+
+
 def one_thread() -> AbstractContextManager:
     """Within it, factorisations run on one thread.
 
     The threads of OpenBLAS wait by spinning: where another process wants the same core, small matrices take many times
     as long with two threads as with one.
     """
-    return _pools().limit(limits=1, user_api="blas")
+    return _one_thread

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import jax
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import cobilevel
 from cobilevel.cli import app
+from cobilevel.commands import solve_file
 from cobilevel.paper.claims import CLAIMS
 
 
@@ -119,3 +121,42 @@ def test_solve_runs_a_file_into_a_folder(tmp_path):
         assert "does not define samples" in wrong.output
     finally:
         jax.config.update("jax_enable_x64", before)
+
+
+GIVEN_UP = {
+    "x0 must be an array of numbers, got str": FILE.replace("0.5, 0.0", "'a', 0.0"),
+    "line 13: KeyError: 'a'": FILE + "{}['a']",
+    "line 13: RuntimeError: no data": FILE + "raise RuntimeError('no data')",
+    "line 14: the file ends itself, sys.exit(0)": FILE + "import sys\nsys.exit(0)",
+    "solve() got an unexpected keyword argument 'stepz'": FILE + "options = {'stepz': 3}",
+    "samples must be Samples": FILE + "samples = xi",
+    "line 13: upper(x, y, xi, eta) fails": FILE
+    + "f = lambda x, y, xi, eta: y if y > 0 else x\nproblem = cb.Problem(f, problem.lower, 0.5, 0.0, problem.domain)",
+    "SyntaxError: invalid syntax (stated.py, line 1)": "def f(:",
+    "ZeroDivisionError: division by zero": "import fails_next_to_it",
+}
+
+
+@pytest.mark.parametrize("words", GIVEN_UP)
+def test_solve_says_what_is_wrong_with_a_file_and_where(tmp_path, words):
+    """Without a traceback of what is inside, and never as a success."""
+    file = tmp_path / "stated.py"
+    file.write_text(GIVEN_UP[words])
+    (tmp_path / "fails_next_to_it.py").write_text("1 / 0")
+    before = jax.config.jax_enable_x64
+    try:
+        done = CliRunner().invoke(app, ["solve", str(file), "--out", str(tmp_path / "out")])
+    finally:
+        jax.config.update("jax_enable_x64", before)
+    assert done.exit_code == 2
+    assert isinstance(done.exception, SystemExit)  # and no other: it would be shown with a traceback
+    assert words in done.output.replace("\n", ""), done.output
+
+
+def test_solve_finds_modules_next_to_the_file(tmp_path, monkeypatch):
+    file, path = tmp_path / "stated.py", list(sys.path)
+    file.write_text("import next_to_it")
+    (tmp_path / "next_to_it.py").write_text("")
+    with pytest.raises(ValueError, match="does not define problem and samples"):
+        solve_file(file, tmp_path / "out", Console())
+    assert sys.path == path

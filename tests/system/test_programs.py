@@ -1,7 +1,11 @@
 """How programs are compiled, and which work needs none."""
 
 import gc
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -88,3 +92,37 @@ def test_what_a_dropped_program_held_is_freed(monkeypatch):
         del held
     gc.collect()
     assert [ref() is None for ref in alive] == [True, True, False]
+
+
+def test_the_limit_on_threads_is_set_by_the_first_and_lifted_by_the_last(monkeypatch):
+    """Calls in several threads overlap in any order; after all of them the pool has its threads again."""
+    pool = SimpleNamespace(threads=4)
+
+    class Limit:
+        def __init__(self, limits, user_api):
+            self.before, pool.threads = pool.threads, limits
+
+        def restore_original_limits(self):
+            pool.threads = self.before
+
+        __enter__, __exit__ = (lambda self: None), (lambda self, *error: self.restore_original_limits())
+
+    monkeypatch.setattr(programs, "_pools", lambda: SimpleNamespace(limit=Limit))
+    first, second = programs.one_thread(), programs.one_thread()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert pool.threads == 1  # the second is still inside
+    second.__exit__(None, None, None)
+    assert pool.threads == 4
+    with ThreadPoolExecutor(8) as threads:
+        meet = Barrier(8)
+
+        def inside(turn):
+            meet.wait()
+            with programs.one_thread():
+                time.sleep(1e-3 * turn)
+                return pool.threads
+
+        assert set(threads.map(inside, range(8))) == {1}
+    assert pool.threads == 4

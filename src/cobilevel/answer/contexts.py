@@ -54,6 +54,9 @@ class ContextAxis:
     def codes(self, column: Any) -> np.ndarray:
         """A column as numbers; strings by their position, NaN where the domain does not have them."""
         array = np.asarray(column)
+        if self.labels is not None and array.dtype.kind not in "OUT":
+            places = self.part.places(array, self.name)
+            return places if places is array else np.where(places < 0, np.nan, places)
         if array.dtype.kind not in "OUT":
             return array
         known = {label: place for place, label in enumerate(self.labels or ())}
@@ -87,6 +90,16 @@ def check_names(domain: Domain, xi: Any) -> None:
         )
 
 
+def columns_of(domain: Domain, contexts: Any, caller: str) -> Any:
+    """The columns of a data frame that are contexts, by name; what is no frame stays as it is."""
+    if not is_frame(contexts):
+        return contexts
+    frame = Frame(contexts, caller)
+    names = domain.names if isinstance(domain, Mixed) else frame.names
+    frame.require(list(names), "the domain")
+    return {name: frame.column(name).values for name in names}
+
+
 def _context_rows(domain: Domain, contexts: Any, caller: str) -> tuple[np.ndarray, dict[str, np.ndarray], Frame | None]:
     """Contexts from an array, a dict of columns or a data frame, one a row; what the domain does not know is NaN.
 
@@ -96,12 +109,9 @@ def _context_rows(domain: Domain, contexts: Any, caller: str) -> tuple[np.ndarra
     axes = axes_of(domain)
     if len(axes) < domain.dimension:  # vectors of which there are finitely many
         axes = [ContextAxis(f"xi[{j}]", domain) for j in range(domain.dimension)]
-    named, frame = isinstance(domain, Mixed), None
-    if is_frame(contexts):
-        frame = Frame(contexts, caller)
-        names = [axis.name for axis in axes] if named else frame.names
-        frame.require(names, "the domain")
-        columns = {name: frame.column(name).values for name in names}
+    named, frame = isinstance(domain, Mixed), Frame(contexts, caller) if is_frame(contexts) else None
+    if frame is not None:
+        columns = columns_of(domain, contexts, caller)
     elif isinstance(contexts, Mapping):
         columns = {name: np.atleast_1d(_table(column, caller)) for name, column in contexts.items()}
     else:
@@ -144,7 +154,7 @@ def component_names(rows: Any, letter: str = "y") -> tuple[str, ...]:
 def policy_names(solution: Any) -> tuple[str, ...]:
     """The components of ``y``: of the policy, since coefficients have fewer under equalities."""
     domain = solution.basis.domain
-    return component_names(solution.policy(domain.place(np.zeros((1, domain.dimension)))))
+    return component_names(solution.at(domain.place(np.zeros((1, domain.dimension)))))
 
 
 def policy_table(solution: Any, contexts: Any) -> Any:
@@ -153,7 +163,7 @@ def policy_table(solution: Any, contexts: Any) -> Any:
     xi, columns, frame = _context_rows(domain, contexts, "solution.table")
     free = lambda name: f"policy {name}" if name in columns else name
     names = policy_names(solution)
-    y = as_rows(solution.policy(xi)).astype(solution.basis.constant.dtype) if len(xi) else np.zeros((0, len(names)))
+    y = as_rows(solution.at(xi)).astype(solution.basis.constant.dtype) if len(xi) else np.zeros((0, len(names)))
     results = {free(name): column for name, column in zip(names, y.T, strict=True)}
     results[free("in_domain")] = np.asarray(domain.contains(put(xi)), bool)
     return {**columns, **results} if frame is None else frame.with_results(list(columns), results)

@@ -6,6 +6,7 @@ the solution.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from ..basis import Basis, basis_to_json
 from ..functions import PARTIAL, Traced, digest, first_derivatives, second_derivatives, trace_objective
 from ..keys import as_key
 from ..precision import double
-from ..problem import Domain, Level, Problem, Samples, Unpacked
+from ..problem import LOOK_ROWS, Domain, Level, Problem, Samples, Unpacked
 from ..programs import program
 from ..study import Study, as_of_now, some_context, statement_of
 
@@ -127,7 +128,7 @@ def _values(function: Traced, xs: PyTree, ys: PyTree, xi: Any, eta: PyTree) -> F
         sizes = [jnp.linalg.norm(part) for part in slopes]
         return jnp.stack([function(*args), sizes[0], along[0], sizes[1], along[1]])
 
-    return jax.lax.map(at, jnp.arange(_POINTS))
+    return jax.lax.map(at, jnp.arange(len(xi)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,38 +151,39 @@ class Objectives:
         return function_digests(self.study) if self.known is None and self.study is not None else self.known or {}
 
     def kept_of(self, x: PyTree, policy: Callable[[Any], PyTree]) -> "Objectives":
-        """The same without the functions: their digests, and values at a few points where these can be taken."""
+        """The same without the functions: their digests, and values at a few points; warns where there are none."""
         try:
             probe = self.probe(x, policy)
-        except Exception:  # functions that fail away from the samples: digests alone
+        except Exception as error:  # functions that fail away from the samples; a run that took hours is kept even so
+            warnings.warn(f"no values of the objectives are kept, and nothing can be compared: {error}", stacklevel=5)
             probe = None
         return Objectives(self.dtype, None, self.digests, probe)
 
-    def probe(self, x: PyTree, policy: Callable[[Any], PyTree]) -> Probe | None:
+    def probe(self, x: PyTree, policy: Callable[[Any], PyTree], points: int = _POINTS) -> Probe | None:
         """Points around a decision and its policy, with values there; what a file kept, where there is no study."""
         if self.study is None or self.study.stated is None:
             return self.kept
         with _precision_of(self.dtype):
             levels = {"upper": self.study.upper, "lower": self.study.lower}
-            rows = {name: _probe_rows(level, policy) for name, level in levels.items()}
+            rows = {name: _probe_rows(level, policy, points) for name, level in levels.items()}
             moved = self.study.stated.bounds.project(_moved(x, self.dtype))
             xs = jax.tree.map(lambda a, b: np.stack([np.asarray(a, self.dtype), np.asarray(b)]), x, moved)
             return Probe(xs, rows, _evaluated(_functions_of(self.study.stated), xs, rows))
 
 
-def _probe_rows(level: Level, policy: Callable[[Any], PyTree]) -> ProbeRows:
+def _probe_rows(level: Level, policy: Callable[[Any], PyTree], points: int) -> ProbeRows:
     """Samples of a level: at every other pair of them the policy itself, at the others values away from it."""
-    xi, eta = _probe_samples(level)
+    xi, eta = _probe_samples(level, points)
     y = jax.tree.map(np.asarray, policy(xi))
-    pairs = np.arange(_POINTS) // 2 % 2 == 1
+    pairs = np.arange(points) // 2 % 2 == 1
     choose = lambda here, there: np.where(pairs.reshape(-1, *[1] * (here.ndim - 1)), there, here)
     return ProbeRows(xi, eta, jax.tree.map(choose, y, _moved(y, None)))
 
 
-def _probe_samples(level: Level) -> tuple[np.ndarray, PyTree[np.ndarray]]:
+def _probe_samples(level: Level, points: int = _POINTS) -> tuple[np.ndarray, PyTree[np.ndarray]]:
     """As many as there are points, the same at each call: contexts and noise."""
-    some = level.look(as_key(0), _POINTS, _POINTS).samples
-    some = some.rows(np.arange(_POINTS) % len(some))
+    some = level.look(as_key(0), points, points).samples
+    some = some.rows(np.arange(points) % len(some))
     return np.asarray(some.xi), jax.tree.map(np.asarray, some.eta)
 
 
@@ -336,4 +338,19 @@ def run_digests(
         "precision": np.dtype(study.dtype),
         **settings,
     }
-    return functions | {name: digest(part) for name, part in parts.items()}
+    hidden = [name for name, known in functions.items() if known.endswith(PARTIAL)]
+    values = _values_at_start(study, hidden) if hidden else {}
+    return functions | {name: digest(part) for name, part in (parts | values).items()}
+
+
+def _values_at_start(study: Study, names: Sequence[str]) -> dict[str, Any]:
+    """What functions that call back into Python are around ``x0`` and ``y0``, at all samples up to some thousands: no
+    digest sees all that they do. To six digits of the largest: machines differ in the last."""
+    problem: Any = study.stated
+    here = lambda xi: jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], len(xi), axis=0), problem.y0)
+    points = min(study.lower.count or LOOK_ROWS, LOOK_ROWS)
+    probe: Any = Objectives.of(study).probe(problem.x0, here, points)
+    sizes = {name: np.max(np.abs(probe.values[name]), axis=0) for name in names}
+    shares = {name: probe.values[name] / np.where(sizes[name] > 0, sizes[name], 1) for name in names}
+    written = lambda table: [f"{number:.6f}" for number in (np.round(table, 6) + 0.0).ravel().tolist()]
+    return {name: ([f"{size:.6g}" for size in sizes[name].tolist()], written(shares[name])) for name in names}

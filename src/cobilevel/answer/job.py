@@ -18,7 +18,7 @@ from ..cluster import this_cluster
 from ..derivatives import Expansions, flattened
 from ..inference import NEGLIGIBLE, Uncertainty, infer, policy_noise
 from ..iteration import Checkpoint, Result, Solver, iterate
-from ..lower import feasibility_of
+from ..lower import correlated, feasibility_of, hidden_by_barrier
 from ..precision import double
 from ..programs import put
 from ..reduction import Reduced, reduce_study
@@ -159,7 +159,7 @@ def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None
         )
     if resume.objectives is None:
         return
-    others = different_functions(resume.objectives, resume.full_parts()[0], resume.policy, study)
+    others = different_functions(resume.objectives, resume.full_parts()[0], resume.at, study)
     if others:
         words = "; ".join(f"{name} is not what it was: {by}" for name, by in others.items())
         raise ValueError(
@@ -235,14 +235,17 @@ def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solu
     Only where single samples show the conditional mean, that is, without lower-level noise; with noise the solver's own
     test, that the mean Hessian is positive definite, is all that data can show.
     """
-    size, rows = study.problem.sizes[1], study.lower.count
+    size, rows, hidden = study.problem.sizes[1], study.lower.count, hidden_by_barrier(study, solution)
+    if hidden:
+        warnings.warn(f"{Result.NOT_CONVEX} {hidden}", stacklevel=4)
+        return replace(solution, result=Result.NOT_CONVEX, detail=hidden)
     if rows is None or study.lower.crossed or study.lower_noise:
         return solution
     if rows > _CHECKED_ROWS or rows * size**3 > _CHECKED_WORK:
         return solution
     expansions = Expansions(reduced.ordinary())
     hessians = expansions.lower_rows(flattened(solution.x), expansions.table(solution.W)).hessian
-    values = np.linalg.eigvalsh((hessians + np.swapaxes(hessians, 1, 2)) / 2) if size > 1 else hessians[:, :, 0]
+    values = np.linalg.eigvalsh(correlated(hessians)) if size > 1 else hessians[:, :, 0]
     least = values[:, 0] / np.maximum(np.abs(values).max(axis=1), np.finfo(float).tiny)
     shares = np.concatenate([pool.shares for pool in expansions.lower_pools])
     least = least[shares > 0] if not study.spread else np.concatenate(this_cluster().gathered([least[shares > 0]]))

@@ -17,7 +17,7 @@ from ..checks import MOST_LISTED, path_given
 from ..inference import Uncertainty
 from ..iteration import Result, Saved
 from ..lower import Feasibility
-from ..precision import double, in_double
+from ..precision import double, in_double, ranks_promoted
 from ..problem import Problem
 from ..programs import put
 from ..study import Smoothing, form_of
@@ -45,7 +45,8 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
     _check_entries(path, document)
     with double():
         solution = _loaded(path, document, arrays, problem, basis)
-    _check_functions(path, solution, problem)
+    with ranks_promoted():
+        _check_functions(path, solution, problem)
     if not in_double():
         return solution.rounded(np.float32)
     return solution.rounded(document["returned"]) if "returned" in document else solution
@@ -186,7 +187,7 @@ def _check_functions(path: str | Path, solution: Solution, problem: Problem) -> 
         )
         return
     try:
-        others = different_functions(solution.objectives, solution.x, solution.policy, problem)
+        others = different_functions(solution.objectives, solution.x, solution.at, problem)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} was solved for another problem: {error}") from error
     if others:

@@ -58,10 +58,10 @@ class Slice:
         vectors = isinstance(self.solution.basis.domain, Box | Mixed)
         xi = np.stack(np.broadcast_arrays(*xi), axis=-1) if vectors else xi[0]
         try:
-            reach = QUANTILE * as_rows(self.solution.policy_standard_error(xi)) if interval else None
+            reach = QUANTILE * as_rows(self.solution.standard_error_at(xi)) if interval else None
         except ValueError:
             reach = None
-        return as_rows(self.solution.policy(xi)), reach
+        return as_rows(self.solution.at(xi)), reach
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """A solution as a file: what is written, and how the functions it was solved for will be recognised."""
 
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -63,13 +62,7 @@ def objectives_to_file(solution: Any, x: PyTree) -> tuple[dict[str, Any] | None,
     if known is None:
         return None, {}
     entry: dict[str, Any] = {"digests": dict(known.digests), "dtype": str(np.dtype(known.dtype)), "eta": None}
-    try:
-        probe = known.probe(x, solution.policy)
-    except Exception as error:  # a solution that took hours is saved even so
-        warnings.warn(
-            f"save: no values of the objectives are kept, and load cannot compare them: {error}", stacklevel=4
-        )
-        probe = None
+    probe = known.kept_of(x, solution.at).kept
     structures = {} if probe is None else {name: _structure_to_json(rows.eta) for name, rows in probe.rows.items()}
     if probe is None or not all(structures.values()):
         return entry, {}

@@ -21,7 +21,7 @@ from ..problem import Problem
 from ..programs import arithmetic, put
 from ..study import Form, Smoothing
 from ..trees import shaped_like
-from .contexts import check_names, policy_table
+from .contexts import check_names, columns_of, policy_table
 from .identity import Objectives, check_constraints
 from .plot_policy import plot_policy
 from .saving import write_solution
@@ -80,7 +80,7 @@ class Solution:
                 "a solution under equalities holds the function b of the problem, and cannot be pickled: hand over the "
                 "file of solution.save(...), and read it with cb.load(path, problem)."
             )
-        objectives = None if self.objectives is None else self.objectives.kept_of(self.x, self.policy)
+        objectives = None if self.objectives is None else self.objectives.kept_of(self.x, self.at)
         known = {part.name: getattr(self, part.name) for part in fields(self)}
         return known | {"inference": self.uncertainty, "policy_noise": None, "objectives": objectives}
 
@@ -112,10 +112,14 @@ class Solution:
     def policy(self, xi: Any) -> PyTree[Array]:
         """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain.
 
-        Contexts as in the data: an array, strings, or a dict of columns, among which single values are repeated.
+        Contexts as in the data: an array, strings, a data frame, or a dict of columns, among which single values are
+        repeated.
         """
         check_names(self.basis.domain, xi)
-        xi = self.basis.domain.pack(xi)
+        return self.at(self.basis.domain.pack(columns_of(self.basis.domain, xi, "solution.policy")))
+
+    def at(self, xi: Any) -> PyTree[Array]:
+        """``policy`` at contexts as the library keeps them: one array, strings as their positions."""
         if self.precise is None or isinstance(xi, Tracer):
             return self._as_y(self.x, combine(self.basis(xi), self.W), xi)
         with double():
@@ -134,8 +138,11 @@ class Solution:
         The policy plus or minus 1.96 of them covers, 95% of the time, the best policy in the basis at this ``x``; what
         the basis cannot follow is not in it (``certify`` measures that).
         """
-        xi = self.basis.domain.pack(xi)
-        y, rows = self.policy(xi), np.asarray(xi).reshape(-1, *self.basis.domain.shape)
+        return self.standard_error_at(self.basis.domain.pack(columns_of(self.basis.domain, xi, "solution.policy")))
+
+    def standard_error_at(self, xi: Any) -> PyTree[np.ndarray]:
+        """``policy_standard_error`` at contexts as the library keeps them."""
+        y, rows = self.at(xi), np.asarray(xi).reshape(-1, *self.basis.domain.shape)
         if self.form is not None and self.form.null is not None:
             errors = "not known for a policy under equalities."
         elif self.policy_noise is None:

@@ -83,6 +83,7 @@ def basis_from_json(entry: dict[str, Any]) -> Any:
 
 class FeatureMap(eqx.Module):
     """A fitted basis: call it with contexts, batched over leading axes, to get features, NaN outside the domain.
+    Numbers in place of strings are their positions.
 
     `transform`, when there is one, mixes the functions of `basis` into `size` new ones; `constant` holds the
     coefficients of the function 1 (or its best fit).
@@ -104,7 +105,8 @@ class FeatureMap(eqx.Module):
     def __call__(self, xi: Any) -> Float[Held, "... N"]:
         domain, ready = self.domain, isinstance(xi, np.ndarray) and xi.dtype == self.constant.dtype
         if not ready or type(domain).wrap is not Domain.wrap:
-            xi = put(domain.pack(xi))
+            numbers = isinstance(xi, np.ndarray | jax.Array) and xi.dtype.kind not in "OUT"
+            xi = put(domain.kept(xi) if numbers else domain.pack(xi))
         shape = domain.shape
         if xi.shape[xi.ndim - len(shape) :] != shape or xi.ndim < len(shape):
             raise ValueError(f"contexts of {domain!r} end in shape {shape}, got {xi.shape}.")

@@ -1,6 +1,10 @@
 """What is behind ``cobilevel demo`` and ``cobilevel solve FILE.py``: problems solved and written to a folder."""
 
 import runpy
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from ..gallery import two_edge_traffic
 from ..problem import Problem
 from ..progress import ProgressBar
 
+_LIBRARY = Path(__file__).parents[1]
 _SIZES = ((Chebyshev, 3), (Chebyshev, 5), (Chebyshev, 10), (Fourier, 10), (Partition, 10), (Partition, 50))
 
 
@@ -80,12 +85,19 @@ def solve_file(
 
     The file is code, and is run as such: with all that the user may do. It may also define `basis`, `solver` and
     `options`, a dict of further arguments of ``solve``; `steps` and `seed` of the command line come before these. The
-    checkpoint of the run is in the folder too, so that the same command goes on where it was stopped.
+    checkpoint of the run is in the folder too, so that the same command goes on where it was stopped. What the file
+    raises, and what is refused of it, names the line.
     """
+    with _next_to(file), _line_named(file):
+        return _solved(_stated_in(file), out, console, steps, seed, judge)
+
+
+def _solved(
+    stated: dict[str, Any], out: Path, console: Console, steps: int | None, seed: int | None, judge: bool
+) -> Solution:
     from ..front_door import solve  # these take a while to import
     from ..judge import certify
 
-    stated = _stated_in(file)
     given = {"steps": steps, "key": seed}
     options = {**stated.get("options", {}), **{name: value for name, value in given.items() if value is not None}}
     parts = {name: stated[name] for name in ("basis", "solver") if name in stated}
@@ -102,11 +114,48 @@ def solve_file(
     return solution
 
 
+@contextmanager
+def _next_to(file: Path) -> Iterator[None]:
+    """Where modules in the folder of a file are found, as when Python runs it."""
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+@contextmanager
+def _line_named(file: Path) -> Iterator[None]:
+    """Errors that a user can mend as a ``ValueError`` that begins with the line of the file that led to them."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        line, cause = 0, error
+        while cause is not None:  # the last of the causes is closest to what went wrong
+            frames = [
+                frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == str(file)
+            ]
+            line, cause = (frames or [line])[-1] or 0, cause.__cause__
+        if not line:
+            raise
+        raise ValueError(f"{file}, line {line}: {error}") from error
+
+
 def _stated_in(file: Path) -> dict[str, Any]:
     """The names that a file defines; raises where it does not state a problem and samples."""
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}.")
-    stated = runpy.run_path(str(file), run_name="cobilevel_solve")
+    try:
+        stated = runpy.run_path(str(file), run_name="cobilevel_solve")
+    except SystemExit as end:
+        raise ValueError(f"the file ends itself, sys.exit({end.code!r}), before it has stated a problem.") from end
+    except Exception as error:
+        words, last = str(error), traceback.extract_tb(error.__traceback__)[-1]
+        if isinstance(error, ValueError | TypeError) and Path(last.filename).is_relative_to(_LIBRARY):
+            raise ValueError(words) from error  # refused, in words that are enough
+        elsewhere = "" if last.filename in (str(file), runpy.__file__) else f" ({last.filename}, line {last.lineno})"
+        raise ValueError(f"{type(error).__name__}: {words}{elsewhere}") from error
     missing = [name for name in ("problem", "samples") if name not in stated]
     if missing:
         raise ValueError(

@@ -28,7 +28,7 @@ from ..derivatives import Expansions, flattened
 from ..inference import MOST_COORDINATES, MOST_NUMBERS, natural_step
 from ..iteration import lanczos
 from ..keys import as_key
-from ..lower import exact_lower, law_is_known, lower_size, solve_lower, with_barrier
+from ..lower import cholesky, exact_lower, law_is_known, lower_size, solve_lower, with_barrier
 from ..problem import CONTEXTS_EACH, LOOK_ROWS, Box, Data, Domain, Finite, Interval, Look, Problem, decision_like
 from ..programs import put
 from ..reduction import Bilevel, Reduced, batch_of, reduce_study
@@ -142,6 +142,7 @@ def _fitted(reduced: Reduced, x: Float[np.ndarray, " dx"]) -> Float[np.ndarray, 
     level = Expansions(white.ordinary())
     start, accuracy = level.table(white.W0), level.eps**0.5
     W = solve_lower(level, x, start, accuracy * lower_size(level, x, start), accuracy).point.reshape(start.shape)
+    W = W if np.isfinite(W).all() else start  # no minimum: it ran away
     return level.table(white.restore(put(level.coefficients(W))))
 
 
@@ -241,15 +242,17 @@ def _exact_policy(study: Study, x: Float[np.ndarray, " dx"]) -> Expansion | None
         study = replace(study, problem=problem)
         source = f"lower-level solutions over {rows} draws of noise, the same at each context"
 
+    @np.errstate(over="ignore", invalid="ignore")  # where there is no minimum, the search runs away
     def evaluate(u: np.ndarray) -> np.ndarray:
         found = exact_lower(study, x, domain.place(u[:, None].astype(study.dtype)), draws=rows, tolerance=4 * eps)
-        failed.append(not np.all(found.gradient <= eps**0.25))
-        return as_rows(found.y)
+        y = as_rows(found.y)
+        failed.append(not np.all(found.gradient <= eps**0.25) or not np.isfinite(y).all())
+        return np.zeros_like(y) if failed[-1] else y
 
     dy = problem.sizes[1]
     work = rows * dy * min(dy, MOST_FUNCTIONS)  # multiplications at a point, about, of which a solve takes a hundred
     decay, u, values = from_values(evaluate, eps, [n for n in GRIDS[1:] if n * work <= MOST_NUMBERS] or GRIDS[:1])
-    if any(failed) or not np.isfinite(values).all():
+    if any(failed):
         return None
     kinks = find_kinks(u, values) if decay.kind == "algebraic" else ()
     return Expansion(replace(decay, kinks=_placed(kinks, domain)), source, u=u, values=values)
@@ -313,6 +316,8 @@ class Policies:
         level = fits.expansions(N)
         W = solve_lower(level, x, fits.constant(N), fits.target(x, N), level.eps**0.5).point.reshape(N, -1)
         values, hessian = fits.table @ W, level.lower(x, W).hessian
+        if not np.isfinite(W).all() or not cholesky(hessian[None])[1].all():
+            return Expansion(None, "the lower level is not convex in y here, so that there is no policy to look at")
         slopes, curvature = fits.rows.lower_slopes(x, values)[1], hessian[: fits.size, : fits.size]  # the mean of d22 g
         steps = np.linalg.lstsq(curvature, slopes.T, rcond=None)[0].T
         response, rms = values - steps, float(np.sqrt(fits.shares @ np.sum(values**2, axis=1)))

@@ -127,7 +127,7 @@ def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
     """The mean of ``g``, without a barrier, along the policy."""
     rows, level, constrained = study.lower.contexts(), study.lower, study.constrained
     x, count = flattened(solution.x), (level.count or 1) if level.crossed else 1
-    y = np.repeat(as_rows(solution.policy(rows.xi)), count, axis=0)
+    y = np.repeat(as_rows(solution.at(rows.xi)), count, axis=0)
     if constrained is None:
         values, _ = at.expansions.lower_slopes(x, y)
     else:

@@ -121,7 +121,7 @@ def measure_against_richer(study: Study, solution: Solution, poor: Galerkin, ric
     phi, phi_rich = (np.asarray(part.expansions.lower_pools[0].features, float) for part in (poor, rich))
     embed = np.linalg.lstsq(phi_rich, phi, rcond=None)[0]  # its span holds that of the other
     rows, H = study.lower.contexts(), rich.point.hessian
-    given, policies = as_rows(solution.policy(rows.xi)), PolicyTable.of(rich.reduced, rows.xi)
+    given, policies = as_rows(solution.at(rows.xi)), PolicyTable.of(rich.reduced, rows.xi)
 
     def figures(low: Galerkin, high: Galerkin) -> tuple[np.ndarray, ...]:
         """Both gradients, the product of what is missed of adjoint and sensitivity; squared errors, the objective."""
@@ -200,7 +200,7 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around, miss
         trouble="" if around.sound else f"the {UNSOLVED}",
         difference=gap,
         parts={"policy": gap.mean - product, "adjoint and sensitivity": product},
-        policy_error=_policy_error(missed, as_rows(solution.policy(rows.xi)), freedom),
+        policy_error=_policy_error(missed, as_rows(solution.at(rows.xi)), freedom),
         adjoint_error=_square_error(adjoint, freedom, square(phi @ around.point.adjoint)),
         sensitivity_error=_square_error(sensitivity, freedom, sum(square(phi @ s) for s in moves)),
         scale=float(np.sqrt(np.sum(shares @ sum(around.gradient_rows()) ** 2))),
@@ -319,7 +319,7 @@ def measure_exactly(
         doubt = at.covariance(true.by_context - rows_within.by_context, by_data)
     norms = lambda s: np.einsum("naj,nab,nbj->n", s, local.hessian, s, optimize=True)[at.place]
     lost = mean_estimate(norms(own - within), at.shares).beyond_rounding(float(np.mean(norms(own))))
-    off = np.sum((y - as_rows(solution.policy(at.xi))) ** 2, axis=1) - np.asarray(exact.noise, float)
+    off = np.sum((y - as_rows(solution.at(at.xi))) ** 2, axis=1) - np.asarray(exact.noise, float)
     return Measured(
         gradient=NoisyVector(stated, spread),
         reduced=NoisyVector(reduced, at.covariance(rows_within.by_context, rows_within.by_data)),

@@ -122,7 +122,7 @@ def evaluate(
         if truth is not None:
             true_x = decision_like(getattr(truth, "x", truth), known.x, "truth", study.dtype)
             x_error = float(np.sum((x - flattened(true_x)) ** 2))
-        gaps = np.sum((y - as_rows(known.policy(rows.xi))) ** 2, axis=1)
+        gaps = np.sum((y - as_rows(known.at(rows.xi))) ** 2, axis=1)
         return Evaluation(
             loss=mean_estimate(_upper_values(study, x, y), rows.shares()),
             policy_error=mean_estimate(gaps - exact.noise, rows.shares(), least=0.0),

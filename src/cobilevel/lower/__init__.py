@@ -2,7 +2,8 @@
 
 from ..derivatives import DENSE_LIMIT
 from .constraints import Feasibility, feasibility_of, with_barrier
-from .damped_newton import ROUNDINGS, SOLVED, Dense, MatrixFree, minimise, newton_steps
+from .convexity import correlated, hidden_by_barrier
+from .damped_newton import ROUNDINGS, SOLVED, Dense, MatrixFree, cholesky, minimise, newton_steps
 from .per_context import (
     MISSING,
     Law,

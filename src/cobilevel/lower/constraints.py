@@ -122,7 +122,7 @@ def with_barrier(study: Study) -> Study:
     return study.smoothed(smoothing)
 
 
-class _Slacks:
+class Slacks:
     """The slacks at some contexts, as functions of the unknown there, with their slopes in it."""
 
     def __init__(self, study: Study, x: PyTree, xi: Shaped[np.ndarray, "n ..."]):
@@ -174,7 +174,7 @@ def feasibility_of(study: Study, solution: Any) -> tuple[Feasibility | None, str
     seen = np.asarray(rows.xi[:_MEASURED_ROWS])
     domain, units, width = study.problem.domain, np.asarray(smoothing.units), float(smoothing.width)
     policy = lambda xi: as_rows(combine(solution.basis(xi), solution.W))
-    slacks = [_Slacks(study, solution.x, xi).at(policy(xi))[0] for xi in (seen, np.asarray(_between(domain, seen)))]
+    slacks = [Slacks(study, solution.x, xi).at(policy(xi))[0] for xi in (seen, np.asarray(_between(domain, seen)))]
     short = [np.maximum(-table, 0) for table in slacks]
     sizes = lambda here, fresh: {
         f"{what}{when}": float(measure(part))
@@ -219,7 +219,7 @@ def _impossible_at(study: Study, constrained: Constrained, solution: Any, xi: np
     smoothing: Any = constrained.smoothing
     worst = np.argsort(-short.max(axis=1))[:_FULL_CHECK]
     start = np.tile(flattened(study.problem.y0), (len(worst), 1))
-    left = _Slacks(study, solution.x, xi[worst]).least_violation(start, np.asarray(smoothing.units, float))
+    left = Slacks(study, solution.x, xi[worst]).least_violation(start, np.asarray(smoothing.units, float))
     lacking = np.nan_to_num(-left.min(axis=1))
     often, first = int(np.sum(lacking > float(smoothing.width) / 2)), int(np.argmax(lacking))
     if not often:

@@ -6,5 +6,5 @@ from .domain import Box, Domain, Finite, Interval, Periodic, Unbounded
 from .frames import Frame, domain_of, is_frame
 from .input_checks import CHECK_ROWS, CONTEXTS_DRAWN_AT, check_conditional, decision_like, one_length
 from .mixed import Mixed, Unpacked, check_contexts_kept, never_seen
-from .problem import Bounds, Equalities, Inequalities, Problem, Simplex
+from .problem import Bounds, Equalities, Inequalities, Problem, Simplex, entry_names
 from .spread import SpreadSamples, spread

@@ -288,10 +288,26 @@ class Unbounded(Domain):
         return f"Unbounded({self.center}, {self.scale})"
 
 
+def _numbers_in(labels: tuple[str, ...]) -> Float[np.ndarray, " m"]:
+    """What strings are as numbers, ``"True"`` and ``"False"`` as 1 and 0; NaN where they are none."""
+
+    def number(label: str) -> float:
+        word = {"true": "1", "false": "0"}.get(label.strip().lower(), label)
+        try:
+            return float(word)
+        except ValueError:
+            return np.nan
+
+    values = np.array(list(map(number, labels)), float)
+    return np.where(np.isfinite(values), values, np.nan)
+
+
 class Finite(Domain):
     """Finitely many contexts: ``values`` has shape ``(m,)`` or ``(m, d)``, one context a row; or they are strings.
 
-    Of strings, a context is the position among them, 0, 1, 2, ...; data and ``policy`` take the strings too.
+    Of strings, a context is the position among them, 0, 1, 2, ...: so functions see it. Data and ``policy`` take the
+    strings. Numbers in their place are positions too; but where a string reads as a number, ``"7"`` or ``"True"``, all
+    numbers are matched by value.
     """
 
     values: Any
@@ -322,19 +338,49 @@ class Finite(Domain):
         table = self.values.reshape(len(self.values), -1)
         return table.min(axis=0), table.max(axis=0)
 
-    def codes_of(self, strings, where):
+    @plain
+    def pack_column(self, xi, where):
+        column = contexts_of(xi, where)
         if self.labels is None:
-            return super().codes_of(strings, where)
-        known = {label: place for place, label in enumerate(self.labels)}
-        places = np.array([known.get(label, -1) for label in strings.labels])[np.asarray(strings.code)]
-        if np.any(places < 0):
-            new = [label for label in strings.labels if label not in known]
+            return super().pack_column(column, where)
+        places = self.places(column, where)
+        if isinstance(places, Tracer) or np.all(np.asarray(places) >= 0) or not self._by_value(column):
+            return places
+        unknown = np.asarray(places < 0)
+        items = np.asarray(column.labels)[np.asarray(column.code)] if isinstance(column, Strings) else column
+        new = np.unique(np.asarray(items)[unknown]).tolist()
+        raise ValueError(
+            f"{where} holds {listed_values(new)} in {np.sum(unknown)} of {unknown.size} rows, first in row "
+            f"{int(np.argmax(unknown.ravel()))}; known are {listed_values(self.labels)}. State the domain with "
+            "it, cb.Finite([...]), and solve again; or drop these rows, or put a known value in its place."
+        )
+
+    def _by_value(self, column: Any) -> bool:
+        """Whether a column says which of the strings is meant by what they say, and not by their position."""
+        return isinstance(column, Strings) or bool(np.any(np.isfinite(_numbers_in(self.labels or ()))))
+
+    @plain
+    def places(self, column: Any, where: str) -> Any:
+        """The position of each item among the strings, -1 where it is none of them."""
+        labels: Any = self.labels
+        if isinstance(column, Strings):
+            known = {label: place for place, label in enumerate(labels)}
+            return np.array([known.get(label, -1) for label in column.labels], np.int32)[np.asarray(column.code)]
+        if not self._by_value(column):
+            return column
+        xp = jnp if isinstance(column, Tracer) else np
+        column = xp.asarray(column) if jnp.issubdtype(column.dtype, jnp.floating) else xp.asarray(column, float)
+        values = _numbers_in(labels)
+        order = np.argsort(values)[: np.sum(np.isfinite(values))]
+        table = values[order].astype(column.dtype)
+        if np.any(table[1:] == table[:-1]):
+            one = int(np.argmax(table[1:] == table[:-1]))
             raise ValueError(
-                f"{where} holds {listed_values(new)} in {np.sum(places < 0)} of {places.size} rows, first in row "
-                f"{int(np.argmax(places.ravel() < 0))}; known are {listed_values(self.labels)}. State the domain with "
-                "it, cb.Finite([...]), and solve again; or drop these rows, or put a known value in its place."
+                f"{where} holds numbers, and {labels[order[one]]!r} and {labels[order[one + 1]]!r} of {self!r} are "
+                "the same number: pass strings."
             )
-        return places.astype(np.int32)
+        above = xp.clip(xp.searchsorted(table, column), 0, len(table) - 1)
+        return xp.where(xp.asarray(table)[above] == column, xp.asarray(order)[above], -1).astype(np.int32)
 
     @on_host
     def nearest(self, xi: Shaped[Held, "..."]) -> tuple[Int[Any, "..."], Float[Any, "..."]]:

@@ -168,7 +168,7 @@ def contexts_of(value: Any, name: str) -> Any:
     """Contexts with every column as an array: strings as ``Strings``, a dict of columns as a dict."""
     if isinstance(value, Mapping):
         return {str(key): contexts_of(column, f"{name}[{key!r}]") for key, column in value.items()}
-    if is_key(value):
+    if isinstance(value, jax.Array) and is_key(value):
         raise TypeError(f"{name} must hold numbers or strings, got random keys.")
     if isinstance(value, Strings | Tracer | jax.Array):
         return value

@@ -112,7 +112,7 @@ class Mixed(Domain):
                     f"{where} must be a dict of the columns {listed_values(self.names)}, or an array of these in that "
                     f"order, with strings as numbers; got {getattr(table, 'shape', 'strings')}."
                 )
-            return self.kept(table)
+            xi = {name: table[..., j] for j, name in enumerate(self.names)}
         for missing in (name for name in self.names if name not in xi):
             raise ValueError(
                 f"{where} has no column {missing!r}: it has {listed_values(list(xi))}, and the domain has "

@@ -40,7 +40,7 @@ class Constraint(eqx.Module):
         return []
 
 
-def _entry_names(y0: PyTree[Held]) -> list[str]:
+def entry_names(y0: PyTree[Held]) -> list[str]:
     """``y[0]``, ``y['flow'][1]``, ...: the numbers of ``y``, flattened."""
     names = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(y0):
@@ -72,7 +72,7 @@ class Equalities(Constraint):
             real_numbers(self.b, "Equalities: b")
 
     def equalities(self, y0):
-        entries = _entry_names(y0)
+        entries = entry_names(y0)
         if self.A.shape[1] != len(entries):
             few = ", ".join(entries if len(entries) <= 4 else [*entries[:3], "..."])
             raise ValueError(
@@ -103,7 +103,7 @@ class Simplex(Constraint):
             raise ValueError(f"Simplex: total must be positive, since all of y is at least 0; got {self.total!r}.")
 
     def equalities(self, y0):
-        total, size = self.total, len(_entry_names(y0))
+        total, size = self.total, len(entry_names(y0))
         right = lambda x, xi: jnp.reshape(jnp.asarray(total(xi) if callable(total) else total), (1,)) / size**0.5
         return np.full((1, size), size**-0.5), right
 
@@ -111,7 +111,7 @@ class Simplex(Constraint):
         return ravel_pytree(y)[0]
 
     def names(self, y0, count):
-        return [f"{entry} >= 0" for entry in _entry_names(y0)]
+        return [f"{entry} >= 0" for entry in entry_names(y0)]
 
 
 class Inequalities(Constraint):
@@ -158,13 +158,19 @@ class Bounds(Constraint):
             ends += [(sign, filled, some)] if some.any() else []
         return ends
 
+    def ends(self, y: PyTree, xi: Any) -> tuple[Array, Array]:
+        """Both ends at one context, on the flattened ``y``; infinite where there is no bound."""
+        flat, known = ravel_pytree(y)[0], {sign: filled for sign, filled, _ in self._ends(y, xi)}
+        lo, hi = (jnp.asarray(known.get(sign, -sign * np.inf), flat.dtype) for sign in (1, -1))
+        return jnp.broadcast_to(lo, flat.shape), jnp.broadcast_to(hi, flat.shape)
+
     def slack(self, x, y, xi):
         flat = ravel_pytree(y)[0]
         gaps = [(sign * (flat - end))[some] for sign, end, some in self._ends(y, xi)]
         return jnp.concatenate(gaps) if gaps else None
 
     def names(self, y0, count):
-        entries, names = _entry_names(y0), []
+        entries, names = entry_names(y0), []
         for one, bound, function in ((Bounds(lo=self.lo), ">=", "lo(xi)"), (Bounds(hi=self.hi), "<=", "hi(xi)")):
             if callable(one.lo) or callable(one.hi):
                 names += [f"{entry} {bound} {function}" for entry in entries]
@@ -303,7 +309,8 @@ def _check_sides(bounds: Bounds) -> None:
     both = [np.asarray(side) for side in (bounds.lo, bounds.hi) if isinstance(side, int | float | np.ndarray)]
     if len(both) == 2 and np.any(both[0] > both[1]):
         raise ValueError(
-            f"constraints: lo of Bounds lies above hi ({bounds.lo!r} and {bounds.hi!r}); are they swapped?"
+            f"constraints: lo of Bounds lies above hi ({bounds.lo!r} and {bounds.hi!r}) at every context; are they "
+            "swapped?"
         )
 
 

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..functions import Traced, failure, first_derivatives, second_derivatives, trace_objective
 from ..keys import as_key
-from ..problem import CHECK_ROWS, LOOK_ROWS, Bounds, Level, Problem, Samples, Unpacked
+from ..problem import CHECK_ROWS, LOOK_ROWS, Bounds, Level, Problem, Samples, Unpacked, entry_names
 from ..trees import shaped_like
 
 _SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
@@ -83,13 +83,16 @@ class Smoothing(eqx.Module):
 class BarrierScales(eqx.Module):
     """What a barrier is measured by, at some samples: their slacks; of each slack the mean square of its slope, and of
     the objective's slope along it; the objective's mean curvature; how far ``y`` lies from its mean, coordinate by
-    coordinate."""
+    coordinate. At a given ``y`` that is not too large also, at each, the Hessian of the objective, and that of minus
+    the sum of the slacks, in their units: 0 for those that are linear."""
 
     slack: Float[Array, "n m"]
     change: Float[Array, " m"]
     pressed: Float[Array, " m"]
     curvature: Float[Array, ""]
     spread: Float[Array, ""]
+    hessian: Float[Array, "n k k"] | None = None
+    bent: Float[Array, "n k k"] | None = None
 
 
 @eqx.filter_jit
@@ -104,24 +107,29 @@ def scales_at(lower: Any, slack: Any, problem: Problem, rows: Samples, y: Any) -
     objective = lambda z, xi, eta: lower(problem.x0, unravel(z), xi, eta)
     slopes = jax.vmap(jax.grad(objective))
 
-    def bend(z, xi, eta):
-        along = lambda v: jax.jvp(lambda w: jax.jvp(lambda u: objective(u, xi, eta), (w,), (v,))[1], (z,), (v,))[1]
-        return jnp.mean(jax.vmap(along)(directions)) / size
+    def images(function, z):  # of the directions, by the Hessian
+        return jax.vmap(lambda v: jax.jvp(jax.grad(function), (z,), (v,))[1])(directions)
 
+    curved = jax.vmap(lambda z, xi, eta: images(lambda w: objective(w, xi, eta), z))
+    mean_curvature = lambda found: jnp.mean(jnp.sum(found * directions, axis=-1)) / size
+    given = y is not None and size <= CHECK_ROWS
     if y is None:
         start = jnp.broadcast_to(flat, (len(rows), size))
-        first = jnp.mean(jax.vmap(bend)(start, rows.xi, rows.eta))
+        first = mean_curvature(curved(start, rows.xi, rows.eta))
         y = start - jnp.where(first > 0, slopes(start, rows.xi, rows.eta) / jnp.where(first > 0, first, 1), 0)
 
     def of_slack(z, slope, xi, eta):
         h = lambda w: slack(problem.x0, unravel(w), xi, eta)
         change = jax.vmap(lambda v: jax.jvp(h, (z,), (v,))[1])(directions)
-        return h(z), jnp.mean(change**2, axis=0), jax.jvp(h, (z,), (slope,))[1] ** 2
+        size = jnp.mean(change**2, axis=0)
+        total = lambda w: -jnp.sum(h(w) / jnp.sqrt(jnp.where(size > 0, size, 1)))
+        return h(z), size, jax.jvp(h, (z,), (slope,))[1] ** 2, images(total, z) if given else None
 
-    here, change, pressed = jax.vmap(of_slack)(y, slopes(y, rows.xi, rows.eta), rows.xi, rows.eta)
+    here, change, pressed, bent = jax.vmap(of_slack)(y, slopes(y, rows.xi, rows.eta), rows.xi, rows.eta)
     spread = jnp.sqrt(jnp.mean((y - jnp.mean(y, axis=0)) ** 2))
-    mean = lambda table: jnp.mean(table, axis=0)
-    return BarrierScales(here, mean(change), mean(pressed), jnp.mean(jax.vmap(bend)(y, rows.xi, rows.eta)), spread)
+    mean, found = lambda table: jnp.mean(table, axis=0), curved(y, rows.xi, rows.eta)
+    matrices = (found / size**0.5, bent / size**0.5) if given else (None, None)
+    return BarrierScales(here, mean(change), mean(pressed), mean_curvature(found), spread, *matrices)
 
 
 def smoothing_from(found: BarrierScales, names: Sequence[str], share: float, length: float | None = None) -> Smoothing:
@@ -239,7 +247,7 @@ def standard_form(problem: Problem, upper: Level, level: Level) -> tuple[Problem
     form, domain = _form(problem), problem.domain
     example = level.example(min(LOOK_ROWS, level.count or LOOK_ROWS))
     _check_consistent(problem, form, (example if level.endless else level.contexts()).xi[:LOOK_ROWS])
-    _check_bounds_known(problem, example.xi)
+    _check_bounds(problem, example.xi)
     free = replace(problem, y0=form.enter(problem.y0), constraints=(), smoothing=None)
     names = _slack_names(problem, np.asarray(example.xi)[0])
     first = lambda rows: (problem.x0, free.y0, *jax.tree.map(lambda a: np.asarray(a)[0], (rows.xi, rows.eta)))
@@ -302,19 +310,31 @@ def _check_consistent(problem: Problem, form: Form, xi: Any) -> None:
         )
 
 
-def _check_bounds_known(problem: Problem, xi: Any) -> None:
-    """Raises where bounds that are functions of the context are NaN: the lower objective would be blamed for it."""
+def _check_bounds(problem: Problem, xi: Any) -> None:
+    """Raises where bounds are NaN at a context, or cross there: the lower objective would be blamed for the one, and no
+    decision helps with the other."""
     for place, one in enumerate(problem.constraints):
-        if not isinstance(one, Bounds) or not (callable(one.lo) or callable(one.hi)):
+        if not isinstance(one, Bounds):
             continue
-        slack = lambda xi, one=one: one.slack(problem.x0, problem.y0, problem.domain.unpack(xi))
-        bad: Any = np.isnan(np.asarray(jax.vmap(slack)(jnp.asarray(xi)), float)).any(axis=1)
-        if bad.any():
-            first = np.asarray(xi)[int(np.argmax(bad))]
+        ends = jax.vmap(lambda xi, one=one: one.ends(problem.y0, problem.domain.unpack(xi)))(jnp.asarray(xi))
+        lo, hi = (np.asarray(end, float) for end in ends)
+        unknown = np.isnan(lo) | np.isnan(hi)
+        bad = unknown if unknown.any() else lo > hi
+        if not bad.any():
+            continue
+        row = int(np.argmax(bad.any(axis=1)))
+        where = f"at {int(bad.any(axis=1).sum())} of {len(bad)} contexts, first at xi = {np.asarray(xi)[row]}"
+        if unknown.any():
             raise ValueError(
-                f"constraints[{place}] (Bounds): a bound is NaN at {int(bad.sum())} of {len(bad)} contexts, first at "
-                f"xi = {first}. Check the functions lo(xi) and hi(xi); where there is no bound, return -inf or inf."
+                f"constraints[{place}] (Bounds): a bound is NaN {where}. Check the functions lo(xi) and hi(xi); where "
+                "there is no bound, return -inf or inf."
             )
+        entry = int(np.argmax(bad[row]))
+        name = entry_names(problem.y0)[entry]
+        raise ValueError(
+            f"constraints[{place}] (Bounds): lo lies above hi {where}, where {name} is to lie between "
+            f"{lo[row, entry]:.6g} and {hi[row, entry]:.6g}. Swap them, or leave these contexts out."
+        )
 
 
 def statement_of(problem: Problem) -> tuple[str, ...]:
