@@ -93,6 +93,11 @@ class Expansions:
     def crossed(self) -> bool:
         return self.sizes.crossed
 
+    @property
+    def curved(self) -> bool:
+        """Whether the curvature of the reduced objective can be formed, by products along each coordinate."""
+        return self.crossed and self.dx <= DENSE_LIMIT and not self._spread
+
     # -- the rows of both levels
 
     @cached_property
@@ -186,6 +191,10 @@ class Expansions:
     def _along_x(self, rows: Any) -> Any:
         """Derivatives in ``x``, along the last axis, in these coordinates."""
         return rows
+
+    def steps(self, directions: Float[np.ndarray, "k m"]) -> Float[np.ndarray, "k dx"]:
+        """How the decision moves along directions of these coordinates."""
+        return directions
 
     def lower(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> LowerSums:
         """The lower level at ``(x, W)``.
@@ -386,6 +395,9 @@ class Affine(Expansions):
 
     def point(self, x):
         return self.origin + self.scales @ x
+
+    def steps(self, directions):
+        return directions @ self.scales.T
 
     def decision(self, x):
         return np.asarray(x, self.dtype)

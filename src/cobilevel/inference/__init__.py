@@ -18,4 +18,4 @@ from .around import (
 )
 from .neighbours import Missed, Products, features_of, what_is_missed
 from .standard_errors import MOST_NAMED, determined, flat_directions, infer
-from .uncertainty import LEVEL, QUANTILE, TABLE_HEAD, Uncertainty, names_of, unknown
+from .uncertainty import LEVEL, QUANTILE, Uncertainty, names_of, unknown
