@@ -1,12 +1,13 @@
 """A decision of many numbers: standard errors by products, against dense derivatives; how it prints and is solved."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.inference import by_products, standard_errors
+from cobilevel.inference import by_products, standard_errors, uncertainty
 
 WIDTH, INPUTS, ROWS, RIDGE, DECAY = 4, 3, 300, 0.05, 1e-2
 
@@ -79,3 +80,61 @@ def test_standard_errors_by_products_are_those_of_dense_matrices(layer, by_produ
     assert np.isfinite(known.error).all()
     np.testing.assert_allclose(known.hessian, H, rtol=0, atol=1e-8 * np.abs(H).max())
     np.testing.assert_allclose(known.error, np.sqrt(np.diag(covariance)), rtol=1e-6)
+
+
+def test_a_large_x_prints_array_by_array():
+    known = uncertainty.unknown({"weight": np.ones((16, 8)), "bias": np.zeros(16)}, "not computed.")
+    assert len(known.table().splitlines()) == 3
+    assert "x['weight']  (16, 8)  11.3137" in known.table()
+    assert len(known.table(every=True).splitlines()) == 1 + 144
+    assert "estimate" in uncertainty.unknown(np.ones(5), "not computed.").table()
+
+
+def test_what_is_determined_of_each_array():
+    lost = np.zeros((2, 5))
+    lost[0, :3], lost[1, 4] = 1.0, 1.0  # x['a'] has three numbers
+    x = {"a": np.zeros(3), "b": np.zeros(2)}
+    leaves = uncertainty.leaves_of(x, lost)
+    assert leaves == (("x['a']", (3,), 2), ("x['b']", (2,), 1))
+
+
+def test_newton_forms_the_curvature_of_a_large_x():
+    """With twenty pairs alone, 40 coordinates took more than 200 steps."""
+    solution = cb.solve(problem(10), samples(), basis=cb.Chebyshev(3))
+    assert solution.converged
+    assert solution.stats["steps"] < 100
+
+
+@pytest.mark.parametrize("x0", ["mlp", "list"])
+def test_modules_keep_their_functions(x0, tmp_path):
+    key = jax.random.PRNGKey(0)
+    layers = [eqx.nn.Linear(INPUTS, 2, key=key), jnp.tanh]
+    start, call = {
+        "mlp": (eqx.nn.MLP(INPUTS, 2, 2, 1, activation=jnp.tanh, key=key), lambda x, u: x(u)),
+        "list": (layers, lambda x, u: x[1](x[0](u))),
+    }[x0]
+
+    def fit(x, y, xi, eta):
+        return (y @ call(x, eta["u"]) - eta["t"]) ** 2 + 0.1 * jnp.sum(y**2)
+
+    size = lambda x: 1e-2 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(x))
+    f = lambda x, y, xi, eta: fit(x, y, xi, eta) + size(x)
+    stated = cb.Problem(f, fit, x0=start, y0=np.zeros(2), domain=cb.Interval(0.0, 1.0))
+    solution = cb.solve(stated, samples(100), basis=cb.Chebyshev(2), steps=3)
+    assert type(solution.x) is type(start)
+    solution.save(tmp_path / "a.npz")
+    again = cb.load(tmp_path / "a.npz", stated)
+    np.testing.assert_allclose(call(again.x, jnp.ones(INPUTS)), call(solution.x, jnp.ones(INPUTS)), rtol=1e-6)
+
+
+def test_whole_numbers_in_x_are_refused_in_words():
+    with pytest.raises(TypeError, match=r"x0\['k'\] must be a float array.*functions hold themselves"):
+        cb.Problem(upper, lower, x0={"w": np.ones(3), "k": 3}, y0=0.0, domain=cb.Interval(0.0, 1.0))
+
+
+def test_kinks_are_seen_a_standard_error_away(layer, by_products_alone):
+    kinked = lambda x, y, xi, eta: (
+        jnp.abs(y @ hidden(x, eta["u"]) - eta["t"]) + DECAY * sum(jnp.sum(part**2) for part in x.values())
+    )
+    known = cb.solve(problem(f=kinked), samples(), basis=cb.Chebyshev(3), steps=100).uncertainty
+    assert "kink" in known.why_not

@@ -144,7 +144,7 @@ class Curvature:
         objective: Any = at.problem.upper if upper else at.problem.lower
         program, cast = made(objective.program, upper), lambda a: np.asarray(a, rows.dtype)
         steps = cast(at.steps(directions))
-        at._charge("upper_gradient" if upper else "hessian_vector")
+        at.charge(*["upper_gradient" if upper else "hessian_vector"] * len(directions))
         for part, xi, eta in rows:
             count, phi = part.stop - part.start, pool.taken(part)
             shares = np.zeros(rows.size, rows.dtype)

@@ -15,7 +15,6 @@ LEVEL = 0.95  # how often an interval covers the truth: of all intervals, the ce
 QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # standard errors to each end of one
 _HEAD = ("", "estimate", "std. error", f"{LEVEL:.0%} interval", "")
 _LEAF_HEAD = ("", "shape", "norm", "std. error of a number", "")
-_MOST_ROWS = 40  # of a table with one coordinate a row
 AT_BOUND = "at its bound"  # the note on a coordinate that a bound holds
 
 
@@ -59,7 +58,7 @@ class Uncertainty:
     @property
     def large(self) -> bool:
         """Whether ``x`` has so many numbers that it is printed array by array."""
-        return len(self.names) > _MOST_ROWS and bool(self.leaves)
+        return len(self.names) > 40 and bool(self.leaves)  # rows that fit on a screen
 
     @property
     def head(self) -> tuple[str, ...]:
