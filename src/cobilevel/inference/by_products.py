@@ -75,7 +75,8 @@ class Sampled:
         """The standard error of the reduced objective."""
         at, point = self.galerkin.expansions, self.point
         vr = np.einsum("na,na->n", self.y(point.adjoint), self.residual)
-        return float(np.sqrt(covariance_of(self.study, at.upper_rows(point.x, point.W).value[:, None], -vr[:, None])))
+        f = at.upper_rows(point.x, point.W).value
+        return float(np.sqrt(covariance_of(self.study, f[:, None], -vr[:, None])[0, 0]))
 
     def uneven(self, noise: np.ndarray, unit: np.ndarray, free: np.ndarray) -> bool:
         """Whether gradients a standard error away show another curvature than second derivatives do, as kinks do; along

@@ -5,6 +5,8 @@ numbers that come from elsewhere, NumPy's generators say, are then the same in e
 they differ; else it shows that an output does not depend on the key.
 """
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -133,6 +135,16 @@ class Fixed:
 
     def __repr__(self) -> str:  # the same in every process: files compare structures in words
         return f"<function {getattr(self.function, '__name__', type(self.function).__name__)}>"
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        """By name where it has one: JAX's own functions cannot be pickled otherwise."""
+        place = [getattr(self.function, part, "") for part in ("__module__", "__qualname__")]
+        known = getattr(sys.modules.get(place[0]), place[1], None) if all(place) else None
+        return (_fixed_at, tuple(place)) if known is self.function else (Fixed, (self.function,))
+
+
+def _fixed_at(module: str, name: str) -> Fixed:
+    return Fixed(getattr(importlib.import_module(module), name))
 
 
 def with_fixed(tree: PyTree) -> PyTree:
