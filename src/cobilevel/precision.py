@@ -23,12 +23,12 @@ REMEDY = (
 _PRECISIONS = {"single": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
 
-def double() -> AbstractContextManager:
-    """Within it, this thread computes in double precision; the switch itself is left alone."""
+def double(on: bool = True) -> AbstractContextManager:
+    """Within it, this thread computes in double precision, or not; the switch itself is left alone."""
     here: Any = getattr(jax, "enable_x64", None)
     if here is None:  # JAX before 0.8
         here = importlib.import_module("jax.experimental").enable_x64
-    return here(True)
+    return here(on)
 
 
 def in_double() -> bool:
