@@ -122,7 +122,7 @@ def _words_for_large(study: Study) -> str:
         return f" With the curvature along all {dx} coordinates of x, by products."
     return (
         f" x has {dx} coordinates, more than the {DENSE_LIMIT} along which it forms curvature: it may take thousands "
-        "of steps. If one takes long, solver=cb.SOBA() works on batches."
+        "of steps. If one takes long, cb.HOAG() takes cheaper ones, and cb.SOBA() batches."
     )
 
 

@@ -20,7 +20,7 @@ from .around import KINK, MOST_NUMBERS, NEGLIGIBLE, Galerkin, covariance_of, hel
 from .uncertainty import AT_BOUND, QUANTILE, Uncertainty, leaves_of, names_of, unknown
 
 
-def fits(study: Study) -> bool:
+def products_fit(study: Study) -> bool:
     """Whether the tables fit: samples by coordinates, three times, and the curvature."""
     dx, _ = study.problem.sizes
     levels = [study.lower] if study.shared else [study.upper, study.lower]

@@ -10,7 +10,7 @@ from ..derivatives import flattened
 from ..reduction import Reduced
 from ..study import Study
 from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
-from .by_products import fits, infer_by_products
+from .by_products import infer_by_products, products_fit
 from .neighbours import Missed, what_is_missed
 from .uncertainty import AT_BOUND, QUANTILE, Uncertainty, leaves_of, names_of, unknown
 
@@ -28,7 +28,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     """
     joint = study.shared and study.noisy
     why = too_large(study, joint)
-    if why and not fits(study):
+    if why and not products_fit(study):
         return unknown(x, f"standard errors were not computed: {why}.")
     if why:
         known, galerkin = infer_by_products(study, reduced, x)

@@ -165,8 +165,8 @@ def length_of(found: BarrierScales) -> float:
 class Form(eqx.Module):
     """``y`` from the unknown that is left: ``inverse @ b(x, xi) + null @ u`` with equalities, ``u`` itself without.
 
-    `stated` is ``b`` as a function of ``x, u, xi, eta``, of which ``x`` and ``xi`` alone take part; `in_single`: the same
-    for a policy within a program of the caller's, who has JAX in single precision.
+    `stated` is ``b`` as a function of ``x, u, xi, eta``, of which ``x`` and ``xi`` alone take part; `in_single`: the
+    same for a policy within a program of the caller's, who has JAX in single precision.
     """
 
     inverse: Float[Array, "dy m"] | None
