@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from ..trees import flattened
-from .around import NEGLIGIBLE
 
 LEVEL = 0.95  # how often an interval covers the truth: of all intervals, the certificate's included
 QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # standard errors to each end of one
@@ -87,7 +86,7 @@ class Uncertainty:
             spread = 0.0 if self.covariance is None else float(np.trace(self.covariance[part, part]))
             typical = f"{np.sqrt(spread / count):.3g}" if spread > 0 and count > 0 else ""
             held = sum(note == AT_BOUND for note in self.notes[part])
-            note = f"{count} of {end - begin} directions determined" if count >= 0 else ""
+            note = f"about {count} of {end - begin} directions determined" if count >= 0 else ""
             note += f", {held} numbers at a bound" if held else ""
             rows.append((name, str(tuple(shape)), f"{np.linalg.norm(self.x[part]):.6g}", typical, note))
         return rows
@@ -134,17 +133,15 @@ def names_of(x: PyTree, letter: str = "x") -> tuple[str, ...]:
 
 
 def leaves_of(x: PyTree, lost: Float[np.ndarray, "k dx"] | None) -> tuple[tuple[str, tuple[int, ...], int], ...]:
-    """What `Uncertainty.leaves` states, with directions that are not determined as rows, in units of ``x`` in which a
-    small part of a direction counts for nothing; none where they are not known."""
+    """What `Uncertainty.leaves` states, with directions that are not determined as rows, in units in which ``x`` curves
+    alike; none where they are not known. A direction counts in each array by its share, so that arrays add up."""
     found, begin = [], 0
+    shares = None if lost is None else np.sum(np.linalg.qr(lost.T)[0] ** 2, axis=1)
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-        shape, size = np.shape(leaf), int(np.size(leaf))
-        if lost is not None:
-            rows = lost / np.linalg.norm(lost, axis=1, keepdims=True)
-            seen = np.linalg.svd(rows[:, begin : begin + size], compute_uv=False) if len(lost) else np.zeros(0)
-            count = size - int(np.sum(seen > NEGLIGIBLE))
-        found.append(("x" + jax.tree_util.keystr(path), shape, -1 if lost is None else count))
-        begin += size
+        end = begin + int(np.size(leaf))
+        count = -1 if shares is None else round(float(np.sum(1 - shares[begin:end])))
+        found.append(("x" + jax.tree_util.keystr(path), np.shape(leaf), count))
+        begin = end
     return tuple(found)
 
 
