@@ -15,6 +15,7 @@ from .answer import Interrupted, Job, ReducedProblem, Solution, as_solved, run_d
 from .basis import Basis, check_basis, same_recipe
 from .checks import entered, positive, whole
 from .cluster import this_cluster
+from .derivatives import DENSE_LIMIT
 from .iteration import Checkpoint, Solver, Stochastic
 from .judge import rounding_error
 from .keys import as_key, split_key
@@ -85,7 +86,7 @@ def solve(
         for_stream, for_basis, for_solver = split_key(as_key(key), 3)
         choices = {}
         if solver is None:
-            choices["solver"] = "Newton(): all samples at once, second order."
+            choices["solver"] = f"Newton(): all samples at once, second order.{_words_for_large(study)}"
             if study.endless:
                 study = study.finite(for_stream)
                 drawn = f"{study.lower.count} samples drawn once from the stream, and the problem solved on them."
@@ -110,6 +111,19 @@ def solve(
         solution = replace(solution, choices={**solution.choices, "precision": words})
     solution = replace(solution, stats={**solution.stats, "total_seconds": time.perf_counter() - began})
     return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
+
+
+def _words_for_large(study: Study) -> str:
+    """What to know of the default solver where ``x`` is large; empty where it is not."""
+    dx, _ = study.problem.sizes
+    if dx <= Newton().memory:
+        return ""
+    if dx <= DENSE_LIMIT:
+        return f" With the curvature along all {dx} coordinates of x, by products."
+    return (
+        f" x has {dx} coordinates, more than the {DENSE_LIMIT} along which it forms curvature: it may take thousands "
+        "of steps. If one takes long, cb.HOAG() takes cheaper ones, and cb.SOBA() batches."
+    )
 
 
 def _check_settings(basis: Any, resume: Any, tolerance: Any, restarts: Any, checkpoint: Any, retreats: Any) -> None:

@@ -24,12 +24,12 @@ _PRECISIONS = {"single": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
 
 @contextmanager
-def double() -> Iterator[None]:
-    """Within it, this thread computes in double precision, and promotes ranks; the switches are left alone."""
+def double(on: bool = True) -> Iterator[None]:
+    """Within it, this thread computes in double precision, or not, and promotes ranks; the switches are left alone."""
     here: Any = getattr(jax, "enable_x64", None)
     if here is None:  # JAX before 0.8
         here = importlib.import_module("jax.experimental").enable_x64
-    with here(True), ranks_promoted():
+    with here(on), ranks_promoted():
         yield
 
 

@@ -100,13 +100,15 @@ def test_noise_under_constraints(constraint, nearest, best):
         constraints=[constraint],
     )
 
-    def objective(x, t=np.linspace(-1, 1, 4001)):
+    t = np.linspace(-1, 1, 4001)
+
+    def objective(x):
         y = nearest(middle(t, x))
         return np.mean(np.sum((y - wanted(t, np)) ** 2, axis=1)) / 2 + 0.05 * (x - 0.3) ** 2
 
     def draw(rng, n=2000):
-        t = rng.uniform(-1, 1, n)
-        return cb.Samples(t, middle(t, 0.0) + 0.1 * rng.normal(size=(n, 3)))
+        xi = rng.uniform(-1, 1, n)
+        return cb.Samples(xi, middle(xi, 0.0) + 0.1 * rng.normal(size=(n, 3)))
 
     rng = np.random.default_rng(1)
     samples = draw(rng)

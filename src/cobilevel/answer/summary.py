@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ..inference import TABLE_HEAD
-
 
 def _title(solution: Any) -> str:
     return f"Solution(converged={solution.converged}, basis={solution.basis.basis!r})"
@@ -74,7 +72,7 @@ def in_notebook(solution: Any) -> str:
     """The same in HTML."""
     notes = [f"objective {words}" for words in _objective_words(solution)] + _sentences(solution)
     notes += [f"{name}: {words}" for name, words in _facts(solution)]
-    return html_block(_title(solution), solution.uncertainty.cells(), notes, TABLE_HEAD)
+    return html_block(_title(solution), solution.uncertainty.cells(), notes, solution.uncertainty.head)
 
 
 def html_block(

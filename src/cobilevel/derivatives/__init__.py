@@ -2,6 +2,7 @@
 
 from ..trees import flattened, shaped_like
 from . import oracles
+from .curvature import Curvature
 from .expansion import DENSE_LIMIT, Affine, Expansions
 from .hypergradient import (
     ConjugateGradient,

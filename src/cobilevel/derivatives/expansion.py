@@ -93,6 +93,11 @@ class Expansions:
     def crossed(self) -> bool:
         return self.sizes.crossed
 
+    @property
+    def curved(self) -> bool:
+        """Whether the curvature of the reduced objective can be formed, by products along each coordinate."""
+        return self.crossed and self.dx <= DENSE_LIMIT and not self._spread
+
     # -- the rows of both levels
 
     @cached_property
@@ -169,13 +174,13 @@ class Expansions:
         parts = this_cluster().gathered([np.asarray(part, float) for part in parts]) if self._spread else parts
         return sum(parts[1:], parts[0])
 
-    def _charge(self, *kinds: str) -> None:
+    def charge(self, *kinds: str) -> None:
         for kind in kinds:
             rows = self.rows["upper" if kind.startswith("upper") else "lower"]
             self.spent.update({(kind, "calls"): 1, (kind, "samples"): rows})
 
     def _charge_lower(self) -> None:
-        self._charge("hessian", *(["cross_matrix"] if self.crossed else []))
+        self.charge("hessian", *(["cross_matrix"] if self.crossed else []))
 
     # -- sums over rows
 
@@ -186,6 +191,10 @@ class Expansions:
     def _along_x(self, rows: Any) -> Any:
         """Derivatives in ``x``, along the last axis, in these coordinates."""
         return rows
+
+    def steps(self, directions: Float[np.ndarray, "k m"]) -> Float[np.ndarray, "k dx"]:
+        """How the decision moves along directions of these coordinates."""
+        return directions
 
     def lower(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> LowerSums:
         """The lower level at ``(x, W)``.
@@ -213,7 +222,7 @@ class Expansions:
 
     def upper(self, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> UpperRows:
         """The upper level at ``(x, W)``."""
-        self._charge("upper_gradient")
+        self.charge("upper_gradient")
         if self.crossed:
             sums = self._summed("upper", upper_sums, x, W)
         else:
@@ -264,7 +273,7 @@ class Expansions:
             slopes = squares(shares, np.sum(rows.slope**2, axis=1))
             return RowScales(zero, none, along(phi @ V), slopes, along(rows.slope))
 
-        self._charge("upper_gradient")
+        self.charge("upper_gradient")
         scales = self._summed("upper", upper, x, W)
         if V is None:
             return scales
@@ -273,7 +282,7 @@ class Expansions:
 
     def _row_scales_by_products(self, x: np.ndarray, W: np.ndarray, V: np.ndarray | None, centre: float) -> RowScales:
         """The same where rows are large: at evenly spaced ones, so few that their gradients fit."""
-        self._charge("upper_gradient", "cross_product")
+        self.charge("upper_gradient", "cross_product")
         at = self._trees(x, W, np.zeros_like(W) if V is None else V)
         values, d1, cross, slope, turned, weights = _row_sizes(self.reduced, *at, AT_ONCE // self.dx)
         upper, lower = (weight / weight.sum() for weight in (np.asarray(weight, float) for weight in weights))
@@ -292,7 +301,7 @@ class Expansions:
 
     def upper_rows(self, x: np.ndarray, W: np.ndarray) -> UpperRows:
         """Sample by sample, at the policy."""
-        self._charge("upper_gradient")
+        self.charge("upper_gradient")
         (pool,) = self.upper_pools
         return self.sizes.split_upper(self._derivatives("upper", pool.rows).table(x, pool.y(W)))
 
@@ -321,7 +330,7 @@ class Expansions:
         table = self._derivatives("lower", pool.rows).table(x, pool.y(W), below)
         if not joint:
             return table[:, : self.dy], None
-        self._charge("upper_gradient")
+        self.charge("upper_gradient")
         pull = self._derivatives("upper", pool.rows).table(x, pool.y(W), lambda packed, _: packed[:, 1 + self.dx :])
         return table[:, : self.dy], table[:, self.dy :] - pull
 
@@ -336,18 +345,18 @@ class Expansions:
 
     def lower_slope(self, x: np.ndarray, W: np.ndarray) -> tuple[float, np.ndarray]:
         """``g_Phi`` and its gradient."""
-        self._charge("lower_value", "lower_gradient")
+        self.charge("lower_value", "lower_gradient")
         value, slope = _asked(oracles.lower_slope, self.reduced, False, *self._trees(x, W))
         return float(value), self.table(slope)
 
     def hessian_product(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> np.ndarray:
         """``d22 g_Phi V``."""
-        self._charge("hessian_vector")
+        self.charge("hessian_vector")
         return self.table(_asked(oracles.hessian_vector, self.reduced, False, *self._trees(x, W, V)))
 
     def cross_product(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> np.ndarray:
         """``d12 g_Phi V``, after ``x``."""
-        self._charge("cross_product")
+        self.charge("cross_product")
         return self._along_x(flattened(_asked(oracles.cross_product, self.reduced, False, *self._trees(x, W, V))))
 
     # -- vectors and tables, and the pytrees they stand for
@@ -386,6 +395,9 @@ class Affine(Expansions):
 
     def point(self, x):
         return self.origin + self.scales @ x
+
+    def steps(self, directions):
+        return directions @ self.scales.T
 
     def decision(self, x):
         return np.asarray(x, self.dtype)

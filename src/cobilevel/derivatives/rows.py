@@ -142,7 +142,7 @@ def _slack(x: Any, y: Any, xi: Any, eta: Any, h: Callable) -> list[Any]:
     return [slack(y), jax.jacfwd(slack)(y)]
 
 
-def _of_vectors(program: Any, constants: list) -> Callable:
+def of_vectors(program: Any, constants: list) -> Callable:
     """An objective as a function of vectors ``x`` and ``y``."""
     x, y, _, _ = jax.tree.unflatten(program.structure, program.shapes)
     to_x, to_y = (ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), part))[1] for part in (x, y))
@@ -154,7 +154,7 @@ def _over_rows(parts: Callable, programs: tuple, *options: Any) -> tuple[Callabl
     """What `parts` gives for each row, packed into one vector, for a block of rows; and the same compiled."""
 
     def one(constants: tuple, x: Any, y: Any, xi: Any, eta: Any) -> Any:
-        derivatives = parts(x, y, xi, eta, *map(_of_vectors, programs, constants), *options)
+        derivatives = parts(x, y, xi, eta, *map(of_vectors, programs, constants), *options)
         dtype = np.result_type(*(part.dtype for part in derivatives))  # functions may hold numbers in another precision
         return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in derivatives])
 

@@ -171,6 +171,10 @@ class RowPool:
         """The mean of each function times rows."""
         return summed_with(self.features, rows * self.shares[:, None])
 
+    def taken(self, part: slice) -> Any:
+        """The features of some rows."""
+        return _taken(self.features, part)
+
     def y(self, W: Float[np.ndarray, "N dy"], part: slice = slice(None)) -> Float[np.ndarray, "n dy"]:
         """The policy at the rows."""
         return _taken(self.features, part) @ W

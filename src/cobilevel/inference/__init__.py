@@ -19,4 +19,4 @@ from .around import (
 from .left_out import fitting_bias, jackknife, split_rows, without, without_each
 from .neighbours import Missed, Products, features_of, what_is_missed
 from .standard_errors import MOST_NAMED, determined, flat_directions, infer
-from .uncertainty import LEVEL, QUANTILE, TABLE_HEAD, Uncertainty, names_of, unknown
+from .uncertainty import LEVEL, QUANTILE, Uncertainty, names_of, unknown

@@ -29,7 +29,7 @@ NEGLIGIBLE, NOTICED = 1e-3, 1e-2  # of a whole: a share that counts for nothing,
 MOST_NUMBERS = 1.5e8  # held at one time: 1.2 GB
 MOST_COORDINATES = 200  # of x along which differences are taken
 _WIDER = 4.0  # a ratio of two steps at which kinks show; steps within twice that of a standard error will do
-_KINK = 0.75 * _WIDER  # the ratio of curvatures over such steps that is a kink, which alone would show all of _WIDER
+KINK = 0.75 * _WIDER  # the ratio of curvatures over such steps that is a kink, which alone would show all of _WIDER
 
 
 # -- the noise of means over rows
@@ -279,17 +279,11 @@ class Around:
 
     def free(self) -> Bool[np.ndarray, " dx"]:
         """The coordinates that no bound or kink holds: where the gradient pushes against it beyond its noise."""
-        x, gradient, (lo, hi) = self.x, self.point.gradient, _bounds(self.study)
-        push = CLEAR * np.sqrt(np.diag(self.gradient_covariance()))
-        near = slope_accuracy(self.study.eps) * np.maximum(np.abs(x), np.where(np.isfinite(hi - lo), hi - lo, 0))
-        held = ((x <= lo + near) & (gradient >= push)) | ((x >= hi - near) & (-gradient >= push))
-        return ~(held | (lo == hi) | self.at_kink)
+        return ~(held(self.study, self.x, self.point.gradient, self.gradient_covariance()) | self.at_kink)
 
     def covariance(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
         """Of the sum of the means of the two levels' rows."""
-        if self.study.shared:
-            return level_covariance(self.study.lower, upper + lower)
-        return level_covariance(self.study.upper, upper) + level_covariance(self.study.lower, lower)
+        return covariance_of(self.study, upper, lower)
 
     def value_error(self) -> float:
         """The standard error of the reduced objective."""
@@ -298,6 +292,24 @@ class Around:
 
 def _bounds(study: Study) -> tuple[np.ndarray, np.ndarray]:
     return flattened(study.problem.bounds.lo), flattened(study.problem.bounds.hi)
+
+
+def covariance_of(
+    study: Study, upper: Float[np.ndarray, "m k"], lower: Float[np.ndarray, "n k"]
+) -> Float[np.ndarray, "k k"]:
+    """The covariance of the sum of the means of the two levels' rows."""
+    if study.shared:
+        return level_covariance(study.lower, upper + lower)
+    return level_covariance(study.upper, upper) + level_covariance(study.lower, lower)
+
+
+def held(
+    study: Study, x: np.ndarray, gradient: np.ndarray, noise: Float[np.ndarray, "dx dx"]
+) -> Bool[np.ndarray, " dx"]:
+    """The coordinates that a bound holds: where the gradient pushes against it beyond its noise, a covariance."""
+    (lo, hi), push = _bounds(study), CLEAR * np.sqrt(np.diag(noise))
+    near = slope_accuracy(study.eps) * np.maximum(np.abs(x), np.where(np.isfinite(hi - lo), hi - lo, 0))
+    return ((x <= lo + near) & (gradient >= push)) | ((x >= hi - near) & (-gradient >= push)) | (lo == hi)
 
 
 def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -374,16 +386,16 @@ def _kinks(first: Around, second: Around) -> tuple[Bool[np.ndarray, " dx"], Bool
     narrow = np.abs(first.lengths) <= np.abs(second.lengths)
     bends = [np.diag(look.hessian()) for look in (first, second)]
     close, far = np.where(narrow, *bends), np.where(narrow, *bends[::-1])
-    here, beyond = (close > _KINK * np.abs(far)) & (close > 0), far > _KINK * np.abs(close)
+    here, beyond = (close > KINK * np.abs(far)) & (close > 0), far > KINK * np.abs(close)
     if here.any():
         steps = np.diag(np.where(narrow, first.lengths, second.lengths)) / _WIDER
-        here &= np.diag(first.look(first.x, steps).hessian()) > _KINK * close
+        here &= np.diag(first.look(first.x, steps).hessian()) > KINK * close
     sides = [look.table("gradient")[1:].reshape(2, *second.directions.shape) for look in (first, second)]
     ahead, behind = (np.where(narrow, *(np.diag(side[a]) for side in sides)) for a in (0, 1))
     noise = CLEAR * np.sqrt(np.diag(second.gradient_covariance()))
     holds = here & (ahead > noise) & (behind < -noise)
     half = np.diag(second.look(second.x, second.directions / 2).hessian()) if beyond.any() else far
-    uneven = beyond & ((half > np.sqrt(_KINK) * far) | (half < far / np.sqrt(_KINK)))
+    uneven = beyond & ((half > np.sqrt(KINK) * far) | (half < far / np.sqrt(KINK)))
     return holds, (here & ~holds) | uneven
 
 

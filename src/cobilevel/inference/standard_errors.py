@@ -10,9 +10,10 @@ from ..derivatives import flattened
 from ..reduction import Reduced
 from ..study import Study
 from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
+from .by_products import infer_by_products, products_fit
 from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
-from .uncertainty import QUANTILE, Uncertainty, names_of, unknown
+from .uncertainty import AT_BOUND, QUANTILE, Uncertainty, leaves_of, names_of, unknown
 
 MOST_NAMED = 6  # coordinates that a sentence lists
 _HIDDEN = float(special.ndtri(1 - DOUBT**2 / 2))  # those by which what the basis misses moves x, to be taken for real
@@ -29,8 +30,12 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     """
     joint = study.shared and study.noisy
     why = too_large(study, joint)
-    if why:
+    if why and not products_fit(study):
         return unknown(x, f"standard errors were not computed: {why}.")
+    if why:
+        known, galerkin = infer_by_products(study, reduced, x)
+        begun = start if known.directions is not None and len(known.directions) else None
+        return replace(known, undetermined=(*known.undetermined, *_without_curvature(study, galerkin, begun)))
     around = look_around(study, Galerkin.at(reduced, flattened(x)))
     value, dx = around.point.value, len(around.x)
     if not around.sound:
@@ -45,7 +50,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     error = np.where(touched | around.near_kink | lost, np.inf, np.hypot(error, hidden))
     apart = np.where(np.isinf(error)[:, None] | np.isinf(error), np.nan, covariance)
     words = _undetermined(flat, falls, touched, names, around.unit)
-    words += _without_curvature(around, start if len(flat) else None)
+    words += _without_curvature(study, around.galerkin, start if len(flat) else None)
     return Uncertainty(
         names=names,
         x=around.x,
@@ -58,6 +63,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         covariance=np.where(np.eye(dx, dtype=bool) & np.isinf(error), np.inf, apart),
         hessian=hessian,
         directions=directions,
+        leaves=leaves_of(study.problem.x0, directions / around.unit),
     )
 
 
@@ -261,7 +267,16 @@ def _undetermined(
     if len(flat) > 1 and not len(falls) and touched.sum() == len(flat):
         named = [name for name, one in zip(names, touched, strict=True) if one]
         return [f"{', '.join(named[:-1])} and {named[-1]} are not determined: {still} them beyond its noise."]
-    words = [f"{_in_words(d, names, unit)}: {still} it beyond its noise." for d in flat]
+    wide = [d for d in flat if _belongs(d, unit).sum() > MOST_NAMED]
+    if len(wide) > 1:
+        count = int(np.any([_belongs(d, unit) for d in wide], axis=0).sum())
+        many = [
+            f"{len(wide)} combinations of {count} coordinates of x are not determined: {still} them beyond its noise."
+        ]
+        flat = np.array([d for d in flat if _belongs(d, unit).sum() <= MOST_NAMED]).reshape(-1, len(unit))
+    else:
+        many = []
+    words = many + [f"{_in_words(d, names, unit)}: {still} it beyond its noise." for d in flat]
     return words + [f"{_in_words(d, names, unit)}: the objective falls along it, so x is no minimum." for d in falls]
 
 
@@ -271,7 +286,7 @@ def _notes(
     """What there is to say of each coordinate."""
     notes, x = [], around.x
     for j in range(len(x)):
-        note = "not determined" if touched[j] else "" if free[j] else "at its bound"
+        note = "not determined" if touched[j] else "" if free[j] else AT_BOUND
         if around.at_kink[j]:
             note = "at a kink"
         elif around.near_kink[j]:
@@ -286,14 +301,18 @@ def _notes(
     return tuple(notes)
 
 
-def _without_curvature(around: Around, start: PyTree | None) -> list[str]:
+def _without_curvature(study: Study, galerkin: Galerkin, start: PyTree | None) -> list[str]:
     """What can be said without looking at curvature: too few functions for the decision, or no move at all."""
-    study, reduced, said = around.study, around.galerkin.reduced, []
-    (dx, dy), functions, rows = study.problem.sizes, len(around.point.W), study.lower.count or 1
-    if study.noisy and not study.shared and functions > NOTICED * rows:
+    reduced, point, said = galerkin.reduced, galerkin.point, []
+    (dx, dy), functions, rows = study.problem.sizes, len(point.W), study.lower.count or 1
+    large = bool(too_large(study, study.shared and study.noisy))
+    coefficients = functions * dy if large else functions
+    if study.noisy and (large or not study.shared) and coefficients > NOTICED * rows:
+        what = f"{coefficients} coefficients" if large else f"{functions} functions"
+        own, of = ("", "an x of so many coordinates") if study.shared else (" of its own", "Levels")
         said.append(
-            f"the policy's {functions} functions were fitted to {rows} samples of its own, so x carries a bias of the "
-            f"order of N / n = {functions / rows:.1g} of itself, which is not corrected for Levels."
+            f"the policy's {what} were fitted to {rows} samples{own}, so x carries a bias of the order of "
+            f"N{' d_y' * large} / n = {coefficients / rows:.1g} of itself, which is not corrected for {of}."
         )
     rank = reduced.basis.size if reduced.rank is None else reduced.rank
     if rank * dy < dx:
@@ -301,8 +320,8 @@ def _without_curvature(around: Around, start: PyTree | None) -> list[str]:
             f"the policy has {rank * dy} coefficients and x has {dx} coordinates: what x does through the policy is "
             "not determined in full."
         )
-    stayed = start is not None and np.allclose(around.x, flattened(start), rtol=study.eps, atol=0)
-    if stayed and not around.point.gradient.any():
+    stayed = start is not None and np.allclose(point.x, flattened(start), rtol=study.eps, atol=0)
+    if stayed and not point.gradient.any():
         said.append(
             "x did not move from x0: the gradient is zero there (a plateau?), so this is where it began, and not an "
             "answer."

@@ -12,7 +12,9 @@ from ..trees import flattened
 
 LEVEL = 0.95  # how often an interval covers the truth: of all intervals, the certificate's included
 QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # standard errors to each end of one
-TABLE_HEAD = ("", "estimate", "std. error", f"{LEVEL:.0%} interval", "")
+_HEAD = ("", "estimate", "std. error", f"{LEVEL:.0%} interval", "")
+_LEAF_HEAD = ("", "shape", "norm", "std. error of a number", "")
+AT_BOUND = "at its bound"  # the note on a coordinate that a bound holds
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Uncertainty:
       directions. `why_not`: why there are no standard errors, in words; empty where there are.
     - `value`, `value_error`: the upper objective at ``x``, and its standard error.
     - `hessian`: the curvature of the objective.
+    - `leaves`: of each array of ``x``, its name, its shape, and how many directions of it are determined (-1 where that
+      is not known).
     """
 
     names: tuple[str, ...]
@@ -42,6 +46,7 @@ class Uncertainty:
     covariance: Float[np.ndarray, "dx dx"] | None = None
     hessian: Float[np.ndarray, "dx dx"] | None = None
     directions: Float[np.ndarray, "k dx"] | None = None
+    leaves: tuple[tuple[str, tuple[int, ...], int], ...] = ()
 
     @property
     def interval(self) -> Float[np.ndarray, "2 dx"]:
@@ -50,20 +55,47 @@ class Uncertainty:
         reach = QUANTILE * self.error
         return np.stack([middle - reach, middle + reach])
 
-    def cells(self, most: int = 40) -> list[tuple[str, ...]]:
-        """The decision, one coordinate a row, at most so many: name, estimate, standard error, 95% interval, note."""
+    @property
+    def large(self) -> bool:
+        """Whether ``x`` has so many numbers that it is printed array by array."""
+        return len(self.names) > 40 and bool(self.leaves)  # rows that fit on a screen
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """What the columns of `cells` are."""
+        return _LEAF_HEAD if self.large else _HEAD
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """The decision, one coordinate a row: name, estimate, standard error, 95% interval, note. Where there are many,
+        one array of ``x`` a row: name, shape, norm, standard error (root mean square over what is determined), how much
+        is determined."""
+        return self._leaf_cells() if self.large else self.coordinate_cells()
+
+    def coordinate_cells(self) -> list[tuple[str, ...]]:
+        """One coordinate a row, all of them."""
         (lo, hi), rows = self.interval, []
-        for j, name in enumerate(self.names[:most]):
+        for j, name in enumerate(self.names):
             ends = f"[{lo[j]:.5g}, {hi[j]:.5g}]" if np.isfinite(self.error[j]) else ""
             error = "" if np.isnan(self.error[j]) else f"{self.error[j]:.3g}"
             rows.append((name, f"{self.x[j]:.6g}", error, ends, self.notes[j]))
-        more = len(self.names) - most
-        return rows + ([(f"... and {more} more", "", "", "", "")] if more > 0 else [])
+        return rows
 
-    def table(self) -> str:
-        """The same as text."""
-        lines = [TABLE_HEAD, *self.cells()]
-        width = [max(len(line[k]) for line in lines if line[1]) for k in range(4)]  # the line on others is longer
+    def _leaf_cells(self) -> list[tuple[str, ...]]:
+        rows, ends = [], np.cumsum([0, *(int(np.prod(shape)) for _, shape, _ in self.leaves)])
+        for (name, shape, count), begin, end in zip(self.leaves, ends[:-1], ends[1:], strict=True):
+            part = slice(begin, end)
+            spread = 0.0 if self.covariance is None else float(np.trace(self.covariance[part, part]))
+            typical = f"{np.sqrt(spread / count):.3g}" if spread > 0 and count > 0 else ""
+            held = sum(note == AT_BOUND for note in self.notes[part])
+            note = f"about {count} of {end - begin} directions determined" if count >= 0 else ""
+            note += f", {held} numbers at a bound" if held else ""
+            rows.append((name, str(tuple(shape)), f"{np.linalg.norm(self.x[part]):.6g}", typical, note))
+        return rows
+
+    def table(self, every: bool = False) -> str:
+        """The same as text; `every`: one coordinate a row, however many there are."""
+        lines = [_HEAD, *self.coordinate_cells()] if every else [self.head, *self.cells()]
+        width = [max(len(line[k]) for line in lines) for k in range(4)]
         rows = [
             "  ".join([line[0].ljust(width[0]), *(line[k].rjust(width[k]) for k in (1, 2, 3)), line[4]])
             for line in lines
@@ -82,7 +114,8 @@ class Uncertainty:
         words: Any = {name: tuple(map(str, document[name])) for name in ("names", "notes", "undetermined")}
         words |= {name: float(document[name]) for name in ("value", "value_error")}
         numbers: Any = {name: np.asarray(part, float) for name, part in arrays.items()}
-        known = Uncertainty(**words, why_not=str(document["why_not"]), **numbers)
+        leaves = tuple((str(name), tuple(map(int, shape)), int(n)) for name, shape, n in document.get("leaves", ()))
+        known = Uncertainty(**words, why_not=str(document["why_not"]), leaves=leaves, **numbers)
         size = len(known.names)
         shapes = {"x": (size,), "error": (size,), "bias": (size,), "covariance": (size, size), "hessian": (size, size)}
         wrong = [name for name in shapes.keys() & arrays.keys() if numbers[name].shape != shapes[name]]
@@ -100,8 +133,23 @@ def names_of(x: PyTree, letter: str = "x") -> tuple[str, ...]:
     return tuple(names)
 
 
+def leaves_of(x: PyTree, lost: Float[np.ndarray, "k dx"] | None) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+    """What `Uncertainty.leaves` states, with directions that are not determined as rows, in units in which ``x`` curves
+    alike; none where they are not known. A direction counts in each array by its share, so that arrays add up."""
+    found, begin = [], 0
+    shares = None if lost is None else np.sum(np.linalg.qr(lost.T)[0] ** 2, axis=1)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        end = begin + int(np.size(leaf))
+        count = -1 if shares is None else round(float(np.sum(1 - shares[begin:end])))
+        found.append(("x" + jax.tree_util.keystr(path), np.shape(leaf), count))
+        begin = end
+    return tuple(found)
+
+
 def unknown(x: PyTree, why: str, value: float = np.nan) -> Uncertainty:
     """Where standard errors could not be computed."""
     flat, names = flattened(x), names_of(x)
     nothing = np.full(len(flat), np.nan)
-    return Uncertainty(names, flat, nothing, nothing, ("",) * len(flat), why_not=why, value=value)
+    return Uncertainty(
+        names, flat, nothing, nothing, ("",) * len(flat), why_not=why, value=value, leaves=leaves_of(x, None)
+    )

@@ -46,9 +46,13 @@ class Bootstrap:
         count, known = len(jax.tree.leaves(self.x)[0]), self.sandwich
         lost = f", {self.failed} failed" if self.failed else ""
         lines = [("standard error of", "bootstrap", "sandwich", "")]
-        for cell, own, other in zip(known.cells(), flattened(self.error), known.error, strict=False):
+        errors = [flattened(self.error), known.error]
+        if known.large:  # root mean squares, array by array
+            ends = np.cumsum([int(np.prod(shape)) for _, shape, _ in known.leaves])[:-1]
+            errors = [[np.sqrt(np.mean(part**2)) for part in np.split(one, ends)] for one in errors]
+        for cell, own, other in zip(known.cells(), *errors, strict=True):
             figures = f"{own:.3g}", "unknown" if np.isnan(other) else f"{other:.3g}"
-            lines.append((cell[0], *(figures if cell[1] else ("", "")), cell[4]))  # the last may say how many more
+            lines.append((cell[0], *figures, cell[4]))
         widths = [max(len(line[k]) for line in lines) for k in range(3)]
         rows = [f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}" for a, b, c, d in lines]
         rows += [*known.undetermined, *([known.why_not] if known.why_not else [])]

@@ -15,4 +15,4 @@ from .per_context import (
     solve_each,
     trouble_with,
 )
-from .reduced_at_x import Point, lower_size, solve_at, solve_lower
+from .reduced_at_x import Point, lower_inverse, lower_size, solve_at, solve_lower

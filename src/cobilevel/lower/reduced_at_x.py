@@ -122,6 +122,12 @@ def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Iterates)
     return W, upper, solve(upper.d2), True, -solve(last.cross) if expansions.crossed else None
 
 
+def lower_inverse(point: Point, right: Float[np.ndarray, "N dy k"]) -> Float[np.ndarray, "N dy k"]:
+    """The inverse of the Hessian of the lower level at a point, where it is formed, times tables of coefficients."""
+    factor, _ = cholesky(point.hessian if point.hessian.ndim == 3 else point.hessian[None])
+    return solve_with(factor, right.reshape(*factor.shape[:2], -1)).reshape(right.shape)
+
+
 def _adjoint_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Iterates) -> tuple[Any, ...]:
     """The same by conjugate gradients; they meet nonpositive curvature where the lower level is not convex."""
     W = end.point.reshape(expansions.functions, -1)

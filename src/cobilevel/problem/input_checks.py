@@ -5,6 +5,8 @@ numbers that come from elsewhere, NumPy's generators say, are then the same in e
 they differ; else it shows that an output does not depend on the key.
 """
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -104,7 +106,7 @@ def _float_leaf(leaf: Any, name: str) -> Held:
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
             f"{name} must be a float array, got dtype {array.dtype}. Derivatives are taken with respect to it: write "
-            "1.0 for 1, or convert with .astype(float)."
+            "1.0 for 1, or convert with .astype(float). What is to stay as it is, the functions hold themselves."
         )
     if array.dtype.itemsize < 4:
         raise TypeError(f"{name} has dtype {array.dtype}, too coarse to solve in: use float32 or float64.")
@@ -115,9 +117,45 @@ def _float_leaf(leaf: Any, name: str) -> Held:
     return array if isinstance(array, np.ndarray) else jnp.asarray(array, array.dtype)  # drops weak types
 
 
-def float_tree(tree: PyTree, argument: str) -> PyTree:
-    """A starting point as a pytree of finite float arrays, with at least one."""
-    point = each_leaf(_float_leaf, tree, argument)
+@jax.tree_util.register_static
+class Fixed:
+    """A function in a pytree of arrays, such as the activation of a layer: called as before, and no leaf."""
+
+    def __init__(self, function: Callable):
+        self.function = self.__wrapped__ = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Fixed) and self.function == other.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __repr__(self) -> str:  # the same in every process: files compare structures in words
+        return f"<function {getattr(self.function, '__name__', type(self.function).__name__)}>"
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        """By name where it has one: JAX's own functions cannot be pickled otherwise."""
+        place = [getattr(self.function, part, "") for part in ("__module__", "__qualname__")]
+        known = getattr(sys.modules.get(place[0]), place[1], None) if all(place) else None
+        return (_fixed_at, tuple(place)) if known is self.function else (Fixed, (self.function,))
+
+
+def _fixed_at(module: str, name: str) -> Fixed:
+    return Fixed(getattr(importlib.import_module(module), name))
+
+
+def with_fixed(tree: PyTree) -> PyTree:
+    """The same pytree with its functions where they are, and no leaves."""
+    return jax.tree.map(lambda leaf: Fixed(leaf) if callable(leaf) else leaf, tree)
+
+
+def float_tree(tree: PyTree, argument: str, functions: bool = False) -> PyTree:
+    """A starting point as a pytree of finite float arrays, with at least one; `functions` may stand among them."""
+    leaf = lambda leaf, name: Fixed(leaf) if functions and callable(leaf) else _float_leaf(leaf, name)
+    point = each_leaf(leaf, tree, argument)
     if not jax.tree.leaves(point):
         raise ValueError(f"{argument} holds no array: give a starting point as a float array or a pytree of them.")
     return point
@@ -145,7 +183,7 @@ def real_numbers(value: Any, argument: str) -> np.ndarray:
 
 def decision_like(value: Any, x: PyTree, argument: str, dtype: Any) -> PyTree:
     """Another decision than `x`, in a floating dtype; raises where it is of another shape, or not finite."""
-    shapes = lambda tree: jax.tree.map(np.shape, tree)
+    value, shapes = with_fixed(value), lambda tree: jax.tree.map(np.shape, tree)
     if jax.tree.structure(value) != jax.tree.structure(x) or shapes(value) != shapes(x):
         raise ValueError(f"{argument} must have the shapes of x, {shapes(x)}, got {shapes(value)}.")
     return each_leaf(lambda leaf, name: put(real_numbers(leaf, name).astype(dtype)), value, argument)

@@ -324,7 +324,8 @@ class Problem(eqx.Module):
 
     - `upper`: ``f(x, y, xi, eta)``, a scalar for ONE sample; only its first derivatives are taken.
     - `lower`: ``g(x, y, xi, eta)``, a scalar for ONE sample, strongly convex in ``y``, differentiated twice.
-    - `x0`, `y0`: starting points, any pytrees of float arrays. They fix the shapes of ``x`` and ``y``.
+    - `x0`, `y0`: starting points, any pytrees of float arrays. They fix the shapes of ``x`` and ``y``. ``x0`` may be a
+      module, such as ``eqx.nn.MLP``: its functions stay where they are, and ``solution.x`` is such a module.
     - `domain`: where contexts live.
     - `x_bounds`: ``(lo, hi)``, each a prefix pytree of ``x``; ``None`` on a side means unbounded.
     - `conditional`: optional ``draw(key, xi, size) -> eta``, a sampler of ``eta`` given one context.
@@ -375,7 +376,7 @@ class Problem(eqx.Module):
                 f"lower_noise must be True, False, or None to have it found by tracing, got {lower_noise!r}."
             )
         self.upper, self.lower, self.conditional = upper, lower, conditional
-        self.x0, self.y0 = float_tree(x0, "x0"), float_tree(y0, "y0")
+        self.x0, self.y0 = float_tree(x0, "x0", functions=True), float_tree(y0, "y0")
         self.domain = domain
         self.lower_noise = None if lower_noise is None else bool(lower_noise)
         self.constraints = as_constraints(constraints)

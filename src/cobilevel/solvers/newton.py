@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..checks import positive, whole
-from ..derivatives import Expansions, HostLedger, flattened
+from ..derivatives import Curvature, Expansions, HostLedger, flattened
 from ..iteration import ROUNDINGS, SOLVED, Clock, Evolving, Result, Solver
 from ..lower import Point, lower_size, solve_at
 from ..programs import plain
@@ -88,6 +88,21 @@ class QuasiNewtonMemory:
         """The length of the last step; 0 where there is none."""
         return float(np.linalg.norm(self.steps[0])) if self.count else 0.0
 
+    @staticmethod
+    def of_curvature(
+        size: int, hessian: Float[np.ndarray, "dx dx"], damping: float = 0.0, dtype: Any = float
+    ) -> "QuasiNewtonMemory":
+        """The pairs that a curvature stands for: its principal directions, with the sizes of their curvatures.
+
+        The share `damping` of the largest is added to all.
+        """
+        memory = QuasiNewtonMemory.empty(size, len(hessian), dtype)
+        values, vectors = np.linalg.eigh(hessian)
+        bends = np.abs(values) + damping * np.max(np.abs(values))
+        for bend, along in zip(bends, vectors.T, strict=True):
+            memory = memory.remember(along, bend * along)
+        return memory
+
     def remember(self, step: Float[np.ndarray, " dx"], change: Float[np.ndarray, " dx"]) -> "QuasiNewtonMemory":
         """With one more pair, the oldest dropped."""
         roll = lambda table, row: np.concatenate([row[None].astype(table.dtype), table[:-1]])
@@ -138,7 +153,9 @@ class Newton(Solver):
     At each ``x`` the coefficients minimise $g_\Phi$ by a damped Newton method on the structured Hessian
     $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, in products beyond), from what
     the solution before predicts. The hypergradient is exact, by implicit differentiation; ``x`` moves by projected
-    L-BFGS with backtracking.
+    L-BFGS with backtracking. Where ``x`` has more coordinates than `memory` (and at most 2000), the curvature of the
+    reduced objective is formed too, by products, and takes the place of the pairs wherever it explains how the gradient
+    changes: a layer of 144 weights then takes 72 steps instead of more than 1000.
     Features are whitened first, so the answer depends on the span of the basis and not on its conditioning;
     directions the observed contexts cannot see keep their start.
 
@@ -147,7 +164,7 @@ class Newton(Solver):
     - `tolerance`: stop when the projected gradient is at most this share of its first value, by default the precision
       to the power 2/3, *and* the next quasi-Newton step would move ``x`` by less than the square root of the precision
       (so that a start far away, with a huge gradient, does not pass for convergence).
-    - `memory`: pairs of steps the quasi-Newton method keeps.
+    - `memory`: pairs of steps the quasi-Newton method keeps; for ``x`` of more coordinates see above.
     """
 
     default_steps = 200
@@ -179,7 +196,7 @@ class Newton(Solver):
             ledger=HostLedger.of({}),
             current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero),
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
-            memory=QuasiNewtonMemory.empty(self.memory, at.dx, at.dtype),
+            memory=QuasiNewtonMemory.empty(self._pairs(at), at.dx, at.dtype),
             stopping=Stopping.start(),
             units=Units.unknown(at.dx),
         )
@@ -203,7 +220,7 @@ class Newton(Solver):
         units, anew = state.units.after(at, point) if moved else (state.units, False)
         if moved and begun and not anew:
             steps = (point.x - here.x) * units.sigma, (point.gradient - here.gradient) / units.sigma
-            memory = state.memory.remember(*steps)
+            memory = self._with_curvature(at, point, units, state.memory.remember(*steps))
         else:
             memory = self._first_memory(at, units)
         rule, size = replace(rule, begun=begun and not anew).after(
@@ -233,12 +250,34 @@ class Newton(Solver):
     @plain
     def _first_memory(self, at: Expansions, units: Units) -> QuasiNewtonMemory:
         """Without pairs; where the curvature is known, with those that it stands for, in the units of the run."""
-        memory = QuasiNewtonMemory.empty(self.memory, at.dx, at.dtype)
-        if at.curvature is not None:
-            values, vectors = np.linalg.eigh(at.curvature / np.outer(units.sigma, units.sigma))
-            for bend, along in zip(values, vectors.T, strict=True):
-                memory = memory.remember(along, bend * along)
-        return memory
+        if at.curvature is None:
+            return QuasiNewtonMemory.empty(self._pairs(at), at.dx, at.dtype)
+        scaled = at.curvature / np.outer(units.sigma, units.sigma)
+        return QuasiNewtonMemory.of_curvature(self._pairs(at), scaled, dtype=at.dtype)
+
+    @plain
+    def _pairs(self, at: Expansions) -> int:
+        """How many pairs there is room for: one for each coordinate, where curvature is formed."""
+        return max(self.memory, at.dx if at.curved else 0)
+
+    @plain
+    def _with_curvature(
+        self, at: Expansions, point: Point, units: Units, memory: QuasiNewtonMemory
+    ) -> QuasiNewtonMemory:
+        """The curvature at a point in place of the pairs, where these are too few for the coordinates.
+
+        Where it explains how the gradient has changed along the last step: across a kink of ``f``, or far from where
+        the objective is a parabola, the pairs know more.
+        """
+        if at.dx <= self.memory or not at.curved or point.sensitivity is None:
+            return memory
+        here, sigma = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity), units.sigma
+        step, change = (np.asarray(part[0], float) for part in (memory.steps, memory.changes))
+        expected = here.products(step[None] / sigma).gradient[0] / sigma
+        if not np.linalg.norm(expected - change) < np.linalg.norm(change) / 2:
+            return memory
+        hessian = here.all_products().gradient / np.outer(sigma, sigma)
+        return QuasiNewtonMemory.of_curvature(self._pairs(at), (hessian + hessian.T) / 2, np.sqrt(at.eps), at.dtype)
 
     @plain
     def terminate(self, reduced, state):

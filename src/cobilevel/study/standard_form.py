@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..functions import Traced, failure, first_derivatives, second_derivatives, trace_objective
 from ..keys import as_key
+from ..precision import double, in_double
 from ..problem import CHECK_ROWS, LOOK_ROWS, Bounds, Level, Problem, Samples, Unpacked, entry_names
 from ..trees import shaped_like
 
@@ -173,7 +174,8 @@ def length_of(found: BarrierScales) -> float:
 class Form(eqx.Module):
     """``y`` from the unknown that is left: ``inverse @ b(x, xi) + null @ u`` with equalities, ``u`` itself without.
 
-    `stated` is ``b`` as a function of ``x, u, xi, eta``, of which ``x`` and ``xi`` alone take part.
+    `stated` is ``b`` as a function of ``x, u, xi, eta``, of which ``x`` and ``xi`` alone take part; `in_single`: the
+    same for a policy within a program of the caller's, who has JAX in single precision.
     """
 
     inverse: Float[Array, "dy m"] | None
@@ -181,11 +183,13 @@ class Form(eqx.Module):
     stated: Callable | None
     like: PyTree[Array]
     matrix: Float[np.ndarray, "m dy"] | None = None
+    in_single: Callable | None = None
 
     def right(self, x: PyTree, xi: Any) -> Array:
         """The right-hand sides at one context."""
-        assert self.stated is not None
-        return self.stated(x, None, xi, None)
+        stated = self.stated if self.in_single is None or in_double() else self.in_single
+        assert stated is not None
+        return stated(x, None, xi, None)
 
     def y(self, x: PyTree, u: PyTree, xi: Any) -> PyTree:
         """At one context."""
@@ -212,8 +216,14 @@ class Form(eqx.Module):
         """With ``b`` traced, for contexts like `xi` as the library keeps them."""
         if self.stated is None:
             return self
-        args = (problem.x0, None, xi, None)
-        return replace(self, stated=trace_objective(Unpacked(self.stated, problem.domain), args, first_derivatives))
+        whole = Unpacked(self.stated, problem.domain), (problem.x0, None, xi, None)
+        if not in_double():
+            return replace(self, stated=trace_objective(*whole, first_derivatives))
+        wide = lambda a: getattr(a, "dtype", None) == np.float64
+        with double(False):
+            halved = jax.tree.map(lambda a: np.asarray(a, np.float32) if wide(a) else a, whole)
+            in_single = trace_objective(*halved, first_derivatives)
+        return replace(self, stated=trace_objective(*whole, first_derivatives), in_single=in_single)
 
 
 class Constrained(eqx.Module):

@@ -1,0 +1,158 @@
+r"""The curvature of the reduced objective along directions of ``x``, by products: no second derivative is kept.
+
+With the adjoint $v$ held, $\Lambda(x, W) = f_\Phi - v^T \partial_2 g_\Phi$ has the gradient of the reduced objective as
+its derivative in ``x``, and none in ``W``. Along $p$ the coefficients move by $S p$, so that
+$$H p = d\,\partial_1 \Lambda + S^T\, d\,\partial_2 \Lambda, \qquad \partial_{22} g_\Phi\, v' = d\,\partial_2 \Lambda,$$
+where $d$ is the derivative along $(p, S p)$ and $v'$ the change of the adjoint. One product takes about as long as a
+few gradients. Kinks of ``f`` are not in it: second derivatives do not see them.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from .expansion import Expansions
+from .rows import AT_ONCE, of_vectors
+from .sums import RowPool, summed_with
+
+
+class Along(NamedTuple):
+    r"""What changes along each of some directions: the `gradient` of the reduced objective, and $\partial_2 \Lambda$
+    (`pull`)."""
+
+    gradient: Float[np.ndarray, "k dx"]
+    pull: Float[np.ndarray, "k N dy"]
+
+
+class RowsAlong(NamedTuple):
+    r"""Of each row of a level, its share of $\Lambda$ along each direction: the `slope` and the `bend`; of the lower
+    level also how $\partial_2 g$ changes (`turned`)."""
+
+    slope: Float[np.ndarray, "k n"]
+    bend: Float[np.ndarray, "k n"]
+    turned: Float[np.ndarray, "k n dy"]
+
+
+def _share(program: Any, constants: list, upper: bool) -> Callable:
+    r"""What one row adds to $\Lambda$: ``f``, or minus ``v^T d2 g``."""
+    function = of_vectors(program, constants)
+    if upper:
+        return lambda x, y, v, xi, eta: function(x, y, xi, eta)
+    return lambda x, y, v, xi, eta: -jax.jvp(lambda q: function(x, q, xi, eta), (y,), (v,))[1]
+
+
+@lru_cache(64)
+def _sums(program: Any, upper: bool) -> Callable:
+    """Compiled: how gradients change along directions, of the sum over a block in ``x`` and of each row in ``y``."""
+
+    def block(constants: Any, x: Any, y: Any, v: Any, shares: Any, xi: Any, eta: Any, along: Any) -> Any:
+        share = _share(program, constants, upper)
+
+        def total(x: Any, y: Any) -> Any:
+            return shares @ jax.vmap(lambda *row: share(x, *row))(y, v, xi, eta)
+
+        slopes = jax.grad(total, argnums=(0, 1))
+        return jax.lax.map(lambda direction: jax.jvp(slopes, (x, y), direction)[1], along)
+
+    return jax.jit(block)
+
+
+@lru_cache(64)
+def _rows(program: Any, upper: bool) -> Callable:
+    """Compiled: the first and second derivative of each row along directions, and of ``d2 g`` the first."""
+
+    def one(x: Any, y: Any, v: Any, xi: Any, eta: Any, p: Any, t: Any, constants: Any) -> Any:
+        share = _share(program, constants, upper)
+        first = lambda a, b: jax.jvp(lambda q, r: share(q, r, v, xi, eta), (a, b), (p, t))[1]
+        slope, bend = jax.jvp(first, (x, y), (p, t))
+        if upper:
+            return slope, bend, jnp.zeros(0, slope.dtype)
+        residual = lambda a, b: jax.grad(lambda q: share(a, b, q, xi, eta))(v)
+        return slope, bend, -jax.jvp(residual, (x, y), (p, t))[1]
+
+    def block(constants: Any, x: Any, y: Any, v: Any, shares: Any, xi: Any, eta: Any, along: Any) -> Any:
+        rows = jax.vmap(one, in_axes=(None, 0, 0, 0, 0, None, 0, None))
+        return jax.lax.map(lambda direction: rows(x, y, v, xi, eta, *direction, constants), along)
+
+    return jax.jit(block)
+
+
+class Curvature:
+    """The curvature at one point: ``x``, coefficients `W`, adjoint `V`, and `S`, how the coefficients move with ``x``.
+
+    All rows are on this machine.
+    """
+
+    def __init__(
+        self,
+        at: Expansions,
+        x: Float[np.ndarray, " dx"],
+        W: Float[np.ndarray, "N dy"],
+        V: Float[np.ndarray, "N dy"],
+        S: Float[np.ndarray, "N dy dx"],
+    ):
+        self.at, self.x, self.W, self.V, self.S = at, at.point(x), W, V, S
+
+    def products(self, directions: Float[np.ndarray, "k dx"]) -> Along:
+        """How gradients change along directions."""
+        at, moved, parts = self.at, self._moved(directions), []
+        for pool, upper in self._levels():
+            sums = [0.0, 0.0]
+            for part, (in_x, in_y) in self._blocks(pool, upper, _sums, directions, moved):
+                phi, rows = pool.taken(part), np.moveaxis(in_y, 0, 1).reshape(in_y.shape[1], -1)
+                sums[0] += at._along_x(in_x)
+                sums[1] += np.moveaxis(summed_with(phi, rows).reshape(-1, len(directions), at.dy), 1, 0)
+            parts.append(sums)
+        in_x, pull = (sum(each) for each in zip(*parts, strict=True))
+        return Along(in_x + np.tensordot(pull, self.S, axes=2), pull)
+
+    def all_products(self) -> Along:
+        """Along each coordinate."""
+        parts = [self.products(rows) for rows in self.chunks(np.eye(self.S.shape[2]))]
+        return Along(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def rows(self, directions: Float[np.ndarray, "k dx"]) -> tuple[RowsAlong, RowsAlong]:
+        """The rows of the upper level and of the lower one along directions."""
+        moved, levels = self._moved(directions), []
+        for pool, upper in self._levels():
+            blocks = [rows for _, rows in self._blocks(pool, upper, _rows, directions, moved)]
+            levels.append(RowsAlong(*(np.concatenate(part, axis=1) for part in zip(*blocks, strict=True))))
+        return levels[0], levels[1]
+
+    def chunks(self, directions: Float[np.ndarray, "k dx"]) -> list[np.ndarray]:
+        """Directions, as many at a time as intermediate arrays allow."""
+        rows = max(pool.rows.count for pool, _ in self._levels())
+        each = max(1, AT_ONCE // (4 * rows * self.at.dy + self.at.dx))
+        return [directions[k : k + each] for k in range(0, len(directions), each)]
+
+    def _levels(self) -> tuple[tuple[RowPool, bool], ...]:
+        ((upper,), (lower,)) = self.at.upper_pools, self.at.lower_pools
+        return (upper, True), (lower, False)
+
+    def _moved(self, directions: np.ndarray) -> Float[np.ndarray, "N dyk"]:
+        """How the coefficients move along directions."""
+        return np.tensordot(self.S, directions, axes=(2, 1)).reshape(len(self.S), -1)
+
+    def _blocks(self, pool: RowPool, upper: bool, made: Callable, directions: np.ndarray, moved: np.ndarray) -> Any:
+        """What a program gives for each block of rows, without those that fill it up."""
+        at, rows = self.at, pool.rows
+        objective: Any = at.problem.upper if upper else at.problem.lower
+        program, cast = made(objective.program, upper), lambda a: np.asarray(a, rows.dtype)
+        steps = cast(at.steps(directions))
+        at.charge(*["upper_gradient" if upper else "hessian_vector"] * len(directions))
+        for part, xi, eta in rows:
+            count, phi = part.stop - part.start, pool.taken(part)
+            shares = np.zeros(rows.size, rows.dtype)
+            shares[:count] = pool.shares[part]
+            turns = np.moveaxis(rows.filled((phi @ moved).reshape(count, at.dy, -1), 0), 2, 0)
+            table = lambda W, phi=phi: cast(rows.filled(phi @ W, 0))
+            of_block = (table(self.W), table(self.V), shares, xi, eta, (steps, cast(turns)))
+            in_x, *in_rows = program(objective.constants, cast(self.x), *of_block)
+            if made is _rows:
+                in_x = in_x[:, :count]
+            yield part, [np.asarray(a, float) for a in (in_x, *(a[:, :count] for a in in_rows))]

@@ -1,0 +1,144 @@
+"""A decision of many numbers: standard errors by products, against dense derivatives; how it prints and is solved."""
+
+import pickle
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+from cobilevel.inference import by_products, standard_errors, uncertainty
+
+WIDTH, INPUTS, ROWS, RIDGE, DECAY = 4, 3, 300, 0.05, 1e-2
+
+
+def hidden(x, u):
+    return jnp.tanh(x["weight"] @ u + x["bias"])
+
+
+def lower(x, y, xi, eta):
+    return (y @ hidden(x, eta["u"]) - eta["t"]) ** 2 + RIDGE * jnp.sum(y**2)
+
+
+def upper(x, y, xi, eta):
+    return (y @ hidden(x, eta["u"]) - eta["t"]) ** 2 + DECAY * sum(jnp.sum(part**2) for part in x.values())
+
+
+def samples(rows=ROWS, inputs=INPUTS):
+    rng = np.random.default_rng(0)
+    xi, u = rng.uniform(0, 1, rows), rng.normal(size=(rows, inputs))
+    t = np.tanh(u[:, 0] - u[:, 1]) * np.sin(3 * xi) + np.tanh(u[:, 2]) * xi + 0.1 * rng.normal(size=rows)
+    return cb.Samples(xi, {"u": u, "t": t})
+
+
+def problem(width=WIDTH, inputs=INPUTS, f=upper):
+    weight = np.random.default_rng(1).normal(size=(width, inputs))
+    x0 = {"weight": weight, "bias": np.zeros(width)}
+    return cb.Problem(f, lower, x0=x0, y0=np.zeros(width), domain=cb.Interval(0.0, 1.0))
+
+
+@pytest.fixture(scope="module")
+def layer():
+    """A layer of 16 numbers, solved."""
+    return cb.solve(problem(), samples(), basis=cb.Chebyshev(3))
+
+
+@pytest.fixture
+def by_products_alone(monkeypatch):
+    monkeypatch.setattr(standard_errors, "too_large", lambda study, joint: "it is to be by products")
+
+
+def dense(solution):
+    """The curvature of the reduced objective and the sandwich of ``x``, by automatic derivatives of dense solves."""
+    data, phi = samples(), np.asarray(solution.basis(samples().xi))
+    flat, shaped = jax.flatten_util.ravel_pytree(jax.tree.map(jnp.asarray, solution.x))
+
+    def policy(x):
+        rows = jnp.einsum("nk,na->nka", phi, jax.vmap(lambda u: hidden(shaped(x), u))(data.eta["u"]))
+        rows = rows.reshape(ROWS, -1)
+        gram = rows.T @ rows / ROWS + RIDGE * jnp.kron(phi.T @ phi / ROWS, jnp.eye(WIDTH))
+        return jnp.linalg.solve(gram, rows.T @ data.eta["t"] / ROWS).reshape(phi.shape[1], WIDTH), 2 * gram
+
+    each = lambda h, x, W: jax.vmap(lambda p, xi, eta: h(shaped(x), p @ W, xi, eta))(phi, data.xi, data.eta)
+
+    def terms(x):
+        W, hessian = policy(x)
+        pull = jax.grad(lambda W: jnp.mean(each(upper, x, W)))(W)
+        v = jnp.linalg.solve(hessian, pull.ravel()).reshape(W.shape)
+        return each(upper, x, W) - jax.jvp(lambda W: each(lower, x, W), (W,), (v,))[1]
+
+    H = np.asarray(jax.hessian(lambda x: jnp.mean(each(upper, x, policy(x)[0])))(flat))
+    scores = np.asarray(jax.jacfwd(terms)(flat))
+    noise = (scores - scores.mean(axis=0)).T @ (scores - scores.mean(axis=0)) / ROWS**2
+    return H, np.linalg.inv(H) @ noise @ np.linalg.inv(H)
+
+
+def test_standard_errors_by_products_are_those_of_dense_matrices(layer, by_products_alone, monkeypatch):
+    monkeypatch.setattr(by_products.Sampled, "bend_error", lambda self, directions: np.zeros(len(directions)))
+    known, (H, covariance) = layer.uncertainty, dense(layer)
+    assert not known.why_not
+    assert np.isfinite(known.error).all()
+    np.testing.assert_allclose(known.hessian, H, rtol=0, atol=1e-8 * np.abs(H).max())
+    np.testing.assert_allclose(known.error, np.sqrt(np.diag(covariance)), rtol=1e-6)
+
+
+def test_a_large_x_prints_array_by_array():
+    known = uncertainty.unknown({"weight": np.ones((16, 8)), "bias": np.zeros(16)}, "not computed.")
+    assert len(known.table().splitlines()) == 3
+    assert "x['weight']  (16, 8)  11.3137" in known.table()
+    assert len(known.table(every=True).splitlines()) == 1 + 144
+    assert "estimate" in uncertainty.unknown(np.ones(5), "not computed.").table()
+
+
+def test_what_is_determined_of_each_array():
+    lost = np.zeros((2, 5))
+    lost[0, :3], lost[1, 4] = 1.0, 1.0  # x['a'] has three numbers
+    x = {"a": np.zeros(3), "b": np.zeros(2)}
+    leaves = uncertainty.leaves_of(x, lost)
+    assert leaves == (("x['a']", (3,), 2), ("x['b']", (2,), 1))
+
+
+def test_newton_forms_the_curvature_of_a_large_x():
+    """With twenty pairs alone, 40 coordinates took more than 200 steps."""
+    solution = cb.solve(problem(10), samples(), basis=cb.Chebyshev(3))
+    assert solution.converged
+    assert solution.stats["steps"] < 100
+
+
+@pytest.mark.parametrize("x0", ["mlp", "list"])
+def test_modules_keep_their_functions(x0, tmp_path):
+    key = jax.random.PRNGKey(0)
+    layers = [eqx.nn.Linear(INPUTS, 2, key=key), jnp.tanh]
+    start, call = {
+        "mlp": (eqx.nn.MLP(INPUTS, 2, 2, 1, activation=jnp.tanh, key=key), lambda x, u: x(u)),
+        "list": (layers, lambda x, u: x[1](x[0](u))),
+    }[x0]
+
+    def fit(x, y, xi, eta):
+        return (y @ call(x, eta["u"]) - eta["t"]) ** 2 + 0.1 * jnp.sum(y**2)
+
+    size = lambda x: 1e-2 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(x))
+    f = lambda x, y, xi, eta: fit(x, y, xi, eta) + size(x)
+    stated = cb.Problem(f, fit, x0=start, y0=np.zeros(2), domain=cb.Interval(0.0, 1.0))
+    solution = cb.solve(stated, samples(100), basis=cb.Chebyshev(2), steps=3)
+    assert type(solution.x) is type(start)
+    solution.save(tmp_path / "a.npz")
+    if x0 == "list":  # the lambda in Equinox's MLP is not pickled by anyone
+        assert jax.tree.structure(pickle.loads(pickle.dumps(solution.x))) == jax.tree.structure(solution.x)
+    again = cb.load(tmp_path / "a.npz", stated)
+    np.testing.assert_allclose(call(again.x, jnp.ones(INPUTS)), call(solution.x, jnp.ones(INPUTS)), rtol=1e-6)
+
+
+def test_whole_numbers_in_x_are_refused_in_words():
+    with pytest.raises(TypeError, match=r"x0\['k'\] must be a float array.*functions hold themselves"):
+        cb.Problem(upper, lower, x0={"w": np.ones(3), "k": 3}, y0=0.0, domain=cb.Interval(0.0, 1.0))
+
+
+def test_kinks_are_seen_a_standard_error_away(layer, by_products_alone):
+    kinked = lambda x, y, xi, eta: (
+        jnp.abs(y @ hidden(x, eta["u"]) - eta["t"]) + DECAY * sum(jnp.sum(part**2) for part in x.values())
+    )
+    known = cb.solve(problem(f=kinked), samples(), basis=cb.Chebyshev(3), steps=100).uncertainty
+    assert "kink" in known.why_not
