@@ -50,7 +50,18 @@ ROOMS = {
     "problem": ("study", "laws/test_data.py", "lower"),
 }
 # Functions that print, draw, check or count what fits, and files of them: no formulas.
-WORDS = ("__repr__", "_repr_html_", "words", "plot", "_draw", "to_json", "from_json", "to_file", "from_file", "check")
+WORDS = (
+    "__repr__",
+    "_repr_html_",
+    "words",
+    "plot",
+    "_draw_estimates",
+    "to_json",
+    "from_json",
+    "to_file",
+    "from_file",
+    "check",
+)
 WORDS += ("__check_init__", "__post_init__", "title", "blame", "_remarks", "_notes", "_in_words", "too_large")
 WORDS += ("memory", "require_nodes")
 FILES = ("__init__.py", "certificate.py", "diagnosis.py", "uncertainty.py", "frames.py", "input_checks.py", "result.py")
