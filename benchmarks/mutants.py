@@ -50,20 +50,9 @@ ROOMS = {
     "problem": ("study", "laws/test_data.py", "lower"),
 }
 # Functions that print, draw, check or count what fits, and files of them: no formulas.
-WORDS = (
-    "__repr__",
-    "_repr_html_",
-    "words",
-    "plot",
-    "_draw_estimates",
-    "to_json",
-    "from_json",
-    "to_file",
-    "from_file",
-    "check",
-)
-WORDS += ("__check_init__", "__post_init__", "title", "blame", "_remarks", "_notes", "_in_words", "too_large")
-WORDS += ("memory", "require_nodes")
+WORDS = ("__repr__", "_repr_html_", "words", "plot", "to_json", "from_json", "to_file", "from_file", "check", "title")
+WORDS += ("__check_init__", "__post_init__", "blame", "remarks", "notes", "in_words", "too_large", "require_nodes")
+WORDS += ("draw_estimates", "memory")
 FILES = ("__init__.py", "certificate.py", "diagnosis.py", "uncertainty.py", "frames.py", "input_checks.py", "result.py")
 FILES += ("checkpoint.py", "spread.py")
 
