@@ -388,6 +388,9 @@ def environment(tree: Path) -> dict[str, str]:
     return {**os.environ, **flags, **threads, "JAX_PLATFORMS": "cpu"}
 
 
+RUNNING: set[int] = set()  # groups of processes, to be ended with this one
+
+
 def run_tests(tree: Path, files: list[str], limit: float, more: tuple[str, ...] = ()) -> tuple[int, str, float]:
     """The exit code (-1 past the limit), the output, and seconds."""
     begin = time.monotonic()
@@ -401,11 +404,13 @@ def run_tests(tree: Path, files: list[str], limit: float, more: tuple[str, ...] 
         text=True,
         start_new_session=True,
     )
+    RUNNING.add(process.pid)
     try:
         output, code = process.communicate(timeout=limit)[0], process.returncode
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, code = process.communicate()[0], -1
+    RUNNING.discard(process.pid)
     return code, output, time.monotonic() - begin
 
 
@@ -486,6 +491,15 @@ def main() -> None:
     seconds = next((r["seconds"] for r in reversed(before) if "seconds" in r and "key" not in r), {})
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, given.out.open("a") as kept:
+
+        def stop(*_) -> None:
+            for group in tuple(RUNNING):
+                os.killpg(group, signal.SIGKILL)
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(1)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
         trees: queue.Queue[Path] = queue.Queue()
         for k in range(given.jobs):
             trees.put(copy_of_tree(Path(folder) / str(k)))
