@@ -152,8 +152,8 @@ NAMED = (
     (
         "noise of contexts for crossed data, left-out groups",
         _COMPARISON,
-        "return spread if complete else spread + over_rows",
-        "return spread",
+        "return spread + over_rows, float(group.max())",
+        "return spread, float(group.max())",
     ),
     (
         "slope of a nearly flat cut normal: sign",

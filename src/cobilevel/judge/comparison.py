@@ -375,9 +375,9 @@ def _noise(at: Contextual, y: Policy, true: GradientRows) -> tuple[Square, float
         table = rows.by_context if rows.by_data is None else rows.by_data
         means.append(without(shares, group, k) @ table if shared else at.shares @ rows.by_context)
     spread = jackknife(np.stack(means))
-    # each row of data stands for its context too
-    complete = shared and not (crossed and at.study.upper.law is None)
-    return spread if complete else spread + over_rows, float(group.max())
+    if shared:  # what was left out were the upper level's data too; contexts, where they are drawn apart, were not
+        over_rows = at.covariance(true.by_context, None) if crossed else 0.0
+    return spread + over_rows, float(group.max())
 
 
 def _newton_step(
