@@ -183,7 +183,7 @@ def test_a_richer_basis_and_its_noise():
     def figures(shares):
         low, high = (Fitted(phi, shares, xi, eta) for phi in (poor, rich))
         apart = (high.policy - given, high.adjoint - low.adjoint, high.sensitivity - low.sensitivity)
-        return np.array([high.gradient, high.gradient - low.gradient, *(np.mean(part**2) for part in apart)])
+        return np.array([high.gradient, high.gradient - low.gradient, *(shares @ part**2 for part in apart)])
 
     even = np.full(200, 1 / 200)
     value, error, high = figures(even), jackknifed(figures, 200), Fitted(rich, even, xi, eta)

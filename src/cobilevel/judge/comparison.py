@@ -145,14 +145,15 @@ def measure_against_richer(study: Study, solution: Solution, poor: Galerkin, ric
     rich = Galerkin.at(reduce_study(study, richer).whitened(), poor.point.x, crossed=True)
     phi, phi_rich = (np.asarray(part.expansions.lower_pools[0].features, float) for part in (poor, rich))
     embed = np.linalg.lstsq(phi_rich, phi, rcond=None)[0]  # its span holds that of the other
-    rows, H = study.lower.contexts(), rich.point.hessian
-    given, policies = as_rows(solution.policy(rows.xi)), PolicyTable.of(rich.reduced, rows.xi)
+    xi = study.lower.contexts().xi
+    given, policies = as_rows(solution.policy(xi)), PolicyTable.of(rich.reduced, xi)
 
     def figures(low: Galerkin, high: Galerkin) -> tuple[np.ndarray, ...]:
         """Both gradients, the product of what is missed of adjoint and sensitivity, and the squared errors."""
+        shares, H = high.expansions.lower_pools[0].shares, high.point.hessian
         v = (high.point.adjoint - embed @ low.point.adjoint).reshape(-1)
         s = (high.sensitivity - np.tensordot(embed, low.sensitivity, axes=1)).reshape(len(v), -1)
-        policy = rows.shares() @ np.sum((policies(high.point.W) - given) ** 2, axis=1)
+        policy = shares @ np.sum((policies(high.point.W) - given) ** 2, axis=1)
         squares = np.array([policy, v @ H @ v, np.sum(s * (H @ s))])
         return low.point.gradient, high.point.gradient, s.T @ H @ v, squares
 
