@@ -137,3 +137,13 @@ def test_noise_alone_shows_nothing(seed):
 def test_an_accuracy_must_be_positive():
     with pytest.raises(ValueError, match="accuracy must be"):
         decay_of(np.exp)[0].predict(0.0)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_noise_has_a_level_in_the_units_of_the_function(scale):
+    """Structure finer than any grid: where coefficients do not fall, the level is their root mean square."""
+    noise = lambda u: np.random.default_rng(len(u)).normal(size=len(u))
+    plain, scaled = decay_of(noise)[0], decay_of(lambda u: scale * noise(u))[0]
+    assert plain.kind == scaled.kind
+    assert scaled.plateau == pytest.approx(scale * plain.plateau)
+    assert plain.plateau == pytest.approx(np.sqrt(np.mean(plain.coefficients[len(plain.coefficients) // 2 :] ** 2)))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import cobilevel as cb
 from cobilevel.judge.comparison import split_rows
@@ -196,3 +197,48 @@ def test_a_richer_basis_and_its_noise():
     for k, name in enumerate(("policy_error", "adjoint_error", "sensitivity_error"), 2):
         assert float(getattr(found, name)) == pytest.approx(max(value[k], 0), rel=1e-5, abs=1e-12), name
         assert getattr(found, name).error == pytest.approx(error[k], rel=1e-4, abs=1e-12), name
+
+
+# -- means over samples, and resampling
+
+
+def test_evaluate_has_the_mean_and_the_error_of_the_mean():
+    xi, eta = drawn(50)
+    quiet = lambda x, y, xi, eta: (y - x * moves(xi) - level(xi)) ** 2 / 2
+    problem, samples = cb.Problem(upper, quiet, X, 0.0, LINE), cb.Samples(xi, eta)
+    found = cb.evaluate(problem, solution := at(problem, samples), samples)
+    y = X * moves(xi) + level(xi)
+    loss = (y - eta[:, 2]) ** 2 / 2 + tilt(xi) * y + RIDGE * X**2
+    for one, values in ((found.loss, loss), (found.policy_error, (np.asarray(solution.policy(xi)) - y) ** 2)):
+        low, high = stats.t.interval(0.95, 49, values.mean(), stats.sem(values))
+        assert (float(one), one.error) == pytest.approx((values.mean(), stats.sem(values)), rel=1e-6)
+        assert one.interval == pytest.approx((max(low, 0.0) if values.min() >= 0 else low, high), rel=1e-6)
+
+
+def test_the_objective_and_its_noise_at_the_answer():
+    """The noise of the policy counts to first order: by the adjoint times what the lower level leaves."""
+    xi, eta = drawn(400)
+    solution = cb.solve(stated(), cb.Samples(xi, eta), basis=cb.Monomial(2))
+    x, (a, b, c), phi = float(solution.x), eta.T, np.vander(xi, 2)
+    fit = lambda column: phi @ np.linalg.lstsq(phi, column, rcond=None)[0]
+    y, slope = fit(x * (moves(xi) + b) + level(xi) + a), fit(moves(xi) + b)
+    v, r = fit(y - c + tilt(xi)), y - x * (moves(xi) + b) - level(xi) - a
+    value = (y - c) ** 2 / 2 + tilt(xi) * y + RIDGE * x**2 - v * r
+    rows = slope * (y - c + tilt(xi)) + 2 * RIDGE * x - slope * r - v * (slope - moves(xi) - b)
+    known, bend = solution.uncertainty, np.mean(slope**2) + 2 * RIDGE
+    assert known.value == pytest.approx(value.mean(), rel=1e-6)
+    assert known.value_error == pytest.approx(np.std(value) / 20, rel=1e-5)
+    assert known.error == pytest.approx(np.std(rows) / 20 / bend, rel=1e-4)
+    assert known.interval[:, 0] == pytest.approx(x - known.bias[0] + 1.959964 * known.error[0] * np.array([-1, 1]))
+
+
+def test_the_spread_of_resamplings_is_printed_as_it_is():
+    xi, eta = drawn(100)
+    samples = cb.Samples(xi, eta)
+    solution = cb.solve(stated(), samples, basis=cb.Monomial(2))
+    spread = cb.bootstrap(stated(), solution, samples, 60, progress=False)
+    x = np.asarray(spread.x)
+    assert spread.error == pytest.approx(np.std(x, ddof=1))
+    assert spread.interval == pytest.approx(np.quantile(x, (0.025, 0.975)))
+    assert abs(x.mean() - float(solution.x)) < solution.standard_error / 2
+    assert spread.error == pytest.approx(solution.standard_error, rel=0.2)
