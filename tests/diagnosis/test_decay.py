@@ -137,3 +137,14 @@ def test_noise_alone_shows_nothing(seed):
 def test_an_accuracy_must_be_positive():
     with pytest.raises(ValueError, match="accuracy must be"):
         decay_of(np.exp)[0].predict(0.0)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_what_is_not_resolved_has_a_level_in_the_units_of_the_function(scale):
+    """A spike finer than any grid: where coefficients do not fall, the level is their root mean square."""
+    spike = lambda u: 1 / (1 + 1e6 * (u - 0.1) ** 2)
+    plain, scaled = decay_of(spike)[0], decay_of(lambda u: scale * spike(u))[0]
+    half = plain.coefficients[len(plain.coefficients) // 2 :]
+    assert plain.kind == scaled.kind == "unresolved"
+    assert plain.plateau == pytest.approx(np.sqrt(np.mean(half**2)))
+    assert scaled.plateau == pytest.approx(scale * plain.plateau)

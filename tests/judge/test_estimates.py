@@ -5,9 +5,11 @@ import pickle
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.optimize import brentq
 
 import cobilevel as cb
 from cobilevel.judge import mean_estimate, norm_estimate, runs_estimate
+from cobilevel.judge.intervals import length_around
 
 
 def test_lengths_of_noisy_vectors_are_covered():
@@ -110,3 +112,67 @@ def test_an_interval_of_a_square_holds_its_estimate():
     for value in (0.0, 0.01):
         found = cb.Estimate.of_square(value, -1e-4, 0.004)
         assert found.low <= value <= found.high
+
+
+@pytest.mark.parametrize("freedom", [np.inf, 7.0])
+def test_the_ends_of_a_length_are_those_of_its_law(freedom):
+    """Along a line the law of a length is known: the share of it that is shorter than seen, at both ends.
+
+    At the upper end it is a share of what noise alone makes shorter, so that short lengths have an interval too.
+    """
+    law = stats.norm() if np.isinf(freedom) else stats.t(freedom)
+    shorter = lambda r, seen: law.cdf(seen - r) - law.cdf(-seen - r)
+    for seen in (0.1, 0.5, 1.0, 3.0, 6.0):
+        found = norm_estimate(np.array([0.3 * seen]), np.array([[0.09]]), freedom)
+        low, high = (end / 0.3 for end in found.interval)
+        assert shorter(high, seen) == pytest.approx(0.025 * shorter(0.0, seen), rel=1e-6)
+        assert low == 0 if shorter(0.0, seen) < 0.975 else shorter(low, seen) == pytest.approx(0.975)
+        assert (float(found), found.error) == pytest.approx((0.3 * seen, 0.3))
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_length_has_its_noise_taken_off_and_the_ends_of_the_noncentral_law(size):
+    """Noise alike in all directions: the square of a length then has a noncentral chi^2 law.
+
+    The interval also holds what vectors drawn around the estimate show, which is little more.
+    """
+    length = 12.0
+    found = norm_estimate(np.eye(size)[0] * length, np.eye(size))
+    assert float(found) == pytest.approx(np.sqrt(length**2 - (size - 1)))
+    assert found.error == pytest.approx(1.0)
+    low, high = (brentq(lambda r, q=q: stats.ncx2.cdf(length**2, size, r**2) - q, 0.1, 30.0) for q in (0.975, 0.025))
+    assert low - 0.25 < found.low < low + 0.05
+    assert high - 0.05 < found.high < high + 0.25
+
+
+def test_the_square_of_a_length_has_its_error_to_first_order():
+    for value, error in ((3.0, 0.2), (0.0, 0.2)):
+        half = cb.Estimate(value, error, (max(value - 0.4, 0.0), value + 0.4)).half_square()
+        drawn = value + error * np.random.default_rng(0).normal(size=20_000)
+        assert float(half) == pytest.approx(value**2 / 2)
+        assert half.error == pytest.approx(np.std(drawn**2 / 2), rel=0.35 if not value else 0.03)
+        assert half.interval == pytest.approx((max(value - 0.4, 0.0) ** 2 / 2, (value + 0.4) ** 2 / 2))
+
+
+def test_a_length_around_its_estimate():
+    """Drawn around it: the root mean square, the spread and the quantiles of the lengths."""
+    vector, root = np.array([3.0, 1.0]), np.array([[0.5, 0.0], [0.3, 0.4]])
+    found = length_around(vector, root @ root.T, np.inf)
+    lengths = np.linalg.norm(vector + np.random.default_rng(1).normal(size=(100_000, 2)) @ root.T, axis=1)
+    assert float(found) == pytest.approx(np.sqrt(np.mean(lengths**2)), rel=0.01)
+    assert found.error == pytest.approx(lengths.std(), rel=0.05)
+    assert found.interval == pytest.approx(np.quantile(lengths, (0.025, 0.975)), rel=0.02)
+    nothing = length_around(np.zeros(1), np.eye(1), np.inf)
+    assert nothing.interval == pytest.approx((0.0, stats.norm.ppf(0.975)), rel=0.05)
+
+
+def test_a_square_has_the_interval_of_its_variance():
+    """Ends differ from the estimate by 1.96 of the standard errors that they would have themselves."""
+    value, variance, growth = 2.0, 0.09, 0.02
+    found = cb.Estimate.of_square(value, variance, growth)
+    assert (float(found), found.error) == pytest.approx((2.0, 0.3))
+    for end in found.interval:
+        assert abs(end - value) == pytest.approx(1.959964 * np.sqrt(variance + growth * (end - value)), rel=1e-6)
+    assert cb.Estimate.of_square(value, variance, 0.0, freedom=5.0).high == pytest.approx(
+        value + 0.3 * stats.t(5).ppf(0.975)
+    )

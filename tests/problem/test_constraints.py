@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.study import Smoothing
+from cobilevel.lower import constraints, minimise, with_barrier
+from cobilevel.study import Smoothing, Study
 from problems import LINE
 
 XI = np.random.default_rng(0).uniform(size=200)
@@ -351,3 +352,16 @@ def test_a_bound_that_is_infinite_at_some_contexts_in_single_precision():
     data = cb.Samples(np.linspace(0, 1, 100))
     single, double = (cb.solve(stated, data, cb.Chebyshev(4), precision=kind) for kind in ("single", "double"))
     np.testing.assert_allclose(single.x, double.x, rtol=1e-3)
+
+
+def test_a_barrier_that_fits_is_measured_once(monkeypatch):
+    """Its length is known from the first look where a step down the slope leads to the minimum, as it does here."""
+    counted = []
+    monkeypatch.setattr(constraints, "minimise", lambda *args: counted.append(1) or minimise(*args))
+    study = Study.of(problem([cb.Bounds(-5.0, 5.0)]), cb.Samples(XI))
+    first, fitted = study.constrained.smoothing, with_barrier(study).constrained.smoothing
+    y = centre(np.asarray(X0), XI, np)
+    length = np.sqrt(np.mean((y - y.mean(axis=0)) ** 2))
+    for smoothing in (first, fitted):
+        assert float(smoothing.width) / float(smoothing.share) ** 0.5 == pytest.approx(length, rel=0.05)
+    assert len(counted) == 1

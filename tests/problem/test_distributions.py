@@ -1,11 +1,13 @@
 """Laws of contexts however narrow, against SciPy's truncated normal and against closed forms."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import truncnorm
 
 import cobilevel as cb
+from cobilevel.problem.distributions import _near_draw
 from problems import LINE
 
 NARROW_TO_WIDE = [1e-8, 1e-6, 1e-4, 5e-3, 0.1, 1.0, 30.0, 1e3]
@@ -78,3 +80,17 @@ def test_draws_follow_the_law_wherever_its_mean_lies():
         np.testing.assert_allclose(below, (0.1, 0.5, 0.9), atol=4 * 0.5 / np.sqrt(20_000))
     assert len(np.unique(drawn[:, 6])) > 19_000
     np.testing.assert_allclose(np.quantile(drawn[:, 6], [0.1, 0.5, 0.9]), (0.1, 0.5, 0.9), atol=0.015)
+
+
+@pytest.mark.parametrize(("m", "below", "above"), [(3e-3, 0.0, 1e-4), (0.0, -2e-4, 3e-4), (0.0, 2e-4, 3e-4)])
+def test_draws_where_the_density_is_nearly_flat(m, below, above):
+    """The inverse of the distribution function by Newton's method, to the digits that the expansion has left."""
+    u, (nodes, weights) = np.linspace(0.01, 0.99, 9), np.polynomial.legendre.leggauss(20)
+    density = lambda s: np.exp(-m * s - s**2 / 2)
+    mass = lambda s: (s - below) / 2 * (density(below + np.outer((s - below) / 2, nodes + 1)) @ weights)
+    s = below + (above - below) * u
+    for _ in range(5):
+        s = s - (mass(s) - u * mass(np.array([above]))) / density(s)
+    drawn = _near_draw(jnp.asarray(u), jnp.asarray(m), jnp.asarray(below), jnp.asarray(above))
+    slope = np.abs(m + below) * (above - below) / 8  # the largest share of the width that the slope moves a draw by
+    assert np.abs(np.asarray(drawn) - s).max() < 1e-3 * max(slope, (above - below) ** 2 / 16) * (above - below)

@@ -120,14 +120,15 @@ def measure_against_richer(study: Study, solution: Solution, poor: Galerkin, ric
     rich = Galerkin.at(reduce_study(study, richer).whitened(), poor.point.x, crossed=True)
     phi, phi_rich = (np.asarray(part.expansions.lower_pools[0].features, float) for part in (poor, rich))
     embed = np.linalg.lstsq(phi_rich, phi, rcond=None)[0]  # its span holds that of the other
-    rows, H = study.lower.contexts(), rich.point.hessian
-    given, policies = as_rows(solution.at(rows.xi)), PolicyTable.of(rich.reduced, rows.xi)
+    xi = study.lower.contexts().xi
+    given, policies = as_rows(solution.at(xi)), PolicyTable.of(rich.reduced, xi)
 
     def figures(low: Galerkin, high: Galerkin) -> tuple[np.ndarray, ...]:
         """Both gradients, the product of what is missed of adjoint and sensitivity; squared errors, the objective."""
+        shares, H = high.expansions.lower_pools[0].shares, high.point.hessian
         v = (high.point.adjoint - embed @ low.point.adjoint).reshape(-1)
         s = (high.sensitivity - np.tensordot(embed, low.sensitivity, axes=1)).reshape(len(v), -1)
-        policy = rows.shares() @ np.sum((policies(high.point.W) - given) ** 2, axis=1)
+        policy = shares @ np.sum((policies(high.point.W) - given) ** 2, axis=1)
         squares = np.array([policy, v @ H @ v, np.sum(s * (H @ s)), high.point.value])
         return low.point.gradient, high.point.gradient, s.T @ H @ v, squares
 
@@ -354,9 +355,9 @@ def _noise(at: Contextual, y: Policy, true: GradientRows) -> tuple[Square, float
         table = rows.by_context if rows.by_data is None else rows.by_data
         means.append(without(shares, group, k) @ table if shared else at.shares @ rows.by_context)
     spread = jackknife(np.stack(means))
-    # each row of data stands for its context too
-    complete = shared and not (crossed and at.study.upper.law is None)
-    return spread if complete else spread + over_rows, float(group.max())
+    if shared:  # what was left out were the upper level's data too; contexts, where they are drawn apart, were not
+        over_rows = at.covariance(true.by_context, None) if crossed else 0.0
+    return spread + over_rows, float(group.max())
 
 
 def _newton_step(
