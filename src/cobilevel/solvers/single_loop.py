@@ -129,7 +129,7 @@ class SABA(VarianceReduced):
         lower, upper = reduced.lower_source.rows or 0, reduced.upper_source.rows or 0
         numbers = (2 * dy + dx) * lower + (dy + dx) * upper
         fits("SABA", "its table", numbers * reduced.dtype.itemsize, "SPABA, SOBA or SUSTAIN")
-        return tabulated(reduced, "SABA")
+        return super().prepare(tabulated(reduced, "SABA"))
 
     @program
     def begin(self, reduced, start, ledger):
