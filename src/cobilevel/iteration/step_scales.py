@@ -2,8 +2,9 @@ r"""The scales of a reduced problem, from which step sizes are set when the user
 
 Measured once at the start, on the host, on the pool or a part of it, and counted in the ledger: the largest and the
 smallest curvature of the lower level (eigenvalues of its Hessian, or Lanczos on products with it), and the curvature of
-$F_\Phi$ (power iteration on differences of exact hypergradients). Measuring solves the lower level at ``x0``, so the
-run also starts there.
+$F_\Phi$ (power iteration on differences of exact hypergradients). All at ``x0`` and at a few points from there
+downhill, where the run will go: a barrier is flat at one and steep at the other. Measuring solves the lower level at
+``x0``, so the run also starts there.
 """
 
 from collections import Counter
@@ -67,7 +68,7 @@ class Scales(eqx.Module):
         """The curvatures, for ``solution.choices``."""
         return (
             f"curvature of the lower level {float(self.convex):.3g} to {float(self.smooth):.3g}, of the upper "
-            f"objective {float(self.bend):.3g}, measured at x0"
+            f"objective {float(self.bend):.3g}, measured from x0 downhill"
         )
 
 
@@ -148,8 +149,8 @@ def _downhill(at: Expansions, point: Point) -> Float[np.ndarray, " dx"]:
 
 def _bend(
     at: Expansions, target: float, rng: np.random.Generator, lookouts: int = 4, longest: float = 10.0
-) -> tuple[Point, float]:
-    """The problem at ``x0``, solved, and the largest curvature of ``F`` at a few points from there downhill.
+) -> tuple[list[Point], float]:
+    """The problem solved at ``x0`` and at a few points from there downhill, and the largest curvature of ``F`` there.
 
     At each the hypergradient is found first; then its largest rate of change, by power iteration on differences. It is
     at least what keeps the first step below `longest` times ``1 + |x|``.
@@ -165,16 +166,18 @@ def _bend(
         change = np.where(movable & there.sound & here.sound, there.gradient - here.gradient, 0.0)
         return change / max(np.linalg.norm(place - here.x), np.finfo(float).tiny)
 
-    first = here = solve_at(at, x, at.table(at.reduced.W0), target)
-    bend = 0.0
+    points, bend = [solve_at(at, x, at.table(at.reduced.W0), target)], 0.0
     for lookout in range(lookouts):
-        here = solve_at(at, x, here.coefficients_at(x), target) if lookout else here
+        here = points[-1]
+        if lookout:
+            here = solve_at(at, x, here.coefficients_at(x), target)
+            points.append(here)
         downhill = _downhill(at, here)
         largest = _largest_rate(partial(rate, here), np.where(movable, _unit(downhill) + jiggle, 0.0))
         least = float(np.linalg.norm(downhill)) / (longest * (1 + np.linalg.norm(x)))
         bend = max(bend, max(largest, least) or 1.0) if np.isfinite(least) else bend or 1.0
         x = np.clip(x - downhill / bend, *at.bounds) if here.sound else x
-    return first, bend
+    return points, bend
 
 
 def _steepness(at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
@@ -239,13 +242,15 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048,
     upper = lower if sources[0] is sources[1] and sources[0].rows is not None else _part(sources[1], rows, rng, key)
     part = replace(reduced, lower_source=lower, upper_source=upper)
     at = Expansions(part)
-    here, W, v, bend, spent = _solved_start(part, at, rng)
-    ends = [_curvatures(at, here.x, place, rng) for place in (W, at.table(reduced.W0))]
-    small, looked = _largest_on_batches(reduced, here.x, W, _drawn(sources[0], key, looks, batch, rng), batch, rng)
-    smooth = max(ends[0][-1], ends[1][-1], small)
+    here, (W, *others), v, bend, spent = _solved_start(part, at, rng)
+    places = [(here.x, at.table(reduced.W0)), (here.x, W), *others]
+    ends = [_curvatures(at, x, place, rng) for x, place in places]
+    steepest = places[int(np.argmax([values[-1] for values in ends[1:]])) + 1]
+    small, looked = _largest_on_batches(reduced, *steepest, _drawn(sources[0], key, looks, batch, rng), batch, rng)
+    smooth = max(small, *(values[-1] for values in ends))
     smooth = smooth if smooth > 0 else 1.0
     pull, steep = _steepness(at, here.x, W, rng)
-    convex = max(ends[0][0], W.size * at.eps * smooth)  # less cannot be resolved
+    convex = max(min(values[0] for values in ends[1:]), W.size * at.eps * smooth)  # less cannot be resolved
     epoch = max((source.rows or batch) / batch for source in sources)
     measured = (smooth, convex, bend, np.linalg.norm(_downhill(at, here)), pull, steep, epoch)
     scales = Scales(*(np.asarray(value, reduced.dtype) for value in measured))
@@ -256,21 +261,25 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048,
 
 def _solved_start(
     part: Bilevel, at: Expansions, rng: np.random.Generator
-) -> tuple[Point, np.ndarray, np.ndarray, float, Any]:
-    """The problem at ``x0``, coefficients and adjoint there, the curvature of ``F``, and what that took elsewhere."""
+) -> tuple[Point, list[Any], np.ndarray, float, Any]:
+    """The problem at ``x0``, coefficients there (with those at points downhill), the adjoint, the curvature of ``F``,
+    and what that took elsewhere."""
     start = at.table(part.W0)
     target = at.eps**SOLVED * lower_size(at, np.clip(at.start, *at.bounds), start)
-    if isinstance(part, Reduced) and part.deficient:
+    if isinstance(part, Reduced) and part.deficient and part.coordinates is None:
         # some coefficients are never seen (an empty cell): the exact solves need coordinates without them
         probe = part.whitened()
         assert probe.coordinates is not None
-        other = Expansions(probe)
-        here, bend = _bend(other, target, rng)
-        W = at.table(probe.coordinates.restore(other.coefficients(here.W)))
-        v = at.table(probe.coordinates.direction(other.coefficients(np.nan_to_num(here.adjoint))))
+        other, coordinates = Expansions(probe), probe.coordinates
+        points, bend = _bend(other, target, rng)
+        table = lambda W: at.table(coordinates.restore(other.coefficients(W)))
+        v = at.table(coordinates.direction(other.coefficients(np.nan_to_num(points[0].adjoint))))
         spent = other.spent
     else:
-        here, bend = _bend(at, target, rng)
-        W, v, spent = here.W, here.adjoint, Counter()
+        points, bend = _bend(at, target, rng)
+        table, v, spent = lambda W: W, points[0].adjoint, Counter()
+    here, *downhill = points
+    W = table(here.W)
     W = W if here.solved and np.isfinite(W).all() else start
-    return here, W, v if here.sound else np.zeros_like(start), bend, spent
+    found = [W, *((point.x, table(point.W)) for point in downhill if point.sound)]
+    return here, found, v if here.sound else np.zeros_like(start), bend, spent

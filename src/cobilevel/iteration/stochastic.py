@@ -15,18 +15,20 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from .. import trees
+from ..basis import OneHot
 from ..checks import whole
 from ..derivatives import Ledger
 from ..keys import below, derived, hashed
 from ..lower import ROUNDINGS
 from ..programs import arithmetic, program, put
-from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, batch_rows
+from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, Table, batch_rows
 from .result import Result
 from .schedules import Schedule, at, check_schedule, is_optax, traced
 from .solver import Clock, Solver, State
 from .step_scales import Scales, Start, measure
 
 _STEP_SIZES = ("inner", "outer", "linear")  # the schedules that are lengths of steps, and not weights or accuracies
+_IN_COEFFICIENTS = ("inner", "linear", "neumann", "convex", "radius")  # settings that depend on their coordinates
 _FAR = 1e8  # times the size of the start: iterates this large are lost, although they are finite still
 _SPAN = 100  # steps over which a run is judged: long enough for noise to average out, short against any run
 _BOUNCING = 1 / 2  # the share of their power that successive hypergradients cancel where steps are too long
@@ -281,6 +283,15 @@ class Stochastic(Solver):
         rates = {k: v if is_optax(v) else at(v, step, s.dtype) for k, v in given.items()}
         shorter = {k: s.outer.pace * v for k, v in rates.items() if k in _STEP_SIZES and not is_optax(v)}
         return SimpleNamespace(**rates | shorter)
+
+    def prepare(self, reduced):
+        """Where nothing in units of the coefficients is given, these are the solver's own: coordinates in which the
+        observed features are orthonormal, so that the curvature of ``g`` alone sets the pace. For tables of dense rows:
+        others would have to be laid out, or filled."""
+        ours = all(getattr(self, name, None) is None for name in _IN_COEFFICIENTS)
+        sources = (reduced.upper_source, reduced.lower_source)
+        dense = all(type(one) is Table and not isinstance(one.table.features, OneHot) for one in sources)
+        return reduced.whitened() if ours and dense else reduced
 
     def ready(self, reduced):
         return reduced.looked_through()

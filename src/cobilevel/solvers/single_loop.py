@@ -97,8 +97,8 @@ class PastTerms(eqx.Module):
         place = jnp.where(rows.share > 0, rows.index, len(pool))  # rows that only fill up a batch fall outside
         # the change is added, not the new put in its place: what is read before it is written need not be copied
         kept = jax.tree.map(lambda old, d: old.at[place].add(d, mode="drop"), self.rows, change)
-        part = jnp.asarray(rows.count / len(pool))
-        means = jax.tree.map(lambda old, d: old + part.astype(d.dtype) * d, self.means, shift)
+        part = lambda dtype: jnp.asarray(rows.count, dtype) / len(pool)  # in full: the means are never taken anew
+        means = jax.tree.map(lambda old, d: old + part(d.dtype) * d, self.means, shift)
         return trees.add(shift, self.means), PastTerms(kept, means)
 
 
@@ -129,7 +129,7 @@ class SABA(VarianceReduced):
         lower, upper = reduced.lower_source.rows or 0, reduced.upper_source.rows or 0
         numbers = (2 * dy + dx) * lower + (dy + dx) * upper
         fits("SABA", "its table", numbers * reduced.dtype.itemsize, "SPABA, SOBA or SUSTAIN")
-        return tabulated(reduced, "SABA")
+        return super().prepare(tabulated(reduced, "SABA"))
 
     @program
     def begin(self, reduced, start, ledger):

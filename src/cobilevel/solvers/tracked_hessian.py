@@ -41,7 +41,7 @@ class TrackedHessian(Stochastic):
         size, name = sum(leaf.size for leaf in jax.tree.leaves(reduced.W0)), type(self).__name__
         held = self.matrices * size**2 * reduced.dtype.itemsize
         fits(name, f"matrices of {size} x {size} coefficients", held, "SOBA or SPABA")
-        return reduced
+        return super().prepare(reduced)
 
 
 class STABLE(TrackedHessian):

@@ -1,0 +1,240 @@
+"""Every solver, step by step, against its published update as ``published`` has it in plain NumPy."""
+
+from functools import cache
+from types import SimpleNamespace
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+from cobilevel.derivatives import Ledger
+from cobilevel.iteration import Scales, Start, stochastic
+from cobilevel.programs import program
+from cobilevel.reduction import batches
+from cobilevel.solvers import STOCHASTIC, newton
+from published import (
+    BOUNDS,
+    EPS,
+    ETA,
+    KEY,
+    POOL,
+    PUBLISHED,
+    ROWS,
+    SCALES,
+    SMALL,
+    STEPS,
+    V0,
+    W0,
+    X0,
+    XI,
+    Batches,
+    adjoint,
+    conjugate_gradients,
+    f2,
+    g2,
+    g22,
+    hypergradient,
+    lower,
+    lower_rows,
+    minimiser,
+    rows_of_batch,
+    upper,
+    upper_rows,
+    value_at,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def listed_rows():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (batches, stochastic):
+            patch.setattr(module, "batch_rows", rows_of_batch)
+        yield
+
+
+# as they are given: first value, and power of the decay, a different one for each
+GIVEN = {
+    "inner": (0.16, 0.5),
+    "linear": (0.13, 0.3),
+    "outer": (0.21, 0.7),
+    "momentum": (0.6, 0.4),
+    "penalty": (4.0, -0.2),
+    "convex": (1.9, 0.1),
+    "radius": (0.3, 0.15),
+    "neumann": (0.2, 0.25),
+}
+COUNTS = {
+    "inner_steps": 2,
+    "linear_steps": 3,
+    "terms": 3,
+    "period": 2,
+    "large": 10,
+    "probability": 0.4,
+    "difference": 1e-2,
+}
+NAMES = {"inner_steps": "T", "linear_steps": "M", "terms": "K"}
+
+
+@cache
+def reduced(tight):
+    problem = cb.Problem(upper, lower, X0, np.zeros(2), cb.Interval(-1.0, 1.0), x_bounds=BOUNDS[tight])
+    data = cb.Levels(*(cb.Samples(XI[level], ETA[level]) for level in ROWS))
+    found = cb.reduce(problem, cb.Chebyshev(3), data)
+    return eqx.tree_at(lambda r: r.W0, found, jnp.asarray(W0))
+
+
+@program
+def one_step(solver, problem, state):
+    """As the loop takes it, without what it keeps to judge a run by."""
+    paged = eqx.tree_at(lambda s: s.ledger, state, Ledger.page(), is_leaf=lambda leaf: leaf is None)
+    after = solver.step(problem, paged)
+    kept = lambda s: (s.clock.step, s.ledger, s.trend, s.average)
+    return eqx.tree_at(kept, after, (state.step + 1, None, state.trend, state.average))
+
+
+def in_library(solver, tight):
+    """The states of a run of the library, one for each step."""
+    problem = solver.prepare(reduced(tight)).ordinary()
+    scales = Scales(**{name: jnp.asarray(value) for name, value in SCALES.items()})
+    start = Start(scales, jnp.asarray(W0), jnp.asarray(V0), Ledger.empty(), np.True_, np.True_)
+    state = eqx.tree_at(lambda s: s.ledger, solver._first(problem, start, KEY, jnp.int32(1000)), None)
+    for _ in range(STEPS):
+        state = one_step(solver, problem, state)
+        yield state
+
+
+class Rates:
+    """All step sizes at a step."""
+
+    def __init__(self, schedules, k):
+        self.schedules = schedules
+        vars(self).update({name: self.of(name, k) for name in schedules})
+
+    def of(self, name, k):
+        one = self.schedules[name]
+        return one(k) if callable(one) else one
+
+
+def by_hand(update, schedules, settings, size, tight):
+    """The same in plain NumPy."""
+    z, draw = SimpleNamespace(x=X0, W=W0, v=V0), Batches(size)
+    for k in range(STEPS):
+        draw.step = k
+        vars(z).update(settings)
+        z = update(z, draw, Rates(schedules, k), lambda x: np.clip(x, *BOUNDS[tight]))
+        yield z
+
+
+def agree(solver, update, schedules, settings, tight=False, rtol=1e-12):
+    """Step by step, to rounding."""
+    plain = by_hand(update, schedules, settings, solver.batch, tight)
+    for k, (found, wanted) in enumerate(zip(in_library(solver, tight), plain, strict=True)):
+        for name in ("x", "W"):
+            value = getattr(wanted, name)
+            np.testing.assert_allclose(
+                getattr(found, name), value, rtol=rtol, atol=rtol * np.max(np.abs(value)), err_msg=f"{name}, step {k}"
+            )
+    assert np.any(np.abs(wanted.x - X0) > 0.03), "x has not moved"
+
+
+ALL = pytest.mark.parametrize("name", list(PUBLISHED))
+
+
+@ALL
+def test_on_batches_with_steps_that_are_given(name):
+    """Constant and decaying steps, and against a bound; one program."""
+    kind, (update, defaults, _) = getattr(cb, name), PUBLISHED[name]
+    counts = {key: value for key, value in COUNTS.items() if hasattr(kind, key)}
+    settings = {NAMES.get(key, key): value for key, value in counts.items()}
+    chosen = [key for key in GIVEN if key in defaults or hasattr(kind, key)]
+    for decays, tight in ((False, False), (True, False), (True, True)):
+        own = {key: cb.PolynomialDecay(GIVEN[key][0], GIVEN[key][1] * decays, 2.0) for key in chosen}
+        solver = kind(batch=SMALL, tolerance=None, **counts, **own)
+        plain = lambda value, power: lambda k: value * (1 + k / 2) ** -power
+        schedules = {key: plain(GIVEN[key][0], GIVEN[key][1] * decays) for key in chosen}
+        agree(solver, update, schedules, settings, tight)
+
+
+@ALL
+def test_on_all_samples_with_steps_from_the_scales(name):
+    update, schedules, settings = PUBLISHED[name]
+    series = {key: value for key, value in settings.items() if key == "neumann"}
+    solver = getattr(cb, name)(batch=24, tolerance=None)
+    rtol = 1e-9 if name == "FdeHBO" else 1e-12  # short differences magnify rounding
+    agree(solver, update, schedules | series, settings, rtol=rtol)
+
+
+def test_nothing_is_left_out():
+    assert {kind.__name__ for kind in STOCHASTIC} == {*PUBLISHED, "HOAG"}
+
+
+@pytest.mark.parametrize("outer", [0.3, 1.2])
+def test_hoag(outer):
+    """With solutions to rounding; and as published, to an accuracy that falls: the rest follows from what it found."""
+    default = cb.HOAG().defaults(SimpleNamespace(bend=4.0))
+    np.testing.assert_allclose([default["outer"], *map(default["accuracy"], (0, 3))], [0.25, 0.1, 0.0729])
+    first, lengths = np.linalg.norm(g2(X0, W0, POOL["lower"])), set()
+    for exact in (True, False):
+        accuracy = (lambda k: EPS**0.75) if exact else lambda k: 0.1 / (1 + k)
+        solver = cb.HOAG(outer=outer, accuracy=cb.PolynomialDecay(accuracy(0), 0.0 if exact else 1.0), tolerance=None)
+        x, W, v, stretch, before, promised = X0, W0, V0, 1.0, np.nan, 0.0
+        for k, found in enumerate(in_library(solver, False)):
+            W = minimiser(x, W) if exact else np.asarray(found.W)
+            assert np.linalg.norm(g2(x, np.asarray(found.W), POOL["lower"])) <= accuracy(k) * first
+            H, b = g22(x, W, POOL["lower"]), f2(x, W, POOL["upper"]).ravel()
+            v = conjugate_gradients(H, b, v.ravel(), accuracy(k)).reshape(3, 2)
+            value, h = value_at(x, W), hypergradient(x, W, v)
+            if value > before + accuracy(k) * abs(before):
+                stretch = stretch / 2
+            elif value <= before - promised / 4:
+                stretch = min(1.05 * stretch, 10.0)
+            lengths.add(stretch)
+            x, before, promised = x - outer * stretch * h, value, outer * stretch * h @ h
+            np.testing.assert_allclose(found.x, x, rtol=1e-10 if exact else 1e-12, err_msg=f"step {k}")
+            np.testing.assert_allclose(found.W, W, rtol=1e-9, atol=1e-12)
+    assert min(lengths) < 1 if outer > 1 else max(lengths) > 1
+
+
+@pytest.mark.parametrize("start", [X0, np.array([2.5, 2.0])], ids=["near", "far"])
+def test_newton(start, monkeypatch):
+    """Quasi-Newton steps on the exact hypergradient, in units in which coordinates count alike."""
+    monkeypatch.setattr(newton, "_LOOSEST", 0.0)  # the lower level to rounding in every step
+    solver = cb.Newton()
+    problem = solver.prepare(eqx.tree_at(lambda r: r.problem.x0, reduced(False), jnp.asarray(start)))
+    at, pairs = solver.ready(problem.ordinary()), []
+    state = solver.init(at, KEY, 100)
+    x, W = start, minimiser(start, W0)
+    value, g, sigma, H = value_at(x, W), hypergradient(x, W, adjoint(x, W)), None, None
+    for k in range(STEPS + 1):  # the first stays where it is
+        state = solver.step(at, state)
+        if k == 0:
+            _, _, values, d1, _ = upper_rows(x, W, POOL["upper"])
+            q, _, _, _, _, d12 = lower_rows(x, W, POOL["lower"])
+            through = np.einsum("nja,na->nj", d12, q @ adjoint(x, W))
+            sigma = np.exp2(np.round(np.log2(np.sqrt(np.mean(d1**2, axis=0) + np.mean(through**2, axis=0)))))
+            reach = np.std(values) / 2
+        else:
+            direction = -reach * (g / sigma) / np.linalg.norm(g / sigma) if H is None else -H @ (g / sigma)
+            length = 1.0
+            while True:
+                there = x + length * direction / sigma
+                W = minimiser(there, W)
+                new = value_at(there, W)
+                slope = g @ (there - x)
+                if new <= value + 1e-4 * slope:
+                    break
+                length *= np.clip(-slope / (2 * (new - value - slope)), 0.1, 0.5)
+            h = hypergradient(there, W, adjoint(there, W))
+            pairs.append(((there - x) * sigma, (h - g) / sigma))
+            s, c = pairs[-1]
+            H = s @ c / (c @ c) * np.eye(2)
+            for s, c in pairs:
+                part = np.eye(2) - np.outer(s, c) / (s @ c)
+                H = part @ H @ part.T + np.outer(s, s) / (s @ c)
+            x, value, g = there, new, h
+        np.testing.assert_allclose(state.x, x, rtol=1e-10, err_msg=f"step {k}")
+        np.testing.assert_allclose(problem.restore(jnp.asarray(state.W)), W, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(state.current.gradient, g, rtol=1e-8, atol=1e-10)
+    assert np.linalg.norm(g) < 1e-2 or start is not X0
