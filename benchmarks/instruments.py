@@ -278,36 +278,37 @@ def _bent(z: np.ndarray, kind: int) -> np.ndarray:
 @dataclass(frozen=True)
 class Outcome:
     """What came of a case: `estimates` with their standard errors by name, ours first, infinite where it is withheld;
-    `middle`: of our interval."""
+    `interval`: ours, and `middle`: the estimate less the bias it states."""
 
     case: Case
     estimates: dict[str, Estimate]
     middle: float
+    interval: tuple[float, float]
     functions: int
     note: str
     seconds: float
 
 
-def _answer(data: Regression) -> tuple[Estimate, float, int, str]:
-    """Of the default: the estimate, the middle of its interval, the number of functions, what is printed beside it."""
+def _answer(data: Regression) -> tuple[Estimate, float, tuple[float, float], int, str]:
+    """Of the default: the estimate, that less its bias, the interval, the number of functions, what is said beside."""
     solution = data.solve()
     known, j = solution.uncertainty, data.exogenous.shape[1]
     error = float(known.error[j]) if solution.converged else np.inf
     error = error if np.isfinite(error) else np.inf
     note = known.notes[j] or (known.why_not if not np.isfinite(error) else "")
     note = note if solution.converged else f"not converged. {note}"
-    lo, hi = known.interval[:, j]
-    middle = float(lo + hi) / 2 if np.isfinite(error) else float(known.x[j])
-    return Estimate(float(known.x[j]), error), middle, solution.basis.size, note
+    lo, hi = known.interval[:, j].tolist()
+    middle = float(known.x[j] - (known.bias[j] if np.isfinite(known.bias[j]) else 0))
+    return Estimate(float(known.x[j]), error), middle, (lo, hi), solution.basis.size, note
 
 
 def simulate(case: Case) -> Outcome:
     """One data set, solved."""
     began = time.perf_counter()
     data = case.draw()
-    own, middle, functions, note = _answer(data)
+    own, middle, interval, functions, note = _answer(data)
     estimates = {"default": own} | {name: beside(data) for name, beside in BESIDE.items()}
-    return Outcome(case, estimates, middle, functions, note, time.perf_counter() - began)
+    return Outcome(case, estimates, middle, interval, functions, note, time.perf_counter() - began)
 
 
 def outcomes(cases: list[Case], jobs: int) -> Iterator[Outcome]:
@@ -335,7 +336,7 @@ def summary(found: list[Outcome]) -> str:
     both = " | ".join(" ".join(f"{way:>7}" for way in (f"{what}: x", *ways[1:])) for what in ("bias", "rms"))
     lines = [
         "Where the interval is not withheld: how often it holds the truth; bias and root mean squared error of x, of",
-        "the middle of its interval (x less the bias it states), and of the others on the same data.",
+        "x less the bias it states (middle), and of the others on the same data.",
         f"{'':22} {'n':>4} {'held back':>9}  {'covered':>7} {' '.join(three)} | {both} | functions",
     ]
     for name in sorted(groups, key=lambda name: (name.startswith("seven"), name != "all", name)):
@@ -348,11 +349,10 @@ def _line(name: str, group: list[Outcome]) -> str:
     start = f"{name:22} {len(group):4} {len(group) - len(said):9}"
     if not said:
         return start
-    errors = np.array([one.estimates["default"].error for one in said])
     middle = np.array([one.middle for one in said]) - TRUTH
     off = {way: np.array([one.estimates[way].value for one in said]) - TRUTH for way in ("default", *BESIDE)}
     wide = {way: np.array([one.estimates[way].error for one in said]) for way in BESIDE}
-    covered = [np.mean(np.abs(middle) <= 1.96 * errors)]
+    covered = [np.mean([one.interval[0] <= TRUTH <= one.interval[1] for one in said])]
     covered += [np.mean(np.abs(off[way]) <= 1.96 * wide[way]) for way in BESIDE]
     columns = [off["default"], middle, *(off[way] for way in BESIDE)]
     bias, rms = ([f"{size(c):7.3f}" for c in columns] for size in (np.mean, lambda c: np.sqrt(np.mean(c**2))))
@@ -365,7 +365,8 @@ def row_of(one: Outcome) -> str:
     """One line on a data set."""
     case = one.case
     words = [f"{case.seed:4} {'line' if case.linear else 'bent'} n={case.n} k={case.instruments}+{case.controls}"]
-    words.append(f"F={case.strength:3.0f} N={one.functions:3} {one.middle:7.3f}")
+    lo, hi = one.interval
+    words.append(f"F={case.strength:3.0f} N={one.functions:3} {one.middle:7.3f} [{lo:6.3f}, {hi:6.3f}]")
     words += [f"{way} {e.value:7.3f} +- {e.error:6.3f}" for way, e in one.estimates.items()]
     return f"{'  '.join(words)}  {one.seconds:5.1f} s  {one.note}"
 
@@ -397,10 +398,10 @@ def show_data() -> None:
     named |= {f"{name}, no controls": words for name, words in ALONE.items()}
     for title, words in named.items():
         data = Regression.of(*words)
-        own, _, functions, note = _answer(data)
+        own, _, (lo, hi), functions, note = _answer(data)
         told = [own, *(beside(data) for beside in BESIDE.values())]
         cells = " ".join(f"{one.value:8.4f} ({one.error:6.4f})" for one in told)
-        print(f"{title:32} {len(data.outcome):6} {cells} {functions:9}  {note}", flush=True)
+        print(f"{title:32} {len(data.outcome):6} {cells} {functions:9}  [{lo:.3f}, {hi:.3f}] {note}", flush=True)
 
 
 def show(title: str, data: Regression, row: Row) -> None:

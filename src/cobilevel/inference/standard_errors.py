@@ -13,7 +13,6 @@ from .uncertainty import QUANTILE, Uncertainty, names_of, unknown
 
 MOST_NAMED = 6  # coordinates that a sentence lists
 _HIDDEN = float(special.ndtri(1 - DOUBT**2 / 2))  # those by which what the basis misses moves x, to be taken for real
-_SURE = 9.0  # times what noise of the policy adds to a curvature: one as large is clear (a first-stage F of 10)
 _FEW = 8  # directions for which what the others take up is worked out, and steps of the correction, at most
 _MATERIAL = 0.2  # standard errors of bias from which on it is corrected
 
@@ -32,12 +31,14 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     if not around.sound:
         return unknown(x, "standard errors could not be computed: the reduced problem has no solution near x.", value)
     free, missed = around.free(), what_is_missed(around) if joint else None
-    flat, falls, covariance, hessian, bias = _sandwich(around, free, missed)
+    flat, falls, covariance, hessian, bias, ends = _sandwich(around, free, missed)
     directions, names = np.concatenate([flat, falls]), names_of(study.problem.x0)
     touched = np.any([np.zeros(dx, bool), *(_belongs(direction, around.unit) for direction in directions)], axis=0)
     error, hidden = _errors(covariance), np.zeros(dx)
     if missed is not None and free.any():
         hidden = _hidden(missed, _inverse_on(hessian, free, flat, around.unit), error)
+    touched |= np.any(np.isinf(ends), axis=0)
+    ends = ends * np.hypot(1, np.divide(hidden, error, out=np.zeros(dx), where=error > 0))
     error = np.where(touched | around.near_kink, np.inf, np.hypot(error, hidden))
     words = _undetermined(flat, falls, touched, names, around.unit)
     words += _without_curvature(around, start if len(flat) else None)
@@ -53,6 +54,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         covariance=covariance,
         hessian=hessian,
         directions=directions,
+        ends=np.where(np.isfinite(error), ends, np.inf * np.sign([[-1.0], [1.0]])),
     )
 
 
@@ -67,8 +69,8 @@ def flat_directions(
     Looked for among the principal directions of its curvature. With them, what these take up of the slope that
     ``_excess`` gives, on the free coordinates, and the share of its curvature that is left along the least curvature.
 
-    A curvature to which the policy contributes a square, as a first stage does, has noise that vanishes with it: its
-    own error then says little about whether there is any, and the noise of the policy (`over`) says it.
+    A curvature to which the policy contributes a square, as a first stage does, has noise that vanishes with it: the
+    noise of the policy (`over`) says how much of it there is (``_counted``).
     """
     hessian, k, nothing = around.hessian()[np.ix_(free, free)], int(free.sum()), np.zeros((0, len(free)))
     if not np.any(hessian):
@@ -92,13 +94,18 @@ def flat_directions(
             over[j] = max(over[j] - less, 0)
     seen = np.any(across.directions[:k], axis=1)  # whether bounds left room to look at all
     steps = np.where(seen[:, None], across.directions[:k], steps[:k])
-    rest = np.sqrt(np.maximum(error**2 - 4 * np.maximum(bend, 0) * over, 0))
-    bend = bend - over
-    sure = (bend > _SURE * over) & (bend > QUANTILE * rest) & (over > 0)
+    noise, bend = error * _counted(bend, over, error), bend - over
     zero = np.sqrt(around.study.eps) * np.abs(values).max()
     falls = (bend < -QUANTILE * error) & (values < -zero)
-    flat = ((seen & (bend <= QUANTILE * error) & ~sure) | (values <= zero)) & ~falls
+    flat = ((seen & (bend <= QUANTILE * noise)) | (values <= zero)) & ~falls
     return steps[flat], steps[falls], absorbed, kept
+
+
+def _counted(bend: np.ndarray, over: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """The share of a curvature's standard error that counts: half where the curvature is the square of a policy whose
+    noise adds `over` to it, since the policy itself then has half the relative error; all of it otherwise."""
+    square = np.minimum(4 * np.maximum(bend, 0) * over, error**2)
+    return np.sqrt(1 - 0.75 * np.divide(square, error**2, out=np.zeros_like(square), where=error > 0))
 
 
 def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
@@ -162,26 +169,65 @@ def _excess(around: Around, missed: Missed | None, kept: float) -> tuple[np.ndar
 
 
 def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[np.ndarray, ...]:
-    """Flat directions and falling ones; covariance of ``x``, curvature of the objective and bias of ``x``, zero on what
-    bounds hold."""
+    """Flat directions and falling ones; covariance of ``x``, curvature of the objective, bias of ``x`` and the ends of
+    intervals around ``x`` without it, zero on what bounds hold."""
     dx, inside = len(around.x), np.ix_(free, free)
     none, absorbed, bias, hessian = np.zeros((0, dx)), np.zeros(dx), np.zeros(dx), np.zeros((dx, dx))
     if not free.any():
-        return none, none, hessian, hessian, bias
+        return none, none, hessian, hessian, bias, np.zeros((2, dx))
     flat, falls, absorbed[free], kept = flat_directions(around, free, missed)
     hessian[inside] = around.hessian()[inside]
     inverse = _inverse_on(hessian, free, flat, around.unit)
     covariance = inverse @ around.gradient_covariance() @ inverse
     shift = inverse @ (_excess(around, missed, kept)[0] + absorbed)
     if np.any(np.abs(shift) > _MATERIAL * _errors(covariance)):
-        bias, covariance = _corrected(around, free, missed, flat, absorbed, kept)
-    return flat, falls, covariance, hessian, bias
+        bias, covariance, around, missed, inverse = _corrected(around, free, missed, flat, absorbed, kept)
+    return flat, falls, covariance, hessian, bias, _ends(around, missed, inverse, _errors(covariance), kept)
+
+
+def _ends(
+    around: Around, missed: Missed | None, inverse: np.ndarray, error: np.ndarray, kept: float
+) -> Float[np.ndarray, "2 dx"]:
+    r"""How far below and above ``x`` the 95% interval of each coordinate reaches.
+
+    An end is where the slope of the objective, along the direction in which the others follow, differs from zero by
+    as much as its noise *there* allows: at a step $t$ the slope is $h t$ and its variance
+    $\sigma^2 h^2 + 2 t c + t^2 s^2$, with $s$ the error of the curvature $h$ that counts and $c$ the covariance of
+    both. This is Fieller's interval; for one instrument that of Anderson and Rubin. Infinite where the curvature does
+    not exceed its noise.
+    """
+    dx, ends = len(error), np.zeros((2, len(error)))
+    some = (np.diag(inverse) > 0) & (error > 0) & np.isfinite(error)
+    steps = np.zeros((dx, dx))
+    steps[some] = (inverse[:, some] / np.diag(inverse)[some] * error[some]).T
+    across = around.look(around.x, steps)
+    lengths, z = np.diag(across.directions), QUANTILE
+    if not across.sound:
+        return ends + z * error * np.array([[-1.0], [1.0]])
+    bend, over = across.bend(across.table("value")), np.zeros(dx)
+    if missed is not None:
+        over = np.maximum(-kept * across.bend(what_is_missed(across, missed).overfit.points), 0)  # pyright: ignore
+    parts = (np.concatenate([across.slope(rows), across.bend(rows)]).T for rows in (across.f, -across.vr))
+    noise = across.covariance(*parts)
+    spread = np.sqrt(np.maximum(np.diag(noise)[dx:], 0))
+    counted = _counted(bend, over, spread)
+    for j in range(dx):
+        ends[:, j] = z * error[j] * np.array([-1, 1])
+        h = bend[j] - over[j]
+        if not some[j] or lengths[j] == 0:
+            continue  # next to a bound, there is no room to look
+        left = 1 - (z * counted[j] * spread[j] / h) ** 2 if h > 0 else 0.0
+        lean, reach = z**2 * counted[j] * noise[j, dx + j] / h**2, z * error[j] / lengths[j]
+        away = np.sqrt(lean**2 + left * reach**2)
+        ends[:, j] = np.sort((lean + np.array([-away, away])) / left * lengths[j]) if left > 0 else (-np.inf, np.inf)
+    return ends
 
 
 def _corrected(
     at: Around, free: np.ndarray, missed: Missed | None, flat: np.ndarray, absorbed: np.ndarray, kept: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps.
+) -> tuple[np.ndarray, np.ndarray, Around, Missed | None, np.ndarray]:
+    """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps. With
+    them the last look on the way, what is missed there, and the inverse of the curvature.
 
     Of the correction, other directions take up `absorbed`, and all but a share `kept` of how it changes from ``x``.
     """
@@ -198,11 +244,11 @@ def _corrected(
         place -= step
         if np.all(np.abs(step) <= _MATERIAL / 10 * np.sqrt(np.diag(covariance))):
             break
-        at = look_around(at.study, Galerkin.at(at.galerkin.reduced, place))
-        if not at.sound:
+        ahead = look_around(at.study, Galerkin.at(at.galerkin.reduced, place))
+        if not ahead.sound:
             break
-        missed = what_is_missed(at)
-    return x - place, covariance
+        at, missed = ahead, what_is_missed(ahead)
+    return x - place, covariance, at, missed, inverse
 
 
 def _hidden(missed: Missed, inverse: np.ndarray, error: np.ndarray) -> Float[np.ndarray, " dx"]:
