@@ -14,7 +14,7 @@ from .uncertainty import QUANTILE, Uncertainty, names_of, unknown
 MOST_NAMED = 6  # coordinates that a sentence lists
 _HIDDEN = float(special.ndtri(1 - DOUBT**2 / 2))  # those by which what the basis misses moves x, to be taken for real
 _FEW = 8  # directions for which what the others take up is worked out, and steps of the correction, at most
-_MATERIAL = 0.2  # standard errors of bias from which on it is corrected
+_MATERIAL = 0.2  # standard errors of bias from which on it is worked out step by step
 
 
 def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None) -> Uncertainty:
@@ -94,18 +94,23 @@ def flat_directions(
             over[j] = max(over[j] - less, 0)
     seen = np.any(across.directions[:k], axis=1)  # whether bounds left room to look at all
     steps = np.where(seen[:, None], across.directions[:k], steps[:k])
-    noise, bend = error * _counted(bend, over, error), bend - over
+    bend, noise = _clear_of(bend, over, error)
     zero = np.sqrt(around.study.eps) * np.abs(values).max()
     falls = (bend < -QUANTILE * error) & (values < -zero)
     flat = ((seen & (bend <= QUANTILE * noise)) | (values <= zero)) & ~falls
     return steps[flat], steps[falls], absorbed, kept
 
 
-def _counted(bend: np.ndarray, over: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """The share of a curvature's standard error that counts: half where the curvature is the square of a policy whose
-    noise adds `over` to it, since the policy itself then has half the relative error; all of it otherwise."""
+def _clear_of(bend: np.ndarray, over: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A curvature without what noise adds to it, and the standard error to compare it with.
+
+    A curvature that is the square of a policy's coefficients, whose noise adds `over` to it, has twice their relative
+    error, and it is they that are normal: half its error counts then. What one coefficient adds is part of that error
+    and stays.
+    """
     square = np.minimum(4 * np.maximum(bend, 0) * over, error**2)
-    return np.sqrt(1 - 0.75 * np.divide(square, error**2, out=np.zeros_like(square), where=error > 0))
+    one = np.divide(square, 4 * bend, out=np.zeros_like(bend), where=bend > 0)
+    return bend - np.maximum(over - one, 0), np.sqrt(error**2 - 0.75 * square)
 
 
 def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
@@ -179,10 +184,11 @@ def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[
     hessian[inside] = around.hessian()[inside]
     inverse = _inverse_on(hessian, free, flat, around.unit)
     covariance = inverse @ around.gradient_covariance() @ inverse
-    shift = inverse @ (_excess(around, missed, kept)[0] + absorbed)
-    if np.any(np.abs(shift) > _MATERIAL * _errors(covariance)):
-        bias, covariance, around, missed, inverse = _corrected(around, free, missed, flat, absorbed, kept)
-    return flat, falls, covariance, hessian, bias, _ends(around, missed, inverse, _errors(covariance), kept)
+    bias, settled = inverse @ (_excess(around, missed, kept)[0] + absorbed), np.ones(dx, bool)
+    if np.any(np.abs(bias) > _MATERIAL * _errors(covariance)):
+        bias, covariance, settled, around, missed, inverse = _corrected(around, free, missed, flat, absorbed, kept)
+    ends = _ends(around, missed, inverse, _errors(covariance), kept)
+    return flat, falls, covariance, hessian, bias, np.where(settled, ends, [[-np.inf], [np.inf]])
 
 
 def _ends(
@@ -191,10 +197,11 @@ def _ends(
     r"""How far below and above ``x`` the 95% interval of each coordinate reaches.
 
     An end is where the slope of the objective, along the direction in which the others follow, differs from zero by
-    as much as its noise *there* allows: at a step $t$ the slope is $h t$ and its variance
-    $\sigma^2 h^2 + 2 t c + t^2 s^2$, with $s$ the error of the curvature $h$ that counts and $c$ the covariance of
-    both. This is Fieller's interval; for one instrument that of Anderson and Rubin. Infinite where the curvature does
-    not exceed its noise.
+    as much as its noise *there* allows. The slope over the root of the curvature is taken, whose noise does not vanish
+    with a policy. At a step $t$ that is $\sqrt h\, t$, and $h$ times its variance
+    $\sigma^2 h^2 + t c + t^2 s^2 / 4$, with
+    $s$ the error of the curvature $h$ and $c$ the covariance of it and the slope. This is Fieller's interval; for one
+    instrument, that of Anderson and Rubin. Infinite where the curvature does not exceed its noise.
     """
     dx, ends = len(error), np.zeros((2, len(error)))
     some = (np.diag(inverse) > 0) & (error > 0) & np.isfinite(error)
@@ -210,24 +217,25 @@ def _ends(
     parts = (np.concatenate([across.slope(rows), across.bend(rows)]).T for rows in (across.f, -across.vr))
     noise = across.covariance(*parts)
     spread = np.sqrt(np.maximum(np.diag(noise)[dx:], 0))
-    counted = _counted(bend, over, spread)
+    one = np.divide(spread**2, 4 * bend, out=np.zeros(dx), where=bend > 0)
+    clear = bend - np.maximum(over - one, 0)
     for j in range(dx):
         ends[:, j] = z * error[j] * np.array([-1, 1])
-        h = bend[j] - over[j]
+        h, s = clear[j], spread[j] / 2
         if not some[j] or lengths[j] == 0:
             continue  # next to a bound, there is no room to look
-        left = 1 - (z * counted[j] * spread[j] / h) ** 2 if h > 0 else 0.0
-        lean, reach = z**2 * counted[j] * noise[j, dx + j] / h**2, z * error[j] / lengths[j]
-        away = np.sqrt(lean**2 + left * reach**2)
+        left = 1 - (z * s / h) ** 2 if h > 0 else 0.0
+        lean, reach = z**2 * noise[j, dx + j] / 2 / h**2 if h > 0 else 0.0, z * error[j] / lengths[j]
+        away = np.sqrt(lean**2 + max(left, 0) * reach**2)
         ends[:, j] = np.sort((lean + np.array([-away, away])) / left * lengths[j]) if left > 0 else (-np.inf, np.inf)
     return ends
 
 
 def _corrected(
     at: Around, free: np.ndarray, missed: Missed | None, flat: np.ndarray, absorbed: np.ndarray, kept: float
-) -> tuple[np.ndarray, np.ndarray, Around, Missed | None, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Around, Missed | None, np.ndarray]:
     """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps. With
-    them the last look on the way, what is missed there, and the inverse of the curvature.
+    them, which coordinates have settled; the last look on the way, what is missed there, and the inverse curvature.
 
     Of the correction, other directions take up `absorbed`, and all but a share `kept` of how it changes from ``x``.
     """
@@ -248,7 +256,7 @@ def _corrected(
         if not ahead.sound:
             break
         at, missed = ahead, what_is_missed(ahead)
-    return x - place, covariance, at, missed, inverse
+    return x - place, covariance, np.abs(step) <= _MATERIAL * _errors(covariance), at, missed, inverse
 
 
 def _hidden(missed: Missed, inverse: np.ndarray, error: np.ndarray) -> Float[np.ndarray, " dx"]:
