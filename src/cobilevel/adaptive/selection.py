@@ -24,9 +24,9 @@ from ..study import Study
 
 _ROWS = 100_000  # samples looked at, at most
 _TURN = 0.1  # of the distance over which the lower level's noise turns: nearby decisions are no nearer
-# Levels of the tests: of the functions that come next, of those further ahead; and how many functions, and groups of
-# them, noise alone may bring in at a time where they are tested in groups.
-_NEXT, _AHEAD, _FALSE = 0.05, 0.002, 0.2
+# Levels of the tests: of the functions that come next; and how many functions, and groups of them, noise alone may
+# bring in at a time where they are tested in groups.
+_NEXT, _FALSE = 0.05, 0.2
 # Of the policy or the gradient, not worth a function: at the decision asked about, nearby.
 _HERE, _NEARBY = 3.16e-3, 1e-2
 
@@ -48,7 +48,7 @@ class Component:
         """The squares of coefficients, without what noise adds."""
         return np.sum((self.squares - self.noise)[part], axis=-1)
 
-    def stands_out(self, part: Int[np.ndarray, "... m"], level: float) -> Any:
+    def stands_out(self, part: Int[np.ndarray, "... m"], level: Any) -> Any:
         """Whether noise does not explain these coefficients."""
         return special.chdtrc(self.dy * part.shape[-1], np.sum(self.ratios[part], axis=-1)) < level
 
@@ -86,7 +86,7 @@ class Tests:
     product_total: float = 0.0
     evidence: list[Evidence] = field(default_factory=list)
 
-    def needed(self, part: Int[np.ndarray, "... m"], level: float) -> Any:
+    def needed(self, part: Int[np.ndarray, "... m"], level: Any) -> Any:
         """Whether some functions of each group are needed at some ``x``."""
         needed, clear = False, lambda one: one.stands_out(part, level) if self.noisy else True
         for here, policy, adjoint, change in self.evidence:
@@ -108,13 +108,18 @@ class Tests:
                     middle = (low + needed) // 2  # through noise a long list hides what one of it shows
                     further = self.needed(np.arange(middle, needed if self.noisy else top), level)
                     low, needed = (middle, needed) if further else (low, middle)
-            start, width, level = top, 2 * width, _AHEAD
+            start, width = top, 2 * width
+            level = _NEXT / (start + width) ** 2  # what lies far ahead brings in all before it
         return needed
 
-    def single(self, count: int) -> Bool[np.ndarray, " K"]:
-        """Which of so many functions are needed, each asked for alone; those that chance does not explain come first,
-        since the contexts are a sample: what is left has a component along every function."""
-        level, alone = _NEXT / max(count, 1), np.arange(count)[:, None]  # so that noise brings in one in twenty times
+    def single(self, brings: Float[np.ndarray, " K"]) -> Bool[np.ndarray, " K"]:
+        """Which functions are needed, each asked for alone; `brings`: how many come in with each. Those that chance
+        does not explain come first, since the contexts are a sample: what is left has a component along every function.
+
+        Noise brings in something one in twenty times, and as rarely more as that is more: levels fall with the square
+        of what comes in, as they do in ``reach``.
+        """
+        level, alone = _NEXT / brings**2 / max(np.sum(1 / brings**2), 1.0), np.arange(len(brings))[:, None]
         wanted = self.needed(alone, level)
         if self.noisy:
             return wanted
@@ -148,7 +153,7 @@ class ForwardSelection:
     def at(self, x: Vector, key: Array, members: np.ndarray | None = None) -> tuple[np.ndarray, str]:
         """The functions needed around ``x``, and why these, in words; `members`: those that are there already."""
         dx, dy = self.study.problem.sizes
-        members = last = np.zeros((1, len(self.axes)), int) if members is None else members
+        members = last = self._first() if members is None else members
         tests, points = Tests(self.study.noisy), [x]
         for _ in range(ROUNDS):
             self.fits.lay(members)
@@ -186,6 +191,21 @@ class ForwardSelection:
                 members = np.concatenate([members, ahead])
             members = members[:least]
         return members, words
+
+    def _first(self) -> np.ndarray:
+        """The set to begin with: the constant; through noise also the first functions of each coordinate but
+        categories, as far as the samples support so many with as many again. Tests of these would keep those that
+        happen to look strong, which biases what rests on them, and drop those that ``f`` has a part along."""
+        rows = [(0,) * len(self.axes), *self.axes.singles(1)]
+        first = np.array(
+            [row for row in rows if not any(a.categorical and k for a, k in zip(self.axes.each, row, strict=True))]
+        )
+        return first if self.study.noisy and 2 * len(first) <= self.most else first[:1]
+
+    def _brings(self, members: np.ndarray, ahead: np.ndarray) -> np.ndarray:
+        """How many functions come in with each: itself, and all before it that are not there."""
+        before = [np.all(members <= row, axis=1).sum() for row in ahead]
+        return np.maximum(np.prod(ahead + 1.0, axis=1) - before, 1.0)
 
     def _test(self, left: list[Residuals], projection: Projection, tests: Tests) -> None:
         """What is left at each point, projected; the first of them is the one asked about."""
@@ -246,7 +266,7 @@ class ForwardSelection:
         if self.axes.nested:
             return np.arange(min(self.most, tests.reach(len(members), len(ahead))))[:, None]
         grouped = self.study.noisy and isinstance(self.study.problem.domain, Mixed)
-        wanted = tests.grouped(self.axes.groups(ahead)) if grouped else tests.single(len(ahead))
+        wanted = tests.grouped(self.axes.groups(ahead)) if grouped else tests.single(self._brings(members, ahead))
         strength = np.max([one.policy.squares for one in tests.evidence], axis=0)
         grown = members
         for k in np.argsort(-np.where(wanted, strength, -1.0))[: int(wanted.sum())]:

@@ -17,9 +17,8 @@ from .uncertainty import AT_BOUND, QUANTILE, Uncertainty, leaves_of, names_of, u
 
 MOST_NAMED = 6  # coordinates that a sentence lists
 _HIDDEN = float(special.ndtri(1 - DOUBT**2 / 2))  # those by which what the basis misses moves x, to be taken for real
-_SURE = 9.0  # times what noise of the policy adds to a curvature: one as large is clear (a first-stage F of 10)
 _FEW = 8  # directions for which what the others take up is worked out, and steps of the correction, at most
-_MATERIAL = 0.2  # standard errors of bias from which on it is corrected
+_MATERIAL = 0.2  # standard errors of bias from which on it is worked out step by step
 
 
 @np.errstate(over="ignore", invalid="ignore")  # far out; what is not finite is not sound
@@ -41,12 +40,14 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     if not around.sound:
         return unknown(x, "standard errors could not be computed: the reduced problem has no solution near x.", value)
     free, missed = around.free(), what_is_missed(around) if joint and not study.barred else None
-    flat, falls, covariance, hessian, bias = _sandwich(around, free, missed)
+    flat, falls, covariance, hessian, bias, ends = _sandwich(around, free, missed)
     directions, names = np.concatenate([flat, falls]), names_of(study.problem.x0)
     touched = np.any([np.zeros(dx, bool), *(_belongs(direction, around.unit) for direction in directions)], axis=0)
     error, hidden, lost = _errors(covariance), np.zeros(dx), np.isnan(bias)
     if missed is not None and free.any():
         hidden = _hidden(missed, _inverse_on(hessian, free, flat, around.unit), error)
+    touched |= np.any(np.isinf(ends), axis=0) & ~lost
+    ends = ends * np.hypot(1, np.divide(hidden, error, out=np.zeros(dx), where=error > 0))
     error = np.where(touched | around.near_kink | lost, np.inf, np.hypot(error, hidden))
     apart = np.where(np.isinf(error)[:, None] | np.isinf(error), np.nan, covariance)
     words = _undetermined(flat, falls, touched, names, around.unit)
@@ -64,6 +65,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         hessian=hessian,
         directions=directions,
         leaves=leaves_of(study.problem.x0, directions / around.unit),
+        ends=np.where(np.isfinite(error), ends, np.inf * np.sign([[-1.0], [1.0]])),
     )
 
 
@@ -78,8 +80,8 @@ def flat_directions(
     Looked for among the principal directions of its curvature. With them, what these take up of the slope that
     ``_excess`` gives, on the free coordinates, and the share of its curvature that is left along the least curvature.
 
-    A curvature to which the policy contributes a square, as a first stage does, has noise that vanishes with it: its
-    own error then says little about whether there is any, and the noise of the policy (`over`) says it.
+    A curvature to which the policy contributes a square, as a first stage does, has noise that vanishes with it: the
+    noise of the policy (`over`) says how much of it there is (``_counted``).
     """
     hessian, k, nothing = around.hessian()[np.ix_(free, free)], int(free.sum()), np.zeros((0, len(free)))
     if not np.any(hessian):
@@ -103,13 +105,23 @@ def flat_directions(
             over[j] = max(over[j] - less, 0)
     seen = np.any(across.directions[:k], axis=1)  # whether bounds left room to look at all
     steps = np.where(seen[:, None], across.directions[:k], steps[:k])
-    rest = np.sqrt(np.maximum(error**2 - 4 * np.maximum(bend, 0) * over, 0))
-    bend = bend - over
-    sure = (bend > _SURE * over) & (bend > QUANTILE * rest) & (over > 0)
+    bend, noise = _clear_of(bend, over, error)
     zero = np.sqrt(around.study.eps) * np.abs(values).max()
     falls = (bend < -QUANTILE * error) & (values < -zero)
-    flat = ((seen & (bend <= QUANTILE * error) & ~sure) | (values <= zero)) & ~falls
+    flat = ((seen & (bend <= QUANTILE * noise)) | (values <= zero)) & ~falls
     return steps[flat], steps[falls], absorbed, kept
+
+
+def _clear_of(bend: np.ndarray, over: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A curvature without what noise adds to it, and the standard error to compare it with.
+
+    A curvature that is the square of a policy's coefficients, whose noise adds `over` to it, has twice their relative
+    error, and it is they that are normal: half its error counts then. What one coefficient adds is part of that error
+    and stays.
+    """
+    square = np.minimum(4 * np.maximum(bend, 0) * over, error**2)
+    one = np.divide(square, 4 * bend, out=np.zeros_like(bend), where=bend > 0)
+    return bend - np.maximum(over - one, 0), np.sqrt(error**2 - 0.75 * square)
 
 
 def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
@@ -177,35 +189,73 @@ def _excess(around: Around, missed: Missed | None, kept: float) -> tuple[np.ndar
 
 
 def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[np.ndarray, ...]:
-    """Flat directions and falling ones; covariance of ``x``, curvature of the objective and bias of ``x``, zero on what
-    bounds hold."""
+    """Flat directions and falling ones; covariance of ``x``, curvature of the objective, bias of ``x`` and the ends of
+    intervals around ``x`` without it, zero on what bounds hold."""
     dx, inside = len(around.x), np.ix_(free, free)
     none, absorbed, bias, hessian = np.zeros((0, dx)), np.zeros(dx), np.zeros(dx), np.zeros((dx, dx))
     if not free.any():
-        return none, none, hessian, hessian, bias
+        return none, none, hessian, hessian, bias, np.zeros((2, dx))
     flat, falls, absorbed[free], kept = flat_directions(around, free, missed)
     hessian[inside] = around.hessian()[inside]
     inverse = _inverse_on(hessian, free, flat, around.unit)
     covariance = inverse @ around.gradient_covariance() @ inverse
-    shift = inverse @ (_excess(around, missed, kept)[0] + absorbed)
-    material = np.abs(shift) > _MATERIAL * _errors(covariance)
-    if material.any():
-        bias, corrected, found = _corrected(around, free, missed, flat, absorbed, kept)
-        excluded = np.abs(bias) > QUANTILE * _errors(corrected)
-        if found and not excluded.any():
-            covariance = corrected
-        else:  # an interval without its own estimate: the expansion behind it does not hold
-            bias = np.where(material | excluded & found, np.nan, 0.0)
-    return flat, falls, covariance, hessian, bias
+    bias, settled = inverse @ (_excess(around, missed, kept)[0] + absorbed), np.ones(dx, bool)
+    if np.any(np.abs(bias) > _MATERIAL * _errors(covariance)):
+        bias, covariance, settled, around, missed, inverse = _corrected(around, free, missed, flat, absorbed, kept)
+    ends = _ends(around, missed, inverse, _errors(covariance), kept)
+    # an interval without its own estimate: the expansion behind it does not hold
+    rounding = np.sqrt(around.study.eps) * (np.abs(around.x) + around.unit)
+    held = settled & (ends[0] - rounding <= bias) & (bias <= ends[1] + rounding)
+    return flat, falls, covariance, hessian, np.where(held, bias, np.nan), np.where(held, ends, [[-np.inf], [np.inf]])
+
+
+def _ends(
+    around: Around, missed: Missed | None, inverse: np.ndarray, error: np.ndarray, kept: float
+) -> Float[np.ndarray, "2 dx"]:
+    r"""How far below and above ``x`` the 95% interval of each coordinate reaches.
+
+    An end is where the slope of the objective, along the direction in which the others follow, differs from zero by
+    as much as its noise *there* allows. The slope over the root of the curvature is taken, whose noise does not vanish
+    with a policy. At a step $t$ that is $\sqrt h\, t$, and $h$ times its variance
+    $\sigma^2 h^2 + t c + t^2 s^2 / 4$, with
+    $s$ the error of the curvature $h$ and $c$ the covariance of it and the slope. This is Fieller's interval; for one
+    instrument, that of Anderson and Rubin. Infinite where the curvature does not exceed its noise.
+    """
+    dx, ends = len(error), np.zeros((2, len(error)))
+    some = (np.diag(inverse) > 0) & (error > 0) & np.isfinite(error)
+    steps = np.zeros((dx, dx))
+    steps[some] = (inverse[:, some] / np.diag(inverse)[some] * error[some]).T
+    across = around.look(around.x, steps)
+    lengths, z = np.diag(across.directions), QUANTILE
+    if not across.sound:
+        return ends + z * error * np.array([[-1.0], [1.0]])
+    bend, over = across.bend(across.table("value")), np.zeros(dx)
+    if missed is not None:
+        over = np.maximum(-kept * across.bend(what_is_missed(across, missed).overfit.points), 0)  # pyright: ignore
+    parts = (np.concatenate([across.slope(rows), across.bend(rows)]).T for rows in (across.f, -across.vr))
+    noise = across.covariance(*parts)
+    spread = np.sqrt(np.maximum(np.diag(noise)[dx:], 0))
+    one = np.divide(spread**2, 4 * bend, out=np.zeros(dx), where=bend > 0)
+    clear = bend - np.maximum(over - one, 0)
+    for j in range(dx):
+        ends[:, j] = z * error[j] * np.array([-1, 1])
+        h, s = clear[j], spread[j] / 2
+        if not some[j] or lengths[j] == 0:
+            continue  # next to a bound, there is no room to look
+        left = 1 - (z * s / h) ** 2 if h > 0 else 0.0
+        lean, reach = z**2 * noise[j, dx + j] / 2 / h**2 if h > 0 else 0.0, z * error[j] / lengths[j]
+        away = np.sqrt(lean**2 + max(left, 0) * reach**2)
+        ends[:, j] = np.sort((lean + np.array([-away, away])) / left * lengths[j]) if left > 0 else (-np.inf, np.inf)
+    return ends
 
 
 def _corrected(
     at: Around, free: np.ndarray, missed: Missed | None, flat: np.ndarray, absorbed: np.ndarray, kept: float
-) -> tuple[np.ndarray, np.ndarray, bool]:
-    """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Around, Missed | None, np.ndarray]:
+    """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps. With
+    them, which coordinates have settled; the last look on the way, what is missed there, and the inverse curvature.
 
-    And whether these led there. Of the correction, other directions take up `absorbed`, and all but a share `kept`
-    of how it changes from ``x``.
+    Of the correction, other directions take up `absorbed`, and all but a share `kept` of how it changes from ``x``.
     """
     x, place, unit, inside = at.x, at.x.copy(), at.unit, np.ix_(free, free)
     first = _excess(at, missed, kept)[0]
@@ -219,12 +269,12 @@ def _corrected(
         covariance = inverse @ noise @ inverse
         place -= step
         if np.all(np.abs(step) <= _MATERIAL / 10 * np.sqrt(np.diag(covariance))):
-            return x - place, covariance, True
-        at = look_around(at.study, Galerkin.at(at.galerkin.reduced, place))
-        if not at.sound:
             break
-        missed = None if missed is None else what_is_missed(at)
-    return x - place, covariance, False
+        ahead = look_around(at.study, Galerkin.at(at.galerkin.reduced, place))
+        if not ahead.sound:
+            break
+        at, missed = ahead, None if missed is None else what_is_missed(ahead)
+    return x - place, covariance, np.abs(step) <= _MATERIAL * _errors(covariance), at, missed, inverse
 
 
 def _hidden(missed: Missed, inverse: np.ndarray, error: np.ndarray) -> Float[np.ndarray, " dx"]:

@@ -25,7 +25,8 @@ class Uncertainty:
       not be found out. `covariance`: of the flattened ``x``; infinite on the diagonal and NaN beside it where a
       coordinate is not determined.
     - `bias`: what fitting the policy to these samples has moved each coordinate by, about; `interval` is around
-      ``x - bias``, and covers the minimiser of the problem with this basis 95% of the time.
+      ``x - bias``, and covers the minimiser of the problem with this basis 95% of the time. `ends`: how far it reaches
+      from there, downward (negative) and upward; where left out, 1.96 standard errors.
     - `notes`: on each coordinate, in words; `undetermined`: sentences on directions; `directions`: rows, these
       directions. `why_not`: why there are no standard errors, in words; empty where there are.
     - `value`, `value_error`: the upper objective at ``x``, and its standard error.
@@ -47,13 +48,14 @@ class Uncertainty:
     hessian: Float[np.ndarray, "dx dx"] | None = None
     directions: Float[np.ndarray, "k dx"] | None = None
     leaves: tuple[tuple[str, tuple[int, ...], int], ...] = ()
+    ends: Float[np.ndarray, "2 dx"] | None = None
 
     @property
     def interval(self) -> Float[np.ndarray, "2 dx"]:
         """The ends of the 95% intervals; the whole line where a coordinate is not determined."""
         middle = np.where(np.isfinite(self.bias), self.x - self.bias, self.x)
         reach = QUANTILE * self.error
-        return np.stack([middle - reach, middle + reach])
+        return middle + (np.stack([-reach, reach]) if self.ends is None else self.ends)
 
     @property
     def large(self) -> bool:
@@ -118,6 +120,7 @@ class Uncertainty:
         known = Uncertainty(**words, why_not=str(document["why_not"]), leaves=leaves, **numbers)
         size = len(known.names)
         shapes = {"x": (size,), "error": (size,), "bias": (size,), "covariance": (size, size), "hessian": (size, size)}
+        shapes["ends"] = (2, size)
         wrong = [name for name in shapes.keys() & arrays.keys() if numbers[name].shape != shapes[name]]
         if len(known.notes) != size or wrong:
             raise ValueError("the file is damaged: its standard errors are not of the coordinates they name.")
