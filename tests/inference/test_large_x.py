@@ -81,7 +81,7 @@ def test_standard_errors_by_products_are_those_of_dense_matrices(layer, by_produ
     assert not known.why_not
     assert np.isfinite(known.error).all()
     np.testing.assert_allclose(known.hessian, H, rtol=0, atol=1e-8 * np.abs(H).max())
-    np.testing.assert_allclose(known.error, np.sqrt(np.diag(covariance)), rtol=1e-6)
+    np.testing.assert_allclose(known.error, np.sqrt(np.diag(covariance)), rtol=1e-6, atol=1e-9)
 
 
 def test_a_large_x_prints_array_by_array():

@@ -84,7 +84,7 @@ class Equalities(Constraint):
             value = jnp.asarray(b(x, xi) if callable(b) else b)
             if value.shape not in ((), (rows,)):
                 raise ValueError(f"Equalities: b must have shape ({rows},), one number a row of A, got {value.shape}.")
-            return jnp.broadcast_to(value, (rows,)) / sizes
+            return jnp.broadcast_to(value, (rows,)) / jnp.asarray(sizes, jnp.result_type(float))
 
         return self.A / sizes[:, None], right
 
