@@ -41,7 +41,7 @@ def solve(
     precision: str | None = None,
     restarts: int = 0,
     checkpoint: str | Path | None = None,
-    retreats: int = 0,
+    retreats: int | None = None,
 ) -> Solution:
     """Solves a contextual bilevel problem from samples.
 
@@ -66,7 +66,8 @@ def solve(
     - `checkpoint`: a folder in which the whole run is kept while it goes on, in one file. Where that holds a run of
       this very call, it goes on from there, to the same answer as if it had not been stopped; another's is refused.
     - `retreats`: how many times a run that diverges may go back to where it was sound, and on with steps half as long;
-      ``solution.choices`` states whether it did. For solvers with step sizes.
+      ``solution.choices`` states whether it did. For solvers with step sizes; left out, as often as leaves a sensible
+      share of them where they were measured, and never where some were given.
 
     **Returns:** a ``Solution``; ``solution.choices`` states what was chosen. Ctrl-C raises ``cb.Interrupted``, a
     ``KeyboardInterrupt`` that carries what was found so far as ``error.solution``.
@@ -97,6 +98,8 @@ def solve(
                 f"never seen: {unseen}. The policy there is what the others suggest, or y0; not learned."
             )
         chosen = _configured(chosen, batch, retreats, study)
+        if retreats is None:  # halvings down to the fourth root of the precision
+            retreats = int(-np.log2(study.eps) / 4) if isinstance(chosen, Stochastic) and chosen.measured else 0
         limit = chosen.default_steps if steps is None else whole("steps", steps)
         anew = basis is None and resume is None and precision is None
         in_double = _in_double(problem, samples, study) if anew else None
@@ -133,7 +136,8 @@ def _check_settings(basis: Any, resume: Any, tolerance: Any, restarts: Any, chec
     if resume is not None and not isinstance(resume, Solution):
         raise TypeError(f"resume must be a Solution (cb.load reads one from a file), got {type(resume).__name__}.")
     whole("restarts", restarts, 0)
-    whole("retreats", retreats, 0)
+    if retreats is not None:
+        whole("retreats", retreats, 0)
     if not isinstance(checkpoint, str | Path | None):
         raise TypeError(f"checkpoint must be the path of a folder, got {type(checkpoint).__name__}.")
     if checkpoint is not None and resume is not None:
@@ -227,7 +231,7 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> ReducedProblem:
     return ReducedProblem(**{part.name: getattr(reduced, part.name) for part in fields(reduced)})
 
 
-def _configured(solver: Any, batch: int | None, retreats: int, study: Study) -> Solver:
+def _configured(solver: Any, batch: int | None, retreats: int | None, study: Study) -> Solver:
     """The solver with its batch size set; raises on what is none, takes no batches, or does not suit the data."""
     if not isinstance(solver, Solver):
         hint = f" (a class: write cb.{solver.__name__}(), with parentheses)" if isinstance(solver, type) else ""

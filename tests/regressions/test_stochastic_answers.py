@@ -129,3 +129,23 @@ def test_measured_steps_do_not_depend_on_how_the_basis_is_written():
     np.testing.assert_allclose(found[0].policy(at), found[1].policy(at), rtol=1e-6)
     given = [solve(0.5, basis, joint(0.1), solver=cb.SOBA(0.1, 0.1, 0.1), steps=100) for basis in bases]
     assert not np.allclose(given[0].x, given[1].x, rtol=1e-6), "given ones are steps of the coefficients as they are"
+
+
+def test_measured_steps_that_turn_out_too_long_are_shortened():
+    """Momentum carries the run past its end and into a bound that is not met on the way there."""
+    rng = np.random.default_rng(0)
+    xi, eta = rng.uniform(0, 1, 400), 0.1 * rng.normal(size=(400, 2))
+    problem = cb.Problem(
+        lambda x, y, xi, eta: jnp.sum((y - 0.6) ** 2) + 0.1 * jnp.sum((x - 1) ** 2),
+        lambda x, y, xi, eta: jnp.sum((y - x * xi - 0.2 * jnp.cos(3 * xi) - eta) ** 2 * jnp.array([1.0, 0.6])),
+        x0=np.full(2, 0.5),
+        y0=np.full(2, 0.3),
+        domain=cb.Interval(0.0, 1.0),
+        constraints=[cb.Bounds(0.0, 1.0)],
+    )
+    options = {"basis": cb.Chebyshev(5), "solver": cb.MRBO(), "steps": 40}
+    lost = cb.solve(problem, cb.Samples(xi, eta), **options, retreats=0)
+    found = cb.solve(problem, cb.Samples(xi, eta), **options)
+    assert lost.result is cb.Result.DIVERGED
+    assert found.result is not cb.Result.DIVERGED
+    assert "times as long as before" in found.choices["retreats"]

@@ -96,7 +96,7 @@ def one_step(solver, problem, state):
 
 def in_library(solver, tight):
     """The states of a run of the library, one for each step."""
-    problem = solver.prepare(reduced(tight)).ordinary()
+    problem = reduced(tight).ordinary()  # in coefficients as they are
     scales = Scales(**{name: jnp.asarray(value) for name, value in SCALES.items()})
     start = Start(scales, jnp.asarray(W0), jnp.asarray(V0), Ledger.empty(), np.True_, np.True_)
     state = eqx.tree_at(lambda s: s.ledger, solver._first(problem, start, KEY, jnp.int32(1000)), None)

@@ -264,6 +264,11 @@ class Stochastic(Solver):
         """The settings for which, where they are left out, the scales are measured."""
         return self.schedules
 
+    @property
+    def measured(self) -> bool:
+        """Whether all lengths of steps are set from the scales."""
+        return all(getattr(self, name, None) is None for name in _STEP_SIZES)
+
     def begin(self, reduced: Bilevel, start: Start, ledger: Ledger) -> tuple[PyTree, Ledger]:
         """What the algorithm remembers before its first step; and the ledger."""
         return (), ledger

@@ -34,7 +34,7 @@ class SeriesSolver(Stochastic):
 
     def series(self, s: StochasticState) -> Neumann:
         """The Neumann sum of this step."""
-        step, terms = s.scales.inner, self.terms
+        step, terms = s.outer.pace * s.scales.inner, self.terms
         if self.neumann is not None:
             step = at(self.neumann, s.step, s.dtype)
         elif self.inner is not None:
@@ -139,7 +139,7 @@ class BSA(SeriesSolver):
     def update(self, reduced, s, draw, rate):
         count = jnp.ceil(jnp.asarray(s.step + 1, float) ** self.growth).astype(jnp.int32)
         schedule = self.defaults(s.scales)["inner"] if self.inner is None else self.inner
-        W, ledger = descend(reduced, s, draw, count, lambda number: at(schedule, number, s.dtype))
+        W, ledger = descend(reduced, s, draw, count, lambda number: s.outer.pace * at(schedule, number, s.dtype))
         return self.move_by_series(reduced, s, W, draw, rate, ledger)
 
 
