@@ -101,7 +101,7 @@ def test_what_is_determined_of_each_array():
 
 
 def test_newton_forms_the_curvature_of_a_large_x():
-    """With twenty pairs alone, 40 coordinates took more than 200 steps."""
+    """Twice as many coordinates as pairs."""
     solution = cb.solve(problem(10), samples(), basis=cb.Chebyshev(3))
     assert solution.converged
     assert solution.stats["steps"] < 100
