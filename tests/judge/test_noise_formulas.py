@@ -26,7 +26,7 @@ def level(xi):
 
 
 def tilt(xi):
-    return 0.3 - 2 * xi
+    return 0.3 - 0.2 * xi
 
 
 def lower(x, y, xi, eta):
