@@ -124,3 +124,24 @@ def test_smooth_objectives_have_no_kinks(penalty, seed, n, flipped, truth):
     assert np.all(np.abs(x - known.bias - truth)[found] < 3 * known.error[found])
     assert np.array_equal(np.isfinite(np.diag(known.covariance)), found)
     assert np.all(np.isnan(known.covariance[0, 1]) | found)
+
+
+@pytest.mark.parametrize(("groups", "noise"), [(2, 0.1), (3, 0.0)])
+def test_upper_and_lower_level_that_agree_at_the_optimum(groups, noise):
+    """The adjoint then vanishes, and with it every single sample's gradient in ``x``: steps after those had no end."""
+    rng = np.random.default_rng(0)
+    t, group = rng.uniform(-1, 1, 900), rng.integers(0, groups, 900)
+    eta = {"seen": np.sin(2 * t) + 0.3 * group + noise * rng.normal(size=900), "group": group.astype(float)}
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - eta["seen"]) ** 2,
+        lambda x, y, xi, eta: (
+            jnp.sum(jnp.where(jnp.arange(groups) == eta["group"], jax.nn.softmax(x), 0)) * (y - eta["seen"]) ** 2
+        ),
+        x0=jnp.linspace(-0.3, 0.4, groups),
+        y0=0.0,
+        domain=cb.Interval(-1.0, 1.0),
+    )
+    solution = cb.solve(problem, cb.Samples(t, eta), progress=False)
+    assert np.ptp(solution.x) < 1e-5
+    assert "is not determined" in str(solution)
+    assert not solution.uncertainty.why_not
