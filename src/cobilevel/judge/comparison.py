@@ -330,7 +330,7 @@ def measure_exactly(
         difference=NoisyVector(stated - reduced, doubt),
         parts={"policy": stated - own_mean, "adjoint and sensitivity": own_mean - reduced},
         policy_error=mean_estimate(off[at.place], at.shares, least=0.0),
-        adjoint_error=_adjoint_error(at, solution, local.hessian, adjoint, rows.d2, richer),
+        adjoint_error=_adjoint_error(at, solution, local.hessian, policies.phi, adjoint, rows.d2, richer),
         sensitivity_error=lost,
         scale=float(np.sqrt(at.shares @ np.sum(true.by_context**2, axis=1))),
         value=mean_estimate(true.value, at.shares),
@@ -422,13 +422,13 @@ def _difference_noise(
 
 
 def _adjoint_error(
-    at: Contextual, solution: Solution, A: np.ndarray, v: Policy, d2: np.ndarray, richer: Basis | None
+    at: Contextual, solution: Solution, A: np.ndarray, own: np.ndarray, v: Policy, d2: np.ndarray, richer: Basis | None
 ) -> Estimate:
-    r"""$|v - Pv|^2$ in the norm of $A$, given $Pv$ and rows of $\partial_2 f$.
+    r"""$|v - Pv|^2$ in the norm of $A$, given the basis's functions, $Pv$ and rows of $\partial_2 f$.
 
     From single noisy rows it is as seen by a richer basis: with $\rho_i = \Phi_+ (\partial_2 f - A\, Pv)$ it is
     $E[\rho]^T H_+^{-1} E[\rho]$, and products of a row with itself, which hold the noise, are left out of the double
-    sum.
+    sum. Rows count without what the basis itself can follow: the mean of that the fit has made zero.
     """
     A, v, domain, shares = A[at.place], v[at.place], at.study.problem.domain, at.shares
     if at.study.upper.crossed or not at.study.upper_noise:
@@ -443,6 +443,9 @@ def _adjoint_error(
     kept = spread > slope_accuracy(at.study.eps) * spread[-1]
     rho = (phi[:, :, None] * residual[:, None, :]).reshape(len(phi), -1)
     white = rho @ (vectors[:, kept] / np.sqrt(spread[kept]))
+    within = np.kron(np.linalg.lstsq(phi, own[at.place], rcond=None)[0], np.eye(v.shape[1]))
+    followed = np.linalg.qr((vectors[:, kept] * np.sqrt(spread[kept])).T @ within)[0]
+    white = white - (white @ followed) @ followed.T
     total = shares @ white
     square = (total @ total - np.sum(shares**2 * np.sum(white**2, axis=1))) / (1 - np.sum(shares**2))
     error = 2 * np.sqrt(np.sum(shares**2 * (white @ total - total @ total) ** 2))
