@@ -244,3 +244,21 @@ def test_the_spread_of_resamplings_is_printed_as_it_is():
     assert spread.interval == pytest.approx(np.quantile(x, (0.025, 0.975)))
     assert abs(x.mean() - float(solution.x)) < solution.standard_error / 2
     assert spread.error == pytest.approx(solution.standard_error, rel=0.2)
+
+
+def test_the_adjoint_seen_by_a_richer_basis_and_its_noise():
+    """Products of different rows, along the two functions that the richer basis has beyond the two given."""
+    xi, eta = drawn(200)
+    quiet = lambda x, y, xi, eta: (y - x * moves(xi) - level(xi)) ** 2 / 2
+    problem, samples = cb.Problem(upper, quiet, X, 0.0, LINE), cb.Samples(xi, eta)
+    found = cb.certify(problem, at(problem, samples), samples).adjoint_error
+    pull = X * moves(xi) + level(xi) - eta[:, 2] + tilt(xi)
+    basis = np.linalg.qr(np.vander(xi, 4, increasing=True))[0] * np.sqrt(200)
+    white = basis[:, 2:] * (pull - basis[:, :2] @ (basis[:, :2].T @ pull) / 200)[:, None]
+    total, own = white.mean(axis=0), np.sum(white**2) / 200**2
+    value = (total @ total - own) / (1 - 1 / 200)
+    linear = 2 * np.sqrt(np.sum((white @ total - total @ total) ** 2)) / 200
+    product = np.sqrt(2 * np.sum((white.T @ white / 200**2) ** 2))
+    assert float(found) == pytest.approx(max(value, 0.0), rel=1e-4, abs=1e-9)
+    assert found.error == pytest.approx(np.hypot(linear, product), rel=1e-4)
+    assert product > linear / 2
