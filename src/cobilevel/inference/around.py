@@ -155,8 +155,9 @@ class Galerkin:
         sizes of single samples' gradients, and the spread.
 
         The spread over these sizes; where they vanish, after ``x`` itself. Not less than a share of what turns the
-        lower level's noise: at an ``x`` where ``f`` itself vanishes, its spread and its gradients are rounding. What
-        ``f`` gains through the policy counts row by row: in the mean it vanishes where ``x`` moves all of the policy.
+        lower level's noise: at an ``x`` where ``f`` itself vanishes, its spread and its gradients are rounding. Where
+        ``x`` moves all of the policy, the adjoint vanishes, and these sizes with it: what counts is then what ``f``
+        gains through the policy row by row.
         """
         point, through = self.point, np.zeros(len(self.point.x))
         scales = self.expansions.row_scales(point.x, point.W, point.adjoint, point.value)
@@ -164,7 +165,8 @@ class Galerkin:
             (pool,), d2 = self.expansions.upper_pools, self.expansions.upper_rows(point.x, point.W).d2
             moves = (np.sum(d2 * pool.y(moved), axis=1) for moved in np.moveaxis(point.sensitivity, 2, 0))
             through = np.array([np.sqrt(pool.shares @ move**2) for move in moves])
-        sizes, spread = np.hypot(scales.sizes, through), scales.spread or abs(point.value)
+        sizes = np.where(scales.sizes > NEGLIGIBLE * through, scales.sizes, through)
+        spread = scales.spread or abs(point.value)
         known = (sizes > 0) & (spread > 0)
         other = np.where(point.x != 0, np.abs(point.x), 1.0)
         step = np.where(known, spread / np.where(known, sizes, 1), other)
