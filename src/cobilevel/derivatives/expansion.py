@@ -293,10 +293,10 @@ class Expansions:
 
     # -- sample by sample, on this machine
 
-    def lower_rows(self, x: np.ndarray, W: np.ndarray) -> LowerRows:
-        """Sample by sample, at the policy."""
+    def lower_rows(self, x: np.ndarray, W: np.ndarray, off: Any = 0.0) -> LowerRows:
+        """Sample by sample, at the policy, or so far `off` it."""
         self._charge_lower()
-        tables = [self._derivatives("lower", pool.rows).table(x, pool.y(W)) for pool in self.lower_pools]
+        tables = [self._derivatives("lower", pool.rows).table(x, pool.y(W) + off) for pool in self.lower_pools]
         return self.sizes.split_lower(np.concatenate(tables) if len(tables) > 1 else tables[0])
 
     def upper_rows(self, x: np.ndarray, W: np.ndarray) -> UpperRows:

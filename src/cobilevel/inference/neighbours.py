@@ -367,6 +367,28 @@ def _smooth(table: np.ndarray, phi: np.ndarray | OneHot, shares: np.ndarray, nea
     return table if noise <= np.sum(shares @ (flat - fit) ** 2) / flat.shape[1] / 2 else fit.reshape(table.shape)
 
 
+def _over_kinks(around: Around, near: Neighbours, inverse: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """Inverse curvatures with which steps to the lower level's solution stop where its slope does.
+
+    Where ``g`` is steeper beyond a kink, as a penalty is, a Newton step from before it leads far across. The slopes of
+    single samples, moved so that they are the mean over neighbours at the policy, say where it should have ended.
+    Samples that do not keep the curvature of the policy.
+    """
+    at, point = around.galerkin.expansions, around.point
+    mean = near.sums(near.summand(r))
+    full = step = _times(inverse, mean)
+    back = np.argsort(near.order) if near.order is not None else slice(None)
+    for _ in range(8):  # a slope of straight pieces takes one for each piece
+        rows = at.lower_rows(point.x, point.W, -step[back])
+        left = near.arranged(rows.slope) - r + mean
+        step = step + _times(_floored(near.arranged(rows.hessian), near.row_shares)[1], left)
+    size, gap = np.linalg.norm(mean, axis=1), np.linalg.norm(left, axis=1)
+    off = np.linalg.norm(step - full, axis=1) > np.linalg.norm(full, axis=1) / 2
+    used = off & (gap <= NEGLIGIBLE * size)
+    turn = (step - full)[:, :, None] * mean[:, None, :] / np.where(size > 0, size, 1)[:, None, None] ** 2
+    return inverse + np.where(used[:, None, None], turn, 0.0)
+
+
 def _floored(matrices: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Matrices with eigenvalues kept away from zero, compared with the typical one; and their inverses."""
     if matrices.shape[1] == 1:  # the common case, many times as fast
@@ -426,7 +448,8 @@ class Missed:
     def policies(self, given: Float[np.ndarray, "n dy"]) -> tuple[Products, Products, bool]:
         """The mean square error of the basis's best policy, that of the one given, and whether this is the one fitted
         to these samples."""
-        near, step, own = self.widths[0], _times(self.residuals.inverse, self.residuals.r[0]), self.residuals.own
+        near, own, r = self.widths[0], self.residuals.own, self.residuals.r[0]
+        step = _times(_over_kinks(self.around, self.total.near, self.residuals.inverse, r), r)
         ahead = near.arranged(given - features_of(self.around) @ self.around.point.W)
         same = bool(np.abs(ahead).max() <= 1e-5 * np.sqrt(np.mean(step**2) + 1e-300))
         off = step + ahead
