@@ -145,3 +145,24 @@ def test_upper_and_lower_level_that_agree_at_the_optimum(groups, noise):
     assert np.ptp(solution.x) < 1e-5
     assert "not determined" in str(solution)
     assert not solution.uncertainty.why_not
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_kink_within_a_standard_error_has_an_interval(seed):
+    """A price on ``|x|``, and an optimum within a standard error of 0: the distribution is not normal, and an interval
+    is where the slope is within its noise. It was not determined."""
+    rng = np.random.default_rng(seed)
+    xi = rng.uniform(size=500)
+    up = (0.04 + 0.6 / (7 / 3)) * (1 + xi) + rng.normal(size=500)
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - eta["up"]) ** 2 / 2 + 0.6 * jnp.abs(x),
+        lambda x, y, xi, eta: (y - x * (1 + xi) - eta["low"]) ** 2 / 2,
+        x0=0.5,
+        y0=0.0,
+        domain=cb.Interval(0.0, 1.0),
+    )
+    samples = cb.Samples(xi, {"up": up, "low": rng.normal(size=500)})
+    solution = cb.solve(problem, samples, basis=cb.Chebyshev(2), progress=False)
+    low, high = solution.interval
+    assert low < 0.04 < high
+    assert 0.1 < high - low < 0.5  # without the kink, 4 standard errors of 0.03 to 0.06

@@ -48,7 +48,12 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         hidden = _hidden(missed, _inverse_on(hessian, free, flat, around.unit), error)
     touched |= np.any(np.isinf(ends), axis=0) & ~lost
     ends = ends * np.hypot(1, np.divide(hidden, error, out=np.zeros(dx), where=error > 0))
-    error = np.where(touched | around.near_kink | lost, np.inf, np.hypot(error, hidden))
+    uneven = around.near_kink
+    if dx == 1 and uneven[0] and free[0] and not lost[0] and not len(directions):
+        ends, touched = _ends_by_search(around), np.zeros(1, bool)
+        error, uneven = np.ptp(ends, axis=0) / 2 / QUANTILE, np.isinf(ends).any(axis=0)
+        covariance = error[None] ** 2
+    error = np.where(touched | uneven | lost, np.inf, np.hypot(error, hidden))
     apart = np.where(np.isinf(error)[:, None] | np.isinf(error), np.nan, covariance)
     words = _undetermined(flat, falls, touched, names, around.unit)
     words += _without_curvature(study, around.galerkin, start if len(flat) else None)
@@ -57,7 +62,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         x=around.x,
         error=error,
         bias=bias,
-        notes=_notes(around, free, touched, bias, error, hidden),
+        notes=_notes(around, free, touched, uneven, bias, error, hidden),
         undetermined=tuple(words),
         value=value,
         value_error=around.value_error(),
@@ -257,6 +262,28 @@ def _ends(
     return ends
 
 
+def _ends_by_search(around: Around) -> Float[np.ndarray, "2 1"]:
+    """The same for a single coordinate whose curvature changes within a standard error, as at a kink nearby: an end is
+    where the slope exceeds its noise, whatever lies between."""
+    noise, first = QUANTILE * np.sqrt(around.gradient_covariance()[0, 0]), abs(float(around.lengths[0]))
+    room = around.study.problem.bounds
+    ends = []
+    for side, bound in ((-1, flattened(room.lo)[0]), (1, flattened(room.hi)[0])):
+        most = abs(bound - around.x[0])
+        turned = lambda t, side=side: side * around.galerkin.nearby(around.x + side * t).gradient[0] > noise
+        low, high = 0.0, min(first, most)
+        while not turned(high) and high < min(first / NEGLIGIBLE, most):
+            low, high = high, min(2 * high, most)
+        if not turned(high):
+            ends.append(side * (most if high == most else np.inf))
+            continue
+        for _ in range(10):  # to a thousandth
+            middle = (low + high) / 2
+            low, high = (low, middle) if turned(middle) else (middle, high)
+        ends.append(side * high)
+    return np.array(ends)[:, None]
+
+
 def _corrected(
     at: Around, free: np.ndarray, missed: Missed | None, flat: np.ndarray, absorbed: np.ndarray, kept: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Around, Missed | None, np.ndarray]:
@@ -339,7 +366,13 @@ def _undetermined(
 
 
 def _notes(
-    around: Around, free: np.ndarray, touched: np.ndarray, bias: np.ndarray, error: np.ndarray, hidden: np.ndarray
+    around: Around,
+    free: np.ndarray,
+    touched: np.ndarray,
+    uneven: np.ndarray,
+    bias: np.ndarray,
+    error: np.ndarray,
+    hidden: np.ndarray,
 ) -> tuple[str, ...]:
     """What there is to say of each coordinate."""
     notes, x = [], around.x
@@ -347,7 +380,7 @@ def _notes(
         note = "not determined" if touched[j] else "" if free[j] else AT_BOUND
         if around.at_kink[j]:
             note = "at a kink"
-        elif around.near_kink[j]:
+        elif uneven[j]:
             note = "its curvature changes within a standard error: not determined"
         elif np.isnan(bias[j]) and not touched[j]:
             note = "fitting the policy to so few samples biases it by more than can be corrected: not determined"
