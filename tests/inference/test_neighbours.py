@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.inference.neighbours import neighbours_of
+from cobilevel.inference.pairs import neighbours_of
 
 AROUND = cb.Interval(-1.0, 1.0)
 

@@ -165,4 +165,4 @@ def test_a_kink_within_a_standard_error_has_an_interval(seed):
     solution = cb.solve(problem, samples, basis=cb.Chebyshev(2), progress=False)
     low, high = solution.interval
     assert low < 0.04 < high
-    assert 0.1 < high - low < 0.5  # without the kink, 4 standard errors of 0.03 to 0.06
+    assert 0.02 < high - low < 0.5  # without the kink, 4 standard errors of 0.03 to 0.06; it may end at the kink
