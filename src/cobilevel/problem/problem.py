@@ -81,10 +81,11 @@ class Equalities(Constraint):
         b, rows, sizes = self.b, len(self.A), np.linalg.norm(self.A, axis=1)
 
         def right(x, xi):
-            value = jnp.asarray(b(x, xi) if callable(b) else b)
+            here = jnp.result_type(float)
+            value = jnp.asarray(b(x, xi) if callable(b) else b, here)
             if value.shape not in ((), (rows,)):
                 raise ValueError(f"Equalities: b must have shape ({rows},), one number a row of A, got {value.shape}.")
-            return jnp.broadcast_to(value, (rows,)) / jnp.asarray(sizes, jnp.result_type(float))
+            return jnp.broadcast_to(value, (rows,)) / jnp.asarray(sizes, here)
 
         return self.A / sizes[:, None], right
 
