@@ -3,9 +3,10 @@ r"""The stopping rule of ``Newton``: converged, at a kink, or stalled.
 Lengths are relative to the extent of ``x``, gradients to the first one. With $\epsilon$ the precision, a run has
 converged where the projected gradient is below the tolerance and the next quasi-Newton step would be shorter than
 $\epsilon^{1/2}$, twice in a row, so that curvature from before does not mislead; where a refused step as short brackets
-a zero of the gradient; or where the next step is mere rounding. Where no curvature was seen, the length of the next
-step is not known, and none of this is said. A run that comes from far begins anew on arrival (``Units.after``): the
-first gradient, and the curvature along the way, say nothing of where it is.
+a zero of the gradient; or where the next step is mere rounding, of ``x`` or, twice in a row without the gradient
+falling, of the objective. Where no curvature was seen, the length of the next step is not known, and none of this is
+said. A run that comes from far begins anew on arrival (``Units.after``): the first gradient, and the curvature along
+the way, say nothing of where it is.
 """
 
 from dataclasses import dataclass, replace
@@ -110,7 +111,10 @@ class Stopping:
             jumps = bool(max(halves) > 0.9 * rise)
         bracketed = here.gradient @ toward < 0 < refused.gradient @ toward and length <= near
         settled = begun and not moved and refused.sound and bracketed
-        small = moved and there <= tolerance * scale and ahead <= near
+        # what is promised is rounding of the objective, and the gradient does not fall: it is rounding too
+        promised = abs(here.gradient @ (point.x - here.x))
+        floor = begun and moved and promised <= ROUNDINGS * eps * abs(here.value) and there > size / 2
+        small = moved and (floor or (there <= tolerance * scale and ahead <= near))
         rounded = moved and (ahead <= ROUNDINGS * eps * extent or there == 0)
         kink = begun and jumps and explained
         after = replace(
