@@ -111,9 +111,10 @@ class Stopping:
             jumps = bool(max(halves) > 0.9 * rise)
         bracketed = here.gradient @ toward < 0 < refused.gradient @ toward and length <= near
         settled = begun and not moved and refused.sound and bracketed
-        # what is promised is rounding of the objective, and the gradient does not fall: it is rounding too
-        promised = abs(here.gradient @ (point.x - here.x))
-        floor = begun and moved and promised <= ROUNDINGS * eps * abs(here.value) and there > size / 2
+        # what a step promises is rounding of the objective, which does not jump, and the gradient does not fall either
+        promised, jump = abs(here.gradient @ (point.x - here.x)), refused.value - here.value
+        noise = ROUNDINGS * eps * abs(here.value)
+        floor = begun and moved and promised <= noise and jump <= noise / np.sqrt(eps) and there > size / 2
         small = moved and (floor or (there <= tolerance * scale and ahead <= near))
         rounded = moved and (ahead <= ROUNDINGS * eps * extent or there == 0)
         kink = begun and jumps and explained
