@@ -491,8 +491,10 @@ def main() -> None:
     seconds = next((r["seconds"] for r in reversed(before) if "seconds" in r and "key" not in r), {})
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, given.out.open("a") as kept:
+        ending = threading.Event()  # what is cut off is neither killed nor survives
 
         def stop(*_) -> None:
+            ending.set()
             for group in tuple(RUNNING):
                 os.killpg(group, signal.SIGKILL)
             shutil.rmtree(folder, ignore_errors=True)
@@ -529,6 +531,8 @@ def main() -> None:
             finally:
                 mutant.undo(tree)
                 trees.put(tree)
+            if ending.is_set():
+                return None
             verdict = {0: "survived", 1: "killed", 2: "killed", -1: "time"}.get(code, "killed")
             by = failed_test(output) if verdict == "killed" else ""
             entry = {"key": mutant.key, "room": mutant.room, "verdict": verdict, "by": by, "spent": round(spent, 1)}

@@ -274,3 +274,13 @@ def test_bad_arguments(quadratic):
         diagnose(problem, cb.Chebyshev(3), np.zeros(4))
     with pytest.raises(ValueError, match="distinct contexts"):
         diagnose(problem, cb.Chebyshev(9), samples.rows(slice(0, 4)))
+
+
+@pytest.mark.parametrize("family", [cb.Chebyshev(7), cb.Orthonormal(cb.Chebyshev(7))])
+def test_the_curvatures_are_the_extreme_eigenvalues(family):
+    """``g`` has curvature 2, so the Hessian in the coefficients is twice the Gram matrix of the features."""
+    samples = uniform(300)
+    found = diagnose(noisy, family, samples)
+    phi = np.asarray(cb.reduce(noisy, family, samples).basis(samples.xi))
+    values = 2 * np.linalg.eigvalsh(phi.T @ phi / len(phi))
+    np.testing.assert_allclose((found.mu, found.L), (values[0], values[-1]), rtol=1e-9)

@@ -12,6 +12,7 @@ from cobilevel.answer import run
 from cobilevel.derivatives import Expansions, expansion
 from cobilevel.iteration import steps_on_host
 from cobilevel.lower import Dense, minimise, solve_at
+from cobilevel.solvers.newton import QuasiNewtonMemory
 from problems import LINE, Aim, as_pytrees, curved_problem, single
 
 ROWS, BASIS = 400, cb.Chebyshev(5)  # the same for all, so that they share one compiled program
@@ -249,3 +250,11 @@ def test_compiles_once_for_many_instances():
     solve(2.0)
     assert len(traced) - first == 2 * checks  # checks trace each problem; the solver is traced no more
     assert checks < 5
+
+
+def test_the_least_curvature_of_the_pairs():
+    steps = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    changes = np.array([[6.0, 8.0, 0.0], [0.0, 5.0, 12.0], [0.0, 0.0, 0.0]])
+    memory = QuasiNewtonMemory(steps, changes, np.asarray(2))
+    assert memory.least_curvature() == 2.0
+    assert QuasiNewtonMemory.empty(3, 2).least_curvature() == np.inf

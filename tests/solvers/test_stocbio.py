@@ -1,5 +1,7 @@
 """StocBiO: towards the closed form as its steps shrink, towards another point where its Neumann sum is too short."""
 
+import re
+
 import jax
 import numpy as np
 import optax
@@ -155,3 +157,15 @@ def test_streams_and_products_are_drawn_fresh(instance, kind):
     solver = cb.StocBiO(0.05, 0.05, neumann=0.3, terms=25, average=0.5)
     solution = cb.solve(instance.problem, data, basis=BASIS, solver=solver, steps=4000, batch=32)
     assert np.linalg.norm(solution.x - optimum) < 0.03 * np.linalg.norm(optimum)
+
+
+def test_what_the_series_leaves_out_is_that_of_the_flattest_direction(instance):
+    """``1 - step H sum_q (1 - step H)^q`` is ``(1 - step H)^(terms + 1)``, largest where the curvature is least."""
+    options = {"basis": BASIS, "steps": 20, "key": 0}
+    solution = cb.solve(instance.problem, instance.train, solver=cb.StocBiO(), **options)
+    terms, step, percent = map(
+        float, re.findall(r"^(\d+) terms of scale (\S+), .* up to (\S+)%", solution.choices["series"])[0]
+    )
+    features = cb.reduce(instance.problem, BASIS, instance.train).basis
+    least = np.linalg.eigvalsh(matrices(instance, features, instance.train)[0])[0]
+    assert 0.5 < percent / (100 * (1 - step * least) ** (terms + 1)) < 2
