@@ -88,6 +88,11 @@ CURVED = {
         np.array([0.1, 2.0]),
     ),
     "at most contexts": (lambda x, y, xi, eta: jnp.where(xi > 0.2, (y - xi) ** 2, (xi - x / 2) * y), BOX, 0.5),
+    "outside of a ball that is far away": (
+        lambda x, y, xi, eta: jnp.sum((y - xi - 2 * x - eta) ** 2) + y[0] * y[1],
+        [cb.Inequalities(lambda x, y, xi: 0.01 - jnp.sum(y**2))],
+        HALF * 4,
+    ),
     "curved within bounds alone": (lambda x, y, xi, eta: y**3 - (xi - 0.5) * y + 0.02 * y**2, BOX, 0.5),
     "units": (
         lambda x, y, xi, eta: 1e6 * (y[0] - xi - x) ** 2 + (1e-5 * y[1] - xi) ** 2,

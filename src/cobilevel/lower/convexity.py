@@ -93,7 +93,7 @@ def _flat(study: Study, constrained: Constrained, solution: Any, rows: Any, u: F
         return ""
     flat = np.ones(len(u), bool)
     each = parts if not several else [part.mean(axis=0, keepdims=True) for part in parts]
-    least = np.linalg.eigvalsh(sum(map(correlated, each)))[:, 0]
+    least = np.linalg.eigvalsh(_together(*each))[:, 0]
     if np.mean(least < -(study.eps ** (1 / 3))) > 0.5:
         return (
             "(The curvature of the lower objective in y is negative in some direction, and constraints alone hold y: "
@@ -103,7 +103,7 @@ def _flat(study: Study, constrained: Constrained, solution: Any, rows: Any, u: F
         flat = np.abs(least) <= rounding
         if flat.mean() < 0.5:
             return ""
-    values, vectors = np.linalg.eigh(sum(correlated(part[flat].mean(axis=0)) for part in parts))
+    values, vectors = np.linalg.eigh(_together(*(part[flat].mean(axis=0) for part in parts)))
     slack, slope = Slacks(study, solution.x, np.asarray(rows.xi)[flat]).at(u[flat])
     near = slack / smoothing.units < float(smoothing.width)
     for along in vectors.T[np.abs(values) <= rounding]:
@@ -118,6 +118,15 @@ def _flat(study: Study, constrained: Constrained, solution: Any, rows: Any, u: F
                 "term to lower, such as 0.01 * y**2.)"
             )
     return ""
+
+
+def _together(
+    objective: Float[np.ndarray, "... k k"], constraints: Float[np.ndarray, "... k k"]
+) -> Float[np.ndarray, "... k k"]:
+    """The curvature of both, whatever the units. That of a constraint which is not convex takes nothing away: where it
+    is inactive it does not matter, and where it is active that is said of it."""
+    values, vectors = np.linalg.eigh(correlated(constraints))
+    return correlated(objective) + (vectors * np.maximum(values, 0)[..., None, :]) @ np.swapaxes(vectors, -1, -2)
 
 
 def correlated(matrices: Float[np.ndarray, "... k k"]) -> Float[np.ndarray, "... k k"]:
