@@ -139,10 +139,10 @@ def smoothing_from(found: BarrierScales, names: Sequence[str], share: float, len
     The length is how far the policy varies; where it does not, how far it is from its constraints. Forces are the
     objective's slope along each constraint, and its curvature over that length.
     """
-    change, pressed = (np.asarray(part, float) for part in (found.change, found.pressed))
+    change, pressed, slack = (np.asarray(part, float) for part in (found.change, found.pressed, found.slack))
     units = np.sqrt(change)
     for k, name in enumerate(names):
-        if not np.isfinite(units[k]) or units[k] <= 0:
+        if not np.isfinite(units[k]) or units[k] <= 0 or np.isnan(slack[:, k]).all():
             raise ValueError(
                 f"constraints: {name} does not change with y around the start, or gives NaN there, so no choice of y "
                 "can meet it. Check its function, or start from another y0."
