@@ -39,6 +39,14 @@ def test_equalities_with_a_function_of_x(under_equalities, x64, given):
         np.testing.assert_allclose(sums, np.asarray(under_equalities.x) + xi, rtol=1e-5)
 
 
+def test_a_fitted_basis_is_a_function_as_well(under_equalities):
+    """It could not be hashed."""
+    basis, xi = under_equalities.basis, np.linspace(0.1, 0.9, 5)
+    for program in (jax.jit(basis), jax.vmap(basis), jax.jit(jax.vmap(basis)), jax.jit(basis)):
+        np.testing.assert_allclose(program(xi), basis(xi), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jax.jacfwd(basis))(xi)[:, 1], 2, rtol=1e-5)  # the second is 2 xi - 1
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("sums", [cb.Simplex(), cb.Equalities([[1.0, 2.0]], 1.5)], ids=["simplex", "equalities"])
 def test_equalities_that_are_numbers_cross_to_another_process(sums):
