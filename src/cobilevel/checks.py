@@ -33,10 +33,10 @@ def whole(name: str, value: Any, least: int = 1, what: str = "") -> int:
 
 
 def path_given(name: str, value: Any) -> Path:
-    """`value` as a path; raises where it is none."""
+    """`value` as a path, ``~`` being the user's own folder; raises where it is none."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{name} must be the path of a file, as text or a pathlib.Path, got {value!r}.")
-    return Path(value)
+    return Path(value).expanduser()
 
 
 def positive(name: str, value: Any) -> float:

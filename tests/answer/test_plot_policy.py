@@ -97,6 +97,21 @@ def test_two_categories_are_a_grid_and_many_are_thinned(samples):
     assert axis.get_yticklabels()[1].get_text() == "store number 3"
 
 
+@pytest.mark.parametrize("over", ["at $_$", "price", None])
+def test_names_are_never_formulas(over):
+    """Matplotlib takes what is between two dollar signs for one, and fails to draw where it is none."""
+    names, row = [r"$\frac$ to $2", "$1 to $2"], np.linspace(0, 1, 20)
+    domain = cb.Mixed({"at $_$": cb.Interval(0, 1), "price": cb.Finite(names)})
+    problem = cb.Problem(
+        lambda x, y, xi, eta: x**2, lambda x, y, xi, eta: y["$^$"] ** 2, x0=1.0, y0={"$^$": 0.0}, domain=domain
+    )
+    reduced = cb.reduce(problem, cb.Chebyshev(2), cb.Samples({"at $_$": row, "price": np.resize(names, 20)}))
+    figure = reduced.lift(reduced.x0, reduced.W0).plot(over=over)
+    figure.canvas.draw()
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend == (names if over is None else ["$^$"])
+
+
 def test_boxes_and_intervals_have_names_too(quadratic):
     solution = cb.solve(quadratic.problem, quadratic.train, basis=cb.Orthonormal(cb.Chebyshev(5)))
     axis = solution.plot(samples=quadratic.train).axes[0]

@@ -78,6 +78,15 @@ def test_a_file_is_not_loaded_for_other_functions(saved, name, function):
         cb.load(saved, stated(**{{"upper": "f", "lower": "g"}[name]: function}))
 
 
+def test_a_tilde_is_the_users_own_folder(saved, tmp_path, monkeypatch):
+    """As it is for a checkpoint; it was a folder named ``~`` where the program ran."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    written = cb.load(saved, stated()).save("~/run.npz")
+    assert written == tmp_path / "home" / "run.npz"
+    assert cb.load("~/run.npz", stated()).x == cb.load(written, stated()).x
+
+
 def test_the_same_functions_written_otherwise_are_the_same(solved, saved):
     rewritten = lambda x, y, xi, eta: (y**2 - 4 * y * xi + 4 * xi**2) + (x * x - 4 * x + 4)
     np.testing.assert_array_equal(cb.load(saved, stated(rewritten)).x, solved.x)

@@ -228,7 +228,7 @@ def test_product_and_finite_contexts(tmp_path):
     assert found.m_Phi == pytest.approx(0.25)
     assert found.advice[0].samples == 32
     for refused in (lambda: found.predict(0.1), lambda: found.plot(tmp_path / "none.png")):
-        with pytest.raises(ValueError, match="finite contexts"):
+        with pytest.raises(ValueError, match="contexts are finite"):
             refused()
 
 

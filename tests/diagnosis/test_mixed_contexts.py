@@ -1,6 +1,7 @@
 """What ``diagnose`` says of contexts of several kinds."""
 
 import numpy as np
+import pytest
 
 import cobilevel as cb
 
@@ -22,3 +23,6 @@ def test_too_many_functions_are_named_with_fewer_that_fit():
     advice = next(one for one in found.advice if one.samples)
     fewer = cb.reduce(PROBLEM, advice.basis, samples)
     assert fewer.basis.size <= 100 // 8
+    for asked in (found.plot, lambda: found.predict(0.1)):  # said to have finite contexts
+        with pytest.raises(ValueError, match="falls off by degree is known on an interval or a box alone"):
+            asked()

@@ -210,6 +210,7 @@ def test_constraints_that_cannot_be_met_are_named_with_the_context():
         ([cb.Equalities(np.eye(3))], "leave nothing of the 3 numbers"),
         ([cb.Equalities(np.ones((1, 3)), np.ones(2))], "b must have shape"),
         ([lambda x, y, xi: xi - 2.0], "does not change with y"),
+        ([lambda x, y, xi: jnp.log(y - 50.0)], "gives NaN there"),
         ([lambda x, y, xi: y["flow"]], "fails on one context"),
         ([lambda x, y, xi: np.exp(y)], "use jax.numpy"),
         ([cb.Bounds(np.zeros(2))], "does not fit"),

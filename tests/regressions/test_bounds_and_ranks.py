@@ -86,3 +86,22 @@ def test_ranks_need_not_be_promoted(tmp_path, name):
 )
 def test_what_is_not_convex_can_be_diagnosed(lower):
     assert "Diagnosis of" in str(cb.diagnose(stated(lower, 0.1), cb.Chebyshev(4), SAMPLES))
+
+
+@pytest.mark.parametrize(
+    ("lower", "options"),
+    [
+        (lambda x, y, xi, eta: 0 * y, {}),
+        (lambda x, y, xi, eta: -(1 + xi) * y, {"constraints": [cb.Bounds(0.0, None)]}),
+        (lambda x, y, xi, eta: jnp.maximum(xi - 0.2, 0) * (y - x) ** 2, {}),
+    ],
+    ids=["constant", "unbounded below", "flat at some contexts"],
+)
+@pytest.mark.filterwarnings("ignore:The lower level is not strongly convex")
+def test_without_curvature_a_certificate_promises_nothing(lower, options):
+    """The matrices of a policy's slopes have no inverse there."""
+    problem = stated(lower, 0.1, **options)
+    solution = cb.solve(problem, SAMPLES, cb.Chebyshev(3), steps=20)
+    certificate = cb.certify(problem, solution, SAMPLES)
+    assert certificate.trouble
+    assert certificate.regret is None or not np.isfinite(certificate.regret.total)

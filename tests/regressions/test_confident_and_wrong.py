@@ -166,3 +166,40 @@ def test_a_kink_within_a_standard_error_has_an_interval(seed):
     low, high = solution.interval
     assert low < 0.04 < high
     assert 0.02 < high - low < 0.5  # without the kink, 4 standard errors of 0.03 to 0.06; it may end at the kink
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("bounds", [(0.0, 0.8), (None, 0.8)])
+def test_an_upper_level_that_presses_through_a_bound(noise, bounds):
+    """It gains by ``y = 1``, which no ``x`` brings about: the barrier gave way at an ``x`` of 100,000, with a standard
+    error of 0.02."""
+    rng = np.random.default_rng(0)
+    samples = cb.Samples(rng.uniform(size=200), noise * rng.normal(size=200))
+    lower = lambda x, y, xi, eta: (y - x - xi - eta) ** 2
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - 1) ** 2, lower, 0.5, 0.3, cb.Interval(0.0, 1.0), constraints=cb.Bounds(*bounds)
+    )
+    with pytest.warns(UserWarning, match="violated though they can be met.*y <= 0.8 is violated by 0.2"):
+        solution = cb.solve(problem, samples, cb.Chebyshev(4), progress=False)
+    assert solution.result == cb.Result.GAVE_WAY
+    bounded = cb.Problem(
+        lambda x, y, xi, eta: (y - 1) ** 2 + 0.01 * (x - 3) ** 2,
+        lower, 0.5, 0.3, cb.Interval(0.0, 1.0), constraints=cb.Bounds(*bounds),
+    )  # fmt: skip
+    assert float(cb.solve(bounded, samples, cb.Chebyshev(4), progress=False).x) == pytest.approx(3, abs=0.01)
+
+
+@pytest.mark.parametrize("constraints", [(), (cb.Bounds(0.0, 0.9),)], ids=["free", "bounds"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_single_sample_has_no_standard_error(constraints, rows):
+    """Also where others have no weight. It was 0, or an error from inside."""
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - 0.5) ** 2,
+        lambda x, y, xi, eta: (y - x - xi - eta) ** 2,
+        0.5, 0.0, cb.Interval(0.0, 1.0), constraints=constraints,
+    )  # fmt: skip
+    samples = cb.Samples(np.array([0.5, 0.7])[:rows], np.array([0.1, 0.2])[:rows], weights=np.array([1.0, 0.0])[:rows])
+    solution = cb.solve(problem, samples, progress=False)
+    assert float(solution.x) == pytest.approx(-0.1, abs=1e-3)
+    assert "a single sample does not show its noise" in str(solution)
+    assert np.isnan(solution.standard_error)

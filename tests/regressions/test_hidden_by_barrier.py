@@ -88,6 +88,12 @@ CURVED = {
         np.array([0.1, 2.0]),
     ),
     "at most contexts": (lambda x, y, xi, eta: jnp.where(xi > 0.2, (y - xi) ** 2, (xi - x / 2) * y), BOX, 0.5),
+    "outside of a ball that is far away": (
+        lambda x, y, xi, eta: jnp.sum((y - xi - 2 * x - eta) ** 2) + y[0] * y[1],
+        [cb.Inequalities(lambda x, y, xi: 0.01 - jnp.sum(y**2))],
+        HALF * 4,
+    ),
+    "curved within bounds alone": (lambda x, y, xi, eta: y**3 - (xi - 0.5) * y + 0.02 * y**2, BOX, 0.5),
     "units": (
         lambda x, y, xi, eta: 1e6 * (y[0] - xi - x) ** 2 + (1e-5 * y[1] - xi) ** 2,
         [cb.Bounds(0.0, np.array([1.0, 1e6]))],
@@ -102,6 +108,22 @@ def test_a_lower_level_without_curvature_of_its_own_is_said(name):
         solution = solved(*FLAT[name], best=1.0)  # where constraints press from both sides
     assert not solution.converged
     assert "Bounds alone do not determine a smooth answer" in solution.detail
+
+
+BENT = {
+    "concave": (lambda x, y, xi, eta: -((y - 0.3) ** 2) - x * y * xi, BOX, 0.1),
+    "with noise": (lambda x, y, xi, eta: -((y - 0.6 - eta) ** 2), BOX, 0.9),
+    "one of two": (lambda x, y, xi, eta: (y[0] - xi) ** 2 - (y[1] - 0.3 - x * xi) ** 2, BOX, HALF),
+    "a saddle": (lambda x, y, xi, eta: (y[0] - xi) * (y[1] - 0.4), BOX, HALF),
+}
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_bounds_do_not_hide_negative_curvature(name):
+    """The end of the interval next to the start was given as the minimiser; the other may be lower."""
+    with pytest.warns(UserWarning, match="not strongly convex"):
+        solution = solved(*BENT[name], best=1.0)
+    assert not solution.converged
 
 
 @pytest.mark.parametrize("name", quick(CURVED, slow="linear on a ball"))

@@ -1,4 +1,7 @@
-"""A policy within a program of the caller's, whatever precision JAX is in, and plain calls after it."""
+"""A policy within a program of the caller's, whatever precision JAX is in, and plain calls after it; copies of it."""
+
+import copy
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -34,3 +37,34 @@ def test_equalities_with_a_function_of_x(under_equalities, x64, given):
             np.testing.assert_allclose(program(xi), policy(xi), rtol=1e-4, atol=1e-5)
         sums = np.asarray(policy(xi)).sum(axis=1)
         np.testing.assert_allclose(sums, np.asarray(under_equalities.x) + xi, rtol=1e-5)
+
+
+def test_a_fitted_basis_is_a_function_as_well(under_equalities):
+    """It could not be hashed."""
+    basis, xi = under_equalities.basis, np.linspace(0.1, 0.9, 5)
+    for program in (jax.jit(basis), jax.vmap(basis), jax.jit(jax.vmap(basis)), jax.jit(basis)):
+        np.testing.assert_allclose(program(xi), basis(xi), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jax.jacfwd(basis))(xi)[:, 1], 2, rtol=1e-5)  # the second is 2 xi - 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("sums", [cb.Simplex(), cb.Equalities([[1.0, 2.0]], 1.5)], ids=["simplex", "equalities"])
+def test_equalities_that_are_numbers_cross_to_another_process(sums):
+    """There is no function of the user's in them. In single precision, with a start in double, nothing is warned of."""
+    g = lambda x, y, xi, eta: jnp.sum((y - jnp.stack([xi, -x]) - eta) ** 2)
+    f = lambda x, y, xi, eta: (y[0] - 0.6) ** 2 + 0.01 * x**2
+    xi = np.linspace(0, 1, 60)
+    with double(False):
+        problem = cb.Problem(f, g, 0.1, np.array([0.3, 0.7]), cb.Interval(0.0, 1.0), constraints=[sums])
+        solution = cb.solve(problem, cb.Samples(xi, 0.1 * np.sin(40 * xi)), basis=cb.Chebyshev(2))
+        objective = cb.certify(problem, solution, cb.Samples(xi, 0 * xi)).objective
+        for copied in (pickle.loads(pickle.dumps(solution)), copy.deepcopy(solution), copy.copy(solution)):
+            assert str(copied) == str(solution)
+            np.testing.assert_array_equal(copied.policy(xi), solution.policy(xi))
+            np.testing.assert_allclose(jax.jit(copied.policy)(xi), solution.policy(xi), rtol=1e-5, atol=1e-6)
+            assert cb.certify(problem, copied, cb.Samples(xi, 0 * xi)).objective == objective
+
+
+def test_equalities_that_are_functions_say_what_to_do(under_equalities):
+    with pytest.raises(TypeError, match=r"hand over the file of solution.save"):
+        pickle.dumps(under_equalities)

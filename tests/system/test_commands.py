@@ -132,7 +132,9 @@ GIVEN_UP = {
     "samples must be Samples": FILE + "samples = xi",
     "line 13: upper(x, y, xi, eta) fails": FILE
     + "f = lambda x, y, xi, eta: y if y > 0 else x\nproblem = cb.Problem(f, problem.lower, 0.5, 0.0, problem.domain)",
-    "SyntaxError: invalid syntax (stated.py, line 1)": "def f(:",
+    "stated.py, line 1: SyntaxError: invalid syntax": "def f(:",
+    "stated.py: SyntaxError: source code string cannot contain null bytes": FILE + "\0",
+    "line 8: the file ends itself, sys.exit(0)": FILE.replace("(y - xi) ** 2,", "__import__('sys').exit(0),"),
     "ZeroDivisionError: division by zero": "import fails_next_to_it",
 }
 

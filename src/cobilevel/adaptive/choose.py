@@ -72,7 +72,8 @@ def choose_basis(
         # As few functions as held-out samples find as good as more: under a barrier, what is left has forces of the
         # constraints in it, and tests of it against noise say little.
         search, axes = Search(study, key, spent), Axes.of(domain)
-        members, most = search.as_good_as_any(at, axes.up_to(0)) or (axes.up_to(1), len(axes.up_to(1)))
+        few = axes.up_to(int(study.lower.contexts().distinct() >= len(axes.up_to(1))))
+        members, most = search.as_good_as_any(at, axes.up_to(0)) or (few, len(few))
         basis = basis_of(members, domain)
         sizes = f"of up to {most} functions, as good on {search.held} samples held out as any"
         return Choice(basis, f"{basis!r}: {sizes}, with the constraints smoothed.", spent, members)

@@ -18,7 +18,7 @@ from ..cluster import this_cluster
 from ..derivatives import Expansions, flattened
 from ..inference import NEGLIGIBLE, Uncertainty, infer, policy_noise
 from ..iteration import Checkpoint, Result, Solver, iterate
-from ..lower import correlated, feasibility_of, hidden_by_barrier
+from ..lower import correlated, feasibility_of, gave_way, hidden_by_barrier
 from ..precision import double
 from ..programs import put
 from ..reduction import Reduced, reduce_study
@@ -223,10 +223,13 @@ def _check_constraints(study: Study, solution: Solution) -> Solution:
     if met is None:
         return solution
     solution = replace(solution, feasibility=met)
+    result, detail = Result.INFEASIBLE, impossible
     if not impossible:
+        result, detail = Result.GAVE_WAY, gave_way(study, solution, met)
+    if not detail:
         return solution
-    warnings.warn(f"{Result.INFEASIBLE} {impossible}", stacklevel=4)
-    return replace(solution, result=Result.INFEASIBLE, detail=impossible)
+    warnings.warn(f"{result} {detail}", stacklevel=4)
+    return replace(solution, result=result, detail=detail)
 
 
 def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solution:

@@ -89,6 +89,8 @@ def plot_policy(solution: Any, over: Any, at: Mapping[str, Any] | None, samples:
     more = f" (without {left} more components)" if left > 0 else ""
     title = f"Policy over {' and '.join(axis.name for axis in cut.over)}{more}{cut.said}"
     figure.suptitle(textwrap.fill(title, _LINE * panels), fontsize="medium")
+    for text in figure.findobj(lambda artist: hasattr(artist, "set_parse_math")):
+        text.set_parse_math(False)  # names and categories are the user's: "$1 to $2" is no formula
     return figure
 
 

@@ -19,7 +19,7 @@ from ..lower import Feasibility
 from ..precision import double, kept_digits
 from ..problem import Problem
 from ..programs import arithmetic, put
-from ..study import Form, Smoothing
+from ..study import Form, Same, Smoothing
 from ..trees import shaped_like
 from .contexts import check_names, columns_of, policy_table
 from .identity import Objectives, check_constraints
@@ -75,10 +75,10 @@ class Solution:
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to another process, or into a copy: what a file keeps. The functions stay behind."""
-        if self.form is not None and self.form.stated is not None:
+        if self.form is not None and not isinstance(self.form.stated, Same | None):
             raise TypeError(
-                "a solution under equalities holds the function b of the problem, and cannot be pickled: hand over the "
-                "file of solution.save(...), and read it with cb.load(path, problem)."
+                "a solution under equalities that vary holds the function b of the problem and cannot be pickled: hand "
+                "over the file of solution.save(...), and read it with cb.load(path, problem)."
             )
         objectives = None if self.objectives is None else self.objectives.kept_of(self.x, self.at)
         known = {part.name: getattr(self, part.name) for part in fields(self)}

@@ -94,6 +94,8 @@ class FeatureMap(eqx.Module):
     transform: Float[Held, "raw N"] | None
     constant: Float[Held, " N"]
 
+    __hash__ = object.__hash__  # jax.jit takes functions that have one, and arrays do not
+
     def __repr__(self):
         return f"FeatureMap({self.basis!r} on {self.domain!r}, size={self.size})"
 

@@ -130,8 +130,10 @@ def _line_named(file: Path) -> Iterator[None]:
     """Errors that a user can mend as a ``ValueError`` that begins with the line of the file that led to them."""
     try:
         yield
-    except (ValueError, TypeError) as error:
-        line, cause = 0, error
+    except (ValueError, TypeError, SystemExit) as error:
+        line, cause, words = 0, error, str(error)
+        if isinstance(error, SystemExit):
+            words = f"the file ends itself, sys.exit({error.code!r}), before its problem is solved."
         while cause is not None:  # the last of the causes is closest to what went wrong
             frames = [
                 frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == str(file)
@@ -139,7 +141,7 @@ def _line_named(file: Path) -> Iterator[None]:
             line, cause = (frames or [line])[-1] or 0, cause.__cause__
         if not line:
             raise
-        raise ValueError(f"{file}, line {line}: {error}") from error
+        raise ValueError(f"{file}, line {line}: {words}") from error
 
 
 def _stated_in(file: Path) -> dict[str, Any]:
@@ -148,13 +150,14 @@ def _stated_in(file: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no file {file}.")
     try:
         stated = runpy.run_path(str(file), run_name="cobilevel_solve")
-    except SystemExit as end:
-        raise ValueError(f"the file ends itself, sys.exit({end.code!r}), before it has stated a problem.") from end
     except Exception as error:
         words, last = str(error), traceback.extract_tb(error.__traceback__)[-1]
         if isinstance(error, ValueError | TypeError) and Path(last.filename).is_relative_to(_LIBRARY):
             raise ValueError(words) from error  # refused, in words that are enough
-        elsewhere = "" if last.filename in (str(file), runpy.__file__) else f" ({last.filename}, line {last.lineno})"
+        if isinstance(error, SyntaxError) and error.filename in (str(file), None):  # it has not begun to run
+            line = f", line {error.lineno}" if error.lineno else ""
+            raise ValueError(f"{file}{line}: {type(error).__name__}: {error.msg}") from error
+        elsewhere = "" if last.filename == str(file) else f" ({last.filename}, line {last.lineno})"
         raise ValueError(f"{type(error).__name__}: {words}{elsewhere}") from error
     missing = [name for name in ("problem", "samples") if name not in stated]
     if missing:

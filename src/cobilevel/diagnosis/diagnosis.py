@@ -114,7 +114,7 @@ class Diagnosis:
     def predict(self, accuracy: float) -> int:
         """How many functions a policy takes that is this accurate: root mean square, relative to the policy's size."""
         if self.decay is None:
-            raise ValueError("predict needs the decay of the policy, which finite contexts do not have: Categorical().")
+            raise ValueError(f"predict needs how the policy falls off by degree, which is not known: {self.source}.")
         return self.decay.predict(accuracy)
 
     def rows(self) -> list[tuple[str, str]]:
@@ -149,7 +149,7 @@ class Diagnosis:
     def plot(self, path: str | Path | None = None) -> Any:
         """Coefficients by degree with the law they follow; written to `path` where one is given, else the figure."""
         if self.decay is None:
-            raise ValueError("plot shows the decay of the policy, which finite contexts do not have.")
+            raise ValueError(f"plot shows how the policy falls off by degree, which is not known: {self.source}.")
         return plot_decay(self.decay, self.functions, path)
 
 

@@ -28,6 +28,9 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     `start`: where the search for it began.
     """
     joint = study.shared and study.noisy
+    drawn = [level.contexts().shares() for level in (study.upper, study.lower) if not level.crossed]
+    if any(round(1 / np.sum(shares**2)) == 1 for shares in drawn):
+        return unknown(x, "standard errors are not known: a single sample does not show its noise.")
     why = too_large(study, joint)
     if why and not products_fit(study):
         return unknown(x, f"standard errors were not computed: {why}.")

@@ -58,6 +58,11 @@ class Result(enum.StrEnum):
         "Interrupted: stopped by a signal before it had ended; this is what it had by then, and not an answer. Go on "
         "with resume=..., or with the same call where it was given a checkpoint."
     )
+    GAVE_WAY = (
+        "Constraints on y are violated though they can be met: at the x returned the lower level presses on them "
+        "harder than their barrier withstands, so the upper objective is not that of the problem. Set x_bounds, or "
+        "start from an x0 nearer to where the answer should be: the barrier is measured there."
+    )
 
     @property
     def code(self) -> int:

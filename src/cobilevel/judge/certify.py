@@ -89,6 +89,7 @@ def certify(
     return replace(certificate, gradient=gradient, parts=parts)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of a lower level without minimum; what is not finite is not sound
 def _certified(
     study: Study, solution: Solution, mode: str | None, constants: Constants | None, draws: int, key: Any
 ) -> Certificate:

@@ -269,7 +269,7 @@ class Contextual:
     def sensitivity(self, y: Policy, law: Law | None = None) -> tuple[Sensitivity, LowerRows]:
         """``s = -A^-1 D`` along a policy, and the derivatives it is made of."""
         local = lower_along(self.study.problem, self.x, y, self.law if law is None else law)
-        return -np.linalg.solve(local.hessian, local.cross), local
+        return -_solved(local.hessian, local.cross), local
 
     def gradients(self, y: Policy, s: Sensitivity) -> GradientRows:
         """The rows of the gradient, ``d1 f + s^T d2 f``, for a policy and a sensitivity."""
@@ -371,11 +371,12 @@ def _newton_step(
 
 
 def _solved(H: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """``H^-1 right``; NaN where there is no inverse, as where a group of samples holds all those of a cell."""
+    """``H^-1 right``, of one matrix or each of many; NaN where there is no inverse, as where a group of samples holds
+    all those of a cell, or the lower level has no curvature at a context."""
     try:
         return np.linalg.solve(H, right)
     except np.linalg.LinAlgError:
-        return np.full_like(right, np.nan)
+        return np.full_like(right, np.nan) if H.ndim == 2 else np.stack(list(map(_solved, H, right)))
 
 
 def _with_conditional_means(at: Contextual, galerkin: Galerkin, draws: int, key: Array) -> Galerkin:
@@ -432,7 +433,7 @@ def _adjoint_error(
     """
     A, v, domain, shares = A[at.place], v[at.place], at.study.problem.domain, at.shares
     if at.study.upper.crossed or not at.study.upper_noise:
-        off = np.linalg.solve(A, d2[..., None])[..., 0] - v
+        off = _solved(A, d2[..., None])[..., 0] - v
         return mean_estimate(np.einsum("na,nab,nb->n", off, A, off, optimize=True), shares)
     if not measurable(shares):
         return Estimate.of(np.nan, np.nan, least=0.0)

@@ -1,7 +1,7 @@
 """The lower level, exactly: minimised over coefficients or context by context, with the hypergradient there."""
 
 from ..derivatives import DENSE_LIMIT
-from .constraints import Feasibility, feasibility_of, with_barrier
+from .constraints import Feasibility, feasibility_of, gave_way, with_barrier
 from .convexity import correlated, hidden_by_barrier
 from .damped_newton import ROUNDINGS, SOLVED, Dense, MatrixFree, cholesky, minimise, newton_steps
 from .per_context import (

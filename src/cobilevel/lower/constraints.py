@@ -200,6 +200,27 @@ def feasibility_of(study: Study, solution: Any) -> tuple[Feasibility | None, str
     return record, _impossible_at(study, constrained, solution, seen, scaled[0]) if suspect else ""
 
 
+def gave_way(study: Study, solution: Any, met: Feasibility) -> str:
+    """Which inequality the lower objective presses through, harder than its barrier withstands, in words.
+
+    The barrier is as strong as what was typical at ``x0``; an ``x`` that gains by it may press as hard as it likes.
+    """
+    constrained = study.constrained
+    if constrained is None or constrained.smoothing is None or not met.largest > float(constrained.smoothing.width):
+        return ""
+    smoothing, rows = constrained.smoothing, study.lower.look(as_key(0), UNIT_ROWS).samples.rows(slice(0, UNIT_ROWS))
+    u = as_rows(combine(solution.basis(rows.xi), solution.W)).astype(study.dtype)
+    scales = scales_at(constrained.lower, constrained.slacks, study.at(solution.x).problem, rows, u)
+    force = np.sqrt(np.asarray(scales.pressed, float) / np.asarray(scales.change, float))
+    strength, units = np.asarray(smoothing.weight / smoothing.floor, float), np.asarray(smoothing.units, float)
+    by = np.array([row.mean for row in met.rows]) / units
+    through = (force > strength) & (by > float(smoothing.width))
+    if not through.any():
+        return ""
+    k = int(np.argmax(np.where(through, by, 0)))
+    return f"({constrained.names[k]} is violated by {by[k]:.2g} in the mean.)"
+
+
 def _equalities_missed(study: Study, constrained: Constrained, solution: Any) -> str:
     """Where equalities contradict each other at the decision found, in words; at ``x0`` they do not."""
     form: Any = constrained.form

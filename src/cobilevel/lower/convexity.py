@@ -78,7 +78,8 @@ def _hole(study: Study, constrained: Constrained, x: Any, xi: np.ndarray, u: Flo
 
 def _flat(study: Study, constrained: Constrained, solution: Any, rows: Any, u: Float[np.ndarray, "n k"]) -> str:
     """A direction in which neither the lower objective nor a constraint has curvature, and in which constraints press
-    from both sides, or none does: there the minimiser jumps, or is any.
+    from both sides, or none does: there the minimiser jumps, or is any. Or one in which curvature is negative: there
+    are several, and which one is a matter of the start.
 
     Where all press from one side they determine it. Without noise single samples show it, else their mean.
     """
@@ -91,11 +92,18 @@ def _flat(study: Study, constrained: Constrained, solution: Any, rows: Any, u: F
     if not all(np.isfinite(part).all() for part in parts):
         return ""
     flat = np.ones(len(u), bool)
+    each = parts if not several else [part.mean(axis=0, keepdims=True) for part in parts]
+    least = np.linalg.eigvalsh(_together(*each))[:, 0]
+    if np.mean(least < -(study.eps ** (1 / 3))) > 0.5:
+        return (
+            "(The curvature of the lower objective in y is negative in some direction, and constraints alone hold y: "
+            "there may be a lower value elsewhere. State a lower objective that is convex.)"
+        )
     if not several:
-        flat = np.abs(np.linalg.eigvalsh(sum(map(correlated, parts)))[:, 0]) <= rounding
+        flat = np.abs(least) <= rounding
         if flat.mean() < 0.5:
             return ""
-    values, vectors = np.linalg.eigh(sum(correlated(part[flat].mean(axis=0)) for part in parts))
+    values, vectors = np.linalg.eigh(_together(*(part[flat].mean(axis=0) for part in parts)))
     slack, slope = Slacks(study, solution.x, np.asarray(rows.xi)[flat]).at(u[flat])
     near = slack / smoothing.units < float(smoothing.width)
     for along in vectors.T[np.abs(values) <= rounding]:
@@ -110,6 +118,15 @@ def _flat(study: Study, constrained: Constrained, solution: Any, rows: Any, u: F
                 "term to lower, such as 0.01 * y**2.)"
             )
     return ""
+
+
+def _together(
+    objective: Float[np.ndarray, "... k k"], constraints: Float[np.ndarray, "... k k"]
+) -> Float[np.ndarray, "... k k"]:
+    """The curvature of both, whatever the units. That of a constraint which is not convex takes nothing away: where it
+    is inactive it does not matter, and where it is active that is said of it."""
+    values, vectors = np.linalg.eigh(correlated(constraints))
+    return correlated(objective) + (vectors * np.maximum(values, 0)[..., None, :]) @ np.swapaxes(vectors, -1, -2)
 
 
 def correlated(matrices: Float[np.ndarray, "... k k"]) -> Float[np.ndarray, "... k k"]:

@@ -294,7 +294,7 @@ def _numbers_in(labels: tuple[str, ...]) -> Float[np.ndarray, " m"]:
     def number(label: str) -> float:
         word = {"true": "1", "false": "0"}.get(label.strip().lower(), label)
         try:
-            return float(word)
+            return float(word.replace("_", "x"))  # Python reads "1_0" as ten
         except ValueError:
             return np.nan
 

@@ -5,6 +5,7 @@ from .standard_form import (
     UNIT_ROWS,
     Constrained,
     Form,
+    Same,
     Smoothing,
     form_of,
     length_of,

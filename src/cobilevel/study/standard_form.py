@@ -23,7 +23,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from ..functions import Traced, failure, first_derivatives, second_derivatives, trace_objective
+from ..functions import Traced, depends_on, failure, first_derivatives, second_derivatives, trace_objective
 from ..keys import as_key
 from ..precision import double, in_double
 from ..problem import CHECK_ROWS, LOOK_ROWS, Bounds, Level, Problem, Samples, Unpacked, entry_names
@@ -139,10 +139,10 @@ def smoothing_from(found: BarrierScales, names: Sequence[str], share: float, len
     The length is how far the policy varies; where it does not, how far it is from its constraints. Forces are the
     objective's slope along each constraint, and its curvature over that length.
     """
-    change, pressed = (np.asarray(part, float) for part in (found.change, found.pressed))
+    change, pressed, slack = (np.asarray(part, float) for part in (found.change, found.pressed, found.slack))
     units = np.sqrt(change)
     for k, name in enumerate(names):
-        if not np.isfinite(units[k]) or units[k] <= 0:
+        if not np.isfinite(units[k]) or units[k] <= 0 or np.isnan(slack[:, k]).all():
             raise ValueError(
                 f"constraints: {name} does not change with y around the start, or gives NaN there, so no choice of y "
                 "can meet it. Check its function, or start from another y0."
@@ -171,6 +171,15 @@ def length_of(found: BarrierScales) -> float:
     return (float(spread) if spread > _NOTHING * typical else typical) or 1.0
 
 
+class Same(eqx.Module):
+    """Right-hand sides that are the same at every decision and context: numbers, which can be copied."""
+
+    value: Float[np.ndarray, " m"]
+
+    def __call__(self, x: PyTree, u: PyTree, xi: Any, eta: PyTree) -> Float[np.ndarray, " m"]:
+        return self.value
+
+
 class Form(eqx.Module):
     """``y`` from the unknown that is left: ``inverse @ b(x, xi) + null @ u`` with equalities, ``u`` itself without.
 
@@ -178,8 +187,8 @@ class Form(eqx.Module):
     same for a policy within a program of the caller's, who has JAX in single precision.
     """
 
-    inverse: Float[Array, "dy m"] | None
-    null: Float[Array, "dy k"] | None
+    inverse: Float[np.ndarray, "dy m"] | None
+    null: Float[np.ndarray, "dy k"] | None
     stated: Callable | None
     like: PyTree[Array]
     matrix: Float[np.ndarray, "m dy"] | None = None
@@ -217,13 +226,16 @@ class Form(eqx.Module):
         if self.stated is None:
             return self
         whole = Unpacked(self.stated, problem.domain), (problem.x0, None, xi, None)
+        now = trace_objective(*whole, first_derivatives)
+        if not any(depends_on(now.program.body, slice(None))):
+            return replace(self, stated=Same(np.asarray(now(*whole[1]))))
         if not in_double():
-            return replace(self, stated=trace_objective(*whole, first_derivatives))
+            return replace(self, stated=now)
         wide = lambda a: getattr(a, "dtype", None) == np.float64
         with double(False):
             halved = jax.tree.map(lambda a: np.asarray(a, np.float32) if wide(a) else a, whole)
             in_single = trace_objective(*halved, first_derivatives)
-        return replace(self, stated=trace_objective(*whole, first_derivatives), in_single=in_single)
+        return replace(self, stated=now, in_single=in_single)
 
 
 class Constrained(eqx.Module):
@@ -299,7 +311,7 @@ def _form(problem: Problem) -> Form:
         )
     inverse = (rows_of[:rank].T / sizes[:rank]) @ left[:, :rank].T
     dtype = jax.tree.leaves(problem.y0)[0].dtype
-    return Form(jnp.asarray(inverse, dtype), jnp.asarray(rows_of[rank:].T, dtype), right, problem.y0, A)
+    return Form(inverse.astype(dtype), rows_of[rank:].T.astype(dtype), right, problem.y0, A)
 
 
 def _check_consistent(problem: Problem, form: Form, xi: Any) -> None:
