@@ -1,4 +1,4 @@
-"""A corner of the policy, where a bound begins to bind: what a small basis misses there moves ``x`` by standard errors."""
+"""A corner of the policy, where a bound begins to bind: what a small basis misses there moves ``x``."""
 
 import jax.numpy as jnp
 import numpy as np
