@@ -76,22 +76,27 @@ class Search:
             wanted = {tuple(table[len(members) + k]) for k in order[: int(np.argmax(share >= _BULK)) + 1]}
             members, fits.known = axes.closed(members, wanted), known
 
-    def _pick(self, candidates: list[Candidate]) -> int:
-        """The smallest set that held-out samples find as good as the best one; of the gain in the objective, what the
-        square of a settled policy is worth does not matter."""
+    def _as_good(self, candidates: list[Candidate]) -> Int[np.ndarray, " k"]:
+        """The sets that held-out samples find as good as the best one; of the gain in the objective, what the square of
+        a settled policy is worth does not matter."""
         values = np.stack([c.judged for c in candidates])
         means = values.mean(axis=1)
         best = int(np.argmin(means))
         slack = np.full(len(values), SETTLED**2 * (means[0] - means[best]))
         if self.study.noisy:
             slack = np.maximum(slack, np.std(values - values[best], axis=1) / np.sqrt(values.shape[1]))
-        return int(np.argmax(means - means[best] <= slack))
+        return np.flatnonzero(means - means[best] <= slack)
 
     def as_good_as_any(self, x: Vector, members: np.ndarray, further: int = 4) -> tuple[np.ndarray, int] | None:
-        """The fewest functions that held-out samples find as good as more, up to so many candidates `further`; and the
-        most tried. ``None``: no fits."""
-        found = self._climb(x, members, lambda found: self._pick(found) < len(found) - further)
-        return (found[self._pick(found)].members, len(found[-1].members)) if found else None
+        """The most functions that held-out samples find as good as any, up to so many candidates `further`; and the
+        most tried. ``None``: no fits.
+
+        Not the fewest: what a policy misses next to a corner moves ``x`` to first order, and of more functions ``x``
+        has hardly more noise.
+        """
+        last = lambda found: int(self._as_good(found)[-1])
+        found = self._climb(x, members, lambda found: last(found) < len(found) - further)
+        return (found[last(found)].members, len(found[-1].members)) if found else None
 
     def grown(
         self, x: Vector, members: np.ndarray, most: int, loss: Loss, excess: float
@@ -108,7 +113,7 @@ class Search:
         def enough(found: list[Candidate]) -> bool:
             if len(found) < 3 or len(found[-1].members) < least:
                 return False
-            return max(lost_by(found)[-3:-1]) <= _LITTLE * excess or self._pick(found) < len(found) - 2
+            return max(lost_by(found)[-3:-1]) <= _LITTLE * excess or self._as_good(found)[0] < len(found) - 2
 
         found = self._climb(x, members, enough)
         if not found:

@@ -175,9 +175,7 @@ def _with_errors(solution: Solution, dtype: Any, seen: Callable[[], tuple[Study,
     def of_x() -> Uncertainty:
         with precision():
             study, reduced = seen()
-            soft = study.softened()
-            reduced = reduced if soft is study else replace(reduced, problem=soft.problem)
-            return infer(soft, reduced.whitened(), solution.x, study.problem.x0)
+            return infer(study, reduced.whitened(), solution.x, study.problem.x0)
 
     @cache
     def noise() -> Any:

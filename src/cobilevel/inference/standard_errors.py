@@ -6,8 +6,10 @@ import numpy as np
 from jaxtyping import Bool, Float, PyTree
 from scipy import special
 
+from ..basis import Orthonormal, richer_basis
 from ..derivatives import flattened
-from ..reduction import Reduced
+from ..lower import DENSE_LIMIT
+from ..reduction import Reduced, reduce_study
 from ..study import Study
 from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
 from .by_products import infer_by_products, products_fit
@@ -25,12 +27,13 @@ _MATERIAL = 0.2  # standard errors of bias from which on it is worked out step b
 def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None) -> Uncertainty:
     """How well the samples determine ``x``, the solution of the reduced problem (whitened) on them.
 
-    `start`: where the search for it began.
+    `start`: where the search for it began. Noise is measured with a soft barrier in place of inequalities.
     """
-    joint = study.shared and study.noisy
+    joint, stated, study = study.shared and study.noisy, study, study.softened()
     drawn = [level.contexts().shares() for level in (study.upper, study.lower) if not level.crossed]
     if any(round(1 / np.sum(shares**2)) == 1 for shares in drawn):
         return unknown(x, "standard errors are not known: a single sample does not show its noise.")
+    reduced = reduced if study is stated else replace(reduced, problem=study.problem)
     why = too_large(study, joint)
     if why and not products_fit(study):
         return unknown(x, f"standard errors were not computed: {why}.")
@@ -47,15 +50,17 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     directions, names = np.concatenate([flat, falls]), names_of(study.problem.x0)
     touched = np.any([np.zeros(dx, bool), *(_belongs(direction, around.unit) for direction in directions)], axis=0)
     error, hidden, lost = _errors(covariance), np.zeros(dx), np.isnan(bias)
-    if missed is not None and free.any():
-        hidden = _hidden(missed, _inverse_on(hessian, free, flat, around.unit), error)
+    if joint and free.any():
+        inverse = _inverse_on(hessian, free, flat, around.unit)
+        hidden = _by_richer(stated, reduced, around.x, inverse) if missed is None else _hidden(missed, inverse, error)
     touched |= np.any(np.isinf(ends), axis=0) & ~lost
-    ends = ends * np.hypot(1, np.divide(hidden, error, out=np.zeros(dx), where=error > 0))
     uneven = around.near_kink
     if dx == 1 and uneven[0] and free[0] and not lost[0] and not len(directions):
         ends, touched = _ends_by_search(around), np.zeros(1, bool)
         error, uneven = np.ptp(ends, axis=0) / 2 / QUANTILE, np.isinf(ends).any(axis=0)
         covariance = error[None] ** 2
+    ends = ends * np.hypot(1, np.divide(hidden, error, out=np.zeros(dx), where=error > 0))
+    seen = np.where(np.abs(hidden) > QUANTILE * error, hidden, 0.0) if study.barred else hidden
     error = np.where(touched | uneven | lost, np.inf, np.hypot(error, hidden))
     apart = np.where(np.isinf(error)[:, None] | np.isinf(error), np.nan, covariance)
     words = _undetermined(flat, falls, touched, names, around.unit)
@@ -65,7 +70,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         x=around.x,
         error=error,
         bias=bias,
-        notes=_notes(around, free, touched, uneven, bias, error, hidden),
+        notes=_notes(around, free, touched, uneven, bias, error, seen),
         undetermined=tuple(words),
         value=value,
         value_error=around.value_error(),
@@ -325,6 +330,22 @@ def _hidden(missed: Missed, inverse: np.ndarray, error: np.ndarray) -> Float[np.
     return np.where((np.abs(move) > _HIDDEN * spread) & (np.abs(move) > error), move, 0.0)
 
 
+def _by_richer(study: Study, reduced: Reduced, x: np.ndarray, inverse: np.ndarray) -> Float[np.ndarray, " dx"]:
+    """How far ``x`` would move, to first order, for a basis of about twice the functions; zero where there is none.
+
+    Under a barrier neighbours show nothing, and next to a corner of the policy what a basis misses moves ``x`` to first
+    order. It is counted whether or not it is clear of its noise, which is less than that of ``x``.
+    """
+    own = reduced.basis
+    most = min(study.lower.contexts().supported(True), DENSE_LIMIT // study.problem.sizes[1])
+    richer = richer_basis(own.basis, study.problem.domain, own.size, most)
+    if richer is None:
+        return np.zeros(len(x))
+    richer = richer if isinstance(richer, Orthonormal) else Orthonormal(richer)
+    point = Galerkin.at(reduce_study(study, richer).whitened(), x).point
+    return -inverse @ point.gradient if point.sound else np.zeros(len(x))
+
+
 # -- in words
 
 
@@ -388,7 +409,8 @@ def _notes(
         elif np.isnan(bias[j]) and not touched[j]:
             note = "fitting the policy to so few samples biases it by more than can be corrected: not determined"
         elif hidden[j] and not touched[j]:
-            note = f"the basis misses structure that neighbouring samples show: with it about {x[j] + hidden[j]:.5g}"
+            what = "what a richer basis shows" if around.study.barred else "structure that neighbouring samples show"
+            note = f"the basis misses {what}: with it about {x[j] + hidden[j]:.5g}"
         elif free[j] and not touched[j] and abs(bias[j]) > error[j] / 2 > 0:
             note = f"biased by {bias[j]:+.3g}, a fit to few samples for each function; {x[j] - bias[j]:.5g} without"
         notes.append(note)
