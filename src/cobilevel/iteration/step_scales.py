@@ -25,6 +25,7 @@ from ..lower import SOLVED, Point, lower_size, solve_at
 from ..problem import Bounds
 from ..programs import Held, arithmetic, put
 from ..reduction import Batch, Bilevel, Reduced, Source, Table, Turn
+from ..trees import shaped_like
 
 
 class Scales(eqx.Module):
@@ -254,25 +255,28 @@ def _some_rows(reduced: Any, rows: int, rng: np.random.Generator, key: Key[Array
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a lower level without minimum
 def turned(reduced: Reduced, rows: int = 2048) -> Reduced:
-    """With a barrier, the same problem in coordinates in which the Hessian of the lower level is the identity at the
-    last of the points downhill from ``x0``: where bounds bind there, the barrier is hundreds of times as steep as
-    ``g``, and where they do not it is flat, which no single length of step suits."""
+    """With a barrier, the same problem from the best of a few points downhill from ``x0``, in coordinates in which the
+    Hessian of the lower level is the identity there.
+
+    Where a bound binds, the barrier is hundreds of times as steep as ``g``, and elsewhere it is flat: no length of step
+    suits both, and no coordinates suit two points between which bounds come to bind.
+    """
     if reduced.constrained is None or reduced.constrained.smoothing is None:
         return reduced
-    rng = np.random.default_rng(len(jax.tree.leaves(reduced.W0)[0]))
-    part = _some_rows(reduced, rows, rng, jax.random.key(0))
-    at = Expansions(part)
+    rng, start = np.random.default_rng(0), jax.random.key(0)
+    at = Expansions(_some_rows(reduced, rows, rng, start))
     if not at.formed:
         return reduced
-    here, (W, *others), _, _, _ = _solved_start(part, at, rng)
-    hessian = at.lower(*([(here.x, W), *others][-1])).hessian
-    values = np.linalg.eigvalsh(hessian) if np.isfinite(hessian).all() else np.zeros(1)
-    if not values[0] > len(hessian) * at.eps * values[-1]:
+    W0 = at.table(reduced.W0)
+    points, _ = _bend(at, at.eps**SOLVED * lower_size(at, np.clip(at.start, *at.bounds), W0), rng)
+    if not all(point.sound for point in points):
         return reduced
-    root = np.linalg.cholesky(hessian)
-    matrices = tuple(one.astype(reduced.dtype) for one in (np.linalg.inv(root).T, root.T))
-    turn = Turn(*put(matrices), tuple(sorted(at.spent.items())))
-    return replace(reduced, turn=turn, W0=turn.of(turn.inverse, reduced.W0))
+    best = min(points, key=lambda point: point.value)
+    root = np.linalg.cholesky(best.hessian)
+    numbers = np.linalg.inv(root).T, root.T, np.linalg.norm(_downhill(at, points[0]))
+    turn = Turn(*put(tuple(np.asarray(number, reduced.dtype) for number in numbers)), tuple(sorted(at.spent.items())))
+    problem = reduced.problem.at(put(shaped_like(reduced.x0, best.x, reduced.dtype)))
+    return replace(reduced, problem=problem, turn=turn, W0=turn.of(turn.inverse, put(at.coefficients(best.W))))
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a lower level without minimum
@@ -294,10 +298,10 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048,
     smooth = max(small, *(values[-1] for values in ends))
     smooth = smooth if smooth > 0 else 1.0
     pull, steep = _steepness(at, here.x, W, rng, turn)
-    lasting = ends[1:] if turn is None else ends[-1:]  # where turned: on the way some directions are slower
-    convex = max(min(values[0] for values in lasting), W.size * at.eps * smooth)  # less cannot be resolved
+    convex = max(min(values[0] for values in ends[1:]), W.size * at.eps * smooth)  # less cannot be resolved
     epoch = max((source.rows or batch) / batch for source in sources)
-    measured = (smooth, convex, bend, np.linalg.norm(_downhill(at, here)), pull, steep, epoch)
+    gradient = np.linalg.norm(_downhill(at, here)) if turn is None else turn.first
+    measured = (smooth, convex, bend, gradient, pull, steep, epoch)
     scales = Scales(*(np.asarray(value, reduced.dtype) for value in measured))
     before = Counter() if turn is None else Counter(dict(turn.spent))
     ledger = HostLedger.of(at.spent + spent + looked + before).in_programs()

@@ -292,8 +292,8 @@ class Stochastic(Solver):
     def prepare(self, reduced):
         """Where nothing in units of the coefficients is given, these are the solver's own: coordinates in which the
         observed features are orthonormal, so that the curvature of ``g`` alone sets the pace; with a barrier, in which
-        the lower level is evenly curved where the run will go. For tables of dense rows: others would have to be laid
-        out, or filled."""
+        the lower level is evenly curved at the start (see ``turned``). For tables of dense rows: others would have
+        to be laid out, or filled."""
         ours = all(getattr(self, name, None) is None for name in _IN_COEFFICIENTS)
         sources = (reduced.upper_source, reduced.lower_source)
         dense = all(type(one) is Table and not isinstance(one.table.features, OneHot) for one in sources)

@@ -39,11 +39,12 @@ from .factored import values_in_factors
 class Turn(eqx.Module):
     """Coefficients in other coordinates of the same shapes: ``W = matrix @ Z``, both as vectors, function by function.
 
-    `spent`: what finding them took, by kind of oracle.
+    `first`: the size of the gradient where the search for them began; `spent`: what it took, by kind of oracle.
     """
 
     matrix: Float[Array, "M M"]
     inverse: Float[Array, "M M"]
+    first: Float[Array, ""]
     spent: tuple = eqx.field(static=True, default=())
 
     def of(self, matrix: Any, Z: PyTree) -> PyTree:
@@ -137,7 +138,7 @@ class Bilevel(eqx.Module):
 
     def ordinary(self) -> "Bilevel":
         """The problem without the basis it came from: those of one shape share compiled programs."""
-        turn = self.turn if self.turn is None else Turn(self.turn.matrix, self.turn.inverse)
+        turn = self.turn if self.turn is None else replace(self.turn, spent=())
         return Bilevel(self.problem, self.upper_source, self.lower_source, self.W0, turn=turn)
 
     def with_pools(self, upper: Batch, lower: Batch) -> Any:
