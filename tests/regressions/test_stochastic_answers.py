@@ -134,18 +134,18 @@ def test_measured_steps_do_not_depend_on_how_the_basis_is_written():
 
 
 def test_measured_steps_that_turn_out_too_long_are_shortened():
-    """Momentum carries the run past its end and into a bound that is not met on the way there."""
+    """Bounds come to bind that bind at none of the points looked at."""
     rng = np.random.default_rng(0)
-    xi, eta = rng.uniform(0, 1, 400), 0.1 * rng.normal(size=(400, 2))
+    xi, eta = rng.uniform(0, 1, 1000), 0.1 * rng.normal(size=(1000, 3))
     problem = cb.Problem(
-        lambda x, y, xi, eta: jnp.sum((y - 0.6) ** 2) + 0.1 * jnp.sum((x - 1) ** 2),
-        lambda x, y, xi, eta: jnp.sum((y - x * xi - 0.2 * jnp.cos(3 * xi) - eta) ** 2 * jnp.array([1.0, 0.6])),
-        x0=np.full(2, 0.5),
-        y0=np.full(2, 0.3),
+        lambda x, y, xi, eta: jnp.sum((y - jnp.array([0.9 * xi, 0.4, 0.6 - 0.9 * xi])) ** 2) + 0.01 * jnp.sum(x**2),
+        lambda x, y, xi, eta: jnp.sum((y - x[0] * jnp.array([xi, 0.4, -xi]) - x[1:] - eta) ** 2) / 2,
+        x0=np.zeros(4),
+        y0=np.full(3, 1 / 3),
         domain=cb.Interval(0.0, 1.0),
-        constraints=[cb.Bounds(0.0, 1.0)],
+        constraints=[cb.Simplex()],
     )
-    options = {"basis": cb.Chebyshev(5), "solver": cb.MRBO(), "steps": 40}
+    options = {"basis": cb.Chebyshev(8), "solver": cb.SOBA(), "steps": 200}
     lost = cb.solve(problem, cb.Samples(xi, eta), **options, retreats=0)
     found = cb.solve(problem, cb.Samples(xi, eta), **options)
     assert lost.result is cb.Result.DIVERGED
@@ -192,10 +192,10 @@ def test_a_bound_that_binds_does_not_take_the_whole_budget(kind):
 
 
 def test_a_run_out_of_steps_says_how_many_more_it_takes():
-    found = solve(3.0, solver=cb.SOBA(0.1, 0.0005, 0.1), steps=1000)
+    found = solve(3.0, solver=cb.SOBA(0.1, 0.00005, 0.1), steps=1000)
     assert found.result is cb.Result.BUDGET
     share, more = (float(part) for part in re.findall(r"at ([\d.e+-]+) of.* about ([\d.e+-]+) more", found.detail)[0])
-    gradient = found.history["gradient"]
-    np.testing.assert_allclose(share, gradient[-1] / gradient[0], rtol=0.2)
-    further = solve(3.0, solver=cb.SOBA(0.1, 0.0005, 0.1), steps=1000 + int(more), resume=found)
-    np.testing.assert_allclose(further.history["gradient"][-1] / gradient[0], 0.1, rtol=0.2)
+    first = found.history["gradient"][:100].max()
+    np.testing.assert_allclose(share, found.history["gradient"][-1] / first, rtol=0.2)
+    further = solve(3.0, solver=cb.SOBA(0.1, 0.00005, 0.1), steps=1000 + int(more), resume=found)
+    np.testing.assert_allclose(further.history["gradient"][-1] / first, 0.1, rtol=0.3)
