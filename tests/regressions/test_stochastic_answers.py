@@ -1,5 +1,7 @@
 """Runs of stochastic solvers that once were passed off as converged, or did not get going."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,20 +134,68 @@ def test_measured_steps_do_not_depend_on_how_the_basis_is_written():
 
 
 def test_measured_steps_that_turn_out_too_long_are_shortened():
-    """Momentum carries the run past its end and into a bound that is not met on the way there."""
+    """Bounds come to bind that bind at none of the points looked at."""
     rng = np.random.default_rng(0)
-    xi, eta = rng.uniform(0, 1, 400), 0.1 * rng.normal(size=(400, 2))
+    xi, eta = rng.uniform(0, 1, 1000), 0.1 * rng.normal(size=(1000, 3))
     problem = cb.Problem(
-        lambda x, y, xi, eta: jnp.sum((y - 0.6) ** 2) + 0.1 * jnp.sum((x - 1) ** 2),
-        lambda x, y, xi, eta: jnp.sum((y - x * xi - 0.2 * jnp.cos(3 * xi) - eta) ** 2 * jnp.array([1.0, 0.6])),
-        x0=np.full(2, 0.5),
-        y0=np.full(2, 0.3),
+        lambda x, y, xi, eta: jnp.sum((y - jnp.array([0.9 * xi, 0.4, 0.6 - 0.9 * xi])) ** 2) + 0.01 * jnp.sum(x**2),
+        lambda x, y, xi, eta: jnp.sum((y - x[0] * jnp.array([xi, 0.4, -xi]) - x[1:] - eta) ** 2) / 2,
+        x0=np.zeros(4),
+        y0=np.full(3, 1 / 3),
         domain=cb.Interval(0.0, 1.0),
-        constraints=[cb.Bounds(0.0, 1.0)],
+        constraints=[cb.Simplex()],
     )
-    options = {"basis": cb.Chebyshev(5), "solver": cb.MRBO(), "steps": 40}
+    options = {"basis": cb.Chebyshev(8), "solver": cb.SOBA(), "steps": 200}
     lost = cb.solve(problem, cb.Samples(xi, eta), **options, retreats=0)
     found = cb.solve(problem, cb.Samples(xi, eta), **options)
     assert lost.result is cb.Result.DIVERGED
     assert found.result is not cb.Result.DIVERGED
     assert "times as long as before" in found.choices["retreats"]
+
+
+def bounded(**more):
+    """Bounds bind at no context for the first x, and at half of them for the best."""
+    return cb.Problem(
+        lambda x, y, xi, eta: (y - 1.5 * xi - 0.2) ** 2 + 0.1 * (x - 1.5) ** 2,
+        lambda x, y, xi, eta: (y - (x * xi + 0.2 + 0.1 * eta)) ** 2 / 2,
+        x0=0.3,
+        y0=0.5,
+        domain=cb.Interval(0.0, 1.0),
+        constraints=[cb.Bounds(0.0, 1.0)],
+        smoothing=1e-2,
+        **more,
+    )
+
+
+BOUNDED = cb.Samples(XI, NOISE)
+
+
+def test_a_barrier_is_evenly_curved_in_the_coordinates_of_measured_steps():
+    reduced = cb.reduce(bounded(), cb.Chebyshev(6), BOUNDED)
+    condition = lambda problem: float(measure(problem, jax.random.key(0), 64).scales.condition)
+    ours = cb.SOBA().prepare(reduced)
+    assert condition(reduced.whitened()) > 200
+    assert condition(ours) < 40
+    W = jax.tree.map(lambda a: a + 0.1, ours.W0)
+    batch = reduced.upper_pool
+    np.testing.assert_allclose(
+        ours.upper(0.7, W, ours.upper_pool), reduced.upper(0.7, ours.restore(W), batch), rtol=1e-4
+    )
+    np.testing.assert_allclose(ours.enter(ours.restore(W)), W, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [cb.SOBA, cb.SABA, cb.RSVRB], ids=lambda kind: kind.__name__)
+def test_a_bound_that_binds_does_not_take_the_whole_budget(kind):
+    best = cb.solve(bounded(), BOUNDED, basis=cb.Chebyshev(6))
+    found = cb.solve(bounded(), BOUNDED, basis=cb.Chebyshev(6), solver=kind(), steps=1000)
+    assert abs(float(found.x - best.x)) < 0.1 * abs(0.3 - float(best.x))
+
+
+def test_a_run_out_of_steps_says_how_many_more_it_takes():
+    found = solve(3.0, solver=cb.SOBA(0.1, 0.00005, 0.1), steps=1000)
+    assert found.result is cb.Result.BUDGET
+    share, more = (float(part) for part in re.findall(r"at ([\d.e+-]+) of.* about ([\d.e+-]+) more", found.detail)[0])
+    first = found.history["gradient"][:100].max()
+    np.testing.assert_allclose(share, found.history["gradient"][-1] / first, rtol=0.2)
+    further = solve(3.0, solver=cb.SOBA(0.1, 0.00005, 0.1), steps=1000 + int(more), resume=found)
+    np.testing.assert_allclose(further.history["gradient"][-1] / first, 0.1, rtol=0.3)

@@ -70,7 +70,7 @@ def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Le
     ``N d_y`` coefficients; rows and columns follow ``flatten(W)``. The coefficients of a function that is zero at every
     sample get the largest curvature there is, so that a Newton step leaves them where they are.
     """
-    y = combine(batch.features, W)
+    y = combine(batch.features, reduced.weights(W))
     _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], y))
     flat = jax.vmap(lambda leaf: ravel_pytree(leaf)[0])(y)
 
@@ -84,6 +84,9 @@ def lower_model(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Le
     hessian = galerkin(phi, share[:, None, None] * curvature)
     idle = jnp.repeat(jnp.all(phi == 0, axis=0), curvature.shape[1])
     hessian = hessian + jnp.diag(jnp.where(idle, jnp.max(jnp.diagonal(hessian)), 0))
+    if reduced.turn is not None:
+        turn = reduced.turn.matrix.astype(hessian.dtype)
+        gradient, hessian = turn.T @ gradient, turn.T @ hessian @ turn
     model = (share @ value).astype(dtype), gradient.astype(dtype), hessian.astype(dtype)
     return model, ledger.add("hessian", batch)
 
@@ -101,13 +104,13 @@ def cross_matrix(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: L
 def upper_rows(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """Sample by sample: ``(f, d1 f, d2 f)``, the last in ``y``; ``mean_with_features`` leads to coefficients."""
     rows = jax.vmap(jax.value_and_grad(reduced.problem.upper, argnums=(0, 1)), in_axes=(None, 0, 0, 0))
-    values, (d1, d2) = rows(x, combine(batch.features, W), batch.xi, batch.eta)
+    values, (d1, d2) = rows(x, combine(batch.features, reduced.weights(W)), batch.xi, batch.eta)
     return (values, d1, d2), ledger.add("upper_gradient", batch)
 
 
 def lower_rows(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batch, ledger: Ledger):
     """Sample by sample: ``(d2 g, d22 g (V Phi), d12 g (V Phi))``, the first two in ``y``."""
-    y, along = combine(batch.features, W), combine(batch.features, V)
+    y, along = (combine(batch.features, reduced.weights(part)) for part in (W, V))
 
     def local(point, tangent, xi, eta):
         slopes = lambda z: jax.grad(reduced.problem.lower, argnums=(0, 1))(x, z, xi, eta)
@@ -126,7 +129,7 @@ def cross_rows(reduced: Bilevel, x: PyTree, W: PyTree, rows: PyTree, batch: Batc
         along = lambda at: jax.jvp(lambda z: reduced.problem.lower(at, z, xi, eta), (point,), (tangent,))[1]
         return jax.grad(along)(x)
 
-    return jax.vmap(local)(combine(batch.features, W), rows, batch.xi, batch.eta)
+    return jax.vmap(local)(combine(batch.features, reduced.weights(W)), rows, batch.xi, batch.eta)
 
 
 def mean_with_features(batch: Batch, rows: PyTree) -> PyTree:

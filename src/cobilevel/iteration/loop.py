@@ -224,15 +224,16 @@ def iterate(
         detail = f"It happened at step {course.step + 1}."
     elif noted and course.going:
         result, detail = Result.INTERRUPTED, f"(At step {course.step} of {steps}.)"
-    state = at_home(course.state)
+    state, curves = at_home(course.state), course.history.curves()
     x, W, choices = solver.finish(state)
+    detail = solver.outlook(state, curves) if result is Result.BUDGET else detail
     stats = _statistics(reduced, course, state) | {"compile_seconds": compiled}
     ended = Ended(
         x=put(x),
         W=prepared.restore(put(W)),
         result=result,
         detail=detail,
-        history=course.history.curves(),
+        history=curves,
         stats=stats,
         choices=choices | course.words(),
         state=Saved(archive.to_plain(state), _identity(solver, prepared, state)) if resumable else None,
@@ -350,7 +351,7 @@ def _identity(solver: Solver, reduced: Reduced, state: Any, rows: int = 64) -> s
         return replace(source.table, features=some)
 
     levels = [data(source) for source in (reduced.upper_source, reduced.lower_source)]
-    arrays = eqx.filter((levels, reduced.problem.x_bounds, reduced.coordinates), eqx.is_array)
+    arrays = eqx.filter((levels, reduced.problem.x_bounds, reduced.coordinates, reduced.turn), eqx.is_array)
     held = [digest_of(leaf) for leaf in jax.tree.leaves(arrays)]
     bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
     settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given

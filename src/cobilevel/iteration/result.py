@@ -1,6 +1,20 @@
 """How a run ended, as sentences that name the remedy."""
 
 import enum
+import math
+
+
+def outlook(share: float, pace: float, goal: float = 0.1) -> str:
+    """What to add where steps are used up: the gradient is at a share of its first size, falls at a pace (the share of
+    itself that it loses in a step), and is to come to a goal; by default one at which about a hundredth of what the
+    objective had to gain is left."""
+    here = f"(The hypergradient is at {share:.2g} of its first size"
+    if share <= goal:
+        return f"{here}.)"
+    if not pace > 0:
+        return f"{here}, and did not fall in the last quarter of the run.)"
+    more = math.log(share / goal) / pace
+    return f"{here}; at the pace of the last quarter, {goal:.2g} takes about {more:.2g} more steps.)"
 
 
 class Result(enum.StrEnum):

@@ -1,6 +1,7 @@
 """The solver protocol: a solver is a frozen record of hyperparameters, and everything that evolves is its state."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -117,6 +118,10 @@ class Solver(eqx.Module):
     @abstractmethod
     def terminate(self, reduced: Any, state: Any) -> Any:
         """The code of the result after a step: ``Result.RUNNING`` to go on, and how it ended once steps are used up."""
+
+    def outlook(self, state: Any, curves: Mapping[str, np.ndarray]) -> str:
+        """In words, how far a run has come that has used up its steps, and how many more it would take."""
+        return ""
 
     def finish(self, state: Any) -> tuple[PyTree, PyTree, dict[str, str]]:
         """``x`` and ``W`` to return, and in words what was chosen on the way."""

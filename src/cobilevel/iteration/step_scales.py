@@ -24,7 +24,8 @@ from ..derivatives import Expansions, HostLedger, Ledger, galerkin
 from ..lower import SOLVED, Point, lower_size, solve_at
 from ..problem import Bounds
 from ..programs import Held, arithmetic, put
-from ..reduction import Batch, Bilevel, Reduced, Source, Table
+from ..reduction import Batch, Bilevel, Reduced, Source, Table, Turn
+from ..trees import shaped_like
 
 
 class Scales(eqx.Module):
@@ -115,10 +116,20 @@ def lanczos(
     return np.linalg.eigvalsh(np.diag(alpha) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1))
 
 
-def _curvatures(at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Generator, **steps: int) -> np.ndarray:
+def _spectrum(hessian: np.ndarray, turn: Turn | None) -> np.ndarray:
+    """Eigenvalues of a Hessian in the coordinates that steps are taken in, in ascending order."""
+    if turn is not None:
+        matrix = np.asarray(turn.matrix, float)
+        hessian = matrix.T @ hessian @ matrix
+    return np.sort(np.linalg.eigvalsh(hessian), axis=None)
+
+
+def _curvatures(
+    at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Generator, turn: Turn | None = None, **steps: int
+) -> np.ndarray:
     """Eigenvalues of the lower Hessian, or Ritz values where it is not formed, in ascending order."""
     if at.formed:
-        values = np.sort(np.linalg.eigvalsh(at.lower(x, W).hessian), axis=None)
+        values = _spectrum(at.lower(x, W).hessian, turn)
         return values if np.isfinite(values).all() else np.zeros(1)
     product = lambda v: at.hessian_product(x, W, v.reshape(W.shape)).reshape(-1)
     begin = product(rng.standard_normal(W.size))  # in the range: what no context sees is left out
@@ -180,12 +191,17 @@ def _bend(
     return points, bend
 
 
-def _steepness(at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+def _steepness(
+    at: Expansions, x: np.ndarray, W: np.ndarray, rng: np.random.Generator, turn: Turn | None
+) -> tuple[float, float]:
     """The size of the upper gradient in ``W``, and its largest rate of change by power iteration on differences."""
-    pull = at.upper(x, W).d2
+    matrix = np.eye(1) if turn is None else np.asarray(turn.matrix, float)
+    image = lambda matrix, table: table if turn is None else (matrix @ table.reshape(-1)).reshape(table.shape)
+    back, forth = partial(image, matrix.T), partial(image, matrix)
+    pull = back(at.upper(x, W).d2)
     size, reach = float(np.linalg.norm(pull)), at.eps ** (1 / 3) * (1 + np.linalg.norm(W))
     along = pull + rng.standard_normal(W.shape) / W.size**0.5 * (size or 1.0)
-    steep = _largest_rate(lambda along: (at.upper(x, W + reach * along).d2 - pull) / reach, along)
+    steep = _largest_rate(lambda along: (back(at.upper(x, W + reach * forth(along)).d2) - pull) / reach, along)
     return size, max(steep, size / (1 + float(np.linalg.norm(W)))) or 1.0
 
 
@@ -225,8 +241,42 @@ def _largest_on_batches(
         weights = len(parts) * pool.shares[part]
         hessian = galerkin(np.asarray(pool.features[part], float), hessians[part] * weights[:, None, None])
         if np.isfinite(hessian).all():
-            largest = max(largest, float(np.linalg.eigvalsh(hessian)[-1]))
+            largest = max(largest, float(_spectrum(hessian, reduced.turn)[-1]))
     return largest, at.spent
+
+
+def _some_rows(reduced: Any, rows: int, rng: np.random.Generator, key: Key[Array, ""]) -> Any:
+    """The problem on at most so many rows of a level, and in the weights of its features."""
+    sources = reduced.lower_source, reduced.upper_source
+    lower = _part(sources[0], rows, rng, key)
+    upper = lower if sources[0] is sources[1] and sources[0].rows is not None else _part(sources[1], rows, rng, key)
+    return replace(reduced, lower_source=lower, upper_source=upper, W0=reduced.weights(reduced.W0), turn=None)
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a lower level without minimum
+def turned(reduced: Reduced, rows: int = 2048) -> Reduced:
+    """With a barrier, the same problem from the best of a few points downhill from ``x0``, in coordinates in which the
+    Hessian of the lower level is the identity there.
+
+    Where a bound binds, the barrier is hundreds of times as steep as ``g``, and elsewhere it is flat: no length of step
+    suits both, and no coordinates suit two points between which bounds come to bind.
+    """
+    if reduced.constrained is None or reduced.constrained.smoothing is None:
+        return reduced
+    rng, start = np.random.default_rng(0), jax.random.key(0)
+    at = Expansions(_some_rows(reduced, rows, rng, start))
+    if not at.formed:
+        return reduced
+    W0 = at.table(reduced.W0)
+    points, _ = _bend(at, at.eps**SOLVED * lower_size(at, np.clip(at.start, *at.bounds), W0), rng)
+    if not all(point.sound for point in points):
+        return reduced
+    best = min(points, key=lambda point: point.value)
+    root = np.linalg.cholesky(best.hessian)
+    numbers = np.linalg.inv(root).T, root.T, np.linalg.norm(_downhill(at, points[0]))
+    turn = Turn(*put(tuple(np.asarray(number, reduced.dtype) for number in numbers)), tuple(sorted(at.spent.items())))
+    problem = reduced.problem.at(put(shaped_like(reduced.x0, best.x, reduced.dtype)))
+    return replace(reduced, problem=problem, turn=turn, W0=turn.of(turn.inverse, put(at.coefficients(best.W))))
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a lower level without minimum
@@ -237,25 +287,27 @@ def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048,
     """
     # with a number of its own, so that the draws of the run are others
     rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), 0x5CA1E])
-    sources = reduced.lower_source, reduced.upper_source
-    lower = _part(sources[0], rows, rng, key)
-    upper = lower if sources[0] is sources[1] and sources[0].rows is not None else _part(sources[1], rows, rng, key)
-    part = replace(reduced, lower_source=lower, upper_source=upper)
+    sources, turn = (reduced.lower_source, reduced.upper_source), reduced.turn
+    part = _some_rows(reduced, rows, rng, key)
     at = Expansions(part)
     here, (W, *others), v, bend, spent = _solved_start(part, at, rng)
-    places = [(here.x, at.table(reduced.W0)), (here.x, W), *others]
-    ends = [_curvatures(at, x, place, rng) for x, place in places]
+    places = [(here.x, at.table(part.W0)), (here.x, W), *others]
+    ends = [_curvatures(at, x, place, rng, turn) for x, place in places]
     steepest = places[int(np.argmax([values[-1] for values in ends[1:]])) + 1]
     small, looked = _largest_on_batches(reduced, *steepest, _drawn(sources[0], key, looks, batch, rng), batch, rng)
     smooth = max(small, *(values[-1] for values in ends))
     smooth = smooth if smooth > 0 else 1.0
-    pull, steep = _steepness(at, here.x, W, rng)
+    pull, steep = _steepness(at, here.x, W, rng, turn)
     convex = max(min(values[0] for values in ends[1:]), W.size * at.eps * smooth)  # less cannot be resolved
     epoch = max((source.rows or batch) / batch for source in sources)
-    measured = (smooth, convex, bend, np.linalg.norm(_downhill(at, here)), pull, steep, epoch)
+    gradient = np.linalg.norm(_downhill(at, here)) if turn is None else turn.first
+    measured = (smooth, convex, bend, gradient, pull, steep, epoch)
     scales = Scales(*(np.asarray(value, reduced.dtype) for value in measured))
-    ledger = HostLedger.of(at.spent + spent + looked).in_programs()
-    parts = scales, at.coefficients(W), at.coefficients(v), ledger, np.asarray(here.solved), np.asarray(here.definite)
+    before = Counter() if turn is None else Counter(dict(turn.spent))
+    ledger = HostLedger.of(at.spent + spent + looked + before).in_programs()
+    W, v = (at.coefficients(table) for table in (W, v))
+    W, v = (W, v) if turn is None else (turn.of(turn.inverse, one) for one in (W, v))
+    parts = scales, W, v, ledger, np.asarray(here.solved), np.asarray(here.definite)
     return Start(*put(parts))
 
 

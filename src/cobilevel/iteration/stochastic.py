@@ -22,10 +22,10 @@ from ..keys import below, derived, hashed
 from ..lower import ROUNDINGS
 from ..programs import arithmetic, program, put
 from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, Table, batch_rows
-from .result import Result
+from .result import Result, outlook
 from .schedules import Schedule, at, check_schedule, is_optax, traced
 from .solver import Clock, Solver, State
-from .step_scales import Scales, Start, measure
+from .step_scales import Scales, Start, measure, turned
 
 _STEP_SIZES = ("inner", "outer", "linear")  # the schedules that are lengths of steps, and not weights or accuracies
 _IN_COEFFICIENTS = ("inner", "linear", "neumann", "convex", "radius")  # settings that depend on their coordinates
@@ -291,12 +291,13 @@ class Stochastic(Solver):
 
     def prepare(self, reduced):
         """Where nothing in units of the coefficients is given, these are the solver's own: coordinates in which the
-        observed features are orthonormal, so that the curvature of ``g`` alone sets the pace. For tables of dense rows:
-        others would have to be laid out, or filled."""
+        observed features are orthonormal, so that the curvature of ``g`` alone sets the pace; with a barrier, in which
+        the lower level is evenly curved at the start (see ``turned``). For tables of dense rows: others would have
+        to be laid out, or filled."""
         ours = all(getattr(self, name, None) is None for name in _IN_COEFFICIENTS)
         sources = (reduced.upper_source, reduced.lower_source)
         dense = all(type(one) is Table and not isinstance(one.table.features, OneHot) for one in sources)
-        return reduced.whitened() if ours and dense else reduced
+        return turned(reduced.whitened()) if ours and dense else reduced
 
     def ready(self, reduced):
         return reduced.looked_through()
@@ -381,6 +382,20 @@ class Stochastic(Solver):
         rounding = ROUNDINGS * jnp.finfo(state.dtype).eps
         goal = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), rounding) * state.trend.first
         return (size <= goal) | (size <= rounding * (1 + trees.norm(state.x)) * state.scales.bend)
+
+    def outlook(self, state, curves):
+        """From the squared sizes of the last two quarters' directions, less their noise at the end."""
+        taken, trend = len(curves.get("gradient", ())), jax.tree.map(lambda a: np.asarray(a, float), state.trend)
+        if taken < 4 * _SPAN or not trend.first > 0:
+            return ""
+        drift = float(np.asarray(trees.norm(trend.mean))) ** 2
+        quarters = np.asarray(curves["gradient"], float)[taken // 2 :] ** 2 - max(float(trend.power) - drift, 0.0)
+        before, last = (float(np.mean(part)) for part in np.array_split(quarters, 2))
+        falls = before > last > 0
+        pace = np.log(before / last) / (curves["step"][-1] / 2) if falls else 0.0  # of the root, over a quarter
+        rounding = ROUNDINGS * float(np.finfo(state.dtype).eps)
+        goal = {} if self.tolerance is None else {"goal": max(float(self.tolerance), rounding)}
+        return outlook(drift**0.5 / float(trend.first), float(pace), **goal)
 
     def finish(self, state):
         missing = [name for name in self.schedules if getattr(self, name) is None]

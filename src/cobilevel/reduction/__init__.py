@@ -1,4 +1,4 @@
 """The idea: a policy in a basis turns the contextual problem into an ordinary bilevel problem in ``(x, W)``."""
 
 from .batches import Batch, Batches, RowIndex, Source, Table, batch_of, batch_rows
-from .reduced import Bilevel, Reduced, reduce_study, reduce_with
+from .reduced import Bilevel, Reduced, Turn, reduce_study, reduce_with

@@ -31,8 +31,28 @@ from ..keys import as_key
 from ..problem import Problem
 from ..programs import arithmetic, put
 from ..study import Constrained, Study
+from ..trees import shaped_like
 from .batches import Batch, Source, Table, source_of
 from .factored import values_in_factors
+
+
+class Turn(eqx.Module):
+    """Coefficients in other coordinates of the same shapes: ``W = matrix @ Z``, both as vectors, function by function.
+
+    `first`: the size of the gradient where the search for them began; `spent`: what it took, by kind of oracle.
+    """
+
+    matrix: Float[Array, "M M"]
+    inverse: Float[Array, "M M"]
+    first: Float[Array, ""]
+    spent: tuple = eqx.field(static=True, default=())
+
+    def of(self, matrix: Any, Z: PyTree) -> PyTree:
+        """A matrix times coefficients, which have rows for functions."""
+        leaves, xp = jax.tree.leaves(Z), arithmetic(matrix, Z)
+        rows = xp.concatenate([xp.asarray(leaf).reshape(len(leaf), -1) for leaf in leaves], axis=1)
+        image = (xp.asarray(matrix, rows.dtype) @ rows.reshape(-1)).reshape(rows.shape)
+        return put(shaped_like(Z, image, lead=1))
 
 
 class Bilevel(eqx.Module):
@@ -45,8 +65,18 @@ class Bilevel(eqx.Module):
     upper_source: Source
     lower_source: Source
     W0: PyTree[Float[Array, "N ..."]]
+    turn: Turn | None = eqx.field(default=None, kw_only=True)
+
+    def weights(self, W: PyTree) -> PyTree:
+        """What the features of a batch are multiplied with: ``W``, or what it stands for in coordinates of its own."""
+        return W if self.turn is None else self.turn.of(self.turn.matrix, W)
+
+    def slope(self, weights: PyTree) -> PyTree:
+        """A gradient in ``W``, from one in these weights."""
+        return weights if self.turn is None else self.turn.of(self.turn.matrix.T, weights)
 
     def _mean(self, function: Any, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
+        W = self.weights(W)
         values = values_in_factors(function, x, W, batch.features, batch.xi, batch.eta)
         if values is None:
             y = combine(batch.features, W)
@@ -108,7 +138,8 @@ class Bilevel(eqx.Module):
 
     def ordinary(self) -> "Bilevel":
         """The problem without the basis it came from: those of one shape share compiled programs."""
-        return Bilevel(self.problem, self.upper_source, self.lower_source, self.W0)
+        turn = self.turn if self.turn is None else replace(self.turn, spent=())
+        return Bilevel(self.problem, self.upper_source, self.lower_source, self.W0, turn=turn)
 
     def with_pools(self, upper: Batch, lower: Batch) -> Any:
         """The same problem on other finite pools."""
@@ -135,11 +166,13 @@ class Reduced(Bilevel):
 
     def restore(self, W: PyTree) -> PyTree:
         """Coefficients of the basis, from those of this problem, which may be whitened."""
+        W = self.weights(W)
         return W if self.coordinates is None else self.coordinates.restore(W)
 
     def enter(self, W: PyTree) -> PyTree:
         """Coefficients of this problem, which may be whitened, from those of the basis."""
-        return W if self.coordinates is None else self.coordinates.enter(W)
+        W = W if self.coordinates is None else self.coordinates.enter(W)
+        return W if self.turn is None else self.turn.of(self.turn.inverse, W)
 
     def features(self, xi: Array) -> Float[Array, "... N"]:
         """The features in the coordinates of this problem."""

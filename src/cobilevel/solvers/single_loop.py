@@ -149,6 +149,7 @@ class SABA(VarianceReduced):
         (pull, d1), upper_terms = upper_terms.refresh(upper_pool, upper, upper_rows, (pull, d1))
         fresh = ((d2, product), cross)
         ((d2, product), cross), lower_terms = lower_terms.refresh(lower_pool, lower, lower_rows, fresh)
+        pull, d2, product = map(reduced.slope, (pull, d2, product))
         toward = Directions.of((d1, pull), (d2, product, cross))
         found = (oracles.mean(upper, values), toward, ledger)
         return self.follow(reduced, s, v, rate, found, lower_terms, upper_terms)
