@@ -137,7 +137,7 @@ NAMED = (
     ),
     ("one row not counted: degrees of freedom", _INTERVALS, "float(np.sum(shares**2)) - 1", "float(np.sum(shares**2))"),
     ("share of the least in a norm's interval", _INTERVALS, "end(TAILS[0] * least)", "end(TAILS[0])"),
-    ("step to the minimum the wrong way", _CERTIFY, "step=-inverse @ gradient", "step=inverse @ gradient"),
+    ("step to the minimum the wrong way", _CERTIFY, "step=-moved", "step=moved"),
     (
         "noise of contexts for crossed data",
         "inference/around.py",

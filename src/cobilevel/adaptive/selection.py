@@ -175,6 +175,9 @@ class ForwardSelection:
                 break
             members = grown
         least, count = min(self.most, -(-dx // dy)), len(self.fits.u)
+        if len(members) < least:  # what f sees of x itself takes no functions
+            seen = self.fits.expansions(self.fits.usable).seen_above(x, here.point.W)
+            least = min(least, -(-(dx - seen) // dy))
         words = (
             f"beyond these, nothing of the policy or of what moves x stands out of the noise of {count} "
             f"{'contexts' if self.fits.together > 1 else 'samples'} (tested at {len(points)} decisions)."

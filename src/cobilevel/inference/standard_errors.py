@@ -9,7 +9,7 @@ from scipy import special
 from ..derivatives import flattened
 from ..reduction import Reduced
 from ..study import Study
-from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
+from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large, value_error_at
 from .by_products import infer_by_products, products_fit
 from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
@@ -30,7 +30,9 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     joint = study.shared and study.noisy
     why = too_large(study, joint)
     if why and not products_fit(study):
-        return unknown(x, f"standard errors were not computed: {why}.")
+        galerkin = Galerkin.at(reduced, flattened(x))
+        value, error = galerkin.point.value, value_error_at(study, galerkin)
+        return replace(unknown(x, f"standard errors were not computed: {why}.", value), value_error=error)
     if why:
         known, galerkin = infer_by_products(study, reduced, x)
         begun = start if known.directions is not None and len(known.directions) else None
