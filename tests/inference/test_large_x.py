@@ -192,3 +192,16 @@ def test_groups_left_out_are_as_many_directions_as_there_is_noise():
         assert np.linalg.norm(one[0]) == pytest.approx(np.linalg.norm(other[0]))
         assert one[0] @ one[1] @ one[0] == pytest.approx(other[0] @ other[1] @ other[0])
         assert np.trace(one[1]) == pytest.approx(np.trace(other[1]))
+
+
+def test_a_layer_takes_no_functions_for_its_weights():
+    """``f`` tells them apart with the policy held; there were as many functions as weights, up to what the samples
+    support. What is seen through the policy alone takes one each."""
+    stated, data = problem(1, 8), samples(400, 8)
+    solution = cb.solve(stated, data, steps=2)
+    assert solution.basis.size < 9
+    assert "not determined in full" not in str(solution)
+    f = lambda x, y, xi, eta: y**2 / 2 + DECAY * jnp.sum(x**2)
+    g = lambda x, y, xi, eta: (y - eta["u"] @ x - eta["t"]) ** 2
+    through = cb.Problem(f, g, np.zeros(8), 0.0, cb.Interval(0.0, 1.0))
+    assert cb.solve(through, data, steps=2).basis.size >= 8

@@ -32,10 +32,14 @@ from .around import (
 from .uncertainty import AT_BOUND, QUANTILE, Uncertainty, leaves_of, names_of, unknown
 
 
-def products_fit(study: Study) -> bool:
-    """Whether the tables fit: samples by coordinates, three times, and the curvature."""
+def too_large_for_products(study: Study) -> str:
+    """Why products are not taken either, in words; empty where they can be: samples by coordinates are held, three
+    times, and the curvature."""
     dx, rows = study.problem.sizes[0], rows_of(study)
-    return dx <= DENSE_LIMIT and 3 * dx * (max(rows) if study.shared else sum(rows)) + 3 * dx**2 <= MOST_NUMBERS
+    if dx > DENSE_LIMIT:
+        return f"x has {dx} coordinates, more than {DENSE_LIMIT}"
+    numbers = 3 * dx * (dx + (max(rows) if study.shared else sum(rows)))
+    return f"{numbers:.1g} numbers would be held" if numbers > MOST_NUMBERS else ""
 
 
 class Sampled:

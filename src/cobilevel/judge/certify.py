@@ -23,10 +23,10 @@ from ..inference import (
     look_around,
     look_by_products,
     names_of,
-    products_fit,
     rows_of,
     slope_accuracy,
     too_large,
+    too_large_for_products,
     what_is_missed,
 )
 from ..keys import as_key
@@ -109,7 +109,7 @@ def _certified(
         raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
     reduced = reduce_with(study, solution.basis, solution.W).whitened()
     wide = too_large(study, mode == "neighbours")
-    crossed = mode in ("exact", "enriched") or (bool(wide) and products_fit(study))
+    crossed = mode in ("exact", "enriched") or (bool(wide) and not too_large_for_products(study))
     at, missed, left_out = Galerkin.at(reduced, flattened(solution.x), crossed=crossed), None, []
     around = _looked_around(study, at, wide)
     if isinstance(around, str):
@@ -140,7 +140,7 @@ def _looked_around(study: Study, at: Galerkin, wide: str) -> Around | Sampled | 
     words."""
     if not wide:
         return look_around(study, at)
-    return look_by_products(study, at) if products_fit(study) else wide
+    return too_large_for_products(study) or look_by_products(study, at)
 
 
 def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
