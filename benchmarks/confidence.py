@@ -654,6 +654,198 @@ def seen_once(count: int) -> Iterator[Case]:
         )
 
 
+# ---- 14 to 18: lower levels under constraints, or that curve in few places ----
+# Intervals of x under a barrier are to hold the truth without one; the certificate is about the problem with the
+# barrier, and is not judged.
+
+
+def minimiser(total: Callable, low: float, high: float) -> float:
+    """Of a function of one number, by brute force."""
+    grid = np.linspace(low, high, 61)
+    near = grid[np.argmin([total(x) for x in grid])]
+    ends = (max(near - 0.2, low), min(near + 0.2, high))
+    return float(optimize.minimize_scalar(total, bounds=ends, method="bounded", options={"xatol": 1e-8}).x)
+
+
+def on_simplex(z: np.ndarray) -> np.ndarray:
+    """The nearest points of the simplex, row by row."""
+    falling = -np.sort(-z, axis=1)
+    shift = (np.cumsum(falling, axis=1) - 1) / np.arange(1, z.shape[1] + 1)
+    return np.maximum(z - np.take_along_axis(shift, np.sum(falling > shift, axis=1)[:, None] - 1, axis=1), 0)
+
+
+def constrained(count: int) -> Iterator[Case]:
+    rng = np.random.default_rng(14)
+    for k in range(count):
+        size, shift = float(rng.choice([0.1, 0.3])), float(rng.uniform(-0.5, 0.5))
+        if k % 2:  # three shares, of which some are zero at some contexts
+            wanted = lambda x, xi: jnp.stack([x * xi, 0.4 - shift * xi, 0.3 + 0 * xi], axis=-1)
+            policy = lambda x, xi: on_simplex(np.asarray(wanted(x, xi)))
+            goal, limits, y0 = (lambda xi: jnp.stack([0.3 + 0.5 * xi, 0.4 - 0.3 * xi, 0.3 - 0.2 * xi], axis=-1),
+                                cb.Simplex(), np.full(3, 1 / 3))  # fmt: skip
+        else:
+            cap = float(rng.uniform(0.8, 1.6))
+            wanted = lambda x, xi: (x + 2 * xi - 0.5)[..., None]
+            policy = lambda x, xi, cap=cap: np.clip(np.asarray(wanted(x, xi)), 0, cap)
+            goal, limits, y0 = lambda xi: (0.5 + shift + xi)[..., None], cb.Bounds(0.0, cap), np.full(1, 0.3)
+        noise = lambda n, y0=y0: size * rng.normal(size=(n, len(y0)))
+        draw = lambda n=2000: cb.Samples(rng.uniform(size=n), {"up": noise(n), "low": noise(n)})
+        problem = cb.Problem(
+            lambda x, y, xi, eta: jnp.sum((y - goal(xi) - eta["up"]) ** 2) / 2 + 0.05 * x**2,
+            lambda x, y, xi, eta: jnp.sum((y - wanted(x, xi) - eta["low"]) ** 2) / 2,
+            x0=0.5, y0=y0, domain=cb.Interval(0.0, 1.0), constraints=[limits],
+        )  # fmt: skip
+        target = np.asarray(goal(UNIT))
+        total = lambda x: UNIT_WEIGHTS @ np.sum((policy(x, UNIT) - target) ** 2, axis=1) / 2 + 0.05 * x**2
+        yield Case(f"{limits!r} noise {size} shift {shift:.2f}", problem, draw(), draw(), minimiser(total, -3, 3))
+
+
+def held_everywhere(count: int) -> Iterator[Case]:
+    """Bounds that bind at every context: the policy does not vary, and ``x`` is what the upper level alone asks for."""
+    rng = np.random.default_rng(15)
+    for k in range(count):
+        bound, size = (0.1, 0.01)[k % 2], (0.0, 0.02, 0.1)[k % 3]
+        noise = (lambda eta: eta["low"]) if size else (lambda eta: 0.0)
+        problem = cb.Problem(
+            lambda x, y, xi, eta: (y - 1 - xi) ** 2 / 2 + (x - 1 - eta["up"]) ** 2 / 20,
+            lambda x, y, xi, eta: (y - (x * xi + 0.2 + noise(eta))) ** 2 / 2,
+            x0=0.5, y0=float(rng.choice([0.0, 0.05, 0.3])), domain=cb.Interval(0.0, 1.0),
+            constraints=cb.Bounds((0.0, -5.0)[k % 2], bound),
+        )  # fmt: skip
+
+        def draw():
+            n = 1000
+            return cb.Samples(rng.uniform(size=n), {"up": 0.3 * rng.normal(size=n), "low": size * rng.normal(size=n)})
+
+        yield Case(f"at most {bound}, noise {size}", problem, draw(), draw(), 1.0)
+
+
+def newsvendors(count: int) -> Iterator[Case]:
+    """A price, and the order at a smoothed quantile of a demand that is uniform on an interval at each context."""
+    rng = np.random.default_rng(16)
+    for k in range(count):
+        width, price, n = (0.1, 0.3)[k % 2], float(rng.uniform(8, 12)), (5000, 2000)[k % 3 == 2]
+        low = lambda t: 1.8 + 0.5 * np.sin(2 * np.pi * t)
+        reach = lambda t: 3.6 + 0.8 * np.cos(2 * np.pi * t)
+
+        def sold(y, t):  # the mean of the smoothed step, and its slope
+            ends = np.stack([y - low(t), y - low(t) - reach(t)]) / width
+            rises, steps = np.logaddexp(0, ends), 1 / (1 + np.exp(-ends))
+            return width * (rises[0] - rises[1]) / reach(t), (steps[0] - steps[1]) / reach(t)
+
+        def policy(x, t):
+            below, above = low(t) - 5.0, low(t) + reach(t) + 5.0
+            for _ in range(60):
+                y = (below + above) / 2
+                less = x - price + price * sold(y, t)[0] < 0
+                below, above = np.where(less, y, below), np.where(less, above, y)
+            return (below + above) / 2
+
+        def gradient(x):
+            y = policy(x, UNIT)
+            return UNIT_WEIGHTS @ ((x - 1) / (price * sold(y, UNIT)[1]) - y)
+
+        problem = cb.Problem(
+            lambda x, y, xi, eta: -(x - 1) * y,
+            lambda x, y, xi, eta: x * y - price * y + price * width * jax.nn.softplus((y - eta) / width),
+            x0=price / 2, y0=2.0, domain=cb.Interval(0.0, 1.0),
+        )  # fmt: skip
+
+        def draw():
+            t = rng.uniform(size=n)
+            return cb.Samples(t, low(t) + reach(t) * rng.uniform(size=n))
+
+        best = minimiser(lambda x: -(x - 1) * (UNIT_WEIGHTS @ policy(x, UNIT)), 0.3 * price, 0.97 * price)
+        yield Case(f"smoothed over {width}, price {price:.1f}, n {n}", problem, draw(), draw(), best, (), gradient,
+                   policy)  # fmt: skip
+
+
+LABELS = np.array([1.0, -1.0])[:, None]
+
+
+def logistic(count: int) -> Iterator[Case]:
+    """Logistic weights with a penalty each, the logarithm of which noise in the labels above asks for. The adjoint
+    vanishes near the optimum, and the objective is flat beyond it: neither is a kink."""
+    rng, (nodes, shares) = np.random.default_rng(17), np.polynomial.hermite_e.hermegauss(24)
+    points = np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, 2)
+    mass, (t, w) = np.outer(shares, shares).ravel() / shares.sum() ** 2, np.polynomial.legendre.leggauss(12)
+    weights = lambda t, xp=np: xp.stack([1 + 0.5 * t, 0.6 + 0.3 * xp.sin(2 * t)], axis=-1)
+    truths = {}
+
+    def loss(y, t, flipped):  # its mean, of labels some of which are flipped
+        sure = jax.nn.sigmoid(LABELS * (points @ weights(t, jnp)))
+        return jnp.sum(mass * (sure * (1 - flipped) + (1 - sure) * flipped) * jnp.logaddexp(0, -LABELS * (points @ y)))
+
+    for k in range(count):
+        penalty, flipped, n = (jnp.exp, jax.nn.softplus)[k % 2], (0.2, 0.1)[k % 3 == 2], (800, 2000)[k % 4 > 1]
+
+        def policy(x, t, penalty=penalty):
+            below = lambda y: loss(y, t, 0.0) + jnp.sum(penalty(x) * y**2) / 2
+            y = jnp.zeros(2)
+            for _ in range(8):
+                y = y - jnp.linalg.solve(jax.hessian(below)(y), jax.grad(below)(y))
+            return y
+
+        if (k % 2, flipped) not in truths:
+            upper = lambda x, y, t, flipped=flipped: loss(y, t, flipped)
+            truths[k % 2, flipped] = population(upper, policy, [-1.9 if flipped == 0.2 else -2.9] * 2, t, w / 2)
+        best, gradient = truths[k % 2, flipped]
+
+        def draw():
+            t = rng.uniform(-1, 1, n)
+
+            def labelled(wrong):
+                at = rng.normal(size=(n, 2))
+                right = rng.uniform(size=n) < 1 / (1 + np.exp(-np.sum(at * weights(t), axis=1)))
+                return at, np.where(right, 1.0, -1.0) * np.where(rng.uniform(size=n) < wrong, -1, 1)
+
+            return cb.Samples(t, {"below": labelled(0.0), "above": labelled(flipped)})
+
+        at_one = lambda y, eta: jnp.logaddexp(0, -eta[1] * (eta[0] @ y))
+        problem = cb.Problem(
+            lambda x, y, xi, eta: at_one(y, eta["above"]),
+            lambda x, y, xi, eta, penalty=penalty: at_one(y, eta["below"]) + jnp.sum(penalty(x) * y**2) / 2,
+            x0=np.full(2, -2.0), y0=np.zeros(2), domain=cb.Interval(-1.0, 1.0),
+        )  # fmt: skip
+        yield Case(f"{penalty.__name__}, {flipped} flipped, n {n}", problem, draw(), draw(), best, (), gradient,
+                   jax.vmap(policy, (None, 0)))  # fmt: skip
+
+
+def proportional(count: int) -> Iterator[Case]:
+    """Weights of groups, and an upper level that is the lower one with equal weights: at the optimum the adjoint
+    vanishes. Of weights as a softmax the sum of ``x`` is not determined; with the first held at 0, all others are 0."""
+    rng = np.random.default_rng(18)
+    for k in range(count):
+        groups, size, pinned = (2, 3, 5)[k % 3], (0.0, 0.1, 0.5)[k // 2 % 3], k % 2 == 1
+        logits = lambda x, pinned=pinned: jnp.concatenate([jnp.zeros(1), x]) if pinned else x
+        problem = cb.Problem(
+            lambda x, y, xi, eta: (y - eta["seen"]) ** 2,
+            lambda x, y, xi, eta, logits=logits: (
+                jnp.sum(jnp.where(jnp.arange(groups) == eta["group"], jax.nn.softmax(logits(x)), 0))
+                * (y - eta["seen"]) ** 2
+            ),
+            x0=rng.uniform(-0.4, 0.4, groups - pinned), y0=0.0, domain=cb.Interval(-1.0, 1.0),
+        )  # fmt: skip
+        t, group = rng.uniform(-1, 1, 900), rng.integers(0, groups, 900)
+        seen = np.sin(2 * t) + 0.3 * group + size * rng.normal(size=900)
+
+        samples = cb.Samples(t, {"seen": seen, "group": group * 1.0})
+
+        def check(problem=problem, samples=samples, pinned=pinned):
+            found = cb.solve(problem, samples)
+            said, x = found.uncertainty, np.asarray(found.x)
+            off = np.abs(x).max() if pinned else np.ptp(x)
+            open_ = [*said.undetermined, *([said.why_not] if said.why_not else [])]
+            if off > 1e-4 and found.converged and (not open_ or not pinned):
+                return "WRONG", f"off by {off:.2g}"
+            if not pinned and np.isfinite(said.error).any() and not open_:
+                return "WRONG", f"x = {x} +- {said.error} is not determined"
+            return ("undecided", "; ".join(open_ or [str(found.result)])) if open_ or not found.converged else (
+                "right", "")  # fmt: skip
+
+        yield Case(f"{groups} groups, noise {size}, {'first held' if pinned else 'softmax'}", check=check)
+
+
 FAMILIES = {
     "1 functions that change": (changing, 5, 60),
     "2 instruments": (instruments, 10, 80),
@@ -668,6 +860,11 @@ FAMILIES = {
     "11 seller": (sellers, 5, 50),
     "12 bounds and kinks": (edges, 10, 60),
     "13 seen once": (seen_once, 6, 30),
+    "14 constrained": (constrained, 6, 40),
+    "15 bounds that bind": (held_everywhere, 6, 30),
+    "16 newsvendors": (newsvendors, 6, 30),
+    "17 logistic weights": (logistic, 6, 36),
+    "18 proportional levels": (proportional, 6, 30),
 }
 
 

@@ -5,7 +5,6 @@ table says what changed: how many functions were chosen, ``x`` in standard error
 none), the certificate's interval, an error. ``--out`` writes docs/constants.md.
 """
 
-import argparse
 import ast
 import json
 import math
@@ -156,12 +155,15 @@ def in_words(before, after):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", nargs=4)
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--only", default="", help="modules whose name contains this")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    import harness  # tests load this file without those next to it
+
+    options = harness.arguments(
+        __doc__,
+        ("--one", str, harness.HIDDEN, {"nargs": 4}),
+        ("--workers", os.cpu_count() or 1),
+        ("--only", "", "modules whose name contains this"),
+        ("--out", Path),
+    )
     if options.one:
         module, name, factor, programs = options.one
         import cobilevel

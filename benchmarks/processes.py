@@ -9,7 +9,6 @@ step grows with them: `per core` is the time of a step times the cores that were
     python benchmarks/processes.py --faults 5          # a process killed, and one stopped, five times each
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -20,6 +19,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import harness
 
 ROWS, FUNCTIONS, SIZE = 100_000, 12, 2  # rows of each process; functions; numbers in y
 STEPS = {"Newton": 30, "SOBA": 200}
@@ -174,13 +175,9 @@ def faults(trials):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--device", action="store_true")
-    parser.add_argument("--faults", type=int, default=0)
-    parser.add_argument("--work", default="")
-    parser.add_argument("--out", default="")
-    args = parser.parse_args()
+    args = harness.arguments(
+        __doc__, ("--rows", ROWS), ("--device", False), ("--faults", 0), ("--work", ""), ("--out", "")
+    )
     if args.work:
         work(args)
     elif args.device:

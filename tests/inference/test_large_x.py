@@ -1,5 +1,6 @@
 """A decision of many numbers: standard errors by products, against dense derivatives; how it prints and is solved."""
 
+import importlib
 import pickle
 
 import equinox as eqx
@@ -9,7 +10,11 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.inference import by_products, standard_errors, uncertainty
+from cobilevel.inference import around, by_products, standard_errors, uncertainty
+from cobilevel.judge import comparison
+from cobilevel.study import Study, precision_for
+
+certify = importlib.import_module("cobilevel.judge.certify")
 
 WIDTH, INPUTS, ROWS, RIDGE, DECAY = 4, 3, 300, 0.05, 1e-2
 
@@ -26,8 +31,8 @@ def upper(x, y, xi, eta):
     return (y @ hidden(x, eta["u"]) - eta["t"]) ** 2 + DECAY * sum(jnp.sum(part**2) for part in x.values())
 
 
-def samples(rows=ROWS, inputs=INPUTS):
-    rng = np.random.default_rng(0)
+def samples(rows=ROWS, inputs=INPUTS, seed=0):
+    rng = np.random.default_rng(seed)
     xi, u = rng.uniform(0, 1, rows), rng.normal(size=(rows, inputs))
     t = np.tanh(u[:, 0] - u[:, 1]) * np.sin(3 * xi) + np.tanh(u[:, 2]) * xi + 0.1 * rng.normal(size=rows)
     return cb.Samples(xi, {"u": u, "t": t})
@@ -142,3 +147,61 @@ def test_kinks_are_seen_a_standard_error_away(layer, by_products_alone):
     )
     known = cb.solve(problem(f=kinked), samples(), basis=cb.Chebyshev(3), steps=100).uncertainty
     assert "kink" in known.why_not
+
+
+def test_a_certificate_by_products_is_that_by_differences(layer, monkeypatch):
+    """Of 144 numbers it took 900 solves of the lower level; none is taken along single coordinates now."""
+    stated, fresh = problem(), samples(seed=1)
+    near = cb.certify(stated, layer, fresh, mode="held-out")
+    monkeypatch.setattr(certify, "too_large", lambda study, joint: "it is to be by products")
+    monkeypatch.setattr(certify, "look_around", lambda *_: pytest.fail("differences along coordinates"))
+    found = cb.certify(stated, layer, fresh, mode="held-out")
+    assert float(found.objective) == pytest.approx(float(near.objective), rel=1e-9)
+    assert found.objective.error == pytest.approx(near.objective.error, rel=1e-6)
+    assert float(found.gradient_norm) == pytest.approx(float(near.gradient_norm), rel=0.5)
+    assert found.regret.total.high == pytest.approx(near.regret.total.high, rel=0.5)
+    assert "products of neighbouring samples, since it is to be by products" in str(found)
+
+
+@pytest.mark.parametrize(("width", "rows"), [(12, 2000), (1, 2000)])
+def test_differences_are_not_taken_where_they_cost_more_than_the_solve(width, rows):
+    inputs = 144 // width
+    stated = problem(width, inputs - (width > 1))
+    study = Study.of(stated, samples(rows, inputs - (width > 1)), precision_for(stated, samples(8), None))
+    assert "derivatives would be taken" in around.too_large(study, False)
+
+
+def test_thousands_of_numbers_are_judged_without_their_covariance():
+    stated, data = problem(2, 1100), samples(200, 1100)
+    solution = cb.solve(stated, data, basis=cb.Chebyshev(2), steps=2)
+    assert np.isfinite(solution.uncertainty.value_error)
+    found = cb.certify(stated, solution, samples(200, 1100, seed=1))
+    assert found.gradient_norm.low < found.gradient_norm.high < np.inf
+    assert found.regret is None
+    assert "the regret, since x has 2202 coordinates" in str(found)
+    assert np.isfinite(found.objective.error)
+
+
+def test_groups_left_out_are_as_many_directions_as_there_is_noise():
+    rng, free = np.random.default_rng(0), np.arange(30) > 3
+    values = rng.normal(size=(5, 30))
+    few = comparison.NoisyVector.left_out(values.mean(axis=0), values)
+    all_of_it = comparison.NoisyVector(values.mean(axis=0), comparison.jackknife(values))
+    assert len(few.covariance) == 6
+    for one, other in ((few.on(free), all_of_it.on(free)), (few.through(np.eye(30)), all_of_it.through(np.eye(30)))):
+        assert np.linalg.norm(one[0]) == pytest.approx(np.linalg.norm(other[0]))
+        assert one[0] @ one[1] @ one[0] == pytest.approx(other[0] @ other[1] @ other[0])
+        assert np.trace(one[1]) == pytest.approx(np.trace(other[1]))
+
+
+def test_a_layer_takes_no_functions_for_its_weights():
+    """``f`` tells them apart with the policy held; there were as many functions as weights, up to what the samples
+    support. What is seen through the policy alone takes one each."""
+    stated, data = problem(1, 8), samples(400, 8)
+    solution = cb.solve(stated, data, steps=2)
+    assert solution.basis.size < 9
+    assert "not determined in full" not in str(solution)
+    f = lambda x, y, xi, eta: y**2 / 2 + DECAY * jnp.sum(x**2)
+    g = lambda x, y, xi, eta: (y - eta["u"] @ x - eta["t"]) ** 2
+    through = cb.Problem(f, g, np.zeros(8), 0.0, cb.Interval(0.0, 1.0))
+    assert cb.solve(through, data, steps=2).basis.size >= 8

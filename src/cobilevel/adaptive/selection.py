@@ -174,7 +174,11 @@ class ForwardSelection:
             if len(grown) == len(members) or len(members) >= self.most:
                 break
             members = grown
-        least, count = min(self.most, -(-dx // dy)), len(self.fits.u)
+        least, count = -(-dx // dy), len(self.fits.u)
+        if len(members) < least:  # what f sees of x itself takes no functions
+            lacking = dx - self.most * dy  # where less is seen than that, no functions will do: they would fit noise
+            seen = self.fits.expansions(self.fits.usable).seen_above(x, here.point.W) if lacking < count else 0
+            least = -(-(dx - seen) // dy) if seen >= lacking else 0
         words = (
             f"beyond these, nothing of the policy or of what moves x stands out of the noise of {count} "
             f"{'contexts' if self.fits.together > 1 else 'samples'} (tested at {len(points)} decisions)."

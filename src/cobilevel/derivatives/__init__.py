@@ -2,7 +2,7 @@
 
 from ..trees import flattened, shaped_like
 from . import oracles
-from .curvature import Curvature
+from .curvature import Curvature, following
 from .expansion import DENSE_LIMIT, Affine, Expansions
 from .hypergradient import (
     ConjugateGradient,

@@ -30,10 +30,9 @@ class Along(NamedTuple):
 
 
 class RowsAlong(NamedTuple):
-    r"""Of each row of a level, its share of $\Lambda$ along each direction: the `slope` and the `bend`; of the lower
-    level also how $\partial_2 g$ changes (`turned`)."""
+    r"""Of each row of a level, the second derivative of its share of $\Lambda$ along each direction (`bend`); of the
+    lower level also how $\partial_2 g$ changes (`turned`)."""
 
-    slope: Float[np.ndarray, "k n"]
     bend: Float[np.ndarray, "k n"]
     turned: Float[np.ndarray, "k n dy"]
 
@@ -63,17 +62,28 @@ def _sums(program: Any, upper: bool) -> Callable:
 
 
 @lru_cache(64)
+def _slopes(program: Any, upper: bool) -> Callable:
+    """Compiled: the gradients of each row in ``x`` and in ``y``."""
+
+    def block(constants: Any, x: Any, y: Any, v: Any, shares: Any, xi: Any, eta: Any, along: Any) -> Any:
+        slopes = jax.grad(_share(program, constants, upper), argnums=(0, 1))
+        return jax.vmap(slopes, in_axes=(None, 0, 0, 0, 0))(x, y, v, xi, eta)
+
+    return jax.jit(block)
+
+
+@lru_cache(64)
 def _rows(program: Any, upper: bool) -> Callable:
-    """Compiled: the first and second derivative of each row along directions, and of ``d2 g`` the first."""
+    """Compiled: the second derivative of each row along directions, and of ``d2 g`` the first."""
 
     def one(x: Any, y: Any, v: Any, xi: Any, eta: Any, p: Any, t: Any, constants: Any) -> Any:
         share = _share(program, constants, upper)
         first = lambda a, b: jax.jvp(lambda q, r: share(q, r, v, xi, eta), (a, b), (p, t))[1]
-        slope, bend = jax.jvp(first, (x, y), (p, t))
+        bend = jax.jvp(first, (x, y), (p, t))[1]
         if upper:
-            return slope, bend, jnp.zeros(0, slope.dtype)
+            return bend, jnp.zeros(0, bend.dtype)
         residual = lambda a, b: jax.grad(lambda q: share(a, b, q, xi, eta))(v)
-        return slope, bend, -jax.jvp(residual, (x, y), (p, t))[1]
+        return bend, -jax.jvp(residual, (x, y), (p, t))[1]
 
     def block(constants: Any, x: Any, y: Any, v: Any, shares: Any, xi: Any, eta: Any, along: Any) -> Any:
         rows = jax.vmap(one, in_axes=(None, 0, 0, 0, 0, None, 0, None))
@@ -100,10 +110,11 @@ class Curvature:
 
     def products(self, directions: Float[np.ndarray, "k dx"]) -> Along:
         """How gradients change along directions."""
-        at, moved, parts = self.at, self._moved(directions), []
+        at, parts = self.at, []
         for pool, upper in self._levels():
             sums = [0.0, 0.0]
-            for part, (in_x, in_y) in self._blocks(pool, upper, _sums, directions, moved):
+            for part, (in_x, in_y) in self._blocks(pool, upper, _sums, directions):
+                in_y = in_y[:, : part.stop - part.start]
                 phi, rows = pool.taken(part), np.moveaxis(in_y, 0, 1).reshape(in_y.shape[1], -1)
                 sums[0] += at._along_x(in_x)
                 sums[1] += np.moveaxis(summed_with(phi, rows).reshape(-1, len(directions), at.dy), 1, 0)
@@ -118,10 +129,25 @@ class Curvature:
 
     def rows(self, directions: Float[np.ndarray, "k dx"]) -> tuple[RowsAlong, RowsAlong]:
         """The rows of the upper level and of the lower one along directions."""
-        moved, levels = self._moved(directions), []
+        levels = []
         for pool, upper in self._levels():
-            blocks = [rows for _, rows in self._blocks(pool, upper, _rows, directions, moved)]
+            blocks = [
+                [rows[:, : part.stop - part.start] for rows in block]
+                for part, block in self._blocks(pool, upper, _rows, directions)
+            ]
             levels.append(RowsAlong(*(np.concatenate(part, axis=1) for part in zip(*blocks, strict=True))))
+        return levels[0], levels[1]
+
+    def slopes(self) -> tuple[Float[np.ndarray, "m dx"], Float[np.ndarray, "n dx"]]:
+        r"""The derivative of each row's share of $\Lambda$ along each coordinate: of the upper level's and of the lower
+        level's, by gradients of the rows, which take no longer however many coordinates there are."""
+        levels = []
+        for pool, upper in self._levels():
+            blocks = [
+                self.at._along_x(in_x[: part.stop - part.start]) + following(pool, self.S, in_y, part)
+                for part, (in_x, in_y) in self._blocks(pool, upper, _slopes, np.zeros((0, self.S.shape[2])))
+            ]
+            levels.append(np.concatenate(blocks))
         return levels[0], levels[1]
 
     def chunks(self, directions: Float[np.ndarray, "k dx"]) -> list[np.ndarray]:
@@ -136,23 +162,29 @@ class Curvature:
 
     def _moved(self, directions: np.ndarray) -> Float[np.ndarray, "N dyk"]:
         """How the coefficients move along directions."""
-        return np.tensordot(self.S, directions, axes=(2, 1)).reshape(len(self.S), -1)
+        return np.tensordot(self.S, directions, axes=(2, 1)).reshape(len(self.S), self.at.dy * len(directions))
 
-    def _blocks(self, pool: RowPool, upper: bool, made: Callable, directions: np.ndarray, moved: np.ndarray) -> Any:
-        """What a program gives for each block of rows, without those that fill it up."""
-        at, rows = self.at, pool.rows
+    def _blocks(self, pool: RowPool, upper: bool, made: Callable, directions: np.ndarray) -> Any:
+        """What a program gives for each block of rows, those that fill it up included."""
+        at, rows, moved = self.at, pool.rows, self._moved(directions)
         objective: Any = at.problem.upper if upper else at.problem.lower
         program, cast = made(objective.program, upper), lambda a: np.asarray(a, rows.dtype)
         steps = cast(at.steps(directions))
-        at.charge(*["upper_gradient" if upper else "hessian_vector"] * len(directions))
+        at.charge(*["upper_gradient" if upper else "hessian_vector"] * max(len(directions), 1))
         for part, xi, eta in rows:
             count, phi = part.stop - part.start, pool.taken(part)
             shares = np.zeros(rows.size, rows.dtype)
             shares[:count] = pool.shares[part]
-            turns = np.moveaxis(rows.filled((phi @ moved).reshape(count, at.dy, -1), 0), 2, 0)
+            turns = np.moveaxis(rows.filled((phi @ moved).reshape(count, at.dy, len(directions)), 0), 2, 0)
             table = lambda W, phi=phi: cast(rows.filled(phi @ W, 0))
             of_block = (table(self.W), table(self.V), shares, xi, eta, (steps, cast(turns)))
-            in_x, *in_rows = program(objective.constants, cast(self.x), *of_block)
-            if made is _rows:
-                in_x = in_x[:, :count]
-            yield part, [np.asarray(a, float) for a in (in_x, *(a[:, :count] for a in in_rows))]
+            yield part, [np.asarray(a, float) for a in program(objective.constants, cast(self.x), *of_block)]
+
+
+def following(
+    pool: RowPool, table: Float[np.ndarray, "N dy k"], rows: Float[np.ndarray, "n dy"], part: slice = slice(None)
+) -> Float[np.ndarray, "n k"]:
+    """Rows after ``y`` times what each of several tables of coefficients comes to at them; those that fill up a block
+    left out."""
+    each = (pool.y(table[:, a], part) * rows[: len(pool.shares[part]), a, None] for a in range(table.shape[1]))
+    return sum(each, np.zeros(()))

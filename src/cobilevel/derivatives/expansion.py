@@ -305,6 +305,24 @@ class Expansions:
         (pool,) = self.upper_pools
         return self.sizes.split_upper(self._derivatives("upper", pool.rows).table(x, pool.y(W)))
 
+    def upper_values(self, x: np.ndarray, W: np.ndarray) -> Float[np.ndarray, " n"]:
+        """Of these ``f`` alone."""
+        self.charge("upper_gradient")
+        (pool,) = self.upper_pools
+        return self._derivatives("upper", pool.rows).table(x, pool.y(W), lambda packed, _: packed[:, 0])
+
+    def seen_above(self, x: np.ndarray, W: np.ndarray) -> int:
+        """How many directions of ``x`` single samples' ``f`` tells apart with the policy held."""
+        (pool,), stride = self.upper_pools, max(1, self.rows["upper"] // (4 * self.dx))
+        d1 = lambda packed, _: packed[::stride, 1 : 1 + self.dx]
+        self.charge("upper_gradient")
+        rows = self._derivatives("upper", pool.rows).table(x, pool.y(W), d1)
+        gram = np.cov(rows, rowvar=False).reshape(self.dx, self.dx)
+        unit = np.sqrt(np.diag(gram))
+        unit = np.divide(1, unit, out=np.zeros_like(unit), where=unit > np.sqrt(self.eps) * np.abs(rows).max(axis=0))
+        values = np.linalg.eigvalsh(gram * np.outer(unit, unit))
+        return int(np.sum(values > np.sqrt(self.eps) * max(values[-1], 0)))
+
     def lower_slopes(
         self, x: np.ndarray, y: Float[np.ndarray, "n dy"], rows: RowBlocks | None = None
     ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n dy"]]:

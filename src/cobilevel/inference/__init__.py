@@ -13,9 +13,12 @@ from .around import (
     mean_covariance,
     natural_step,
     policy_noise,
+    rows_of,
     slope_accuracy,
     too_large,
+    value_error_at,
 )
+from .by_products import Sampled, look_by_products, too_large_for_products
 from .left_out import fitting_bias, jackknife, split_rows, without, without_each
 from .neighbours import Missed, Products, features_of, what_is_missed
 from .standard_errors import MOST_NAMED, determined, flat_directions, infer

@@ -289,7 +289,20 @@ class Around:
 
     def value_error(self) -> float:
         """The standard error of the reduced objective."""
-        return float(np.sqrt(self.covariance(self.f[0][:, None], -self.vr[0][:, None])[0, 0]))
+        return _value_error(self.study, self.f[0], self.vr[0])
+
+
+def _value_error(study: Study, f: Float[np.ndarray, " m"], vr: Float[np.ndarray, " n"]) -> float:
+    """The standard error of the reduced objective, from ``f`` and ``v^T d2 g`` sample by sample."""
+    return float(np.sqrt(covariance_of(study, f[:, None], -vr[:, None])[0, 0]))
+
+
+def value_error_at(study: Study, galerkin: Galerkin) -> float:
+    """The same at one point, however large ``x`` is."""
+    at, point, (pool,) = galerkin.expansions, galerkin.point, galerkin.expansions.lower_pools
+    slopes = at.lower_slopes(point.x, pool.y(point.W))[1]
+    vr = np.einsum("na,na->n", pool.y(point.adjoint), slopes)
+    return _value_error(study, at.upper_values(point.x, point.W), vr)
 
 
 def _bounds(study: Study) -> tuple[np.ndarray, np.ndarray]:
@@ -337,13 +350,20 @@ def too_large(study: Study, joint: bool) -> str:
 
     `joint`: with the terms that products of neighbouring samples are made of.
     """
-    (dx, dy), rows = study.problem.sizes, 0
-    for level in (study.upper, study.lower):
-        rows += (level.count or 0) * (len(level.contexts()) if level.crossed else 1)
-    numbers = (2 * dx + 1) * rows * (1 + (2 * dy + 2 * dy**2 if joint else 0))
+    (dx, dy), rows = study.problem.sizes, rows_of(study)
+    held = sum(rows) * (1 + (2 * dy + 2 * dy**2 if joint else 0))
+    derived = rows[0] * (1 + dx + dy) + rows[1] * (1 + dy + dy**2 + dy * dx)
     if dx > MOST_COORDINATES:
         return f"x has {dx} coordinates, more than {MOST_COORDINATES}"
-    return f"{numbers:.1g} numbers would be held" if numbers > MOST_NUMBERS else ""
+    numbers, what = max((held, "numbers would be held"), (derived, "derivatives would be taken"))
+    numbers *= 2 * dx + 1
+    return f"{numbers:.1g} {what}" if numbers > MOST_NUMBERS else ""
+
+
+def rows_of(study: Study) -> tuple[int, int]:
+    """How many rows the upper level has, and the lower one."""
+    count = lambda level: (level.count or 0) * (len(level.contexts()) if level.crossed else 1)
+    return count(study.upper), count(study.lower)
 
 
 def natural_step(reduced: Reduced, x: PyTree) -> Float[np.ndarray, " dx"]:

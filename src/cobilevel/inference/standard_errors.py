@@ -11,8 +11,8 @@ from ..derivatives import flattened
 from ..lower import DENSE_LIMIT
 from ..reduction import Reduced, reduce_study
 from ..study import Study
-from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large
-from .by_products import infer_by_products, products_fit
+from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large, value_error_at
+from .by_products import infer_by_products, too_large_for_products
 from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
 from .uncertainty import AT_BOUND, QUANTILE, Uncertainty, leaves_of, names_of, unknown
@@ -35,8 +35,10 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         return unknown(x, "standard errors are not known: a single sample does not show its noise.")
     reduced = reduced if study is stated else replace(reduced, problem=study.problem)
     why = too_large(study, joint)
-    if why and not products_fit(study):
-        return unknown(x, f"standard errors were not computed: {why}.")
+    if why and (wider := too_large_for_products(study)):
+        galerkin = Galerkin.at(reduced, flattened(x))
+        value, error = galerkin.point.value, value_error_at(study, galerkin)
+        return replace(unknown(x, f"standard errors were not computed: {wider}.", value), value_error=error)
     if why:
         known, galerkin = infer_by_products(study, reduced, x)
         begun = start if known.directions is not None and len(known.directions) else None
@@ -431,7 +433,7 @@ def _without_curvature(study: Study, galerkin: Galerkin, start: PyTree | None) -
             f"N{' d_y' * large} / n = {coefficients / rows:.1g} of itself, which is not corrected for {of}."
         )
     rank = reduced.basis.size if reduced.rank is None else reduced.rank
-    if rank * dy < dx:
+    if rank * dy < dx and rank * dy + galerkin.expansions.seen_above(point.x, point.W) < dx:
         said.append(
             f"the policy has {rank * dy} coefficients and x has {dx} coordinates: what x does through the policy is "
             "not determined in full."

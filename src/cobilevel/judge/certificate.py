@@ -71,7 +71,7 @@ class Certificate:
     - `mode`: "exact", "neighbours", "enriched" or "held-out", and `compared`: with what, in words.
     - `unresolved`: why the samples cannot decide what the basis misses; empty where they can. Then nothing is promised.
     - `bound`: the corrected theorem's bound on the gradient norm, where constants were given.
-    - `trouble`: what went wrong, empty where nothing did.
+    - `trouble`: what went wrong, empty where nothing did; `left_out`: what a large ``x`` was not asked, and why.
     - `feasibility`: how far constraints on ``y`` are met on these samples. All other figures are then of the problem
       with the barrier it was solved with, whose price is stated.
     """
@@ -97,6 +97,7 @@ class Certificate:
     unresolved: str = ""
     names: tuple[str, ...] = ()
     feasibility: Feasibility | None = None
+    left_out: str = ""
 
     def stationary(self, threshold: float) -> bool | None:
         """Whether the gradient of ``F`` is at most `threshold` at ``x``.
@@ -167,7 +168,9 @@ class Certificate:
         """What is not known, how far constraints on ``y`` are met, and what went wrong: in words."""
         unknown = f"unresolved: {self.unresolved}. What the basis misses is not known, and nothing is promised."
         met = [] if self.feasibility is None else self.feasibility.words()
-        return [unknown] if self.unresolved else [], met, [f"trouble: {self.trouble}"] if self.trouble else []
+        said = [f"left out: {self.left_out}"] if self.left_out else []
+        said += [f"trouble: {self.trouble}"] if self.trouble else []
+        return [unknown] if self.unresolved else [], met, said
 
     def __repr__(self):
         unknown, met, trouble = self._remarks()

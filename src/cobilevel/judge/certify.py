@@ -18,11 +18,15 @@ from ..inference import (
     Around,
     Galerkin,
     Missed,
+    Sampled,
     flat_directions,
     look_around,
+    look_by_products,
     names_of,
+    rows_of,
     slope_accuracy,
     too_large,
+    too_large_for_products,
     what_is_missed,
 )
 from ..keys import as_key
@@ -105,9 +109,12 @@ def _certified(
     if impossible[mode]:
         raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
     reduced = reduce_with(study, solution.basis, solution.W).whitened()
-    at = Galerkin.at(reduced, flattened(solution.x), crossed=mode in ("exact", "enriched"))
-    around = None if too_large(study, mode == "neighbours") else look_around(study, at)
-    missed = None
+    wide = too_large(study, mode == "neighbours")
+    crossed = mode in ("exact", "enriched") or (bool(wide) and not too_large_for_products(study))
+    at, missed, left_out = Galerkin.at(reduced, flattened(solution.x), crossed=crossed), None, []
+    around = _looked_around(study, at, wide)
+    if isinstance(around, str):
+        around, left_out = None, [f"the regret, since {around}"]
     if mode == "exact":
         study.check_conditional()
         measured = measure_exactly(study, solution, at, draws, key, richer)
@@ -117,11 +124,24 @@ def _certified(
     elif mode == "enriched" and richer is not None:
         measured = measure_against_richer(study, solution, at, richer)
     else:
-        measured = measure_reduced(at)
+        measured = measure_reduced(study, at, around)
     around = around if around is not None and around.sound else None
     if around is not None and measured.fitted is None:  # the noise of policy and adjoint counted
         measured = replace(measured, reduced=NoisyVector(measured.reduced.mean, around.gradient_covariance()))
-    return _certificate(study, solution, measured, mode, around, missed, constants, _lower_loss(study, solution, at))
+    joint = too_large(study, True)
+    if joint and impossible["neighbours"] == f"{joint}.":
+        left_out.append(f"products of neighbouring samples, since {joint}")
+    lower_loss = _lower_loss(study, solution, at)
+    found = _certificate(study, solution, measured, mode, around, missed, constants, lower_loss)
+    return replace(found, left_out="; ".join(left_out))
+
+
+def _looked_around(study: Study, at: Galerkin, wide: str) -> Around | Sampled | str:
+    """The reduced problem around ``x``, by differences, or by products where `wide` says why not; why neither, in
+    words."""
+    if not wide:
+        return look_around(study, at)
+    return too_large_for_products(study) or look_by_products(study, at)
 
 
 def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
@@ -145,6 +165,8 @@ def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[
     unknown = "" if law_is_known(study) else f"{MISSING[0].upper()}{MISSING[1:]}"
     many = f"second derivatives of {d_y} x {d_y + d_x} at {contexts} contexts do not fit."
     many = many if contexts * d_y * (d_y + d_x) > MOST_NUMBERS else ""
+    crossing = rows_of(study)[1] * d_y * d_x > MOST_NUMBERS or d_x > DENSE_LIMIT
+    slow = f"derivatives of {d_y} x {d_x} numbers at each sample do not fit." if crossing else ""
     estimated = ""
     if not unknown and study.shared and study.noisy and study.problem.conditional is None:
         estimated = 'the lower level\'s solutions would themselves be estimates from few samples; "neighbours" knows.'
@@ -159,7 +181,7 @@ def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[
     return {
         "exact": unknown or estimated or many or large,
         "neighbours": ("" if solution.basis.one_hot else large) or crossed or lacking or (f"{wide}." if wide else ""),
-        "enriched": large or crossed or alone,
+        "enriched": large or crossed or alone or slow,
         "held-out": "",
     }
 
@@ -169,7 +191,7 @@ def _certificate(
     solution: Solution,
     measured: Measured,
     mode: str,
-    around: Around | None,
+    around: Around | Sampled | None,
     missed: Missed | None,
     constants: Constants | None,
     lower_loss: Estimate,
@@ -179,15 +201,15 @@ def _certificate(
     bounds, difference = study.problem.bounds, measured.difference
     limits = Bounds(flattened(bounds.lo), flattened(bounds.hi))
     free = limits.free(flattened(solution.x), measured.gradient.mean) if around is None else around.free()
-    rounding = np.eye(len(free)) * (slope_accuracy(study.eps) * measured.scale) ** 2 / max(len(free), 1)
-    widened = [NoisyVector(g.mean, g.covariance + rounding) for g in (measured.gradient, measured.reduced)]
-    measured = replace(measured, gradient=widened[0], reduced=widened[1])
+    rounding = (slope_accuracy(study.eps) * measured.scale) ** 2 / max(len(free), 1)
+    widened = lambda g: g._replace(covariance=g.covariance + rounding * np.eye(len(g.covariance)))
+    measured = replace(measured, gradient=widened(measured.gradient), reduced=widened(measured.reduced))
     same = _solved_from_these(measured, free)
-    norm = lambda vector: _length(vector, np.eye(len(free))[free], measured.freedom, same)
+    norm = lambda vector: _length(*vector.on(free), measured.freedom, same)
     value, reduced_norm, bound = measured.value, norm(measured.reduced), None
     if value is None and around is not None:
         value = Estimate.of(around.point.value, around.value_error())
-    gap = None if difference is None else norm_estimate(*difference, measured.freedom)
+    gap = None if difference is None else norm_estimate(*difference.on(np.ones_like(free)), measured.freedom)
     if constants is not None and measured.policy_error is not None:
         spread = float(np.sqrt(measured.adjoint_error.high * measured.sensitivity_error.high))  # pyright: ignore
         bound = reduced_norm.high + constants.policy * float(np.sqrt(measured.policy_error.high)) + spread
@@ -228,7 +250,7 @@ def _scaled(matrix: Float[np.ndarray, "k k"]) -> tuple[np.ndarray, np.ndarray, n
 def _solved_from_these(measured: Measured, free: Bool[np.ndarray, " dx"]) -> bool:
     """Whether the gradient on these samples is smaller than chance allows: they are those ``x`` was found from."""
     part = measured.reduced if measured.fitted is None else measured.fitted
-    g, noise = part.mean[free], part.covariance[np.ix_(free, free)]
+    g, noise = part.on(free)
     if not len(g) or not np.all(np.isfinite(noise)) or not np.trace(noise) > 0:
         return False
     unit, values, vectors, kept = _scaled(noise)
@@ -236,13 +258,15 @@ def _solved_from_these(measured: Measured, free: Bool[np.ndarray, " dx"]) -> boo
     return bool(size < special.chdtri(kept.sum(), 1 - _CHANCE))
 
 
-def _length(vector: NoisyVector, turn: np.ndarray, freedom: float, same: bool) -> Estimate:
-    """The length of a noisy vector, seen through a linear map; `same`: ``x`` was found from the same samples, on which
-    the gradient is zero whatever it is elsewhere, and so lies around its estimate as the noise says."""
-    return (length_around if same else norm_estimate)(turn @ vector.mean, turn @ vector.covariance @ turn.T, freedom)
+def _length(mean: np.ndarray, covariance: np.ndarray, freedom: float, same: bool) -> Estimate:
+    """The length of a noisy vector; `same`: ``x`` was found from the same samples, on which the gradient is zero
+    whatever it is elsewhere, and so lies around its estimate as the noise says."""
+    return (length_around if same else norm_estimate)(mean, covariance, freedom)
 
 
-def _regret(measured: Measured, around: Around, missed: Missed | None, free: np.ndarray, same: bool) -> Regret | None:
+def _regret(
+    measured: Measured, around: Around | Sampled, missed: Missed | None, free: np.ndarray, same: bool
+) -> Regret | None:
     r"""How much lower the objective could be at a decision nearby.
 
     With the gradient $g$ of $F$ at ``x`` and its curvature $H$ on the directions that are determined, a Newton step
@@ -250,10 +274,11 @@ def _regret(measured: Measured, around: Around, missed: Missed | None, free: np.
     """
     if not free.any():
         return None
-    flat, falls, _, _ = flat_directions(around, free, missed)
+    by_products = isinstance(around, Sampled)
+    flat, falls = (around.directions(free) if by_products else flat_directions(around, free, missed))[:2]
     part = around.hessian()[np.ix_(free, free)]
     unit, values, vectors, kept = _scaled(part)
-    if missed is not None:  # what the basis and the fit hide of the curvature along each coordinate
+    if missed is not None and not by_products:  # what the basis and the fit hide of the curvature along each coordinate
         stated = part + np.diag(around.bend(missed.total.points) / around.lengths**2)[np.ix_(free, free)]
         if np.all(np.isfinite(stated)) and np.linalg.eigvalsh(stated * np.outer(unit, unit))[0] > 0:
             unit, values, vectors, kept = _scaled(stated)
@@ -264,12 +289,13 @@ def _regret(measured: Measured, around: Around, missed: Missed | None, free: np.
         return None
     turn = np.zeros((int(kept.sum()), len(free)))
     turn[:, free] = (vectors[:, kept] / np.sqrt(values[kept])).T * unit
-    gained = lambda vector, same: _length(vector, turn, measured.freedom, same).half_square()
-    inverse, (gradient, covariance) = turn.T @ turn, measured.gradient
+    gained = lambda vector, same: _length(*vector.through(turn), measured.freedom, same).half_square()
+    inverse = turn.T @ turn
+    moved, covariance = measured.gradient.through(inverse)
     return Regret(
         total=gained(measured.gradient, same),
         sampling=gained(measured.reduced, same),
         basis=None if measured.difference is None else gained(measured.difference, False),
-        step=-inverse @ gradient,
-        step_error=np.sqrt(np.maximum(np.diag(inverse @ covariance @ inverse), 0)),
+        step=-moved,
+        step_error=np.sqrt(np.maximum(np.diag(covariance), 0)),
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..answer import Solution
 from ..basis import Basis, combine
@@ -27,6 +27,7 @@ from ..inference import (
     Galerkin,
     Missed,
     Products,
+    Sampled,
     features_of,
     fitting_bias,
     influence,
@@ -34,6 +35,7 @@ from ..inference import (
     mean_covariance,
     slope_accuracy,
     split_rows,
+    value_error_at,
     without,
     without_each,
 )
@@ -52,10 +54,32 @@ UNSOLVED = "reduced problem could not be solved at x"
 
 
 class NoisyVector(NamedTuple):
-    """An estimated vector, after the flattened ``x``, and the covariance of the estimate."""
+    """An estimated vector, after the flattened ``x``, and the covariance of the estimate; where that is known from few
+    groups of samples, of its coordinates along some `axes`, orthonormal, beyond which neither has a part."""
 
     mean: Float[np.ndarray, " dx"]
-    covariance: Float[np.ndarray, "dx dx"]
+    covariance: Float[np.ndarray, "k k"]
+    axes: Float[np.ndarray, "k dx"] | None = None
+
+    @staticmethod
+    def left_out(mean: Float[np.ndarray, " dx"], values: Float[np.ndarray, "g dx"]) -> "NoisyVector":
+        """From the values with one group of samples left out at a time."""
+        if len(mean) <= 1 + len(values):
+            return NoisyVector(mean, jackknife(values))
+        axes = np.linalg.qr(np.concatenate([mean[None], values]).T)[0].T
+        return NoisyVector(mean, jackknife(values @ axes.T), axes)
+
+    def on(self, free: Bool[np.ndarray, " dx"]) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k k"]]:
+        """The vector and its covariance without some coordinates."""
+        if self.axes is None:
+            return self.mean[free], self.covariance[np.ix_(free, free)]
+        left, triangle = np.linalg.qr((self.axes * free).T)
+        return left.T @ (self.mean * free), triangle @ self.covariance @ triangle.T
+
+    def through(self, turn: Float[np.ndarray, "m dx"]) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, "m m"]]:
+        """The same through a linear map."""
+        turned = turn if self.axes is None else turn @ self.axes.T
+        return turn @ self.mean, turned @ self.covariance @ turned.T
 
 
 @dataclass(frozen=True)
@@ -104,12 +128,17 @@ class PolicyTable(NamedTuple):
 # -- the reduced problem alone
 
 
-def measure_reduced(at: Galerkin) -> Measured:
+def measure_reduced(study: Study, at: Galerkin, around: Around | Sampled | None) -> Measured:
     """The gradient of the reduced problem alone, with its noise."""
-    left_out = np.stack([part.point.gradient for part in without_each(at)])
-    gradient = NoisyVector(at.point.gradient, jackknife(left_out))
-    words = "nothing beyond this basis: the gradient is the reduced problem's"
-    return Measured(gradient, gradient, len(left_out) - 1.0, words, "" if at.point.sound else f"the {UNSOLVED}")
+    if isinstance(around, Sampled):
+        gradient = NoisyVector(at.point.gradient, around.gradient_covariance())
+        freedom = freedom_of(study.lower.contexts().shares())
+    else:
+        left_out = np.stack([part.point.gradient for part in without_each(at)])
+        gradient, freedom = NoisyVector.left_out(at.point.gradient, left_out), len(left_out) - 1.0
+    words, trouble = "nothing beyond this basis: the gradient is the reduced problem's", f"the {UNSOLVED}"
+    value = Estimate.of(at.point.value, value_error_at(study, at))
+    return Measured(gradient, gradient, freedom, words, "" if at.point.sound else trouble, value=value)
 
 
 # -- a richer basis
@@ -144,12 +173,12 @@ def measure_against_richer(study: Study, solution: Solution, poor: Galerkin, ric
         Estimate.of(a, b, freedom, least=c) for a, b, c in zip(squares, noise, least, strict=True)
     )
     return Measured(
-        gradient=NoisyVector(high, jackknife(high_out)),
-        reduced=NoisyVector(low, jackknife(low_out)),
+        gradient=NoisyVector.left_out(high, high_out),
+        reduced=NoisyVector.left_out(low, low_out),
         freedom=freedom,
         compared=repr(richer),
         trouble="" if poor.point.sound and rich.point.sound else f"a {UNSOLVED}",
-        difference=NoisyVector(high - low, jackknife(high_out - low_out)),
+        difference=NoisyVector.left_out(high - low, high_out - low_out),
         parts={"policy": high - low - product, "adjoint and sensitivity": product},
         policy_error=policy,
         adjoint_error=adjoint,
