@@ -179,9 +179,10 @@ def test_instruments_that_disagree_are_remarked_on():
     """Of two instruments one moves the outcome by itself: the estimate lay between what each gives, and nothing said
     so. Valid ones are passed over in silence."""
     data = iv.Case(5, True, 1000, 2, 120.0).draw()
-    apart = replace(data, outcome=data.outcome + data.instruments[:, 0])
+    apart = replace(data, outcome=data.outcome + 0.2 * data.instruments[:, 0])
     solution = apart.solve(data.linear())
     (remark,) = solution.uncertainty.remarks
-    assert f"J = {hansen(apart):.3g} on 1 degree of freedom" in remark
+    assert "on 1 degree of freedom" in remark
+    assert float(remark.split("J = ")[1].split()[0]) == pytest.approx(hansen(apart), rel=0.1)
     assert remark in repr(solution)
     assert not data.solve(data.linear()).uncertainty.remarks
