@@ -20,7 +20,8 @@ def disagreement(around: Around) -> str:
 
     The moments are $c = E[\Phi\, \partial_2 f]$ at the policy. Sample $i$ moves them through ``f`` and through the
     policy, by $\Phi_i \partial_2 f_i - B H^{-1} \Phi_i \partial_2 g_i$, with $B$ and $H$ the curvatures of ``f`` and
-    ``g`` over the coefficients. Of $c$, what a move of ``x`` can bring about is projected out.
+    ``g`` over the coefficients. Of $c$, what a move of ``x`` can bring about is projected out (Kleibergen's form, in
+    which the moves do not follow the noise of the moments).
     """
     point, terms, dx, count = around.point, around.terms, len(around.x), around.point.W.size
     phi, shares = features_of(around), around.study.lower.contexts().shares()
@@ -34,13 +35,22 @@ def disagreement(around: Around) -> str:
         for one, A, alpha in zip(around.points, terms.curvature, terms.alpha, strict=True)
     ]
     moments = np.stack([(phi.T @ (shares[:, None] * slope)).ravel() for slope in slopes])
-    bend, curvature = (galerkin(phi, table[0] * shares[:, None, None]) for table in (terms.bend, terms.curvature))
     by_row = lambda table: (phi[:, :, None] * table[:, None, :]).reshape(len(phi), -1)
-    rows = by_row(slopes[0]) - by_row(terms.r[0]) @ (np.linalg.pinv(curvature, hermitian=True) @ bend)
-    values, vectors = np.linalg.eigh((rows * shares[:, None] ** 2).T @ rows)  # their mean is zero where they agree
+    inverse = np.linalg.pinv(galerkin(phi, terms.curvature[0] * shares[:, None, None]), hermitian=True)
+
+    def rows_at(k: int) -> np.ndarray:
+        bend = galerkin(phi, terms.bend[k] * shares[:, None, None])
+        return (by_row(slopes[k]) - by_row(terms.r[k]) @ (inverse @ bend)) * shares[:, None]
+
+    rows = rows_at(0)
+    values, vectors = np.linalg.eigh(rows.T @ rows)  # their mean is zero where they agree
     seen = values > np.sqrt(around.study.eps) * values[-1]
     white = (vectors[:, seen] / np.sqrt(values[seen])).T
-    moves = white @ (around.slope(moments) / around.lengths[:, None]).T
+    moves = around.slope(moments)
+    for j in range(dx):  # what they share with the moments by noise alone is no move
+        change = (rows_at(1 + j) - rows_at(1 + dx + j)) / (1 + around.back[j])
+        moves[j] -= (change.T @ rows) @ white.T @ white @ moments[0]
+    moves = white @ (moves / around.lengths[:, None]).T
     left = white @ moments[0]
     q, triangle = np.linalg.qr(moves)
     degrees = len(left) - dx
