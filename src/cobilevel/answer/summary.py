@@ -23,7 +23,7 @@ def _sentences(solution: Any) -> list[str]:
     known = solution.uncertainty
     said = [known.why_not] if known.why_not else []
     said += [f"{words[0].upper()}{words[1:]}" if words.startswith("the ") else words for words in known.undetermined]
-    return [*said, f"{solution.result} {solution.detail}".rstrip()]
+    return [*said, *known.remarks, f"{solution.result} {solution.detail}".rstrip()]
 
 
 def _constraint_words(solution: Any) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..basis import Basis, Chebyshev, KernelFeatures, Orthonormal, Rotated, TotalDegree
+from ..inference import QUANTILE
 from ..problem import SAMPLES_EACH, Box
 from .fits import CLEARLY, FITTED, MULTIPLICATIONS, ROUNDS, SETTLED, Fits, Responses, Vector, orthonormalising
 from .regression import (
@@ -184,7 +185,7 @@ def compare_families(
         return None
     if kept is None:
         first = Family("products over the coordinates", lambda u: fits.axes.table(u, members), len(members))
-        families, errors_apart = [first, *_learnable(fit, most)], 1.0
+        families, errors_apart = [first, *_learnable(fit, most)], QUANTILE
     else:
         anew = replace(kept, name=f"{kept.name}, learned anew").learned_from(fit, FITTED)
         families, errors_apart = [kept, anew], CLEARLY

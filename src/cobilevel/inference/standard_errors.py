@@ -11,6 +11,7 @@ from ..derivatives import flattened
 from ..lower import DENSE_LIMIT
 from ..reduction import Reduced, reduce_study
 from ..study import Study
+from .agreement import disagreement
 from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large, value_error_at
 from .by_products import infer_by_products, too_large_for_products
 from .left_out import fitting_bias, without_each
@@ -67,6 +68,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     apart = np.where(np.isinf(error)[:, None] | np.isinf(error), np.nan, covariance)
     words = _undetermined(flat, falls, touched, names, around.unit)
     words += _without_curvature(study, around.galerkin, start if len(flat) else None)
+    remark = disagreement(around) if missed is not None and free.all() and not touched.any() else ""
     return Uncertainty(
         names=names,
         x=around.x,
@@ -74,6 +76,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         bias=bias,
         notes=_notes(around, free, touched, uneven, bias, error, seen),
         undetermined=tuple(words),
+        remarks=(remark,) if remark else (),
         value=value,
         value_error=around.value_error(),
         covariance=np.where(np.eye(dx, dtype=bool) & np.isinf(error), np.inf, apart),
@@ -92,40 +95,81 @@ def flat_directions(
 ) -> tuple[Float[np.ndarray, "f dx"], Float[np.ndarray, "e dx"], Float[np.ndarray, " k"], float]:
     """Directions along which the objective shows no curvature beyond its noise; and those along which it falls.
 
-    Looked for among the principal directions of its curvature. With them, what these take up of the slope that
-    ``_excess`` gives, on the free coordinates, and the share of its curvature that is left along the least curvature.
+    Looked for among the principal directions of its curvature, those that the noise of the policy curves turned among
+    themselves (``_turned``). With them, what these take up of the slope that ``_excess`` gives, on the free
+    coordinates, and the share of its curvature that is left where that share is largest.
 
     A curvature to which the policy contributes a square, as a first stage does, has noise that vanishes with it: the
-    noise of the policy (`over`) says how much of it there is (``_counted``).
+    noise of the policy (`over`) says how much of it there is (``_clear_of``).
     """
     hessian, k, nothing = around.hessian()[np.ix_(free, free)], int(free.sum()), np.zeros((0, len(free)))
     if not np.any(hessian):
         return np.eye(len(free))[free], nothing, np.zeros(k), 1.0
     unit, reach = around.unit[free], np.abs(np.diag(around.directions))
     values, vectors = np.linalg.eigh(hessian * np.outer(unit, unit))
-    steps = np.zeros((len(free), len(free)))
-    steps[:k, free] = (vectors * unit[:, None]).T
-    longest = np.max(np.abs(steps) / np.where(reach > 0, reach, np.inf), axis=1)
-    steps = steps / np.where(longest > 0, longest, 1)[:, None]
-    across = around.look(around.x, steps)
-    error = across.bend_error()[:k]
-    bend, over, absorbed, kept = across.bend(across.table("value"))[:k], np.zeros(k), np.zeros(k), 1.0
-    if missed is not None:
-        over = -across.bend(what_is_missed(across, missed).overfit.points)[:k]  # pyright: ignore
-        for j in np.flatnonzero(over > NOTICED * np.abs(bend))[:_FEW]:
-            slope, less = _taken_up(across, bend, int(j))
-            # a functional on directions that is `slope` along this one, and zero along the others
-            absorbed += slope * np.linalg.pinv(across.directions[:k][:, free])[:, j]
-            kept = max(1 - less / over[j], 0) if j == 0 else kept
-            over[j] = max(over[j] - less, 0)
+    zero, absorbed, kept = np.sqrt(around.study.eps) * np.abs(values).max(), np.zeros(k), 1.0
+
+    def within_reach(steps: np.ndarray) -> np.ndarray:
+        table = np.zeros((len(free), len(free)))
+        table[:k, free] = steps
+        longest = np.max(np.abs(table) / np.where(reach > 0, reach, np.inf), axis=1)
+        return table / np.where(longest > 0, longest, 1)[:, None]
+
+    across = around.look(around.x, steps := within_reach((vectors * unit[:, None]).T))
+    bend, over = _curves(across, missed, k)
+    noisy = np.flatnonzero(over > NOTICED * np.abs(bend))[:_FEW]
+    if missed is not None and len(noisy) > 1 and np.all(bend[noisy] > 0):
+        moved = steps[:k].copy()
+        moved[noisy] = _turned(across, missed, bend, over, noisy)
+        across = around.look(around.x, steps := within_reach(moved[:, free]))
+        bend, over = _curves(across, missed, k)
+        noisy = noisy[over[noisy] > NOTICED * np.abs(bend[noisy])]
+        scaled = steps[:k, free] / unit
+        values = np.sum((scaled @ (hessian * np.outer(unit, unit))) * scaled, axis=1) / np.sum(scaled**2, axis=1)
+    for place, j in enumerate(noisy):
+        slope, less = _taken_up(across, bend, int(j))
+        # a functional on directions that is `slope` along this one, and zero along the others
+        absorbed += slope * np.linalg.pinv(across.directions[:k][:, free])[:, j]
+        kept = max(1 - less / over[j], 0) if place == 0 else kept
+        over[j] = max(over[j] - less, 0)
     seen = np.any(across.directions[:k], axis=1)  # whether bounds left room to look at all
     steps = np.where(seen[:, None], across.directions[:k], steps[:k])
+    error = across.bend_error()[:k]
     bend, noise = _clear_of(bend, over, error)
-    zero = np.sqrt(around.study.eps) * np.abs(values).max()
     falls = (bend < -QUANTILE * error) & (values < -zero)
     least = np.maximum(noise, 4 * around.study.eps * abs(around.point.value))  # values are differences of rounded ones
     flat = ((seen & (bend <= QUANTILE * least)) | (values <= zero)) & ~falls
     return steps[flat], steps[falls], absorbed, kept
+
+
+def _curves(across: Around, missed: Missed | None, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The curvature along the first `k` directions, and what the noise of the policy adds to it."""
+    bend = across.bend(across.table("value"))[:k]
+    if missed is None:
+        return bend, np.zeros(k)
+    return bend, -across.bend(what_is_missed(across, missed).overfit.points)[:k]  # pyright: ignore
+
+
+def _turned(across: Around, missed: Missed, bend: np.ndarray, over: np.ndarray, noisy: np.ndarray) -> np.ndarray:
+    """Directions that span the same as the `noisy` ones, along each of which noise and curvature are its own, the
+    noisiest first.
+
+    Principal directions depend on units: of two coordinates that do not lean on each other they lie between both, and
+    a constant seems to curve what an instrument does not.
+    """
+    pairs = np.array([(a, b) for a in range(len(noisy)) for b in range(a)])
+    steps = across.directions[noisy]
+    asked = steps[pairs[:, 0]] + steps[pairs[:, 1]]
+    both = across.look(across.x, asked)
+    room = np.linalg.norm(both.directions, axis=1) / np.linalg.norm(asked, axis=1)
+    noise = np.diag(over[noisy])
+    if np.all(room > 0):
+        sums = _curves(both, missed, len(pairs))[1] / room**2
+        for (a, b), total in zip(pairs, sums, strict=True):
+            noise[a, b] = noise[b, a] = (total - noise[a, a] - noise[b, b]) / 2
+    size = np.sqrt(bend[noisy])
+    vectors = np.linalg.eigh(noise / np.outer(size, size))[1][:, ::-1]
+    return (vectors / size[:, None]).T @ steps
 
 
 def _clear_of(bend: np.ndarray, over: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -28,7 +28,8 @@ class Uncertainty:
       ``x - bias``, and covers the minimiser of the problem with this basis 95% of the time. `ends`: how far it reaches
       from there, downward (negative) and upward; where left out, 1.96 standard errors.
     - `notes`: on each coordinate, in words; `undetermined`: sentences on directions; `directions`: rows, these
-      directions. `why_not`: why there are no standard errors, in words; empty where there are.
+      directions. `remarks`: sentences on what the answer rests on. `why_not`: why there are no standard errors, in
+      words; empty where there are.
     - `value`, `value_error`: the upper objective at ``x``, and its standard error.
     - `hessian`: the curvature of the objective.
     - `leaves`: of each array of ``x``, its name, its shape, and how many directions of it are determined (-1 where that
@@ -41,6 +42,7 @@ class Uncertainty:
     bias: Float[np.ndarray, " dx"]
     notes: tuple[str, ...]
     undetermined: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     why_not: str = ""
     value: float = np.nan
     value_error: float = np.nan
@@ -114,6 +116,7 @@ class Uncertainty:
     def from_file(document: dict[str, Any], arrays: dict[str, Any]) -> "Uncertainty":
         """The inverse of ``to_file``."""
         words: Any = {name: tuple(map(str, document[name])) for name in ("names", "notes", "undetermined")}
+        words["remarks"] = tuple(map(str, document.get("remarks", ())))
         words |= {name: float(document[name]) for name in ("value", "value_error")}
         numbers: Any = {name: np.asarray(part, float) for name, part in arrays.items()}
         leaves = tuple((str(name), tuple(map(int, shape)), int(n)) for name, shape, n in document.get("leaves", ()))
