@@ -69,13 +69,13 @@ def choose_basis(
         return Choice(basis, words, spent, members)
     at = flattened(x)
     if study.noisy and study.constrained is not None and study.constrained.smoothing is not None:
-        # As many functions as held-out samples find as good as any: under a barrier, what is left has forces of the
-        # constraints in it, and tests of it against noise say little.
+        # By samples held out: under a barrier, what is left has forces of the constraints in it, and tests of it against
+        # noise say little.
         search, axes = Search(study, key, spent), Axes.of(domain)
         few = axes.up_to(int(study.lower.contexts().distinct() >= len(axes.up_to(1))))
         members, most = search.as_good_as_any(at, axes.up_to(0)) or (few, len(few))
         basis = basis_of(members, domain)
-        sizes = f"of up to {most} functions, the most that are as good on {search.held} samples held out as any"
+        sizes = f"of up to {most} functions, as good on {search.held} samples held out as any, and enough for corners"
         return Choice(basis, f"{basis!r}: {sizes}, with the constraints smoothed.", spent, members)
     selection = None if before is None else before.selection
     selection = ForwardSelection(study, key, spent) if selection is None else selection

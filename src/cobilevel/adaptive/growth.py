@@ -88,15 +88,22 @@ class Search:
         return np.flatnonzero(means - means[best] <= slack)
 
     def as_good_as_any(self, x: Vector, members: np.ndarray, further: int = 4) -> tuple[np.ndarray, int] | None:
-        """The most functions that held-out samples find as good as any, up to so many candidates `further`; and the
-        most tried. ``None``: no fits.
+        """The fewest functions that held-out samples find as good as any, up to so many candidates `further`, but no
+        fewer than a policy with corners asks for; and the most tried. ``None``: no fits.
 
-        Not the fewest: what a policy misses next to a corner moves ``x`` to first order, and of more functions ``x``
-        has hardly more noise.
+        With a corner in it, a policy in $N$ functions misses $N^{-3}$ of its square, and has the noise of $N / n$. These
+        are equal at $N = n^{1/4}$. What it misses moves ``x`` to first order, and its noise hardly does: so
+        $n^{1/3}$, where the noise is the larger part and what is missed vanishes next to it.
         """
-        last = lambda found: int(self._as_good(found)[-1])
-        found = self._climb(x, members, lambda found: last(found) < len(found) - further)
-        return (found[last(found)].members, len(found[-1].members)) if found else None
+        enough = self.study.lower.contexts().supported(True)
+        least = min(round(float(self.study.lower.count or 1) ** (1 / 3)), enough)
+        first = lambda found: int(self._as_good(found)[0])
+        reached = lambda found: len(found[-1].members) >= least
+        found = self._climb(x, members, lambda found: reached(found) and first(found) < len(found) - further)
+        if not found:
+            return None
+        many = [k for k, one in enumerate(found) if len(one.members) >= least]
+        return found[max(first(found), many[0] if many else len(found) - 1)].members, len(found[-1].members)
 
     def grown(
         self, x: Vector, members: np.ndarray, most: int, loss: Loss, excess: float

@@ -174,9 +174,13 @@ def _over_kinks(around: Around, near: Neighbours, inverse: np.ndarray, r: np.nda
 
     Where ``g`` is steeper beyond a kink, as a penalty is, a Newton step from before it leads far across. The slopes of
     single samples, moved so that they are the mean over neighbours at the policy, say where it should have ended.
-    Samples that do not keep the curvature of the policy.
+    Samples that do not keep the curvature of the policy. So do all where curvatures differ between neighbours: kinks
+    that lie elsewhere for each sample, as demand does for a seller, are none of the mean.
     """
     at, point = around.galerkin.expansions, around.point
+    bend = near.arranged(around.terms.curvature[0])
+    if _smooth(bend, near.arranged(features_of(around)), near.row_shares, near) is not bend:
+        return inverse
     mean = near.sums(near.summand(r))
     full = step = _times(inverse, mean)
     back = np.argsort(near.order) if near.order is not None else slice(None)

@@ -167,8 +167,14 @@ def measure_against_richer(study: Study, solution: Solution, poor: Galerkin, ric
     freedom = len(left_out) - 1.0
     policy_noise, adjoint_noise = _own_noise(study, rich)
     own = adjoint_noise * (1 - len(poor.point.W) / len(rich.point.W)), 0.0, fitting_bias(squares, squares_out)[3]
-    squares = squares - [policy_noise, *own]
-    noise, least = np.sqrt(np.diag(jackknife(squares_out))), (0.0, 0.0, 0.0, -np.inf)
+    squares, variances = squares - [policy_noise, *own], np.diag(jackknife(squares_out)).copy()
+    fitted = PolicyTable.of(poor.reduced, xi)(poor.point.W)
+    if np.max(np.abs(given - fitted)) <= study.eps**0.25 * np.max(np.abs(given)):
+        # On the samples fitted to, both fits have the noise of the poorer one, which is not in their difference.
+        itself = _own_noise(study, poor)[0]
+        squares[0] += 2 * itself
+        variances[0] += 2 * itself**2 / poor.point.W.size  # one draw of a square of so many numbers
+    noise, least = np.sqrt(variances), (0.0, 0.0, 0.0, -np.inf)
     policy, adjoint, sensitivity, value = (
         Estimate.of(a, b, freedom, least=c) for a, b, c in zip(squares, noise, least, strict=True)
     )
