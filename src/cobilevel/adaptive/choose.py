@@ -69,8 +69,8 @@ def choose_basis(
         return Choice(basis, words, spent, members)
     at = flattened(x)
     if study.noisy and study.constrained is not None and study.constrained.smoothing is not None:
-        # By samples held out: under a barrier, what is left has forces of the constraints in it, and tests of it against
-        # noise say little.
+        # By samples held out: under a barrier, what is left has forces of the constraints in it, and tests of it
+        # against noise say little.
         search, axes = Search(study, key, spent), Axes.of(domain)
         few = axes.up_to(int(study.lower.contexts().distinct() >= len(axes.up_to(1))))
         members, most = search.as_good_as_any(at, axes.up_to(0)) or (few, len(few))

@@ -91,9 +91,9 @@ class Search:
         """The fewest functions that held-out samples find as good as any, up to so many candidates `further`, but no
         fewer than a policy with corners asks for; and the most tried. ``None``: no fits.
 
-        With a corner in it, a policy in $N$ functions misses $N^{-3}$ of its square, and has the noise of $N / n$. These
-        are equal at $N = n^{1/4}$. What it misses moves ``x`` to first order, and its noise hardly does: so
-        $n^{1/3}$, where the noise is the larger part and what is missed vanishes next to it.
+        With a corner in it, a policy of $N$ functions misses $N^{-3}$ of its square, and has a noise of $N / n$: the
+        two are equal at $N = n^{1/4}$. What is missed moves ``x`` to first order, and noise hardly does: so $n^{1/3}$,
+        where what is missed vanishes next to the noise.
         """
         enough = self.study.lower.contexts().supported(True)
         least = min(round(float(self.study.lower.count or 1) ** (1 / 3)), enough)

@@ -222,7 +222,7 @@ def _check_constraints(study: Study, solution: Solution) -> Solution:
         return solution
     solution = replace(solution, feasibility=met)
     result, detail = Result.INFEASIBLE, impossible
-    if not impossible:
+    if not impossible and solution.result is not Result.DIVERGED:  # which says more
         result, detail = Result.GAVE_WAY, gave_way(study, solution, met)
     if not detail:
         return solution
