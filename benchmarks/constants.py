@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "cobilevel"
 # Rooms whose numbers take no part in an answer: ports, waiting times, figures, the data of examples, the paper.
-APART = ("cluster", "sweep", "report", "gallery", "paper", "commands", "cli")
+APART = ("sweep", "report", "gallery", "paper", "commands", "cli")
 
 
 def is_number(node):

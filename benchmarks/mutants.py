@@ -55,7 +55,7 @@ WORDS = ("__repr__", "_repr_html_", "words", "plot", "to_json", "from_json", "to
 WORDS += ("__check_init__", "__post_init__", "blame", "remarks", "notes", "in_words", "too_large", "require_nodes")
 WORDS += ("draw_estimates", "memory")
 FILES = ("__init__.py", "certificate.py", "diagnosis.py", "uncertainty.py", "frames.py", "input_checks.py", "result.py")
-FILES += ("checkpoint.py", "spread.py")
+FILES += ("checkpoint.py",)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import cluster as cluster
     from . import gallery as gallery
     from .answer import Interrupted as Interrupted
     from .answer import Solution as Solution
@@ -172,9 +171,6 @@ if TYPE_CHECKING:
     from .problem import (
         domain_of as domain_of,
     )
-    from .problem import (
-        spread as spread,
-    )
     from .programs import keep_programs as keep_programs
     from .solvers import (
         BSA as BSA,
@@ -236,14 +232,14 @@ _ROOMS = {
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
     "programs": "keep_programs",
     "problem": "Bounds Box Equalities Finite Inequalities Interval Levels Mixed Mixture Periodic Problem Product "
-    "Samples Simplex Stream TruncatedNormal Unbounded Uniform domain_of spread",
+    "Samples Simplex Stream TruncatedNormal Unbounded Uniform domain_of",
     "front_door": "reduce solve",
     "solvers": "BSA F2SA HOAG MRBO RSVRB SABA SOBA SPABA STABLE SUSTAIN TTSA VRBO AmIGO FdeHBO Newton StocBiO",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 _RENAMED = {"Polynomial": "PolynomialDecay"}  # its name before
 
-__all__ = [*_HOME, "cluster", "gallery"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_HOME, "gallery"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -187,15 +187,6 @@ def read(
             raise ValueError(f"{path} is not a {what} of cobilevel, or is damaged: {reason}.") from error
 
 
-def seal_of(path: Path) -> bytes:
-    """The digest that an archive ends in; nothing where there is none."""
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        file.seek(-_DIGITS, os.SEEK_END)
-        return file.read()
-
-
 def _contents(file: BinaryIO, unsealed: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     size = file.seek(0, os.SEEK_END)
     file.seek(-min(size, len(_SEAL) + _DIGITS), os.SEEK_END)

@@ -6,7 +6,6 @@ at hand, which is the machine's, or less where a container, a limit of the proce
 """
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -105,10 +104,13 @@ _FORKED_FROM: list[int] = []  # processes in which JAX had started before this o
 
 def _after_fork() -> None:
     """Threads are not copied by a fork: what waits for one of JAX's waits for ever."""
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    started = getattr(bridge, "backends_are_initialized", lambda: False)
-    if started():
+    devices = jax.config.jax_num_cpu_devices
+    try:
+        jax.config.update("jax_num_cpu_devices", devices + 1)  # which is refused once JAX has started
+    except RuntimeError:
         _FORKED_FROM.append(os.getppid())
+    else:
+        jax.config.update("jax_num_cpu_devices", devices)
 
 
 if hasattr(os, "register_at_fork"):

@@ -146,21 +146,6 @@ def bench_command(
             raise typer.Exit(1)
 
 
-@app.command("launch", context_settings={"allow_interspersed_args": False})
-def launch_command(
-    command: Annotated[list[str], typer.Argument(help="The script and its arguments.", metavar="SCRIPT [ARGS]...")],
-    processes: Annotated[int, typer.Option("-n", "--processes", min=1, help="How many processes.")] = 2,
-    shards: Annotated[
-        int | None, typer.Option(min=1, help="Pieces the samples are cut in: the same bits for any -n that divides it.")
-    ] = None,
-) -> None:
-    """Run a script in several processes on this machine that solve one problem together (see cb.cluster.join)."""
-    from .cluster import launch
-
-    with _in_a_sentence():
-        raise typer.Exit(launch(command, processes, shards))
-
-
 @app.command("version")
 def version_command() -> None:
     """Print the version."""

@@ -14,17 +14,18 @@ from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_l
 from .answer import Interrupted, Job, ReducedProblem, Solution, as_solved, run_digests
 from .basis import Basis, check_basis, same_recipe
 from .checks import entered, positive, whole
-from .cluster import this_cluster
 from .derivatives import DENSE_LIMIT
-from .iteration import Checkpoint, Solver, Stochastic
+from .iteration import Checkpoint, Result, Solver, Stochastic
 from .judge import rounding_error
 from .keys import as_key, split_key
 from .lower import with_barrier
 from .precision import Precision, ranks_promoted
-from .problem import Data, Problem, never_seen, no_pool
-from .reduction import reduce_study
+from .problem import Data, PartitionedSamples, Problem, never_seen, no_pool
+from .reduction import FarRows, reduce_study
 from .solvers import Newton
 from .study import SOFT_SHARE, Study, precision_for
+
+_ANSWERS = (Result.CONVERGED, Result.KINK, Result.STALLED, Result.BUDGET)  # endings from which one can go on
 
 
 def solve(
@@ -75,14 +76,17 @@ def solve(
     began = time.perf_counter()
     entered("solve", problem, samples, key)
     _check_settings(basis, resume, tolerance, restarts, checkpoint, retreats)
-    _check_spread(problem, samples, basis, resume, solver, restarts)
+    if isinstance(samples, PartitionedSamples):
+        settings = {"basis": basis, "solver": solver, "steps": steps, "key": key, "progress": progress}
+        settings |= {"tolerance": tolerance, "batch": batch, "precision": precision, "restarts": restarts}
+        return _solve_partitions(problem, samples, resume, checkpoint, settings | {"retreats": retreats})
     chosen = Newton() if solver is None else solver
     wanted = precision_for(problem, samples, precision, exact=isinstance(chosen, Newton))
     if resume is not None:
         problem = as_solved(problem, resume)
     elif problem.constraints and problem.smoothing is None and not isinstance(chosen, Newton):
         problem = problem.smoothed(SOFT_SHARE)
-    with wanted.context(), _rounding_interrupted(wanted), this_cluster().in_touch():
+    with wanted.context(), _rounding_interrupted(wanted):
         study = with_barrier(Study.of(problem, samples, wanted))
         for_stream, for_basis, for_solver = split_key(as_key(key), 3)
         choices = {}
@@ -92,18 +96,13 @@ def solve(
                 study = study.finite(for_stream)
                 drawn = f"{study.lower.count} samples drawn once from the stream, and the problem solved on them."
                 choices["samples"] = drawn
-        unseen = "" if study.spread else never_seen(study.problem.domain, study.lower.contexts().xi)
-        if unseen:
-            choices["contexts"] = (
-                f"never seen: {unseen}. The policy there is what the others suggest, or y0; not learned."
-            )
+        choices |= _unseen(problem, study.lower.contexts().xi)
         chosen = _configured(chosen, batch, retreats, study)
         if retreats is None:  # halvings down to the fourth root of the precision
             retreats = int(-np.log2(study.eps) / 4) if isinstance(chosen, Stochastic) and chosen.measured else 0
         limit = chosen.default_steps if steps is None else whole("steps", steps)
         anew = basis is None and resume is None and precision is None
         in_double = _in_double(problem, samples, study) if anew else None
-        progress = progress if this_cluster().first else False
         job = Job(study, chosen, for_solver, limit, progress, choices, in_double, retreats=retreats)
         settings = {"tolerance": tolerance, "restarts": restarts, "retreats": retreats}
         with _kept(job, checkpoint, basis, key, settings) as job:
@@ -114,6 +113,52 @@ def solve(
         solution = replace(solution, choices={**solution.choices, "precision": words})
     solution = replace(solution, stats={**solution.stats, "total_seconds": time.perf_counter() - began})
     return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
+
+
+def _solve_partitions(
+    problem: Problem, samples: PartitionedSamples, resume: Any, checkpoint: Any, settings: dict[str, Any]
+) -> Solution:
+    """On the rows in this process, which choose the basis and where to start; then on all rows, by an exact solver."""
+    began, solver, steps = time.perf_counter(), settings["solver"], settings["steps"]
+    if resume is not None:
+        raise TypeError("resume: a solve on partitions goes on from its checkpoint: solve(..., checkpoint=folder).")
+    folder = lambda stage: None if checkpoint is None else Path(checkpoint) / stage
+    first = solve(problem, samples.sample, checkpoint=folder("sample"), **settings)
+    words, chosen = f"{samples.words()}.", Newton() if solver is None else solver
+    if not isinstance(chosen, Newton):
+        words += " Batches come from those: a step takes less time than a message to a worker."
+    choices = {**first.choices, "samples": words}
+    if not isinstance(chosen, Newton) or first.result not in _ANSWERS:
+        return replace(first, choices=choices)
+    if samples.share < 1 and "basis" in choices:
+        choices["basis"] += " Chosen on the rows in this process."
+    wanted = precision_for(problem, samples, settings["precision"])
+    with wanted.context(), _rounding_interrupted(wanted):
+        begin = first.in_full()
+        study = Study.of(as_solved(problem, first).at(begin.x), samples, wanted)
+        contexts: Any = FarRows.of(study.lower, begin.basis).contexts()  # pyright: ignore
+        for words in ("contexts", "rank"):  # what the sample has not seen, other rows may have
+            choices.pop(words, None)
+        choices |= _unseen(problem, contexts.xi)
+        if len(contexts) > len(study.here.lower.contexts()):  # other rows have categories that the sample lacks
+            xi = problem.domain.snap(contexts.xi, study.dtype)
+            begin = replace(begin, basis=begin.basis.basis.fit(problem.domain, xi, contexts.weights), W=None)
+        limit = chosen.default_steps if steps is None else steps
+        job = Job(study, chosen, as_key(settings["key"]), limit, settings["progress"], choices)
+        recipe, workers = first.basis.basis, samples.parts.workers
+        with _kept(job, folder("rows"), recipe, settings["key"], {}) as job:
+            solution = job.run(recipe, begin=begin)
+    seconds = time.perf_counter() - began
+    sent = {"messages": workers.messages, "bytes_sent": workers.sent, "bytes_received": workers.received}
+    solution = replace(solution, stats={**solution.stats, **sent, "total_seconds": seconds})
+    return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
+
+
+def _unseen(problem: Problem, xi: Any) -> dict[str, str]:
+    """What to report where no context has some of the categories."""
+    unseen = never_seen(problem.domain, xi)
+    words = f"never seen: {unseen}. The policy there is what the others suggest, or y0; not learned."
+    return {"contexts": words} if unseen else {}
 
 
 def _words_for_large(study: Study) -> str:
@@ -163,8 +208,6 @@ def _kept(
     if basis is None or not basis.learned:  # with other steps another basis would be found
         settings = settings | {"steps": job.steps}
     with Checkpoint(folder, run_digests(job.study, job.solver, as_key(key), basis, settings)) as checkpoint:
-        if job.study.spread:
-            checkpoint.check_everywhere(this_cluster())
         yield replace(job, checkpoint=checkpoint)
 
 
@@ -194,7 +237,7 @@ def _rounding_words(problem: Problem, solution: Solution, samples: Data, study: 
     words = f"{np.dtype(study.dtype).name}: tolerances scale with its precision of {study.eps:.1g}."
     if why:
         return f"{words} {why[0].upper()}{why[1:]}"
-    lost = np.nan if study.spread else rounding_error(problem, solution, samples)
+    lost = rounding_error(problem, solution, samples)
     if np.isfinite(lost):
         words += (
             f" At the answer it changes the gradients of the upper objective by {lost:.1g} of their size, and x by as "
@@ -245,23 +288,3 @@ def _configured(solver: Any, batch: int | None, retreats: int | None, study: Stu
     if "batch" not in {part.name for part in fields(solver)}:
         raise TypeError(f"{type(solver).__name__} works on all samples at once and takes no batch. Leave it out.")
     return replace(solver, batch=batch)
-
-
-def _check_spread(problem: Any, samples: Any, basis: Any, resume: Any, solver: Any, restarts: int) -> None:
-    """Raises on what is not done with samples that are spread over processes."""
-    levels = [getattr(samples, level, None) for level in ("upper", "lower")]
-    if all(getattr(level, "layout", None) is None for level in levels):
-        return
-    why = ""
-    if basis is None and resume is None:
-        why = "a basis must be given: find one in one process, on some of the samples (solution.basis.basis)"
-    elif basis is not None and not basis.learned:
-        why = f"{basis!r} is to be learned first: do so in one process, and give solution.basis.basis"
-    elif getattr(problem, "constraints", ()):
-        why = "constraints on y are not supported"
-    elif getattr(solver, "keeps_rows", False):
-        why = f"{type(solver).__name__} keeps something for every row; SOBA does not"
-    elif restarts:
-        why = "restarts are not supported; start again from other x0"
-    if why:
-        raise ValueError(f"samples are spread over processes: {why}.")

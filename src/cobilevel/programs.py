@@ -52,23 +52,6 @@ _ALIGNED = 64  # bytes: where arrays begin that JAX does not copy
 # -- arrays here and there
 
 
-def is_spread(leaf: Any) -> bool:
-    """Whether the rows of an array lie on several devices, perhaps of other processes."""
-    held = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
-    return held and len(leaf.sharding.device_set) > 1 and not leaf.is_fully_replicated
-
-
-def at_home(tree: PyTree) -> PyTree:
-    """Arrays that are the same on all devices, of several processes perhaps, as arrays of one device of this one."""
-    many = lambda leaf: isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0) if many(leaf) else leaf, tree)
-
-
-def _elsewhere(leaf: Any) -> bool:
-    """Whether an array has no values in this process now."""
-    return isinstance(leaf, Tracer) or is_spread(leaf)
-
-
 def module_of(array: Any) -> Any:
     """``jax.numpy`` for arrays of JAX, NumPy for its own and for plain numbers."""
     return jnp if isinstance(array, jax.Array) else np
@@ -77,7 +60,7 @@ def module_of(array: Any) -> Any:
 def arithmetic(*trees: PyTree) -> Any:
     """NumPy where the arrays hold values now and are few, or where the processor is all there is; else JAX's."""
     leaves = jax.tree.leaves(trees)
-    if any(map(_elsewhere, leaves)):
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         return jnp
     few = sum(np.size(leaf) for leaf in leaves) <= _NUMBERS_AT_MOST
     return np if few or jax.default_backend() == "cpu" else jnp
@@ -195,9 +178,6 @@ def _compiled(function: Callable[P, R], *options: dict[str, Any]) -> Callable[P,
         while len(kept) > _KINDS_KEPT:
             kept.popitem(last=False)
         arrays, said = run(held)
-        # two programs that wait for other devices must not be under way at once: each could wait for the other's turn
-        if jax.device_count() > 1 and any(map(is_spread, held)):
-            arrays = jax.block_until_ready(arrays)
         return _joined(*said.value, arrays)
 
     return call
@@ -257,27 +237,27 @@ def plain(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def on_host(function: Callable[P, R]) -> Callable[P, R]:
-    """A method of arrays that is written for both: it gets NumPy's where all hold values in this process.
+    """A method of arrays that is written for both: it gets NumPy's where all hold values.
 
-    It returns JAX arrays where some came in. Where arrays are traced, or spread over devices, it gets JAX's.
+    It returns JAX arrays where some came in. Where arrays are traced, it gets JAX's.
     """
     return plain(_on_host(function, function))
 
 
 def on_host_or_compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The same for a function, with a program of its own where arrays are traced or spread."""
+    """The same for a function, with a program of its own where arrays are traced."""
     compiled = program(function)
     return _on_host(function, lambda *args: compiled(*put(args)))  # NumPy's would be cut by the precision of the caller
 
 
-def _on_host(function: Callable[P, R], elsewhere: Callable[P, R]) -> Callable[P, R]:
+def _on_host(function: Callable[P, R], traced: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: Any) -> Any:
         leaves = jax.tree.leaves(args)
-        if any(map(_elsewhere, leaves)):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             given = [jnp.asarray(a) if isinstance(a, np.ndarray | np.generic | float) else a for a in args]
             with jax.numpy_rank_promotion("allow"):
-                return elsewhere(*given)
+                return traced(*given)
         foreign = any(isinstance(leaf, jax.Array) for leaf in leaves)
         with np.errstate(all="ignore"):  # NaN and infinity are answers here
             known = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf

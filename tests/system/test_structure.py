@@ -23,7 +23,7 @@ ROOT = Path(cobilevel.__file__).parent
 # A room imports from those before it. Single modules at the root count as rooms; `__init__` is the front door, which
 # only programs built on the package may use.
 ORDER = (
-    "checks", "programs", "trees", "progress", "keys", "archive", "precision", "cluster", "functions",
+    "checks", "programs", "trees", "progress", "keys", "archive", "precision", "parts", "functions",
     "problem", "study", "basis",
     "reduction", "derivatives", "lower", "inference", "covariates", "iteration", "solvers", "answer", "diagnosis",
     "adaptive", "judge", "front_door", "gallery", "sweep", "report", "paper", "__init__", "commands", "cli",

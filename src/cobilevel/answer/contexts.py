@@ -1,13 +1,16 @@
 """Contexts coordinate by coordinate: their names and values, and the policy as a table over them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
 from ..inference import names_of
+from ..parts import unpickled
+from ..precision import double
 from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame, one_length
 from ..programs import put
 from ..trees import as_rows
@@ -159,6 +162,8 @@ def policy_names(solution: Any) -> tuple[str, ...]:
 
 def policy_table(solution: Any, contexts: Any) -> Any:
     """A data frame of the library that the contexts came in, or a dict of NumPy columns."""
+    if hasattr(contexts, "map_partitions"):  # a data frame of dask: partition by partition, where they are
+        return contexts.map_partitions(_PolicyThere(solution), meta=solution.table(contexts._meta))
     domain = solution.basis.domain
     xi, columns, frame = _context_rows(domain, contexts, "solution.table")
     free = lambda name: f"policy {name}" if name in columns else name
@@ -167,3 +172,18 @@ def policy_table(solution: Any, contexts: Any) -> Any:
     results = {free(name): column for name, column in zip(names, y.T, strict=True)}
     results[free("in_domain")] = np.asarray(domain.contains(put(xi)), bool)
     return {**columns, **results} if frame is None else frame.with_results(list(columns), results)
+
+
+class _PolicyThere:
+    """``solution.table`` on a worker of dask, in the precision it has here."""
+
+    def __init__(self, solution: Any):
+        import cloudpickle
+
+        bare = {"inference": None, "policy_noise": None, "objectives": None, "state": None}
+        self.content, self.wide = cloudpickle.dumps(replace(solution, **bare)), solution.basis.constant.dtype == float
+
+    def __call__(self, frame: Any) -> Any:
+        solution = unpickled(self.content)
+        with double() if self.wide else nullcontext():
+            return solution.table(frame)

@@ -328,7 +328,7 @@ def run_digests(
     problem, functions = study.problem, function_digests(study)
     levels = [study.upper] if study.shared else [study.upper, study.lower]
     parts = {
-        "samples": ([level.known_by() for level in levels], functions.pop("samples", "")),
+        "samples": ([jax.tree.leaves(level) for level in levels], functions.pop("samples", "")),
         "x0, y0": (problem.x0, problem.y0),
         "x_bounds": problem.x_bounds,
         "domain": repr(problem.domain),

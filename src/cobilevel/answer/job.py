@@ -14,14 +14,13 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..basis import Basis, basis_to_json
-from ..cluster import this_cluster
 from ..derivatives import Expansions, flattened
 from ..inference import NEGLIGIBLE, Uncertainty, infer, policy_noise
 from ..iteration import Checkpoint, Result, Solver, iterate
 from ..lower import correlated, feasibility_of, gave_way, hidden_by_barrier
 from ..precision import double
 from ..programs import put
-from ..reduction import Reduced, reduce_study
+from ..reduction import Reduced, reduce_study, reduce_with
 from ..study import Study
 from .identity import Objectives, different_functions, same_features
 from .solution import Solution
@@ -64,22 +63,25 @@ class Job:
         """The same job, with more to report on what was chosen."""
         return replace(self, choices={**self.choices, **choices})
 
-    def run(self, basis: Basis, resume: Solution | None = None) -> Solution:
-        """Reduces with the basis, which must have nothing left to learn, and runs the solver to its end."""
+    def run(self, basis: Basis, resume: Solution | None = None, begin: Solution | None = None) -> Solution:
+        """Reduces with the basis, which must have nothing left to learn, and runs the solver to its end; from the
+        coefficients of a solution with that basis, where there is one to `begin` with."""
         study = self.study
         check_functions(study, basis, resume)
-        functions, reduced = Objectives.of(study), reduce_study(study, basis)
+        functions = Objectives.of(study.here)
+        reduced = reduce_study(study, basis) if begin is None else reduce_with(study, begin.basis, begin.W)
         choices = {**self.choices, **_deficiency(reduced)}
         choices.setdefault("solver", f"{type(self.solver).__name__}().")
         solution = run(
             self.solver, reduced, self.key, self.steps, self.progress, resume, self.checkpoint, self.retreats,
             resumable=not self.one_of_many, choices=choices, objectives=functions,
         )  # fmt: skip
-        if not study.endless and study.all_here:
-            whole = lambda: ((all_rows := study.whole()), reduce_study(all_rows, basis))
-            again = self.one_of_many or study.spread
-            solution = _with_errors(solution, study.dtype, whole if again else lambda: (study, reduced))
-        return _check_constraints(study, _check_convexity(study, reduced, solution))
+        if not study.endless:
+            far = study.here is not study
+            again = lambda: reduce_with(study.here, reduced.basis) if far else reduce_study(study, basis)
+            seen = again if far or self.one_of_many else lambda: reduced
+            solution = _with_errors(solution, study, seen)
+        return _check_constraints(study.here, _check_convexity(study.here, reduced, solution))
 
 
 class Interrupted(KeyboardInterrupt):
@@ -168,24 +170,26 @@ def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None
         )
 
 
-def _with_errors(solution: Solution, dtype: Any, seen: Callable[[], tuple[Study, Reduced]]) -> Solution:
-    """With standard errors of ``x`` and of the policy, computed when asked for, in the precision of the study."""
-    precision = lambda: double() if dtype == np.float64 else nullcontext()
+def _with_errors(solution: Solution, study: Study, seen: Callable[[], Reduced]) -> Solution:
+    """With standard errors of ``x`` and of the policy, computed when asked for, in the precision of the study.
+
+    Of a table in partitions they come from the rows in this process, and are those of all.
+    """
+    study, share = study.here, study.lower.share
+    precision = lambda: double() if study.dtype == np.float64 else nullcontext()
 
     def of_x() -> Uncertainty:
         with precision():
-            study, reduced = seen()
-            return infer(study, reduced.whitened(), solution.x, study.problem.x0)
+            return infer(study, seen().whitened(), solution.x, study.problem.x0).among(share)
 
     @cache
     def noise() -> Any:
-        study, reduced = seen()
-        reduced = reduced.whitened()
+        reduced = seen().whitened()
         return policy_noise(study, reduced, solution.x, reduced.enter(solution.W))
 
     def of_policy(xi: np.ndarray) -> Any:
         with precision():
-            return noise() if isinstance(noise(), str) else noise()(xi)
+            return noise() if isinstance(noise(), str) else share**0.5 * noise()(xi)
 
     return replace(solution, inference=of_x, policy_noise=of_policy)
 
@@ -248,8 +252,7 @@ def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solu
     hessians = expansions.lower_rows(flattened(solution.x), expansions.table(solution.W)).hessian
     values = np.linalg.eigvalsh(correlated(hessians)) if size > 1 else hessians[:, :, 0]
     least = values[:, 0] / np.maximum(np.abs(values).max(axis=1), np.finfo(float).tiny)
-    shares = np.concatenate([pool.shares for pool in expansions.lower_pools])
-    least = least[shares > 0] if not study.spread else np.concatenate(this_cluster().gathered([least[shares > 0]]))
+    least = least[np.concatenate([pool.shares for pool in expansions.lower_pools]) > 0]
     bent, flat = least < -_BENT, np.abs(least) < size * expansions.eps
     if not bent.any() and flat.mean() < 0.5:
         return solution

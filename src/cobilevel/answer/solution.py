@@ -163,6 +163,11 @@ class Solution:
             return own
         return tuple(_full(precise, given) for precise, given in zip(self.precise, own, strict=True))  # pyright: ignore
 
+    def in_full(self) -> "Solution":
+        """The solution with all its digits, for a caller who computes in double precision."""
+        x, W, transform, constant = put(self.full_parts())
+        return replace(self, x=x, W=W, basis=replace(self.basis, transform=transform, constant=constant), precise=None)
+
     def rounded(self, dtype: Any) -> "Solution":
         """The solution in a floating dtype, what it was computed in kept along."""
         parts = (self.x, self.W, self.basis.transform, self.basis.constant)

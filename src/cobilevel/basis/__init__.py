@@ -28,4 +28,4 @@ from .learned import (
     squared_distances,
 )
 from .sizes import check_sizes, richer_basis
-from .tables import Coordinates, OneHot, Rows, Whitening, combine, dense, upper_triangle, whiten
+from .tables import Coordinates, OneHot, Rows, Whitening, combine, dense, upper_triangle, whiten, whitening_of

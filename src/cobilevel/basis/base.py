@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
-from ..cluster import shards_of, this_cluster
 from ..problem import Domain
-from ..programs import Held, empty_table, is_spread, module_of, on_host_or_compiled, put
-from .tables import OneHot, Rows, upper_triangle
+from ..programs import Held, empty_table, module_of, on_host_or_compiled, put
+from .tables import OneHot, Rows
 
 _FEWEST_PLACES = 64  # functions from which on places are kept rather than rows of zeros and a one
 NUMBERS_AT_ONCE = 2**18  # of a table that is computed in NumPy: what is made on the way stays in the cache
@@ -188,16 +187,10 @@ class Basis(Recipe):
         dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
         constant = self.constant(domain)
         if constant is None:
-            phi = _raw(self, domain, xi)
-            parts = shards_of(phi) if is_spread(phi) else [np.asarray(phi)]
-            if not all(np.isfinite(part).all() for part in parts):
+            phi = np.asarray(_raw(self, domain, xi))
+            if not np.isfinite(phi).all():
                 raise ValueError(f"basis {self!r} gives NaN or infinity at observed contexts; check its function.")
-            tables = [np.column_stack([part, np.ones(len(part))]) for part in parts]
-            if is_spread(phi):
-                tables = this_cluster().gathered([upper_triangle(table) for table in tables])
-            table = np.concatenate(tables)
-            constant = np.linalg.lstsq(table[:, :-1], table[:, -1], rcond=None)[0]  # whose function is nearest to 1
-            constant = this_cluster().agreed(constant) if is_spread(phi) else constant
+            constant = np.linalg.lstsq(phi, np.ones(len(phi)), rcond=None)[0]  # whose function is nearest to 1
         return FeatureMap(self, domain, None, put(np.asarray(constant, dtype)))
 
     @property

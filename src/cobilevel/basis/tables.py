@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from .. import trees
-from ..cluster import shards_of, this_cluster
-from ..programs import Held, arithmetic, in_threads, is_spread, module_of, on_host, put, rows_at
+from ..programs import Held, arithmetic, in_threads, module_of, on_host, put, rows_at
 
 _TRIANGLE_ROWS = 2**15  # of a table that are factorised at once
 
@@ -150,19 +149,19 @@ class Whitening(eqx.Module):
 
 def whiten(phi: Rows, weights: Float[Held, " n"] | None = None, tolerance: float | None = None) -> Whitening:
     """Factorises observed features; `tolerance` defaults to the square root of the machine precision."""
-    dtype, spread = phi.dtype, is_spread(phi.place if isinstance(phi, OneHot) else phi)
-    own = lambda array: [np.asarray(part) for part in (shards_of(array) if spread else [array])]
-    gathered = this_cluster().gathered if spread else lambda parts: parts
-    masses = [np.ones(len(phi))] if weights is None else [part.astype(float) for part in own(weights)]
-    total = sum(part.sum() for part in gathered([np.atleast_1d(mass.sum()) for mass in masses]))
-    shares = [mass / total for mass in masses]
+    dtype, mass = phi.dtype, np.ones(len(phi)) if weights is None else np.asarray(weights, float)
+    shares = mass / mass.sum()
     if isinstance(phi, OneHot):
-        parts = [OneHot(*part, phi.size).on_host() for part in zip(own(phi.place), own(phi.value), strict=True)]
-        sums = gathered([part.blocks(share) for part, share in zip(parts, shares, strict=True)])
-        return put(_of_cells(np.sqrt(sum(sums)), len(phi), dtype))
-    tables = [part.astype(float, copy=False) for part in own(phi)]
-    triangles = gathered([upper_triangle(*part) for part in zip(tables, map(np.sqrt, shares), strict=True)])
-    scaled = triangles[0] if len(triangles) == 1 else upper_triangle(np.concatenate(triangles))
+        return whitening_of([phi.on_host().blocks(shares)], len(phi), dtype)
+    return whitening_of([upper_triangle(np.asarray(phi, float), np.sqrt(shares))], len(phi), dtype, tolerance)
+
+
+def whitening_of(parts: list[np.ndarray], rows: int, dtype: Any, tolerance: float | None = None) -> Whitening:
+    """From the triangular factors of parts of the weighted features; where each row has one function alone, from the
+    mean squares of the functions over parts of the rows."""
+    if parts[0].ndim == 1:
+        return put(_of_cells(np.sqrt(sum(parts)), rows, dtype))
+    scaled = parts[0] if len(parts) == 1 else upper_triangle(np.concatenate(parts))
     spectrum = np.linalg.svd(scaled, compute_uv=False)
     norms = np.linalg.norm(scaled, axis=0)
     norms = np.where(norms > 0, norms, 1)  # the rank must not depend on the units of single functions
@@ -171,8 +170,7 @@ def whiten(phi: Rows, weights: Float[Held, " n"] | None = None, tolerance: float
     rank = max(1, int(np.sum(values > least * values[0])))
     kept, basis = values[:rank], rows[:rank]
     forth, back = basis.T / kept / norms[:, None], kept[:, None] * basis * norms
-    factors = [part.astype(dtype) for part in (forth, back, spectrum)]
-    return Whitening(*put([this_cluster().agreed(part) for part in factors] if spread else factors))
+    return Whitening(*put([part.astype(dtype) for part in (forth, back, spectrum)]))
 
 
 def _of_cells(norms: np.ndarray, rows: int, dtype: Any) -> Whitening:

@@ -95,7 +95,7 @@ def _rows(program: Any, upper: bool) -> Callable:
 class Curvature:
     """The curvature at one point: ``x``, coefficients `W`, adjoint `V`, and `S`, how the coefficients move with ``x``.
 
-    All rows are on this machine.
+    All rows are in one pool.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-r"""Expansions: what a basis makes of row derivatives. Each is a sum over rows: blocks, devices and machines add up.
+r"""Expansions: what a basis makes of row derivatives. Each is a sum over rows: blocks and pools add up.
 
 With features $\Phi$ and shares $w$ of the rows,
 $$g_\Phi,\quad \partial_2 g_\Phi = \sum w\, \partial_2 g\, \Phi^T,\quad
@@ -21,22 +21,28 @@ import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
 from ..basis import OneHot
-from ..cluster import this_cluster
-from ..programs import is_spread, put
-from ..reduction import Bilevel, Table
+from ..programs import put
+from ..reduction import Bilevel, FarTable
 from ..trees import as_rows, flattened, shaped_like
 from . import oracles
+from .far_sums import far_sums
 from .ledger import Ledger
 from .rows import AT_ONCE, BLOCK, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, flat_size
-from .sums import LowerSums, RowPool, RowScales, lower_sums, plus, pools_of, squares, upper_sums
+from .sums import (
+    LowerSums,
+    RowPool,
+    RowScales,
+    lower_sums,
+    on_accelerator,
+    plus,
+    pools_of,
+    squares,
+    total,
+    upper_sums,
+)
 
 _HELD = 2 * AT_ONCE  # numbers: the derivatives of all rows, while a search may ask for their products
 DENSE_LIMIT = 2000  # the most coefficients whose Hessian is formed; beyond, only its products with vectors are
-
-
-def on_accelerator() -> bool:
-    """Whether rows are to stay on an accelerator."""
-    return jax.default_backend() != "cpu"
 
 
 @eqx.filter_jit
@@ -50,7 +56,7 @@ def _asked(oracle: Callable, reduced: Bilevel, upper: bool, *point: PyTree) -> A
 def _row_sizes(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, most: int) -> Any:
     """Of evenly spaced rows: ``f``, ``d1 f``, ``d12 g v``, ``d2 g``, ``d12 g d2 g``; and the weights of both levels."""
     every = lambda pool: max(1, -(-len(pool) // max(most, 1)))
-    some = lambda pool: jax.tree.map(lambda a: a[:: every(pool)], replace(pool, count=None))
+    some = lambda pool: jax.tree.map(lambda a: a[:: every(pool)], pool)
     upper, lower = some(reduced.upper_pool), some(reduced.lower_pool)
     (values, d1, _), _ = oracles.upper_rows(reduced, x, W, upper, Ledger.page())
     (slope, _, cross), _ = oracles.lower_rows(reduced, x, W, V, lower, Ledger.page())
@@ -76,7 +82,12 @@ class Expansions:
         self.dx, self.dy = flat_size(self._x0), flat_size(jax.tree.map(lambda a: a[0], self._W0))
         self.dtype, self.eps = np.dtype(reduced.dtype), float(np.finfo(reduced.dtype).eps)
         self._form(len(jax.tree.leaves(self._W0)[0]), isinstance(reduced.lower_source.contexts_pool().features, OneHot))
-        self._spread = isinstance(reduced.lower_source, Table) and is_spread(reduced.lower_source.table.weight)
+        self._far = reduced.lower_source.far if isinstance(reduced.lower_source, FarTable) else None
+        if self._far is not None and not self.crossed:
+            raise ValueError(
+                f"samples in partitions: {self.dx} coordinates of x, {self.dy} of y and {self.functions} functions are "
+                "more than one message can hold. Take a smaller basis, or cb.SOBA() on the rows in this process."
+            )
         self.spent: Counter[tuple[str, str]] = Counter()
         self._programs: dict[tuple[str, bool, int], RowDerivatives] = {}
         self._last: tuple[Any, LowerSums] | None = None  # asked for twice where one method goes on from another
@@ -96,7 +107,7 @@ class Expansions:
     @property
     def curved(self) -> bool:
         """Whether the curvature of the reduced objective can be formed, by products along each coordinate."""
-        return self.crossed and self.dx <= DENSE_LIMIT and not self._spread
+        return self.crossed and self.dx <= DENSE_LIMIT and self._far is None
 
     # -- the rows of both levels
 
@@ -114,12 +125,14 @@ class Expansions:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """How many rows each level has, of all machines."""
+        """How many rows each level has."""
         return {"lower": self.reduced.lower_source.rows or 0, "upper": self.reduced.upper_source.rows or 0}
 
     @cached_property
     def idle(self) -> Bool[np.ndarray, " N"]:
         """Which functions are zero at every row that counts."""
+        if self._far is not None:  # those have been cut
+            return np.zeros(self.functions, bool)
 
         def seen(pool: RowPool) -> np.ndarray:
             if isinstance(pool.features, OneHot):
@@ -130,7 +143,7 @@ class Expansions:
             counts[rest] = np.any(pool.features[:, rest] * pool.shares[:, None], axis=0)
             return counts.astype(float)
 
-        return self._added([seen(pool) for pool in self.lower_pools]) == 0
+        return sum(seen(pool) for pool in self.lower_pools) == 0
 
     def _on(self, lower: list[RowPool], upper: list[RowPool]) -> "Expansions":
         """The same with other pools, which share their rows with these."""
@@ -142,7 +155,7 @@ class Expansions:
     def with_features(
         self, lower: Float[np.ndarray, "n N"], upper: Float[np.ndarray, "m N"] | None = None
     ) -> "Expansions":
-        """The same rows, all on this machine, with other features: `upper` where that level has rows of its own. Row
+        """The same rows, in one pool, with other features: `upper` where that level has rows of its own. Row
         blocks and what was `spent` are shared."""
         below, above = (None if phi is None else np.asarray(phi, self.dtype) for phi in (lower, upper))
         turned = lambda pools, phi: [replace(pool, features=phi) for pool in pools]
@@ -168,11 +181,6 @@ class Expansions:
             other.reduced = self.reduced.with_pools(upper_batch, weighted(self.reduced.lower_pool, below[0]))
         other.spent = Counter()
         return other
-
-    def _added(self, parts: Any) -> Any:
-        """What the pools of this machine came to, added up over all machines in the order of their shards."""
-        parts = this_cluster().gathered([np.asarray(part, float) for part in parts]) if self._spread else parts
-        return sum(parts[1:], parts[0])
 
     def charge(self, *kinds: str) -> None:
         for kind in kinds:
@@ -234,20 +242,18 @@ class Expansions:
         """``g_Phi``, its gradient, the diagonal of its Hessian, and what forms its matrices; these are formed at once
         where the derivatives of all rows cannot be held."""
         (pool, *more), sizes = self.lower_pools, self.sizes
-        if not (more or self._spread or on_accelerator()) and pool.rows.count * sizes.lower <= _HELD:
+        if self._far is None and not (more or on_accelerator()) and pool.rows.count * sizes.lower <= _HELD:
             return pool.lower_sums(self._derivatives("lower", pool.rows), self.point(x), W, sizes)
         sums = self._summed("lower", lower_sums, x, W)
         diagonal = np.einsum("...ii->...i", sums.hessian).reshape(W.shape)
         return sums.value, sums.slope, diagonal, lambda: (sums.hessian, sums.cross)
 
     def _summed(self, level: str, of: Callable, x: np.ndarray, W: np.ndarray) -> Any:
-        pools, x = getattr(self, f"{level}_pools"), self.point(x)
-        if on_accelerator() and of in (lower_sums, upper_sums) and not self._spread:
-            return pools[0].summed_on_device(self._derivatives(level, pools[0].rows), x, W, of, self.sizes)
-        parts = [pool.summed(self._derivatives(level, pool.rows), x, W, of, self.sizes) for pool in pools]
-        if len(parts) == 1 and not self._spread:
-            return parts[0]
-        return type(parts[0])(*map(self._added, zip(*parts, strict=True)))
+        pools, x, whole = getattr(self, f"{level}_pools"), self.point(x), of in (lower_sums, upper_sums)
+        if self._far is not None and whole:
+            return far_sums(self._far, level == "upper", x, W, self.sizes)
+        summed = RowPool.summed_on_device if on_accelerator() and whole else RowPool.summed
+        return total(summed(pool, self._derivatives(level, pool.rows), x, W, of, self.sizes) for pool in pools)
 
     def _derivatives(self, level: str, rows: RowBlocks) -> RowDerivatives:
         key = (level, self.crossed, id(rows))
@@ -291,7 +297,7 @@ class Expansions:
         values = squares(upper, np.asarray(values) - centre)
         return RowScales(values, in_x(upper, d1), in_x(lower, cross), slopes, in_x(lower, turned))
 
-    # -- sample by sample, on this machine
+    # -- sample by sample
 
     def lower_rows(self, x: np.ndarray, W: np.ndarray, off: Any = 0.0) -> LowerRows:
         """Sample by sample, at the policy, or so far `off` it."""

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, PyTree
 
 from ..functions import Traced
@@ -67,6 +68,14 @@ class Sizes(NamedTuple):
         return UpperRows(table[:, 0], table[:, 1 : 1 + self.dx], table[:, 1 + self.dx :])
 
 
+def over_devices(rows: int) -> NamedSharding | None:
+    """Where the rows of a block go: in equal shares to the devices of this process; to the first where that fails."""
+    devices = jax.local_devices()
+    if len(devices) == 1 or rows % len(devices):
+        return None
+    return NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))
+
+
 class RowBlocks:
     """The rows of one level, ``(xi, eta)``, in blocks of one size; the last is filled up with copies of its last row.
 
@@ -80,8 +89,8 @@ class RowBlocks:
         while self.size > 1 and self.size * numbers > AT_ONCE:
             self.size //= 2
         self.begins = range(0, self.count, self.size)
-        host = jax.tree.map(np.asarray, (xi, eta))
-        self._data = [jax.device_put(jax.tree.map(lambda a, b=b: self.filled(a, b), host)) for b in self.begins]
+        host, place = jax.tree.map(np.asarray, (xi, eta)), over_devices(self.size)
+        self._data = [jax.device_put(jax.tree.map(lambda a, b=b: self.filled(a, b), host), place) for b in self.begins]
 
     def filled(self, table: np.ndarray, begin: int) -> np.ndarray:
         """One block of a table."""
@@ -96,6 +105,11 @@ class RowBlocks:
 
     def __len__(self) -> int:
         return len(self._data)
+
+    @property
+    def nbytes(self) -> int:
+        """What they take."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._data))
 
 
 def flat_size(tree: PyTree) -> int:

@@ -13,11 +13,10 @@ import numpy as np
 from jaxtyping import Float
 
 from ..basis import OneHot
-from ..cluster import shards_of
 from ..precision import double, in_double
-from ..programs import in_threads, is_spread, module_of
+from ..programs import in_threads, module_of
 from ..reduction import Batch
-from .rows import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows
+from .rows import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, over_devices
 
 Sum = TypeVar("Sum", bound=tuple)
 
@@ -117,7 +116,7 @@ def plus(a: Sum, b: Sum) -> Sum:
     return tuple(total) if type(a) is tuple else type(a)(*total)  # pyright: ignore[reportReturnType, reportCallIssue]
 
 
-def _total(sums: Iterable[Sum]) -> Sum:
+def total(sums: Iterable[Sum]) -> Sum:
     """Sums over rows, added up in their order."""
     return reduce(plus, sums)
 
@@ -181,7 +180,7 @@ class RowPool:
 
     def summed(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, of: Callable, sizes: Sizes) -> Any:
         """What `of` makes of each block, added up in their order."""
-        return _total(_side_by_side(lambda block: of(*self._at(derivatives, x, W, block), sizes), list(self.rows)))
+        return total(_side_by_side(lambda block: of(*self._at(derivatives, x, W, block), sizes), list(self.rows)))
 
     def lower_sums(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, sizes: Sizes) -> Any:
         """What ``lower_slope_sums`` gives for all rows, and a function that forms the matrices: the derivatives of all
@@ -192,8 +191,8 @@ class RowPool:
             return held, lower_slope_sums(*held, sizes)
 
         held, sums = zip(*_side_by_side(one, list(self.rows)), strict=True)
-        matrices = lambda: _total(_side_by_side(lambda block: lower_matrix_sums(*block, sizes), list(held)))
-        return *_total(sums), matrices
+        matrices = lambda: total(_side_by_side(lambda block: lower_matrix_sums(*block, sizes), list(held)))
+        return *total(sums), matrices
 
     def _at(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, block: tuple[slice, Any, Any]) -> Any:
         """The features, shares and packed derivatives of a block."""
@@ -208,7 +207,7 @@ class RowPool:
         pad = lambda b: np.pad(self.shares[b : b + size], (0, max(0, b + size - rows.count))).astype(rows.dtype)
         cast = lambda a: a if np.issubdtype(a.dtype, np.integer) else a.astype(rows.dtype)
         block = lambda b: (jax.tree.map(lambda a: cast(rows.filled(a, b)), self.features), pad(b))
-        return [jax.device_put(block(begin)) for begin in rows.begins]
+        return [jax.device_put(block(begin), over_devices(size)) for begin in rows.begins]
 
     def summed_on_device(self, derivatives: RowDerivatives, x: Any, W: Any, of: Callable, sizes: Sizes) -> Any:
         """The same where rows and features stay on an accelerator, and sums alone come back."""
@@ -236,6 +235,11 @@ def _taken(features: Any, part: Any) -> Any:
     return features[part]
 
 
+def on_accelerator() -> bool:
+    """Whether rows are to stay on an accelerator."""
+    return jax.default_backend() != "cpu"
+
+
 def _side_by_side(one: Callable, items: list) -> Iterator[Any]:
     """A function of each item, in their order; in threads where items are many."""
     if len(items) == 1:
@@ -250,13 +254,6 @@ def _side_by_side(one: Callable, items: list) -> Iterator[Any]:
 
 
 def pools_of(batch: Batch, dtype: Any, numbers: int) -> list[RowPool]:
-    """The rows of a level on this machine: one pool, or one for each shard where rows are spread over devices."""
-    tree, total = (batch.features, batch.weight, batch.xi, batch.eta), len(batch)
-    shards = [jax.tree.map(np.asarray, tree)]
-    if is_spread(batch.weight):
-        leaves, structure = jax.tree.flatten(tree)
-        shards = [structure.unflatten(part) for part in zip(*map(shards_of, leaves), strict=True)]
-    return [
-        RowPool(features, np.asarray(weight, float) / total, RowBlocks(xi, eta, dtype, numbers))
-        for features, weight, xi, eta in shards
-    ]
+    """The rows of a level, as one pool."""
+    features, weight, xi, eta = jax.tree.map(np.asarray, (batch.features, batch.weight, batch.xi, batch.eta))
+    return [RowPool(features, weight.astype(float) / len(batch), RowBlocks(xi, eta, dtype, numbers))]

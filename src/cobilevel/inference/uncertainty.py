@@ -1,6 +1,6 @@
 """``Uncertainty``: how well the samples determine ``x``, coordinate by coordinate, and which directions they do not."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -58,6 +58,25 @@ class Uncertainty:
         middle = np.where(np.isfinite(self.bias), self.x - self.bias, self.x)
         reach = QUANTILE * self.error
         return middle + (np.stack([-reach, reach]) if self.ends is None else self.ends)
+
+    def among(self, share: float) -> "Uncertainty":
+        """The same where the rows looked at are a share of all that ``x`` was found from, drawn at random: variances
+        and the bias of fitting shrink by it, and what the basis misses stays."""
+        if share == 1 or self.covariance is None:
+            return self
+        noise = np.maximum(np.diag(self.covariance), 0)
+        with np.errstate(invalid="ignore"):
+            missed = np.where(np.isfinite(noise), np.maximum(self.error**2 - noise, 0), 0)
+            error = np.where(np.isfinite(self.error), np.sqrt(share * noise + missed), self.error)
+            less = np.where((self.error > 0) & np.isfinite(self.error), error / self.error, 1.0)
+        return replace(
+            self,
+            error=error,
+            bias=share * self.bias,
+            covariance=share * self.covariance,
+            value_error=share**0.5 * self.value_error,
+            ends=None if self.ends is None else less * self.ends,
+        )
 
     @property
     def large(self) -> bool:

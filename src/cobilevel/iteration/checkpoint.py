@@ -4,18 +4,15 @@ A solve is one run, or several where a basis is chosen, grown or learned, one af
 runs is computed again, and comes out as before; the runs are not.
 """
 
-import hashlib
 import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from .. import archive
-from ..cluster import Cluster
 from .course import Course
 
 _WRITE_EVERY = 10.0  # seconds between two writes
@@ -31,13 +28,11 @@ class Checkpoint:
         self._parts: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []  # a document and arrays for each run
         self._number, self._structure = -1, ""  # of the run that goes on
         self._lock: Any = None
-        self._writes = jax.process_index() == 0
         self._written, self._took, self._trouble = -np.inf, 0.0, ""
 
     def __enter__(self) -> "Checkpoint":
         try:
-            if self._writes:
-                self._prepare()
+            self._prepare()
             if self.path.is_file():
                 self._parts = self._read()
         except BaseException:
@@ -76,15 +71,6 @@ class Checkpoint:
             )
         return [(numbers, archive.group(arrays, f"{k}/")) for k, numbers in enumerate(runs)]
 
-    def check_everywhere(self, cluster: Cluster) -> None:
-        """Raises where the processes of a cluster do not see the same file."""
-        own = np.frombuffer(hashlib.sha256(archive.seal_of(self.path)).digest(), np.uint8)
-        seen = cluster.gathered([own] * len(cluster.own))
-        if any(part.tobytes() != seen[0].tobytes() for part in seen):
-            raise ValueError(
-                f"checkpoint: {self.path.parent} is not the same in all processes. Give a folder that they share."
-            )
-
     def next_run(self, structure: str, like: Any) -> Course | None:
         """How far the next run of the solve had come, if it had begun; raises where that was another one."""
         self._number, self._structure = self._number + 1, structure
@@ -115,8 +101,7 @@ class Checkpoint:
         document = {"run": self._solve, "runs": [numbers for numbers, _ in self._parts]}
         arrays = {f"{k}/{name}": part for k, (_, parts) in enumerate(self._parts) for name, part in parts.items()}
         try:
-            if self._writes:
-                archive.write(self.path, document, arrays)
+            archive.write(self.path, document, arrays)
             self._trouble = ""
         except OSError as error:
             words = f"checkpoint: {self.path} could not be written ({error})."

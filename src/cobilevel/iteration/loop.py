@@ -19,10 +19,9 @@ from jaxtyping import Array, PyTree, UInt32
 
 from .. import archive, trees
 from ..basis import basis_to_json
-from ..cluster import digest_of, everywhere, in_step
 from ..derivatives import Ledger, added
 from ..functions import digest
-from ..programs import at_home, is_spread, program, program_of_steps, put, rows_at
+from ..programs import program, program_of_steps, put, rows_at
 from ..progress import ProgressBar
 from ..reduction import Bilevel, Reduced, Table
 from .checkpoint import Checkpoint
@@ -210,10 +209,8 @@ def iterate(
         course.good = course.state
     if not solver.on_host:
         bare = solver.ready(bare)
-        course.state, course.good = everywhere((course.state, course.good), bare)
         if course.going:  # compiles; no step
-            idle = everywhere(eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0))), bare)
-            _steps(solver, bare, idle, 1)
+            _steps(solver, bare, eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0))), 1)
     compiled = time.perf_counter() - clock
     with ProgressBar(steps, type(solver).__name__, progress) as bar, _signals_noted(checkpoint is not None) as noted:
         _steps_to_end(solver, bare, course, checkpoint, retreats, bar, noted)
@@ -224,10 +221,10 @@ def iterate(
         detail = f"It happened at step {course.step + 1}."
     elif noted and course.going:
         result, detail = Result.INTERRUPTED, f"(At step {course.step} of {steps}.)"
-    state, curves = at_home(course.state), course.history.curves()
-    x, W, choices = solver.finish(state)
-    detail = solver.outlook(state, curves) if result is Result.BUDGET else detail
-    stats = _statistics(reduced, course, state) | {"compile_seconds": compiled}
+    x, W, choices = solver.finish(course.state)
+    curves = course.history.curves()
+    detail = solver.outlook(course.state, curves) if result is Result.BUDGET else detail
+    stats = _statistics(reduced, course) | {"compile_seconds": compiled}
     ended = Ended(
         x=put(x),
         W=prepared.restore(put(W)),
@@ -236,7 +233,7 @@ def iterate(
         history=curves,
         stats=stats,
         choices=choices | course.words(),
-        state=Saved(archive.to_plain(state), _identity(solver, prepared, state)) if resumable else None,
+        state=Saved(archive.to_plain(course.state), _identity(solver, prepared, course.state)) if resumable else None,
     )
     return ended, noted[-1] if noted else None
 
@@ -265,13 +262,9 @@ def _steps_to_end(
     span, at_once, moved = solver.chunk * (1 if retreats else CHUNKS), 1, False
     if checkpoint is not None and course.going:
         checkpoint.put(course, at_once=True)
-    while course.going:
+    while course.going and not noted:
         began = time.perf_counter()
-        most, stop = in_step(bare, min(at_once, span - course.step % span), noted[-1] if noted else None)
-        if stop is not None:
-            noted.append(stop)
-            break
-        state, records = _steps(solver, bare, course.state, most)
+        state, records = _steps(solver, bare, course.state, min(at_once, span - course.step % span))
         course.add(state, records, solver.chunk)
         if course.result is Result.DIVERGED and len(course.retreats) < retreats:
             course.retreat()
@@ -288,10 +281,10 @@ def _steps_to_end(
         checkpoint.put(course, at_once=True)
 
 
-def _statistics(reduced: Reduced, course: Course, state: Any) -> dict[str, Any]:
+def _statistics(reduced: Reduced, course: Course) -> dict[str, Any]:
     """What a run took: steps, oracle calls, samples, memory and seconds."""
     held = sum(leaf.size for leaf in jax.tree.leaves((reduced.x0, reduced.W0)))
-    totals = state.ledger.totals()
+    totals = course.state.ledger.totals()
     stats = {
         "steps": course.step,
         "oracles": totals,
@@ -300,7 +293,7 @@ def _statistics(reduced: Reduced, course: Course, state: Any) -> dict[str, Any]:
         "functions": reduced.basis.size,
         "numbers_held": held,
         "bytes": held * reduced.dtype.itemsize,
-        "state_bytes": sum(leaf.nbytes for leaf in archive.to_plain(state)),
+        "state_bytes": sum(leaf.nbytes for leaf in archive.to_plain(course.state)),
         "seconds": course.seconds,
     }
     more = {"rank": reduced.rank, "retreats": len(course.retreats) or None}
@@ -345,14 +338,14 @@ def _identity(solver: Solver, reduced: Reduced, state: Any, rows: int = 64) -> s
 
     def data(source: Any) -> Any:
         """A level's data with the features of a few rows: basis and contexts determine the others."""
-        if not isinstance(source, Table) or is_spread(source.table.weight):
+        if not isinstance(source, Table):
             return source
         some = jax.tree.map(lambda a: rows_at(a, slice(rows)), source.table.features)
         return replace(source.table, features=some)
 
     levels = [data(source) for source in (reduced.upper_source, reduced.lower_source)]
     arrays = eqx.filter((levels, reduced.problem.x_bounds, reduced.coordinates, reduced.turn), eqx.is_array)
-    held = [digest_of(leaf) for leaf in jax.tree.leaves(arrays)]
+    held = [np.ascontiguousarray(leaf).tobytes() for leaf in jax.tree.leaves(arrays)]
     bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
     settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
     recipe = json.dumps(basis_to_json(reduced.basis.basis), sort_keys=True)

@@ -92,7 +92,6 @@ class Solver(eqx.Module):
 
     default_steps: ClassVar[int] = 1000
     chunk: ClassVar[int] = 100  # steps between two looks from outside the compiled program
-    keeps_rows: ClassVar[bool] = False  # something for each row of the pool, which must be on one device then
     on_host: ClassVar[bool] = False  # whether its steps are plain Python, and not compiled
 
     def prepare(self, reduced: Reduced) -> Reduced:

@@ -212,7 +212,7 @@ def _batches(source: Source, key: Key[Array, ""], count: int, size: int) -> Any:
 
 def _drawn(source: Source, key: Key[Array, ""], count: int, size: int, rng: np.random.Generator) -> Batch:
     """The rows of random batches, one after the other, with replacement; of a table on the host."""
-    if type(source) is Table:
+    if isinstance(source, Table):
         picked = rng.integers(len(source.table), size=count * size)
         return jax.tree.map(lambda a: np.asarray(a)[picked], source.table)
     drawn = replace(_batches(source, key, count, size), count=None)

@@ -1,10 +1,12 @@
 """What the user states: contexts, data (with how many functions they support), objectives, constraints."""
 
-from .data import CONTEXTS_EACH, LOOK_ROWS, SAMPLES_EACH, Data, Level, Levels, Look, Product, Samples, Stream, no_pool
+from .data import CONTEXTS_EACH, SAMPLES_EACH, Data, Levels, Product, Samples, Stream, no_pool
 from .distributions import Distribution, Mixture, TruncatedNormal, Uniform
 from .domain import Box, Domain, Finite, Interval, Periodic, Unbounded
-from .frames import Frame, domain_of, is_frame
+from .frames import Frame, is_frame
 from .input_checks import CHECK_ROWS, CONTEXTS_DRAWN_AT, check_conditional, decision_like, one_length
+from .level import LOOK_ROWS, Level, Look
 from .mixed import Mixed, Unpacked, check_contexts_kept, never_seen
+from .partitions import PartitionedSamples, Roles, samples_in
 from .problem import Bounds, Equalities, Inequalities, Problem, Simplex, entry_names
-from .spread import SpreadSamples, spread
+from .proposals import domain_of

@@ -1,13 +1,9 @@
 """The kinds of data a user can hand over, each checked when it is made, each able to answer for itself.
 
-A kind of data says what contexts it holds, and gives a part of itself to look at (``look``, ``thinned``). Where its
-batches come from is in ``reduction.batches``, its law at one context in ``lower.per_context``.
-
 ``Samples`` are joint draws of context and noise; ``Product`` pairs contexts with data that do not depend on them;
 ``Levels`` gives the two levels different data; ``Stream`` draws without end.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -20,7 +16,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from ..checks import whole
 from ..functions import Sampler
 from ..keys import as_key, generator, split_key
-from ..precision import Held, cast, kept_digits
+from ..precision import Held, kept_digits
 from ..programs import arithmetic, put, rows_at
 from .distributions import Distribution, require_nodes
 from .frames import frame_columns
@@ -30,109 +26,14 @@ from .input_checks import (
     concrete,
     contexts_of,
     each_leaf,
-    path_name,
     require_contexts,
     require_rows,
 )
+from .level import LOOK_ROWS, Level, Look
+from .partitions import PartitionedSamples, Roles, is_partitioned
 
-LOOK_ROWS = 8192  # joint samples looked at closely
+SAMPLE_ROWS = 100_000  # rows of a table in partitions that are held in this process
 CONTEXTS_EACH, SAMPLES_EACH = 2, 8  # asked for each function: distinct contexts; samples, where they are noisy
-
-
-class Level(eqx.Module):
-    """What one level of the problem sees.
-
-    - `crossed`: whether every context meets every row of the data.
-    - `law`: the distribution of the contexts, where that is what was given.
-    - `layout`: how rows are spread over the processes of a cluster, where they are.
-    - `all_here`: whether this process has all the data, be they spread or not; else only its share of the rows.
-    """
-
-    crossed: ClassVar[bool] = False
-    law: ClassVar[Any] = None
-    layout: ClassVar[Any] = None
-    all_here: ClassVar[bool] = True
-
-    @property
-    def upper(self) -> "Level":
-        """What the upper level sees."""
-        return self
-
-    @property
-    def lower(self) -> "Level":
-        """What the lower level sees."""
-        return self
-
-    @property
-    @abstractmethod
-    def count(self) -> int | None:
-        """The rows of data; ``None`` where there is no end of them."""
-
-    @property
-    def endless(self) -> bool:
-        """Whether data are drawn without end."""
-        return self.count is None
-
-    @abstractmethod
-    def contexts(self) -> "Samples":
-        """The observed contexts as a weighted finite set; of a stream, a look at some."""
-
-    def distinct(self) -> int:
-        """How many different contexts there are."""
-        return self.contexts().distinct()
-
-    def with_contexts(self, change: Callable[[Any], Any]) -> "Level":
-        """The same data with their contexts changed; a distribution stays as it is."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def example(self, rows: int = 1) -> "Samples":
-        """A few joint samples, to look at shapes and dtypes."""
-
-    def look(self, key: Array, rows: int = LOOK_ROWS, contexts: int = 200) -> "Look":
-        """A part small enough to look at closely: at most about so many joint samples, in random order.
-
-        `contexts`: how many of these, where each meets all the data.
-        """
-        part: Any = self.thinned(key, rows)
-        return Look(part, part)
-
-    @abstractmethod
-    def thinned(self, key: Array, rows: int) -> "Level":
-        """The same kind of data with at most so many rows, picked at random; of a stream, so many draws."""
-
-    def finite(self, key: Array, rows: int = 10_000) -> "Level":
-        """The data themselves where they are finite in number, else so many draws."""
-        return self.thinned(key, rows) if self.endless else self
-
-    def parsed(self, dtype: Any = None) -> "Level":
-        """What everything after the checks works on: a copy of its own, floats in `dtype`, with weights in one form."""
-
-        def leaf(path: tuple, value: Any) -> Any:
-            return cast(value, dtype, path_name("samples", path)) if hasattr(value, "dtype") else value
-
-        is_law = lambda node: isinstance(node, Distribution)  # which stays as it is
-        return jax.tree_util.tree_map_with_path(leaf, self, is_leaf=is_law)
-
-    def draw_contexts(self, key: Array, rows: int) -> Shaped[Array, "n ..."]:
-        """Contexts as they are drawn, rather than as a quadrature rule."""
-        return self.contexts().xi if self.law is None else self.law.sample(key, rows)
-
-    def resample(self, rng: np.random.Generator) -> Float[np.ndarray, " n"]:
-        """How often each row of the pool occurs in a sample drawn again, with replacement, from these data."""
-        raise TypeError("a Stream has no samples to draw again from; pass those it was solved on.")
-
-    def whole(self) -> "Level":
-        """The data of all processes."""
-        return self
-
-    def known_by(self) -> Any:
-        """What the data are recognised by, the same in all processes: their arrays, or digests of these."""
-        return jax.tree.leaves(self)
-
-    def placed(self) -> Any:
-        """The samples, each row where it is held."""
-        return self
 
 
 def _of_mean_one(weights: Any) -> Any:
@@ -178,8 +79,14 @@ class Samples(Level):
             raise ValueError("Samples: weights must be nonnegative and not all zero.")
 
     @classmethod
-    def from_frame(cls, frame: Any, context: Any, eta: Any = None, weights: Any = None) -> "Samples":
+    def from_frame(
+        cls, frame: Any, context: Any, eta: Any = None, weights: Any = None, sample: int = SAMPLE_ROWS
+    ) -> Any:
         """Joint samples out of a data frame of pandas or polars (or one that narwhals knows), one per row.
+
+        Of a data frame of dask, or a list of partitions (data frames, delayed ones, paths of Parquet files, functions
+        that return a frame), rows stay where they are: on the workers of the active dask client, or in files that are
+        read one after the other. ``solve`` takes what comes back as it takes samples.
 
         **Arguments:**
 
@@ -187,10 +94,14 @@ class Samples(Level):
           ``Mixed`` domain (or a ``Box``, in this order). Text, categories and booleans belong to ``Finite``.
         - `eta`: the name of a column, or a list: then ``f`` and ``g`` find it by name, ``eta["demand"]``.
         - `weights`: the name of a column, optional.
+        - `sample`: of a table in partitions, how many rows to hold in this process, drawn at random: a basis is chosen
+          on them, and standard errors and certificates come from them.
 
         Whole numbers become floats in contexts and stay whole in `eta`; booleans become 0 and 1. Missing values, text
         in `eta`, and dates are refused, with what to do.
         """
+        if is_partitioned(frame):
+            return PartitionedSamples.of(frame, Roles(cls, context, eta, weights), sample)
         return cls(*frame_columns(frame, context, eta, weights, f"{cls.__name__}.from_frame"))
 
     def __len__(self) -> int:
@@ -386,14 +297,6 @@ def no_pool(user: str) -> ValueError:
         f"{user} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
         "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
     )
-
-
-class Look(eqx.Module):
-    """Data few enough to look at closely: a level, and its joint samples, `together` of them at each context."""
-
-    level: Samples | Product
-    samples: Samples
-    together: int = eqx.field(static=True, default=1)
 
 
 class Levels(eqx.Module):

@@ -1,4 +1,4 @@
-"""Columns out of a data frame, each read by what it holds; the domain they suggest; and results back into a frame.
+"""Columns out of a data frame, each read by what it holds, and results back into a frame.
 
 pandas, polars and, through narwhals, others: a library is imported only where the user's own object comes from it.
 """
@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .domain import Domain, Finite, Interval
 from .input_checks import is_missing, listed_values
-from .mixed import Mixed
 
 _BY_DTYPE = {"b": "boolean", "i": "whole", "u": "whole", "f": "number"}
 _BY_OBJECT = {  # other columns, by what all of their values are
@@ -202,25 +200,3 @@ def frame_columns(frame: Any, context: Any, eta: Any, weights: Any, caller: str)
         table = {c.name: c.values if c.kind in kept[role] else c.values.astype(float) for c in columns}
         tables.append(table if isinstance(roles[role], list | tuple) else next(iter(table.values()), None))
     return tables
-
-
-def domain_of(frame: Any, context: Any) -> Domain:
-    """A domain for the context columns of a data frame, to be read before it is used: print it.
-
-    Numbers get the ``Interval`` from their least to their largest value, so that the policy is NaN beyond; text,
-    categories and booleans the ``Finite`` of the values that occur. A list of names gives a ``Mixed``. What no
-    table shows is for you to say: that hours repeat (``Periodic``), or how far contexts may go.
-    """
-    columns = Frame(frame, "domain_of").columns({"context": context})["context"]
-    parts = {str(column.name): _proposed(column) for column in columns}
-    return Mixed(parts) if isinstance(context, list | tuple) else next(iter(parts.values()))
-
-
-def _proposed(column: Column) -> Domain:
-    if column.kind in ("text", "boolean") or column.category:
-        values = np.unique(column.values)
-        return Finite(values.astype(float) if values.dtype.kind == "b" else values.tolist())
-    lo, hi = float(np.min(column.values)), float(np.max(column.values))
-    if not lo < hi:
-        raise ValueError(f"domain_of: the column {column.name!r} is {lo:g} in every row; leave it out of context.")
-    return Interval(lo, hi)

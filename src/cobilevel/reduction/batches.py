@@ -17,13 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 
-from ..basis import FeatureMap, Rows
+from ..basis import FeatureMap, Rows, combine
 from ..checks import MOST_KEPT, gibibytes, memory_limit
-from ..cluster import RowLayout
 from ..keys import below, derived, hashed, mix
 from ..problem import Product, Samples, Stream, no_pool
-
-_FETCHED_AHEAD = 2**16  # rows of several batches that are fetched from other devices at once
 
 
 class RowIndex(eqx.Module):
@@ -165,16 +162,11 @@ class Source(eqx.Module):
         """The `count` batches from number `begin` on; where that is a plain number, they are planned all at once."""
         if not isinstance(count, int):
             return Batches(lambda number: self.batch(key, begin + jnp.asarray(number, jnp.uint32), size, shuffle))
-        plans, counts = self._plans(key, begin, count, size, shuffle)
-        return Batches(lambda place: self.fetch(*plans(place)), counts)
-
-    def _plans(self, key: Array, begin: Any, count: int, size: int, shuffle: bool) -> tuple[Callable[[Any], Any], Any]:
-        """The plans of several batches, by place; and how many rows of each are real, where that differs."""
         plan = lambda number: eqx.partition(self.plan(key, number, size, shuffle), eqx.is_array)
         each = jax.vmap(lambda number: plan(number)[0])(begin + np.arange(count, dtype=np.uint32))
         same, rows = plan(begin)[1], each[1]  # what is no array of JAX is known before anything runs
         at = lambda place: eqx.combine(jax.tree.map(lambda a: a[place], each), same)
-        return at, None if rows is None else rows.count
+        return Batches(lambda place: self.fetch(*at(place)), None if rows is None else rows.count)
 
     def draw(self, key: Array, size: int) -> Batch:
         """A fresh random batch (with replacement from a finite pool)."""
@@ -188,6 +180,10 @@ class Source(eqx.Module):
     def tabled(self, **parts: Any) -> "Table":
         """The pool as a table, with other `parts` where they are given."""
         return Table(replace(self.pool(), **parts))
+
+    def turned(self, transform: Any) -> "Table":
+        """The pool as a table, its features in other coordinates."""
+        return self.tabled(features=combine(self.pool().features, transform))
 
 
 class Table(Source):
@@ -207,45 +203,6 @@ class Table(Source):
 
     def fetch(self, drawn, rows):
         return self.table.take(rows)
-
-
-class SpreadTable(Table):
-    """A pool whose rows are spread over the devices of a cluster; those of weight 0 that fill up shards do not count.
-
-    A batch is fetched from where its rows are, and worked on everywhere.
-    """
-
-    layout: RowLayout = eqx.field(static=True)
-
-    def pool(self):
-        return replace(self.table, count=np.asarray(self.layout.rows, np.int32))
-
-    @property
-    def rows(self):
-        return self.layout.rows
-
-    def tabled(self, **parts):
-        return replace(self, table=replace(self.table, **parts))
-
-    def fetch(self, drawn, rows):
-        """Weights are those of a pool that has no other rows."""
-        part = self.table.take(replace(rows, index=self.layout.place(rows.index)))
-        return replace(part, weight=part.weight * (self.layout.rows / self.layout.filled))
-
-    def batches(self, key, begin, count, size, shuffle):
-        """Where they are small, one message fetches all of them."""
-        if not isinstance(count, int) or not 0 < count * size <= _FETCHED_AHEAD:
-            return super().batches(key, begin, count, size, shuffle)
-        plans, counts = self._plans(key, begin, count, size, shuffle)
-        index = jnp.concatenate([plans(place)[1].index for place in range(count)])
-        part = self.fetch(None, RowIndex.full(index, self.table.weight.dtype))
-        fetched = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), replace(part, count=None))
-
-        def batch(number: Any) -> Batch:
-            part, own = jax.tree.map(lambda a: a[number], fetched), plans(number)[1]
-            return replace(part, weight=part.weight * own.share, count=own.count)
-
-        return Batches(batch, counts)
 
 
 class Pairs(Source):
@@ -313,6 +270,4 @@ def source_of(level: Any, basis: FeatureMap) -> Source:
         return Endless(level, basis)
     if level.crossed:
         return Pairs(batch_of(basis, level.contexts()), level, basis)
-    if level.layout is not None:
-        return SpreadTable(batch_of(basis, level.placed()), level.layout)
     return Table(batch_of(basis, level))

@@ -28,12 +28,13 @@ from ..basis import (
 from ..checks import whole
 from ..functions import known_parts
 from ..keys import as_key
-from ..problem import Problem
+from ..problem import PartitionedSamples, Problem
 from ..programs import arithmetic, put
 from ..study import Constrained, Study
 from ..trees import shaped_like
 from .batches import Batch, Source, Table, source_of
 from .factored import values_in_factors
+from .far_rows import FarRows, FarTable
 
 
 class Turn(eqx.Module):
@@ -185,9 +186,9 @@ class Reduced(Bilevel):
         if self.whitening is None or self.coordinates is not None:
             return self
         coordinates = Coordinates.of(self.whitening, self.W0)
-        turn = lambda source: source.tabled(features=combine(source.pool().features, coordinates.transform))
-        lower = turn(self.lower_source)
-        upper = lower if self.upper_source is self.lower_source else turn(self.upper_source)
+        lower = self.lower_source.turned(coordinates.transform)
+        shared = self.upper_source is self.lower_source
+        upper = lower if shared else self.upper_source.turned(coordinates.transform)
         W0 = coordinates.enter(self.W0)
         return replace(self, upper_source=upper, lower_source=lower, W0=W0, coordinates=coordinates)
 
@@ -209,8 +210,11 @@ def reduce_study(study: Study, basis: Basis) -> Reduced:
 def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Reduced:
     """The reduced problem for a basis that is fitted already, perhaps to other samples; from ``W``, or from ``y0``."""
     problem, observed, whitening = study.problem, study.lower.contexts(), None
-    lower = source_of(study.lower, fitted)
-    if not study.lower.endless:
+    lower: Any = source_of(study.lower.here, fitted)
+    if isinstance(study.lower, PartitionedSamples):
+        lower = FarTable(lower.table, FarRows.of(study.lower, fitted))
+        whitening = lower.far.whitening(study.dtype)
+    elif not study.lower.endless:
         table = type(lower) is Table
         phi = lower.table.features if table else fitted.rows(problem.domain.snap(observed.xi, study.dtype))
         whitening = whiten(phi, observed.weights)

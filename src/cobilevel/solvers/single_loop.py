@@ -118,8 +118,6 @@ class SABA(VarianceReduced):
     and global variance reduction algorithms, NeurIPS 2022.
     """
 
-    keeps_rows = True
-
     def __check_init__(self):
         if not self.shuffle:
             raise ValueError("SABA: its table needs batches without repeated rows; leave shuffle at True.")

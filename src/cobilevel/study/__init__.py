@@ -14,4 +14,4 @@ from .standard_form import (
     some_context,
     statement_of,
 )
-from .study import Study, as_of_now, joint_contexts, precision_for
+from .study import Study, as_of_now, joint_contexts, parsed_level, precision_for

@@ -36,8 +36,8 @@ from ..problem import (
     Level,
     Levels,
     Mixed,
+    PartitionedSamples,
     Problem,
-    SpreadSamples,
     Unpacked,
     check_conditional,
     check_contexts_kept,
@@ -75,9 +75,9 @@ class Study:
         """
         wanted = precision_for(problem, samples, exact=False) if precision is None else precision
         where = "samples.{}" if isinstance(samples, Levels) else "samples"
-        lower = _parsed_level(problem.domain, samples.lower, wanted.dtype, where.format("lower"))
-        shared = samples.upper is samples.lower
-        upper = lower if shared else _parsed_level(problem.domain, samples.upper, wanted.dtype, where.format("upper"))
+        lower = parsed_level(problem.domain, samples.lower, wanted.dtype, where.format("lower"))
+        shared, given = samples.upper is samples.lower, problem
+        upper = lower if shared else parsed_level(problem.domain, samples.upper, wanted.dtype, where.format("upper"))
         leaves = jax.tree.leaves((problem.x0, problem.y0, *((r.xi, r.eta) for r in (upper.example(), lower.example()))))
         floats = [leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
         dtype = np.result_type(*floats) if wanted.dtype is None else wanted.dtype
@@ -89,6 +89,8 @@ class Study:
                 problem, constrained = standard_form(problem, upper, lower)
                 now = replace(problem, conditional=now.conditional)
             problem = now
+        if isinstance(lower, PartitionedSamples):
+            upper = lower = replace(lower, stated=lambda: (given, wanted))
         return Study(problem, upper, lower, dtype, _depends_on_noise(problem, lower), constrained, stated)
 
     @property
@@ -122,19 +124,11 @@ class Study:
         return float(jnp.finfo(self.dtype).eps)
 
     @property
-    def spread(self) -> bool:
-        """Whether the samples are spread over the processes of a cluster."""
-        return self.upper.layout is not None or self.lower.layout is not None
-
-    @property
-    def all_here(self) -> bool:
-        """Whether this process has all samples, be they spread or not."""
-        return self.upper.all_here and self.lower.all_here
-
-    def whole(self) -> "Study":
-        """The study on the samples of all processes."""
-        lower = self.lower.whole()
-        return self.on(lower) if self.shared else self.on(lower, self.upper.whole())
+    def here(self) -> "Study":
+        """The study on what of the data is in this process."""
+        if self.lower.here is self.lower and self.upper.here is self.upper:
+            return self
+        return self.on(self.lower.here) if self.shared else self.on(self.lower.here, self.upper.here)
 
     def check_conditional(self) -> None:
         """Raises where the user's sampler of noise at one context is of use, and is none."""
@@ -191,6 +185,13 @@ def precision_for(problem: Any, samples: Any, asked: str | None = None, exact: b
 
 
 def _require_data(samples: Any, name: str) -> None:
+    if isinstance(samples, Levels) and any(
+        isinstance(one, PartitionedSamples) for one in (samples.upper, samples.lower)
+    ):
+        raise TypeError(
+            f"{name}: the two levels cannot see different tables in partitions. Put both into one table, with a column "
+            "that is 1 or 0 and multiplies upper or lower; or give Samples that are in memory."
+        )
     if not isinstance(samples, Data):
         raise TypeError(
             f"{name} must be Samples, Product, Levels or Stream, got {type(samples).__name__}. Joint samples as "
@@ -204,11 +205,10 @@ def joint_contexts(samples: Any, name: str) -> Any:
     return samples.lower.contexts().xi
 
 
-def _parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level:
+def parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level:
     """The data parsed; their contexts are checked in the precision they came in, and moved onto the domain with it."""
-    if isinstance(level, SpreadSamples):
-        later = level.all_rows and (lambda: _parsed_level(domain, level.whole(), dtype, where))
-        return level.with_part(_parsed_level(domain, level.part, dtype, where), later)
+    if isinstance(level, PartitionedSamples):
+        return replace(level, sample=parsed_level(domain, level.sample, dtype, where))
     name = where + (".draw(...).xi" if level.endless else ".contexts" if level.crossed else ".xi")
     level = level.with_contexts(lambda xi: domain.pack(xi, name))
     drawn = level.endless or level.law is not None

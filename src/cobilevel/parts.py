@@ -1,0 +1,273 @@
+"""Parts of a table that stay where they are: on the workers of a dask cluster, or in files read one after the other.
+
+A function is asked of all parts, and what it returns is small. On a cluster each worker is sent one message for all of
+its parts; the scheduler has a part that was lost made again elsewhere.
+"""
+
+import pickle
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .checks import memory_limit
+from .precision import double
+
+_SILENT = 20.0  # seconds without a word, after which a worker is given up: dask's own limit is minutes
+
+
+def unpickled(content: bytes) -> Any:
+    """What another process pickled, with all digits of its arrays: JAX would round them where it is not in double."""
+    with double():
+        return pickle.loads(content)
+
+
+class Part:
+    """One part of a table: where it comes from, and which of its columns are wanted."""
+
+    def __init__(self, number: int, given: Any, columns: Sequence[Any]):
+        self.number, self.given, self.columns = number, given, list(columns)
+
+    def frame(self) -> Any:
+        """The part as a data frame."""
+        given = self.given
+        if isinstance(given, str | Path):
+            given = _frame_library().read_parquet(given, columns=self.columns)
+        elif hasattr(given, "__dask_graph__"):
+            given = given.compute(scheduler="synchronous")
+        elif callable(given):
+            given = given()
+        return given
+
+
+def _frame_library() -> Any:
+    """The library that reads files: the one the user has imported, pandas before polars."""
+    for name in ("pandas", "polars"):
+        if name in sys.modules:
+            return sys.modules[name]
+    for name in ("pandas", "polars"):
+        try:
+            return __import__(name)
+        except ImportError:
+            continue
+    raise ImportError("to read Parquet files, pandas or polars is needed: pip install pandas pyarrow.")
+
+
+class PartError(ValueError):
+    """What went wrong with one part, which is named."""
+
+
+class Parts:
+    """Parts of a table, in their order, and whoever works on them: the active dask client, or this process."""
+
+    def __init__(self, given: Sequence[Any], columns: Sequence[Any]):
+        self.parts = tuple(Part(number, one, columns) for number, one in enumerate(given))
+        client = _active_client()
+        self.workers: Any = _Here(self.parts) if client is None else _OnDask(self.parts, client)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def ask(self, function: Callable, common: "Common", *args: Any) -> Iterator[Any]:
+        """What ``function(parts, common, *args)`` returns for groups of parts, in the order of their first ones."""
+        return self.workers.ask(function, common, *args)
+
+    def each(self, function: Callable, common: "Common", *args: Any) -> list[Any]:
+        """What a function returns for single parts, as pairs of a part's number and this; in the order of the parts."""
+        pairs = (pair for group in self.ask(function, common, *args) for pair in group)
+        return [found for _, found in sorted(pairs, key=lambda pair: pair[0])]
+
+    def words(self) -> str:
+        """Who works on them."""
+        return self.workers.words()
+
+
+class Common:
+    """What all workers need to know, the same for many questions: it is sent to each of them once."""
+
+    def __init__(self, value: Any, token: str = ""):
+        self.value, self.token = value, token or uuid.uuid4().hex
+
+
+def room() -> float:
+    """The bytes that may be kept of parts in this process: half of its memory, or of a dask worker's."""
+    if "distributed" in sys.modules:
+        with suppress(ValueError):  # no worker
+            limit = sys.modules["distributed"].get_worker().memory_manager.memory_limit
+            return (limit or memory_limit()) / 2
+    return memory_limit() / 2
+
+
+# -- in this process
+
+
+class _Here:
+    """The parts one after the other; the next is read while one is worked on."""
+
+    def __init__(self, parts: Sequence[Part]):
+        self.parts = parts
+        self.messages = self.sent = self.received = 0  # nothing is sent
+
+    def ask(self, function: Callable, common: Common, *args: Any) -> Iterator[Any]:
+        """As ``Parts.ask``."""
+        with ThreadPoolExecutor(1) as reader:
+            ahead: dict[int, Any] = {}  # the one that is read while another is worked on
+
+            def read(number: int) -> Any:
+                found = ahead.pop(number, None) or reader.submit(self.parts[number].frame)
+                ahead.clear()
+                if number + 1 < len(self.parts):
+                    ahead[number + 1] = reader.submit(self.parts[number + 1].frame)
+                return found.result()
+
+            for part in self.parts:
+                yield _named(function, [(part.number, lambda k=part.number: read(k))], common, *args)
+
+    def words(self) -> str:
+        return f"{len(self.parts)} partitions, one after the other in this process"
+
+
+def _named(function: Callable, parts: list[tuple[int, Callable[[], Any]]], common: Any, *args: Any) -> Any:
+    try:
+        return function(parts, common, *args)
+    except (ValueError, TypeError) as error:
+        if isinstance(error, PartError):
+            raise
+        raise PartError(f"{_numbers([number for number, _ in parts])}: {error}") from error
+
+
+def _numbers(numbers: list[int]) -> str:
+    return f"partition {numbers[0]}" if len(numbers) == 1 else f"partitions {numbers[0]} to {numbers[-1]}"
+
+
+# -- on dask
+
+
+def _active_client() -> Any:
+    """The client that dask would use, if any; without one nothing is imported."""
+    if "distributed" not in sys.modules:
+        return None
+    try:
+        return sys.modules["distributed"].get_client()
+    except ValueError:
+        return None
+
+
+_ON_WORKER: dict[str, Any] = {}  # what was sent to all workers, by its token; the last few
+_ONE_AT_A_TIME = threading.Lock()  # a worker may have threads, and questions share what it keeps
+
+
+def _on_worker(numbers: list[int], frames: list[Any], payload: bytes, token: str, call: bytes) -> bytes:
+    """One message: a function asked of all parts of this worker."""
+    with _ONE_AT_A_TIME:
+        if token not in _ON_WORKER:
+            while len(_ON_WORKER) > 7:
+                _ON_WORKER.pop(next(iter(_ON_WORKER)))
+            _ON_WORKER[token] = Common(unpickled(payload), token)
+        function, args = pickle.loads(call)
+        parts = [(number, lambda frame=frame: frame) for number, frame in zip(numbers, frames, strict=True)]
+        return pickle.dumps(_named(function, parts, _ON_WORKER[token], *args))
+
+
+class _OnDask:
+    """The parts on the workers of a cluster, each at one of them; `home` says where."""
+
+    def __init__(self, parts: Sequence[Part], client: Any):
+        self.client, self.parts = client, parts
+        delayed = [part.number for part in parts if hasattr(part.given, "__dask_graph__")]
+        made = dict(zip(delayed, client.compute([parts[k].given for k in delayed]), strict=True))
+        others = {part.number: client.submit(part.frame, pure=False) for part in parts if part.number not in made}
+        self.frames = [(made | others)[part.number] for part in parts]  # the scheduler can have them made again
+        self.home: dict[int, str] = {}
+        self.payloads: dict[str, Any] = {}
+        self.messages = self.sent = self.received = 0
+        self.looked = 0.0
+
+    def words(self) -> str:
+        return f"{len(self.parts)} partitions on {len(set(self.home.values())) or '?'} dask workers"
+
+    def ask(self, function: Callable, common: Common, *args: Any) -> Iterator[Any]:
+        """As ``Parts.ask``: one message to each worker, answers in the order of their first parts."""
+        import cloudpickle
+
+        self._settle()
+        if common.token not in self.payloads:
+            payload = cloudpickle.dumps(common.value)
+            self.payloads = {common.token: self.client.submit(bytes, payload, pure=False)}
+        call = cloudpickle.dumps((function, args))
+        groups: dict[str, list[int]] = {}
+        for number in range(len(self.parts)):
+            groups.setdefault(self.home[number], []).append(number)
+        asked = [
+            self.client.submit(
+                _on_worker, numbers, [self.frames[k] for k in numbers], self.payloads[common.token], common.token, call,
+                workers=[name], allow_other_workers=True, pure=False,
+            )
+            for name, numbers in groups.items()
+        ]  # fmt: skip
+        self.messages += len(asked)
+        self.sent += len(asked) * len(call)
+        for future in asked:
+            answer = self._watching(lambda seconds, future=future: future.result(timeout=seconds))
+            self.received += len(answer)
+            yield pickle.loads(answer)
+
+    def _settle(self) -> None:
+        """Gives every part a worker: the one that has it, unless that has gone, or has more than its share."""
+        if self.home and time.monotonic() < self.looked + _SILENT / 10:
+            return
+        if not self.home:
+            self._made()
+        while not (alive := sorted(self._heard())):  # new ones may be on their way
+            time.sleep(_SILENT / 10)
+        self.looked, homeless = time.monotonic(), []
+        most, load = -(-len(self.parts) // len(alive)), dict.fromkeys(alive, 0)
+        for number in range(len(self.parts)):
+            name = self.home.get(number, "")
+            if load.get(name, most) < most:
+                load[name] += 1
+            else:
+                homeless.append(number)
+        for number in homeless:
+            self.home[number] = min(load, key=lambda one: (load[one], one))
+            load[self.home[number]] += 1
+
+    def _made(self) -> None:
+        """Waits until all parts are there, and notes where."""
+        from distributed import wait
+
+        self._watching(lambda seconds: wait(self.frames, timeout=seconds))
+        for number, frame in enumerate(self.frames):
+            if frame.status == "error":
+                raise PartError(f"{_numbers([number])}: {frame.exception()}") from frame.exception()
+        held = self.client.who_has(self.frames)
+        self.home = {number: min(held.get(frame.key) or [""]) for number, frame in enumerate(self.frames)}
+
+    def _watching(self, wait: Callable[[float], Any]) -> Any:
+        """What comes of waiting. A worker that is silent meanwhile is given up: the scheduler then has its parts worked
+        on elsewhere."""
+        from distributed import TimeoutError as Late
+
+        while True:
+            try:
+                return wait(_SILENT / 10)
+            except Late:
+                heard = self._heard()
+                latest = max(heard.values(), default=0.0)
+                for silent in [one for one, last in heard.items() if last < latest - _SILENT]:
+                    self.client.run_on_scheduler(_give_up, address=silent)
+
+    def _heard(self) -> dict[str, float]:
+        """When the scheduler last heard of each worker."""
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        return {name: float(facts["last_seen"]) for name, facts in workers.items()}
+
+
+async def _give_up(dask_scheduler: Any, address: str) -> None:
+    """Takes a worker that does not answer off the books."""
+    await dask_scheduler.remove_worker(address, stimulus_id=f"silent-{time.time()}", close=False)

@@ -1,0 +1,118 @@
+"""``Level``: what a kind of data answers for itself.
+
+A kind of data says what contexts it holds, and gives a part of itself to look at (``look``, ``thinned``). Where its
+batches come from is in ``reduction.batches``, its law at one context in ``lower.per_context``.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from ..precision import cast
+from .distributions import Distribution
+from .input_checks import path_name
+
+LOOK_ROWS = 8192  # joint samples looked at closely
+
+
+class Level(eqx.Module):
+    """What one level of the problem sees.
+
+    - `crossed`: whether every context meets every row of the data.
+    - `law`: the distribution of the contexts, where that is what was given.
+    """
+
+    crossed: ClassVar[bool] = False
+    law: ClassVar[Any] = None
+
+    @property
+    def upper(self) -> "Level":
+        """What the upper level sees."""
+        return self
+
+    @property
+    def lower(self) -> "Level":
+        """What the lower level sees."""
+        return self
+
+    @property
+    def here(self) -> "Level":
+        """What of the data is in this process: all of them, or a sample."""
+        return self
+
+    @property
+    def share(self) -> float:
+        """Of all rows, those that are here."""
+        return 1.0
+
+    @property
+    @abstractmethod
+    def count(self) -> int | None:
+        """The rows of data; ``None`` where there is no end of them."""
+
+    @property
+    def endless(self) -> bool:
+        """Whether data are drawn without end."""
+        return self.count is None
+
+    @abstractmethod
+    def contexts(self) -> Any:
+        """The observed contexts as a weighted finite set; of a stream, a look at some."""
+
+    def distinct(self) -> int:
+        """How many different contexts there are."""
+        return self.contexts().distinct()
+
+    def with_contexts(self, change: Callable[[Any], Any]) -> "Level":
+        """The same data with their contexts changed; a distribution stays as it is."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def example(self, rows: int = 1) -> Any:
+        """A few joint samples, to look at shapes and dtypes."""
+
+    def look(self, key: Array, rows: int = LOOK_ROWS, contexts: int = 200) -> "Look":
+        """A part small enough to look at closely: at most about so many joint samples, in random order.
+
+        `contexts`: how many of these, where each meets all the data.
+        """
+        part: Any = self.thinned(key, rows)
+        return Look(part, part)
+
+    @abstractmethod
+    def thinned(self, key: Array, rows: int) -> "Level":
+        """The same kind of data with at most so many rows, picked at random; of a stream, so many draws."""
+
+    def finite(self, key: Array, rows: int = 10_000) -> "Level":
+        """The data themselves where they are finite in number, else so many draws."""
+        return self.thinned(key, rows) if self.endless else self
+
+    def parsed(self, dtype: Any = None) -> "Level":
+        """What everything after the checks works on: a copy of its own, floats in `dtype`, with weights in one form."""
+
+        def leaf(path: tuple, value: Any) -> Any:
+            return cast(value, dtype, path_name("samples", path)) if hasattr(value, "dtype") else value
+
+        is_law = lambda node: isinstance(node, Distribution)  # which stays as it is
+        return jax.tree_util.tree_map_with_path(leaf, self, is_leaf=is_law)
+
+    def draw_contexts(self, key: Array, rows: int) -> Shaped[Array, "n ..."]:
+        """Contexts as they are drawn, rather than as a quadrature rule."""
+        return self.contexts().xi if self.law is None else self.law.sample(key, rows)
+
+    def resample(self, rng: np.random.Generator) -> Float[np.ndarray, " n"]:
+        """How often each row of the pool occurs in a sample drawn again, with replacement, from these data."""
+        raise TypeError("a Stream has no samples to draw again from; pass those it was solved on.")
+
+
+class Look(eqx.Module):
+    """Data few enough to look at closely: a level, and its joint samples, `together` of them at each context."""
+
+    level: Level
+    samples: Level
+    together: int = eqx.field(static=True, default=1)
