@@ -7,7 +7,7 @@
 - stochastic: a step of SOBA beside a message to a worker and back.
 
     python benchmarks/rows.py --only scaling [--rows 1000000] [--workers 16]
-    python benchmarks/rows.py --only large --folder /somewhere/large [--rows 10000000]
+    python benchmarks/rows.py --only large --folder /somewhere/large [--rows 10000000] [--room 0]
     python benchmarks/rows.py --only killed [--runs 6] [--clients 2]
     python benchmarks/rows.py --only stochastic
 """
@@ -89,11 +89,12 @@ def measured(workers, parts, rows):
     import cobilevel as cb
     from cobilevel.derivatives import Expansions
     from cobilevel.reduction import reduce_study
-    from cobilevel.study import Study
+    from cobilevel.study import Study, precision_for
 
     with cluster_of(workers) as cluster, Client(cluster):
         samples, problem = samples_of(parts_made(parts, rows)), stated()
-        reduced = reduce_study(Study.of(problem, samples), cb.Chebyshev(FUNCTIONS)).whitened()
+        study = Study.of(problem, samples, precision_for(problem, samples))
+        reduced = reduce_study(study, cb.Chebyshev(FUNCTIONS)).whitened()
         at, who, W = Expansions(reduced), samples.parts.workers, np.zeros((FUNCTIONS, 1))
 
         def expansion(k):
@@ -135,12 +136,14 @@ def scaling(rows, most):
 # -- large
 
 
-def large(folder, rows, child):
+def large(folder, rows, room, child):
     if child:
         import pandas  # noqa: F401  what files are read with
 
         import cobilevel as cb
+        from cobilevel.derivatives import far_sums
 
+        far_sums.room = far_sums.room if room < 0 else lambda: room * 2**30
         paths = sorted(Path(folder).glob("*.parquet"))
         samples, reading = harness.timed(samples_of, paths)
         solution, solving = harness.timed(lambda: cb.solve(stated(), samples, basis=cb.Chebyshev(FUNCTIONS)))
@@ -154,7 +157,8 @@ def large(folder, rows, child):
         for k in range(count):
             part(k, rows // count).to_parquet(folder / f"{k:05}.parquet")
         size = sum(path.stat().st_size for path in folder.glob("*.parquet")) / 2**30
-        found = harness.in_own_process(__file__, "--only", "large", "--folder", str(folder), "--child", "large")
+        given = ["--only", "large", "--folder", str(folder), "--room", str(room), "--child", "large"]
+        found = harness.in_own_process(__file__, *given)
     finally:
         shutil.rmtree(folder)
     reading, solving, peak, x, steps, result = found
@@ -259,6 +263,7 @@ def main():
         ("--rows", 0, "on a worker (scaling, 10^6), or in all (large, 10^7)"),
         ("--workers", os.cpu_count() or 1, "at most"),
         ("--folder", "", "where Parquet files are written, and deleted"),
+        ("--room", -1.0, "GiB of partitions that are kept (large), instead of half of the memory at hand"),
         ("--runs", 6, "with a worker killed or stopped"),
         ("--clients", 2, "killed and started again"),
         ("--seed", 0),
@@ -272,7 +277,7 @@ def main():
     if options.only in ("", "scaling"):
         scaling(options.rows or 1_000_000, options.workers)
     if options.only in ("", "large"):
-        large(options.folder, options.rows or 10_000_000, options.child)
+        large(options.folder, options.rows or 10_000_000, options.room, options.child)
     if options.only in ("", "killed"):
         killed(options.runs, options.clients, options.seed)
     if options.only in ("", "stochastic"):

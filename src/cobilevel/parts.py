@@ -8,7 +8,6 @@ import pickle
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -88,10 +87,22 @@ class Parts:
 
 
 class Common:
-    """What all workers need to know, the same for many questions: it is sent to each of them once."""
+    """What all workers need to know, the same for many questions: each is sent it once.
 
-    def __init__(self, value: Any, token: str = ""):
-        self.value, self.token = value, token or uuid.uuid4().hex
+    `kept`: what a process keeps along with it; it is gone when the last who asks with it is.
+    """
+
+    def __init__(self, value: Any):
+        self.value, self.kept, self.sent = value, None, None
+
+    def __reduce__(self) -> Any:
+        import cloudpickle
+
+        return _with_all_digits, (cloudpickle.dumps(self.value),)
+
+
+def _with_all_digits(content: bytes) -> Common:
+    return Common(unpickled(content))
 
 
 def room() -> float:
@@ -158,20 +169,15 @@ def _active_client() -> Any:
         return None
 
 
-_ON_WORKER: dict[str, Any] = {}  # what was sent to all workers, by its token; the last few
 _ONE_AT_A_TIME = threading.Lock()  # a worker may have threads, and questions share what it keeps
 
 
-def _on_worker(numbers: list[int], frames: list[Any], payload: bytes, token: str, call: bytes) -> bytes:
+def _on_worker(numbers: list[int], frames: list[Any], common: Common, call: bytes) -> bytes:
     """One message: a function asked of all parts of this worker."""
+    function, args = pickle.loads(call)
+    parts = [(number, lambda frame=frame: frame) for number, frame in zip(numbers, frames, strict=True)]
     with _ONE_AT_A_TIME:
-        if token not in _ON_WORKER:
-            while len(_ON_WORKER) > 7:
-                _ON_WORKER.pop(next(iter(_ON_WORKER)))
-            _ON_WORKER[token] = Common(unpickled(payload), token)
-        function, args = pickle.loads(call)
-        parts = [(number, lambda frame=frame: frame) for number, frame in zip(numbers, frames, strict=True)]
-        return pickle.dumps(_named(function, parts, _ON_WORKER[token], *args))
+        return pickle.dumps(_named(function, parts, common, *args))
 
 
 class _OnDask:
@@ -184,7 +190,6 @@ class _OnDask:
         others = {part.number: client.submit(part.frame, pure=False) for part in parts if part.number not in made}
         self.frames = [(made | others)[part.number] for part in parts]  # the scheduler can have them made again
         self.home: dict[int, str] = {}
-        self.payloads: dict[str, Any] = {}
         self.messages = self.sent = self.received = 0
         self.looked = 0.0
 
@@ -196,16 +201,15 @@ class _OnDask:
         import cloudpickle
 
         self._settle()
-        if common.token not in self.payloads:
-            payload = cloudpickle.dumps(common.value)
-            self.payloads = {common.token: self.client.submit(bytes, payload, pure=False)}
+        if common.sent is None:  # made by one worker, and copied to the others; as long as `common` is there
+            common.sent = self.client.submit(_with_all_digits, cloudpickle.dumps(common.value), pure=False)
         call = cloudpickle.dumps((function, args))
         groups: dict[str, list[int]] = {}
         for number in range(len(self.parts)):
             groups.setdefault(self.home[number], []).append(number)
         asked = [
             self.client.submit(
-                _on_worker, numbers, [self.frames[k] for k in numbers], self.payloads[common.token], common.token, call,
+                _on_worker, numbers, [self.frames[k] for k in numbers], common.sent, call,
                 workers=[name], allow_other_workers=True, pure=False,
             )
             for name, numbers in groups.items()

@@ -1,6 +1,8 @@
 """A table in partitions has the answer of the same rows in one array, whoever adds them up."""
 
+import gc
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -121,3 +123,15 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     assert float(again.x) == float(whole.x)
     with pytest.raises(ValueError, match="another run"):
         cb.solve(LINE, cb.Samples.from_frame(cut(frame.iloc[1:]), **roles), checkpoint=tmp_path / "run")
+
+
+def test_partitions_are_not_held_once_solved(monkeypatch):
+    from cobilevel.derivatives import far_sums
+
+    held, keep = [], far_sums._Kept.keep
+    monkeypatch.setattr(far_sums._Kept, "keep", lambda self, *args: held.append(weakref.ref(self)) or keep(self, *args))
+    solution = cb.solve(LINE, cb.Samples.from_frame(cut(table()), context="t", eta="d"), basis=cb.Chebyshev(3))
+    gc.collect()
+    assert held
+    assert not any(one() for one in held)
+    assert np.isfinite(solution.standard_error)

@@ -77,9 +77,10 @@ class Job:
             resumable=not self.one_of_many, choices=choices, objectives=functions,
         )  # fmt: skip
         if not study.endless:
-            far = study.here is not study
-            again = lambda: reduce_with(study.here, reduced.basis) if far else reduce_study(study, basis)
-            seen = again if far or self.one_of_many else lambda: reduced
+            far, fitted = study.here is not study, reduced.basis
+            known = None if far or self.one_of_many else reduced  # partitions are not held by a solution
+            again = lambda: reduce_with(study.here, fitted) if far else reduce_study(study, basis)
+            seen = lambda: again() if known is None else known
             solution = _with_errors(solution, study, seen)
         return _check_constraints(study.here, _check_convexity(study.here, reduced, solution))
 

@@ -28,13 +28,7 @@ class _Kept:
     many as there is room for. The others are read again for each question."""
 
     def __init__(self):
-        self.token, self.study, self.pools, self.bytes = "", None, {}, 0
-
-    def of(self, common: Common) -> "_Kept":
-        if common.token != self.token:
-            self.__init__()
-            self.token = common.token
-        return self
+        self.study, self.pools, self.bytes = None, {}, 0
 
     def keep(self, number: int, pool: RowPool) -> None:
         size = pool.rows.nbytes + sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves((pool.features, pool.shares)))
@@ -43,12 +37,10 @@ class _Kept:
             self.pools[number] = pool
 
 
-_KEPT = _Kept()
-
-
 def _pools(parts: list, common: Common, sizes: Sizes) -> Iterator[tuple[Study, RowPool]]:
     """The partitions that have rows, and the problem."""
-    kept, recipe = _KEPT.of(common), common.value
+    kept, recipe = common.kept or _Kept(), common.value
+    common.kept = kept
     for number, load in parts:
         pool = kept.pools.get(number)
         if pool is None:
