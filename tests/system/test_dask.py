@@ -1,11 +1,13 @@
 """A table on the workers of a dask cluster has the answer of one array, also where workers die, fall silent or join."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -86,6 +88,26 @@ def test_the_answer_of_one_array_and_one_message_a_worker(client, alone, monkeyp
     assert (
         workers.received / asked.count("_sums") < 2e4
     )  # bytes: sums, not rows; the sample, which is all rows, with it
+
+
+def _kept():
+    """How much a worker keeps of partitions it was asked for."""
+    gc.collect()
+    return sum(type(one).__name__ == "_Kept" for one in gc.get_objects())
+
+
+def test_workers_keep_nothing_of_a_solve_that_is_over(client, monkeypatch):
+    asked, ask = [], parts._OnDask.ask
+    monkeypatch.setattr(parts._OnDask, "ask", lambda self, *args: asked.append(args[1]) or ask(self, *args))
+    samples = cb.Samples.from_frame(delayed(), context="t", eta="d")
+    cb.solve(LINE, samples, basis=cb.Chebyshev(3))
+    assert all(client.run(_kept).values())  # what they were asked with is still there
+    asked.clear()
+    gc.collect()
+    until = time.monotonic() + 20
+    while any(client.run(_kept).values()):
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def test_a_table_of_policies(client, alone):
