@@ -150,7 +150,8 @@ def _solve_partitions(
             solution = job.run(recipe, begin=begin)
     seconds = time.perf_counter() - began
     sent = {"messages": workers.messages, "bytes_sent": workers.sent, "bytes_received": workers.received}
-    solution = replace(solution, stats={**solution.stats, **sent, "total_seconds": seconds})
+    choices, stats = {**solution.choices, "samples": f"{samples.words()}."}, {**solution.stats, **sent}
+    solution = replace(solution, choices=choices, stats={**stats, "total_seconds": seconds})
     return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
 
 
