@@ -55,7 +55,16 @@ def test_paths_functions_and_polars(tmp_path):
         same(whole, cb.solve(LINE, cb.Samples.from_frame(parts, **roles), basis=cb.Chebyshev(3)), frame)
 
 
-def test_a_category_that_the_sample_lacks_is_learned():
+def test_a_partition_in_which_no_row_counts():
+    frame, roles = table(), {"context": "t", "eta": "d", "weights": "w"}
+    frame.loc[:24, "w"] = 0.0  # the second partition, after an empty one
+    assert not cut(frame)[1]["w"].any()
+    whole = cb.solve(LINE, cb.Samples.from_frame(frame, **roles), basis=cb.Chebyshev(3))
+    same(whole, cb.solve(LINE, cb.Samples.from_frame(cut(frame), **roles), basis=cb.Chebyshev(3)), frame)
+
+
+@pytest.mark.parametrize("orthonormal", [False, True])
+def test_a_category_that_the_sample_lacks_is_learned(orthonormal):
     frame = table()
     frame["day"] = "workday"
     frame.loc[405:408, "day"] = "holiday"  # four rows of 900
@@ -63,7 +72,8 @@ def test_a_category_that_the_sample_lacks_is_learned():
     samples = cb.Samples.from_frame(cut(frame), context=["t", "day"], eta=["d"], sample=50)
     assert set(np.asarray(samples.sample.xi["day"])) == {"workday"}
     basis = cb.Components(t=cb.Chebyshev(1), day=cb.Categorical())
-    solution = cb.solve(MIXED, samples, basis=basis)
+    solution = cb.solve(MIXED, samples, basis=cb.Orthonormal(basis) if orthonormal else basis)
+    assert not {"contexts", "rank"} & set(solution.choices)
     at = solution.policy({"t": np.zeros(2), "day": ["holiday", "workday"]})
     assert abs(float(at[0]) - 5) < 0.2
     assert abs(float(at[1])) < 0.5

@@ -90,6 +90,17 @@ def test_the_answer_of_one_array_and_one_message_a_worker(client, alone, monkeyp
     )  # bytes: sums, not rows; the sample, which is all rows, with it
 
 
+def test_the_sample_is_the_same_whoever_draws_it(client, monkeypatch):
+    drawn = lambda given: cb.Samples.from_frame(given, context=["t", "day"], eta="d", sample=200).sample
+    there = drawn(delayed())
+    monkeypatch.setattr(parts, "_active_client", lambda: None)
+    here = drawn(delayed())
+    assert len(there) == 200
+    for name in ("t", "day"):
+        np.testing.assert_array_equal(there.xi[name], here.xi[name])
+    np.testing.assert_array_equal(there.eta, here.eta)
+
+
 def _kept():
     """How much a worker keeps of partitions it was asked for."""
     gc.collect()
