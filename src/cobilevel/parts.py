@@ -93,7 +93,9 @@ class Common:
     """
 
     def __init__(self, value: Any):
-        self.value, self.kept, self.sent = value, None, None
+        self.value = value
+        self.kept: Any = None
+        self.sent: Any = None  # to a cluster: the future of its copies
 
     def __reduce__(self) -> Any:
         import cloudpickle

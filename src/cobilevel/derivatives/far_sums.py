@@ -28,7 +28,9 @@ class _Kept:
     many as there is room for. The others are read again for each question."""
 
     def __init__(self):
-        self.study, self.pools, self.bytes = None, {}, 0
+        self.study: Any = None
+        self.pools: dict[int, RowPool] = {}
+        self.bytes = 0
 
     def keep(self, number: int, pool: RowPool) -> None:
         size = pool.rows.nbytes + sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves((pool.features, pool.shares)))

@@ -113,6 +113,6 @@ class Level(eqx.Module):
 class Look(eqx.Module):
     """Data few enough to look at closely: a level, and its joint samples, `together` of them at each context."""
 
-    level: Level
-    samples: Level
+    level: Any
+    samples: Any
     together: int = eqx.field(static=True, default=1)
