@@ -1,5 +1,7 @@
 """In many dimensions: which family is chosen, how close the policy then is to a known one, and how it is kept."""
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -90,3 +92,20 @@ def test_the_scale_given_is_the_one_taken():
 def test_more_directions_than_coordinates():
     with pytest.raises(ValueError, match="take at most 4"):
         cb.reduce(problem, cb.Rotated(5, cb.Chebyshev(2)), cb.Samples(U, NOISE))
+
+
+def test_splines_stand_in_for_polynomials_too_many_for_the_contexts():
+    """Twenty polynomials over a hundred contexts swing near the ends; half as many splines more follow as well."""
+    xi, policy = np.random.default_rng(0).uniform(-1, 1, 100), lambda xi: jnp.sin(14 * xi)
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - policy(xi)) ** 2 + 0.01 * (x - 1) ** 2,
+        lambda x, y, xi, eta: (y - x * policy(xi)) ** 2,
+        0.5,
+        0.0,
+        cb.Interval(-1.0, 1.0),
+    )
+    solution = cb.solve(problem, cb.Samples(xi))
+    polynomials = int(re.search(r"since (\d+) polynomials", solution.choices["basis"])[1])
+    assert solution.basis.basis.basis == cb.BSpline(round(1.5 * polynomials))
+    grid = np.linspace(xi.min(), xi.max(), 300)
+    assert np.max(np.abs(np.asarray(solution.policy(grid)) - float(solution.x) * policy(grid))) < 0.02
