@@ -10,8 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from ..answer import DPI
-from ..gallery import ENTRIES, Instance
-from ..problem import Levels
+from ..gallery import ENTRIES, SETTINGS
 
 
 def list_gallery(console: Console) -> None:
@@ -32,35 +31,33 @@ def solve_entry(name: str, out: Path, console: Console) -> Path:
     from ..front_door import solve  # these take a while to import
     from ..judge import certify
 
-    maker, draw = ENTRIES[name]
+    (maker, draw), settings = ENTRIES[name], SETTINGS.get(name, {})
     instance = maker(0)
-    solution = solve(instance.problem, instance.train)
-    words = [str(solution), *_truth_words(instance, solution)]
-    train, test = instance.train, instance.test
-    if train.lower is not train:  # each level has data of its own, and test data are those of the upper
-        test = Levels(test, train.lower)
-    words.append(str(certify(instance.problem, solution, test)))
+    solution = solve(instance.problem, instance.train, **settings)
+    truth = _truth_words(instance.truth, solution.x)
+    if settings:  # y is so large that standard errors and the certificate, which are dense in it, do not fit
+        stated = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+        words = [f"Solved with {stated}.\n{solution.result}", truth]
+    else:
+        words = [str(solution), truth, str(certify(instance.problem, solution, instance.test))]
     out.parent.mkdir(parents=True, exist_ok=True)
     draw(instance, solution).savefig(out, dpi=DPI)
     console.print("\n\n".join([*words, f"Drawn: {out}"]), markup=False, highlight=False, soft_wrap=True)
     return out
 
 
-def _truth_words(instance: Instance, solution: Any) -> list[str]:
-    """What is known of the truth, next to what was found; empty where that is not a decision."""
+def _truth_words(truth: Any, x: Any) -> str:
+    """What is known of the truth, next to what was found."""
     import jax
 
-    truth, lines = instance.truth, ["Truth"]
-    if getattr(truth, "x", None) is None:
-        return []
-    objective = getattr(truth, "objective", None)
-    if objective is not None:
-        lines.append(
-            f"  objective: best {float(objective(truth.x)):.6g}, of the x found {float(objective(solution.x)):.6g}"
-        )
+    if hasattr(truth, "words"):
+        return f"Truth\n  {truth.words(x)}"
+    lines, found = ["Truth"], dict(jax.tree_util.tree_leaves_with_path(x))
+    if hasattr(truth, "objective"):
+        best, reached = (float(truth.objective(each)) for each in (truth.x, x))
+        lines.append(f"  objective: best {best:.6g}, of the x found {reached:.6g}")
     for path, known in jax.tree_util.tree_leaves_with_path(truth.x):
-        found = np.asarray(dict(jax.tree_util.tree_leaves_with_path(solution.x))[path])
         numbers = np.array2string(np.asarray(known), precision=5, threshold=12)
-        far = float(np.sqrt(np.mean((found - np.asarray(known)) ** 2)))
+        far = float(np.sqrt(np.mean((np.asarray(found[path]) - np.asarray(known)) ** 2)))
         lines.append(f"  x{jax.tree_util.keystr(path)}: {numbers}, found to {far:.2g} (root mean square)")
-    return ["\n".join(lines)]
+    return "\n".join(lines)

@@ -1,5 +1,7 @@
 """Ready problems with known answers, and what they are made of."""
 
+from ..basis import Chebyshev
+from ..solvers import StocBiO
 from . import images
 from .cleaning import cleaning, draw_cleaning
 from .dro import draw_dro, dro
@@ -15,4 +17,12 @@ ENTRIES = {  # what `cobilevel gallery` lists: the function that makes an instan
     "cleaning": (cleaning, draw_cleaning),
     "meta_learning": (meta_learning, draw_meta_learning),
     "dro": (dro, draw_dro),
+}
+SETTINGS = {  # of `solve`, where y is too large for the default
+    "cleaning": {
+        "basis": Chebyshev(5),
+        "solver": StocBiO(inner=10.0, outer=1e4, neumann=1e-2),
+        "steps": 240,
+        "batch": 500,
+    },
 }

@@ -85,6 +85,12 @@ class CleaningTruth(eqx.Module):
         """Exact classifiers."""
         return self.fit(x, xi).y
 
+    def words(self, x: Float[Array | np.ndarray, " n"]) -> str:
+        """What weights should do, and do: wrong labels should weigh less."""
+        wrong, right = (float(np.mean(jax.nn.sigmoid(x[which]))) for which in (self.corrupted, ~self.corrupted))
+        count = np.count_nonzero(self.corrupted)
+        return f"{count} labels are wrong; they weigh {wrong:.3f} on average, the others {right:.3f}"
+
 
 def _sizes(images: Images, train: int | None, validation: int | None) -> tuple[int, int]:
     usual = {"digits": (1_000, 300), "mnist": (19_000, 1_000)}
