@@ -73,6 +73,23 @@ def solve_command(
         raise typer.Exit(128 + stop.signal) from stop
 
 
+@app.command("gallery")
+def gallery_command(
+    name: Annotated[str | None, typer.Argument(help="Which one to solve; all are listed where none is named.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The picture: NAME.png where left out.")] = None,
+) -> None:
+    """List ready problems with known answers, or solve one: its solution, the truth, the certificate, a picture."""
+    from rich.console import Console
+
+    from .commands import list_gallery, solve_entry
+
+    with _in_a_sentence():
+        if name is None:
+            list_gallery(Console())
+        else:
+            solve_entry(name, Path(f"{name}.png") if out is None else out, Console())
+
+
 @app.command("reproduce")
 def reproduce_command(
     experiment: Annotated[str, typer.Argument(help="inverse or cleaning.")],

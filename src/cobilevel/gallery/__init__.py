@@ -1,8 +1,28 @@
 """Ready problems with known answers, and what they are made of."""
 
+from ..basis import Chebyshev
+from ..solvers import StocBiO
 from . import images
-from .cleaning import cleaning
+from .cleaning import cleaning, draw_cleaning
+from .dro import draw_dro, dro
 from .images import Images
-from .quadratic import Instance, quadratic
+from .meta_learning import draw_meta_learning, meta_learning
+from .quadratic import Instance, draw_quadratic, quadratic
 from .softmax import best_coefficients, entropies
-from .traffic import two_edge_traffic
+from .traffic import draw_two_edge_traffic, two_edge_traffic
+
+ENTRIES = {  # what `cobilevel gallery` lists: the function that makes an instance, and the one that draws its solution
+    "quadratic": (quadratic, draw_quadratic),
+    "two_edge_traffic": (two_edge_traffic, draw_two_edge_traffic),
+    "cleaning": (cleaning, draw_cleaning),
+    "meta_learning": (meta_learning, draw_meta_learning),
+    "dro": (dro, draw_dro),
+}
+SETTINGS = {  # of `solve`, where y is too large for the default
+    "cleaning": {
+        "basis": Chebyshev(5),
+        "solver": StocBiO(inner=10.0, outer=1e4, neumann=1e-2),
+        "steps": 240,
+        "batch": 500,
+    },
+}

@@ -107,6 +107,8 @@ class QuadraticTruth(eqx.Module):
         """The population upper objective."""
         return x @ self._hessian @ x / 2 + self._linear @ x + self._constant
 
+    objective = F
+
     def gradient(self, x: Float[Array, " dx"]) -> Float[Array, " dx"]:
         """The gradient of ``F``."""
         return self._hessian @ x + self._linear
@@ -228,3 +230,14 @@ def _truth(lower, upper, offset, target, law, noise, rates) -> QuadraticTruth:
     return QuadraticTruth(
         lower, upper, offset, target, law, noise, *(jnp.asarray(v) for v in (x, hessian, linear, constant))
     )
+
+
+def draw_quadratic(instance: Instance, solution: Any) -> Any:
+    """The policy with its 95% interval over the (first) context, and the exact one dashed."""
+    figure, domain = solution.plot(), instance.problem.domain
+    if isinstance(domain, Interval):
+        grid = jnp.linspace(*(float(end[0]) for end in domain.bounds), 201)
+        exact = figure.axes[0].plot(grid, instance.truth.y(instance.truth.x, grid), "--", color="black", lw=1)
+        exact[0].set_label("exact")
+        figure.axes[0].legend(frameon=False)
+    return figure

@@ -6,6 +6,8 @@ and the upper level the distance $|y - \eta|$ to observed flows. The positive pa
 potential bounded below: with odd powers of negative flows it is not.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ import scipy.special
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from ..answer import COLOURS, DOTS, shown_figure, tidy
 from ..problem import Interval, Problem, Samples
 from .quadratic import Instance
 
@@ -157,3 +160,20 @@ def two_edge_traffic(seed: int, noise: float = 0.05, train: int = 1000, test: in
         x_bounds=BOUNDS,
     )
     return Instance(problem, observe(train), observe(test), truth)
+
+
+def draw_two_edge_traffic(instance: Instance, solution: Any) -> Any:
+    """The flow on each road as demand grows: counted, found, and exact."""
+    figure, grid = shown_figure(7, 4.4), np.linspace(0, 1, 201)
+    axis, found, exact = figure.add_subplot(), solution.policy(grid), _true_flows(instance.truth, jnp.asarray(grid))
+    for road, colour in enumerate(COLOURS[:2]):
+        counted = np.asarray(instance.train.eta)[:DOTS, road]
+        axis.plot(np.asarray(instance.train.xi)[:DOTS], counted, ".", ms=4, mew=0, alpha=0.3, color=colour)
+        capacity = f"capacity {float(solution.x[road]):.3f}, true {float(instance.truth.x[road]):.3f}"
+        axis.plot(grid, found[:, road], color=colour, label=f"road {road + 1}, {capacity}")
+        axis.plot(grid, exact[:, road], "--", color="black", lw=1, label="exact" if road else None)
+    axis.set(xlabel="demand [vehicles/unit of time]", ylabel="flow [vehicles/unit of time]")
+    axis.set(title="Two roads: flows found, over those counted")
+    axis.legend(frameon=False)
+    tidy(axis)
+    return figure
