@@ -69,4 +69,5 @@ def test_the_certificate_covers_the_objective(solved):
 def test_the_picture(solved):
     matplotlib.use("agg")
     left, right = draw_federated(*solved).axes
-    assert "rows" in left.get_xlabel() and "pull" in right.get_xlabel()
+    assert "rows" in left.get_xlabel()
+    assert "pull" in right.get_xlabel()

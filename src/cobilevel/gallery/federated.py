@@ -3,11 +3,11 @@ r"""Personalised federated learning: clients keep their own models near a shared
 The context is the client $c$, one of finitely many. Client $c$ fits its model $y$ to rows $(z, t)$ of its own, few of
 them for some, with a pull of strength $\lambda$ towards the shared model $\theta$ (T. Li et al., Ditto: fair and
 robust federated learning through personalization, ICML 2021):
-$$y_c^\star(\theta, \lambda) = \arg\min_y E_{local}[\, \tfrac12 (t - z^T y)^2 \mid c \,] + \tfrac{\lambda}{2} |y - \theta|^2,
-\qquad \min_{\theta, \lambda} E_{held\ out}\, \tfrac12 (t - z^T y_c^\star)^2 .$$
+$$y_c^\star(\theta, \lambda) = \arg\min_y E_{local}[\tfrac12 (t - z^T y)^2 | c] + \tfrac{\lambda}{2} |y - \theta|^2,$$
+$$\min_{\theta, \lambda} \; E_{held\ out}\, \tfrac12 (t - z^T y_c^\star(\theta, \lambda))^2.$$
 The levels see different rows, so that a model which follows its few rows too closely is found out. The decision is
-$x = (\theta, \log \lambda)$. With $Z_c$ and $b_c$ the moments of the local rows, $y_c^\star = (Z_c + \lambda I)^{-1} (b_c +
-\lambda \theta)$, and everything is known exactly for the rows at hand.
+$x = (\theta, \log \lambda)$. With $Z_c$ and $b_c$ the moments of the local rows,
+$y_c^\star = (Z_c + \lambda I)^{-1} (b_c + \lambda \theta)$: everything is known exactly for the rows at hand.
 """
 
 from dataclasses import dataclass, replace
@@ -145,7 +145,7 @@ def draw_federated(instance: Instance, solution: Any) -> Any:
     curve = [truth.objective({"shared": shared, "log_pull": pull}) for pull in grid]
     right.plot(np.exp(grid), curve, color=COLOURS[5], ls="--", label="exact models of every client")
     right.plot(np.exp(float(solution.x["log_pull"])), truth.objective(solution.x), "o", color=COLOURS[1], label="found")
-    low, high = np.exp(np.asarray([side["log_pull"] for side in solution.interval], float))
+    low, high = np.exp(np.clip([float(side["log_pull"]) for side in solution.interval], *PULLS))
     right.axvspan(low, high, color=COLOURS[1], alpha=0.12, lw=0, label="95% interval of the pull")
     right.set(xscale="log", xlabel="pull towards the shared model", ylabel="loss on rows held out")
     right.legend(frameon=False)
