@@ -28,7 +28,7 @@ PRICES, LOADS = (tuple(f"{what}_{k}" for k in range(BLOCKS)) for what in ("price
 
 
 @dataclass(frozen=True)
-class Owner:
+class Battery:
     """The lower level: wear against earnings, in cents."""
 
     wear: float
@@ -39,7 +39,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Feeder:
     """The upper level: losses and wear, in cents."""
 
     loss: float
@@ -123,8 +123,8 @@ def energy(seed: int = 0, train: int = 2000, test: int = 2000, capacity: float =
         at = int(np.argmin([truth.objective(x) for x in grid]))
         low, high = grid[max(at - 1, 0)], grid[min(at + 1, 16)]
     problem = Problem(
-        upper=Grid(truth.loss, truth.wear),
-        lower=Owner(truth.wear),
+        upper=Feeder(truth.loss, truth.wear),
+        lower=Battery(truth.wear),
         x0=0.0,
         y0=jnp.zeros(BLOCKS),
         domain=Mixed(hour=Periodic(0, 24), temperature=Interval(truth.coldest, truth.hottest), day=Finite(list(DAYS))),

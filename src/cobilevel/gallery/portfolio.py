@@ -31,7 +31,7 @@ def manager(gamma, weights, volatility, returns):
 
 
 @dataclass(frozen=True)
-class Owner:
+class Utility:
     """The upper level: minus the utility of constant absolute risk aversion `aversion`, in percent."""
 
     aversion: float
@@ -133,7 +133,7 @@ def portfolio(seed: int = 0, train: int = 4000, test: int = 4000, aversion: floa
         at = int(np.argmin([truth.objective(x) for x in grid]))
         low, high = grid[max(at - 1, 0)], grid[min(at + 1, 30)]
     problem = Problem(
-        upper=Owner(aversion),
+        upper=Utility(aversion),
         lower=manager,
         x0=aversion,
         y0=jnp.full(3, 1 / 3),
