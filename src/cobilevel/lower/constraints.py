@@ -66,7 +66,7 @@ class Feasibility:
     @property
     def active(self) -> tuple[Violation, ...]:
         """The inequalities active at 1% of the samples or more, to the nearest percent, most often first."""
-        return tuple(sorted((row for row in self.rows if round(row.active, 2) > 0), key=lambda row: -row.active))
+        return tuple(sorted((row for row in self.rows if round(100 * row.active) > 0), key=lambda row: -row.active))
 
     def words(self, listed: int = 5) -> list[str]:
         """Sentences for printing, with so many of the active inequalities named."""
