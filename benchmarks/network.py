@@ -136,7 +136,7 @@ def main():
     began = time.perf_counter()
     assignment = Assignment(instance, seconds)
     try:
-        bounds = [(0.2, 5.0)] * len(instance.truth.x)
+        bounds = [(0.5, 2.0)] * len(instance.truth.x)
         scipy.optimize.minimize(assignment, np.asarray(instance.problem.x0), jac=True, method="L-BFGS-B", bounds=bounds)
     except TimeoutError:
         pass

@@ -23,22 +23,37 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..answer import DPI, shown_figure, tidy
+from ..lower import Dense, minimise
 from ..precision import Held, double
 from ..problem import Box, Interval, Problem, Samples
+from ..programs import in_threads
 from .quadratic import Instance
 from .tntp import COLUMNS, Roads, read_folder
 
 
 @jax.custom_jvp
 def _passages(M: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    """``(I - M)^-1``: how often walks pass each node, by where they start."""
-    return jnp.linalg.inv(jnp.eye(len(M), dtype=M.dtype) - M)
+    """``(I - M)^-1``: how often walks pass each node, by where they start; NaN where they never end."""
+    Z = jnp.linalg.inv(jnp.eye(len(M), dtype=M.dtype) - M)
+    return jnp.where(jnp.min(Z) >= -jnp.finfo(Z.dtype).eps * jnp.max(Z), Z, jnp.nan)
 
 
 @_passages.defjvp
 def _(primals, tangents):
     Z = _passages(*primals)
     return Z, Z @ tangents[0] @ Z  # products, where differentiating the inverse would solve triangular systems
+
+
+@jax.custom_jvp
+def _log(Z: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The logarithm, with derivatives that do not overflow where ``Z`` is tiny: no power of it is formed."""
+    return jnp.log(Z)
+
+
+@_log.defjvp
+def _(primals, tangents):
+    logs = _log(*primals)
+    return logs, tangents[0] * jnp.exp(-logs)
 
 
 class Equilibrium(eqx.Module):
@@ -97,10 +112,7 @@ class Equilibrium(eqx.Module):
     def costs(self, y: Float[Array, " links"]) -> Float[Array, "zones zones"]:
         """Expected least costs between zones."""
         Z = _passages(self.chain(y))
-        Z = jnp.concatenate([Z[: len(self.ends), self.ends], Z[self.ends, self.ends][None]])
-        size = jax.lax.stop_gradient(Z)  # derivatives of quotients near 1 do not overflow where Z is tiny
-        logs = jnp.log(Z / size) + jnp.log(size)
-        return (logs[-1] - logs[:-1]) / self.theta
+        return (_log(Z[self.ends, self.ends]) - _log(Z[: len(self.ends), self.ends])) / self.theta
 
     def demand(self, xi: Float[Array, "..."]) -> Float[Array, "zones zones"]:
         return jnp.tensordot(jnp.atleast_1d(xi), self.trips, axes=1)
@@ -128,29 +140,6 @@ class Equilibrium(eqx.Module):
         potential = jnp.sum(self.stored(x, y)) - jnp.sum(self.demand(xi) * self.costs(y))
         return potential / jnp.sum(self.trips)
 
-    def solved(self, x: Float[Array, " links"], xi: Float[Array, "n ..."]) -> Float[Array, "n links"]:
-        """Equilibrium times at each context, by Newton's method with halved steps, to rounding."""
-        slope, bend = jax.grad(self, argnums=1), jax.hessian(self, argnums=1)
-
-        def one(xi):
-            def advance(state):
-                y, gradient, _, count = state
-                p, value = -jnp.linalg.solve(bend(x, y, xi, xi), gradient), self(x, y, xi, xi)
-                enough = lambda s: self(x, y + s * p, xi, xi) <= value + s / 4 * (gradient @ p) + noise * jnp.abs(value)
-                s = jax.lax.while_loop(lambda s: ~enough(s) & (s > noise), lambda s: s / 2, jnp.ones_like(value))
-                ahead = slope(x, y + s * p, xi, xi)
-                done = (-gradient @ p < noise * jnp.abs(value)) & (
-                    jnp.linalg.norm(ahead) > jnp.linalg.norm(gradient) / 2
-                )
-                return y + s * p, ahead, done, count + 1
-
-            noise = 8 * jnp.finfo(x.dtype).eps
-            start = self.times(x, x * self.capacity)
-            going = lambda state: ~state[2] & (state[3] < 100)
-            return jax.lax.while_loop(going, advance, (start, slope(x, start, xi, xi), False, 0))[0]
-
-        return jax.lax.map(one, xi, batch_size=64)
-
 
 class Misfit(eqx.Module):
     """The upper objective: the mean squared distance of flows to counts, in standard deviations of the counts."""
@@ -174,8 +163,19 @@ class NetworkTruth(eqx.Module):
 
     def y(self, x: Any, xi: Any) -> Float[np.ndarray, "n links"]:
         """Times in equilibrium, for each context."""
+        x, xi, each = np.asarray(x, float), np.asarray(xi, float), 32
+
+        def solved(xi: np.ndarray, start: np.ndarray) -> np.ndarray:
+            padded = np.concatenate([xi, np.repeat(xi[-1:], each - len(xi), axis=0)])
+            with double():
+                local = lambda y: tuple(map(np.asarray, _derivatives(self.lower, x, y, padded)))
+                return minimise(Dense(local), np.tile(start, (each, 1)), 0.0).point[: len(xi)]
+
         with double():
-            return np.asarray(_solved(self.lower, np.asarray(x, float), np.asarray(xi, float)))
+            start = np.asarray(self.lower.times(x, x * self.lower.capacity))
+        start = solved(xi.mean(axis=0, keepdims=True), start)[0]
+        parts = in_threads(lambda k: solved(xi[k : k + each], start), list(range(0, len(xi), each)))
+        return np.concatenate(list(parts))
 
     def flows(self, y: Any, xi: Any) -> Float[np.ndarray, "n links"]:
         """Flows that times attract, for each context: of exact times, or of a policy's."""
@@ -198,8 +198,11 @@ class NetworkTruth(eqx.Module):
 
 
 @eqx.filter_jit
-def _solved(lower: Equilibrium, x: Array, xi: Array) -> Array:
-    return lower.solved(x, xi)
+def _derivatives(lower: Equilibrium, x: Array, y: Array, xi: Array) -> tuple[Array, Array, Array]:
+    """The potential, its gradient and its Hessian in the times, for each context."""
+    slope = jax.value_and_grad(lambda t, xi: lower(x, t, xi, xi))
+    one = lambda t, xi: (*slope(t, xi), jax.jacfwd(lambda t: slope(t, xi)[1])(t))
+    return jax.vmap(one)(y, xi)
 
 
 @eqx.filter_jit
@@ -279,7 +282,7 @@ def network(
         x0=stated,
         y0=y0[0],
         domain=Interval(*span) if groups == 1 else Box([span[0]] * groups, [span[1]] * groups),
-        x_bounds=(0.2, 5.0),
+        x_bounds=(0.5, 2.0),
     )
     return Instance(problem, observe(train), observe(test), truth)
 
