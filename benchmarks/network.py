@@ -104,7 +104,7 @@ def main():
         ("--groups", 1),
         ("--samples", 1000),
         ("--theta", 1.0),
-        ("--functions", int, "Chebyshev polynomials, by total degree; chosen when left out"),
+        ("--functions", int, "Chebyshev polynomials along each axis, by total degree; chosen when left out"),
         ("--folder", Path),
         ("--large", False),
         ("--picture", Path),
@@ -113,7 +113,7 @@ def main():
     make = lambda: cb.gallery.network(0, given.groups, roads=roads_of(given), theta=given.theta, train=given.samples)
     instance, seconds = harness.timed(make)
     shown("instance", seconds, errors(instance, instance.problem.x0))
-    basis = None if given.functions is None else cb.Chebyshev(given.functions)
+    basis = None if given.functions is None else cb.Chebyshev(given.functions, index=cb.TotalDegree())
     solution, seconds = harness.timed(lambda: cb.solve(instance.problem, instance.train, basis=basis))
     print(solution.result, solution.basis.basis, solution.choices.get("basis", ""))
     xi = np.asarray(instance.test.xi)

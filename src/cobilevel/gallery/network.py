@@ -33,9 +33,17 @@ from .tntp import COLUMNS, Roads, read_folder
 
 @jax.custom_jvp
 def _passages(M: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    """``(I - M)^-1``: how often walks pass each node, by where they start; NaN where they never end."""
-    Z = jnp.linalg.inv(jnp.eye(len(M), dtype=M.dtype) - M)
-    return jnp.where(jnp.min(Z) >= -jnp.finfo(Z.dtype).eps * jnp.max(Z), Z, jnp.nan)
+    """``(I - M)^-1``: how often walks pass each node, by where they start; NaN where they never end.
+
+    Node by node, walks through it are added (Kleene): sums of positive numbers, so that tiny entries are exact too. Not
+    by LAPACK: where two blocks of rows call that at once, its threads wait for each other forever (jaxlib 0.10).
+    """
+
+    def through(k, M):
+        stays = M[k, k]
+        return M + M[:, k][:, None] * M[k] / jnp.where(stays < 1, 1 - stays, jnp.nan)
+
+    return jnp.eye(len(M), dtype=M.dtype) + jax.lax.fori_loop(0, len(M), through, M)
 
 
 @_passages.defjvp
