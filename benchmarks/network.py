@@ -104,6 +104,7 @@ def main():
         ("--groups", 1),
         ("--samples", 1000),
         ("--theta", 1.0),
+        ("--steps", int, "of cb.solve, at most"),
         ("--functions", int, "Chebyshev polynomials along each axis, by total degree; chosen when left out"),
         ("--folder", Path),
         ("--large", False),
@@ -114,8 +115,10 @@ def main():
     instance, seconds = harness.timed(make)
     shown("instance", seconds, errors(instance, instance.problem.x0))
     basis = None if given.functions is None else cb.Chebyshev(given.functions, index=cb.TotalDegree())
-    solution, seconds = harness.timed(lambda: cb.solve(instance.problem, instance.train, basis=basis))
-    print(solution.result, solution.basis.basis, solution.choices.get("basis", ""))
+    solution, seconds = harness.timed(
+        lambda: cb.solve(instance.problem, instance.train, basis=basis, steps=given.steps)
+    )
+    print(solution.result, solution.basis.basis, solution.choices.get("basis", ""), flush=True)
     xi = np.asarray(instance.test.xi)
     policy, exact = (instance.truth.y(instance.truth.x, xi), instance.truth.flows)
     exact = instance.truth.flows(policy, xi)

@@ -150,13 +150,20 @@ class Equilibrium(eqx.Module):
 
 
 class Misfit(eqx.Module):
-    """The upper objective: the mean squared distance of flows to counts, in standard deviations of the counts."""
+    """The upper objective: the mean squared distance of flows to counts, in standard deviations of the counts; and that
+    of capacities to those stated, in `spread`, which counts as much as one sample of `samples`.
+
+    Links with little traffic hardly show their capacity in any flow: there the one stated is kept.
+    """
 
     lower: Equilibrium
-    deviation: Float[Array, " links"]
+    deviation: Float[Held, " links"]
+    samples: float
+    spread: float = 0.25
 
     def __call__(self, x: Any, y: Any, xi: Any, eta: Any) -> Float[Array, ""]:
-        return jnp.mean(((self.lower.attracted(y, xi) - eta) / self.deviation) ** 2) / 2
+        counts = jnp.mean(((self.lower.attracted(y, xi) - eta) / self.deviation) ** 2)
+        return (counts + jnp.mean(((x - 1) / self.spread) ** 2) / self.samples) / 2
 
 
 class NetworkTruth(eqx.Module):
@@ -285,7 +292,7 @@ def network(
         return Samples(xi, flows + deviation * rng.normal(size=flows.shape))
 
     problem = Problem(
-        upper=Misfit(lower, deviation),
+        upper=Misfit(lower, deviation, float(train)),
         lower=lower,
         x0=stated,
         y0=y0[0],
