@@ -5,7 +5,7 @@ Both methods see the same samples; L-BFGS has as many seconds as ``cb.solve`` to
 assigns every sample's demand exactly (Newton's method from the times of the last call) and differentiates implicitly.
 Errors: of capacities, as shares of those stated (root mean square over links), and of flows at fresh contexts.
 
-``--large``: a generated grid of 898 links, 240 nodes and 24 zones instead, with cb.solve alone.
+``--large``: seconds a sample for the potential and its derivatives on a generated grid of 898 links, and nothing else.
 ``--picture``: writes ``network.csv`` and ``network.png`` to that folder.
 """
 
@@ -27,11 +27,10 @@ jax.config.update("jax_enable_x64", True)
 
 import cobilevel as cb
 from cobilevel.gallery import tntp
+from cobilevel.gallery.network import Equilibrium
 
 
 def roads_of(given):
-    if given.large:
-        return cb.gallery.grid(15, 16, zones=24)
     if given.folder is not None:
         return tntp.read_folder(given.folder)
     try:
@@ -98,6 +97,23 @@ def shown(name, seconds, figures):
     print(f"{name:<12} {seconds / 60:6.2f} min, {memory:.1f} GiB: {words}", flush=True)
 
 
+def large(rows=16):
+    lower = Equilibrium.of(cb.gallery.grid(15, 16, zones=24))
+    x, xi = jnp.ones(len(lower.capacity)), jnp.linspace(0.7, 1.2, rows)
+    y = jnp.tile(lower.times(x, lower.capacity), (rows, 1))
+    slope = jax.grad(lambda t, xi: lower(x, t, xi, xi))
+    kinds = {
+        "potential": lambda t, xi: lower(x, t, xi, xi),
+        "gradient": slope,
+        "product": lambda t, xi: jax.jvp(lambda q: slope(q, xi), (t,), (t,))[1],
+    }
+    for name, of in kinds.items():
+        program = jax.jit(jax.vmap(of))
+        jax.block_until_ready(program(y, xi))
+        _, seconds = harness.timed(program, y, xi)
+        shown(name, seconds, {"milliseconds a sample": 1e3 * seconds / rows})
+
+
 def main():
     given = harness.arguments(
         __doc__,
@@ -111,6 +127,8 @@ def main():
         ("--picture", Path),
     )
     print(harness.circumstances())
+    if given.large:
+        return large()
     make = lambda: cb.gallery.network(0, given.groups, roads=roads_of(given), theta=given.theta, train=given.samples)
     instance, seconds = harness.timed(make)
     shown("instance", seconds, errors(instance, instance.problem.x0))
@@ -134,8 +152,6 @@ def main():
         cb.gallery.draw_roads(
             roads, table["flow"], error, given.picture / "network.png", "error of the capacity, as a share"
         )
-    if given.large:
-        return
     began = time.perf_counter()
     assignment = Assignment(instance, seconds)
     try:
