@@ -29,7 +29,7 @@ from ..basis import (
     Tensor,
     TotalDegree,
     combine,
-    network,
+    layered,
     whiten,
 )
 from ..covariates import MOST_COEFFICIENTS, FirstFit, learned_directions, learned_kernel
@@ -175,7 +175,7 @@ def _train(
         layers = (*layers, scale * jax.random.normal(of_layer, (height + 1, width), inputs.dtype))
 
     def size(x, W):
-        batch = replace(pool, features=network(layers, inputs))
+        batch = replace(pool, features=layered(layers, inputs))
         return jnp.linalg.norm(oracles.flatten(oracles.lower_gradient(reduced, x, W, batch, Ledger.page())[0])[0])
 
     def settle(x, W, target, batch):
@@ -185,15 +185,15 @@ def _train(
 
     def step(carry, _):
         layers, heads, memory = carry
-        batch = replace(pool, features=network(layers, inputs))
+        batch = replace(pool, features=layered(layers, inputs))
         heads = jax.vmap(settle, in_axes=(0, 0, 0, None))(decisions, heads, targets, batch)
-        slopes = jax.vmap(lambda x, W: oracles.feature_gradient(reduced, network, layers, inputs, x, W, pool))
+        slopes = jax.vmap(lambda x, W: oracles.feature_gradient(reduced, layered, layers, inputs, x, W, pool))
         slope = jax.tree.map(lambda a: jnp.mean(a, axis=0), slopes(decisions, heads))
         updates, memory = optimizer.update(slope, memory)
         return (optax.apply_updates(layers, updates), heads, memory), None
 
     (trained, _, _), _ = jax.lax.scan(step, (layers, heads, optimizer.init(layers)), None, length=steps)
-    return trained, network(trained, inputs)[:, 1:]  # pyright: ignore[reportReturnType]
+    return trained, layered(trained, inputs)[:, 1:]  # pyright: ignore[reportReturnType]
 
 
 def _learn_network(basis: Neural, study: Study) -> Neural:

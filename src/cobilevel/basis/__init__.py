@@ -24,7 +24,7 @@ from .learned import (
     Snapshot,
     kernel_profile,
     kernel_slope,
-    network,
+    layered,
     squared_distances,
 )
 from .sizes import check_sizes, richer_basis

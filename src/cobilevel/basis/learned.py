@@ -104,7 +104,7 @@ def _with_one(phi: Float[Held, "... m"]) -> Float[Held, "... n"]:
     return xp.concatenate([xp.ones_like(phi[..., :1]), phi], axis=-1)
 
 
-def network(layers: tuple[Held, ...], u: Float[Held, "... d"]) -> Float[Held, "... n"]:
+def layered(layers: tuple[Held, ...], u: Float[Held, "... d"]) -> Float[Held, "... n"]:
     """The constant 1, and the outputs of a network whose layers hold their biases as last row."""
     for depth, layer in enumerate(layers):
         u = (module_of(u).tanh(u) if depth else u) @ layer[:-1].astype(u.dtype) + layer[-1].astype(u.dtype)
@@ -149,7 +149,7 @@ class Neural(LearnedBasis):
 
     def evaluate(self, domain, xi):
         (layers,) = self._parts()
-        return network(layers, domain.reference(xi))
+        return layered(layers, domain.reference(xi))
 
     def constant(self, domain):
         (layers,) = self._parts()

@@ -2,13 +2,20 @@
 
 from ..basis import Chebyshev
 from ..solvers import StocBiO
-from . import images
+from . import images, tntp
 from .cleaning import cleaning, draw_cleaning
 from .dro import draw_dro, dro
+from .energy import draw_energy, energy
+from .federated import draw_federated, federated
 from .images import Images
+from .instruments import draw_instruments, instruments
 from .meta_learning import draw_meta_learning, meta_learning
+from .network import draw_roads, grid, network, write_table
+from .newsvendor import draw_newsvendor, newsvendor
+from .portfolio import draw_portfolio, portfolio
 from .quadratic import Instance, draw_quadratic, quadratic
 from .softmax import best_coefficients, entropies
+from .toll import draw_toll, toll
 from .traffic import draw_two_edge_traffic, two_edge_traffic
 
 ENTRIES = {  # what `cobilevel gallery` lists: the function that makes an instance, and the one that draws its solution
@@ -17,6 +24,12 @@ ENTRIES = {  # what `cobilevel gallery` lists: the function that makes an instan
     "cleaning": (cleaning, draw_cleaning),
     "meta_learning": (meta_learning, draw_meta_learning),
     "dro": (dro, draw_dro),
+    "newsvendor": (newsvendor, draw_newsvendor),
+    "instruments": (instruments, draw_instruments),
+    "toll": (toll, draw_toll),
+    "portfolio": (portfolio, draw_portfolio),
+    "energy": (energy, draw_energy),
+    "federated": (federated, draw_federated),
 }
 SETTINGS = {  # of `solve`, where y is too large for the default
     "cleaning": {

@@ -1,0 +1,340 @@
+r"""A road network: capacities of all links inferred from noisy counts, under demand that varies from day to day.
+
+Link $a$ from node $i$ to $j$ takes the time $t_a(v) = t^0_a (1 + b_a (v / c_a)^{p_a})$ at flow $v$ (BPR). Travellers
+walk at random: at each node the next link is drawn by a logit, with parameter $\theta$, of what lies ahead. With
+$M_{ij} = \sum e^{-\theta t_a}$ and $Z = (I - M)^{-1}$ the expected least cost from $o$ to $d$ is
+$\tau_{od}(t) = -\log(Z_{od} / Z_{dd}) / \theta$: one inverse gives all pairs. Link times in equilibrium minimise
+$$g(x, t, \xi) = \sum_a \int^{t_a} v_a(s)\, ds - \sum_{od} q_{od}(\xi)\, \tau_{od}(t),$$
+with $v_a$ the inverse of $t_a(\cdot)$ (Baillon and Cominetti, Mathematical Programming 111, 2008). The gradient is the
+flow for which times are as they are, less the flow that they attract, $\partial_t \sum q \tau$. The potential is
+smooth and strongly convex in as many variables as there are links, and tends to the dual of Beckmann's as $\theta$
+grows. Path flows (docs/gallery/network.md has figures) are several times as many, not unique, and leave and enter the
+solution with kinks as demand varies.
+"""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ..answer import DPI, shown_figure, tidy
+from ..lower import Dense, minimise
+from ..precision import Held, double
+from ..problem import Box, Interval, Problem, Samples
+from ..programs import in_threads
+from .quadratic import Instance
+from .tntp import COLUMNS, Roads, read_folder
+
+
+@jax.custom_jvp
+def _passages(M: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """``(I - M)^-1``: how often walks pass each node, by where they start; NaN where they never end.
+
+    Node by node, walks through it are added (Kleene): sums of positive numbers, so that tiny entries are exact too. Not
+    by LAPACK: where two blocks of rows call that at once, its threads wait for each other forever (jaxlib 0.10).
+    """
+
+    def through(k, M):
+        stays = M[k, k]
+        return M + M[:, k][:, None] * M[k] / jnp.where(stays < 1, 1 - stays, jnp.nan)
+
+    return jnp.eye(len(M), dtype=M.dtype) + jax.lax.fori_loop(0, len(M), through, M)
+
+
+@_passages.defjvp
+def _(primals, tangents):
+    Z = _passages(*primals)
+    return Z, Z @ tangents[0] @ Z  # products, where differentiating the inverse would solve triangular systems
+
+
+@jax.custom_jvp
+def _log(Z: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The logarithm, with derivatives that do not overflow where ``Z`` is tiny: no power of it is formed."""
+    return jnp.log(Z)
+
+
+@_log.defjvp
+def _(primals, tangents):
+    logs = _log(*primals)
+    return logs, tangents[0] * jnp.exp(-logs)
+
+
+class Equilibrium(eqx.Module):
+    r"""The lower objective, a mean per traveller. ``x`` are capacities as shares of those stated, ``y`` link times, and
+    ``xi`` multiplies the trips from each group of zones.
+
+    Below the share `low` of its capacity a link's time goes on as a straight line: so $v_a$ is defined at all times,
+    with a bounded slope.
+    """
+
+    tail: Int[Held, " links"]
+    head: Int[Held, " links"]
+    ends: Int[Held, " zones"]
+    capacity: Float[Held, " links"]
+    free_time: Float[Held, " links"]
+    b: Float[Held, " links"]
+    power: Float[Held, " links"]
+    trips: Float[Held, "groups zones zones"]
+    theta: Float[Held, ""]
+    nodes: int = eqx.field(static=True)
+    low: float = 0.1
+
+    @staticmethod
+    def of(roads: Roads, groups: int = 1, theta: float = 1.0) -> "Equilibrium":
+        """Zones are put into groups of about equal numbers of trips, in their order."""
+        links, zones, (tail, head) = roads.links, len(roads.trips), roads.ends
+        if not all(np.all(links[name] > 0) for name in ("capacity", "free_flow_time", "b", "power")):
+            raise ValueError("capacity, free_flow_time, b and power of every link must be positive.")
+        closed, nodes = roads.first_through - 1, roads.nodes  # zones that are entered at a copy, which nothing leaves
+        head = np.where(head < closed, nodes + head, head)
+        ends = np.where(np.arange(zones) < closed, nodes + np.arange(zones), np.arange(zones))
+        q = np.array(roads.trips, float)
+        np.fill_diagonal(q, 0)
+        before = np.cumsum(q.sum(axis=1)) - q.sum(axis=1) / 2
+        group = np.minimum((before / q.sum() * groups).astype(int), groups - 1)
+        numbers = (links[name] for name in ("capacity", "free_flow_time", "b", "power"))
+        trips = np.where(np.arange(groups)[:, None, None] == group[:, None], q, 0)
+        made = Equilibrium(tail, head, ends, *numbers, trips, np.asarray(theta, float), nodes + closed)
+        with double():
+            chain = np.asarray(made.chain(jnp.asarray(made.free_time)))
+        growth = np.abs(np.linalg.eigvals(chain)).max()
+        if not growth < 1:
+            raise ValueError(
+                f"theta={theta:g} is too small: at free times a step multiplies walks by {growth:.3g}, and they never "
+                "end. Take a larger one."
+            )
+        reached = np.linalg.inv(np.eye(len(chain)) - chain)[:zones, ends]
+        if not np.all(reached[q > 0] > np.finfo(reached.dtype).tiny):
+            raise ValueError(f"some trips have no way to their destination, or theta={theta:g} is too large.")
+        return made
+
+    def chain(self, y: Float[Array, " links"]) -> Float[Array, "n n"]:
+        """``M``."""
+        return jnp.zeros((self.nodes, self.nodes), y.dtype).at[self.tail, self.head].add(jnp.exp(-self.theta * y))
+
+    def costs(self, y: Float[Array, " links"]) -> Float[Array, "zones zones"]:
+        """Expected least costs between zones."""
+        Z = _passages(self.chain(y))
+        return (_log(Z[self.ends, self.ends]) - _log(Z[: len(self.ends), self.ends])) / self.theta
+
+    def demand(self, xi: Float[Array, "..."]) -> Float[Array, "zones zones"]:
+        return jnp.tensordot(jnp.atleast_1d(xi), self.trips, axes=1)
+
+    def attracted(self, y: Float[Array, " links"], xi: Float[Array, "..."]) -> Float[Array, " links"]:
+        """The flows that times attract."""
+        return jax.grad(lambda t: jnp.sum(self.demand(xi) * self.costs(t)))(y)
+
+    def times(self, x: Float[Array, " links"], flows: Float[Array, " links"]) -> Float[Array, " links"]:
+        """The time that each link takes at a flow."""
+        load, low, p = flows / (x * self.capacity), self.low, self.power
+        line = low**p + p * low ** (p - 1) * (load - low)
+        return self.free_time * (1 + self.b * jnp.where(load > low, jnp.maximum(load, low) ** p, line))
+
+    def stored(self, x: Float[Array, " links"], y: Float[Array, " links"]) -> Float[Array, " links"]:
+        """The integral of the flow that a time stands for, up to it; for each link."""
+        p, low = self.power, self.low
+        rise = (y / self.free_time - 1) / self.b
+        over = rise - low**p
+        curve = p / (p + 1) * jnp.maximum(rise, low**p) ** (1 + 1 / p)
+        line = p / (p + 1) * low ** (p + 1) + low * over + over**2 / (2 * p * low ** (p - 1))
+        return x * self.capacity * self.free_time * self.b * jnp.where(over > 0, curve, line)
+
+    def __call__(self, x: Any, y: Any, xi: Any, eta: Any) -> Float[Array, ""]:
+        potential = jnp.sum(self.stored(x, y)) - jnp.sum(self.demand(xi) * self.costs(y))
+        return potential / jnp.sum(self.trips)
+
+
+class Misfit(eqx.Module):
+    """The upper objective: the mean squared distance of flows to counts, in standard deviations of the counts; and that
+    of capacities to those stated, in `spread`, which counts as much as one sample of `samples`.
+
+    Links with little traffic hardly show their capacity in any flow: there the one stated is kept.
+    """
+
+    lower: Equilibrium
+    deviation: Float[Held, " links"]
+    samples: float
+    spread: float = 0.25
+
+    def __call__(self, x: Any, y: Any, xi: Any, eta: Any) -> Float[Array, ""]:
+        counts = jnp.mean(((self.lower.attracted(y, xi) - eta) / self.deviation) ** 2)
+        return (counts + jnp.mean(((x - 1) / self.spread) ** 2) / self.samples) / 2
+
+
+class NetworkTruth(eqx.Module):
+    """The capacities behind the counts, as shares of those stated; exact times and flows at any capacities.
+
+    Computed in double precision, whatever JAX is switched to.
+    """
+
+    x: Float[np.ndarray, " links"]
+    lower: Equilibrium
+    roads: Any = eqx.field(static=True)
+
+    def y(self, x: Any, xi: Any) -> Float[np.ndarray, "n links"]:
+        """Times in equilibrium, for each context."""
+        x, xi, each = np.asarray(x, float), np.asarray(xi, float), 32
+
+        def solved(xi: np.ndarray, start: np.ndarray) -> np.ndarray:
+            padded = np.concatenate([xi, np.repeat(xi[-1:], each - len(xi), axis=0)])
+            with double():
+                local = lambda y: tuple(map(np.asarray, _derivatives(self.lower, x, y, padded)))
+                return minimise(Dense(local), np.tile(start, (each, 1)), 0.0).point[: len(xi)]
+
+        with double():
+            start = np.asarray(self.lower.times(x, x * self.lower.capacity))
+        start = solved(xi.mean(axis=0, keepdims=True), start)[0]
+        parts = in_threads(lambda k: solved(xi[k : k + each], start), list(range(0, len(xi), each)))
+        return np.concatenate(list(parts))
+
+    def flows(self, y: Any, xi: Any) -> Float[np.ndarray, "n links"]:
+        """Flows that times attract, for each context: of exact times, or of a policy's."""
+        with double():
+            return np.asarray(_attracted(self.lower, np.asarray(y, float), np.asarray(xi, float)))
+
+    def table(self, x: Any, y: Any, xi: Any) -> dict[str, np.ndarray]:
+        """At one context, a row for each link: for ``pandas.DataFrame``, or for ``write_table``."""
+        links, flow = self.roads.links, self.flows(np.asarray(y)[None], np.asarray(xi)[None])[0]
+        tail, head = self.roads.ends
+        return {
+            "link": np.arange(1, len(flow) + 1),
+            "from": tail + 1,
+            "to": head + 1,
+            "capacity_stated": links["capacity"],
+            "capacity": links["capacity"] * np.asarray(x, float),
+            "flow": flow,
+            "time": np.asarray(y, float),
+        }
+
+
+@eqx.filter_jit
+def _derivatives(lower: Equilibrium, x: Array, y: Array, xi: Array) -> tuple[Array, Array, Array]:
+    """The potential, its gradient and its Hessian in the times, for each context."""
+    slope = jax.value_and_grad(lambda t, xi: lower(x, t, xi, xi))
+    one = lambda t, xi: (*slope(t, xi), jax.jacfwd(lambda t: slope(t, xi)[1])(t))
+    return jax.vmap(one)(y, xi)
+
+
+@eqx.filter_jit
+def _attracted(lower: Equilibrium, y: Array, xi: Array) -> Array:
+    return jax.vmap(lower.attracted)(y, xi)
+
+
+def grid(rows: int, columns: int, seed: int = 0, zones: int | None = None) -> Roads:
+    """A generated network: nodes near a lattice, links both ways between neighbours, trips that fall with distance.
+
+    Zones are all nodes, or so many at random. Trips would fill links to their capacity, on average, at free times.
+    """
+    rng, count = np.random.default_rng(seed), rows * columns
+    zones = count if zones is None else zones
+    cells = rng.permutation(count).reshape(rows, columns)  # the node of each place of the lattice
+    places = np.empty((count, 2))
+    places[cells.ravel()] = np.argwhere(cells >= 0)[:, ::-1] + rng.uniform(-0.3, 0.3, (count, 2))
+    pairs = [(cells[:, :-1], cells[:, 1:]), (cells[:-1], cells[1:])]
+    one, other = (np.concatenate([pair[k].ravel() for pair in pairs]) for k in (0, 1))
+    tail, head = np.concatenate([one, other]), np.concatenate([other, one])
+    length = np.linalg.norm(places[tail] - places[head], axis=1)
+    time, capacity = 5 * length * rng.uniform(0.8, 1.2, len(tail)), rng.choice([4e3, 6e3, 1e4, 1.6e4], len(tail))
+    fixed = np.ones_like(length)
+    values = (tail + 1.0, head + 1.0, capacity, length, time, 0.15 * fixed, 4 * fixed, 0 * fixed, 0 * fixed, fixed)
+    weight = rng.uniform(0.5, 1.5, (2, zones))
+    apart = np.linalg.norm(places[:zones, None] - places[None, :zones], axis=-1)
+    trips = np.where(apart > 0, weight[0][:, None] * weight[1] * np.exp(-apart / 3), 0)
+    links = dict(zip(COLUMNS, values, strict=True))
+    lower = Equilibrium.of(Roads(links, trips, count))
+    load = NetworkTruth(fixed, lower, None).flows(time[None], np.ones((1, 1)))[0] / capacity
+    return Roads(links, np.round(trips / load.mean(), 1), count, 1, places)
+
+
+def network(
+    seed: int = 0,
+    groups: int = 1,
+    folder: str | Path | None = None,
+    roads: Roads | None = None,
+    theta: float = 1.0,
+    noise: float = 0.05,
+    train: int = 1000,
+    test: int = 200,
+    span: tuple[float, float] = (0.7, 1.2),
+) -> Instance:
+    """Capacities of all links from noisy counts, while the trips from each of 1 to 5 groups of zones vary.
+
+    **Arguments:**
+
+    - `groups`: of zones; the context is a factor for each, uniform on `span`.
+    - `folder`: of TNTP files, or of a project of AequilibraE; or `roads` themselves, such as ``tntp.sioux_falls()``.
+      Without either, a generated grid of 24 nodes and 76 links.
+    - `theta`: of the logit, per unit of time. As it grows, the equilibrium tends to that of Wardrop.
+    - `noise`: the standard deviation of counts, as a share of each link's flow at stated capacities.
+
+    True capacities are 0.6 to 1.4 of those stated, at random; ``x`` are such shares, and ``y`` link times.
+    """
+    if roads is None:
+        roads = grid(4, 6, seed) if folder is None else read_folder(folder)
+    if not 1 <= groups <= min(5, len(roads.trips)):
+        raise ValueError(f"groups must be 1 to 5, and no more than zones, got {groups}.")
+    rng, lower = np.random.default_rng(seed), Equilibrium.of(roads, groups, theta)
+    count, middle = len(lower.capacity), np.full((1, groups), sum(span) / 2)
+    shape = lambda xi: xi[:, 0] if groups == 1 else xi
+    stated = np.ones(count)
+    truth = NetworkTruth(rng.uniform(0.6, 1.4, count), lower, roads)
+    y0 = truth.y(stated, shape(middle))
+    deviation = noise * truth.flows(y0, shape(middle))[0]
+
+    def observe(number: int) -> Samples:
+        xi = shape(rng.uniform(*span, (number, groups)))
+        flows = truth.flows(truth.y(truth.x, xi), xi)
+        return Samples(xi, flows + deviation * rng.normal(size=flows.shape))
+
+    problem = Problem(
+        upper=Misfit(lower, deviation, float(train)),
+        lower=lower,
+        x0=stated,
+        y0=y0[0],
+        domain=Interval(*span) if groups == 1 else Box([span[0]] * groups, [span[1]] * groups),
+        x_bounds=(0.5, 2.0),
+    )
+    return Instance(problem, observe(train), observe(test), truth)
+
+
+def write_table(path: str | Path, table: dict[str, np.ndarray]) -> None:
+    """Columns as a file of comma-separated values."""
+    with Path(path).open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(table)
+        writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
+
+
+def draw_roads(
+    roads: Roads, flow: np.ndarray, error: np.ndarray, path: str | Path | None = None, label: str = "error"
+) -> Any:
+    """A picture of a network: flows as widths, errors as colours (both of one value a link), each link on its right."""
+    from matplotlib.collections import LineCollection
+
+    if roads.places is None:
+        raise ValueError("the places of nodes are not known: give the file of nodes.")
+    figure = shown_figure(8, 7)
+    axis = figure.add_subplot()
+    one, other = (roads.places[end] for end in roads.ends)
+    along = other - one
+    length = np.linalg.norm(along, axis=1, keepdims=True)
+    aside = np.stack([along[:, 1], -along[:, 0]], axis=1) / length * 0.06 * np.median(length)
+    most = np.max(np.abs(error)) or 1.0
+    lines = LineCollection(np.stack([one + aside, other + aside], axis=1), linewidths=0.5 + 7 * flow / np.max(flow))
+    lines.set(array=error, cmap="coolwarm", clim=(-most, most), capstyle="butt")
+    axis.add_collection(lines)
+    axis.plot(*roads.places.T, "o", color="white", markeredgecolor="#5c5c5c", markersize=13)
+    for node, place in enumerate(roads.places, 1):
+        axis.annotate(str(node), place, ha="center", va="center", fontsize=7)
+    axis.set(aspect="equal", xticks=[], yticks=[], title=f"width: flow, up to {np.max(flow):,.0f}")
+    tidy(axis)
+    axis.spines[["left", "bottom"]].set_visible(False)
+    figure.colorbar(lines, label=label, shrink=0.7)
+    if path is not None:
+        figure.savefig(path, dpi=DPI)
+    return figure

@@ -1,0 +1,146 @@
+"""Road networks: the potential's derivatives are flows, its minimum the equilibrium, and capacities are found again."""
+
+import csv
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+from cobilevel.gallery import tntp
+from cobilevel.gallery.network import Equilibrium, NetworkTruth
+
+
+@pytest.fixture(scope="module")
+def small():
+    """6 nodes, 14 links, all nodes zones."""
+    return cb.gallery.network(0, roads=cb.gallery.grid(2, 3, seed=2), train=300, test=50)
+
+
+def loaded(roads, t, theta, trips):
+    """Flows of the Markov chain at times `t`, destination by destination: plain NumPy, no inverse of all nodes."""
+    (tail, head), n, flows = roads.ends, roads.nodes, np.zeros(len(t))
+    for d in range(len(trips)):
+        on = tail != d  # who has arrived stays
+        M = np.zeros((n, n))
+        np.add.at(M, (tail[on], head[on]), np.exp(-theta * t[on]))
+        z = np.linalg.solve(np.eye(n) - M, np.eye(n)[d])
+        chance = np.where(on, np.exp(-theta * t) * z[head] / z[tail], 0)
+        T = np.zeros((n, n))
+        np.add.at(T, (tail, head), chance)
+        through = np.linalg.solve(np.eye(n) - T.T, np.concatenate([trips[:, d], np.zeros(n - len(trips))]))
+        flows += chance * through[tail]
+    return flows
+
+
+def successive_averages(roads, theta, trips, capacity, rounds=10_000):
+    """The method of successive averages, self-regulated (Liu, He and He, 2009): steps shrink fast where flows swing."""
+    links = roads.links
+    times = lambda v: links["free_flow_time"] * (1 + links["b"] * (v / capacity) ** links["power"])
+    v, weight, last = loaded(roads, links["free_flow_time"], theta, trips), 1.0, np.inf
+    for _ in range(rounds):
+        change = loaded(roads, times(v), theta, trips) - v
+        size = np.linalg.norm(change)
+        weight, last = weight + (1.9 if size >= last else 0.001), size
+        v = v + change / weight
+        if size < 1e-9 * np.linalg.norm(v):
+            return v
+    raise AssertionError(f"not converged: {size:.1e}")
+
+
+def test_attracted_flows_are_those_of_the_chain(small):
+    truth, lower = small.truth, small.truth.lower
+    y = np.asarray(lower.times(truth.x, 0.7 * lower.capacity))
+    expected = loaded(truth.roads, y, 1.0, 0.9 * truth.roads.trips)
+    np.testing.assert_allclose(truth.flows(y[None], np.array([0.9]))[0], expected, rtol=1e-10)
+
+
+def test_equilibrium_by_successive_averages(small):
+    """An independent method, to 1e-6 of the flows."""
+    truth, roads = small.truth, small.truth.roads
+    y = truth.y(truth.x, np.array([1.0]))
+    flows = truth.flows(y, np.array([1.0]))[0]
+    averaged = successive_averages(roads, 1.0, roads.trips, truth.x * roads.links["capacity"])
+    np.testing.assert_allclose(flows, averaged, rtol=1e-6)
+    np.testing.assert_allclose(truth.lower.times(truth.x, flows), y[0], rtol=1e-12)  # and times are those of the flows
+
+
+def test_the_potential_is_smooth_and_strongly_convex(small):
+    """Also where times are below those of free roads: gradient and curvature have no jump at the line's end."""
+    lower, x = small.truth.lower, jnp.asarray(small.truth.x)
+    corner, bend = lower.times(x, lower.low * lower.capacity * x), jax.jit(jax.hessian(lower, 1))
+    for off in (-0.05, 0.0, 0.3):
+        assert np.linalg.eigvalsh(bend(x, corner + off * lower.free_time, 1.0, 0.0))[0] > 0
+    integral = jax.vmap(jax.grad(lambda t: jnp.sum(lower.stored(x, t))))
+    for load in (0.02, 0.1, 0.8):
+        flow = load * x * lower.capacity
+        np.testing.assert_allclose(integral(lower.times(x, flow)[None])[0], flow, rtol=1e-9)
+
+
+def test_zones_that_are_not_passed_through():
+    """A zone in the middle: with first_through=2 nobody passes node 1."""
+    roads = cb.gallery.grid(3, 3, seed=2)
+    closed = tntp.Roads(roads.links, roads.trips, roads.nodes, 2, roads.places)
+    lower = Equilibrium.of(closed, theta=1.0)
+    flows = NetworkTruth(np.ones(24), lower, closed).flows(lower.free_time[None], np.ones(1))[0]
+    tail, head = roads.ends
+    np.testing.assert_allclose(flows[tail == 0].sum(), roads.trips[0].sum())
+    np.testing.assert_allclose(flows[head == 0].sum(), roads.trips[:, 0].sum())
+
+
+def test_theta_out_of_range_is_refused():
+    roads = cb.gallery.grid(2, 2, seed=0)
+    with pytest.raises(ValueError, match="too small"):
+        cb.gallery.network(roads=roads, theta=0.01)
+    with pytest.raises(ValueError, match="too large"):
+        cb.gallery.network(roads=roads, theta=1000.0)
+    with pytest.raises(ValueError, match="groups must be 1 to 5"):
+        cb.gallery.network(roads=roads, groups=6)
+
+
+@pytest.mark.thorough
+def test_flows_at_other_demands_are_predicted(small):
+    """Capacities are hardly determined one by one, and a run goes on along a valley; flows are right before its end."""
+    solution = cb.solve(small.problem, small.train, basis=cb.Chebyshev(4), solver=cb.Newton(memory=5), steps=25)
+    xi = np.asarray(small.test.xi)
+    exact = small.truth.flows(small.truth.y(small.truth.x, xi), xi)
+    policy = small.truth.flows(solution.policy(small.test.xi), xi)
+    stated = small.truth.flows(small.truth.y(np.ones(14), xi), xi)
+    assert np.linalg.norm(policy - exact) < 0.01 * np.linalg.norm(exact) < 0.2 * np.linalg.norm(stated - exact)
+
+
+def test_the_table_and_the_picture(small, tmp_path):
+    x = small.truth.x
+    table = small.truth.table(x, small.truth.y(x, np.ones(1))[0], 1.0)
+    cb.gallery.write_table(tmp_path / "links.csv", table)
+    with (tmp_path / "links.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["link", "from", "to", "capacity_stated", "capacity", "flow", "time"]
+    assert float(rows[3]["flow"]) == table["flow"][3]
+    figure = cb.gallery.draw_roads(small.truth.roads, table["flow"], x - 1, tmp_path / "roads.png")
+    (lines,) = (part for part in figure.axes[0].collections if len(part.get_array()) == len(x))
+    widths = np.asarray(lines.get_linewidths())
+    assert np.all(np.diff(widths[np.argsort(table["flow"])]) >= 0)
+    assert (tmp_path / "roads.png").stat().st_size > 10_000
+
+
+@pytest.mark.thorough
+def test_sioux_falls_tends_to_the_user_equilibrium():
+    """Published: Beckmann's objective 4231335.287, total travel time 7480225.34."""
+    folder = os.environ.get("SIOUX_FALLS")  # a folder of TNTP files
+    if folder is None:
+        pytest.importorskip("aequilibrae")
+    roads = tntp.sioux_falls() if folder is None else tntp.read_folder(folder)
+    links, flows = roads.links, []
+    for theta in (7.0, 14.0):
+        lower = Equilibrium.of(roads, theta=theta)
+        truth = NetworkTruth(np.ones(76), lower, roads)
+        flows.append(truth.flows(truth.y(truth.x, np.ones(1)), np.ones(1))[0])
+    v = 2 * flows[1] - flows[0]  # the error falls as 1 / theta
+    rise = links["b"] * (v / links["capacity"]) ** links["power"]
+    beckmann = np.sum(links["free_flow_time"] * v * (1 + rise / (links["power"] + 1)))
+    travel = np.sum(links["free_flow_time"] * v * (1 + rise))
+    assert abs(beckmann / 4231335.287 - 1) < 1e-4
+    assert abs(travel / 7480225.34 - 1) < 1e-3
