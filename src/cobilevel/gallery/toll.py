@@ -26,7 +26,7 @@ from .quadratic import Instance
 ROADS = ("tunnel", "bridge", "ring")
 
 
-class Roads(eqx.Module):
+class Routes(eqx.Module):
     """Free times (minutes), capacities (thousand cars an hour), and drivers' tastes."""
 
     free_time: tuple[float, ...] = (12.0, 16.0, 22.0)
@@ -58,7 +58,7 @@ class Roads(eqx.Module):
 class TollTruth:
     """The mean delays, the exact flows, and the best tolls."""
 
-    roads: Roads
+    roads: Routes
     low: float = 2.0  # thousand cars an hour
     high: float = 8.0
 
@@ -110,7 +110,7 @@ def toll(seed: int = 0, train: int = 2000, test: int = 2000) -> Instance:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("toll draws a data frame: pip install pandas.") from error
 
-    rng, roads = np.random.default_rng(seed), Roads()
+    rng, roads = np.random.default_rng(seed), Routes()
     truth = TollTruth(roads)
 
     def observe(hours):
