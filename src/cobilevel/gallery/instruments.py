@@ -60,11 +60,13 @@ class TwoStage(eqx.Module):
 
 
 class Stated(NamedTuple):
-    """A problem with its samples, and the `linear` basis of two-stage least squares: 1, instruments, controls."""
+    """A problem with its samples, and the `linear` basis of two-stage least squares: 1, instruments, controls; and the
+    `curve` that the coefficients belong to."""
 
     problem: Problem
     samples: Samples
     linear: Features
+    curve: Curve
 
 
 def instrumental(
@@ -86,7 +88,7 @@ def instrumental(
     eta = {"outcome": np.asarray(frame[outcome], float), "treatment": t}
     eta |= {"controls": column(controls)} if controls else {}
     linear = Features(lambda xi: jnp.concatenate([jnp.ones(1, xi.dtype), jnp.atleast_1d(xi)]), 1 + z.shape[1])
-    return Stated(problem, Samples(z[:, 0] if single else z, eta), linear)
+    return Stated(problem, Samples(z[:, 0] if single else z, eta), linear, curve)
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def instruments(seed: int = 0, train: int = 5000, test: int = 5000, strength: fl
     first = instrumental(observe(train), **roles, knots=knots)
     fresh = instrumental(observe(test), **roles, knots=knots).samples
     problem = eqx.tree_at(lambda p: p.domain, first.problem, Interval(0.0, 1.0))
-    return Instance(problem, first.samples, fresh, InstrumentsTruth(first.problem.lower.__self__.curve, strength))
+    return Instance(problem, first.samples, fresh, InstrumentsTruth(first.curve, strength))
 
 
 def draw_instruments(instance: Instance, solution: Any) -> Any:
@@ -175,7 +177,7 @@ def draw_instruments(instance: Instance, solution: Any) -> Any:
     truth, data, figure = instance.truth, instance.train, shown_figure(10, 4.2)
     curve, policy = figure.subplots(1, 2)
     fare, sales, fuel = (np.asarray(v) for v in (data.eta["treatment"], data.eta["outcome"], data.xi))
-    span = np.linspace(*np.quantile(fare, [0.01, 0.99]), 200)
+    span = np.linspace(np.quantile(fare, 0.01), np.quantile(fare, 0.99), 200)
     table = lambda t: np.asarray(truth.basis(jnp.asarray(t)))
     plain = np.linalg.lstsq(table(fare), sales, rcond=None)[0]
     curve.plot(fare[:DOTS], sales[:DOTS], ".", ms=4, mew=0, color="grey", alpha=0.35, label="samples")

@@ -15,7 +15,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ..answer import COLOURS, DOTS, shown_figure, tidy
@@ -32,11 +31,11 @@ class Contract(eqx.Module):
     cost: float = 1.0
     rounding: float = 8.0  # portions
 
-    def dairy(self, wholesale: ArrayLike, order: ArrayLike, xi: Any, eta: Any) -> Float[Array, ""]:
+    def dairy(self, wholesale: Any, order: Any, xi: Any, eta: Any) -> Float[Array, ""]:
         """The upper level: the dairy's loss on one order."""
         return -(wholesale - self.cost) * order
 
-    def kiosk(self, wholesale: ArrayLike, order: ArrayLike, xi: Any, eta: Any) -> Float[Array, ""]:
+    def kiosk(self, wholesale: Any, order: Any, xi: Any, eta: Any) -> Float[Array, ""]:
         """The lower level: the kiosk's loss on one day, smoothed."""
         unsold = self.rounding * jax.nn.softplus((order - eta["demand"]) / self.rounding)
         return wholesale * order - self.retail * (order - unsold)
@@ -79,7 +78,8 @@ class NewsvendorTruth:
         from scipy.optimize import minimize_scalar  # takes long to import
 
         ends = self.contract.cost, self.contract.retail * (1 - 1e-6)
-        return float(minimize_scalar(self.objective, bounds=ends, method="bounded", options={"xatol": 1e-10}).x)
+        search: Any = minimize_scalar(self.objective, bounds=ends, method="bounded", options={"xatol": 1e-10})
+        return float(search.x)
 
 
 def newsvendor(seed: int = 0, train: int = 3000, test: int = 3000) -> Instance:

@@ -78,7 +78,7 @@ class TollTruth:
         """Exact flows, the fixed point of ``logit``: Newton's method on its logarithm, flows kept positive."""
         demand, roads = np.asarray(xi, float)[..., None], self.roads
         flow, paid = demand * np.full(len(ROADS), 1 / len(ROADS)), np.append(np.asarray(x, float), 0.0) / roads.minute
-        for _ in range(40):
+        for _ in range(15):
             cost = roads.times(flow) + self.delays(xi) + paid + np.log(flow) / roads.dispersion
             give = 1 / (
                 2 * np.array(roads.free_time) * flow / np.array(roads.capacity) ** 2 + 1 / (roads.dispersion * flow)
@@ -148,7 +148,7 @@ def draw_toll(instance: Instance, solution: Any) -> Any:
     flows.legend(frameon=False, fontsize="small")
 
     best = truth.x
-    sides = [np.linspace(0, 2 * value, 25) for value in best]
+    sides = [np.linspace(0, 2 * value, 15) for value in best]
     table = np.array([[truth.objective((a, b)) for a in sides[0]] for b in sides[1]])
     map_ = times.contourf(*sides, table, levels=16, cmap="viridis")
     figure.colorbar(map_, ax=times, label="total time (1000 minutes an hour)")
