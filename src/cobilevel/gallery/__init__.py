@@ -34,8 +34,8 @@ ENTRIES = {  # what `cobilevel gallery` lists: the function that makes an instan
 SETTINGS = {  # of `solve`, where y is too large for the default
     "cleaning": {
         "basis": Chebyshev(5),
-        "solver": StocBiO(inner=10.0, outer=1e4, neumann=1e-2),
-        "steps": 240,
+        "solver": StocBiO(inner=0.03, outer=3e3, neumann=1e-2),
+        "steps": 1000,
         "batch": 500,
     },
 }
