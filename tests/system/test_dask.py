@@ -131,13 +131,13 @@ def test_a_table_of_policies(client, alone):
 
 
 def struck(client, monkeypatch, number, silent=20.0):
-    """Sends a signal to the worker that has the first part, as the sixth question is on its way."""
+    """Sends a signal to the worker that has the first part, as the fourth question is on its way."""
     asked, ask = [], parts._OnDask.ask
     processes, begun = client.run(os.getpid), []
 
     def wrapped(self, *args):
         asked.append(args)
-        if len(asked) == 6:
+        if len(asked) == 4:
             begun.append(processes[self.home[0]])
             threading.Timer(0.01, os.kill, (begun[0], number)).start()
         return ask(self, *args)
