@@ -59,6 +59,7 @@ def test_one_is_solved_judged_and_drawn(tmp_path):
     assert "x: [ 1.36" in output
 
 
+@pytest.mark.long
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_one_is(name, tmp_path):

@@ -100,6 +100,7 @@ def test_theta_out_of_range_is_refused():
         cb.gallery.network(roads=roads, groups=6)
 
 
+@pytest.mark.long
 @pytest.mark.thorough
 def test_flows_at_other_demands_are_predicted(small):
     """Capacities are hardly determined one by one, and a run goes on along a valley; flows are right before its end."""
