@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from ..answer import DPI
-from ..gallery import ENTRIES, SETTINGS
+from ..gallery import ENTRIES
 
 
 def list_gallery(console: Console) -> None:
@@ -31,15 +31,11 @@ def solve_entry(name: str, out: Path, console: Console) -> Path:
     from ..front_door import solve  # these take a while to import
     from ..judge import certify
 
-    (maker, draw), settings = ENTRIES[name], SETTINGS.get(name, {})
+    maker, draw = ENTRIES[name]
     instance = maker(0)
-    solution = solve(instance.problem, instance.train, **settings)
-    truth = _truth_words(instance.truth, solution.x)
-    if settings:  # y is so large that standard errors and the certificate, which are dense in it, do not fit
-        stated = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-        words = [f"Solved with {stated}.\n{solution.result}", truth]
-    else:
-        words = [str(solution), truth, str(certify(instance.problem, solution, instance.test))]
+    solution = solve(instance.problem, instance.train)
+    judged = certify(instance.problem, solution, instance.test)
+    words = [str(solution), _truth_words(instance.truth, solution.x), str(judged)]
     out.parent.mkdir(parents=True, exist_ok=True)
     draw(instance, solution).savefig(out, dpi=DPI)
     console.print("\n\n".join([*words, f"Drawn: {out}"]), markup=False, highlight=False, soft_wrap=True)
@@ -50,8 +46,6 @@ def _truth_words(truth: Any, x: Any) -> str:
     """What is known of the truth, next to what was found."""
     import jax
 
-    if hasattr(truth, "words"):
-        return f"Truth\n  {truth.words(x)}"
     lines, found = ["Truth"], dict(jax.tree_util.tree_leaves_with_path(x))
     if hasattr(truth, "objective"):
         best, reached = (float(truth.objective(each)) for each in (truth.x, x))

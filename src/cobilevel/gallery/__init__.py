@@ -1,9 +1,7 @@
 """Ready problems with known answers, and what they are made of."""
 
-from ..basis import Chebyshev
-from ..solvers import StocBiO
 from . import images, tntp
-from .cleaning import cleaning, draw_cleaning
+from .cleaning import cleaning
 from .dro import draw_dro, dro
 from .energy import draw_energy, energy
 from .federated import draw_federated, federated
@@ -21,7 +19,6 @@ from .traffic import draw_two_edge_traffic, two_edge_traffic
 ENTRIES = {  # what `cobilevel gallery` lists: the function that makes an instance, and the one that draws its solution
     "quadratic": (quadratic, draw_quadratic),
     "two_edge_traffic": (two_edge_traffic, draw_two_edge_traffic),
-    "cleaning": (cleaning, draw_cleaning),
     "meta_learning": (meta_learning, draw_meta_learning),
     "dro": (dro, draw_dro),
     "newsvendor": (newsvendor, draw_newsvendor),
@@ -30,12 +27,4 @@ ENTRIES = {  # what `cobilevel gallery` lists: the function that makes an instan
     "portfolio": (portfolio, draw_portfolio),
     "energy": (energy, draw_energy),
     "federated": (federated, draw_federated),
-}
-SETTINGS = {  # of `solve`, where y is too large for the default
-    "cleaning": {
-        "basis": Chebyshev(5),
-        "solver": StocBiO(inner=0.03, outer=3e3, neumann=1e-2),
-        "steps": 1000,
-        "batch": 500,
-    },
 }

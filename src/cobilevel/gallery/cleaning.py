@@ -16,7 +16,6 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from ..answer import COLOURS, shown_figure, tidy
 from ..checks import positive, whole
 from ..problem import Interval, Levels, Problem, Product, Uniform
 from . import softmax
@@ -84,12 +83,6 @@ class CleaningTruth(eqx.Module):
     ) -> Float[Array, "m pixels classes"]:
         """Exact classifiers."""
         return self.fit(x, xi).y
-
-    def words(self, x: Float[Array | np.ndarray, " n"]) -> str:
-        """What weights should do, and do: wrong labels should weigh less."""
-        wrong, right = (float(np.mean(jax.nn.sigmoid(x[which]))) for which in (self.corrupted, ~self.corrupted))
-        count = np.count_nonzero(self.corrupted)
-        return f"{count} labels are wrong; they weigh {wrong:.3f} on average, the others {right:.3f}"
 
 
 def _sizes(images: Images, train: int | None, validation: int | None) -> tuple[int, int]:
@@ -162,15 +155,3 @@ def cleaning(
     kept = levels.lower.eta  # pyright: ignore[reportAttributeAccessIssue]
     truth = CleaningTruth(kept["image"], kept["label"], clean, redrawn, labels != clean, lower, images.classes)
     return Instance(problem, levels, crossed(pairs(images.test_images, images.test_labels)), truth)
-
-
-def draw_cleaning(instance: Instance, solution: Any) -> Any:
-    """The weights given to training images: wrong labels to the left, right ones to the right."""
-    weights, wrong, figure = np.asarray(jax.nn.sigmoid(solution.x)), instance.truth.corrupted, shown_figure(7, 4.4)
-    axis, edges = figure.add_subplot(), np.linspace(0, 1, 41)
-    for which, colour, label in ((~wrong, COLOURS[0], "right label"), (wrong, COLOURS[1], "wrong label")):
-        axis.hist(weights[which], edges, color=colour, alpha=0.7, label=f"{label}: {np.count_nonzero(which)} images")
-    axis.set(xlabel="weight of a training image", ylabel="images", xlim=(0, 1), title="Weights found for images")
-    axis.legend(frameon=False)
-    tidy(axis)
-    return figure
