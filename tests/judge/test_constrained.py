@@ -123,3 +123,22 @@ def test_noise_under_constraints(constraint, nearest, best):
         assert found.gradient_norm.low <= abs(slope) <= found.gradient_norm.high < 0.05
     with pytest.raises(ValueError, match="a barrier bends faster"):
         cb.certify(problem, solution, samples, mode="neighbours")
+
+
+def test_a_fit_has_its_own_noise_on_the_samples_it_was_fitted_to():
+    rng = np.random.default_rng(0)
+    xi = rng.uniform(-1, 1, 600)
+    samples = cb.Samples(xi, 0.3 * xi + 0.5 * rng.normal(size=600))
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - 0.2) ** 2 + (x - 1) ** 2,
+        lambda x, y, xi, eta: (y - x * eta) ** 2 / 2,
+        1.0,
+        0.0,
+        cb.Interval(-1.0, 1.0),
+        constraints=[cb.Bounds(-2.0, 2.0)],
+    )
+    solution = cb.solve(problem, samples, basis=cb.Chebyshev(12))
+    found = cb.certify(problem, solution, samples).policy_error
+    truth = np.mean((np.asarray(solution.policy(xi)) - 0.3 * float(solution.x) * xi) ** 2)
+    assert found.low <= truth <= found.high
+    assert truth / 3 < float(found) < 3 * truth
