@@ -72,6 +72,20 @@ def solve(
 
     **Returns:** a ``Solution``; ``solution.choices`` states what was chosen. Ctrl-C raises ``cb.Interrupted``, a
     ``KeyboardInterrupt`` that carries what was found so far as ``error.solution``.
+
+    **Raises:** ``ValueError`` or ``TypeError`` where arguments do not fit each other, with what to change. How a run
+    ends is no
+    error: see ``solution.converged`` and ``solution.result``.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train)  # basis and solver chosen
+    >>> solution.converged
+    True
+    >>> batches = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.SOBA(), steps=50, batch=16)
+    >>> batches.x.shape
+    (2,)
     """
     began = time.perf_counter()
     entered("solve", problem, samples, key)
@@ -266,6 +280,22 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> ReducedProblem:
     - `problem`: what is to be solved.
     - `basis`: a basis such as ``Chebyshev(5)``.
     - `samples`: ``Samples``, ``Product``, ``Levels`` or ``Stream``.
+
+    **Returns:** an ordinary bilevel problem with ``upper``, ``lower``, ``upper_pool``, ``lower_pool``, ``draw``,
+    ``x0``, ``W0`` and
+    ``lift``.
+
+    **Raises:** ``ValueError`` where problem, basis and samples do not fit each other.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> reduced = cb.reduce(case.problem, cb.Chebyshev(4), case.train)
+    >>> upper_batch, lower_batch = reduced.draw(0, 32)
+    >>> slope = jax.grad(reduced.lower, argnums=1)(reduced.x0, reduced.W0, lower_batch)
+    >>> solution = reduced.lift(reduced.x0, reduced.W0 - 0.1 * slope)
+    >>> solution.policy(np.array(0.5)).shape
+    (1,)
     """
     entered("reduce", problem, samples, basis)
     check_basis(basis)

@@ -195,6 +195,14 @@ def keep_programs(folder: str | Path | None = None) -> Path:
     - `folder`: where; the user's own cache folder when left out.
 
     **Returns:** the folder.
+
+    **Raises:** ``OSError`` where the folder cannot be made or is not the user's own.
+
+    **Example:**
+
+    >>> folder = cb.keep_programs("programs")  # once, at the top of a script
+    >>> folder.name
+    'programs'
     """
     if folder is None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -89,6 +89,23 @@ class Interrupted(KeyboardInterrupt):
     """A solve that was stopped by a signal; `solution` is what it had so far, with which ``resume=`` goes on.
 
     `signal` is the number of the signal.
+
+    **Arguments:**
+
+    - `words`: the message.
+    - `solution`: what the run had so far.
+    - `number`: of the signal, kept as `signal`.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> try:
+    ...     solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    ... except cb.Interrupted as stop:  # Ctrl-C
+    ...     solution = stop.solution
+    ...
+    >>> solution.converged
+    True
     """
 
     def __init__(self, words: str, solution: Solution, number: int = signal.SIGINT):

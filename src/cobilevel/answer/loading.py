@@ -36,6 +36,22 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
     values at a few samples, which the file keeps, decide where their code has changed), shapes, domain or constraints.
     `basis` is needed only where the solution was found with ``Features``: a user's function is not stored, and the one
     given must have the same values.
+
+    **Arguments:**
+
+    - `path`: the file that ``solution.save`` wrote.
+    - `problem`: the problem it was solved for.
+    - `basis`: see above.
+
+    **Returns:** a ``Solution``. Its standard errors and its state come along; its samples do not.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    >>> path = solution.save("run.npz")
+    >>> bool((cb.load(path, case.problem).x == solution.x).all())
+    True
     """
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a cb.Problem, got {type(problem).__name__}.")

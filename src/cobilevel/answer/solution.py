@@ -53,6 +53,19 @@ class Solution:
       on.
     - `policy_noise`: computes what `policy_standard_error` gives; a solution from a file has none.
     - `objectives`: the functions it was found with, so that it is not taken for a solution of others.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    >>> solution.converged
+    True
+    >>> print(solution.result)
+    Converged: the projected gradient of the reduced problem is below the tolerance.
+    >>> solution.policy(np.array([-0.5, 0.0, 0.5])).shape
+    (3, 1)
+    >>> solution.basis.size
+    4
     """
 
     x: PyTree[Array]

@@ -38,11 +38,20 @@ class Components(Basis):
 
     **Arguments:**
 
-    - `parts`: a basis for each part by name: ``Chebyshev(n)`` and its like, or ``Categorical()``.
+    - `parts`: a basis for each part by name: ``Chebyshev(n)`` and its like, or ``Categorical()``; or as keywords, `named`.
     - `coupling`: which products there are: ``Tensor()``, all; ``Additive()``, none; ``Interactions(2)``, of two parts;
       ``TotalDegree()``, ``HyperbolicCross()``, with sines and cosines counted by frequency and categories as degree 1;
       ``Listed(members)``.
-    - `means`: found by fitting.
+    - `means`: filled in by fitting.
+
+    **Example:**
+
+    >>> parts = {"weather": cb.Chebyshev(3), "day": cb.Categorical()}
+    >>> domain = cb.Mixed(weather=cb.Interval(0, 1), day=cb.Finite(["mon", "sun"]))
+    >>> samples = cb.Samples({"weather": np.linspace(0, 1, 20), "day": np.tile(["mon", "sun"], 10)}, np.zeros(20))
+    >>> case = cb.Problem(lambda x, y, xi, eta: y**2, lambda x, y, xi, eta: (y - x) ** 2, 0.0, 0.0, domain)
+    >>> cb.reduce(case, cb.Components(parts, coupling=cb.Additive()), samples).W0.shape  # 1 + 2 + 1
+    (4,)
     """
 
     parts: tuple[tuple[str, Any], ...]
@@ -176,7 +185,18 @@ def _listed(parts: Any) -> tuple[Any, ...]:
 
 
 class Union(Basis):
-    """The functions of several bases together; whiten it (``Orthonormal``) where they overlap."""
+    """The functions of several bases together; whiten it (``Orthonormal``) where they overlap.
+
+    **Arguments:**
+
+    - `parts`: the bases, a list.
+
+    **Example:**
+
+    >>> basis = cb.Union([cb.Chebyshev(4), cb.Partition(2)])
+    >>> basis.fit(cb.Interval(0.0, 1.0), np.linspace(0.0, 1.0, 50)).size
+    6
+    """
 
     parts: tuple[Basis, ...] = eqx.field(converter=_listed)
 
@@ -206,7 +226,21 @@ class Union(Basis):
 
 
 class Orthonormal(Basis):
-    r"""The span of another basis, whitened against the observed contexts, so that $m_\Phi = 1$ by construction."""
+    r"""The span of another basis, whitened against the observed contexts, so that $m_\Phi = 1$ by construction.
+
+    **Arguments:**
+
+    - `basis`: the one to whiten.
+    - `tolerance`: singular values below this share of the largest count as zero; from the precision when left out.
+
+    **Example:**
+
+    >>> grid = np.linspace(0.0, 1.0, 50) ** 2
+    >>> basis = cb.Orthonormal(cb.Chebyshev(4)).fit(cb.Interval(0.0, 1.0), grid)
+    >>> values = np.asarray(basis(grid))
+    >>> bool(np.allclose(values.T @ values / 50, np.eye(4), atol=1e-4))
+    True
+    """
 
     basis: Basis
     tolerance: float | None = eqx.field(static=True, converter=plain_number, default=None)

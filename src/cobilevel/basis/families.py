@@ -113,7 +113,23 @@ class PolynomialBasis(ProductBasis):
 
 
 class Chebyshev(PolynomialBasis):
-    """Chebyshev polynomials of the first kind: the default, near-best for analytic policies."""
+    """Chebyshev polynomials of the first kind: the default, near-best for analytic policies.
+
+    **Arguments:**
+
+    - `n`: how many functions per dimension.
+    - `index`: which products there are in several dimensions: ``Tensor()``, ``TotalDegree()``, ``HyperbolicCross()``,
+      ``Additive()``, ``Interactions(order)`` or ``Listed(members)``.
+
+    **Example:**
+
+    >>> grid = np.linspace(0.0, 1.0, 50)
+    >>> basis = cb.Chebyshev(3).fit(cb.Interval(0.0, 1.0), grid)
+    >>> basis(np.array([0.0, 0.5, 1.0])).round(3).tolist()
+    [[1.0, -1.0, 1.0], [1.0, 0.0, -1.0], [1.0, 1.0, 1.0]]
+    >>> cb.Chebyshev(6, index=cb.TotalDegree())
+    Chebyshev(6, index=TotalDegree())
+    """
 
     @plain
     def recurrence(self):
@@ -122,7 +138,21 @@ class Chebyshev(PolynomialBasis):
 
 
 class Legendre(PolynomialBasis):
-    """Legendre polynomials: orthogonal for contexts uniform on the box."""
+    """Legendre polynomials: orthogonal for contexts uniform on the box.
+
+    **Arguments:**
+
+    - `n`: how many functions per dimension.
+    - `index`: which products there are in several dimensions: ``Tensor()``, ``TotalDegree()``, ``HyperbolicCross()``,
+      ``Additive()``, ``Interactions(order)`` or ``Listed(members)``.
+
+    **Example:**
+
+    >>> grid = np.linspace(0.0, 1.0, 50)
+    >>> basis = cb.Legendre(3).fit(cb.Interval(0.0, 1.0), grid)
+    >>> basis(np.array([0.0, 1.0])).round(3).tolist()
+    [[1.0, -1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
 
     @plain
     def recurrence(self):
@@ -131,7 +161,21 @@ class Legendre(PolynomialBasis):
 
 
 class Monomial(PolynomialBasis):
-    """Powers ``1, u, u^2, ...`` on the reference interval; badly conditioned from about ``n = 10``."""
+    """Powers ``1, u, u^2, ...`` on the reference interval; badly conditioned from about ``n = 10``.
+
+    **Arguments:**
+
+    - `n`: how many functions per dimension.
+    - `index`: which products there are in several dimensions: ``Tensor()``, ``TotalDegree()``, ``HyperbolicCross()``,
+      ``Additive()``, ``Interactions(order)`` or ``Listed(members)``.
+
+    **Example:**
+
+    >>> grid = np.linspace(0.0, 1.0, 50)
+    >>> basis = cb.Monomial(3).fit(cb.Interval(0.0, 1.0), grid)
+    >>> basis(np.array([0.0, 0.5, 1.0])).round(3).tolist()
+    [[1.0, -1.0, 1.0], [1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    """
 
     @plain
     def recurrence(self):
@@ -144,6 +188,20 @@ class Fourier(ProductBasis):
     With the default of 2 the domain is half a period, so that policies that do not repeat do not ring; the price is
     near-dependence (smallest singular value 3e-7 at ``n = 20``). On a ``Periodic`` domain the period is at most 1, its
     length, so that ``Fourier(n)`` repeats as its contexts do.
+
+    **Arguments:**
+
+    - `n`: how many functions per dimension.
+    - `index`: which products there are in several dimensions: ``Tensor()``, ``TotalDegree()``, ``HyperbolicCross()``,
+      ``Additive()``, ``Interactions(order)`` or ``Listed(members)``.
+    - `period`: of the lowest frequency, in units of the domain's length.
+
+    **Example:**
+
+    >>> hours = np.arange(24.0)
+    >>> basis = cb.Fourier(3).fit(cb.Periodic(0.0, 24.0), hours)
+    >>> bool(np.allclose(basis(np.array(1.0)), basis(np.array(25.0))))
+    True
     """
 
     period: float = eqx.field(static=True, converter=plain_number, default=2.0, kw_only=True)
@@ -174,6 +232,18 @@ class Partition(ProductBasis):
     """One-hot of ``n`` equal cells per dimension: an independent ``y`` in each cell.
 
     The paper's stocBiO[N] is this basis and nothing else. A cell that holds no observed context keeps ``y0``.
+
+    **Arguments:**
+
+    - `n`: how many functions per dimension.
+    - `index`: which products there are in several dimensions: ``Tensor()`` only.
+
+    **Example:**
+
+    >>> grid = np.linspace(0.0, 1.0, 50)
+    >>> basis = cb.Partition(4).fit(cb.Interval(0.0, 1.0), grid)
+    >>> basis(np.array([0.1, 0.6])).round(1).tolist()
+    [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
     """
 
     local = True
@@ -190,7 +260,21 @@ class Partition(ProductBasis):
 
 
 class BSpline(ProductBasis):
-    """``n`` B-splines on equal, clamped knots per dimension: local and smooth, for policies with kinks."""
+    """``n`` B-splines on equal, clamped knots per dimension: local and smooth, for policies with kinks.
+
+    **Arguments:**
+
+    - `n`: how many functions per dimension.
+    - `index`: which products there are in several dimensions: ``Tensor()`` only.
+    - `degree`: of the pieces, 3 for cubic splines.
+
+    **Example:**
+
+    >>> grid = np.linspace(0.0, 1.0, 50)
+    >>> basis = cb.BSpline(6).fit(cb.Interval(0.0, 1.0), grid)
+    >>> float(basis(np.array(0.3)).sum().round(6))  # they add up to 1
+    1.0
+    """
 
     local = True
 
@@ -216,7 +300,15 @@ class BSpline(ProductBasis):
 
 
 class Categorical(Basis):
-    """One free ``y`` for each value of a ``Finite`` domain; a value never observed keeps ``y0``."""
+    """One free ``y`` for each value of a ``Finite`` domain; a value never observed keeps ``y0``.
+
+    **Example:**
+
+    >>> days = cb.Finite(["mon", "tue", "wed"])
+    >>> basis = cb.Categorical().fit(days, np.array([0, 1, 2, 0]))
+    >>> basis.size
+    3
+    """
 
     local = True
 
@@ -240,7 +332,20 @@ class Categorical(Basis):
 
 
 class Features(Basis):
-    """A user's own functions: ``function(xi)`` returns an array of shape ``(n,)`` for ONE context."""
+    """A user's own functions: ``function(xi)`` returns an array of shape ``(n,)`` for ONE context.
+
+    **Arguments:**
+
+    - `function`: of one context, in JAX.
+    - `n`: how many numbers it returns.
+
+    **Example:**
+
+    >>> basis = cb.Features(lambda xi: jnp.stack([jnp.ones_like(xi), jnp.abs(xi)]), 2)
+    >>> fitted = basis.fit(cb.Interval(-1.0, 1.0), np.linspace(-1.0, 1.0, 50))
+    >>> fitted(np.array([-0.5, 0.25])).round(2).tolist()
+    [[1.0, 0.5], [1.0, 0.25]]
+    """
 
     function: Callable[[Array], Array]
     n: int = eqx.field(static=True, converter=plain_number)

@@ -92,7 +92,15 @@ def _degree_of(rows: np.ndarray, degrees: list[np.ndarray]) -> np.ndarray:
 
 
 class Tensor(IndexSet):
-    """Every product: ``n^d`` functions."""
+    """Every product: ``n^d`` functions.
+
+    **Example:**
+
+    >>> cube = cb.Box([0, 0, 0], [1, 1, 1])
+    >>> grid = np.random.default_rng(0).uniform(size=(200, 3))
+    >>> cb.Chebyshev(4, index=cb.Tensor()).fit(cube, grid).size  # 4^3
+    64
+    """
 
     def admits(self, k, n):
         return np.ones(k.shape[:-1], bool)
@@ -102,7 +110,15 @@ class Tensor(IndexSet):
 
 
 class TotalDegree(IndexSet):
-    """``|k|_1 <= n - 1``: ``binomial(n - 1 + d, d)`` functions, the natural set for isotropic smoothness."""
+    """``|k|_1 <= n - 1``: ``binomial(n - 1 + d, d)`` functions, the natural set for isotropic smoothness.
+
+    **Example:**
+
+    >>> cube = cb.Box([0, 0, 0], [1, 1, 1])
+    >>> grid = np.random.default_rng(0).uniform(size=(200, 3))
+    >>> cb.Chebyshev(4, index=cb.TotalDegree()).fit(cube, grid).size
+    20
+    """
 
     def admits(self, k, n):
         return k.sum(axis=-1) <= n - 1
@@ -119,7 +135,19 @@ class TotalDegree(IndexSet):
 
 
 class Interactions(IndexSet):
-    """At most `order` coordinates vary together: sums of functions of so many coordinates each (ANOVA)."""
+    """At most `order` coordinates vary together: sums of functions of so many coordinates each (ANOVA).
+
+    **Arguments:**
+
+    - `order`: how many coordinates may vary together.
+
+    **Example:**
+
+    >>> cube = cb.Box([0, 0, 0], [1, 1, 1])
+    >>> grid = np.random.default_rng(0).uniform(size=(200, 3))
+    >>> cb.Chebyshev(4, index=cb.Interactions(2)).fit(cube, grid).size
+    37
+    """
 
     order: int = eqx.field(static=True, converter=plain_number, default=2)
 
@@ -142,7 +170,15 @@ class Interactions(IndexSet):
 
 
 class Additive(IndexSet):
-    """At most one coordinate varies: a sum of functions of single coordinates, ``1 + d (n - 1)`` functions."""
+    """At most one coordinate varies: a sum of functions of single coordinates, ``1 + d (n - 1)`` functions.
+
+    **Example:**
+
+    >>> cube = cb.Box([0, 0, 0], [1, 1, 1])
+    >>> grid = np.random.default_rng(0).uniform(size=(200, 3))
+    >>> cb.Chebyshev(4, index=cb.Additive()).fit(cube, grid).size  # 1 + 3 * 3
+    10
+    """
 
     def admits(self, k, n):
         return Interactions(1).admits(k, n)
@@ -152,7 +188,15 @@ class Additive(IndexSet):
 
 
 class HyperbolicCross(IndexSet):
-    """``prod_j (k_j + 1) <= n``: about ``n log^(d-1) n`` functions, for weakly coupled coordinates."""
+    """``prod_j (k_j + 1) <= n``: about ``n log^(d-1) n`` functions, for weakly coupled coordinates.
+
+    **Example:**
+
+    >>> cube = cb.Box([0, 0, 0], [1, 1, 1])
+    >>> grid = np.random.default_rng(0).uniform(size=(200, 3))
+    >>> cb.Chebyshev(4, index=cb.HyperbolicCross()).fit(cube, grid).size
+    13
+    """
 
     def admits(self, k, n):
         return np.prod(k + 1, axis=-1) <= n
@@ -187,7 +231,19 @@ def _members(rows: Any) -> tuple[tuple[int, ...], ...]:
 
 
 class Listed(IndexSet):
-    """Exactly the multi-indices listed, whatever ``n``: for sets found by adaptation."""
+    """Exactly the multi-indices listed, whatever ``n``: for sets found by adaptation.
+
+    **Arguments:**
+
+    - `members`: multi-indices, one a row.
+
+    **Example:**
+
+    >>> cube = cb.Box([0, 0, 0], [1, 1, 1])
+    >>> grid = np.random.default_rng(0).uniform(size=(200, 3))
+    >>> cb.Chebyshev(4, index=cb.Listed([(0, 0, 0), (1, 0, 0), (0, 2, 1)])).fit(cube, grid).size
+    3
+    """
 
     members: tuple[tuple[int, ...], ...] = eqx.field(static=True, converter=_members)
 

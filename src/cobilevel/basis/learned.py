@@ -68,6 +68,14 @@ class Snapshot(LearnedBasis):
     - `decisions`: how many decisions to look at, ``x0`` among them; `spread`: how far away, relative to its size.
       Near ones show best how the policy changes there; take wider ones where ``x`` is to go far without learning anew,
       as with ``reduce``.
+    - `rich`, `table`: filled in by learning.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Snapshot(3))
+    >>> solution.basis.size
+    3
     """
 
     n: int = eqx.field(static=True, converter=plain_number)
@@ -125,6 +133,14 @@ class Neural(LearnedBasis):
     - `steps`, `rate`: of Adam, the rate falling to zero as a half cosine.
     - `decisions`, `spread`: how many decisions to train at, ``x0`` among them, and how far away.
     - `seed`: of the first weights.
+    - `layers`: filled in by learning.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Neural(3, width=4, depth=1, steps=20))
+    >>> solution.basis.size
+    3
     """
 
     n: int = eqx.field(static=True, converter=plain_number)
@@ -197,6 +213,14 @@ class KernelFeatures(LearnedBasis):
       policy varies with it. ``"directions"``: the same for directions, from the mean of the outer products of the
       policy's gradients, normalised so that $A A^T$ has trace ``d``. Chosen from the data when left out.
     - `seed`: of the landmarks.
+    - `axes`, `landmarks`, `table`: filled in by learning.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, dimension=3, train=300, test=10)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.KernelFeatures(6, scale=2.0, metric="isotropic"))
+    >>> solution.basis.size
+    6
     """
 
     n: int = eqx.field(static=True, converter=plain_number)
@@ -244,6 +268,14 @@ class Rotated(LearnedBasis):
 
     - `k`: how many directions, one to three or so.
     - `basis`: a family in ``k`` dimensions; ``Chebyshev(6, index=TotalDegree())`` when left out.
+    - `axes`, `shift`: filled in by learning.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, dimension=3, train=300, test=10)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Rotated(1, cb.Chebyshev(4)))
+    >>> solution.basis.size
+    4
     """
 
     k: int = eqx.field(static=True, converter=plain_number)

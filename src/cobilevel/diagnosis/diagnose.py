@@ -54,6 +54,17 @@ def diagnose(
     - `x`: where to look. By default ``problem.x0`` and a few points nearby, and the one is reported whose policy takes
       the most functions: at ``x0`` itself it may happen not to vary.
     - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
+
+    **Returns:** a ``Diagnosis``.
+
+    **Raises:** ``ValueError`` where arguments do not fit each other, with what to change.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> diagnosis = cb.diagnose(case.problem, cb.Chebyshev(4), case.train)
+    >>> print(str(diagnosis).splitlines()[0])
+    Diagnosis of Chebyshev(4)
     """
     entered("diagnose", problem, samples, basis, x)
     wanted = precision_for(problem, samples, precision)

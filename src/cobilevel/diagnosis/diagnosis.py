@@ -82,6 +82,15 @@ class Diagnosis:
     - `structure`: on a ``Box`` of four dimensions or more, how much of the policy is additive, in pairs of coordinates,
       along few directions or in all of them, and how many functions these take.
     - `advice`: what to change; empty where nothing stands out.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> diagnosis = cb.diagnose(case.problem, cb.Chebyshev(4), case.train)
+    >>> diagnosis.rank, diagnosis.functions
+    (4, 4)
+    >>> len(diagnosis.advice)  # nothing to change
+    0
     """
 
     basis: Basis

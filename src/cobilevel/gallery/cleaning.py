@@ -125,9 +125,17 @@ def cleaning(
       and 1,000 of MNIST.
     - `temperatures`: the ends of the interval; `regulariser`: $\lambda$.
     - `dtype`: of images, ``x`` and ``y``, float32 by default.
+    - `seed`: which images, and which labels are wrong.
+    - `corruption`: the share of labels drawn anew.
 
     ``instance.train`` gives each level its data. ``instance.test`` holds the images neither saw, for the upper level:
     ``cb.evaluate(problem, solution, cb.Levels(instance.test, instance.train.lower))``.
+
+    **Example:**
+
+    >>> case = cb.gallery.cleaning(0, train=50, validation=20)
+    >>> case.problem.x0.shape, case.problem.y0.shape
+    ((50,), (64, 10))
     """
     images = digits() if images is None else images if isinstance(images, Images) else load(images)
     train, validation = _sizes(images, train, validation)

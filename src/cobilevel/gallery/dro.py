@@ -111,8 +111,16 @@ def dro(seed: int = 0, train: int = 4000, test: int = 4000, price: float = 0.5, 
     - `price`: of changing weights, in units of the loss; the smaller, the more robust. Above ``4 noise^2``, so that the
       means of samples that are computed have a variance.
     - `noise`: the standard deviation of times [10 min] that nothing explains.
+    - `seed`: which random table.
+    - `train`, `test`: how many rows to solve from, and to judge by.
 
     ``x`` holds the three coefficients, and starts at those of least squares; ``y`` is the worst-case risk at a rain.
+
+    **Example:**
+
+    >>> case = cb.gallery.dro(0, train=200, test=200)
+    >>> case.problem.x0.shape
+    (3,)
     """
     rng = np.random.default_rng(seed)
     if price <= 4 * noise**2:
@@ -136,7 +144,22 @@ def least_squares(samples: Samples) -> Float[np.ndarray, "3"]:
 
 
 def draw_dro(instance: Instance, solution: Any) -> Any:
-    """Left: the worst-case risk by rain. Right: the error as more roads are blocked, robust against plain."""
+    """Left: the worst-case risk by rain. Right: the error as more roads are blocked, robust against plain.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.dro`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+
+    **Example:**
+
+    >>> case = cb.gallery.dro(0, train=200, test=200)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), steps=2)
+    >>> figure = cb.gallery.draw_dro(case, solution)
+    >>> len(figure.axes) > 0
+    True
+    """
     truth, figure = instance.truth, shown_figure(10.5, 4.2)
     left, right = figure.subplots(1, 2)
     rain, times, plain = np.linspace(0, 5, 121), np.linspace(0.0, 3.3, 61), least_squares(instance.train)

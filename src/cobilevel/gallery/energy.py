@@ -112,7 +112,20 @@ class EnergyTruth:
 
 
 def energy(seed: int = 0, train: int = 2000, test: int = 2000, capacity: float = 1.1) -> Instance:
-    """Records of a feeder, read from a data frame of pandas, and the owners of batteries along it."""
+    """Records of a feeder, read from a data frame of pandas, and the owners of batteries along it.
+
+    **Arguments:**
+
+    - `seed`: which random table.
+    - `train`, `test`: how many rows to solve from, and to judge by.
+    - `capacity`: of a battery, in kW.
+
+    **Example:**
+
+    >>> case = cb.gallery.energy(0, train=200, test=200)
+    >>> case.problem.domain.names
+    ('hour', 'temperature', 'day')
+    """
     try:
         import pandas
     except ImportError as error:
@@ -137,7 +150,22 @@ def energy(seed: int = 0, train: int = 2000, test: int = 2000, capacity: float =
 
 
 def draw_energy(instance: Instance, solution: Any) -> Any:
-    """What the battery delivers in the block ahead, by hour, on cold and hot days; and the grid's savings by charge."""
+    """What the battery delivers in the block ahead, by hour, on cold and hot days; and the grid's savings by charge.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.energy`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+
+    **Example:**
+
+    >>> case = cb.gallery.energy(0, train=400, test=200)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(2), steps=2)
+    >>> figure = cb.gallery.draw_energy(case, solution)
+    >>> len(figure.axes) > 0
+    True
+    """
     truth, hour = instance.truth, np.linspace(0, 24, 193)
     figure = shown_figure(10, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))

@@ -99,6 +99,19 @@ def federated(seed: int = 0, clients: int = 24, inputs: int = 4, noise: float = 
     """Clients whose true models lie around a common one; each has 5 to 60 rows of its own, and 40 held out.
 
     `train` and `test` differ in the rows held out; the rows that clients learn from are the same.
+
+    **Arguments:**
+
+    - `seed`: which random clients.
+    - `clients`, `inputs`: how many, and how many numbers a model takes.
+    - `noise`: the standard deviation of labels.
+    - `spread`: that of models around the common one.
+
+    **Example:**
+
+    >>> case = cb.gallery.federated(0, clients=6)
+    >>> case.train.lower.count > 0
+    True
     """
     rng = np.random.default_rng(seed)
     names = [f"client {k:02d}" for k in range(clients)]
@@ -125,7 +138,22 @@ def federated(seed: int = 0, clients: int = 24, inputs: int = 4, noise: float = 
 
 
 def draw_federated(instance: Instance, solution: Any) -> Any:
-    """What clients lose on endless rows: alone, with the shared model, and with their own near it; and by the pull."""
+    """What clients lose on endless rows: alone, with the shared model, and with their own near it; and by the pull.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.federated`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+
+    **Example:**
+
+    >>> case = cb.gallery.federated(0, clients=6)
+    >>> solution = cb.solve(case.problem, case.train, steps=2)
+    >>> figure = cb.gallery.draw_federated(case, solution)
+    >>> len(figure.axes) > 0
+    True
+    """
     truth = instance.truth
     rows, learned = truth.local.count, truth.true_loss(np.asarray(solution.policy(np.array(truth.names))))
     shared = np.asarray(solution.x["shared"], float)

@@ -43,7 +43,20 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images, one per row, pixels in [0, 1]: a pool to draw from, and test images kept apart from it."""
+    """Labelled images, one per row, pixels in [0, 1]: a pool to draw from, and test images kept apart from it.
+
+    **Arguments:**
+
+    - `images`, `labels`: the pool.
+    - `test_images`, `test_labels`: those kept apart.
+    - `name`: of the collection.
+
+    **Example:**
+
+    >>> pool = cb.gallery.images.digits()
+    >>> pool.images.shape, pool.classes
+    ((1500, 64), 10)
+    """
 
     images: Float[np.ndarray, "n pixels"]
     labels: Int[np.ndarray, " n"]

@@ -151,6 +151,14 @@ def instruments(seed: int = 0, train: int = 5000, test: int = 5000, strength: fl
 
     - `strength`: 1 moves fares over the whole curve, 0.05 hardly at all (a weak instrument).
     - `knots`: of the splines; 2 for a straight line, which is then wrong.
+    - `seed`: which random table.
+    - `train`, `test`: how many rows to solve from, and to judge by.
+
+    **Example:**
+
+    >>> case = cb.gallery.instruments(0, train=200, test=200)
+    >>> case.problem.x0.shape
+    (4,)
     """
     try:
         import pandas as pd
@@ -173,7 +181,22 @@ def instruments(seed: int = 0, train: int = 5000, test: int = 5000, strength: fl
 
 
 def draw_instruments(instance: Instance, solution: Any) -> Any:
-    """Left: the curve found, the exact one, and what plain regression takes for it; right: the policy over `z`."""
+    """Left: the curve found, the exact one, and what plain regression takes for it; right: the policy over `z`.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.instruments`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+
+    **Example:**
+
+    >>> case = cb.gallery.instruments(0, train=300, test=200, knots=2)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), steps=2)
+    >>> figure = cb.gallery.draw_instruments(case, solution)
+    >>> len(figure.axes) > 0
+    True
+    """
     truth, data, figure = instance.truth, instance.train, shown_figure(10, 4.2)
     curve, policy = figure.subplots(1, 2)
     fare, sales, fuel = (np.asarray(v) for v in (data.eta["treatment"], data.eta["outcome"], data.xi))

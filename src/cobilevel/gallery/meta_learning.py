@@ -101,8 +101,17 @@ def meta_learning(
 
     - `finite`: whether there are so many `sites`, known by name, rather than any temperature and humidity.
     - `noise`: the standard deviation of both kinds of label.
+    - `seed`: which random table.
+    - `train`, `test`: how many rows to solve from, and to judge by.
+    - `sites`: how many, where `finite`.
 
     ``x`` is ``{"prior": (3,), "log_ridge": ()}``, ``y`` the three weights of a site.
+
+    **Example:**
+
+    >>> case = cb.gallery.meta_learning(0, train=200, test=200)
+    >>> sorted(case.problem.x0)
+    ['log_ridge', 'prior']
     """
     rng = np.random.default_rng(seed)
     scale = np.array([0.0, 0.5, 0.5, 0.3, 0.3, 0.3])[:, None]
@@ -132,7 +141,22 @@ def meta_learning(
 
 
 def draw_meta_learning(instance: Instance, solution: Any) -> Any:
-    """Left: the validation loss by regulariser. Right: what it does to the weight of the voltage, site by site."""
+    """Left: the validation loss by regulariser. Right: what it does to the weight of the voltage, site by site.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.meta_learning`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+
+    **Example:**
+
+    >>> case = cb.gallery.meta_learning(0, train=300, test=200)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), steps=2)
+    >>> figure = cb.gallery.draw_meta_learning(case, solution)
+    >>> len(figure.axes) > 0
+    True
+    """
     truth, figure = instance.truth, shown_figure(10.5, 4.2)
     left, right = figure.subplots(1, 2)
     grid = np.linspace(-6, 6, 121)

@@ -86,6 +86,17 @@ def newsvendor(seed: int = 0, train: int = 3000, test: int = 3000) -> Instance:
     """Days of a kiosk as a data frame with temperature, weekday and demand; the dairy looks for a wholesale price.
 
     Demand is known by its joint samples with the weather alone: each day has a temperature of its own.
+
+    **Arguments:**
+
+    - `seed`: which random table.
+    - `train`, `test`: how many rows to solve from, and to judge by.
+
+    **Example:**
+
+    >>> case = cb.gallery.newsvendor(0, train=200, test=200)
+    >>> case.problem.domain.names
+    ('temperature', 'weekday')
     """
     try:
         import pandas as pd
@@ -109,7 +120,22 @@ def newsvendor(seed: int = 0, train: int = 3000, test: int = 3000) -> Instance:
 
 
 def draw_newsvendor(instance: Instance, solution: Any) -> Any:
-    """Left: what the kiosk orders at the price found, over the weather; right: the dairy's profit over its price."""
+    """Left: what the kiosk orders at the price found, over the weather; right: the dairy's profit over its price.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.newsvendor`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+
+    **Example:**
+
+    >>> case = cb.gallery.newsvendor(0, train=300, test=200)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(2), steps=2)
+    >>> figure = cb.gallery.draw_newsvendor(case, solution)
+    >>> len(figure.axes) > 0
+    True
+    """
     truth, figure = instance.truth, shown_figure(10, 4.2)
     orders, profits = figure.subplots(1, 2)
     observed, demand = instance.train.xi, np.asarray(instance.train.eta["demand"])

@@ -125,7 +125,20 @@ class PortfolioTruth:
 
 
 def portfolio(seed: int = 0, train: int = 4000, test: int = 4000, aversion: float = 10.0) -> Instance:
-    """Months of a volatility index and three returns; the owner's risk aversion is `aversion`."""
+    """Months of a volatility index and three returns; the owner's risk aversion is `aversion`.
+
+    **Arguments:**
+
+    - `seed`: which random table.
+    - `train`, `test`: how many rows to solve from, and to judge by.
+    - `aversion`: the owner's risk aversion.
+
+    **Example:**
+
+    >>> case = cb.gallery.portfolio(0, train=200, test=200)
+    >>> case.problem.y0.shape
+    (3,)
+    """
     rng, market = np.random.default_rng(seed), Market()
     truth, low, high = PortfolioTruth(market, aversion), 1.0, 80.0
     for _ in range(3):  # a grid, and finer ones around its best point
@@ -146,7 +159,22 @@ def portfolio(seed: int = 0, train: int = 4000, test: int = 4000, aversion: floa
 
 
 def draw_portfolio(instance: Instance, solution: Any) -> Any:
-    """Weights over the volatility index, learned and exact; and the owner's utility for every mandate."""
+    """Weights over the volatility index, learned and exact; and the owner's utility for every mandate.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.portfolio`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+
+    **Example:**
+
+    >>> case = cb.gallery.portfolio(0, train=300, test=200)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), steps=2)
+    >>> figure = cb.gallery.draw_portfolio(case, solution)
+    >>> len(figure.axes) > 0
+    True
+    """
     truth, market = instance.truth, instance.truth.market
     figure = shown_figure(10, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))

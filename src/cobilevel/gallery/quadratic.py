@@ -21,7 +21,22 @@ from ..problem import Box, Distribution, Domain, Interval, Mixture, Problem, Sam
 
 @dataclass(frozen=True)
 class Instance:
-    """A ready problem: what to solve, data to solve it from, data to judge it by, and what is known of the truth."""
+    """A ready problem: what to solve, data to solve it from, data to judge it by, and what is known of the truth.
+
+    **Arguments:**
+
+    - `problem`: a ``Problem``.
+    - `train`, `test`: its data.
+    - `truth`: an object with `x` and what else is known.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> case.train.count, case.test.count
+    (300, 300)
+    >>> case.truth.x.shape
+    (2,)
+    """
 
     problem: Problem
     train: Any
@@ -174,6 +189,14 @@ def quadratic(
     - `condition`: ratio of the largest to the smallest curvature of ``g`` in ``y`` before it varies with the context.
     - `noise`: standard deviations in the upper and the lower level.
     - `contexts`: ``"uniform"``, ``"normal"`` (truncated), ``"mixture"``, or a distribution.
+    - `seed`: which instance.
+    - `train`, `test`: how many samples.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> case.problem.domain
+    Interval(-1.0, 1.0)
     """
     rng = np.random.default_rng(seed)
     d = 1 if dimension is None else dimension
@@ -233,7 +256,22 @@ def _truth(lower, upper, offset, target, law, noise, rates) -> QuadraticTruth:
 
 
 def draw_quadratic(instance: Instance, solution: Any) -> Any:
-    """The policy with its 95% interval over the (first) context, and the exact one dashed."""
+    """The policy with its 95% interval over the (first) context, and the exact one dashed.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.quadratic`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4), steps=2)
+    >>> figure = cb.gallery.draw_quadratic(case, solution)
+    >>> len(figure.axes) > 0
+    True
+    """
     figure, domain = solution.plot(), instance.problem.domain
     if isinstance(domain, Interval):
         grid = jnp.linspace(*(float(end[0]) for end in domain.bounds), 201)

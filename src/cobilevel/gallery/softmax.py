@@ -97,6 +97,23 @@ def best_coefficients(
     over a quadrature of temperatures. The Hessian is preconditioned by $B \otimes X^T X / n + 2 \lambda C$, with
     $C = \sum_m q_m \phi \phi^T$ and $B$ the same over $\xi_m^2$, times the mean weight and the curvature of even
     chances: a scaling, in coordinates that make both diagonal.
+
+    **Arguments:**
+
+    - `images`, `labels`, `weights`: the training images, and the weight of each.
+    - `regulariser`: $\lambda$.
+    - `phi`, `temperatures`, `shares`: the features, nodes and weights of the quadrature.
+    - `start`: coefficients to begin with.
+
+    **Returns:** the coefficients, shaped like `start`.
+
+    **Example:**
+
+    >>> images, labels = jnp.eye(4), jnp.array([0, 1, 0, 1])
+    >>> one, start = jnp.ones(1), jnp.zeros((1, 4, 2))  # one temperature, a constant policy
+    >>> weights, ridge = jnp.ones(4), jnp.asarray(0.1)
+    >>> cb.gallery.best_coefficients(images, labels, weights, ridge, one[:, None], one, one, start).shape
+    (1, 4, 2)
     """
     classes = start.shape[-1]
     policy = partial(_einsum, "mk,kdc->mdc", phi)
@@ -123,7 +140,20 @@ def best_coefficients(
 
 
 def entropies(logits: Float[Array, "*m n c"], labels: Int[Array, "*m n"]) -> Float[Array, "*m n"]:
-    """The cross-entropy of each row of logits with its label."""
+    """The cross-entropy of each row of logits with its label.
+
+    **Arguments:**
+
+    - `logits`: one row a case, one column a class.
+    - `labels`: the class of each row.
+
+    **Returns:** one number a row.
+
+    **Example:**
+
+    >>> [round(float(each), 3) for each in cb.gallery.entropies(jnp.zeros((2, 2)), jnp.array([0, 1]))]
+    [0.693, 0.693]
+    """
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 

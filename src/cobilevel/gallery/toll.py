@@ -104,7 +104,19 @@ class TollTruth:
 
 
 def toll(seed: int = 0, train: int = 2000, test: int = 2000) -> Instance:
-    """Hours with their demand and the delays on three roads, as a data frame; a city looks for two tolls."""
+    """Hours with their demand and the delays on three roads, as a data frame; a city looks for two tolls.
+
+    **Arguments:**
+
+    - `seed`: which random table.
+    - `train`, `test`: how many rows to solve from, and to judge by.
+
+    **Example:**
+
+    >>> case = cb.gallery.toll(0, train=200, test=200)
+    >>> case.problem.x0.shape
+    (2,)
+    """
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
@@ -132,7 +144,22 @@ def toll(seed: int = 0, train: int = 2000, test: int = 2000) -> Instance:
 
 
 def draw_toll(instance: Instance, solution: Any) -> Any:
-    """Left: flows over demand with tolls and without; right: total time over the two tolls, with the tolls found."""
+    """Left: flows over demand with tolls and without; right: total time over the two tolls, with the tolls found.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.toll`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+
+    **Example:**
+
+    >>> case = cb.gallery.toll(0, train=300, test=200)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), steps=2)
+    >>> figure = cb.gallery.draw_toll(case, solution)
+    >>> len(figure.axes) > 0
+    True
+    """
     truth, figure = instance.truth, shown_figure(10, 4.2)
     flows, times = figure.subplots(1, 2)
     demand = np.linspace(truth.low, truth.high, 200)

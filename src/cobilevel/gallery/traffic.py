@@ -140,6 +140,18 @@ def two_edge_traffic(seed: int, noise: float = 0.05, train: int = 1000, test: in
     ``t0`` is uniform on ``[1, 2]^2``, the true capacities on ``[0.2, 0.8]^2``; observed flows are exact ones plus
     normal noise of standard deviation `noise`, redrawn until nonnegative (with `noise=0` the exact flows, slightly
     negative ones among them). Capacities start at 0.5 and are kept in ``[0.05, 3]``.
+
+    **Arguments:**
+
+    - `seed`: which instance.
+    - `noise`: the standard deviation of flows.
+    - `train`, `test`: how many samples.
+
+    **Example:**
+
+    >>> case = cb.gallery.two_edge_traffic(0, train=100, test=100)
+    >>> case.truth.x.shape
+    (2,)
     """
     rng = np.random.default_rng(seed)
     free_time, capacity = rng.uniform(1, 2, 2), rng.uniform(0.2, 0.8, 2)
@@ -163,7 +175,22 @@ def two_edge_traffic(seed: int, noise: float = 0.05, train: int = 1000, test: in
 
 
 def draw_two_edge_traffic(instance: Instance, solution: Any) -> Any:
-    """The flow on each road as demand grows: counted, found, and exact."""
+    """The flow on each road as demand grows: counted, found, and exact.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.two_edge_traffic`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+
+    **Example:**
+
+    >>> case = cb.gallery.two_edge_traffic(0, train=100, test=100)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), steps=2)
+    >>> figure = cb.gallery.draw_two_edge_traffic(case, solution)
+    >>> len(figure.axes) > 0
+    True
+    """
     figure, grid = shown_figure(7, 4.4), np.linspace(0, 1, 201)
     axis, found, exact = figure.add_subplot(), solution.policy(grid), _true_flows(instance.truth, jnp.asarray(grid))
     for road, colour in enumerate(COLOURS[:2]):

@@ -18,7 +18,17 @@ def outlook(share: float, pace: float, goal: float = 0.1) -> str:
 
 
 class Result(enum.StrEnum):
-    """How a run ended. A member is its sentence; `code` is its number, for compiled programs and saved states."""
+    """How a run ended. A member is its sentence; `code` is its number, for compiled programs and saved states.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    >>> solution.result is cb.Result.CONVERGED
+    True
+    >>> solution.result.name
+    'CONVERGED'
+    """
 
     RUNNING = "Still running."
     CONVERGED = "Converged: the projected gradient of the reduced problem is below the tolerance."

@@ -68,7 +68,14 @@ def _check_number(name: str, value: Any, most: float = np.inf, positive: bool = 
 
 
 class PolynomialDecay(eqx.Module):
-    r"""$c\,(1 + k/w)^{-p}$ at step ``k``: `value` $c$, `power` $p$, `offset` $w$ (the steps before decay sets in)."""
+    r"""$c\,(1 + k/w)^{-p}$ at step ``k``: `value` $c$, `power` $p$, `offset` $w$ (the steps before decay sets in).
+
+    **Example:**
+
+    >>> step = cb.PolynomialDecay(0.1, power=0.5, offset=10)
+    >>> round(float(step(0)), 3), round(float(step(30)), 3)
+    (0.1, 0.05)
+    """
 
     value: Any = eqx.field(converter=traced)
     power: Any = eqx.field(converter=traced)
@@ -84,7 +91,20 @@ class PolynomialDecay(eqx.Module):
 
 
 class Cosine(eqx.Module):
-    """From `value` down to `last` along half a cosine over `steps` steps, and `last` from there on."""
+    """From `value` down to `last` along half a cosine over `steps` steps, and `last` from there on.
+
+    **Arguments:**
+
+    - `value`: at the first step.
+    - `steps`: over how many steps it falls.
+    - `last`: where it ends.
+
+    **Example:**
+
+    >>> step = cb.Cosine(0.1, steps=100)
+    >>> float(step(0)), round(float(step(50)), 3), float(step(100))
+    (0.1, 0.05, 0.0)
+    """
 
     value: Any = eqx.field(converter=traced)
     steps: Any = eqx.field(converter=traced)

@@ -34,6 +34,14 @@ class Bootstrap:
       `interval`: pointwise 95% ends.
     - `failed`: resamplings that did not converge, and are left out.
     - `sandwich`: the uncertainty of the solution by the sandwich formula, to compare with.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    >>> spread = cb.bootstrap(case.problem, solution, case.train, replicates=5)
+    >>> spread.x.shape, spread.failed
+    ((5, 2), 0)
     """
 
     x: PyTree[Array]
@@ -75,9 +83,20 @@ def bootstrap(
     - `samples`: the data the solution was found from.
     - `replicates`: how many times; a hundred for standard errors, more for intervals.
     - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
+    - `problem`, `solution`: what was solved, and its solution.
+    - `key`: the seed of the resampling.
+    - `progress`: show a progress bar; by default on a terminal, after two seconds.
 
     The basis stays as it is: what is resampled is the data, not the choice of functions. Directions in which the
     samples do not determine ``x`` are held where they are; coordinates that belong to one have infinite errors.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    >>> spread = cb.bootstrap(case.problem, solution, case.train, replicates=5)
+    >>> spread.error.shape
+    (2,)
     """
     entered("bootstrap", problem, samples, key)
     wanted = precision_for(problem, samples, precision)

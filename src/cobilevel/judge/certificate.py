@@ -18,7 +18,21 @@ from .intervals import ROUNDED, Estimate
 @dataclass(frozen=True)
 class Constants:
     r"""What the corrected theorem needs to know: Lipschitz constants of ``f`` (`f0`), of its gradient (`f1`), of the
-    gradient (`g1`) and the Hessian (`g2`) of ``g``, and the strong convexity `mu` of ``g`` in ``y``."""
+    gradient (`g1`) and the Hessian (`g2`) of ``g``, and the strong convexity `mu` of ``g`` in ``y``.
+
+    **Arguments:**
+
+    - `f0`, `f1`, `g1`, `g2`, `mu`: as above, each positive.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    >>> constants = cb.Constants(f0=2.0, f1=1.0, g1=4.0, g2=1.0, mu=0.5)
+    >>> certificate = cb.certify(case.problem, solution, case.test, constants=constants)
+    >>> certificate.bound is not None
+    True
+    """
 
     f0: float | int
     f1: float | int
@@ -74,6 +88,17 @@ class Certificate:
     - `trouble`: what went wrong, empty where nothing did; `left_out`: what a large ``x`` was not asked, and why.
     - `feasibility`: how far constraints on ``y`` are met on these samples. All other figures are then of the problem
       with the barrier it was solved with, whose price is stated.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    >>> certificate = cb.certify(case.problem, solution, case.test)
+    >>> certificate.mode
+    'exact'
+    >>> low, high = certificate.objective.interval
+    >>> low < certificate.objective < high
+    True
     """
 
     gradient_norm: Estimate

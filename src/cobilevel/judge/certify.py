@@ -69,6 +69,7 @@ def certify(
 
     **Arguments:**
 
+    - `problem`, `solution`: what was solved, and its solution.
     - `samples`: data to judge by; others than those it was solved from, or the figures are too optimistic.
     - `mode`: by default the first that is possible. ``"exact"``: true lower-level solutions at each context (no noise
       in the lower level, ``Product`` data, or ``problem.conditional``). ``"neighbours"``: joint samples only, by
@@ -78,6 +79,16 @@ def certify(
     - `constants`: Lipschitz constants, to evaluate the corrected theorem's bound.
     - `draws`, `key`: draws of noise at a context where ``problem.conditional`` is used, and their seed.
     - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    >>> certificate = cb.certify(case.problem, solution, case.test)
+    >>> certificate.mode, certificate.samples
+    ('exact', 300)
+    >>> certificate.regret is not None
+    True
     """
     entered("certify", problem, samples, key)
     wanted = precision_for(problem, samples, precision)

@@ -36,6 +36,14 @@ class Evaluation:
     - `trouble`: what went wrong with the exact solves, empty where nothing did.
     - `feasibility`: how far the policy meets constraints on ``y`` on these data, where there are any. Exact solutions
       are then those of the constrained lower level, by a barrier far sharper than the solution's.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    >>> evaluation = cb.evaluate(case.problem, solution, case.test, case.truth)
+    >>> float(evaluation.policy_error) < 0.1, evaluation.x_error < 0.1
+    (True, True)
     """
 
     loss: Estimate
@@ -87,6 +95,7 @@ def evaluate(
 
     **Arguments:**
 
+    - `problem`, `solution`: what was solved, and its solution.
     - `samples`: data to judge by; not those it was solved from, if the figures are to say anything about new ones.
     - `truth`: the true ``x``, or an object that has it as ``.x``.
     - `draws`, `key`: how many draws of noise a context gets, where the exact lower level rests on
@@ -95,6 +104,14 @@ def evaluate(
 
     Needs the conditional law of the noise: a lower level without noise, ``Product`` data, a ``Finite`` domain, or
     ``conditional``; raises otherwise, and says so.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(4))
+    >>> evaluation = cb.evaluate(case.problem, solution, case.test, case.truth)
+    >>> evaluation.loss.error > 0
+    True
     """
     entered("evaluate", problem, samples, key)
     wanted = precision_for(problem, samples, precision)

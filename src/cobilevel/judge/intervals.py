@@ -14,7 +14,22 @@ _BEYOND = round(1 / TAILS[0])  # numbers of which one lies beyond each end
 
 
 class Estimate(float):
-    """A number with its standard `error` and an `interval` that covers the truth 95% of the time."""
+    """A number with its standard `error` and an `interval` that covers the truth 95% of the time.
+
+    **Arguments:**
+
+    - `value`: the number itself: an estimate is a float.
+    - `error`: its standard error.
+    - `interval`: its 95% interval, the value itself when left out.
+
+    **Example:**
+
+    >>> loss = cb.Estimate(2.0, error=0.1, interval=(1.8, 2.2))
+    >>> loss + 1
+    3.0
+    >>> loss.interval
+    (1.8, 2.2)
+    """
 
     error: float
     interval: tuple[float, float]

@@ -56,6 +56,16 @@ class Samples(Level):
     - `xi`: contexts, shape ``(n,)`` for an ``Interval``, ``(n, d)`` for a ``Box``; strings, or a dict of columns.
     - `eta`: noise, any pytree of arrays with leading axis ``n`` (or ``None``).
     - `weights`: optional nonnegative weights, shape ``(n,)``; only their ratios matter.
+
+    **Raises:** ``ValueError`` where lengths differ or numbers are not finite, with the first row at fault.
+
+    **Example:**
+
+    >>> weather, demand = np.array([0.1, 0.5, 0.9]), np.array([5.0, 6.0, 3.0])
+    >>> cb.Samples(weather, demand).count
+    3
+    >>> cb.Samples({"weather": weather, "day": ["mon", "mon", "tue"]}, {"demand": demand}).count
+    3
     """
 
     xi: Any
@@ -180,6 +190,14 @@ class Product(Level):
     - `contexts`: as for ``Samples``, or a distribution on the domain (then methods that need a finite pool use its
       Gauss quadrature with ``nodes`` nodes per dimension, and methods that draw, draw fresh contexts).
     - `eta`: the data, any pytree of arrays with a common leading axis.
+    - `nodes`: of the quadrature, per dimension.
+
+    **Example:**
+
+    >>> contexts = cb.Uniform(cb.Interval(0.0, 1.0))
+    >>> data = cb.Product(contexts, {"image": np.zeros((20, 4)), "label": np.arange(20)}, nodes=8)
+    >>> data.count
+    20
     """
 
     crossed: ClassVar[bool] = True
@@ -249,7 +267,21 @@ class Product(Level):
 
 
 class Stream(Level):
-    """Endless data: ``draw(key, size)`` returns fresh ``Samples``; it must be traceable by JAX."""
+    """Endless data: ``draw(key, size)`` returns fresh ``Samples``; it must be traceable by JAX.
+
+    **Arguments:**
+
+    - `draw`: the function.
+
+    **Example:**
+
+    >>> def draw(key, size):
+    ...     xi = jax.random.uniform(key, (size,))
+    ...     return cb.Samples(xi, jnp.sin(xi))
+    ...
+    >>> cb.Stream(draw).draw(jax.random.key(0), 8).count
+    8
+    """
 
     draw: Callable[[Array, int], Samples]
 
@@ -300,7 +332,19 @@ def no_pool(user: str) -> ValueError:
 
 
 class Levels(eqx.Module):
-    """The two levels see different data: the upper objective gets the upper ``eta``, the lower one the lower."""
+    """The two levels see different data: the upper objective gets the upper ``eta``, the lower one the lower.
+
+    **Arguments:**
+
+    - `upper`, `lower`: ``Samples``, ``Product`` or ``Stream``.
+
+    **Example:**
+
+    >>> seen = cb.Samples(np.linspace(0, 1, 30), np.ones(30))
+    >>> held_out = cb.Samples(np.linspace(0, 1, 10), np.ones(10))
+    >>> cb.Levels(upper=held_out, lower=seen).lower.count
+    30
+    """
 
     upper: Level
     lower: Level

@@ -75,7 +75,18 @@ def _box_only(domain: Domain, name: str) -> None:
 
 
 class Uniform(Distribution):
-    """Every context of an ``Interval`` or ``Box`` equally likely."""
+    """Every context of an ``Interval`` or ``Box`` equally likely.
+
+    **Arguments:**
+
+    - `domain`: an ``Interval`` or a ``Box``.
+
+    **Example:**
+
+    >>> law = cb.Uniform(cb.Interval(0.0, 2.0))
+    >>> law.sample(jax.random.key(0), 5).shape
+    (5,)
+    """
 
     domain: Domain
 
@@ -93,7 +104,20 @@ class Uniform(Distribution):
 
 
 class TruncatedNormal(Distribution):
-    """Independent normals in each dimension, cut off at the ends of the domain."""
+    """Independent normals in each dimension, cut off at the ends of the domain.
+
+    **Arguments:**
+
+    - `domain`: an ``Interval`` or a ``Box``.
+    - `mean`, `std`: before it is cut off; numbers, or one for each dimension.
+
+    **Example:**
+
+    >>> law = cb.TruncatedNormal(cb.Interval(0.0, 2.0), mean=1.0, std=0.5)
+    >>> drawn = law.sample(jax.random.key(0), 100)
+    >>> bool((drawn >= 0).all() & (drawn <= 2).all())
+    True
+    """
 
     domain: Domain
     mean: Any = eqx.field(converter=lambda v: real_numbers(v, "TruncatedNormal: mean"))
@@ -122,7 +146,20 @@ class TruncatedNormal(Distribution):
 
 
 class Mixture(Distribution):
-    """Draws from ``components[k]`` with probability ``weights[k]``; all components share one domain."""
+    """Draws from ``components[k]`` with probability ``weights[k]``; all components share one domain.
+
+    **Arguments:**
+
+    - `components`: distributions, a list.
+    - `weights`: their probabilities.
+
+    **Example:**
+
+    >>> domain = cb.Interval(0.0, 2.0)
+    >>> law = cb.Mixture([cb.Uniform(domain), cb.TruncatedNormal(domain, 1.0, 0.1)], [0.3, 0.7])
+    >>> law.sample(jax.random.key(0), 5).shape
+    (5,)
+    """
 
     components: tuple[Distribution, ...] = eqx.field(
         converter=lambda v: tuple(v) if isinstance(v, list | tuple) else (v,)

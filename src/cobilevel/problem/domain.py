@@ -167,14 +167,28 @@ class _Between(Domain):
 
 
 class Interval(_Between):
-    """``[lo, hi]``: a context is a scalar."""
+    """``[lo, hi]``, between the finite numbers `lo` and `hi`: a context is a scalar.
+
+    **Example:**
+
+    >>> domain = cb.Interval(0.0, 10.0)
+    >>> domain.contains(np.array([5.0, 11.0]))
+    array([ True, False])
+    """
 
     def __check_init__(self):
         self._check_ends("For contexts that are vectors use Box(lo, hi).")
 
 
 class Box(_Between):
-    """``[lo_1, hi_1] x ... x [lo_d, hi_d]``: a context has shape ``(d,)``."""
+    """``[lo_1, hi_1] x ... x [lo_d, hi_d]``, with corners `lo` and `hi`: a context has shape ``(d,)``.
+
+    **Example:**
+
+    >>> domain = cb.Box([0.0, -1.0], [1.0, 1.0])
+    >>> domain.contains(np.array([[0.5, 0.0], [0.5, 2.0]]))
+    array([ True, False])
+    """
 
     def __check_init__(self):
         if self.lo.ndim != 1 or self.lo.shape != self.hi.shape or not self.lo.size:
@@ -195,9 +209,17 @@ class Box(_Between):
 
 
 class Periodic(_Between):
-    """``[lo, hi]`` with its ends joined: a context is a scalar, and ``lo + t`` the same one as ``hi + t``.
+    """``[lo, hi]`` with `lo` and `hi` joined: a context is a scalar, and ``lo + t`` the same one as ``hi + t``.
 
     Every finite number is inside: of ``Periodic(0, 24)``, 24.5 and -23.5 mean 0.5, which is what functions see.
+
+    **Example:**
+
+    >>> domain = cb.Periodic(0.0, 24.0)
+    >>> domain.contains(np.array([3.0, 27.0]))
+    array([ True,  True])
+    >>> domain.wrap(np.array([27.0, -1.0]))
+    array([ 3., 23.])
     """
 
     def __check_init__(self):
@@ -241,6 +263,19 @@ class Unbounded(Domain):
 
     Straight near the center, and falling off as slowly as a polynomial: polynomials in ``u`` resolve contexts within a
     few times `scale` well, and level off beyond. ``Unbounded.fitted(values)`` takes both numbers from data.
+
+    **Arguments:**
+
+    - `center`: where contexts lie.
+    - `scale`: how far around it they spread.
+
+    **Example:**
+
+    >>> domain = cb.Unbounded(center=10.0, scale=2.0)
+    >>> domain.contains(np.array([-1e6, 10.0]))
+    array([ True,  True])
+    >>> float(cb.Unbounded.fitted(np.linspace(-1.0, 1.0, 101)).center)
+    0.0
     """
 
     center: Any = eqx.field(converter=lambda v: real_numbers(v, "Unbounded: center"), default=0.0)
@@ -303,11 +338,18 @@ def _numbers_in(labels: tuple[str, ...]) -> Float[np.ndarray, " m"]:
 
 
 class Finite(Domain):
-    """Finitely many contexts: ``values`` has shape ``(m,)`` or ``(m, d)``, one context a row; or they are strings.
+    """Finitely many contexts: `values` has shape ``(m,)`` or ``(m, d)``, one context a row; or they are strings.
 
     Of strings, a context is the position among them, 0, 1, 2, ...: so functions see it. Data and ``policy`` take the
     strings. Numbers in their place are positions too; but where a string reads as a number, ``"7"`` or ``"True"``, all
     numbers are matched by value.
+
+    **Example:**
+
+    >>> cb.Finite(["mon", "tue", "wed"])
+    Finite(['mon', 'tue', 'wed'])
+    >>> cb.Finite([1.0, 2.0, 4.0]).contains(np.array([2.0, 3.0]))
+    array([ True, False])
     """
 
     values: Any

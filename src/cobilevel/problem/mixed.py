@@ -23,6 +23,16 @@ class Mixed(Domain):
     Functions see one context as a dict of scalars, strings as their position among the values of ``Finite``. Data are
     dicts of columns. Within the library contexts are arrays of shape ``(n, d)``, one column a part. Names that Python
     does not take as keywords go in a dict, ``Mixed({"wind speed": Interval(0, 30)})``.
+
+    **Arguments:**
+
+    - `parts`: the domains by name, a dict; or as keywords, `components`.
+
+    **Example:**
+
+    >>> domain = cb.Mixed(weather=cb.Interval(0, 1), day=cb.Finite(["mon", "tue"]))
+    >>> domain.names
+    ('weather', 'day')
     """
 
     names: tuple[str, ...] = eqx.field(static=True)

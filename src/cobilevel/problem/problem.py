@@ -50,10 +50,19 @@ def entry_names(y0: PyTree[Held]) -> list[str]:
 
 
 class Equalities(Constraint):
-    """``A y = b``, on the flattened ``y``; ``b`` is a number, an array, or a function ``b(x, xi)``.
+    """``A y = b``, on the flattened ``y``; `A` is a matrix, `b` a number, an array, or a function ``b(x, xi)``.
 
     Eliminated, not penalised: the policy meets them at every context to rounding, and the lower level need be strongly
     convex along ``A y = 0`` only.
+
+    **Example:**
+
+    >>> lower = lambda x, y, xi, eta: jnp.sum((y - xi) ** 2)
+    >>> limits = [cb.Equalities(np.ones((1, 2)), 1.0)]
+    >>> problem = cb.Problem(lower, lower, 0.0, jnp.zeros(2), cb.Interval(0.0, 1.0), constraints=limits)
+    >>> solution = cb.solve(problem, cb.Samples(np.linspace(0.0, 1.0, 50)), basis=cb.Chebyshev(3))
+    >>> float(solution.policy(np.array(0.3)).sum().round(6))
+    1.0
     """
 
     A: Any = eqx.field(converter=lambda v: real_numbers(v, "Equalities: A"))
@@ -91,7 +100,21 @@ class Equalities(Constraint):
 
 
 class Simplex(Constraint):
-    """``y >= 0`` and ``sum(y) = total``, over all numbers of ``y``; `total` is a number, or a function of ``xi``."""
+    """``y >= 0`` and ``sum(y) = total``, over all numbers of ``y``; `total` is a number, or a function of ``xi``.
+
+    **Arguments:**
+
+    - `total`: what the entries add up to.
+
+    **Example:**
+
+    >>> lower = lambda x, y, xi, eta: jnp.sum((y - xi) ** 2)
+    >>> limits = [cb.Simplex()]
+    >>> problem = cb.Problem(lower, lower, 0.0, jnp.ones(2) / 2, cb.Interval(0.0, 1.0), constraints=limits)
+    >>> solution = cb.solve(problem, cb.Samples(np.linspace(0.0, 1.0, 50)), basis=cb.Chebyshev(3))
+    >>> float(solution.policy(np.array(0.3)).sum().round(6))
+    1.0
+    """
 
     total: Any = 1.0
 
@@ -116,7 +139,17 @@ class Simplex(Constraint):
 
 
 class Inequalities(Constraint):
-    """``h(x, y, xi) <= 0``, entry by entry of what ``h`` returns, each convex in ``y``."""
+    """``h(x, y, xi) <= 0``, entry by entry of what `h` returns, each convex in ``y``.
+
+    **Example:**
+
+    >>> lower = lambda x, y, xi, eta: jnp.sum((y - xi) ** 2)
+    >>> limits = [cb.Inequalities(lambda x, y, xi: y - 2.0)]
+    >>> problem = cb.Problem(lower, lower, 0.0, 0.0, cb.Interval(0.0, 1.0), constraints=limits)
+    >>> solution = cb.solve(problem, cb.Samples(np.linspace(0.0, 1.0, 50)), basis=cb.Chebyshev(3))
+    >>> bool(solution.policy(np.array(0.5)) < 2)
+    True
+    """
 
     h: Callable
 
@@ -134,11 +167,22 @@ class Inequalities(Constraint):
 
 
 class Bounds(Constraint):
-    """``lo <= y <= hi``, as a constraint on ``y``: numbers, arrays (prefix pytrees of ``y``) or functions of ``xi``;
-    ``None`` or infinity where there is no bound.
+    """``lo <= y <= hi``, as a constraint on ``y``.
+
+    `lo` and `hi` are numbers, arrays (prefix pytrees of ``y``) or functions of ``xi``; ``None`` or infinity where there
+    is no bound.
 
     On ``x`` the library keeps bounds in the same form, each shaped like ``x``: points, gradients and bounds are then
     pytrees of one structure.
+
+    **Example:**
+
+    >>> lower = lambda x, y, xi, eta: jnp.sum((y - xi) ** 2)
+    >>> limits = [cb.Bounds(-0.5, 1.5)]
+    >>> problem = cb.Problem(lower, lower, 0.0, 0.2, cb.Interval(0.0, 1.0), constraints=limits)
+    >>> solution = cb.solve(problem, cb.Samples(np.linspace(0.0, 1.0, 50)), basis=cb.Chebyshev(3))
+    >>> solution.feasibility is not None
+    True
     """
 
     lo: Any = None
@@ -337,6 +381,22 @@ class Problem(eqx.Module):
     - `smoothing`: the weight of the barrier that stands for inequalities, relative to the lower objective's own scale:
       1e-4 when left out (1e-2 with solvers on batches). Less rounds corners of the policy less, and takes more
       functions.
+
+    **Raises:** ``ValueError`` or ``TypeError`` where shapes, bounds or functions do not fit; the message names the
+    argument.
+
+    **Example:**
+
+    >>> def upper(x, y, xi, eta):
+    ...     return (y - eta) ** 2 + 0.1 * x**2
+    ...
+    >>> def lower(x, y, xi, eta):
+    ...     return (y - x * xi) ** 2
+    ...
+    >>> problem = cb.Problem(upper, lower, x0=0.0, y0=0.0, domain=cb.Interval(0.0, 1.0), x_bounds=(-5.0, 5.0))
+    >>> xi = np.linspace(0.0, 1.0, 100)
+    >>> round(float(cb.solve(problem, cb.Samples(xi, 2 * xi)).x), 2)
+    1.54
     """
 
     upper: Callable

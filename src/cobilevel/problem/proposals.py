@@ -17,6 +17,22 @@ def domain_of(frame: Any, context: Any) -> Domain:
     Numbers get the ``Interval`` from their least to their largest value, so that the policy is NaN beyond; text,
     categories and booleans the ``Finite`` of the values that occur. A list of names gives a ``Mixed``. What no
     table shows is for you to say: that hours repeat (``Periodic``), or how far contexts may go.
+
+    **Arguments:**
+
+    - `frame`: a data frame of pandas or polars.
+    - `context`: a name, or a list of names.
+
+    **Returns:** a domain.
+
+    **Raises:** ``ValueError`` for columns that are not there, dates and missing values.
+
+    **Example:**
+
+    >>> import pandas as pd
+    >>> table = pd.DataFrame({"weather": [0.1, 0.9, 0.5], "day": ["mon", "tue", "mon"]})
+    >>> cb.domain_of(table, context=["weather", "day"])
+    Mixed(weather=Interval(0.1, 0.9), day=Finite(['mon', 'tue']))
     """
     if is_partitioned(frame):
         columns = _merged(frame, context)

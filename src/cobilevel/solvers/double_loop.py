@@ -30,6 +30,13 @@ class AmIGO(Stochastic):
     `linear_steps` $M$.
 
     Reference: M. Arbel, J. Mairal, Amortized implicit differentiation for stochastic bilevel optimization, ICLR 2022.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.AmIGO(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     default_steps = 4000
@@ -81,6 +88,13 @@ class F2SA(Stochastic):
 
     Reference: J. Kwon, D. Kwon, S. Wright, R. Nowak, A fully first-order method for stochastic bilevel optimization,
     ICML 2023.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.F2SA(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     default_steps = 10_000
@@ -156,6 +170,13 @@ class HOAG(Stochastic):
     met.
 
     Reference: F. Pedregosa, Hyperparameter optimization with approximate gradient, ICML 2016.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.HOAG(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     exact = True

@@ -165,6 +165,13 @@ class Newton(Solver):
       to the power 2/3, *and* the next quasi-Newton step would move ``x`` by less than the square root of the precision
       (so that a start far away, with a huge gradient, does not pass for convergence).
     - `memory`: pairs of steps the quasi-Newton method keeps; for ``x`` of more coordinates see above.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.Newton())
+    >>> solution.converged
+    True
     """
 
     default_steps = 200

@@ -84,6 +84,13 @@ class StocBiO(SeriesSolver):
     - `inner_steps`: $T$.
 
     Reference: K. Ji, J. Yang, Y. Liang, Bilevel optimization: convergence analysis and enhanced design, ICML 2021.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.StocBiO(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     default_steps = 2000
@@ -120,6 +127,13 @@ class BSA(SeriesSolver):
     which are unstable where the condition number is large. ``W`` is kept between outer steps.
 
     Reference: S. Ghadimi, M. Wang, Approximation methods for bilevel programming, arXiv:1802.02246, 2018.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.BSA(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     default_steps = 2000
@@ -155,6 +169,13 @@ class TTSA(SeriesSolver):
 
     Reference: M. Hong, H.-T. Wai, Z. Wang, Z. Yang, A two-timescale stochastic algorithm framework for bilevel
     optimization: complexity analysis and application to actor-critic, SIAM Journal on Optimization 33(1), 2023.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.TTSA(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     default_steps = 10_000
@@ -218,6 +239,13 @@ class SUSTAIN(RecursiveMomentum):
 
     Reference: P. Khanduri, S. Zeng, M. Hong, H.-T. Wai, Z. Wang, Z. Yang, A near-optimal algorithm for stochastic
     bilevel optimization via double-momentum, NeurIPS 2021.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.SUSTAIN(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     default_steps = 10_000
@@ -232,6 +260,13 @@ class MRBO(RecursiveMomentum):
     `momentum` $a_k$; `neumann` and `terms`, as for ``StocBiO``.
 
     Reference: J. Yang, K. Ji, Y. Liang, Provably faster algorithms for bilevel optimization, NeurIPS 2021.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.MRBO(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     default_steps = 4000
@@ -251,6 +286,13 @@ class VRBO(SeriesSolver):
     large batch (all, by default; of a stream, 16 batches); `neumann` and `terms`, as for ``StocBiO``.
 
     Reference: J. Yang, K. Ji, Y. Liang, Provably faster algorithms for bilevel optimization, NeurIPS 2021.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.VRBO(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     default_steps = 1000

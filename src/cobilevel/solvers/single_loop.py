@@ -49,6 +49,13 @@ class SOBA(SingleLoop):
 
     Reference: M. Dagréou, P. Ablin, S. Vaiter, T. Moreau, A framework for bilevel optimization that enables stochastic
     and global variance reduction algorithms, NeurIPS 2022.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.SOBA(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     def defaults(self, scales):
@@ -116,6 +123,13 @@ class SABA(VarianceReduced):
 
     Reference: M. Dagréou, P. Ablin, S. Vaiter, T. Moreau, A framework for bilevel optimization that enables stochastic
     and global variance reduction algorithms, NeurIPS 2022.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.SABA(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     def __check_init__(self):
@@ -164,6 +178,13 @@ class SPABA(VarianceReduced):
 
     Reference: T. Chu, D. Xu, W. Yao, J. Zhang, SPABA: a single-loop and probabilistic stochastic bilevel algorithm
     achieving optimal sample complexity, ICML 2024.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.SPABA(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     counts = (("large", 1),)
@@ -211,6 +232,13 @@ class FdeHBO(SingleLoop):
 
     Reference: Y. Yang, P. Xiao, K. Ji, Achieving O(eps^-1.5) complexity in Hessian/Jacobian-free stochastic bilevel
     optimization, NeurIPS 2023.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.FdeHBO(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     schedules = ("inner", "linear", "outer", "momentum", "radius")

@@ -62,6 +62,13 @@ class STABLE(TrackedHessian):
 
     Reference: T. Chen, Y. Sun, Q. Xiao, W. Yin, A single-timescale method for stochastic bilevel optimization, AISTATS
     2022.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.STABLE(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     matrices = 3  # the estimate, its factors, and the Hessian of the batch
@@ -115,6 +122,13 @@ class RSVRB(TrackedHessian):
 
     Reference: Z. Guo, Q. Hu, L. Zhang, T. Yang, Randomized stochastic variance-reduced methods for multi-task
     stochastic bilevel optimization, arXiv:2105.02266, 2021.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(3), solver=cb.RSVRB(), steps=20)
+    >>> solution.stats["steps"]
+    20
     """
 
     matrices = 5  # two estimates, their factors, and the Hessian of the batch

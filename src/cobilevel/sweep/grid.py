@@ -38,6 +38,16 @@ def solve_grid(
 
     **Returns:** an iterator that solves as it goes: for each basis in turn a list of solutions, one for each case. They
     cannot be resumed.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> cases = [(case.problem, case.train)]
+    >>> for solutions in cb.sweep.solve_grid(cases, [cb.Chebyshev(3), cb.Chebyshev(4)], progress=False):
+    ...     print(solutions[0].basis.size, solutions[0].converged)
+    ...
+    3 True
+    4 True
     """
     for basis in bases:
         check_basis(basis)

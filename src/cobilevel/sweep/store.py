@@ -36,6 +36,12 @@ class Run:
     """One run: `spec` says what it was, `result` what came out, `curves` how it went, `cost` what it took.
 
     The first three are the same whenever it is run; the last is not.
+
+    **Example:**
+
+    >>> run = cb.sweep.Run({"seed": 0}, {"loss": 1.5}, {"upper": np.array([2.0, 1.5])})
+    >>> run.result["loss"]
+    1.5
     """
 
     spec: Mapping[str, Any]
@@ -45,7 +51,17 @@ class Run:
 
 
 def name_of(spec: Mapping[str, Any]) -> str:
-    """The name of a run: a digest of its specification, whatever the order of its entries."""
+    """The name of a run: a digest of its specification, whatever the order of its entries.
+
+    **Arguments:**
+
+    - `spec`: a dict that JSON can hold.
+
+    **Example:**
+
+    >>> cb.sweep.name_of({"seed": 0, "n": 5}) == cb.sweep.name_of({"n": 5, "seed": 0})
+    True
+    """
     return hashlib.sha256(archive.as_json(dict(spec), sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
@@ -74,6 +90,17 @@ class Runs:
     """The runs of one folder. Several processes may read and write it at the same time.
 
     Where nothing can be written the store can be read. Damage is a ``ValueError`` that says what to do.
+
+    **Arguments:**
+
+    - `folder`: where they are kept; made when the first is added.
+
+    **Example:**
+
+    >>> runs = cb.sweep.Runs("study")
+    >>> runs.add([cb.sweep.Run({"seed": 0}, {"loss": 1.5})])
+    >>> [run.result["loss"] for run in runs.find(seed=0)]
+    [1.5]
     """
 
     def __init__(self, folder: str | Path):

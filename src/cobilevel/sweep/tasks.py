@@ -37,6 +37,18 @@ class Task:
     """Runs that are computed together: `work(tell)` returns one ``Run`` for each of `specs`, in their order.
 
     `after`: specifications whose runs the work reads from the store; it is begun once they are there.
+
+    **Arguments:**
+
+    - `label`: what messages call it.
+    - `specs`, `work`, `after`: as above.
+
+    **Example:**
+
+    >>> work = lambda tell: [cb.sweep.Run({"seed": 0}, {"loss": 1.5})]
+    >>> task = cb.sweep.Task("seed 0", [{"seed": 0}], work)
+    >>> cb.sweep.sweep([task], cb.sweep.Runs("tasks"), executor="here", progress=False)
+    True
     """
 
     label: str
@@ -46,7 +58,19 @@ class Task:
 
 
 class SweepError(RuntimeError):
-    """Tasks that could not be finished; `failures` has the reason of each by its label. The others are kept."""
+    """Tasks that could not be finished; `failures` has the reason of each by its label. The others are kept.
+
+    **Arguments:**
+
+    - `failures`: reasons by label.
+    - `finished`: how many tasks were finished.
+
+    **Example:**
+
+    >>> error = cb.sweep.SweepError({"seed 0": "ValueError: no data"}, finished=3)
+    >>> error.failures["seed 0"]
+    'ValueError: no data'
+    """
 
     def __init__(self, failures: Mapping[str, str], finished: int):
         self.failures = dict(failures)
@@ -86,8 +110,18 @@ def sweep(
     - `retries`: how often a task is tried again after its worker died.
     - `in_order`: whether a generator looks at what earlier tasks found before it yields: then it is asked for the
       next task when all before are finished.
+    - `runs`: where they are kept.
+    - `label`: what the progress bar says.
+    - `progress`: show a progress bar; by default on a terminal, after two seconds.
 
     **Returns:** whether all are finished; ``False`` where time was up. Raises a ``SweepError`` where some failed.
+
+    **Example:**
+
+    >>> work = lambda tell: [cb.sweep.Run({"seed": 0}, {"loss": 1.5})]
+    >>> task = cb.sweep.Task("seed 0", [{"seed": 0}], work)
+    >>> cb.sweep.sweep([task], cb.sweep.Runs("tasks"), executor="here", progress=False)
+    True
     """
     whole("retries", retries, 0)
     count = total or operator.length_hint(tasks, 0) or 1
@@ -318,6 +352,16 @@ def tabulate(
     - `executor`, `workers`, `progress`, `retries`: as for ``sweep``.
 
     **Returns:** a row for each case, in their order: its entries and what the function returned.
+
+    **Example:**
+
+    >>> def study(seed, n):
+    ...     case = cb.gallery.quadratic(seed, dx=2, dy=1, train=300, test=300)
+    ...     return {"x": float(cb.solve(case.problem, case.train, basis=cb.Chebyshev(n)).x[0])}
+    ...
+    >>> rows = cb.sweep.tabulate(study, {"seed": [0], "n": [3, 4]}, "table", executor="here", progress=False)
+    >>> [row["n"] for row in rows]
+    [3, 4]
     """
     rows: Iterable[Any] = cases
     if isinstance(cases, Mapping):

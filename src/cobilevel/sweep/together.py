@@ -18,12 +18,35 @@ from ..iteration import Solver, advance
 
 
 def stacked(items: Sequence[PyTree]) -> PyTree:
-    """Trees of one structure as one, their arrays along a leading axis; whatever else they hold is the first one's."""
+    """Trees of one structure as one, their arrays along a leading axis; whatever else they hold is the first one's.
+
+    **Arguments:**
+
+    - `items`: the trees, a list.
+
+    **Example:**
+
+    >>> together = cb.sweep.stacked([{"x": jnp.zeros(2)}, {"x": jnp.ones(2)}])
+    >>> together["x"].shape
+    (2, 2)
+    """
     return jax.tree.map(lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *items)
 
 
 def taken(stack: PyTree, rows: Any) -> PyTree:
-    """What ``stacked`` has in a row, or in several."""
+    """What ``stacked`` has in a row, or in several.
+
+    **Arguments:**
+
+    - `stack`: what ``stacked`` made.
+    - `rows`: a number, or an array of them.
+
+    **Example:**
+
+    >>> together = cb.sweep.stacked([{"x": jnp.zeros(2)}, {"x": jnp.ones(2)}])
+    >>> cb.sweep.taken(together, 1)["x"].tolist()
+    [1.0, 1.0]
+    """
     return jax.tree.map(lambda leaf: leaf[rows] if eqx.is_array(leaf) else leaf, stack)
 
 
@@ -64,13 +87,24 @@ def solve_all(
 
     - `problems`: reduced problems of one shape, ``stacked``; `instances`: which of them each run solves.
     - `settings`: attributes of the solver, one value a run.
-    - `chunk`: steps between two looks, at each of which `observe(state, instance)` is called, a module that returns
+    - `chunk`: steps between two looks, at each of which `observe`, as ``observe(state, instance)``, is called, a module that returns
       named arrays.
     - `block`: how many runs make one program; `vmapped`: how many of these advance together, the others after each
       other, by default one on a CPU and all on a GPU; `threads`: how many programs run at a time.
     - `tell`: called with the share done, after each look.
+    - `solver`: a stochastic one; `keys`: one a run; `steps`: how many each takes.
 
     **Returns:** the last states, what was seen on the way (run by look), and seconds a run, compilation apart.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> problem = cb.sweep.stacked([cb.reduce(case.problem, cb.Chebyshev(3), case.train)])
+    >>> keys, outer = jax.random.split(jax.random.key(0), 2), jnp.array([0.01, 0.1])
+    >>> which, solver = jnp.zeros(2, int), cb.SOBA(0.1, 0.01, 0.1)
+    >>> states, seen, seconds = cb.sweep.solve_all(solver, problem, which, keys, {"outer": outer}, 20)
+    >>> states.x.shape
+    (2, 2)
     """
     cores, number = os.cpu_count() or 1, len(instances)
     block = max(4, 32 // cores) if block is None else block
