@@ -15,7 +15,7 @@ import pytest
 import cobilevel as cb
 
 DOCS = Path(__file__).parents[2] / "docs"
-_spec = importlib.util.spec_from_file_location("public_names", DOCS / "public_names.py")
+_spec = importlib.util.spec_from_file_location("public_names", DOCS / "_ext" / "public_names.py")
 public = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(public)
 NAMES = public.public_names()

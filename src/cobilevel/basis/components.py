@@ -38,7 +38,8 @@ class Components(Basis):
 
     **Arguments:**
 
-    - `parts`: a basis for each part by name: ``Chebyshev(n)`` and its like, or ``Categorical()``; or as keywords, `named`.
+    - `parts`: a basis for each part by name: ``Chebyshev(n)`` and its like, or ``Categorical()``; or as
+      keywords, `named`.
     - `coupling`: which products there are: ``Tensor()``, all; ``Additive()``, none; ``Interactions(2)``, of two parts;
       ``TotalDegree()``, ``HyperbolicCross()``, with sines and cosines counted by frequency and categories as degree 1;
       ``Listed(members)``.

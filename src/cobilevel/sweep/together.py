@@ -87,8 +87,8 @@ def solve_all(
 
     - `problems`: reduced problems of one shape, ``stacked``; `instances`: which of them each run solves.
     - `settings`: attributes of the solver, one value a run.
-    - `chunk`: steps between two looks, at each of which `observe`, as ``observe(state, instance)``, is called, a module that returns
-      named arrays.
+    - `chunk`: steps between two looks.
+    - `observe`: a module that is called at each look, ``observe(state, instance)``, and returns named arrays.
     - `block`: how many runs make one program; `vmapped`: how many of these advance together, the others after each
       other, by default one on a CPU and all on a GPU; `threads`: how many programs run at a time.
     - `tell`: called with the share done, after each look.

@@ -1,0 +1,108 @@
+"""Pages of the gallery are run when the site is built: what they print and the pictures they show are of this version.
+
+The pages themselves are plain Markdown, with what an earlier version printed and drew. For the site the code of a page is
+run in a process of its own; its output takes the place of the printed one, and pictures are drawn anew. Both are kept
+until the page or the package changes.
+"""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CODE = re.compile(r"```python\n(.*?)```\n", re.S)
+PRINTED = re.compile(r"(?:\n(?:It prints|Which prints)\n)?\n```\n.*?\n```\n", re.S)
+ENTRY = """
+import sys
+from io import StringIO
+from pathlib import Path
+import jax
+jax.config.update("jax_enable_x64", True)
+from rich.console import Console
+from cobilevel.commands import solve_entry
+words = StringIO()
+solve_entry(sys.argv[1], Path(sys.argv[2]), Console(file=words, width=118))
+print(words.getvalue().rpartition("\\n\\n")[0].strip())
+"""
+
+
+def _run(code: str, *arguments: str) -> tuple[str, dict[str, bytes]]:
+    """What a script prints, and the pictures it leaves."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "page.py"
+        script.write_text(code)
+        done = subprocess.run(
+            [sys.executable, str(script), *arguments], capture_output=True, text=True, cwd=folder, env=dict(os.environ)
+        )
+        if done.returncode:
+            raise RuntimeError(f"a page of the gallery failed:\n{done.stderr}")
+        return done.stdout.rstrip(), {path.name: path.read_bytes() for path in Path(folder).glob("*.png")}
+
+
+def _kept(app, kind: str, name: str, code: str, *arguments: str) -> str:
+    """The same, from what was kept of it; pictures go where pages look for them."""
+    digest = hashlib.sha256(repr((code, arguments)).encode()).hexdigest()[:16]
+    folder = Path(app.config.executed_kept) / kind
+    text, pictures = folder / f"{name}-{digest}.json", Path(app.srcdir) / "_pictures"
+    pictures.mkdir(exist_ok=True)
+    if not text.exists():
+        print(f"running {kind} {name}", flush=True)
+        printed, drawn = _run(code, *arguments)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, content in drawn.items():
+            (folder / f"{name}-{digest}-{file}").write_bytes(content)
+        text.write_text(json.dumps({"printed": printed, "drawn": sorted(drawn)}))
+    content = json.loads(text.read_text())
+    for file in content["drawn"]:
+        data, to = (folder / f"{name}-{digest}-{file}").read_bytes(), pictures / file
+        if not to.exists() or to.read_bytes() != data:
+            to.write_bytes(data)
+    return content["printed"]
+
+
+def run_all(app) -> None:
+    """Every page with code, and every entry that the command can solve."""
+    from cobilevel.gallery import ENTRIES
+
+    app.executed_pages, app.executed_entries = {}, {}
+    for page in sorted((Path(app.srcdir) / "gallery").glob("*.md")):
+        code = "".join(CODE.findall(page.read_text()))
+        if code:
+            app.executed_pages[page.stem] = _kept(app, "page", page.stem, code)
+        if page.stem in ENTRIES:
+            app.executed_entries[page.stem] = _kept(app, "entry", page.stem, ENTRY, page.stem, f"{page.stem}.png")
+
+
+def _show(app, docname: str, source: list[str]) -> None:
+    """The page as this version has it."""
+    if not docname.startswith("gallery/"):
+        return
+    name, text = docname.partition("/")[2], source[0]
+    text = re.sub(r"\]\((\w+\.png)\)", r"](/_pictures/\1)", text)
+    printed = app.executed_pages.get(name)
+    if printed:
+        end = list(CODE.finditer(text))[-1].end()
+        head, tail = text[:end], text[end:]
+        tail = PRINTED.sub("\n", tail, count=1)
+        text = f"{head}\nIt prints\n\n```text\n{printed}\n```\n{tail}"
+    if name in app.executed_entries:
+        from cobilevel.gallery import ENTRIES
+
+        alt = " ".join((ENTRIES[name][1].__doc__ or name).split("\n\n")[0].split())
+        text += f"\n## With this version\n\n`cobilevel gallery {name}` prints\n\n```text\n{app.executed_entries[name]}\n```\n"
+        if "/_pictures/" not in text:
+            text += f"\n![{alt}](/_pictures/{name}.png)\n"
+    elif name == "network":
+        text += "\n![The network: flows as widths, errors of capacities as colours.](/_pictures/network.png)\n"
+    source[0] = text
+
+
+def setup(app):
+    app.add_config_value("executed_kept", "", "env")
+    app.connect("builder-inited", run_all, priority=50)
+    app.connect("source-read", _show)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,111 @@
+"""The pages of the reference: one for each topic, one for each public name, made anew at each build."""
+
+import inspect
+import shutil
+from pathlib import Path
+
+from public_names import TOPICS, by_topic, docstring, home, public_names
+
+GUIDES = {
+    "Problems and domains": ["contexts", "constraints"],
+    "Data": ["frames", "rows", "contexts"],
+    "Solving": ["start", "how_good", "long_runs", "performance"],
+    "Judging": ["how_good", "certificate"],
+    "Bases": ["bases", "contexts", "dimensions"],
+    "Solvers": ["solvers", "long_runs"],
+    "Gallery": ["gallery/index"],
+    "Many solves": ["sweeps"],
+}
+# Methods that users call, where a class has more.
+MEMBERS = {
+    "cb.Solution": "converged, uncertainty, standard_error, interval, policy, policy_standard_error, save, table, plot, summary",
+    "cb.Samples": "from_frame",
+    "cb.Unbounded": "fitted",
+    "cb.Diagnosis": "condition, inner_step, predict, plot",
+    "cb.Certificate": "stationary, blame, plot",
+    "cb.Result": "",
+    "cb.sweep.Runs": "find, get, curves, missing, add, mend",
+}
+INTRO = """# Reference
+
+Every public name: what it takes, what it gives back, what it raises, and an example. Examples begin with
+
+```python
+import jax, jax.numpy as jnp, numpy as np
+import cobilevel as cb
+```
+
+and are run by the tests. `cb.sweep` is imported by its name. What is in it at a glance: [all names by topic](../contents.md);
+words: [glossary](../glossary.md); the command line: [commands](../commands.md).
+
+"""
+
+
+def _slug(topic: str) -> str:
+    return topic.lower().replace(" ", "_")
+
+
+def _summary(value) -> str:
+    """The first sentence of a docstring, as one line of a table."""
+    first = docstring(value).split("\n\n")[0]
+    words = " ".join(first.split())
+    if words.startswith("$$"):
+        words = "see its page."
+    return words.split(". ")[0].replace("``", "`").replace("|", "\\|").rstrip(":,")
+
+
+def _guides(topic: str) -> str:
+    links = ", ".join(f"{{doc}}`/{page}`" for page in GUIDES.get(topic, []))
+    return f"In the guide: {links}.\n\n" if links else ""
+
+
+def _page(name: str, value, topic: str) -> str:
+    full = "cobilevel" + name.removeprefix("cb")
+    lines = [f"# {name.removeprefix('cb.')}", "", "```{eval-rst}"]
+    if inspect.isclass(value):
+        lines += [f".. autoclass:: {full}"]
+        if MEMBERS.get(name):
+            lines += [f"   :members: {MEMBERS[name]}"]
+        elif name == "cb.Result":
+            lines += ["   :members:", "   :undoc-members:"]
+    else:
+        lines += [f".. autofunction:: {full}"]
+    lines += ["```", ""]
+    kinds = value.__mro__[1:] if inspect.isclass(value) else ()
+    if any(kind.__name__ == "Stochastic" for kind in kinds):
+        common = inspect.cleandoc(next(kind for kind in kinds if kind.__name__ == "Stochastic").__doc__)
+        common = common.partition("**Arguments** common to all; ")[2].replace("``", "`")
+        lines += ["## Arguments of every stochastic solver", "", common[:1].upper() + common[1:], ""]
+    lines += [_guides(topic)]
+    return "\n".join(lines)
+
+
+def write(app) -> None:
+    """All pages; those that are as they were are left alone, so that they are not read again."""
+    folder = Path(app.srcdir) / "reference"
+    values, pages = public_names(), {}
+    index = INTRO
+    for topic, names in by_topic().items():
+        words = TOPICS.get(topic, ("", ""))[0]
+        rows = [f"| [`{n}`]({n}.md) | {_summary(values[n])} |" for n in names]
+        table = "\n".join(["| name | what it is |", "|---|---|", *rows])
+        tree = "\n".join(["```{toctree}", ":hidden:", "", *names, "```"])
+        pages[_slug(topic)] = f"# {topic}\n\n{words}\n\n{_guides(topic)}{table}\n\n{tree}\n"
+        index += f"- [{topic}]({_slug(topic)}.md): {words} {len(names)} names.\n"
+        pages |= {n: _page(n, values[n], topic) for n in names}
+    index += "\n```{toctree}\n:hidden:\n\n" + "\n".join(map(_slug, by_topic())) + "\n```\n"
+    pages["index"] = index
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.md"):
+        if old.stem != "index" and old.name[:-3] not in pages:
+            old.unlink()
+    for name, text in pages.items():
+        path = folder / f"{name}.md"
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    assert home and shutil
+
+
+def setup(app):
+    app.connect("builder-inited", write, priority=100)
+    return {"parallel_read_safe": True}
