@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 CODE = re.compile(r"```python\n(.*?)```\n", re.S)
-PRINTED = re.compile(r"(?:\n(?:It prints|Which prints)\n)?\n```\n.*?\n```\n", re.S)
+PRINTED = re.compile(r"^```\n.*?\n```\n", re.S | re.M)
 ENTRY = """
 import sys
 from io import StringIO
@@ -77,18 +77,41 @@ def run_all(app) -> None:
             app.executed_entries[page.stem] = _kept(app, "entry", page.stem, ENTRY, page.stem, f"{page.stem}.png")
 
 
+def _with_cards(app, text: str) -> str:
+    """The list of the gallery: a card with its picture for each page, and the table below."""
+    folder = Path(app.srcdir) / "gallery"
+    pages = [page.stem for page in sorted(folder.glob("*.md")) if page.stem != "index"]
+    cards = ["::::{grid} 1 2 2 3", ":gutter: 2", ""]
+    for page in pages:
+        title = (folder / f"{page}.md").read_text().partition("\n")[0].removeprefix("# ")
+        cards += [":::{grid-item-card} " + title, f":link: {page}", ":link-type: doc"]
+        if (Path(app.srcdir) / "_pictures" / f"{page}.png").exists():
+            cards += [f":img-bottom: /_pictures/{page}.png", f":img-alt: {title}"]
+        cards += [":::", ""]
+    tree = ["```{toctree}", ":hidden:", "", *pages, "```"]
+    head, table = text.split("\n| entry |", 1)
+    return head + "\n" + "\n".join([*cards, "::::", "", *tree, ""]) + "\n| entry |" + table
+
+
 def _show(app, docname: str, source: list[str]) -> None:
     """The page as this version has it."""
     if not docname.startswith("gallery/"):
         return
     name, text = docname.partition("/")[2], source[0]
+    if name == "index":
+        source[0] = _with_cards(app, text)
+        return
     text = re.sub(r"\]\((\w+\.png)\)", r"](/_pictures/\1)", text)
     printed = app.executed_pages.get(name)
     if printed:
         end = list(CODE.finditer(text))[-1].end()
         head, tail = text[:end], text[end:]
-        tail = PRINTED.sub("\n", tail, count=1)
-        text = f"{head}\nIt prints\n\n```text\n{printed}\n```\n{tail}"
+        block = f"```text\n{printed}\n```\n"
+        at = PRINTED.search(tail)
+        if at:
+            text = head + tail[: at.start()] + block + tail[at.end() :]
+        else:
+            text = f"{head}\nIt prints\n\n{block}{tail}"
     if name in app.executed_entries:
         from cobilevel.gallery import ENTRIES
 
