@@ -1,11 +1,11 @@
-# Two commands do everything on a machine with Python 3.11 and make: `make demo` and `make test`.
+# On a machine with Python 3.11 and make each of these sets itself up: `make demo`, `make test`, `make docs`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test thorough check types bench constraints clean
+.PHONY: demo test thorough check types bench docs docs-check wheel constraints clean
 
 demo: $(STAMP)
 	$(BIN)/cobilevel demo --out demo
@@ -30,10 +30,32 @@ bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
 	$(BIN)/cobilevel bench --out bench
 
+# the site, into site/: needs no network once its tools are installed
+DOCS_STAMP := $(VENV)/.docs-installed
+docs: $(DOCS_STAMP)
+	$(BIN)/python -m sphinx -b html -q -W --keep-going docs site
+	@echo "open site/index.html"
+
+# links of the site, and every page in a browser, where there is one
+docs-check: docs
+	$(BIN)/python -m pytest -m "docs" tests/docs
+
+$(DOCS_STAMP): $(STAMP) pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
+# wheel and sdist, and the README's example with the wheel in an empty environment
+wheel: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(BIN)/python -m build --sdist --outdir dist .
+	$(BIN)/python benchmarks/empty_environment.py dist/*.whl
+
 # The versions everything is tested with; the file holds names and versions alone.
 constraints: $(STAMP)
 	$(BIN)/pip install --quiet uv
-	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --extra bench --extra cluster --no-header --no-annotate \
+	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --extra bench --extra cluster --extra docs --no-header --no-annotate \
 		--output-file constraints.txt pyproject.toml
 
 $(STAMP): pyproject.toml constraints.txt
@@ -42,4 +64,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo bench
+	rm -rf $(VENV) demo bench site dist docs/_build docs/_pictures docs/reference

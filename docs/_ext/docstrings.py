@@ -1,13 +1,13 @@
 """Docstrings are Markdown in plain English; here they become what Sphinx reads, and names become links.
 
-In docstrings `name` is an argument, ``code`` is code, $...$ is mathematics, and a public name in code is a link to its page.
+In docstrings `name` is an argument, ``code`` is code and $...$ is mathematics; a public name in code is a link to its
+page.
 """
 
 import re
 
 from docutils import nodes
 from public_names import public_names
-from sphinx import addnodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 NAME = re.compile(r"^(?:cb\.|cobilevel\.)?([A-Za-z_]\w*(?:\.\w+)*)(\(.*\))?$", re.S)
@@ -87,5 +87,4 @@ def setup(app):
     app.connect("autodoc-process-signature", _tidy_signature)
     app.connect("autodoc-process-bases", _no_bases)
     app.add_post_transform(LinkNames)
-    assert addnodes
     return {"parallel_read_safe": True}

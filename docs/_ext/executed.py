@@ -1,8 +1,8 @@
 """Pages of the gallery are run when the site is built: what they print and the pictures they show are of this version.
 
-The pages themselves are plain Markdown, with what an earlier version printed and drew. For the site the code of a page is
-run in a process of its own; its output takes the place of the printed one, and pictures are drawn anew. Both are kept
-until the page or the package changes.
+The pages themselves are plain Markdown, with what an earlier version printed and drew. For the site the code of a page
+is run in a process of its own; its output takes the place of the printed one, and pictures are drawn again. Both are
+kept until the page or the package changes.
 """
 
 import hashlib
@@ -108,15 +108,15 @@ def _show(app, docname: str, source: list[str]) -> None:
         head, tail = text[:end], text[end:]
         block = f"```text\n{printed}\n```\n"
         at = PRINTED.search(tail)
+        text = f"{head}\nIt prints\n\n{block}{tail}"
         if at:
             text = head + tail[: at.start()] + block + tail[at.end() :]
-        else:
-            text = f"{head}\nIt prints\n\n{block}{tail}"
     if name in app.executed_entries:
         from cobilevel.gallery import ENTRIES
 
         alt = " ".join((ENTRIES[name][1].__doc__ or name).split("\n\n")[0].split())
-        text += f"\n## With this version\n\n`cobilevel gallery {name}` prints\n\n```text\n{app.executed_entries[name]}\n```\n"
+        printed = f"```text\n{app.executed_entries[name]}\n```"
+        text += f"\n## With this version\n\n`cobilevel gallery {name}` prints\n\n{printed}\n"
         if "/_pictures/" not in text:
             text += f"\n![{alt}](/_pictures/{name}.png)\n"
     elif name == "network":

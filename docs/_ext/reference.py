@@ -1,10 +1,9 @@
 """The pages of the reference: one for each topic, one for each public name, made anew at each build."""
 
 import inspect
-import shutil
 from pathlib import Path
 
-from public_names import TOPICS, by_topic, docstring, home, public_names
+from public_names import TOPICS, by_topic, docstring, public_names
 
 GUIDES = {
     "Problems and domains": ["contexts", "constraints"],
@@ -18,7 +17,8 @@ GUIDES = {
 }
 # Methods that users call, where a class has more.
 MEMBERS = {
-    "cb.Solution": "converged, uncertainty, standard_error, interval, policy, policy_standard_error, save, table, plot, summary",
+    "cb.Solution": "converged, uncertainty, standard_error, interval, policy, policy_standard_error, save, table, "
+    "plot, summary",
     "cb.Samples": "from_frame",
     "cb.Unbounded": "fitted",
     "cb.Diagnosis": "condition, inner_step, predict, plot",
@@ -35,8 +35,8 @@ import jax, jax.numpy as jnp, numpy as np
 import cobilevel as cb
 ```
 
-and are run by the tests. `cb.sweep` is imported by its name. What is in it at a glance: [all names by topic](../contents.md);
-words: [glossary](../glossary.md); the command line: [commands](../commands.md).
+and are run by the tests. At a glance: [all names by topic](../contents.md). Words: [glossary](../glossary.md). The
+command line: [commands](../commands.md).
 
 """
 
@@ -103,7 +103,6 @@ def write(app) -> None:
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-    assert home and shutil
 
 
 def setup(app):

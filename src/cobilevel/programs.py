@@ -213,7 +213,7 @@ def keep_programs(folder: str | Path | None = None) -> Path:
     if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & 0o022):
         raise PermissionError(
             f"{folder} belongs to someone else, or others may write to it, and what is kept there is run as code. Give "
-            "a folder of your own, or mend its mode: chmod 700."
+            "a folder of your own, or change its mode: chmod 700."
         )
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -35,7 +35,7 @@ def test_within_a_hundredth_of_the_best(solved):
 
 
 def test_nothing_is_said_of_instruments(solved):
-    """A regularised policy leaves slopes along y at most sites, with the best x: nothing is amiss."""
+    """A regularised policy leaves slopes along y at most sites, with the best x: nothing is wrong."""
     assert not solved[1].uncertainty.remarks
 
 

@@ -142,7 +142,7 @@ def test_a_straight_line_of_which_noise_looks_like_a_wave():
 
 
 def test_controls_are_in_the_first_stage():
-    """Dropped where they do not stand out of its noise, they moved the coefficient by half a standard error."""
+    """Dropped where they do not stand out from its noise, they moved the coefficient by half a standard error."""
     solution = iv.Regression.of(*iv.PARENTS).solve()
     members = {tuple(row) for row in np.array(solution.basis.basis.basis.index.members).tolist()}
     assert members >= {(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)}

@@ -14,8 +14,14 @@ import cobilevel as cb
 ROOT = Path(__file__).parents[2]
 
 
+def blocks(page):
+    """The code of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+
+
 def test_quick_start_runs_and_is_right(tmp_path):
-    code, _, further, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (code,), (same, _, further) = blocks("README.md"), blocks("docs/start.md")
+    assert same == code
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     check = "\nprint(float(solution.x), *map(float, solution.policy(jnp.array([0.1, 0.5, 0.9]))))\n"
     script = tmp_path / "quick_start.py"
@@ -36,7 +42,7 @@ def run_script(path, code):
 
 def test_the_example_from_a_data_frame_runs(tmp_path):
     pytest.importorskip("pandas")
-    code, frame, _, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    code, frame, _ = blocks("docs/start.md")
     printed = run_script(tmp_path / "frame.py", code + "first = solution\n" + frame + "print(solution.x == first.x)")
     assert printed[-5].split() == ["weather", "y", "in_domain"]
     assert [line.split()[-1] for line in printed[-4:]] == ["True"] * 4
@@ -65,7 +71,7 @@ def test_the_page_on_frames_runs_as_it_stands(tmp_path):
 
 @pytest.mark.thorough
 def test_judging_runs_and_is_right(tmp_path):
-    code, _, _, judging = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (code,), (judging,) = blocks("README.md"), blocks("docs/how_good.md")
     script = tmp_path / "judging.py"
     script.write_text(code + judging)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)

@@ -1,8 +1,8 @@
 """A basis chosen around one decision ``x``: how many functions, in several dimensions which ones, in many dimensions of
 which family.
 
-Functions are added while what is left without them stands out of the noise. The most that is tried is what the samples
-support (``Samples.supported``).
+Functions are added while what is left without them stands out from the noise. The most that is tried is what the
+samples support (``Samples.supported``).
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ def choose_basis(
     """A basis for these data around the decision ``x``, and the reason in words.
 
     The functions natural to each coordinate (``Axes``), and products of them, are added while what is left without
-    them stands out of the noise, of the policy or of what moves the decision (``selection``), at ``x`` or at a few
+    them stands out from the noise, of the policy or of what moves the decision (``selection``), at ``x`` or at a few
     points nearby. Never fewer than ``x`` has coordinates, where the samples support so many. `before`: a choice made
     for the same study with the same key, whose functions are kept and whose costs count too; `policy`: what it led to.
     """

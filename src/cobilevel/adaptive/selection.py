@@ -180,7 +180,7 @@ class ForwardSelection:
             seen = self.fits.expansions(self.fits.usable).seen_above(x, here.point.W) if lacking < count else 0
             least = -(-(dx - seen) // dy) if seen >= lacking else 0
         words = (
-            f"beyond these, nothing of the policy or of what moves x stands out of the noise of {count} "
+            f"beyond these, nothing of the policy or of what moves x stands out from the noise of {count} "
             f"{'contexts' if self.fits.together > 1 else 'samples'} (tested at {len(points)} decisions)."
         )
         if not self.study.noisy:

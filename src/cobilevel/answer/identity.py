@@ -285,7 +285,7 @@ def check_constraints(problem: Problem, solved: Sequence[str], what: str) -> Non
         words = lambda table: "; ".join(table[:4]) or "none"
         raise ValueError(
             f"{what} was found under other constraints on y ({words(tuple(solved))}) than this problem has "
-            f"({words(own)}): solve anew, or give the problem it was solved for."
+            f"({words(own)}): solve again, or give the problem it was solved for."
         )
 
 

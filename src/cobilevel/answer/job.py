@@ -184,7 +184,7 @@ def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None
         words = "; ".join(f"{name} is not what it was: {by}" for name, by in others.items())
         raise ValueError(
             f"resume: the solution is of another problem: {words}. Pass the functions of the run that is to go on, or "
-            "start anew from where it ended: problem.at(solution.x)."
+            "start from where it ended: problem.at(solution.x)."
         )
 
 

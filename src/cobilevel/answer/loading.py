@@ -210,5 +210,5 @@ def _check_functions(path: str | Path, solution: Solution, problem: Problem) -> 
         words = "; ".join(f"{name} is another function: {by}" for name, by in others.items())
         raise ValueError(
             f"{path} was solved for another problem: {words}. Load it with the problem it was solved for, or solve "
-            "this one anew."
+            "this one."
         )

@@ -37,7 +37,7 @@ class Structure:
 
     def __str__(self):
         if not self.varies:
-            return f"nothing of the policy stands out of the noise; the samples support {self.supported} functions"
+            return f"nothing of the policy stands out from the noise; the samples support {self.supported} functions"
         names = {"directions": f"{self.directions.k} directions"}
         parts = [
             f"{names.get(name, name)} {share:.0%} +- {max(error, 0.005):.0%} ({self.functions[name]} functions)"

@@ -173,9 +173,9 @@ class Decay:
 
     - `coefficients`: their size by degree (the norm over components; in `dimension` > 1 over all of one total degree);
       `errors`: the standard error of each, or its rounding; `plateau`: the level below which they mean nothing.
-    - `length`: how many stand out of the plateau; `size`: the root mean square of the function.
+    - `length`: how many stand out from the plateau; `size`: the root mean square of the function.
     - `kind`: ``"geometric"`` ($C \rho^{-k} k^{-p}$: analytic), ``"algebraic"`` ($C k^{-p}$: there are `kinks`),
-      ``"finite"`` (a polynomial of degree `length` - 1), ``"noise"`` (nothing stands out of it), ``"unresolved"`` (no
+      ``"finite"`` (a polynomial of degree `length` - 1), ``"noise"`` (nothing stands out from it), ``"unresolved"`` (no
       fall is seen, or too few degrees to see one).
     - `rho`, `order`, `scale`: the parameters $\rho$ (1 where algebraic), $p$ and $C$ of the law.
     - `entire`: whether the decay is faster than any geometric one; `rho` is then the rate reached where it was seen.
@@ -234,7 +234,7 @@ class Decay:
             "geometric": f"fall like {self.rho:.3g}^-k" + (" and faster: an entire function" if self.entire else ""),
             "algebraic": f"fall like k^-{self.order:.2g} only",
             "finite": f"end at degree {self.length - 1}: a polynomial",
-            "noise": "do not stand out of the noise",
+            "noise": "do not stand out from the noise",
             "unresolved": "show no law: noise, detail finer than was looked at, or too few degrees",
         }[self.kind]
         seen = f"below {self.plateau:.1g} they are noise"
@@ -356,7 +356,7 @@ def from_coefficients(
         return replace(decay, kind="unresolved", resolved=False)
     if kinks or (algebraic.order < 5 and algebraic.misfit < geometric.misfit - 6):
         return _following(decay, algebraic, "algebraic", kinks=kinks)
-    if length < len(sizes):  # noise shows no faster fall than from the last to stand out of it to the next error
+    if length < len(sizes):  # noise shows no faster fall than from the last to stand out from it to the next error
         fastest = max(float(np.log(sizes[length - 1] / errors[length])), 0.05)
         if geometric.rate > fastest:
             geometric = geometric._replace(rate=fastest, scale=sizes[length - 1] * np.exp(fastest * (length - 1)))

@@ -379,7 +379,7 @@ def _about_size(found: Diagnosis, decay: Decay, seen: Seen, poor: bool) -> list[
     wanted = min(seen.supported, decay.predict(NEGLIGIBLE) if poor else needed)
     if (poor or (seen.noisy and fitted and decay.resolved)) and wanted > found.functions:
         more = Orthonormal(_largest(_polynomials(1, seen.domain), seen.domain, wanted))
-        what = f"{needed} coefficients stand out of the noise, and the basis has {found.functions}"
+        what = f"{needed} coefficients stand out from the noise, and the basis has {found.functions}"
         what = f"{found.functions} functions leave {found.misfit:.1%} of the policy" if poor else what
         said.append(Advice(what, f"use {more!r}", basis=more))
     large = found.functions > 1.25 * needed + 2

@@ -3,7 +3,7 @@ r"""Whether the functions of the context agree on ``x``: Hansen's test of over-i
 Where the policy is a conditional mean, ``f`` compares it with noisy outcomes and has no slope of its own along ``x``, a
 single ``x`` is asked to bring $E[\partial_2 f \mid \xi]$ to zero, as two-stage least squares does with the moments of
 its instruments. With more functions than coordinates, it can do so for all of them only where they agree. Other
-policies (regularised ones, those of an adversary) leave slopes along ``y`` at the best ``x``, and nothing is amiss.
+policies (regularised ones, those of an adversary) leave slopes along ``y`` at the best ``x``, and nothing is wrong.
 """
 
 import numpy as np

@@ -348,7 +348,7 @@ def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
         bad = ~np.isfinite(value.astype(float)).reshape(len(some), -1).all(axis=1)
         if bad.any():
             where = f"{path_name('eta', path)} at xi = {some[np.argmax(bad)]}"
-            raise ValueError(f"{name} gives NaN or infinity in {where}. Mend it there.")
+            raise ValueError(f"{name} gives NaN or infinity in {where}. Repair it there.")
         if not random:
             _check_known(name, path_name("eta", path), value, np.asarray(observed), some)
 
