@@ -250,14 +250,16 @@ def check_solution(problem: Problem, solution: Any) -> None:
         raise TypeError(f"solution must be a Solution, as cb.solve returns it, got {type(solution).__name__}.")
     if domain_to_json(solution.basis.domain) != domain_to_json(problem.domain):
         raise ValueError(
-            f"the solution lives on {solution.basis.domain!r}, and the problem on {problem.domain!r}: it belongs to another problem."
+            f"the solution lives on {solution.basis.domain!r}, and the problem on {problem.domain!r}: it belongs to "
+            "another problem."
         )
     wanted = jax.tree.map(lambda y: (solution.basis.size, *y.shape), problem.y0)
     for name, tree, asked in (("x", solution.x, jax.tree.map(jnp.shape, problem.x0)), ("W", solution.W, wanted)):
         shapes = jax.tree.map(jnp.shape, tree)
         if shapes != asked:
             raise ValueError(
-                f"solution.{name} has the shapes {shapes}, and this problem asks for {asked}: it belongs to another problem."
+                f"solution.{name} has the shapes {shapes}, and this problem asks for {asked}: it belongs to another "
+                "problem."
             )
 
 
