@@ -41,7 +41,7 @@ extensions = [
 exclude_patterns = ["_ext", "_build", "_pictures", "results"]
 needs_sphinx = "8.0"
 nitpicky = False
-suppress_warnings = ["config.cache", "mystnb.unknown_mime_type"]
+suppress_warnings = ["config.cache", "mystnb.unknown_mime_type", "myst-nb.lexer"]
 
 # --- look: a theme that is whole by itself
 html_theme = "furo"

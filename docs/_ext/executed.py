@@ -69,6 +69,8 @@ def run_all(app) -> None:
     from cobilevel.gallery import ENTRIES
 
     app.executed_pages, app.executed_entries = {}, {}
+    if app.config.nb_execution_mode == "off":  # a quick look at the pages, as they are written
+        return
     for page in sorted((Path(app.srcdir) / "gallery").glob("*.md")):
         code = "".join(CODE.findall(page.read_text()))
         if code:
@@ -100,6 +102,8 @@ def _show(app, docname: str, source: list[str]) -> None:
     name, text = docname.partition("/")[2], source[0]
     if name == "index":
         source[0] = _with_cards(app, text)
+        return
+    if app.config.nb_execution_mode == "off":
         return
     text = re.sub(r"\]\((\w+\.png)\)", r"](/_pictures/\1)", text)
     printed = app.executed_pages.get(name)

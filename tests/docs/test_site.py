@@ -1,6 +1,7 @@
 """The site as built by `make docs`: nothing from elsewhere, no dead link, every page whole in a browser."""
 
 import html.parser
+import os
 import shutil
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ from urllib.parse import unquote, urldefrag
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SITE = ROOT / "site"
+SITE = Path(os.environ.get("COBILEVEL_SITE", ROOT / "site"))
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
