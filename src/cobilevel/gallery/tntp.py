@@ -21,6 +21,16 @@ class Roads:
 
     `links`: a column for each of the TNTP format's; `trips` from zone to zone; nodes below `first_through` are not
     passed through; `places`: where nodes are, if that is known.
+
+    **Arguments:**
+
+    - `links`, `trips`, `first_through`, `places`: as above; `nodes`: how many.
+
+    **Example:**
+
+    >>> roads = cb.gallery.grid(2, 2)
+    >>> roads.nodes, len(roads.links["capacity"]), roads.trips.shape
+    (4, 8, (4, 4))
     """
 
     links: dict[str, Float[np.ndarray, " links"]]
@@ -83,7 +93,23 @@ class _File:
 
 
 def read_roads(net: str | Path, trips: str | Path, nodes: str | Path | None = None) -> Roads:
-    """A network from its files; that of the nodes may be missing."""
+    """A network from its files; that of the nodes may be missing.
+
+    **Arguments:**
+
+    - `net`, `trips`, `nodes`: paths of the files.
+
+    **Returns:** ``Roads``.
+
+    **Raises:** ``ValueError``, with the file and the line at fault.
+
+    **Example:**
+
+    >>> roads = cb.gallery.grid(2, 2)
+    >>> cb.gallery.tntp.write_roads(".", "city", roads)
+    >>> cb.gallery.tntp.read_roads("city_net.tntp", "city_trips.tntp").nodes
+    4
+    """
     file = _File(net)
     table = file.table(len(COLUMNS), "init_node")
     count, zones, links = (file.stated(f"NUMBER OF {what}") for what in ("NODES", "ZONES", "LINKS"))
@@ -101,7 +127,21 @@ def read_roads(net: str | Path, trips: str | Path, nodes: str | Path | None = No
 
 
 def read_trips(path: str | Path) -> Float[np.ndarray, "zones zones"]:
-    """Trips from zone to zone; pairs that are not listed have none."""
+    """Trips from zone to zone; pairs that are not listed have none.
+
+    **Arguments:**
+
+    - `path`: of the file.
+
+    **Returns:** a matrix, one row an origin.
+
+    **Example:**
+
+    >>> roads = cb.gallery.grid(2, 2)
+    >>> cb.gallery.tntp.write_roads(".", "city", roads)
+    >>> cb.gallery.tntp.read_trips("city_trips.tntp").shape
+    (4, 4)
+    """
     file, origin, entries = _File(path), None, []
     for words in file.rows():
         if words[0].lower() == "origin":
@@ -126,7 +166,21 @@ def read_trips(path: str | Path) -> Float[np.ndarray, "zones zones"]:
 
 
 def read_nodes(path: str | Path, count: int) -> Float[np.ndarray, "nodes 2"]:
-    """Where nodes 1 to `count` are."""
+    """Where nodes 1 to `count` are.
+
+    **Arguments:**
+
+    - `path`: of the file; `count`: how many nodes there are.
+
+    **Returns:** coordinates, one row a node.
+
+    **Example:**
+
+    >>> roads = cb.gallery.grid(2, 2)
+    >>> cb.gallery.tntp.write_roads(".", "city", roads)
+    >>> cb.gallery.tntp.read_nodes("city_node.tntp", 4).shape
+    (4, 2)
+    """
     file, places = _File(path), np.full((count, 2), np.nan)
     for node, *place in file.table(3, "node"):
         if not 1 <= node <= count:
@@ -136,7 +190,21 @@ def read_nodes(path: str | Path, count: int) -> Float[np.ndarray, "nodes 2"]:
 
 
 def read_flows(path: str | Path, roads: Roads) -> tuple[Float[np.ndarray, " links"], Float[np.ndarray, " links"]]:
-    """Flows and times of the links, in the order of the network."""
+    """Flows and times of the links, in the order of the network.
+
+    **Arguments:**
+
+    - `path`: of the file; `roads`: the network.
+
+    **Example:**
+
+    >>> roads = cb.gallery.grid(2, 2)
+    >>> links = len(roads.links["capacity"])
+    >>> cb.gallery.tntp.write_flows("flow.tntp", roads, np.ones(links), np.ones(links))
+    >>> flows, times = cb.gallery.tntp.read_flows("flow.tntp", roads)
+    >>> flows.shape
+    (8,)
+    """
     file = _File(path)
     table = file.table(4, "from")
     known = {(int(a), int(b)): row for a, b, *row in table}
@@ -148,7 +216,19 @@ def read_flows(path: str | Path, roads: Roads) -> tuple[Float[np.ndarray, " link
 
 
 def write_roads(folder: str | Path, name: str, roads: Roads) -> None:
-    """Writes ``name_net.tntp``, ``name_trips.tntp`` and, where places are known, ``name_node.tntp``."""
+    """Writes ``name_net.tntp``, ``name_trips.tntp`` and, where places are known, ``name_node.tntp``.
+
+    **Arguments:**
+
+    - `folder`, `name`: where the files go, and how they begin; `roads`: the network.
+
+    **Example:**
+
+    >>> roads = cb.gallery.grid(2, 2)
+    >>> cb.gallery.tntp.write_roads(".", "city", roads)
+    >>> cb.gallery.tntp.read_folder(".").nodes
+    4
+    """
     folder, zones = Path(folder), len(roads.trips)
     meta = {"NUMBER OF ZONES": zones, "NUMBER OF NODES": roads.nodes, "FIRST THRU NODE": roads.first_through}
     rows = zip(*(roads.links[column] for column in COLUMNS), strict=True)
@@ -164,7 +244,18 @@ def write_roads(folder: str | Path, name: str, roads: Roads) -> None:
 
 
 def write_flows(path: str | Path, roads: Roads, flows: np.ndarray, times: np.ndarray) -> None:
-    """Writes flows and times of the links."""
+    """Writes flows and times of the links.
+
+    **Arguments:**
+
+    - `path`: of the file; `roads`: the network; `flows`, `times`: one number a link.
+
+    **Example:**
+
+    >>> roads = cb.gallery.grid(2, 2)
+    >>> links = len(roads.links["capacity"])
+    >>> cb.gallery.tntp.write_flows("flow.tntp", roads, np.ones(links), np.ones(links))
+    """
     rows = zip(*(end + 1 for end in roads.ends), flows, times, strict=True)
     _write(Path(path), {}, ["From\tTo\tVolume\tCost", *("\t".join(map(_text, row)) for row in rows)])
 
@@ -183,7 +274,21 @@ def _write(path: Path, meta: dict[str, Any], lines: Any) -> None:
 
 
 def read_folder(folder: str | Path) -> Roads:
-    """The network in a folder: ``*_net.tntp``, ``*_trips.tntp``, perhaps ``*_node.tntp``; or an AequilibraE project."""
+    """The network in a folder: ``*_net.tntp``, ``*_trips.tntp``, perhaps ``*_node.tntp``; or an AequilibraE project.
+
+    **Arguments:**
+
+    - `folder`: its path.
+
+    **Returns:** ``Roads``.
+
+    **Example:**
+
+    >>> roads = cb.gallery.grid(2, 2)
+    >>> cb.gallery.tntp.write_roads(".", "city", roads)
+    >>> cb.gallery.tntp.read_folder(".").nodes
+    4
+    """
     folder = Path(folder)
     if (folder / "project_database.sqlite").exists():
         return read_project(folder)
@@ -195,7 +300,10 @@ def read_folder(folder: str | Path) -> Roads:
 
 
 def read_project(folder: str | Path) -> Roads:
-    """A project of AequilibraE with a matrix ``demand``, such as its example Sioux Falls; needs that package."""
+    """A project of AequilibraE with a matrix ``demand``, such as its example Sioux Falls; needs that package.
+
+    `folder` is its path.
+    """
     import sqlite3
 
     from aequilibrae.matrix import AequilibraeMatrix  # pyright: ignore[reportMissingImports]
