@@ -49,8 +49,9 @@ def _summary(value) -> str:
     """The first sentence of a docstring, as one line of a table."""
     first = docstring(value).split("\n\n")[0]
     words = " ".join(first.split())
-    if words.startswith("$$"):
-        words = "see its page."
+    if "$$" in words:  # an algorithm in formulas: whose it is
+        words = " ".join(docstring(value).partition("Reference: ")[2].partition("\n\n")[0].split())
+        return words.rstrip(".")
     return words.split(". ")[0].replace("``", "`").replace("|", "\\|").rstrip(":,")
 
 
