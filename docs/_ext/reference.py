@@ -61,7 +61,8 @@ def _guides(topic: str) -> str:
 
 
 def _page(name: str, value, topic: str) -> str:
-    full = "cobilevel" + name.removeprefix("cb")
+    module, _, last = ("cobilevel" + name.removeprefix("cb")).rpartition(".")
+    full = f"{module}::{last}"  # the module said apart, so that source listings link back to the right place
     lines = [f"# {name.removeprefix('cb.')}", "", "```{eval-rst}"]
     if inspect.isclass(value):
         lines += [f".. autoclass:: {full}"]
