@@ -64,4 +64,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo bench site dist docs/_build docs/_pictures docs/reference
+	rm -rf $(VENV) demo bench site dist docs/_build docs/_pictures docs/reference jupyter_execute
