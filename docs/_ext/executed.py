@@ -16,6 +16,10 @@ from pathlib import Path
 
 CODE = re.compile(r"```python\n(.*?)```\n", re.S)
 PRINTED = re.compile(r"^```\n.*?\n```\n", re.S | re.M)
+DRAWN_BY_THE_PAGE = {
+    "network": "The network: flows as widths, errors of capacities as colours.",
+    "cleaning": "Numbers of images by weight: those with wrong labels have smaller ones.",
+}
 ENTRY = """
 import sys
 from io import StringIO
@@ -123,8 +127,8 @@ def _show(app, docname: str, source: list[str]) -> None:
         text += f"\n## With this version\n\n`cobilevel gallery {name}` prints\n\n{printed}\n"
         if "/_pictures/" not in text:
             text += f"\n![{alt}](/_pictures/{name}.png)\n"
-    elif name == "network":
-        text += "\n![The network: flows as widths, errors of capacities as colours.](/_pictures/network.png)\n"
+    elif name in DRAWN_BY_THE_PAGE:
+        text += f"\n![{DRAWN_BY_THE_PAGE[name]}](/_pictures/{name}.png)\n"
     source[0] = text
 
 
