@@ -42,16 +42,13 @@ def public_names() -> dict[str, Any]:
     import cobilevel.sweep
 
     names = _listed("cb", cb)
-    for room in (cb.gallery, cobilevel.sweep):
-        listed = _listed(f"cb.{room.__name__.rpartition('.')[2]}", room)
-        names |= {name: value for name, value in listed.items() if callable(value)}
-    for part in (cb.gallery.images, cb.gallery.tntp):  # modules that users name
-        listed = _listed(f"cb.gallery.{part.__name__.rpartition('.')[2]}", part)
-        names |= {
-            name: value
-            for name, value in listed.items()
-            if home(value) == part.__name__ and value not in names.values()
-        }
+    named = (cb.gallery.images, cb.gallery.tntp)  # modules that users name, and where what they define is listed
+    for room in (cb.gallery, cobilevel.sweep, *named):
+        listed = _listed("cb" + room.__name__.removeprefix("cobilevel"), room)
+        elsewhere = {module.__name__ for module in named} - {room.__name__}
+        for name, value in listed.items():
+            if callable(value) and home(value) not in elsewhere and (room not in named or home(value) == room.__name__):
+                names[name] = value
     return names
 
 
