@@ -54,7 +54,9 @@ class Collocation(Direct):
         fitted = basis.fit(domain, jnp.asarray(nodes, study.dtype))
         values = np.asarray(fitted(nodes), float)
         known = law_is_known(study)
-        rows = NoiseRows.of_law(study, law_at(study, nodes, self.draws, key)) if known else self.near.rows_at(study, nodes)
+        rows = (
+            NoiseRows.of_law(study, law_at(study, nodes, self.draws, key)) if known else self.near.rows_at(study, nodes)
+        )
         there = np.asarray(fitted(np.asarray(study.upper.contexts().xi)), float)
         objective = Pointwise(study, rows, np.linalg.solve(values.T, there.T).T)
         x, result, detail, spent = descend(objective, limits)

@@ -150,7 +150,8 @@ class Direct(eqx.Module):
             ended = self.run(study, for_run, limits)
         x = wanted.back(shaped_like(study.problem.x0, ended.x, study.dtype))
         samples_used = sum(kind["samples"] for kind in ended.spent.values())
-        stats = {"steps": len(limits.rows), "samples": samples_used, "seconds": limits.elapsed, "oracles": ended.spent}
+        steps_taken = limits.rows[-1]["step"] if limits.rows else 0
+        stats = {"steps": steps_taken, "samples": samples_used, "seconds": limits.elapsed, "oracles": ended.spent}
         choices = {"solver": f"{self}: without a reduction.", **ended.choices}
         common = {"history": limits.history(), "stats": stats, "choices": choices, "detail": ended.detail}
         if ended.basis is not None:
@@ -235,3 +236,48 @@ def _picked(key: Array, weights: Any, count: int, size: int) -> Array:
 def objectives_of(study: Study) -> AtContext:
     """Both objectives at one context."""
     return AtContext(study.problem.upper, study.problem.lower)  # pyright: ignore[reportArgumentType]
+
+
+def outer_step(slope: Callable[[Array], Array], x: Array, rounds: int = 8) -> float:
+    """One over the largest curvature of the upper objective at the start, from differences of its gradient: the power
+    method."""
+    base = slope(x)
+    reach = float(jnp.finfo(x.dtype).eps) ** (1 / 3) * (1 + float(jnp.linalg.norm(x)))
+    direction, size = base, 0.0
+    for _ in range(rounds):
+        length = float(jnp.linalg.norm(direction))
+        if not 0 < length < np.inf:
+            break
+        direction = (slope(x + reach / length * direction) - base) / reach
+        size = float(jnp.linalg.norm(direction))
+    return 1 / size if 0 < size < np.inf else 1.0
+
+
+class Lengths:
+    """Steps in chunks of one compiled program, their lengths falling to zero along a cosine."""
+
+    def __init__(self, limits: Limits, dtype: Any):
+        self.limits, self.dtype, self.done = limits, dtype, 0
+        self.chunk = max(1, min(limits.steps // 50, 200))
+        self.slopes: list[np.ndarray] = []
+
+    def __iter__(self) -> Any:
+        """The numbers of the steps of a chunk, and the share of the first length that each has."""
+        while self.done < self.limits.steps and not self.limits.spent:
+            numbers = np.arange(self.done, min(self.done + self.chunk, self.limits.steps))
+            at = (numbers + 0.5) / self.limits.steps
+            self.done = int(numbers[-1]) + 1
+            yield jnp.asarray(numbers), jnp.asarray((1 + np.cos(np.pi * at)) / 2, self.dtype)
+
+    def record(self, x: Any, slope: Any) -> None:
+        """Where a chunk ended, and the mean of its gradients."""
+        self.slopes.append(np.asarray(slope, float))
+        self.limits.record(self.done, np.asarray(x), gradient=float(np.linalg.norm(self.slopes[-1])))
+
+    def result(self) -> Result:
+        """Whether the gradients of the last quarter average to what their own noise explains."""
+        last = np.array(self.slopes[-max(1, len(self.slopes) // 4) :])
+        if len(last) < 4:
+            return Result.BUDGET
+        error = np.sqrt(np.sum(last.var(axis=0, ddof=1)) / len(last))
+        return Result.NOISE if np.linalg.norm(last.mean(axis=0)) <= 2 * error else Result.BUDGET

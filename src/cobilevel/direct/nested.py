@@ -13,7 +13,6 @@ Reference: Y. Hu, J. Wang, Y. Xie, A. Krause and D. Kuhn, Contextual stochastic 
 """
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -27,7 +26,7 @@ from ..derivatives import AtContext, flattened, totals_of
 from ..iteration import Result
 from ..problem import Level
 from ..study import Study
-from .method import Direct, Ended, Limits, NoiseSampler, draw_joint, noise_given, objectives_of
+from .method import Direct, Ended, Lengths, NoiseSampler, draw_joint, noise_given, objectives_of, outer_step
 
 _NO_POLICY = (
     "{name} has no policy: it solves the lower level for each context that it draws, and keeps none of the solutions. At "
@@ -146,30 +145,28 @@ class Nested(Direct):
     def run(self, study, key, limits):
         for_start, for_outer, for_run = jax.random.split(key, 3)
         inner, x = self.prepared(study, for_start), jnp.asarray(flattened(study.problem.x0), study.dtype)
-        outer = self.outer
-        if outer is None:
-            outer = _outer_step(replace(self, outer=None), inner, study.upper, x, for_outer)
+        outer = self._first_step(inner, study.upper, x, for_outer) if self.outer is None else self.outer
         bounds = tuple(jnp.asarray(flattened(end), study.dtype) for end in study.problem.x_bounds)
-        chunk = max(1, min(limits.steps // 50, 200))
-        levels, done, diverged, slopes = np.zeros(self.epochs + 1, int), 0, False, []
-        while done < limits.steps and not limits.spent:
-            count = min(chunk, limits.steps - done)
-            at = (np.arange(done, done + count) + 0.5) / limits.steps
-            lengths = jnp.asarray(outer * (1 + np.cos(np.pi * at)) / 2, study.dtype)
-            keys = jax.vmap(lambda k: jax.random.fold_in(for_run, k))(jnp.arange(done, done + count))
-            after, slope, ran = _advance(self, inner, study.upper, x, bounds, lengths, keys)
-            if not np.isfinite(after).all():
-                diverged = True
-                break
-            x, done = after, done + count
+        levels, course, diverged = np.zeros(self.epochs + 1, int), Lengths(limits, study.dtype), False
+        for numbers, shares in course:
+            keys = jax.vmap(lambda k: jax.random.fold_in(for_run, k))(numbers)
+            after, slope, ran = _advance(self, inner, study.upper, x, bounds, shares * outer, keys)
             levels += np.bincount(np.asarray(ran), minlength=len(levels))
-            slopes.append(np.asarray(slope, float))
-            limits.record(done, np.asarray(x), gradient=float(np.linalg.norm(slopes[-1])))
+            diverged = not np.isfinite(after).all()
+            if diverged:
+                break
+            x = after
+            course.record(x, slope)
         words = f"outer step {float(outer):.3g}, inner step {float(inner.step):.3g}, {inner.first} steps in the first "
         words += f"epoch, {inner.terms} terms of the series, {self.batch} contexts a step."
-        result = Result.DIVERGED if diverged else _verdict(slopes)
+        result = Result.DIVERGED if diverged else course.result()
         follow = _NO_POLICY.format(name=type(self).__name__)
         return Ended(np.asarray(x, float), result, follow, self._spent(inner, levels), {"steps": words})
+
+    def _first_step(self, inner: Inner, upper: Level, x: Array, key: Array) -> float:
+        """Measured over more contexts, and few epochs: close enough, and without chance."""
+        rough = DLSGD(epochs=min(self.epochs, 3), batch=4 * self.batch)
+        return outer_step(lambda at: _slope_at(rough, inner, upper, at, key), x)
 
     def _spent(self, inner: Inner, levels: Int[np.ndarray, " K"]) -> dict[str, Any]:
         """Calls and samples by kind: `levels` counts outer steps by the last epoch that they ran."""
@@ -257,22 +254,6 @@ def _slope_at(method: Nested, inner: Inner, upper: Level, x: Any, key: Array) ->
     return method.estimate(inner, x, _drawn(upper, key, method.batch), key)[0]
 
 
-def _outer_step(method: Nested, inner: Inner, upper: Level, x: Array, key: Array, rounds: int = 8) -> float:
-    """One over the largest curvature of the upper objective at the start, by differences of estimates from the same
-    draws: the power method."""
-    method = DLSGD(epochs=min(method.epochs, 3), batch=4 * method.batch)  # close enough, and without chance
-    base = _slope_at(method, inner, upper, x, key)
-    reach = float(jnp.finfo(x.dtype).eps) ** (1 / 3) * (1 + float(jnp.linalg.norm(x)))
-    direction, size = base, 0.0
-    for _ in range(rounds):
-        length = float(jnp.linalg.norm(direction))
-        if not 0 < length < np.inf:
-            break
-        direction = (_slope_at(method, inner, upper, x + reach / length * direction, key) - base) / reach
-        size = float(jnp.linalg.norm(direction))
-    return 1 / size if 0 < size < np.inf else 1.0
-
-
 @eqx.filter_jit
 def _curvatures(functions: AtContext, noise: Any, xi: Any, x: Any, y: Any, key: Array, few: int) -> Any:
     def one(context: Any, key: Array) -> Any:
@@ -288,12 +269,3 @@ def _curvature(functions: AtContext, noise: Any, xi: Any, x: Array, y: Array, ke
     some = jnp.asarray(np.asarray(xi)[np.linspace(0, len(xi) - 1, few).astype(int)])
     values = _curvatures(functions, noise, some, x, y, key, few)
     return jnp.min(values), jnp.max(values)
-
-
-def _verdict(slopes: list[np.ndarray]) -> Result:
-    """Whether the estimates of the last quarter average to what their own noise explains."""
-    last = np.array(slopes[-max(1, len(slopes) // 4) :])
-    if len(last) < 4:
-        return Result.BUDGET
-    error = np.sqrt(np.sum(last.var(axis=0, ddof=1)) / len(last))
-    return Result.NOISE if np.linalg.norm(last.mean(axis=0)) <= 2 * error else Result.BUDGET

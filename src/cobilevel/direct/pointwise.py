@@ -19,7 +19,7 @@ from ..derivatives import AT_ONCE, AtContext, flattened, totals_of
 from ..iteration import Result
 from ..lower import Dense, Law, MatrixFree, minimise
 from ..study import Study
-from .method import Limits, objectives_of
+from .method import Limits, objectives_of, outer_step
 
 
 class NoiseRows(eqx.Module):
@@ -116,6 +116,7 @@ class Pointwise:
     nodes: NoiseRows
     spread: Int[np.ndarray, " n"] | Float[np.ndarray, "n k"]
     y: np.ndarray = field(init=False)  # the last solutions, from which the next solve starts
+    v: np.ndarray | None = None  # the last adjoint at the nodes, times the share of upper contexts that each serves
     trouble: int = 0  # nodes at which the last solve failed
     spent: Counter = field(default_factory=Counter)
 
@@ -147,7 +148,7 @@ class Pointwise:
         objective = self.objective(x)
         if self.first is None:
             self.first = np.linalg.norm(objective.local(self.y)[1], axis=1)
-        end = minimise(objective, self.y, self.study.eps**0.5 * self.first)
+        end = minimise(objective, self.y, self.study.eps**0.5 * self.first, steps=50)
         self.trouble = int(np.sum(~end.converged))
         if np.isfinite(end.point).all():
             self.y = end.point
@@ -176,6 +177,7 @@ class Pointwise:
         v, usable = objective.solve(end.hessian, right, np.zeros_like(right), self.study.eps**0.5)
         if not usable[np.any(right != 0, axis=1)].all():
             return np.nan, np.full_like(d1, np.nan)
+        self.v = v
         return float(value), d1 - self._asked("cross_product", _crossed, x, end.point, v)
 
 
@@ -192,6 +194,7 @@ def descend(objective: Pointwise, limits: Limits) -> tuple[np.ndarray, Result, s
 
     problem, eps = objective.study.problem, objective.study.eps
     lo, hi = (flattened(end) for end in problem.x_bounds)
+    small = lambda value, size: size <= max(eps**0.25 * limits.rows[0]["gradient"], eps**0.5 * (1 + abs(value)))
     free = lambda x, slope: np.linalg.norm(x - np.clip(x - slope, lo, hi))
     best: list[Any] = [np.inf, flattened(problem.x0), np.inf]
 
@@ -205,9 +208,14 @@ def descend(objective: Pointwise, limits: Limits) -> tuple[np.ndarray, Result, s
         return value, slope
 
     x, before, over = best[1], np.inf, False
+    options: Any = {"method": "L-BFGS-B", "bounds": list(zip(lo, hi, strict=True))}
+    options["options"] = {"maxcor": 20, "ftol": eps, "gtol": 0.0}
     try:
-        while np.isfinite(best[0]) or not limits.rows:
-            minimize(ask, x, jac=True, method="L-BFGS-B", bounds=list(zip(lo, hi, strict=True)), options={"maxcor": 20})
+        inside = lambda at: ask(np.clip(np.asarray(at, float), lo, hi))
+        unit = outer_step(lambda at: jnp.asarray(inside(at)[1]), jnp.asarray(x), rounds=1)
+        scaled = lambda at: tuple(unit * part for part in inside(at))  # so that its first step, by -gradient, is sound
+        while np.isfinite(best[0]):
+            minimize(scaled, x, jac=True, **options)
             if not best[0] < before - eps**0.5 * abs(best[0]):
                 break
             x, before = best[1], best[0]
@@ -217,6 +225,5 @@ def descend(objective: Pointwise, limits: Limits) -> tuple[np.ndarray, Result, s
     detail, spent = failed if objective.trouble else "", totals_of(objective.spent)
     if not np.isfinite(best[0]):
         return best[1], Result.LOWER_FAILED, detail, spent
-    small = best[2] <= eps**0.25 * limits.rows[0]["gradient"] or best[2] <= eps**0.5 * (1 + abs(best[0]))
-    result = Result.STATIONARY if small else Result.BUDGET if over else Result.STALLED
+    result = Result.STATIONARY if small(best[0], best[2]) else Result.BUDGET if over else Result.STALLED
     return best[1], result, detail, spent
