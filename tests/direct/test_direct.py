@@ -81,11 +81,24 @@ def test_its_policy_follows_the_exact_one(small, solved, name):
 
 
 @pytest.mark.parametrize("name", CHANCE)
-def test_the_same_key_gives_the_same_answer(small, name):
-    method = METHODS[name][0]
-    ends = [method.solve(small.problem, small.train, steps=3, key=key).x for key in (1, 1, 2)]
-    assert np.array_equal(ends[0], ends[1])
-    assert not np.array_equal(ends[0], ends[2])
+def test_the_same_key_gives_the_same_answer(small, solved, name):
+    method, steps, _ = METHODS[name]
+    again, other = (method.solve(small.problem, small.train, steps, key).x for key in (0, 1))
+    assert np.array_equal(solved(name).x, again)
+    assert not np.array_equal(solved(name).x, other)
+
+
+def test_reported_draws_are_those_of_the_epochs(solved):
+    """Every step runs all epochs of DL-SGD; of RT-MLMC those up to the level after the one drawn."""
+    steps, batch, first = 150, NESTED["batch"], NESTED["first"]
+    spent = solved("DLSGD").stats["oracles"]
+    assert spent["lower_gradient"]["samples"] == steps * batch * first * (1 + 2 + 4 + 8)
+    assert spent["hessian_vector"]["samples"] == steps * batch * 2 * first
+    levels = solved("RTMLMC").stats["oracles"]
+    mean = levels["lower_gradient"]["samples"] / (steps * batch * first)
+    chances = METHODS["RTMLMC"][0].chances
+    assert mean == pytest.approx(chances @ np.array([3, 7, 15]), rel=0.2)
+    assert levels["hessian_vector"]["samples"] == 3 * spent["hessian_vector"]["samples"]
 
 
 @pytest.mark.parametrize("method", [cb.direct.DLSGD(), cb.direct.RTMLMC(), cb.direct.PerContext()])

@@ -1,7 +1,7 @@
 r"""Both levels at one context, as functions of vectors ``x`` and ``y``: means over rows of noise, differentiated.
 
-What methods that do not reduce ask for. The mean is differentiated, not its rows: over many rows of data a Hessian-vector
-product then takes two products of matrices.
+What methods that do not reduce ask for. The mean is differentiated, not its rows: over many rows of data a
+Hessian-vector product then takes two products of matrices.
 """
 
 from typing import Any

@@ -1,13 +1,15 @@
 r"""``Amortized``: a network for the policy, and one for the adjoint: functional bilevel optimization.
 
-The lower level is a problem over functions of the context, $h^\star = \arg\min_h E\, g(x, h(\xi), \xi, \eta)$, and so is
-the adjoint, $a^\star = \arg\min_a E[\tfrac12 \langle a, \partial_{22} g\, a \rangle - \langle a, \partial_2 f \rangle]$,
+The lower level is a problem over functions of the context, $h^\star = \arg\min_h E\, g(x, h(\xi), \xi, \eta)$, and so
+is the adjoint,
+$$a^\star = \arg\min_a E[\tfrac12 \langle a, \partial_{22} g\, a \rangle - \langle a, \partial_2 f \rangle],$$
 with $\nabla F = E\, \partial_1 f - E\, \partial_{12} g\, a^\star(\xi)$. Both are fitted to joint samples by Adam while
 ``x`` takes gradient steps. No derivative is taken through the training.
 
 Reference: I. Petrulionyte, J. Mairal and M. Arbel, Functional bilevel optimization for machine learning, NeurIPS 2024.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -20,7 +22,7 @@ from jaxtyping import Array, Float
 from ..checks import positive, whole
 from ..derivatives import AtContext, flattened, parameter_gradient, totals_of
 from ..iteration import Result
-from ..keys import generator
+from ..keys import as_key, generator
 from ..problem import Domain, Finite, Level, Mixed
 from ..study import Study
 from .local_weights import LocalWeights, shaped
@@ -88,14 +90,9 @@ class Amortized(Direct):
 
     def _begin(self, study: Study, key: Array) -> tuple[_State, float]:
         """Networks in the units of rough local means at a few contexts; and the outer step these suggest."""
-        contexts, domain, dtype = study.lower.contexts(), study.problem.domain, study.dtype
-        few = generator(key).permutation(len(contexts))[: 2 * self.batch // 8]
-        nodes = np.unique(np.asarray(contexts.xi)[few], axis=0)
-        near = np.asarray(domain.embedded(np.asarray(study.upper.contexts().xi)))
-        apart = np.linalg.norm(near[:, None] - np.asarray(domain.embedded(nodes))[None], axis=2)
-        pilot = Pointwise(study, LocalWeights().rows_at(study, nodes), np.argmin(apart, axis=1))
-        x = jnp.asarray(flattened(study.problem.x0), dtype)
-        slope = lambda at: jnp.asarray(pilot(np.asarray(at, float))[1], dtype)
+        domain, dtype = study.problem.domain, study.dtype
+        pilot = _pilot(study, key, self.batch // 4)
+        x, slope = jnp.asarray(flattened(study.problem.x0), dtype), _slope_of(pilot)
         slope(x)
         y, v, mass = pilot.y, pilot.v, pilot.back(np.asarray(pilot.shares)[:, None])
         v = np.zeros_like(y) if v is None else v / np.where(mass > 0, mass, 1)
@@ -103,7 +100,7 @@ class Amortized(Direct):
         for number, table in enumerate((y, v)):
             size = np.hypot(table.std(axis=0), 0.1 * np.abs(table.mean(axis=0)))  # in case they hardly vary
             seed = jax.random.fold_in(key, number)
-            inputs = len(_inputs(domain, jnp.asarray(nodes[0], dtype)))
+            inputs = len(_inputs(domain, pilot.nodes.xi[0].astype(dtype)))
             layers = eqx.nn.MLP(inputs, y.shape[1], self.width, self.depth, jnp.tanh, dtype=dtype, key=seed)
             scale = np.where(size > 0, size, 1.0)
             networks.append(Network(layers, domain, *(jnp.asarray(a, dtype) for a in (table.mean(axis=0), scale))))
@@ -119,9 +116,17 @@ class Amortized(Direct):
         for numbers, shares in course:
             keys = jax.vmap(lambda k: jax.random.fold_in(for_run, k))(numbers)
             rising = jnp.minimum(1, 10 * (numbers + 1) / limits.steps).astype(study.dtype)  # the networks go ahead
+            lengths = outer * rising * shares, self.inner * shares
             with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
                 after, slope = _advance(
-                    self, functions, study.upper, study.lower, state, bounds, (outer * rising, shares), keys
+                    replace(self, outer=None, inner=None),
+                    functions,
+                    study.upper,
+                    study.lower,
+                    state,
+                    bounds,
+                    lengths,
+                    keys,
                 )
             diverged = not all(np.isfinite(a).all() for a in jax.tree.leaves(eqx.filter(after, eqx.is_array)))
             if diverged:
@@ -139,6 +144,27 @@ class Amortized(Direct):
         spent = totals_of({**calls, **{(kind, "samples"): n for kind, n in counts.items()}})
         result = Result.DIVERGED if diverged else course.result()
         return Ended(np.asarray(state.x, float), result, follow, spent, {"steps": f"outer step {outer:.3g}."})
+
+
+def _pilot(study: Study, key: Array, most: int) -> Pointwise:
+    """The problem with rough local means at a few contexts, each standing for those near it."""
+    contexts, place = study.lower.contexts(), lambda xi: np.asarray(study.problem.domain.embedded(np.asarray(xi)))
+    few = generator(key).permutation(len(contexts))[:most]
+    nodes = np.unique(np.asarray(contexts.xi)[few], axis=0)
+    near = place(study.upper.contexts().xi)
+    apart = np.linalg.norm(near[:, None] - place(nodes)[None], axis=2)
+    return Pointwise(study, LocalWeights().rows_at(study, nodes), np.argmin(apart, axis=1))
+
+
+def _slope_of(pilot: Pointwise) -> Any:
+    return lambda at: jnp.asarray(pilot(np.asarray(at, float))[1], pilot.study.dtype)
+
+
+def rough_outer_step(study: Study, contexts: int = 64) -> float:
+    """One over the curvature of the upper objective at the start, as rough local means show it."""
+    return outer_step(
+        _slope_of(_pilot(study, as_key(0), contexts)), jnp.asarray(flattened(study.problem.x0), study.dtype)
+    )
 
 
 def _adam() -> optax.GradientTransformation:
@@ -163,7 +189,7 @@ def _advance(
 
         slope = parameter_gradient(loss, network.layers)
         change, moments = _adam().update(slope, moments)
-        scaled = jax.tree.map(lambda a: -method.inner * share * a, change)
+        scaled = jax.tree.map(lambda a: -share * a, change)
         return eqx.tree_at(lambda n: n.layers, network, eqx.apply_updates(network.layers, scaled)), moments
 
     def fit(carry: Any, key: Array, x: Any, share: Any) -> Any:
@@ -198,7 +224,7 @@ def _advance(
         xi, eta = draw_joint(lower, for_lower, size)
         along = lambda c, e: functions.cross(now.x, policy(c), adjoint(c), c, alone(e), one)
         slope = jnp.mean(d1, axis=0) - jnp.mean(jax.vmap(along)(xi, eta), axis=0)
-        x = jnp.clip(now.x - length * share * slope, *bounds)
+        x = jnp.clip(now.x - length * slope, *bounds)
         return (x, *networks), slope
 
     dynamic, slopes = jax.lax.scan(step, dynamic, (*lengths, keys))

@@ -50,7 +50,7 @@ class Collocation(Direct):
 
     def run(self, study, key, limits):
         domain, n = study.problem.domain, self.n
-        basis, nodes = _basis_on(domain, n), _nodes_of(domain, n)
+        basis, nodes = interpolating(domain, n), _nodes_of(domain, n)
         fitted = basis.fit(domain, jnp.asarray(nodes, study.dtype))
         values = np.asarray(fitted(nodes), float)
         known = law_is_known(study)
@@ -67,10 +67,10 @@ class Collocation(Direct):
         return Ended(x, result, "", spent, choices, detail, (fitted, W))
 
 
-def _basis_on(domain: Domain, n: int) -> Basis:
+def interpolating(domain: Domain, n: int) -> Basis:
     """The functions that interpolate: as many as nodes."""
     if isinstance(domain, Mixed):
-        return Components({name: _basis_on(part, n) for name, part in domain.parts.items()})
+        return Components({name: interpolating(part, n) for name, part in domain.parts.items()})
     if isinstance(domain, Finite):
         return Categorical()
     if isinstance(domain, Interval | Box):

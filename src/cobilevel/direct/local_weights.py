@@ -29,8 +29,8 @@ class LocalWeights(Direct):
     **Arguments:**
 
     - `kind`: ``"neighbours"`` weights the nearest equally; ``"kernel"`` takes twice as many and lets weights fall to
-      zero with the distance (Epanechnikov); ``"forest"`` weights by how often a random forest that predicts ``eta`` puts
-      samples into one leaf (needs scikit-learn).
+      zero with the distance (Epanechnikov); ``"forest"`` weights by how often a random forest that predicts ``eta``
+      puts samples into one leaf (needs scikit-learn).
     - `neighbours`: how many; the square root of the number of samples when left out. In a forest, the largest leaf is
       about this large.
     - `trees`: of the forest.

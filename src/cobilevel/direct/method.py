@@ -1,4 +1,4 @@
-"""``Direct``: what methods without a reduction share: their one call, what it returns, and where noise is drawn from."""
+"""``Direct``: what methods without a reduction share: their call, what it returns, and where noise is drawn from."""
 
 import time
 from abc import abstractmethod
@@ -21,8 +21,8 @@ from ..problem import Data, Finite, Level, Problem
 from ..study import Study, precision_for
 
 NO_SAMPLER = (
-    "{name} draws eta given a context, again and again, and these data do not show how: each context was seen about once. "
-    "Give Problem(conditional=draw), a sampler draw(key, xi, size) -> eta. The reduction needs none: cb.solve(problem, "
+    "{name} draws eta given a context, again and again, and these data do not show how: each context was seen about "
+    "once. Give Problem(conditional=draw), a sampler draw(key, xi, size) -> eta. The reduction needs none: cb.solve(problem, "
     "samples); nor do cb.direct.LocalWeights() and cb.direct.Amortized()."
 )
 
@@ -136,7 +136,7 @@ class Direct(eqx.Module):
         steps = self.default_steps if steps is None else whole("steps", steps)
         if seconds is not None:
             positive("seconds", seconds)
-        wanted = precision_for(problem, samples, exact=self.exact)
+        wanted, limits = precision_for(problem, samples, exact=self.exact), Limits(steps, seconds)
         with wanted.context():
             study = Study.of(problem, samples, wanted)
             if study.constrained is not None:
@@ -146,7 +146,6 @@ class Direct(eqx.Module):
             for_stream, for_run = split_key(as_key(key))
             study = study.finite(for_stream).here
             study.check_conditional()
-            limits = Limits(steps, seconds)
             ended = self.run(study, for_run, limits)
         x = wanted.back(shaped_like(study.problem.x0, ended.x, study.dtype))
         samples_used = sum(kind["samples"] for kind in ended.spent.values())
@@ -258,7 +257,7 @@ class Lengths:
 
     def __init__(self, limits: Limits, dtype: Any):
         self.limits, self.dtype, self.done = limits, dtype, 0
-        self.chunk = max(1, min(limits.steps // 50, 200))
+        self.chunk = min(10, limits.steps)  # runs of any length share one program
         self.slopes: list[np.ndarray] = []
 
     def __iter__(self) -> Any:

@@ -1,18 +1,19 @@
 r"""Nested stochastic gradients: the lower level solved afresh by EPOCH-GD for every context that is drawn.
 
-EPOCH-GD (Hazan and Kale, 2014) takes $2^j T_0$ steps of length $\beta / 2^j$ in epoch $j$ and hands on their average, so
-after epoch $k$ the squared distance to $y^\star(x, \xi)$ is $O(2^{-k})$ on average, for $O(2^k)$ draws of
+EPOCH-GD (Hazan and Kale, 2014) takes $2^j T_0$ steps of length $\beta / 2^j$ in epoch $j$ and hands on their average.
+After epoch $k$ the squared distance to $y^\star(x, \xi)$ is $O(2^{-k})$ on average, for $O(2^k)$ draws of
 $\eta \mid \xi$. With $y_k$ in place of the solution the hypergradient is estimated by
 $$v_k = \partial_1 f(x, y_k) - \partial_{12} g\, \Lambda\, \partial_2 f(x, y_k), \qquad
 \Lambda = s \sum_{q=0}^{Q} \prod_{i=1}^{q} (I - s\, \partial_{22} g_i),$$
-a Neumann series on fresh draws. ``DLSGD`` takes $v_K$: its bias is $O(2^{-K/2})$ and its cost $O(2^K)$. ``RTMLMC`` takes
-$v_0 + (v_{k+1} - v_k) / p_k$ with $k < K$ at random, $p_k \propto 2^{-k}$: the same mean $E\, v_K$ for an expected cost
+a Neumann series on fresh draws. ``DLSGD`` takes $v_K$: its bias is $O(2^{-K/2})$ and its cost $O(2^K)$. ``RTMLMC``
+takes $v_0 + (v_{k+1} - v_k) / p_k$ with $k < K$ at random, $p_k \propto 2^{-k}$: the same mean $E\, v_K$ for an expected cost
 of $O(K)$, with a variance of $O(K)$.
 
 Reference: Y. Hu, J. Wang, Y. Xie, A. Krause and D. Kuhn, Contextual stochastic bilevel optimization, NeurIPS 2023.
 """
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -29,8 +30,8 @@ from ..study import Study
 from .method import Direct, Ended, Lengths, NoiseSampler, draw_joint, noise_given, objectives_of, outer_step
 
 _NO_POLICY = (
-    "{name} has no policy: it solves the lower level for each context that it draws, and keeps none of the solutions. At "
-    "a given x, cb.direct.PerContext() solves it at any context; cb.solve(problem, samples) finds x and a policy at once."
+    "{name} has no policy: it solves the lower level for each context that it draws, and keeps none of the solutions. "
+    "At a given x, cb.direct.PerContext() solves it at any context; cb.solve(problem, samples) finds both at once."
 )
 
 
@@ -150,7 +151,9 @@ class Nested(Direct):
         levels, course, diverged = np.zeros(self.epochs + 1, int), Lengths(limits, study.dtype), False
         for numbers, shares in course:
             keys = jax.vmap(lambda k: jax.random.fold_in(for_run, k))(numbers)
-            after, slope, ran = _advance(self, inner, study.upper, x, bounds, shares * outer, keys)
+            after, slope, ran = _advance(
+                replace(self, outer=None, inner=None), inner, study.upper, x, bounds, shares * outer, keys
+            )
             levels += np.bincount(np.asarray(ran), minlength=len(levels))
             diverged = not np.isfinite(after).all()
             if diverged:

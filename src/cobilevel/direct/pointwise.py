@@ -51,8 +51,8 @@ class NoiseRows(eqx.Module):
         if law.keys is None:
             weights = np.ones(law.rows) if law.weights is None else law.weights
             return NoiseRows.of(law.xi, law.eta, study.dtype, weights)
-        draw, xi = study.problem.conditional, jnp.asarray(law.xi)
-        drawn = jax.jit(jax.vmap(lambda key, context: draw(key, context, law.rows)))(law.keys, xi)  # pyright: ignore
+        xi = jnp.asarray(law.xi)
+        drawn = _drawn(study.problem.conditional, law.keys, xi, law.rows)
         eta = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), drawn)
         return NoiseRows.of(xi, eta, study.dtype, index=np.arange(len(xi) * law.rows).reshape(len(xi), law.rows))
 
@@ -75,6 +75,11 @@ class NoiseRows(eqx.Module):
         own = (self.xi, self.weights if self.weights.ndim == 2 else None, self.index, *columns)
         size = max(1, AT_ONCE // (self.each * numbers))
         return jax.vmap(at)(own) if size >= len(self.xi) else jax.lax.map(at, own, batch_size=size)
+
+
+@eqx.filter_jit
+def _drawn(draw: Any, keys: Any, xi: Any, rows: int) -> PyTree:
+    return jax.vmap(lambda key, context: draw(key, context, rows))(keys, xi)
 
 
 def _on_device(tree: PyTree) -> PyTree:
@@ -175,13 +180,15 @@ class Pointwise:
         value, d1, d2 = (np.asarray(part, float) for part in parts)
         right = self.back(d2)
         v, usable = objective.solve(end.hessian, right, np.zeros_like(right), self.study.eps**0.5)
-        if not usable[np.any(right != 0, axis=1)].all():
+        lost = ~usable & np.any(right != 0, axis=1)
+        if lost.any():
+            self.trouble = int(np.sum(lost))
             return np.nan, np.full_like(d1, np.nan)
         self.v = v
         return float(value), d1 - self._asked("cross_product", _crossed, x, end.point, v)
 
 
-class _Over(Exception):
+class _SpentError(Exception):
     """The budget is spent."""
 
 
@@ -200,7 +207,7 @@ def descend(objective: Pointwise, limits: Limits) -> tuple[np.ndarray, Result, s
 
     def ask(x: np.ndarray) -> tuple[float, np.ndarray]:
         if len(limits.rows) >= limits.steps or limits.spent:
-            raise _Over
+            raise _SpentError
         value, slope = objective(x)
         limits.record(len(limits.rows) + 1, x, upper=value, gradient=free(x, slope))
         if value < best[0]:
@@ -219,7 +226,7 @@ def descend(objective: Pointwise, limits: Limits) -> tuple[np.ndarray, Result, s
             if not best[0] < before - eps**0.5 * abs(best[0]):
                 break
             x, before = best[1], best[0]
-    except _Over:
+    except _SpentError:
         over = True
     failed = f"({objective.trouble} of {len(objective.y)} lower-level solves did not converge.)"
     detail, spent = failed if objective.trouble else "", totals_of(objective.spent)
