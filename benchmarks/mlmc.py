@@ -3,10 +3,11 @@ r"""What does a level of RT-MLMC buy, and what does it cost? Bias, variance and 
 On the quadratic gallery problem at its ``x0``, over many contexts. ``y_k`` is where EPOCH-GD stands after epoch ``k``,
 and ``v_k`` the hypergradient estimate with it; ``v`` is the same with the exact ``y*`` and the same draws, so that what
 is left is due to the level. The theory (Hu et al., 2023): ``E |y_k - y*|^2`` and ``E |v_{k+1} - v_k|^2`` fall by 2 a
-level (they are ``O(2^-k)``), the bias ``|E v_k - E v|`` at least by ``sqrt(2)`` (here faster: both levels are quadratic,
-and the bias is that of the mean of ``y_k``), while the draws double. So with chances ``p_k ~ 2^-k`` one estimate takes
-``O(K)`` draws on average and has a variance of ``O(K)``, for the bias of level ``K``: that is ``O(log 1/eps)`` draws for
-a bias of ``eps``. ``DLSGD`` takes ``O(2^K)``. Averages over ``--contexts`` contexts; the standard error of a bias is
+level (they are ``O(2^-k)``), the bias ``|E v_k - E v|`` at least by ``sqrt(2)`` (here faster: both levels are
+quadratic, and the bias is that of the mean of ``y_k``), while the draws double. So with chances ``p_k ~ 2^-k`` one
+estimate takes ``O(K)`` draws on average and has a variance of ``O(K)``, for the bias of level ``K``: that is
+``O(log 1/eps)`` draws for a bias of ``eps``. ``DLSGD`` takes ``O(2^K)``. Averages
+over ``--contexts`` contexts; the standard error of a bias is
 shown after it.
 """
 

@@ -79,12 +79,8 @@ def solve(
     entered("solve", problem, samples, key)
     _check_settings(basis, resume, tolerance, restarts, checkpoint, retreats)
     if isinstance(solver, Direct):
-        given = {"basis": basis, "resume": resume, "tolerance": tolerance, "batch": batch, "precision": precision}
-        given |= {"restarts": restarts or None, "checkpoint": checkpoint, "retreats": retreats}
-        if unknown := [name for name, value in given.items() if value is not None]:
-            raise TypeError(
-                f"{type(solver).__name__} does not reduce, and takes no {', '.join(unknown)}. Leave it out."
-            )
+        others = {"basis": basis, "resume": resume, "tolerance": tolerance, "batch": batch, "precision": precision}
+        _check_direct(solver, others | {"restarts": restarts or None, "checkpoint": checkpoint, "retreats": retreats})
         return solver.solve(problem, samples, steps, key)  # pyright: ignore[reportReturnType]
     if isinstance(samples, PartitionedSamples):
         settings = {"basis": basis, "solver": solver, "steps": steps, "key": key, "progress": progress}
@@ -206,6 +202,12 @@ def _check_settings(basis: Any, resume: Any, tolerance: Any, restarts: Any, chec
             "tolerance says how far the basis is grown, and a basis (or a solution to resume, which has one) was "
             "given. Leave one of them out; for the solver's own tolerance, cb.Newton(tolerance=...)."
         )
+
+
+def _check_direct(solver: Direct, others: dict[str, Any]) -> None:
+    """Raises where a method without a reduction is given what it does not know."""
+    if unknown := [name for name, value in others.items() if value is not None]:
+        raise TypeError(f"{type(solver).__name__} does not reduce, and takes no {', '.join(unknown)}. Leave it out.")
 
 
 @contextmanager

@@ -75,9 +75,9 @@ def test_its_policy_follows_the_exact_one(small, solved, name):
     exact = np.asarray(small.truth.y(solution.x, small.test.xi))
     found = np.asarray(solution.policy(small.test.xi))
     assert found.shape == exact.shape
-    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.1 * exact.std()
+    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.08  # noise of 0.3, averaged over 24 rows or more
     alone = np.asarray(solution.policy(small.test.xi[0]))
-    assert alone == pytest.approx(found[0], abs=0.3 * exact.std())  # where means are over draws, these differ
+    assert alone == pytest.approx(found[0])
 
 
 @pytest.mark.parametrize("name", CHANCE)

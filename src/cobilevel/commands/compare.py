@@ -1,8 +1,8 @@
 """What is behind ``cobilevel compare``: the reduction and the methods without one, on the same problems, to given gaps.
 
 The gap of ``x`` is ``(F(x) - F*) / |F*|``, with ``F`` the upper objective at exact lower-level solutions. A method runs
-in a process of its own: first its settings are tuned (the same number of short runs for each that has step sizes), then it
-runs with more and more steps, four times as many each time, while the wall limit lasts. What counts is the first run
+in a process of its own: first its settings are tuned (the same number of short runs for each that has step sizes), then
+it runs with more and more steps, four times as many each time, while the wall limit lasts. What counts is the first run
 from which on all end within the gap; its seconds are those of that run alone, programs compiled before. Methods with an
 exact lower level count the points they pass in the same way.
 """
@@ -32,9 +32,9 @@ class Case:
     """One problem: `objective(x)` is ``F``; `best` its minimiser where it is known; `words` where both come from."""
 
     def __init__(self, name: str, seed: int):
-        from .. import gallery
+        from ..gallery import ENTRIES, cleaning
 
-        self.instance = getattr(gallery, name)(seed)
+        self.instance = cleaning(seed) if name == "cleaning" else ENTRIES[name][0](seed)
         self.problem, self.samples = self.instance.problem, self.instance.train
         truth = self.instance.truth
         self.best: Any = getattr(truth, "x", None)
@@ -74,8 +74,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Method:
-    """How a method is run: `make(outer, knob)` gives arguments of ``solve``; `knobs` are what is tuned next to the step.
+class Runner:
+    """How a method is run: `make(outer, knob)` gives arguments of ``solve``; `knobs`: what is tuned next to the step.
 
     `rungs`: the steps it is run with; none where it passes its points on the way.
     """
@@ -90,28 +90,28 @@ class Method:
         return [self.first * 4**k for k in range(_RUNGS)]
 
 
-def methods(case: Case) -> dict[str, Method]:
+def methods(case: Case) -> dict[str, Runner]:
     """All of them, by name."""
-    from .. import direct
     from ..basis import Orthonormal
+    from ..direct import DLSGD, RTMLMC, Amortized, Collocation, LocalWeights, PerContext, interpolating
     from ..solvers import SOBA, Newton, StocBiO
 
-    basis = direct.interpolating(case.problem.domain, _FUNCTIONS)
+    basis = interpolating(case.problem.domain, _FUNCTIONS)
     reduced = lambda kind: lambda outer, batch: {
         "basis": Orthonormal(basis), "solver": kind() if outer is None else kind(outer=outer), "batch": batch
     }  # fmt: skip
     nested = lambda kind: lambda outer, epochs: {"solver": kind(outer=outer, epochs=epochs)}
     return {
-        "Newton, Chebyshev": Method(lambda: {"basis": basis, "solver": Newton()}, first=4),
-        "Newton, default": Method(lambda: {"solver": None}, first=4),
-        "SOBA": Method(reduced(SOBA), (64, 512), 100),
-        "StocBiO": Method(reduced(StocBiO), (64, 512), 25),
-        "PerContext": Method(lambda: {"solver": direct.PerContext()}),
-        "Collocation": Method(lambda: {"solver": direct.Collocation(_FUNCTIONS)}),
-        "LocalWeights": Method(lambda: {"solver": direct.LocalWeights()}),
-        "Amortized": Method(lambda outer, inner: {"solver": direct.Amortized(outer, inner)}, (0.003, 0.01), 40),
-        "DLSGD": Method(nested(direct.DLSGD), (3, 6), 10),
-        "RTMLMC": Method(nested(direct.RTMLMC), (4, 8), 10),
+        "Newton, Chebyshev": Runner(lambda: {"basis": basis, "solver": Newton()}, first=4),
+        "Newton, default": Runner(lambda: {"solver": None}, first=4),
+        "SOBA": Runner(reduced(SOBA), (64, 512), 100),
+        "StocBiO": Runner(reduced(StocBiO), (64, 512), 25),
+        "PerContext": Runner(lambda: {"solver": PerContext()}),
+        "Collocation": Runner(lambda: {"solver": Collocation(_FUNCTIONS)}),
+        "LocalWeights": Runner(lambda: {"solver": LocalWeights()}),
+        "Amortized": Runner(lambda outer, inner: {"solver": Amortized(outer, inner)}, (0.003, 0.01), 40),
+        "DLSGD": Runner(nested(DLSGD), (3, 6), 10),
+        "RTMLMC": Runner(nested(RTMLMC), (4, 8), 10),
     }
 
 
@@ -120,10 +120,10 @@ METHOD_NAMES = (*REDUCED, "PerContext", "Collocation", "LocalWeights", "Amortize
 PROBLEMS = ("quadratic", "two_edge_traffic", "cleaning", "newsvendor", "instruments", "dro")
 
 
-class Runs:
+class MethodRuns:
     """One method on one problem, in this process."""
 
-    def __init__(self, case: Case, method: Method, seconds: float):
+    def __init__(self, case: Case, method: Runner, seconds: float):
         self.case, self.method, self.limit = case, method, seconds
 
     def solved(self, settings: dict[str, Any], steps: int | None, limit: float | None = None) -> tuple[Any, float]:
@@ -207,7 +207,7 @@ def compare_one() -> None:
     problem, name, seed, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     jax.config.update("jax_enable_x64", True)
     case = Case(problem, seed)
-    print(json.dumps(Runs(case, methods(case)[name], seconds).points()))
+    print(json.dumps(MethodRuns(case, methods(case)[name], seconds).points()))
 
 
 def _in_own_process(problem: str, name: str, seed: int, seconds: float) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def _in_own_process(problem: str, name: str, seed: int, seconds: float) -> dict[
 
 
 def reached(found: dict[str, Any], least: float) -> list[list[float] | None]:
-    """For each gap the seconds and samples of the first point from which on all are within it; ``None``: not reached."""
+    """For each gap, seconds and samples of the first point from which on all are within it; ``None``: not reached."""
     answers: list[list[float] | None] = []
     for target in GAPS:
         within = [(value - least) / abs(least) <= target for *_, value in found["points"]]
@@ -237,7 +237,7 @@ def reached(found: dict[str, Any], least: float) -> list[list[float] | None]:
 def compare(
     problems: Sequence[str], out: Path, seconds: float, seed: int, console: Console, names: Sequence[str] = METHOD_NAMES
 ) -> dict[str, Any]:
-    """Runs all methods on the problems; writes ``compare.json``, ``compare.md`` and ``compare.png``."""
+    """MethodRuns all methods on the problems; writes ``compare.json``, ``compare.md`` and ``compare.png``."""
     if unknown := [name for name in problems if name not in PROBLEMS]:
         raise ValueError(f"there is no {', '.join(unknown)} to compare on; there are {', '.join(PROBLEMS)}.")
     out.mkdir(parents=True, exist_ok=True)

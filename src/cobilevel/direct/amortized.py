@@ -26,7 +26,7 @@ from ..keys import as_key, generator
 from ..problem import Domain, Finite, Level, Mixed
 from ..study import Study
 from .local_weights import LocalWeights, shaped
-from .method import Direct, Ended, Lengths, draw_joint, objectives_of, outer_step
+from .method import Direct, DirectRun, Lengths, draw_joint, objectives_of, outer_step
 from .pointwise import Pointwise
 
 
@@ -143,7 +143,7 @@ class Amortized(Direct):
         calls = {(kind, "calls"): n // self.batch for kind, n in counts.items()}
         spent = totals_of({**calls, **{(kind, "samples"): n for kind, n in counts.items()}})
         result = Result.DIVERGED if diverged else course.result()
-        return Ended(np.asarray(state.x, float), result, follow, spent, {"steps": f"outer step {outer:.3g}."})
+        return DirectRun(np.asarray(state.x, float), result, follow, spent, {"steps": f"outer step {outer:.3g}."})
 
 
 def _pilot(study: Study, key: Array, most: int) -> Pointwise:

@@ -16,8 +16,8 @@ from ..checks import whole
 from ..lower import law_at, law_is_known
 from ..problem import Box, Domain, Finite, Interval, Mixed
 from .local_weights import LocalWeights, shaped
-from .method import Direct, Ended
-from .pointwise import NoiseRows, Pointwise, descend
+from .method import Direct, DirectRun
+from .pointwise import NoiseRows, Pointwise, descend_exactly
 
 
 class Collocation(Direct):
@@ -59,12 +59,12 @@ class Collocation(Direct):
         )
         there = np.asarray(fitted(np.asarray(study.upper.contexts().xi)), float)
         objective = Pointwise(study, rows, np.linalg.solve(values.T, there.T).T)
-        x, result, detail, spent = descend(objective, limits)
+        x, result, detail, spent = descend_exactly(objective, limits)
         objective.solved(x)
         W = shaped(study, np.linalg.solve(values, objective.y))
         means = "exact, or over draws" if known else f"over the {rows.each} samples nearest to each"
         choices = {"basis": f"{len(nodes)} nodes; conditional means {means}."}
-        return Ended(x, result, "", spent, choices, detail, (fitted, W))
+        return DirectRun(x, result, "", spent, choices, detail, (fitted, W))
 
 
 def interpolating(domain: Domain, n: int) -> Basis:

@@ -17,8 +17,8 @@ from ..lower import law_at
 from ..precision import double
 from ..study import Study
 from ..trees import as_rows, shaped_like
-from .method import Direct, Ended
-from .pointwise import NoiseRows, Pointwise, descend
+from .method import Direct, DirectRun
+from .pointwise import NoiseRows, Pointwise, descend_exactly
 
 _Weights = tuple[Int[np.ndarray, "k r"], Float[np.ndarray, "k r"]]
 
@@ -118,12 +118,12 @@ def _nearest(seen: np.ndarray, asked: np.ndarray, count: int, kernel: bool) -> _
     return index, np.where(weights.sum(axis=1, keepdims=True) > 0, weights, 1.0)
 
 
-def run_at_contexts(study: Study, limits: Any, rows_at: Any) -> Ended:
+def run_at_contexts(study: Study, limits: Any, rows_at: Any) -> DirectRun:
     """The lower level at every context of the upper one, each once; `rows_at` gives contexts their rows of noise."""
     xi = np.asarray(study.upper.contexts().xi)
     nodes, place = np.unique(xi, axis=0, return_inverse=True)
     objective = Pointwise(study, rows_at(nodes), place.ravel())
-    x, result, detail, spent = descend(objective, limits)
+    x, result, detail, spent = descend_exactly(objective, limits)
 
     def follow(asked: Any) -> Any:
         with double():  # the caller may have switched back
@@ -131,7 +131,9 @@ def run_at_contexts(study: Study, limits: Any, rows_at: Any) -> Ended:
             y = at.solved(x)[1].point
         return shaped(study, y)
 
-    return Ended(x, result, follow, spent, {"contexts": f"the lower level is solved at {len(nodes)} of them."}, detail)
+    return DirectRun(
+        x, result, follow, spent, {"contexts": f"the lower level is solved at {len(nodes)} of them."}, detail
+    )
 
 
 def shaped(study: Study, y: np.ndarray) -> Any:

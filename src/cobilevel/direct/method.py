@@ -22,8 +22,8 @@ from ..study import Study, precision_for
 
 NO_SAMPLER = (
     "{name} draws eta given a context, again and again, and these data do not show how: each context was seen about "
-    "once. Give Problem(conditional=draw), a sampler draw(key, xi, size) -> eta. The reduction needs none: cb.solve(problem, "
-    "samples); nor do cb.direct.LocalWeights() and cb.direct.Amortized()."
+    "once. Give Problem(conditional=draw), a sampler draw(key, xi, size) -> eta. The reduction needs none: "
+    "cb.solve(problem, samples); nor do cb.direct.LocalWeights() and cb.direct.Amortized()."
 )
 
 
@@ -93,7 +93,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Ended:
+class DirectRun:
     """How a run ended: the vector ``x``, the result, the policy, calls and samples by kind, what was chosen."""
 
     x: np.ndarray
@@ -119,7 +119,7 @@ class Direct(eqx.Module):
         """The most steps, where nothing is said."""
 
     @abstractmethod
-    def run(self, study: Study, key: Array, limits: Limits) -> Ended:
+    def run(self, study: Study, key: Array, limits: Limits) -> DirectRun:
         """From checked data to the end."""
 
     def solve(

@@ -6,8 +6,8 @@ $\eta \mid \xi$. With $y_k$ in place of the solution the hypergradient is estima
 $$v_k = \partial_1 f(x, y_k) - \partial_{12} g\, \Lambda\, \partial_2 f(x, y_k), \qquad
 \Lambda = s \sum_{q=0}^{Q} \prod_{i=1}^{q} (I - s\, \partial_{22} g_i),$$
 a Neumann series on fresh draws. ``DLSGD`` takes $v_K$: its bias is $O(2^{-K/2})$ and its cost $O(2^K)$. ``RTMLMC``
-takes $v_0 + (v_{k+1} - v_k) / p_k$ with $k < K$ at random, $p_k \propto 2^{-k}$: the same mean $E\, v_K$ for an expected cost
-of $O(K)$, with a variance of $O(K)$.
+takes $v_0 + (v_{k+1} - v_k) / p_k$ with $k < K$ at random, $p_k \propto 2^{-k}$: the same mean $E\, v_K$ for an
+expected cost of $O(K)$, with a variance of $O(K)$.
 
 Reference: Y. Hu, J. Wang, Y. Xie, A. Krause and D. Kuhn, Contextual stochastic bilevel optimization, NeurIPS 2023.
 """
@@ -27,7 +27,7 @@ from ..derivatives import AtContext, flattened, totals_of
 from ..iteration import Result
 from ..problem import Level
 from ..study import Study
-from .method import Direct, Ended, Lengths, NoiseSampler, draw_joint, noise_given, objectives_of, outer_step
+from .method import Direct, DirectRun, Lengths, NoiseSampler, draw_joint, noise_given, objectives_of, outer_step
 
 _NO_POLICY = (
     "{name} has no policy: it solves the lower level for each context that it draws, and keeps none of the solutions. "
@@ -164,7 +164,7 @@ class Nested(Direct):
         words += f"epoch, {inner.terms} terms of the series, {self.batch} contexts a step."
         result = Result.DIVERGED if diverged else course.result()
         follow = _NO_POLICY.format(name=type(self).__name__)
-        return Ended(np.asarray(x, float), result, follow, self._spent(inner, levels), {"steps": words})
+        return DirectRun(np.asarray(x, float), result, follow, self._spent(inner, levels), {"steps": words})
 
     def _first_step(self, inner: Inner, upper: Level, x: Array, key: Array) -> float:
         """Measured over more contexts, and few epochs: close enough, and without chance."""

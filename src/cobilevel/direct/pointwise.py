@@ -192,7 +192,7 @@ class _SpentError(Exception):
     """The budget is spent."""
 
 
-def descend(objective: Pointwise, limits: Limits) -> tuple[np.ndarray, Result, str, dict[str, Any]]:
+def descend_exactly(objective: Pointwise, limits: Limits) -> tuple[np.ndarray, Result, str, dict[str, Any]]:
     """L-BFGS-B within the bounds, started again where it stopped while that helps: a kink ends its line search.
 
     Returns the best point, how it ended, and what was spent.
