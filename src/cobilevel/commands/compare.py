@@ -153,7 +153,7 @@ class MethodRuns:
         for outer, knob in grid:
             settings = self.method.make(outer, knob)
             self.solved(settings, self.method.first)  # compiles
-            found, _ = self.solved(settings, 4 * self.method.first, self.limit / 4)
+            found, _ = self.solved(settings, 16 * self.method.first, self.limit / 2)
             ends.append(self.case.value(found.x))
         outer, knob = grid[int(np.argmin(ends))]
         chosen = "its own" if outer is None else f"{outer:.3g}"

@@ -145,7 +145,6 @@ class Direct(eqx.Module):
                 )
             for_stream, for_run = split_key(as_key(key))
             study = study.finite(for_stream).here
-            study.check_conditional()
             ended = self.run(study, for_run, limits)
         x = wanted.back(shaped_like(study.problem.x0, ended.x, study.dtype))
         samples_used = sum(kind["samples"] for kind in ended.spent.values())
@@ -198,6 +197,7 @@ def noise_given(study: Study, name: str) -> NoiseSampler:
     if lower.crossed:
         return _AnyRow(level.eta, level.count)
     if problem.conditional is not None:
+        study.check_conditional()
         return problem.conditional
     if isinstance(problem.domain, Finite):
         value, share = np.asarray(problem.domain.index(level.xi)), np.asarray(level.mean_one_weights())

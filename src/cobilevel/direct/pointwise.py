@@ -51,6 +51,7 @@ class NoiseRows(eqx.Module):
         if law.keys is None:
             weights = np.ones(law.rows) if law.weights is None else law.weights
             return NoiseRows.of(law.xi, law.eta, study.dtype, weights)
+        study.check_conditional()
         xi = jnp.asarray(law.xi)
         drawn = _drawn(study.problem.conditional, law.keys, xi, law.rows)
         eta = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), drawn)
