@@ -101,10 +101,10 @@ def compare_command(
     """Compare the reduction with methods that do not reduce: seconds, samples and memory to given gaps."""
     from rich.console import Console
 
-    from .commands import METHOD_NAMES, compare
+    from .commands import METHOD_NAMES, compare_methods
 
     with _in_a_sentence():
-        compare(problems or [], out, seconds, seed, Console(), only or METHOD_NAMES)
+        compare_methods(problems or [], out, seconds, seed, Console(), only or METHOD_NAMES)
 
 
 @app.command("reproduce")

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from cobilevel.commands import compare as run_comparison
+from cobilevel.commands import compare_methods
 from cobilevel.commands.compare import GAPS, Case, MethodRuns, methods, reached
 
 OTHERS = {"first_call": 1.0, "settings": "nothing tuned", "tuning": 0.0, "memory": 2**27, "words": "F: known."}
@@ -30,14 +30,14 @@ def test_tables_name_every_winner(tmp_path, monkeypatch):
         "DLSGD": {"failed": "no sampler"},
     }
     monkeypatch.setattr("cobilevel.commands.compare._in_own_process", lambda _, name, *rest: answers[name])
-    run_comparison(["dro"], tmp_path, 1.0, 0, Console(quiet=True), list(answers))
+    compare_methods(["dro"], tmp_path, 1.0, 0, Console(quiet=True), list(answers))
     page = (tmp_path / "compare.md").read_text()
     assert "10.0%: fastest is PerContext (without a reduction) in 1.00 s, then SOBA in 2.00 s." in page
     assert "DLSGD failed: no sampler" in page
     assert (tmp_path / "compare.png").stat().st_size > 1000
     assert json.loads((tmp_path / "compare.json").read_text())["problems"]["dro"]["SOBA"]["points"][1][0] == 8.0
     with pytest.raises(ValueError, match="there is no roads to compare on"):
-        run_comparison(["roads"], tmp_path, 1.0, 0, Console(quiet=True))
+        compare_methods(["roads"], tmp_path, 1.0, 0, Console(quiet=True))
 
 
 def test_one_method_is_measured():

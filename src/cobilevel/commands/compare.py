@@ -238,7 +238,7 @@ def reached(found: dict[str, Any], least: float) -> list[list[float] | None]:
     return answers
 
 
-def compare(
+def compare_methods(
     problems: Sequence[str], out: Path, seconds: float, seed: int, console: Console, names: Sequence[str] = METHOD_NAMES
 ) -> dict[str, Any]:
     """MethodRuns all methods on the problems; writes ``compare.json``, ``compare.md`` and ``compare.png``."""
