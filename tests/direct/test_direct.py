@@ -167,12 +167,14 @@ def test_gradients_agree_with_differences(kind):
     assert slope == pytest.approx(differences, rel=1e-5, abs=1e-7)
 
 
-def test_the_nested_gradient_tends_to_the_true_one(small):
-    """With many contexts, epochs and terms: what is left is the noise of the mean."""
-    method = cb.direct.DLSGD(outer=1e-12, epochs=4, first=20, terms=60, batch=600)
-    solution = method.solve(small.problem, small.train, steps=1)
+@pytest.mark.parametrize("name", ["DLSGD", "RTMLMC"])
+def test_the_nested_gradient_is_the_true_one_on_average(small, name):
+    """With steps too short to matter, ``x`` adds up the estimates."""
+    method, steps, _ = METHODS[name]
+    short = eqx.tree_at(lambda m: m.outer, method, 1e-6)
+    moved = np.asarray(small.problem.x0) - np.asarray(short.solve(small.problem, small.train, steps).x)
     exact = np.asarray(small.truth.gradient(small.problem.x0))
-    assert solution.history["gradient"][0] == pytest.approx(np.linalg.norm(exact), rel=0.1)
+    assert moved / (1e-6 * steps / 2) == pytest.approx(exact, abs=0.15 * np.linalg.norm(exact))
 
 
 def test_finitely_many_contexts_need_no_sampler():
@@ -187,9 +189,7 @@ def test_finitely_many_contexts_need_no_sampler():
     mean, share = np.array([[eta[xi == v].mean(), (xi == v).mean()] for v in values]).T
     best = share @ ((1 + values) * (3 - mean)) / (share @ (1 + values) ** 2 + 0.1)
     data = cb.Samples(xi, eta)
-    for method in (cb.direct.PerContext(), cb.direct.Collocation(), cb.direct.LocalWeights(neighbours=20)):
-        far = 0.05 if isinstance(method, LocalWeights) else 1e-6
-        assert float(method.solve(problem, data).x) == pytest.approx(best, abs=far)
+    assert float(cb.direct.PerContext().solve(problem, data).x) == pytest.approx(best, abs=1e-6)
     nested = cb.direct.DLSGD(outer=0.03, first=4, epochs=4, batch=16).solve(problem, data, steps=200)
     assert float(nested.x) == pytest.approx(best, abs=0.05)
     blocks = cb.solve(problem, data, cb.Categorical(), cb.RSVRB(), steps=600, batch=32)
