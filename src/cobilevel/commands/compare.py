@@ -64,7 +64,7 @@ class Case:
 
     def value(self, x: Any) -> float:
         """``F``, infinite where it is no number."""
-        found = float(self.objective(np.asarray(x, float)))
+        found = float(self.objective(np.reshape(np.asarray(x, float), np.shape(self.problem.x0))))
         return found if np.isfinite(found) else float("inf")
 
     @cached_property
@@ -192,16 +192,12 @@ class MethodRuns:
         return {
             "points": [list(map(float, point)) for point in points], "first_call": first, "settings": words,
             "tuning": tuning, "memory": 1024 * peak, "held": 1024 * held, "ended": ended, "least": self.case.least,
-            "words": self.case.words, "start": self.case.value(_flat(self.case.problem.x0)),
+            "words": self.case.words, "start": self.case.value(self.case.problem.x0),
         }  # fmt: skip
 
     def gap(self, value: float) -> float:
         least: Any = self.case.least
         return (value - least) / abs(least)
-
-
-def _flat(x: Any) -> np.ndarray:
-    return np.asarray(x, float)
 
 
 def compare_one() -> None:
