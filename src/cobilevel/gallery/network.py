@@ -13,6 +13,7 @@ solution with kinks as demand varies.
 """
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from ..answer import DPI, shown_figure, tidy
@@ -53,15 +55,146 @@ def _(primals, tangents):
 
 
 @jax.custom_jvp
-def _log(Z: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The logarithm, with derivatives that do not overflow where ``Z`` is tiny: no power of it is formed."""
-    return jnp.log(Z)
+def _ratio(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, "..."]:
+    """``a / b``, with derivatives that do not overflow where ``b`` is tiny: no power of it is formed; 0 where it is."""
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
 
 
-@_log.defjvp
+@_ratio.defjvp
 def _(primals, tangents):
-    logs = _log(*primals)
-    return logs, tangents[0] * jnp.exp(-logs)
+    ratio = _ratio(*primals)
+    return ratio, _ratio(tangents[0] - ratio * tangents[1], primals[1])
+
+
+class Walks(eqx.Module):
+    r"""Random walks over links from zone to zone: $S(t, q) = \sum q_{od} \tau_{od}(t)$ and its derivatives in closed
+    form. With $A = Z_{o \cdot}$, $B = Z_{\cdot d}$ and $w_a = e^{-\theta t_a}$, the flow on $a$ from $o$ to $d$ is
+    $q_{od}\, w_a A_{o i} B_{j d} / Z_{od}$, less what goes on from $d$ and comes back to it.
+
+    Rules of differentiation say so to JAX: each derivative is made of gathers from $Z$ and of products of matrices,
+    once for all directions. The logit's parameter $\theta$ and the network are held.
+    """
+
+    tail: Int[Held, " links"]
+    head: Int[Held, " links"]
+    ends: Int[Held, " zones"]
+    theta: Float[Held, ""]
+    nodes: int = eqx.field(static=True)
+
+    def weights(self, t: Float[Array, " links"]) -> tuple[Float[Array, " links"], Float[Array, "n n"]]:
+        """``w`` and ``Z``."""
+        w = jnp.exp(-self.theta * t)
+        return w, _passages(jnp.zeros((self.nodes, self.nodes), t.dtype).at[self.tail, self.head].add(w))
+
+    def costs(self, t: Float[Array, " links"]) -> Float[Array, "zones zones"]:
+        """Expected least costs between zones."""
+        logs = jnp.log(self.weights(t)[1])
+        return (logs[self.ends, self.ends] - logs[: len(self.ends), self.ends]) / self.theta
+
+    def _shares(self, t: Float[Array, " links"], q: Float[Array, "zones zones"]) -> tuple[Array, ...]:
+        r"""``w``, ``Z``, trips less those that would come back, and $\sum_{od} A_{oi} q_{od} B_{jd} / Z_{od}$."""
+        w, Z = self.weights(t)
+        zones = len(self.ends)
+        open_ = self.ends == np.arange(zones)  # nothing leaves the others
+        q = q - jnp.diag(jnp.where(open_, jnp.sum(q, axis=0), 0))
+        return w, Z, q, Z[:zones].T @ _ratio(q, Z[:zones, self.ends]) @ Z[:, self.ends].T
+
+    def flows(self, t: Float[Array, " links"], q: Float[Array, "zones zones"]) -> Float[Array, " links"]:
+        w, _, _, P = self._shares(t, q)
+        return w * P[self.tail, self.head]
+
+    def bend(self, t: Float[Array, " links"], q: Float[Array, "zones zones"]) -> Float[Array, "links links"]:
+        """How flows change with times: the links passed by the same trips, destination by destination."""
+        (w, Z, q, P), (i, j), zones = self._shares(t, q), (self.tail, self.head), len(self.ends)
+        to = Z[:, self.ends]
+        chance = _ratio(w[:, None] * to[j], to[i])  # of each link, for who is at its tail
+
+        def add(d, sums):
+            there = Z[:zones] * _ratio(to[:, d], to[:zones, d, None])  # how often each node is passed, from each zone
+            return sums + (there.T @ (q[:, d, None] * there))[i][:, i] * (chance[:, d, None] * chance[:, d])
+
+        both = jax.lax.fori_loop(0, zones, add, jnp.zeros((len(w), len(w)), t.dtype))
+        again = (w[:, None] * Z[j][:, i]) * (w * P[i][:, j])  # first one link, then the other
+        return -self.theta * (jnp.diag(w * P[i, j]) + again + again.T - both)
+
+
+@jax.custom_jvp
+def _cost(walks: Walks, t: Array, q: Array) -> Array:
+    """``S(t, q)``."""
+    return jnp.sum(q * walks.costs(t))
+
+
+@jax.custom_jvp
+def _along(walks: Walks, t: Array, q: Array, u: Array) -> Array:
+    """How it changes along ``u``."""
+    return _flows(walks, t, q) @ u
+
+
+@jax.custom_jvp
+def _flows(walks: Walks, t: Array, q: Array) -> Array:
+    """How it changes with each time."""
+    return walks.flows(t, q)
+
+
+@jax.custom_jvp
+def _bent(walks: Walks, t: Array, q: Array, u: Array) -> Array:
+    """How flows change along ``u``."""
+    return jax.jvp(lambda t: walks.flows(t, q), (t,), (u,))[1]
+
+
+@jax.custom_jvp
+def _distance(walks: Walks, t: Array, q: Array, counts: Array, weight: Array) -> Array:
+    """Half the weighted squares of flows less counts."""
+    return jnp.sum(weight * (_flows(walks, t, q) - counts) ** 2) / 2
+
+
+def _given(tangent: Any, of: Callable[[Array], Array]) -> Any:
+    """What a tangent adds; 0, and nothing is computed, where it vanishes."""
+    return 0.0 if type(tangent) is SymbolicZero else of(tangent)
+
+
+def _cost_along(primals, tangents):
+    (walks, t, q), (_, dt, dq) = primals, tangents
+    moved = _given(dt, lambda dt: _along(walks, t, q, dt)) + _given(dq, lambda dq: _cost(walks, t, dq))
+    return _cost(walks, t, q), moved
+
+
+def _along_along(primals, tangents):
+    (walks, t, q, u), (_, dt, dq, du) = primals, tangents
+    moved = _given(dt, lambda dt: _bent(walks, t, q, u) @ dt) + _given(dq, lambda dq: _along(walks, t, dq, u))
+    return _along(walks, t, q, u), moved + _given(du, lambda du: _flows(walks, t, q) @ du)
+
+
+def _flows_along(primals, tangents):
+    (walks, t, q), (_, dt, dq) = primals, tangents
+    moved = _given(dt, lambda dt: walks.bend(t, q) @ dt) + _given(dq, lambda dq: _flows(walks, t, dq))
+    return _flows(walks, t, q), moved
+
+
+def _bent_along(primals, tangents):
+    (walks, t, q, u), (_, dt, dq, du) = primals, tangents
+    third = lambda: jax.jvp(lambda t: walks.bend(t, q), (t,), (u,))[1]  # the third derivative along u, symmetric
+    moved = _given(dt, lambda dt: third() @ dt) + _given(dq, lambda dq: _bent(walks, t, dq, u))
+    return _bent(walks, t, q, u), moved + _given(du, lambda du: walks.bend(t, q) @ du)
+
+
+def _distance_along(primals, tangents):
+    (walks, t, q, counts, weight), (_, dt, dq, dc, dw) = primals, tangents
+    off = _flows(walks, t, q) - counts
+    moved = _given(dt, lambda dt: _bent(walks, t, q, weight * off) @ dt)
+    moved = moved + _given(dq, lambda dq: (weight * off) @ _flows(walks, t, dq))
+    moved = moved - _given(dc, lambda dc: (weight * off) @ dc) + _given(dw, lambda dw: off**2 @ dw / 2)
+    return _distance(walks, t, q, counts, weight), moved
+
+
+for _of, _rule in (
+    (_cost, _cost_along),
+    (_along, _along_along),
+    (_flows, _flows_along),
+    (_bent, _bent_along),
+    (_distance, _distance_along),
+):
+    _of.defjvp(_rule, symbolic_zeros=True)
 
 
 class Equilibrium(eqx.Module):
@@ -72,16 +205,12 @@ class Equilibrium(eqx.Module):
     with a bounded slope.
     """
 
-    tail: Int[Held, " links"]
-    head: Int[Held, " links"]
-    ends: Int[Held, " zones"]
+    walks: Walks
     capacity: Float[Held, " links"]
     free_time: Float[Held, " links"]
     b: Float[Held, " links"]
     power: Float[Held, " links"]
     trips: Float[Held, "groups zones zones"]
-    theta: Float[Held, ""]
-    nodes: int = eqx.field(static=True)
     low: float = 0.1
 
     @staticmethod
@@ -99,9 +228,9 @@ class Equilibrium(eqx.Module):
         group = np.minimum((before / q.sum() * groups).astype(int), groups - 1)
         numbers = (links[name] for name in ("capacity", "free_flow_time", "b", "power"))
         trips = np.where(np.arange(groups)[:, None, None] == group[:, None], q, 0)
-        made = Equilibrium(tail, head, ends, *numbers, trips, np.asarray(theta, float), nodes + closed)
-        with double():
-            chain = np.asarray(made.chain(jnp.asarray(made.free_time)))
+        walks = Walks(tail, head, ends, np.asarray(theta, float), nodes + closed)
+        chain = np.zeros((nodes + closed, nodes + closed))
+        np.add.at(chain, (tail, head), np.exp(-theta * links["free_flow_time"]))
         growth = np.abs(np.linalg.eigvals(chain)).max()
         if not growth < 1:
             raise ValueError(
@@ -111,23 +240,14 @@ class Equilibrium(eqx.Module):
         reached = np.linalg.inv(np.eye(len(chain)) - chain)[:zones, ends]
         if not np.all(reached[q > 0] > np.finfo(reached.dtype).tiny):
             raise ValueError(f"some trips have no way to their destination, or theta={theta:g} is too large.")
-        return made
-
-    def chain(self, y: Float[Array, " links"]) -> Float[Array, "n n"]:
-        """``M``."""
-        return jnp.zeros((self.nodes, self.nodes), y.dtype).at[self.tail, self.head].add(jnp.exp(-self.theta * y))
-
-    def costs(self, y: Float[Array, " links"]) -> Float[Array, "zones zones"]:
-        """Expected least costs between zones."""
-        Z = _passages(self.chain(y))
-        return (_log(Z[self.ends, self.ends]) - _log(Z[: len(self.ends), self.ends])) / self.theta
+        return Equilibrium(walks, *numbers, trips)
 
     def demand(self, xi: Float[Array, "..."]) -> Float[Array, "zones zones"]:
         return jnp.tensordot(jnp.atleast_1d(xi), self.trips, axes=1)
 
     def attracted(self, y: Float[Array, " links"], xi: Float[Array, "..."]) -> Float[Array, " links"]:
         """The flows that times attract."""
-        return jax.grad(lambda t: jnp.sum(self.demand(xi) * self.costs(t)))(y)
+        return _flows(self.walks, y, self.demand(xi))
 
     def times(self, x: Float[Array, " links"], flows: Float[Array, " links"]) -> Float[Array, " links"]:
         """The time that each link takes at a flow."""
@@ -145,7 +265,7 @@ class Equilibrium(eqx.Module):
         return x * self.capacity * self.free_time * self.b * jnp.where(over > 0, curve, line)
 
     def __call__(self, x: Any, y: Any, xi: Any, eta: Any) -> Float[Array, ""]:
-        potential = jnp.sum(self.stored(x, y)) - jnp.sum(self.demand(xi) * self.costs(y))
+        potential = jnp.sum(self.stored(x, y)) - _cost(self.walks, y, self.demand(xi))
         return potential / jnp.sum(self.trips)
 
 
@@ -162,8 +282,9 @@ class Misfit(eqx.Module):
     spread: float = 0.25
 
     def __call__(self, x: Any, y: Any, xi: Any, eta: Any) -> Float[Array, ""]:
-        counts = jnp.mean(((self.lower.attracted(y, xi) - eta) / self.deviation) ** 2)
-        return (counts + jnp.mean(((x - 1) / self.spread) ** 2) / self.samples) / 2
+        weight, trips = self.deviation**-2.0 / len(self.deviation), self.lower.demand(xi)
+        prior = jnp.mean(((x - 1) / self.spread) ** 2) / (2 * self.samples)
+        return _distance(self.lower.walks, y, trips, eta, weight) + prior
 
 
 class NetworkTruth(eqx.Module):
