@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from .expansion import Expansions
 from .rows import AT_ONCE, of_vectors
-from .sums import RowPool, summed_with
+from .sums import RowPool, side_by_side, summed_with
 
 
 class Along(NamedTuple):
@@ -55,8 +55,8 @@ def _sums(program: Any, upper: bool) -> Callable:
         def total(x: Any, y: Any) -> Any:
             return shares @ jax.vmap(lambda *row: share(x, *row))(y, v, xi, eta)
 
-        slopes = jax.grad(total, argnums=(0, 1))
-        return jax.lax.map(lambda direction: jax.jvp(slopes, (x, y), direction)[1], along)
+        changes = jax.linearize(jax.grad(total, argnums=(0, 1)), x, y)[1]  # what directions share, once
+        return jax.lax.map(lambda direction: changes(*direction), along)
 
     return jax.jit(block)
 
@@ -171,14 +171,18 @@ class Curvature:
         program, cast = made(objective.program, upper), lambda a: np.asarray(a, rows.dtype)
         steps = cast(at.steps(directions))
         at.charge(*["upper_gradient" if upper else "hessian_vector"] * max(len(directions), 1))
-        for part, xi, eta in rows:
+
+        def one(block: tuple[slice, Any, Any]) -> tuple[slice, list[np.ndarray]]:
+            part, xi, eta = block
             count, phi = part.stop - part.start, pool.taken(part)
             shares = np.zeros(rows.size, rows.dtype)
             shares[:count] = pool.shares[part]
             turns = np.moveaxis(rows.filled((phi @ moved).reshape(count, at.dy, len(directions)), 0), 2, 0)
-            table = lambda W, phi=phi: cast(rows.filled(phi @ W, 0))
+            table = lambda W: cast(rows.filled(phi @ W, 0))
             of_block = (table(self.W), table(self.V), shares, xi, eta, (steps, cast(turns)))
-            yield part, [np.asarray(a, float) for a in program(objective.constants, cast(self.x), *of_block)]
+            return part, [np.asarray(a, float) for a in program(objective.constants, cast(self.x), *of_block)]
+
+        return side_by_side(one, list(rows))
 
 
 def following(

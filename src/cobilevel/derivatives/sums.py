@@ -38,6 +38,13 @@ def lower_slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[
     return rows.value.sum(dtype=float), xp.asarray(summed_with(phi, rows.slope), float), xp.asarray(bend, float)
 
 
+def slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
+    """Of these ``g_Phi`` and its gradient, from rows that hold nothing else."""
+    xp = module_of(packed)
+    slope = summed_with(phi, packed[:, 1:] * shares[:, None])
+    return LowerRows((packed[:, 0] * shares).sum(dtype=float), xp.asarray(slope, float), xp.zeros(()), xp.zeros(()))
+
+
 def lower_matrix_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any]:
     """Of these the Hessian and the cross derivative."""
     xp, rows = module_of(packed), sizes.split_lower(packed * shares[:, None])
@@ -180,7 +187,7 @@ class RowPool:
 
     def summed(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, of: Callable, sizes: Sizes) -> Any:
         """What `of` makes of each block, added up in their order."""
-        return total(_side_by_side(lambda block: of(*self._at(derivatives, x, W, block), sizes), list(self.rows)))
+        return total(side_by_side(lambda block: of(*self._at(derivatives, x, W, block), sizes), list(self.rows)))
 
     def lower_sums(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, sizes: Sizes) -> Any:
         """What ``lower_slope_sums`` gives for all rows, and a function that forms the matrices: the derivatives of all
@@ -190,8 +197,8 @@ class RowPool:
             held = self._at(derivatives, x, W, block)
             return held, lower_slope_sums(*held, sizes)
 
-        held, sums = zip(*_side_by_side(one, list(self.rows)), strict=True)
-        matrices = lambda: total(_side_by_side(lambda block: lower_matrix_sums(*block, sizes), list(held)))
+        held, sums = zip(*side_by_side(one, list(self.rows)), strict=True)
+        matrices = lambda: total(side_by_side(lambda block: lower_matrix_sums(*block, sizes), list(held)))
         return *total(sums), matrices
 
     def _at(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, block: tuple[slice, Any, Any]) -> Any:
@@ -240,7 +247,7 @@ def on_accelerator() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def _side_by_side(one: Callable, items: list) -> Iterator[Any]:
+def side_by_side(one: Callable, items: list) -> Iterator[Any]:
     """A function of each item, in their order; in threads where items are many."""
     if len(items) == 1:
         return map(one, items)

@@ -24,7 +24,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
-from ..answer import DPI, shown_figure, tidy
+from ..answer import COLOURS, DPI, shown_figure, tidy
 from ..lower import Dense, minimise
 from ..precision import Held, double
 from ..problem import Box, Interval, Problem, Samples
@@ -389,14 +389,14 @@ def network(
 
     - `groups`: of zones; the context is a factor for each, uniform on `span`.
     - `folder`: of TNTP files, or of a project of AequilibraE; or `roads` themselves, such as ``tntp.sioux_falls()``.
-      Without either, a generated grid of 24 nodes and 76 links.
+      Without either, a generated grid of 6 nodes and 14 links.
     - `theta`: of the logit, per unit of time. As it grows, the equilibrium tends to that of Wardrop.
     - `noise`: the standard deviation of counts, as a share of each link's flow at stated capacities.
 
     True capacities are 0.6 to 1.4 of those stated, at random; ``x`` are such shares, and ``y`` link times.
     """
     if roads is None:
-        roads = grid(4, 6, seed) if folder is None else read_folder(folder)
+        roads = grid(2, 3, seed) if folder is None else read_folder(folder)
     if not 1 <= groups <= min(5, len(roads.trips)):
         raise ValueError(f"groups must be 1 to 5, and no more than zones, got {groups}.")
     rng, lower = np.random.default_rng(seed), Equilibrium.of(roads, groups, theta)
@@ -435,12 +435,18 @@ def draw_roads(
     roads: Roads, flow: np.ndarray, error: np.ndarray, path: str | Path | None = None, label: str = "error"
 ) -> Any:
     """A picture of a network: flows as widths, errors as colours (both of one value a link), each link on its right."""
+    figure = shown_figure(8, 7)
+    _map(figure.add_subplot(), roads, flow, error, label)
+    if path is not None:
+        figure.savefig(path, dpi=DPI)
+    return figure
+
+
+def _map(axis: Any, roads: Roads, flow: np.ndarray, error: np.ndarray, label: str) -> None:
     from matplotlib.collections import LineCollection
 
     if roads.places is None:
         raise ValueError("the places of nodes are not known: give the file of nodes.")
-    figure = shown_figure(8, 7)
-    axis = figure.add_subplot()
     one, other = (roads.places[end] for end in roads.ends)
     along = other - one
     length = np.linalg.norm(along, axis=1, keepdims=True)
@@ -455,7 +461,36 @@ def draw_roads(
     axis.set(aspect="equal", xticks=[], yticks=[], title=f"width: flow, up to {np.max(flow):,.0f}")
     tidy(axis)
     axis.spines[["left", "bottom"]].set_visible(False)
-    figure.colorbar(lines, label=label, shrink=0.7)
-    if path is not None:
-        figure.savefig(path, dpi=DPI)
+    axis.figure.colorbar(lines, ax=axis, label=label, shrink=0.7)
+
+
+def draw_network(instance: Instance, solution: Any) -> Any:
+    """Left: the network in the middle of the demand, with errors of capacities; right: flows over the demand of the
+    first group on the links that differ most from what stated capacities say."""
+    truth, figure = instance.truth, shown_figure(12, 5)
+    left, right = figure.subplots(1, 2)
+    xi, counts = (np.asarray(part) for part in (instance.train.xi, instance.train.eta))
+    low, high = (np.atleast_1d(part) for part in (xi.min(axis=0), xi.max(axis=0)))
+    demand = np.linspace(low[0], high[0], 25)
+    context = np.tile((low + high) / 2, (len(demand), 1))
+    context[:, 0] = demand
+    context = context if xi.ndim == 2 else context[:, 0]
+    found = truth.flows(np.asarray(solution.policy(jnp.asarray(context))), context)
+    exact, stated = (truth.flows(truth.y(x, context), context) for x in (truth.x, np.ones_like(truth.x)))
+    middle, error = len(demand) // 2, np.asarray(solution.x, float) - truth.x
+    _map(left, truth.roads, found[middle], error, "error of the capacity, as a share of the stated one")
+    tail, head = truth.roads.ends
+    shown = np.argsort(-np.abs(exact - stated)[middle])[: len(COLOURS) // 2]
+    for link, colour in zip(shown, COLOURS, strict=False):
+        if xi.ndim == 1:
+            right.plot(xi, counts[:, link], ".", color=colour, ms=2, alpha=0.2)
+        right.plot(demand, found[:, link], color=colour, lw=1.8, label=f"{tail[link] + 1} to {head[link] + 1}")
+        right.plot(demand, stated[:, link], ":", color=colour, lw=1.2)
+        right.plot(demand, exact[:, link], "--", color="black", lw=0.9)
+    right.plot([], [], "--", color="black", lw=0.9, label="exact")
+    right.plot([], [], ":", color="grey", lw=1.2, label="at stated capacities")
+    of = "demand" if xi.ndim == 1 else "demand of the first group"
+    right.set(xlabel=f"{of} (share of the nominal one)", ylabel="flow (vehicles)", title="Flows of some links")
+    right.legend(frameon=False, fontsize="small")
+    tidy(right)
     return figure
