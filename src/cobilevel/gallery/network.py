@@ -143,8 +143,15 @@ def _bent(walks: Walks, t: Array, q: Array, u: Array) -> Array:
 
 
 @jax.custom_jvp
+def _pulled(walks: Walks, t: Array, q: Array, u: Array) -> Array:
+    """The same, for ``_distance``: which ``u`` alone changes."""
+    return _bent(walks, t, q, u)
+
+
+@jax.custom_jvp
 def _distance(walks: Walks, t: Array, q: Array, counts: Array, weight: Array) -> Array:
-    """Half the weighted squares of flows less counts."""
+    """Half the weighted squares of flows less counts. Second derivatives are those of Gauss and Newton: with flows as
+    though straight in the times, since residuals, which differ in sign, make little of their curvature."""
     return jnp.sum(weight * (_flows(walks, t, q) - counts) ** 2) / 2
 
 
@@ -178,10 +185,15 @@ def _bent_along(primals, tangents):
     return _bent(walks, t, q, u), moved + _given(du, lambda du: walks.bend(t, q) @ du)
 
 
+def _pulled_along(primals, tangents):
+    (walks, t, q, u), (_, _, _, du) = primals, tangents
+    return _pulled(walks, t, q, u), jnp.zeros_like(u) + _given(du, lambda du: walks.bend(t, q) @ du)
+
+
 def _distance_along(primals, tangents):
     (walks, t, q, counts, weight), (_, dt, dq, dc, dw) = primals, tangents
     off = _flows(walks, t, q) - counts
-    moved = _given(dt, lambda dt: _bent(walks, t, q, weight * off) @ dt)
+    moved = _given(dt, lambda dt: _pulled(walks, t, q, weight * off) @ dt)
     moved = moved + _given(dq, lambda dq: (weight * off) @ _flows(walks, t, dq))
     moved = moved - _given(dc, lambda dc: (weight * off) @ dc) + _given(dw, lambda dw: off**2 @ dw / 2)
     return _distance(walks, t, q, counts, weight), moved
@@ -192,6 +204,7 @@ for _of, _rule in (
     (_along, _along_along),
     (_flows, _flows_along),
     (_bent, _bent_along),
+    (_pulled, _pulled_along),
     (_distance, _distance_along),
 ):
     _of.defjvp(_rule, symbolic_zeros=True)
