@@ -191,6 +191,9 @@ def test_sioux_falls_tends_to_the_user_equilibrium():
         lower = Equilibrium.of(roads, theta=theta)
         truth = NetworkTruth(np.ones(76), lower, roads)
         flows.append(truth.flows(truth.y(truth.x, np.ones(1)), np.ones(1))[0])
+    truth = NetworkTruth(np.ones(76), Equilibrium.of(roads, theta=20.0), roads)
+    with pytest.raises(ValueError, match="theta may be too large"):
+        truth.y(truth.x, np.ones(1))
     v = 2 * flows[1] - flows[0]  # the error falls as 1 / theta
     rise = links["b"] * (v / links["capacity"]) ** links["power"]
     beckmann = np.sum(links["free_flow_time"] * v * (1 + rise / (links["power"] + 1)))

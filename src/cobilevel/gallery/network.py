@@ -318,7 +318,10 @@ class NetworkTruth(eqx.Module):
             padded = np.concatenate([xi, np.repeat(xi[-1:], each - len(xi), axis=0)])
             with double():
                 local = lambda y: tuple(map(np.asarray, _derivatives(self.lower, x, y, padded)))
-                return minimise(Dense(local), np.tile(start, (each, 1)), 0.0).point[: len(xi)]
+                end = minimise(Dense(local), np.tile(start, (each, 1)), 0.0)
+            if not end.converged.all():
+                raise ValueError("no equilibrium was found at some contexts: theta may be too large for them.")
+            return end.point[: len(xi)]
 
         with double():
             start = np.asarray(self.lower.times(x, x * self.lower.capacity))
@@ -402,14 +405,14 @@ def network(
 
     - `groups`: of zones; the context is a factor for each, uniform on `span`.
     - `folder`: of TNTP files, or of a project of AequilibraE; or `roads` themselves, such as ``tntp.sioux_falls()``.
-      Without either, a generated grid of 6 nodes and 14 links.
+      Without either, a generated grid of 9 nodes and 24 links.
     - `theta`: of the logit, per unit of time. As it grows, the equilibrium tends to that of Wardrop.
     - `noise`: the standard deviation of counts, as a share of each link's flow at stated capacities.
 
     True capacities are 0.6 to 1.4 of those stated, at random; ``x`` are such shares, and ``y`` link times.
     """
     if roads is None:
-        roads = grid(2, 3, seed) if folder is None else read_folder(folder)
+        roads = grid(3, 3, seed) if folder is None else read_folder(folder)
     if not 1 <= groups <= min(5, len(roads.trips)):
         raise ValueError(f"groups must be 1 to 5, and no more than zones, got {groups}.")
     rng, lower = np.random.default_rng(seed), Equilibrium.of(roads, groups, theta)
