@@ -10,7 +10,8 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.gallery import tntp
-from cobilevel.gallery.network import Equilibrium, NetworkTruth, _cost
+from cobilevel.gallery.network import Equilibrium, NetworkTruth
+from cobilevel.gallery.walks import cost
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_derivatives_in_closed_form(first_through):
             slope = jax.grad(of, (1, 2))
             return *slope(walks, t, q), *jax.jacfwd(slope, 1)(walks, t, q), jax.jvp(jax.grad(along), (t,), (u,))[1]
 
-        return derivatives(_cost), derivatives(differentiated)
+        return derivatives(cost), derivatives(differentiated)
 
     for ours, known in zip(*all_of(t, q), strict=True):
         np.testing.assert_allclose(ours, known, rtol=1e-9, atol=1e-9 * float(jnp.max(jnp.abs(known))))
