@@ -27,5 +27,4 @@ ENTRIES = {  # what `cobilevel gallery` lists: the function that makes an instan
     "portfolio": (portfolio, draw_portfolio),
     "energy": (energy, draw_energy),
     "federated": (federated, draw_federated),
-    "network": (network, draw_network),
 }
