@@ -26,8 +26,8 @@ def lower_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
 
     The Hessian is ``(M, M)``, or blocks ``(N, dy, dy)`` where each row has one function alone.
     """
-    value, slope = lower_slope_sums(phi, shares, packed, sizes)[:2]
-    return LowerRows(value, slope, *lower_matrix_sums(phi, shares, packed, sizes))
+    rows = sizes.split_lower(packed * shares[:, None])
+    return LowerRows(*_value_and_slope(phi, rows), *_matrices(phi, rows))
 
 
 def lower_slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any, Any]:
@@ -35,18 +35,26 @@ def lower_slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[
     xp, rows = module_of(packed), sizes.split_lower(packed * shares[:, None])
     bend = xp.einsum("naa->na", rows.hessian)
     bend = phi.blocks(bend) if isinstance(phi, OneHot) else (phi * phi).T @ bend
-    return rows.value.sum(dtype=float), xp.asarray(summed_with(phi, rows.slope), float), xp.asarray(bend, float)
+    return *_value_and_slope(phi, rows), xp.asarray(bend, float)
 
 
 def lower_matrix_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any]:
     """Of these the Hessian and the cross derivative."""
-    xp, rows = module_of(packed), sizes.split_lower(packed * shares[:, None])
+    return _matrices(phi, sizes.split_lower(packed * shares[:, None]))
+
+
+def _value_and_slope(phi: Any, rows: LowerRows) -> tuple[Any, Any]:
+    return rows.value.sum(dtype=float), module_of(rows.value).asarray(summed_with(phi, rows.slope), float)
+
+
+def _matrices(phi: Any, rows: LowerRows) -> tuple[Any, Any]:
+    xp, (n, dy, dx) = module_of(rows.value), rows.cross.shape
     if isinstance(phi, OneHot):
         hessian = phi.blocks(rows.hessian)
         hessian = (hessian + xp.swapaxes(hessian, 1, 2)) / 2
     else:
         hessian = galerkin(phi, rows.hessian)
-    cross = summed_with(phi, rows.cross.reshape(len(packed), -1)).reshape(phi.shape[1], sizes.dy, -1)
+    cross = summed_with(phi, rows.cross.reshape(n, dy * dx)).reshape(phi.shape[1], dy, dx)
     return xp.asarray(hessian, float), xp.asarray(cross, float)
 
 
@@ -147,9 +155,9 @@ def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]
     """
     size, (n, count) = matrices.shape[1], phi.shape
     entries, place = _pairs(size)
-    pairs, each = matrices.reshape(n, -1)[:, entries].T, max(1, AT_ONCE // max(phi.size, 1))
+    pairs, each = matrices.reshape(n, -1).T[entries], max(1, AT_ONCE // max(phi.size, 1))
     if isinstance(phi, np.ndarray):
-        pairs, turned = np.ascontiguousarray(pairs), np.ascontiguousarray(phi.T)
+        turned = phi.T if phi.strides[0] == phi.itemsize else np.ascontiguousarray(phi.T)
         chunks = (pairs[k : k + each, None] * turned for k in range(0, len(pairs), each))
         blocks = np.concatenate([chunk.reshape(-1, n) @ phi for chunk in chunks]).reshape(-1, count, count)
     else:
@@ -256,4 +264,5 @@ def _side_by_side(one: Callable, items: list) -> Iterator[Any]:
 def pools_of(batch: Batch, dtype: Any, numbers: int) -> list[RowPool]:
     """The rows of a level, as one pool."""
     features, weight, xi, eta = jax.tree.map(np.asarray, (batch.features, batch.weight, batch.xi, batch.eta))
+    features = jax.tree.map(np.asfortranarray, features)  # one function after the other: sums run along memory
     return [RowPool(features, weight.astype(float) / len(batch), RowBlocks(xi, eta, dtype, numbers))]
