@@ -1,10 +1,12 @@
 """Sums over rows: what a basis makes of both levels, the sizes of single rows, and the rows that they are made from."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from operator import add
+from threading import local
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -26,13 +28,13 @@ def lower_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
 
     The Hessian is ``(M, M)``, or blocks ``(N, dy, dy)`` where each row has one function alone.
     """
-    rows = sizes.split_lower(packed * shares[:, None])
+    rows = sizes.split_lower(_weighted(packed, shares))
     return LowerRows(*_value_and_slope(phi, rows), *_matrices(phi, rows))
 
 
 def lower_slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any, Any]:
     """Of these ``g_Phi``, its gradient and the diagonal of its Hessian, which take no products of features."""
-    xp, rows = module_of(packed), sizes.split_lower(packed * shares[:, None])
+    xp, rows = module_of(packed), sizes.split_lower(_weighted(packed, shares))
     bend = xp.einsum("naa->na", rows.hessian)
     bend = phi.blocks(bend) if isinstance(phi, OneHot) else (phi * phi).T @ bend
     return *_value_and_slope(phi, rows), xp.asarray(bend, float)
@@ -40,7 +42,7 @@ def lower_slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[
 
 def lower_matrix_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any]:
     """Of these the Hessian and the cross derivative."""
-    return _matrices(phi, sizes.split_lower(packed * shares[:, None]))
+    return _matrices(phi, sizes.split_lower(_weighted(packed, shares)))
 
 
 def _value_and_slope(phi: Any, rows: LowerRows) -> tuple[Any, Any]:
@@ -62,8 +64,35 @@ def upper_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> UpperRows:
     """The same of ``f_Phi`` and its gradients."""
     xp = module_of(packed)
     first = xp.asarray(shares @ packed[:, : 1 + sizes.dx], float)
-    d2 = summed_with(phi, packed[:, 1 + sizes.dx :] * shares[:, None])
+    d2 = summed_with(phi, _weighted(packed[:, 1 + sizes.dx :], shares))
     return UpperRows(first[0], first[1:], xp.asarray(d2, float))
+
+
+class _Scratch(local):
+    """Memory of this thread for products that are summed up at once. Fresh memory would cost more than the product
+    where the system takes it back each time, as it does from the workers of dask."""
+
+    def __init__(self):
+        self._held: dict[str, np.ndarray] = {}
+
+    def product(self, name: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Of two arrays; the next of that name overwrites it."""
+        shape, dtype = np.broadcast_shapes(a.shape, b.shape), np.result_type(a, b)
+        size = math.prod(shape)
+        if size > AT_ONCE // 2**4:
+            return a * b
+        held = self._held.get(name, np.empty(0))
+        if held.size < size or held.dtype != dtype:
+            held = self._held[name] = np.empty(size, dtype)
+        return np.multiply(a, b, out=held[:size].reshape(shape))
+
+
+_scratch = _Scratch()
+
+
+def _weighted(rows: Any, shares: Any) -> Any:
+    """Rows times their shares."""
+    return _scratch.product("rows", rows.T, shares).T if isinstance(rows, np.ndarray) else rows * shares[:, None]
 
 
 class LowerSums:
@@ -158,7 +187,7 @@ def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]
     pairs, each = matrices.reshape(n, -1).T[entries], max(1, AT_ONCE // max(phi.size, 1))
     if isinstance(phi, np.ndarray):
         turned = phi.T if phi.strides[0] == phi.itemsize else np.ascontiguousarray(phi.T)
-        chunks = (pairs[k : k + each, None] * turned for k in range(0, len(pairs), each))
+        chunks = (_scratch.product("pairs", pairs[k : k + each, None], turned) for k in range(0, len(pairs), each))
         blocks = np.concatenate([chunk.reshape(-1, n) @ phi for chunk in chunks]).reshape(-1, count, count)
     else:
         blocks = jax.lax.map(lambda weight: (phi.T * weight) @ phi, pairs, batch_size=min(each, len(pairs)))
