@@ -267,9 +267,16 @@ def _on_host(function: Callable[P, R], traced: Callable[P, R]) -> Callable[P, R]
     return call
 
 
+def _cores() -> int:
+    """The cores that are this process's share: those that ``NPROC`` grants, which XLA heeds too, or all it may use."""
+    held = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    granted = os.environ.get("NPROC", "")
+    return max(1, min(held, int(granted))) if granted.isdecimal() else held
+
+
 def in_threads(one: Callable[[Any], R], items: Sequence[Any]) -> Iterator[R]:
     """A function of each item, in their order; in as many threads as there are cores, where items are many."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _cores()
     if len(items) < FEW or cores == 1 or current_thread().name.startswith(_THREADS):
         yield from map(one, items)
         return

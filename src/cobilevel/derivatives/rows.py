@@ -8,7 +8,7 @@ whose functions say the same up to numbers share it: programs are kept from one 
 """
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -175,15 +175,16 @@ def of_vectors(program: Any, constants: list) -> Callable:
 
 @lru_cache(_KEPT)
 def _over_rows(parts: Callable, programs: tuple, *options: Any) -> tuple[Callable, Callable]:
-    """What `parts` gives for each row, packed into one vector, for a block of rows; and the same compiled."""
+    """What `parts` gives for each row, packed into one vector, for a block of rows; and the same compiled, a column a
+    row: sums over rows run along memory."""
 
     def one(constants: tuple, x: Any, y: Any, xi: Any, eta: Any) -> Any:
         derivatives = parts(x, y, xi, eta, *map(of_vectors, programs, constants), *options)
         dtype = np.result_type(*(part.dtype for part in derivatives))  # functions may hold numbers in another precision
         return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in derivatives])
 
-    rows = jax.vmap(one, in_axes=(None, None, 0, 0, 0))
-    return rows, unfused(rows)
+    over = partial(jax.vmap, one, in_axes=(None, None, 0, 0, 0))
+    return over(), unfused(over(out_axes=1))
 
 
 class RowDerivatives(NamedTuple):
@@ -228,7 +229,7 @@ class RowDerivatives(NamedTuple):
         rows = self.rows
         y = rows.filled(table, 0).astype(rows.dtype, copy=False)
         packed = self.program(self.constants, x.astype(rows.dtype, copy=False), y, xi, eta)
-        return np.asarray(packed)[: part.stop - part.start]
+        return np.asarray(packed).T[: part.stop - part.start]
 
     def table(
         self,
