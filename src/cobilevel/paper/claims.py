@@ -181,33 +181,32 @@ class Comparison:
         """By how much it fails, and which limit would have passed; nothing where it holds."""
         if self.holds(count):
             return ""
-        seen, words = self.seen(count), []
-        if not seen.low > self.least:
-            words.append((self.least, self.least - seen.low, seen.low))
-        if not seen.high < self.most:
-            words.append((self.most, seen.high - self.most, seen.high))
-        beyond = " and ".join(
-            f"beyond {limit:.4g} by {by:.2g}, {end:.4g} would have passed" for limit, by, end in words
-        )
-        return f"{self.what} {seen.words(4)}: {beyond}"
+        seen = self.seen(count)
+        ends = [(self.least, seen.low)] * (not seen.low > self.least)
+        ends += [(self.most, seen.high)] * (not seen.high < self.most)
+        beyond = [f"misses {limit:.4g} by {abs(end - limit):.2g}, {end:.4g} would have passed" for limit, end in ends]
+        return f"{self.what} {seen.words(4)}: {' and '.join(beyond)}"
 
     def stored(self) -> dict[str, Any]:
         """In numbers that JSON has; a limit that there is not is left out."""
         spread = {"value": float(self.spread), "low": self.spread.low, "high": self.spread.high}
         limits = {"least": self.least, "most": self.most}
-        numbers = {k: float(f"{v:.6g}") for k, v in (spread | limits).items() if np.isfinite(v)}
-        return {
-            "what": self.what,
-            "kind": self.spread.kind,
-            "runs": self.spread.runs,
-            "certain": self.certain,
-        } | numbers
+        short = lambda v: float(f"{v:.6g}")
+        numbers = {name: short(v) for name, v in (spread | limits).items() if np.isfinite(v)}
+        if (
+            self.spread.kind == "median" and self.spread.values is not None
+        ):  # its interval is not a matter of two numbers
+            numbers["values"] = [short(v) for v in self.spread.values]
+        known = {"what": self.what, "kind": self.spread.kind, "runs": self.spread.runs, "certain": self.certain}
+        return known | numbers
 
     @staticmethod
     def read(stored: Mapping[str, Any]) -> "Comparison":
-        ends = stored.get("low", -np.inf), stored.get("high", np.inf)
-        spread = Spread.kept(stored.get("value", np.nan), *ends, stored["kind"], stored["runs"])
-        limits = stored.get("least", -np.inf), stored.get("most", np.inf)
+        number = lambda name, other: float(stored.get(name, other))
+        ends, values = (number("low", -np.inf), number("high", np.inf)), stored.get("values")
+        values = None if values is None else np.array(values)
+        spread = Spread.kept(number("value", np.nan), *ends, stored["kind"], stored["runs"], values)
+        limits = number("least", -np.inf), number("most", np.inf)
         return Comparison(stored["what"], spread, *limits, stored["certain"])
 
 
