@@ -66,7 +66,8 @@ class Stratified(Uniform):
     cells: int = eqx.field(static=True)
 
     def sample(self, key, size):
-        u = (jnp.arange(size) % self.cells + jax.random.uniform(key, (size,))) / self.cells
+        u = jax.random.uniform(key, (size,))
+        u = ((jnp.arange(size) % self.cells).astype(u.dtype) + u) / self.cells
         return self.domain.place((2 * u - 1)[:, None])
 
 
