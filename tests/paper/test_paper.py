@@ -139,7 +139,7 @@ def test_each_cell_may_draw_a_batch_of_its_own(tmp_path):
         rng.uniform(size=(60, 4)).astype(np.float32), np.arange(60) % 3, np.zeros((2, 4)), np.zeros(2, int), "made"
     )
     lab = Cleaning(CLEANING_BUDGETS["quick"], Runs(tmp_path), made)
-    lab._instances = {seed: cleaning(seed, made, train=40, validation=20) for seed in (0, 1)}
+    lab._instances = {seed: cleaning(seed, made, train=40, validation=20, dtype=np.float64) for seed in (0, 1)}
     N, batch = 3, 4
     own, split = (Method("StocBiO", family, N, batch=batch) for family in (OWN, PER_CELL))
     assert (own.drawn, split.drawn, own.scale) == (N * batch, batch, split.scale)
