@@ -19,7 +19,7 @@ from cobilevel.paper.experiment import TUNING
 from cobilevel.paper.methods import BARE, OWN, PER_CELL, Grid, Method, SearchRung, Setting, race
 from cobilevel.paper.reproduce import write_report
 from cobilevel.study import Study
-from cobilevel.sweep import Runs
+from cobilevel.sweep import Runs, taken
 
 
 def test_the_grid_is_the_papers():
@@ -150,9 +150,9 @@ def test_each_cell_may_draw_a_batch_of_its_own(tmp_path):
         assert np.isfinite(numbers["validation"]).all()
     spent = {m: sum(kind["samples"] for kind in _first(s).ledger.totals().values()) for m, s in states.items()}
     assert spent[own] == N * spent[split]
-    reduced = _first(lab.problems(own, (0, 1)))
-    upper, lower = reduced.draw(3, own.drawn)
-    for level in (upper, lower):
+    reduced = taken(lab.problems(own, (0, 1)), 0)
+    for source in (reduced.upper_source, reduced.lower_source):
+        level = source.draw(jax.random.key(3), own.drawn)
         cells = np.floor((np.asarray(level.xi) - 0.1) / 9.9 * N)
         assert np.bincount(cells.astype(int)).tolist() == [batch] * N
 
