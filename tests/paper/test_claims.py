@@ -295,7 +295,7 @@ def own_batches(ends, slow):
         curve = end + (2.3 - end) * np.exp(-t / slow)
         curves = (curve * (1 + 1e-4 * rng.normal(size=(4, 100)))).tolist()
         rows.append({"N": N, "batch": 512, "validation": curves, "samples": (512 * N * t).tolist()})
-    return {"data": "mnist", "seeds": [0, 1, 2, 3], "steps": 100, "methods": rows}
+    return {"data": "mnist", "seeds": [0, 1, 2, 3], "steps": 100, "grid": [[0.1, 1e5, 10]] * 6, "methods": rows}
 
 
 def test_kept_curves_are_one_more_reading_of_h1():
@@ -310,6 +310,7 @@ def test_kept_curves_are_one_more_reading_of_h1():
     assert h1["reading"].endswith(Reading(OWN, HELD_OUT).words())
     assert "own-batch[50] less own-batch[5] -0.09998 [" in h1["readings"][-1]["measured"]
     assert "4 trials" in h1["readings"][-1]["note"]
+    assert h1["readings"][-1]["note"].endswith("6 settings searched")
     assert with_more[1:] == upside[1:]
     worse = with_own_batches(with_more, own_batches({5: 0.9, 25: 0.9, 50: 0.95}, 10.0))[0]
     assert worse["verdict"] == "fails"

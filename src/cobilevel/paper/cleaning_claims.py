@@ -211,6 +211,8 @@ class KeptCurves:
             f"{content['data']}, {self.methods[0].batch} images a cell and batch, {trials} trials, {content['steps']} "
             f"steps of ten inner ones or as many oracle calls, N = {sizes}"
         )
+        if content.get("grid"):
+            self.note += f", {len(content['grid'])} settings searched"
 
     def curve(self, method: Method, name: str, tuned: str = HELD_OUT) -> Float[np.ndarray, "trials looks"]:
         return moving_average(np.array(self._rows[method][name], dtype=float))
