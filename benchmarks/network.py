@@ -93,7 +93,7 @@ def errors(instance, x):
 
 def shown(name, seconds, figures):
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    words = ", ".join(f"{key} {value:.3g}" for key, value in figures.items())
+    words = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
     print(f"{name:<12} {seconds / 60:6.2f} min, {memory:.1f} GiB: {words}", flush=True)
 
 
@@ -142,7 +142,8 @@ def main():
     exact = instance.truth.flows(policy, xi)
     gap = instance.truth.flows(np.asarray(solution.policy(instance.test.xi)), xi) - exact
     of_policy = {"flows of the policy": np.linalg.norm(gap) / np.linalg.norm(exact)}
-    shown("cb.solve", seconds, errors(instance, solution.x) | of_policy)
+    steps = {"objective": float(solution.history["upper"][-1]), "steps": solution.stats["steps"]}
+    shown("cb.solve", seconds, errors(instance, solution.x) | of_policy | steps)
     if given.picture is not None:
         middle = np.mean(np.atleast_2d(xi.T), axis=1).squeeze()
         table = instance.truth.table(solution.x, solution.policy(jnp.asarray(middle)), middle)
@@ -159,11 +160,11 @@ def main():
         scipy.optimize.minimize(assignment, np.asarray(instance.problem.x0), jac=True, method="L-BFGS-B", bounds=bounds)
     except TimeoutError:
         pass
-    spent, (_, x) = time.perf_counter() - began, assignment.best
+    spent, (objective, x) = time.perf_counter() - began, assignment.best
     if x is None:
         print(f"L-BFGS has not assigned all samples once in {spent / 60:.2f} min")
     else:
-        shown("L-BFGS", spent, errors(instance, np.array(x)) | {"calls": assignment.calls})
+        shown("L-BFGS", spent, errors(instance, np.array(x)) | {"objective": objective, "calls": assignment.calls})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Rows in partitions: how sums over them scale with workers of dask, what they take of memory, and who may be killed.
 
 - scaling: seconds of an expansion (both levels, after the first) and of a whole solve on 1, 2, 4, 8, 16 worker
-  processes of one core each, with as many rows on each (weak) or in all (strong), and bytes both ways;
+  processes of one core each, with as many rows on each (weak) or four times as many in all (strong), and bytes both
+  ways; beside them the same expansions in processes that have nothing to do with each other (apart), which is what
+  the machine can do;
 - large: Parquet files solved in this process, one after the other: seconds, and the most memory held;
 - killed: workers ended or stopped at random moments; clients ended, and started again with their checkpoint;
 - stochastic: a step of SOBA beside a message to a worker and back.
@@ -82,25 +84,14 @@ def samples_of(given):
 
 def measured(workers, parts, rows):
     """Seconds of an expansion and of a solve, and the bytes of an expansion: of messages, and on the wire."""
-    import numpy as np
     import psutil
     from distributed import Client
 
     import cobilevel as cb
-    from cobilevel.derivatives import Expansions
-    from cobilevel.reduction import reduce_study
-    from cobilevel.study import Study, precision_for
 
     with cluster_of(workers) as cluster, Client(cluster):
         samples, problem = samples_of(parts_made(parts, rows)), stated()
-        study = Study.of(problem, samples, precision_for(problem, samples))
-        reduced = reduce_study(study, cb.Chebyshev(FUNCTIONS)).whitened()
-        at, who, W = Expansions(reduced), samples.parts.workers, np.zeros((FUNCTIONS, 1))
-
-        def expansion(k):
-            x = np.array([0.3 + 0.01 * k])
-            return at.lower(x, W), at.upper(x, W)
-
+        expansion, who = expansions(samples), samples.parts.workers
         expansion(0)
         before, wire, seconds = (who.sent, who.received), psutil.net_io_counters(True)["lo"].bytes_sent, []
         for k in range(1, 8):
@@ -113,10 +104,61 @@ def measured(workers, parts, rows):
     return sorted(seconds)[len(seconds) // 2], solved, sent, received, wire
 
 
+def expansions(samples):
+    """A function that takes the k-th expansion of both levels, each at another point."""
+    import numpy as np
+
+    import cobilevel as cb
+    from cobilevel.derivatives import Expansions
+    from cobilevel.reduction import reduce_study
+    from cobilevel.study import Study, precision_for
+
+    problem = stated()
+    study = Study.of(problem, samples, precision_for(problem, samples))
+    at, W = Expansions(reduce_study(study, cb.Chebyshev(FUNCTIONS)).whitened()), np.zeros((FUNCTIONS, 1))
+
+    def expansion(k):
+        x = np.array([0.3 + 0.01 * k])
+        return at.lower(x, W).cross, at.upper(x, W)
+
+    return expansion
+
+
+def one_apart(rows):
+    """Expansions of partitions in this process, whenever a line comes in."""
+    expansion = expansions(samples_of(parts_made(-(-rows // PART_ROWS), min(rows, PART_ROWS))))
+    expansion(0)
+    for k, _ in enumerate(iter(sys.stdin.readline, "")):
+        expansion(k + 1)
+        print("done", flush=True)
+
+
+def apart(count, rows):
+    """The median seconds until so many processes have taken an expansion each, all at once."""
+    command = [sys.executable, __file__, "--only", "scaling", "--rows", str(rows), "--child", "apart"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(command, **pipes) for _ in range(count)]
+
+    def all_once():
+        for one in running:
+            print("go", file=one.stdin, flush=True)
+        return [one.stdout.readline() for one in running]
+
+    all_once()
+    seconds = sorted(harness.timed(all_once)[1] for _ in range(7))
+    for one in running:
+        one.stdin.close()
+        one.wait()
+    return seconds[len(seconds) // 2]
+
+
 def scaling(rows, most):
     print(harness.circumstances())
     counts = [count for count in (1, 2, 4, 8, 16) if count <= most]
-    each, total = -(-rows // PART_ROWS), -(-rows * counts[-1] // PART_ROWS)
+    each, total = -(-rows // PART_ROWS), -(-4 * rows // PART_ROWS)
+    each_alone = {count: apart(count, rows) for count in counts}
+    for count, seconds in each_alone.items():
+        print(f"apart  {count:3} {count * rows:9} {seconds * 1e3:9.1f} ms {each_alone[1] / seconds:7.0%}", flush=True)
     print("workers    rows  expansion  efficiency  solve  sent  received  on the wire")
     for kind, ideal in (("weak", lambda w: 1.0), ("strong", lambda w: 1 / w)):
         first = None
@@ -274,6 +316,8 @@ def main():
     jax.config.update("jax_enable_x64", True)
     if options.child and options.only == "killed":
         return one_solve(options.child)
+    if options.child == "apart":
+        return one_apart(options.rows)
     if options.only in ("", "scaling"):
         scaling(options.rows or 1_000_000, options.workers)
     if options.only in ("", "large"):

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import direct as direct
     from . import gallery as gallery
     from .answer import Interrupted as Interrupted
     from .answer import Solution as Solution
@@ -239,7 +240,7 @@ _ROOMS = {
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 _RENAMED = {"Polynomial": "PolynomialDecay"}  # its name before
 
-__all__ = [*_HOME, "gallery"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_HOME, "direct", "gallery"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

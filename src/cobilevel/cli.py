@@ -90,6 +90,23 @@ def gallery_command(
             solve_entry(name, Path(f"{name}.png") if out is None else out, Console())
 
 
+@app.command("compare")
+def compare_command(
+    problems: Annotated[list[str] | None, typer.Argument(help="Which problems; all where none is named.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the table and the figure are written.")] = Path("compare"),
+    seconds: Annotated[float, typer.Option(min=0.1, help="The wall limit of a run.")] = 20.0,
+    seed: Annotated[int, typer.Option(help="Which random instance.")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="These methods alone; may be given several times.")] = None,
+) -> None:
+    """Compare the reduction with methods that do not reduce: seconds, samples and memory to given gaps."""
+    from rich.console import Console
+
+    from .commands import METHOD_NAMES, compare_methods
+
+    with _in_a_sentence():
+        compare_methods(problems or [], out, seconds, seed, Console(), only or METHOD_NAMES)
+
+
 @app.command("reproduce")
 def reproduce_command(
     experiment: Annotated[str, typer.Argument(help="inverse or cleaning.")],

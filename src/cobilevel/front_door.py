@@ -15,6 +15,7 @@ from .answer import Interrupted, Job, ReducedProblem, Solution, as_solved, run_d
 from .basis import Basis, check_basis, same_recipe
 from .checks import entered, positive, whole
 from .derivatives import DENSE_LIMIT
+from .direct import Direct
 from .iteration import Checkpoint, Result, Solver, Stochastic
 from .judge import rounding_error
 from .keys import as_key, split_key
@@ -32,7 +33,7 @@ def solve(
     problem: Problem,
     samples: Data,
     basis: Basis | None = None,
-    solver: Solver | None = None,
+    solver: Solver | Direct | None = None,
     steps: int | None = None,
     key: Any = 0,
     progress: bool | None = None,
@@ -50,7 +51,8 @@ def solve(
 
     - `problem`, `samples`: what to solve, and from what.
     - `basis`: how the policy is written; chosen from the data when left out.
-    - `solver`: ``Newton()`` when left out.
+    - `solver`: ``Newton()`` when left out; a method of ``cb.direct`` solves without a reduction, and takes `steps` and
+      `key` alone.
     - `steps`: the most steps to take, counted from the first one also after `resume`.
     - `key`: seed of everything random, an integer or a JAX key.
     - `progress`: show a progress bar; by default on a terminal, after two seconds.
@@ -76,6 +78,10 @@ def solve(
     began = time.perf_counter()
     entered("solve", problem, samples, key)
     _check_settings(basis, resume, tolerance, restarts, checkpoint, retreats)
+    if isinstance(solver, Direct):
+        others = {"basis": basis, "resume": resume, "tolerance": tolerance, "batch": batch, "precision": precision}
+        _check_direct(solver, others | {"restarts": restarts or None, "checkpoint": checkpoint, "retreats": retreats})
+        return solver.solve(problem, samples, steps, key)  # pyright: ignore[reportReturnType]
     if isinstance(samples, PartitionedSamples):
         settings = {"basis": basis, "solver": solver, "steps": steps, "key": key, "progress": progress}
         settings |= {"tolerance": tolerance, "batch": batch, "precision": precision, "restarts": restarts}
@@ -196,6 +202,12 @@ def _check_settings(basis: Any, resume: Any, tolerance: Any, restarts: Any, chec
             "tolerance says how far the basis is grown, and a basis (or a solution to resume, which has one) was "
             "given. Leave one of them out; for the solver's own tolerance, cb.Newton(tolerance=...)."
         )
+
+
+def _check_direct(solver: Direct, others: dict[str, Any]) -> None:
+    """Raises where a method without a reduction is given what it does not know."""
+    if unknown := [name for name, value in others.items() if value is not None]:
+        raise TypeError(f"{type(solver).__name__} does not reduce, and takes no {', '.join(unknown)}. Leave it out.")
 
 
 @contextmanager

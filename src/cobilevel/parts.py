@@ -4,6 +4,8 @@ A function is asked of all parts, and what it returns is small. On a cluster eac
 its parts; the scheduler has a part that was lost made again elsewhere.
 """
 
+import asyncio
+import os
 import pickle
 import sys
 import threading
@@ -174,10 +176,20 @@ def _active_client() -> Any:
 _ONE_AT_A_TIME = threading.Lock()  # a worker may have threads, and questions share what it keeps
 
 
-def _on_worker(numbers: list[int], frames: list[Any], common: Common, call: bytes) -> bytes:
-    """One message: a function asked of all parts of this worker."""
+class _Group:
+    """The parts of one worker: references, as the scheduler is to see them, and made again where they were lost."""
+
+    def __init__(self, numbers: list[int], frames: list[Any]):
+        self.parts = list(zip(numbers, frames, strict=True))
+
+
+def _on_worker(group: _Group, common: Common, call: bytes) -> bytes:
+    """One message: a function asked of all parts of this worker, which takes the cores that dask gave it."""
+    from distributed import get_worker
+
+    os.environ.setdefault("NPROC", str(get_worker().state.nthreads))
     function, args = pickle.loads(call)
-    parts = [(number, lambda frame=frame: frame) for number, frame in zip(numbers, frames, strict=True)]
+    parts = [(number, lambda frame=frame: frame) for number, frame in group.parts]
     with _ONE_AT_A_TIME:
         return pickle.dumps(_named(function, parts, common, *args))
 
@@ -192,6 +204,7 @@ class _OnDask:
         others = {part.number: client.submit(part.frame, pure=False) for part in parts if part.number not in made}
         self.frames = [(made | others)[part.number] for part in parts]  # the scheduler can have them made again
         self.home: dict[int, str] = {}
+        self.groups: list[tuple[str, Any]] = []  # workers, in the order of their first parts, and what they hold
         self.messages = self.sent = self.received = 0
         self.looked = 0.0
 
@@ -206,22 +219,20 @@ class _OnDask:
         if common.sent is None:  # made by one worker, and copied to the others; as long as `common` is there
             common.sent = self.client.submit(_with_all_digits, cloudpickle.dumps(common.value), pure=False)
         call = cloudpickle.dumps((function, args))
-        groups: dict[str, list[int]] = {}
-        for number in range(len(self.parts)):
-            groups.setdefault(self.home[number], []).append(number)
         asked = [
-            self.client.submit(
-                _on_worker, numbers, [self.frames[k] for k in numbers], common.sent, call,
-                workers=[name], allow_other_workers=True, pure=False,
-            )
-            for name, numbers in groups.items()
-        ]  # fmt: skip
+            self.client.submit(_on_worker, group, common.sent, call, **_at(name), pure=False)
+            for name, group in self.groups
+        ]
         self.messages += len(asked)
         self.sent += len(asked) * len(call)
-        for future in asked:
-            answer = self._watching(lambda seconds, future=future: future.result(timeout=seconds))
+        for answer in self._watching(lambda seconds: self._gathered(asked, seconds)):
             self.received += len(answer)
             yield pickle.loads(answer)
+
+    def _gathered(self, asked: list[Any], seconds: float) -> list[bytes]:
+        """All answers at once, where they are there in time."""
+        answers = asyncio.wait_for(self.client.gather(asked, asynchronous=True), seconds)
+        return asyncio.run_coroutine_threadsafe(answers, self.client.loop.asyncio_loop).result()
 
     def _settle(self) -> None:
         """Gives every part a worker: the one that has it, unless that has gone, or has more than its share."""
@@ -242,6 +253,14 @@ class _OnDask:
         for number in homeless:
             self.home[number] = min(load, key=lambda one: (load[one], one))
             load[self.home[number]] += 1
+        if homeless or not self.groups:
+            held: dict[str, list[int]] = {}
+            for number in range(len(self.parts)):
+                held.setdefault(self.home[number], []).append(number)
+            self.groups = [
+                (name, self.client.submit(_Group, numbers, [self.frames[k] for k in numbers], **_at(name), pure=False))
+                for name, numbers in held.items()
+            ]
 
     def _made(self) -> None:
         """Waits until all parts are there, and notes where."""
@@ -257,12 +276,10 @@ class _OnDask:
     def _watching(self, wait: Callable[[float], Any]) -> Any:
         """What comes of waiting. A worker that is silent meanwhile is given up: the scheduler then has its parts worked
         on elsewhere."""
-        from distributed import TimeoutError as Late
-
         while True:
             try:
                 return wait(_SILENT / 10)
-            except Late:
+            except TimeoutError:
                 heard = self._heard()
                 latest = max(heard.values(), default=0.0)
                 for silent in [one for one, last in heard.items() if last < latest - _SILENT]:
@@ -272,6 +289,11 @@ class _OnDask:
         """When the scheduler last heard of each worker."""
         workers = self.client.scheduler_info(n_workers=-1)["workers"]
         return {name: float(facts["last_seen"]) for name, facts in workers.items()}
+
+
+def _at(worker: str) -> dict[str, Any]:
+    """Where a task belongs, while that worker is there."""
+    return {"workers": [worker], "allow_other_workers": True}
 
 
 async def _give_up(dask_scheduler: Any, address: str) -> None:

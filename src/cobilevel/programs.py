@@ -46,7 +46,7 @@ _CHEAPEST = {"xla_backend_optimization_level": 1}  # half as long to compile as 
 _KINDS_KEPT = 48  # programs of one function: at about 25 MB for all those of a problem, 1.2 GB
 _HELD = object()  # in place of an array
 _THREADS = "cobilevel"  # begins the names of threads that share work
-_FEW = 4  # items that are not worth sharing
+FEW = 4  # items that are not worth sharing
 _ALIGNED = 64  # bytes: where arrays begin that JAX does not copy
 
 # -- arrays here and there
@@ -267,10 +267,17 @@ def _on_host(function: Callable[P, R], traced: Callable[P, R]) -> Callable[P, R]
     return call
 
 
+def _cores() -> int:
+    """The cores that are this process's share: those that ``NPROC`` grants, which XLA heeds too, or all it may use."""
+    held = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    granted = os.environ.get("NPROC", "")
+    return max(1, min(held, int(granted))) if granted.isdecimal() else held
+
+
 def in_threads(one: Callable[[Any], R], items: Sequence[Any]) -> Iterator[R]:
     """A function of each item, in their order; in as many threads as there are cores, where items are many."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if len(items) < _FEW or cores == 1 or current_thread().name.startswith(_THREADS):
+    cores = _cores()
+    if len(items) < FEW or cores == 1 or current_thread().name.startswith(_THREADS):
         yield from map(one, items)
         return
     for begin in range(0, len(items), cores):  # few at a time: what they give may be large

@@ -11,6 +11,7 @@ import pytest
 import cobilevel as cb
 from cobilevel.gallery import tntp
 from cobilevel.gallery.network import Equilibrium, NetworkTruth
+from cobilevel.gallery.walks import cost
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,43 @@ def test_equilibrium_by_successive_averages(small):
     averaged = successive_averages(roads, 1.0, roads.trips, truth.x * roads.links["capacity"])
     np.testing.assert_allclose(flows, averaged, rtol=1e-6)
     np.testing.assert_allclose(truth.lower.times(truth.x, flows), y[0], rtol=1e-12)  # and times are those of the flows
+
+
+def differentiated(walks, t, q):
+    """What trips cost, for JAX to differentiate operation by operation."""
+    M = jnp.zeros((walks.nodes, walks.nodes)).at[walks.tail, walks.head].add(jnp.exp(-walks.theta * t))
+    Z = jnp.linalg.inv(jnp.eye(walks.nodes) - M)
+    return jnp.sum(q * jnp.log(Z[walks.ends, walks.ends] / Z[: len(walks.ends), walks.ends])) / walks.theta
+
+
+@pytest.mark.parametrize("first_through", [1, 3])
+def test_derivatives_in_closed_form(first_through):
+    """Of all orders that are taken, in the times and in the trips; also with zones that are not passed through."""
+    roads = cb.gallery.grid(2, 3, seed=2)
+    lower = Equilibrium.of(tntp.Roads(roads.links, roads.trips, roads.nodes, first_through))
+    t, q, walks = jnp.asarray(lower.times(1.0, 0.7 * lower.capacity)), lower.demand(0.9), lower.walks
+    u, v = jnp.cos(jnp.arange(14.0)), jnp.sin(jnp.arange(14.0))
+
+    @jax.jit
+    def all_of(t, q):
+        def derivatives(of):
+            along = lambda t: jax.jvp(lambda s: of(walks, s, q), (t,), (v,))[1]
+            slope = jax.grad(of, (1, 2))
+            return *slope(walks, t, q), *jax.jacfwd(slope, 1)(walks, t, q), jax.jvp(jax.grad(along), (t,), (u,))[1]
+
+        return derivatives(cost), derivatives(differentiated)
+
+    for ours, known in zip(*all_of(t, q), strict=True):
+        np.testing.assert_allclose(ours, known, rtol=1e-9, atol=1e-9 * float(jnp.max(jnp.abs(known))))
+
+
+def test_the_misfit_is_convex_along_the_times_as_gauss_and_newton_have_it(small):
+    f, xi, eta = small.problem.upper, small.train.xi[0], jnp.asarray(small.train.eta[0])
+    x, y = jnp.ones(14), jnp.asarray(small.problem.y0)
+    plain = lambda t: jnp.mean(((small.truth.lower.attracted(t, xi) - eta) / f.deviation) ** 2) / 2
+    np.testing.assert_allclose(jax.grad(f, 1)(x, y, xi, eta), jax.grad(plain)(y), rtol=1e-9)
+    flows = jax.jacfwd(lambda t: small.truth.lower.attracted(t, xi))(y) / f.deviation[:, None]
+    np.testing.assert_allclose(jax.hessian(f, 1)(x, y, xi, eta), flows.T @ flows / 14, rtol=1e-8, atol=1e-12)
 
 
 def test_the_potential_is_smooth_and_strongly_convex(small):
@@ -128,17 +166,35 @@ def test_the_table_and_the_picture(small, tmp_path):
 
 
 @pytest.mark.thorough
-def test_sioux_falls_tends_to_the_user_equilibrium():
-    """Published: Beckmann's objective 4231335.287, total travel time 7480225.34."""
-    folder = os.environ.get("SIOUX_FALLS")  # a folder of TNTP files
+def test_sioux_falls_by_successive_averages():
+    """At nominal demand, to 1e-6 of the flows."""
+    roads = sioux_falls()
+    truth = NetworkTruth(np.ones(76), Equilibrium.of(roads), roads)
+    flows = truth.flows(truth.y(truth.x, np.ones(1)), np.ones(1))[0]
+    averaged = successive_averages(roads, 1.0, roads.trips, roads.links["capacity"])
+    np.testing.assert_allclose(flows, averaged, rtol=1e-6)
+
+
+def sioux_falls():
+    """From a folder of TNTP files, or from AequilibraE."""
+    folder = os.environ.get("SIOUX_FALLS")
     if folder is None:
         pytest.importorskip("aequilibrae")
-    roads = tntp.sioux_falls() if folder is None else tntp.read_folder(folder)
+    return tntp.sioux_falls() if folder is None else tntp.read_folder(folder)
+
+
+@pytest.mark.thorough
+def test_sioux_falls_tends_to_the_user_equilibrium():
+    """Published: Beckmann's objective 4231335.287, total travel time 7480225.34."""
+    roads = sioux_falls()
     links, flows = roads.links, []
     for theta in (7.0, 14.0):
         lower = Equilibrium.of(roads, theta=theta)
         truth = NetworkTruth(np.ones(76), lower, roads)
         flows.append(truth.flows(truth.y(truth.x, np.ones(1)), np.ones(1))[0])
+    truth = NetworkTruth(np.ones(76), Equilibrium.of(roads, theta=20.0), roads)
+    with pytest.raises(ValueError, match="theta may be too large"):
+        truth.y(truth.x, np.ones(1))
     v = 2 * flows[1] - flows[0]  # the error falls as 1 / theta
     rise = links["b"] * (v / links["capacity"]) ** links["power"]
     beckmann = np.sum(links["free_flow_time"] * v * (1 + rise / (links["power"] + 1)))

@@ -71,3 +71,22 @@ def test_minimise_says_when_there_is_no_minimum():
     bowl = lambda z: jnp.where(z[0] > 5, slide(z), jnp.sum((z - 1) ** 2))
     found = minimise(dense(bowl), np.array([[20.0], [2.0]]), 1e-10)
     assert found.converged.tolist() == [False, True]
+
+
+def test_one_hessian_serves_for_several_steps_where_they_take_long():
+    """And the one at the end is that of the end."""
+    objective = lambda z: jnp.sum(jnp.cosh(z - jnp.arange(3.0)))
+    plain, spent = dense(objective), []
+
+    def local(z):
+        spent.append("hessian")
+        return plain.local(z)
+
+    slope = jax.jit(jax.vmap(jax.value_and_grad(objective)))
+    saving = Dense(local, slope=lambda z: tuple(map(np.asarray, slope(z))))
+    start = np.full((1, 3), 0.7)
+    found, known = minimise(saving, start, 1e-10), minimise(plain, start, 1e-10)
+    np.testing.assert_allclose(found.point, known.point, atol=1e-9)
+    np.testing.assert_array_equal(found.hessian, plain.local(found.point)[2])
+    assert found.converged.all()
+    assert len(spent) < known.evaluations

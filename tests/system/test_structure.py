@@ -26,7 +26,7 @@ ORDER = (
     "checks", "programs", "trees", "progress", "keys", "archive", "precision", "parts", "functions",
     "problem", "study", "basis",
     "reduction", "derivatives", "lower", "inference", "covariates", "iteration", "solvers", "answer", "diagnosis",
-    "adaptive", "judge", "front_door", "gallery", "sweep", "report", "paper", "__init__", "commands", "cli",
+    "adaptive", "judge", "direct", "front_door", "gallery", "sweep", "report", "paper", "__init__", "commands", "cli",
 )  # fmt: skip
 ROOMS = tuple(name for name in ORDER if (ROOT / name).is_dir())
 # What a class of one room may override of a class of a room before it: hooks that are meant to be.

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from ..programs import unfused
 from .expansion import Expansions
 from .rows import AT_ONCE, of_vectors
-from .sums import RowPool, summed_with
+from .sums import RowPool, side_by_side, summed_with
 
 
 class Along(NamedTuple):
@@ -55,10 +56,10 @@ def _sums(program: Any, upper: bool) -> Callable:
         def total(x: Any, y: Any) -> Any:
             return shares @ jax.vmap(lambda *row: share(x, *row))(y, v, xi, eta)
 
-        slopes = jax.grad(total, argnums=(0, 1))
-        return jax.lax.map(lambda direction: jax.jvp(slopes, (x, y), direction)[1], along)
+        changes = jax.linearize(jax.grad(total, argnums=(0, 1)), x, y)[1]  # what directions share, once
+        return jax.lax.map(lambda direction: changes(*direction), along)
 
-    return jax.jit(block)
+    return unfused(block)
 
 
 @lru_cache(64)
@@ -69,7 +70,7 @@ def _slopes(program: Any, upper: bool) -> Callable:
         slopes = jax.grad(_share(program, constants, upper), argnums=(0, 1))
         return jax.vmap(slopes, in_axes=(None, 0, 0, 0, 0))(x, y, v, xi, eta)
 
-    return jax.jit(block)
+    return unfused(block)
 
 
 @lru_cache(64)
@@ -89,7 +90,7 @@ def _rows(program: Any, upper: bool) -> Callable:
         rows = jax.vmap(one, in_axes=(None, 0, 0, 0, 0, None, 0, None))
         return jax.lax.map(lambda direction: rows(x, y, v, xi, eta, *direction, constants), along)
 
-    return jax.jit(block)
+    return unfused(block)
 
 
 class Curvature:
@@ -108,10 +109,10 @@ class Curvature:
     ):
         self.at, self.x, self.W, self.V, self.S = at, at.point(x), W, V, S
 
-    def products(self, directions: Float[np.ndarray, "k dx"]) -> Along:
-        """How gradients change along directions."""
+    def products(self, directions: Float[np.ndarray, "k dx"], straight: bool = False) -> Along:
+        """How gradients change along directions; or would, if the policy were `straight` in ``x``: by ``f`` alone."""
         at, parts = self.at, []
-        for pool, upper in self._levels():
+        for pool, upper in self._levels()[: 1 if straight else 2]:
             sums = [0.0, 0.0]
             for part, (in_x, in_y) in self._blocks(pool, upper, _sums, directions):
                 in_y = in_y[:, : part.stop - part.start]
@@ -122,9 +123,9 @@ class Curvature:
         in_x, pull = (sum(each) for each in zip(*parts, strict=True))
         return Along(in_x + np.tensordot(pull, self.S, axes=2), pull)
 
-    def all_products(self) -> Along:
+    def all_products(self, straight: bool = False) -> Along:
         """Along each coordinate."""
-        parts = [self.products(rows) for rows in self.chunks(np.eye(self.S.shape[2]))]
+        parts = [self.products(rows, straight) for rows in self.chunks(np.eye(self.S.shape[2]))]
         return Along(*map(np.concatenate, zip(*parts, strict=True)))
 
     def rows(self, directions: Float[np.ndarray, "k dx"]) -> tuple[RowsAlong, RowsAlong]:
@@ -171,14 +172,18 @@ class Curvature:
         program, cast = made(objective.program, upper), lambda a: np.asarray(a, rows.dtype)
         steps = cast(at.steps(directions))
         at.charge(*["upper_gradient" if upper else "hessian_vector"] * max(len(directions), 1))
-        for part, xi, eta in rows:
+
+        def one(block: tuple[slice, Any, Any]) -> tuple[slice, list[np.ndarray]]:
+            part, xi, eta = block
             count, phi = part.stop - part.start, pool.taken(part)
             shares = np.zeros(rows.size, rows.dtype)
             shares[:count] = pool.shares[part]
             turns = np.moveaxis(rows.filled((phi @ moved).reshape(count, at.dy, len(directions)), 0), 2, 0)
-            table = lambda W, phi=phi: cast(rows.filled(phi @ W, 0))
+            table = lambda W: cast(rows.filled(phi @ W, 0))
             of_block = (table(self.W), table(self.V), shares, xi, eta, (steps, cast(turns)))
-            yield part, [np.asarray(a, float) for a in program(objective.constants, cast(self.x), *of_block)]
+            return part, [np.asarray(a, float) for a in program(objective.constants, cast(self.x), *of_block)]
+
+        return side_by_side(one, list(rows))
 
 
 def following(

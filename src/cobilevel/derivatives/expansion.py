@@ -36,6 +36,7 @@ from .sums import (
     on_accelerator,
     plus,
     pools_of,
+    slope_sums,
     squares,
     total,
     upper_sums,
@@ -108,6 +109,11 @@ class Expansions:
     def curved(self) -> bool:
         """Whether the curvature of the reduced objective can be formed, by products along each coordinate."""
         return self.crossed and self.dx <= DENSE_LIMIT and self._far is None
+
+    @property
+    def long_rows(self) -> bool:
+        """Whether a row has so many second derivatives that slopes alone are worth a program of their own."""
+        return self.formed and self._far is None and self.sizes.lower * BLOCK > AT_ONCE
 
     # -- the rows of both levels
 
@@ -249,7 +255,8 @@ class Expansions:
         return sums.value, sums.slope, diagonal, lambda: (sums.hessian, sums.cross)
 
     def _summed(self, level: str, of: Callable, x: np.ndarray, W: np.ndarray) -> Any:
-        pools, x, whole = getattr(self, f"{level}_pools"), self.point(x), of in (lower_sums, upper_sums)
+        pools, x = self.upper_pools if level == "upper" else self.lower_pools, self.point(x)
+        whole = of in (lower_sums, upper_sums, slope_sums)
         if self._far is not None and whole:
             return far_sums(self._far, level == "upper", x, W, self.sizes)
         summed = RowPool.summed_on_device if on_accelerator() and whole else RowPool.summed
@@ -259,8 +266,12 @@ class Expansions:
         key = (level, self.crossed, id(rows))
         if key not in self._programs:  # what is kept holds the rows, so that no others get their id
             problem: Any = self.problem
-            lower = lambda: RowDerivatives.lower(problem.lower, rows, self.crossed)
-            self._programs[key] = lower() if level == "lower" else RowDerivatives.upper(problem.upper, rows)
+            made = {
+                "lower": lambda: RowDerivatives.lower(problem.lower, rows, self.crossed),
+                "slope": lambda: RowDerivatives.slope(problem.lower, rows),
+                "upper": lambda: RowDerivatives.upper(problem.upper, rows),
+            }
+            self._programs[key] = made[level]()
         return self._programs[key]
 
     def row_scales(self, x: np.ndarray, W: np.ndarray, V: np.ndarray | None = None, centre: float = 0.0) -> RowScales:
@@ -370,6 +381,8 @@ class Expansions:
     def lower_slope(self, x: np.ndarray, W: np.ndarray) -> tuple[float, np.ndarray]:
         """``g_Phi`` and its gradient."""
         self.charge("lower_value", "lower_gradient")
+        if self.formed:
+            return self._summed("slope", slope_sums, x, W)[:2]
         value, slope = _asked(oracles.lower_slope, self.reduced, False, *self._trees(x, W))
         return float(value), self.table(slope)
 

@@ -8,7 +8,7 @@ whose functions say the same up to numbers share it: programs are kept from one 
 """
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, PyTree
 
 from ..functions import Traced
-from ..programs import unfused
+from ..programs import FEW, unfused
 
 BLOCK = 1024  # rows, so few that small problems waste little; blocks are larger by _GROWTH where there are many rows
 _GROWTH = 16  # and once more on an accelerator, where a call takes as long as a million rows
@@ -86,7 +86,7 @@ class RowBlocks:
         self.count, self.dtype = len(xi), np.dtype(dtype)
         large = _GROWTH * BLOCK
         self.size = BLOCK if self.count <= 2 * large else large if jax.default_backend() == "cpu" else _GROWTH * large
-        while self.size > 1 and self.size * numbers > AT_ONCE:
+        while self.size > 1 and self.size * numbers > most_numbers():
             self.size //= 2
         self.begins = range(0, self.count, self.size)
         host, place = jax.tree.map(np.asarray, (xi, eta)), over_devices(self.size)
@@ -112,6 +112,11 @@ class RowBlocks:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self._data))
 
 
+def most_numbers() -> int:
+    """Those that the derivatives of one block may have; on a processor so few that threads have blocks to share."""
+    return AT_ONCE // FEW if jax.default_backend() == "cpu" else AT_ONCE
+
+
 def flat_size(tree: PyTree) -> int:
     """The numbers in a pytree."""
     return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
@@ -125,6 +130,11 @@ def _lower(x: Any, y: Any, xi: Any, eta: Any, g: Callable, crossed: bool) -> lis
         mixed = jax.jacfwd if len(x) <= len(y) else jax.jacrev
         parts.append(mixed(slope, argnums=0)(x, y))
     return parts
+
+
+def _slope(x: Any, y: Any, xi: Any, eta: Any, g: Callable) -> list[Any]:
+    """``g`` and ``d2 g`` alone."""
+    return list(jax.value_and_grad(g, argnums=1)(x, y, xi, eta))
 
 
 def _upper(x: Any, y: Any, xi: Any, eta: Any, f: Callable) -> list[Any]:
@@ -165,15 +175,16 @@ def of_vectors(program: Any, constants: list) -> Callable:
 
 @lru_cache(_KEPT)
 def _over_rows(parts: Callable, programs: tuple, *options: Any) -> tuple[Callable, Callable]:
-    """What `parts` gives for each row, packed into one vector, for a block of rows; and the same compiled."""
+    """What `parts` gives for each row, packed into one vector, for a block of rows; and the same compiled, a column a
+    row: sums over rows run along memory."""
 
     def one(constants: tuple, x: Any, y: Any, xi: Any, eta: Any) -> Any:
         derivatives = parts(x, y, xi, eta, *map(of_vectors, programs, constants), *options)
         dtype = np.result_type(*(part.dtype for part in derivatives))  # functions may hold numbers in another precision
         return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in derivatives])
 
-    rows = jax.vmap(one, in_axes=(None, None, 0, 0, 0))
-    return rows, unfused(rows)
+    over = partial(jax.vmap, one, in_axes=(None, None, 0, 0, 0))
+    return over(), unfused(over(out_axes=1))
 
 
 class RowDerivatives(NamedTuple):
@@ -192,6 +203,10 @@ class RowDerivatives(NamedTuple):
     @staticmethod
     def lower(objective: Traced, rows: RowBlocks, crossed: bool = True) -> "RowDerivatives":
         return RowDerivatives._of(_lower, rows, (objective,), crossed)
+
+    @staticmethod
+    def slope(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
+        return RowDerivatives._of(_slope, rows, (objective,))
 
     @staticmethod
     def upper(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
@@ -214,7 +229,7 @@ class RowDerivatives(NamedTuple):
         rows = self.rows
         y = rows.filled(table, 0).astype(rows.dtype, copy=False)
         packed = self.program(self.constants, x.astype(rows.dtype, copy=False), y, xi, eta)
-        return np.asarray(packed)[: part.stop - part.start]
+        return np.asarray(packed).T[: part.stop - part.start]
 
     def table(
         self,

@@ -1,10 +1,12 @@
 """Sums over rows: what a basis makes of both levels, the sizes of single rows, and the rows that they are made from."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from operator import add
+from threading import local
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -26,27 +28,42 @@ def lower_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
 
     The Hessian is ``(M, M)``, or blocks ``(N, dy, dy)`` where each row has one function alone.
     """
-    value, slope = lower_slope_sums(phi, shares, packed, sizes)[:2]
-    return LowerRows(value, slope, *lower_matrix_sums(phi, shares, packed, sizes))
+    rows = sizes.split_lower(_weighted(packed, shares))
+    return LowerRows(*_value_and_slope(phi, rows), *_matrices(phi, rows))
 
 
 def lower_slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any, Any]:
     """Of these ``g_Phi``, its gradient and the diagonal of its Hessian, which take no products of features."""
-    xp, rows = module_of(packed), sizes.split_lower(packed * shares[:, None])
+    xp, rows = module_of(packed), sizes.split_lower(_weighted(packed, shares))
     bend = xp.einsum("naa->na", rows.hessian)
     bend = phi.blocks(bend) if isinstance(phi, OneHot) else (phi * phi).T @ bend
-    return rows.value.sum(dtype=float), xp.asarray(summed_with(phi, rows.slope), float), xp.asarray(bend, float)
+    return *_value_and_slope(phi, rows), xp.asarray(bend, float)
+
+
+def slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
+    """Of these ``g_Phi`` and its gradient, from rows that hold nothing else."""
+    xp = module_of(packed)
+    slope = summed_with(phi, _weighted(packed[:, 1:], shares))
+    return LowerRows((packed[:, 0] * shares).sum(dtype=float), xp.asarray(slope, float), xp.zeros(()), xp.zeros(()))
 
 
 def lower_matrix_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any]:
     """Of these the Hessian and the cross derivative."""
-    xp, rows = module_of(packed), sizes.split_lower(packed * shares[:, None])
+    return _matrices(phi, sizes.split_lower(_weighted(packed, shares)))
+
+
+def _value_and_slope(phi: Any, rows: LowerRows) -> tuple[Any, Any]:
+    return rows.value.sum(dtype=float), module_of(rows.value).asarray(summed_with(phi, rows.slope), float)
+
+
+def _matrices(phi: Any, rows: LowerRows) -> tuple[Any, Any]:
+    xp, (n, dy, dx) = module_of(rows.value), rows.cross.shape
     if isinstance(phi, OneHot):
         hessian = phi.blocks(rows.hessian)
         hessian = (hessian + xp.swapaxes(hessian, 1, 2)) / 2
     else:
         hessian = galerkin(phi, rows.hessian)
-    cross = summed_with(phi, rows.cross.reshape(len(packed), -1)).reshape(phi.shape[1], sizes.dy, -1)
+    cross = summed_with(phi, rows.cross.reshape(n, dy * dx)).reshape(phi.shape[1], dy, dx)
     return xp.asarray(hessian, float), xp.asarray(cross, float)
 
 
@@ -54,8 +71,35 @@ def upper_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> UpperRows:
     """The same of ``f_Phi`` and its gradients."""
     xp = module_of(packed)
     first = xp.asarray(shares @ packed[:, : 1 + sizes.dx], float)
-    d2 = summed_with(phi, packed[:, 1 + sizes.dx :] * shares[:, None])
+    d2 = summed_with(phi, _weighted(packed[:, 1 + sizes.dx :], shares))
     return UpperRows(first[0], first[1:], xp.asarray(d2, float))
+
+
+class _Scratch(local):
+    """Memory of this thread for products that are summed up at once. Fresh memory would cost more than the product
+    where the system takes it back each time, as it does from the workers of dask."""
+
+    def __init__(self):
+        self._held: dict[str, np.ndarray] = {}
+
+    def product(self, name: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Of two arrays; the next of that name overwrites it."""
+        shape, dtype = np.broadcast_shapes(a.shape, b.shape), np.result_type(a, b)
+        size = math.prod(shape)
+        if size > AT_ONCE // 2**4:
+            return a * b
+        held = self._held.get(name, np.empty(0))
+        if held.size < size or held.dtype != dtype:
+            held = self._held[name] = np.empty(size, dtype)
+        return np.multiply(a, b, out=held[:size].reshape(shape))
+
+
+_scratch = _Scratch()
+
+
+def _weighted(rows: Any, shares: Any) -> Any:
+    """Rows times their shares."""
+    return _scratch.product("rows", rows.T, shares).T if isinstance(rows, np.ndarray) else rows * shares[:, None]
 
 
 class LowerSums:
@@ -147,10 +191,10 @@ def galerkin(phi: Float[np.ndarray, "n N"], matrices: Float[np.ndarray, "n d d"]
     """
     size, (n, count) = matrices.shape[1], phi.shape
     entries, place = _pairs(size)
-    pairs, each = matrices.reshape(n, -1)[:, entries].T, max(1, AT_ONCE // max(phi.size, 1))
+    pairs, each = matrices.reshape(n, -1).T[entries], max(1, AT_ONCE // max(phi.size, 1))
     if isinstance(phi, np.ndarray):
-        pairs, turned = np.ascontiguousarray(pairs), np.ascontiguousarray(phi.T)
-        chunks = (pairs[k : k + each, None] * turned for k in range(0, len(pairs), each))
+        turned = phi.T if phi.strides[0] == phi.itemsize else np.ascontiguousarray(phi.T)
+        chunks = (_scratch.product("pairs", pairs[k : k + each, None], turned) for k in range(0, len(pairs), each))
         blocks = np.concatenate([chunk.reshape(-1, n) @ phi for chunk in chunks]).reshape(-1, count, count)
     else:
         blocks = jax.lax.map(lambda weight: (phi.T * weight) @ phi, pairs, batch_size=min(each, len(pairs)))
@@ -180,7 +224,7 @@ class RowPool:
 
     def summed(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, of: Callable, sizes: Sizes) -> Any:
         """What `of` makes of each block, added up in their order."""
-        return total(_side_by_side(lambda block: of(*self._at(derivatives, x, W, block), sizes), list(self.rows)))
+        return total(side_by_side(lambda block: of(*self._at(derivatives, x, W, block), sizes), list(self.rows)))
 
     def lower_sums(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, sizes: Sizes) -> Any:
         """What ``lower_slope_sums`` gives for all rows, and a function that forms the matrices: the derivatives of all
@@ -190,8 +234,8 @@ class RowPool:
             held = self._at(derivatives, x, W, block)
             return held, lower_slope_sums(*held, sizes)
 
-        held, sums = zip(*_side_by_side(one, list(self.rows)), strict=True)
-        matrices = lambda: total(_side_by_side(lambda block: lower_matrix_sums(*block, sizes), list(held)))
+        held, sums = zip(*side_by_side(one, list(self.rows)), strict=True)
+        matrices = lambda: total(side_by_side(lambda block: lower_matrix_sums(*block, sizes), list(held)))
         return *total(sums), matrices
 
     def _at(self, derivatives: RowDerivatives, x: np.ndarray, W: np.ndarray, block: tuple[slice, Any, Any]) -> Any:
@@ -240,7 +284,7 @@ def on_accelerator() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def _side_by_side(one: Callable, items: list) -> Iterator[Any]:
+def side_by_side(one: Callable, items: list) -> Iterator[Any]:
     """A function of each item, in their order; in threads where items are many."""
     if len(items) == 1:
         return map(one, items)
@@ -256,4 +300,5 @@ def _side_by_side(one: Callable, items: list) -> Iterator[Any]:
 def pools_of(batch: Batch, dtype: Any, numbers: int) -> list[RowPool]:
     """The rows of a level, as one pool."""
     features, weight, xi, eta = jax.tree.map(np.asarray, (batch.features, batch.weight, batch.xi, batch.eta))
+    features = jax.tree.map(np.asfortranarray, features)  # one function after the other: sums run along memory
     return [RowPool(features, weight.astype(float) / len(batch), RowBlocks(xi, eta, dtype, numbers))]

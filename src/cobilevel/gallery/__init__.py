@@ -8,7 +8,7 @@ from .federated import draw_federated, federated
 from .images import Images
 from .instruments import draw_instruments, instruments
 from .meta_learning import draw_meta_learning, meta_learning
-from .network import draw_roads, grid, network, write_table
+from .network import draw_network, draw_roads, grid, network, write_table
 from .newsvendor import draw_newsvendor, newsvendor
 from .portfolio import draw_portfolio, portfolio
 from .quadratic import Instance, draw_quadratic, quadratic

@@ -20,48 +20,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from ..answer import DPI, shown_figure, tidy
+from ..answer import COLOURS, DPI, shown_figure, tidy
 from ..lower import Dense, minimise
 from ..precision import Held, double
 from ..problem import Box, Interval, Problem, Samples
 from ..programs import in_threads
 from .quadratic import Instance
 from .tntp import COLUMNS, Roads, read_folder
-
-
-@jax.custom_jvp
-def _passages(M: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    """``(I - M)^-1``: how often walks pass each node, by where they start; NaN where they never end.
-
-    Node by node, walks through it are added (Kleene): sums of positive numbers, so that tiny entries are exact too. Not
-    by LAPACK: where two blocks of rows call that at once, its threads wait for each other forever (jaxlib 0.10).
-    """
-
-    def through(k, M):
-        stays = M[k, k]
-        return M + M[:, k][:, None] * M[k] / jnp.where(stays < 1, 1 - stays, jnp.nan)
-
-    return jnp.eye(len(M), dtype=M.dtype) + jax.lax.fori_loop(0, len(M), through, M)
-
-
-@_passages.defjvp
-def _(primals, tangents):
-    Z = _passages(*primals)
-    return Z, Z @ tangents[0] @ Z  # products, where differentiating the inverse would solve triangular systems
-
-
-@jax.custom_jvp
-def _log(Z: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The logarithm, with derivatives that do not overflow where ``Z`` is tiny: no power of it is formed."""
-    return jnp.log(Z)
-
-
-@_log.defjvp
-def _(primals, tangents):
-    logs = _log(*primals)
-    return logs, tangents[0] * jnp.exp(-logs)
+from .walks import Walks, cost, distance, flows_of
 
 
 class Equilibrium(eqx.Module):
@@ -72,16 +40,12 @@ class Equilibrium(eqx.Module):
     with a bounded slope.
     """
 
-    tail: Int[Held, " links"]
-    head: Int[Held, " links"]
-    ends: Int[Held, " zones"]
+    walks: Walks
     capacity: Float[Held, " links"]
     free_time: Float[Held, " links"]
     b: Float[Held, " links"]
     power: Float[Held, " links"]
     trips: Float[Held, "groups zones zones"]
-    theta: Float[Held, ""]
-    nodes: int = eqx.field(static=True)
     low: float = 0.1
 
     @staticmethod
@@ -99,9 +63,9 @@ class Equilibrium(eqx.Module):
         group = np.minimum((before / q.sum() * groups).astype(int), groups - 1)
         numbers = (links[name] for name in ("capacity", "free_flow_time", "b", "power"))
         trips = np.where(np.arange(groups)[:, None, None] == group[:, None], q, 0)
-        made = Equilibrium(tail, head, ends, *numbers, trips, np.asarray(theta, float), nodes + closed)
-        with double():
-            chain = np.asarray(made.chain(jnp.asarray(made.free_time)))
+        walks = Walks(tail, head, ends, np.asarray(theta, float), nodes + closed)
+        chain = np.zeros((nodes + closed, nodes + closed))
+        np.add.at(chain, (tail, head), np.exp(-theta * links["free_flow_time"]))
         growth = np.abs(np.linalg.eigvals(chain)).max()
         if not growth < 1:
             raise ValueError(
@@ -111,23 +75,14 @@ class Equilibrium(eqx.Module):
         reached = np.linalg.inv(np.eye(len(chain)) - chain)[:zones, ends]
         if not np.all(reached[q > 0] > np.finfo(reached.dtype).tiny):
             raise ValueError(f"some trips have no way to their destination, or theta={theta:g} is too large.")
-        return made
-
-    def chain(self, y: Float[Array, " links"]) -> Float[Array, "n n"]:
-        """``M``."""
-        return jnp.zeros((self.nodes, self.nodes), y.dtype).at[self.tail, self.head].add(jnp.exp(-self.theta * y))
-
-    def costs(self, y: Float[Array, " links"]) -> Float[Array, "zones zones"]:
-        """Expected least costs between zones."""
-        Z = _passages(self.chain(y))
-        return (_log(Z[self.ends, self.ends]) - _log(Z[: len(self.ends), self.ends])) / self.theta
+        return Equilibrium(walks, *numbers, trips)
 
     def demand(self, xi: Float[Array, "..."]) -> Float[Array, "zones zones"]:
         return jnp.tensordot(jnp.atleast_1d(xi), self.trips, axes=1)
 
     def attracted(self, y: Float[Array, " links"], xi: Float[Array, "..."]) -> Float[Array, " links"]:
         """The flows that times attract."""
-        return jax.grad(lambda t: jnp.sum(self.demand(xi) * self.costs(t)))(y)
+        return flows_of(self.walks, y, self.demand(xi))
 
     def times(self, x: Float[Array, " links"], flows: Float[Array, " links"]) -> Float[Array, " links"]:
         """The time that each link takes at a flow."""
@@ -145,7 +100,7 @@ class Equilibrium(eqx.Module):
         return x * self.capacity * self.free_time * self.b * jnp.where(over > 0, curve, line)
 
     def __call__(self, x: Any, y: Any, xi: Any, eta: Any) -> Float[Array, ""]:
-        potential = jnp.sum(self.stored(x, y)) - jnp.sum(self.demand(xi) * self.costs(y))
+        potential = jnp.sum(self.stored(x, y)) - cost(self.walks, y, self.demand(xi))
         return potential / jnp.sum(self.trips)
 
 
@@ -162,8 +117,9 @@ class Misfit(eqx.Module):
     spread: float = 0.25
 
     def __call__(self, x: Any, y: Any, xi: Any, eta: Any) -> Float[Array, ""]:
-        counts = jnp.mean(((self.lower.attracted(y, xi) - eta) / self.deviation) ** 2)
-        return (counts + jnp.mean(((x - 1) / self.spread) ** 2) / self.samples) / 2
+        weight, trips = self.deviation**-2.0 / len(self.deviation), self.lower.demand(xi)
+        prior = jnp.mean(((x - 1) / self.spread) ** 2) / (2 * self.samples)
+        return distance(self.lower.walks, y, trips, eta, weight) + prior
 
 
 class NetworkTruth(eqx.Module):
@@ -184,7 +140,10 @@ class NetworkTruth(eqx.Module):
             padded = np.concatenate([xi, np.repeat(xi[-1:], each - len(xi), axis=0)])
             with double():
                 local = lambda y: tuple(map(np.asarray, _derivatives(self.lower, x, y, padded)))
-                return minimise(Dense(local), np.tile(start, (each, 1)), 0.0).point[: len(xi)]
+                end = minimise(Dense(local), np.tile(start, (each, 1)), 0.0)
+            if not end.converged.all():
+                raise ValueError("no equilibrium was found at some contexts: theta may be too large for them.")
+            return end.point[: len(xi)]
 
         with double():
             start = np.asarray(self.lower.times(x, x * self.lower.capacity))
@@ -268,14 +227,14 @@ def network(
 
     - `groups`: of zones; the context is a factor for each, uniform on `span`.
     - `folder`: of TNTP files, or of a project of AequilibraE; or `roads` themselves, such as ``tntp.sioux_falls()``.
-      Without either, a generated grid of 24 nodes and 76 links.
+      Without either, a generated grid of 9 nodes and 24 links.
     - `theta`: of the logit, per unit of time. As it grows, the equilibrium tends to that of Wardrop.
     - `noise`: the standard deviation of counts, as a share of each link's flow at stated capacities.
 
     True capacities are 0.6 to 1.4 of those stated, at random; ``x`` are such shares, and ``y`` link times.
     """
     if roads is None:
-        roads = grid(4, 6, seed) if folder is None else read_folder(folder)
+        roads = grid(3, 3, seed) if folder is None else read_folder(folder)
     if not 1 <= groups <= min(5, len(roads.trips)):
         raise ValueError(f"groups must be 1 to 5, and no more than zones, got {groups}.")
     rng, lower = np.random.default_rng(seed), Equilibrium.of(roads, groups, theta)
@@ -314,12 +273,18 @@ def draw_roads(
     roads: Roads, flow: np.ndarray, error: np.ndarray, path: str | Path | None = None, label: str = "error"
 ) -> Any:
     """A picture of a network: flows as widths, errors as colours (both of one value a link), each link on its right."""
+    figure = shown_figure(8, 7)
+    _map(figure.add_subplot(), roads, flow, error, label)
+    if path is not None:
+        figure.savefig(path, dpi=DPI)
+    return figure
+
+
+def _map(axis: Any, roads: Roads, flow: np.ndarray, error: np.ndarray, label: str) -> None:
     from matplotlib.collections import LineCollection
 
     if roads.places is None:
         raise ValueError("the places of nodes are not known: give the file of nodes.")
-    figure = shown_figure(8, 7)
-    axis = figure.add_subplot()
     one, other = (roads.places[end] for end in roads.ends)
     along = other - one
     length = np.linalg.norm(along, axis=1, keepdims=True)
@@ -334,7 +299,36 @@ def draw_roads(
     axis.set(aspect="equal", xticks=[], yticks=[], title=f"width: flow, up to {np.max(flow):,.0f}")
     tidy(axis)
     axis.spines[["left", "bottom"]].set_visible(False)
-    figure.colorbar(lines, label=label, shrink=0.7)
-    if path is not None:
-        figure.savefig(path, dpi=DPI)
+    axis.figure.colorbar(lines, ax=axis, label=label, shrink=0.7)
+
+
+def draw_network(instance: Instance, solution: Any) -> Any:
+    """Left: the network in the middle of the demand, with errors of capacities; right: flows over the demand of the
+    first group on the links that differ most from what stated capacities say."""
+    truth, figure = instance.truth, shown_figure(12, 5)
+    left, right = figure.subplots(1, 2)
+    xi, counts = (np.asarray(part) for part in (instance.train.xi, instance.train.eta))
+    low, high = (np.atleast_1d(part) for part in (xi.min(axis=0), xi.max(axis=0)))
+    demand = np.linspace(low[0], high[0], 25)
+    context = np.tile((low + high) / 2, (len(demand), 1))
+    context[:, 0] = demand
+    context = context if xi.ndim == 2 else context[:, 0]
+    found = truth.flows(np.asarray(solution.policy(jnp.asarray(context))), context)
+    exact, stated = (truth.flows(truth.y(x, context), context) for x in (truth.x, np.ones_like(truth.x)))
+    middle, error = len(demand) // 2, np.asarray(solution.x, float) - truth.x
+    _map(left, truth.roads, found[middle], error, "error of the capacity, as a share of the stated one")
+    tail, head = truth.roads.ends
+    shown = np.argsort(-np.abs(exact - stated)[middle])[: len(COLOURS) // 2]
+    for link, colour in zip(shown, COLOURS, strict=False):
+        if xi.ndim == 1:
+            right.plot(xi, counts[:, link], ".", color=colour, ms=2, alpha=0.2)
+        right.plot(demand, found[:, link], color=colour, lw=1.8, label=f"{tail[link] + 1} to {head[link] + 1}")
+        right.plot(demand, stated[:, link], ":", color=colour, lw=1.2)
+        right.plot(demand, exact[:, link], "--", color="black", lw=0.9)
+    right.plot([], [], "--", color="black", lw=0.9, label="exact")
+    right.plot([], [], ":", color="grey", lw=1.2, label="at stated capacities")
+    of = "demand" if xi.ndim == 1 else "demand of the first group"
+    right.set(xlabel=f"{of} (share of the nominal one)", ylabel="flow (vehicles)", title="Flows of some links")
+    right.legend(frameon=False, fontsize="small")
+    tidy(right)
     return figure

@@ -77,6 +77,9 @@ class Result(enum.StrEnum):
         "harder than their barrier withstands, so the upper objective is not that of the problem. Set x_bounds, or "
         "start from an x0 nearer to where the answer should be: the barrier is measured there."
     )
+    STATIONARY = (
+        "Converged: the gradient of the upper objective, as this method computes it without a reduction, has vanished."
+    )
 
     @property
     def code(self) -> int:
@@ -101,7 +104,7 @@ class Result(enum.StrEnum):
     @property
     def good(self) -> bool:
         """Whether the point returned is a stationary point of the reduced problem."""
-        return self in (Result.CONVERGED, Result.KINK, Result.SETTLED)
+        return self in (Result.CONVERGED, Result.KINK, Result.SETTLED, Result.STATIONARY)
 
 
 _ORDER = tuple(Result)

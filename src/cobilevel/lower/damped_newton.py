@@ -31,11 +31,12 @@ class Dense:
     """``k`` objectives whose Hessians are formed: `local(z)` returns values, gradients and what is kept of Hessians.
 
     These are matrices ``(k, n, n)``, or the blocks of one ``n x n`` matrix; `eps` is the precision of values and
-    gradients.
+    gradients. `slope(z)`, for one objective: values and gradients alone, where Hessians take much longer.
     """
 
     local: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, Any]]
     eps: float = float(np.finfo(float).eps)
+    slope: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
 
     def matrices(self, hessian: Any) -> Float[np.ndarray, "b m m"]:
         """The Hessians that were kept."""
@@ -154,7 +155,8 @@ def conjugate_gradients(
 @dataclass(frozen=True)
 class Iterates:
     """Points with what is known there; `metric` is the curvature of each coordinate, positive. At the end of a
-    minimisation also which of them are minima, and how many evaluations of all objectives together that took."""
+    minimisation also which of them are minima, and how many evaluations of all objectives together that took. `stale`:
+    the Hessian is that of a point before."""
 
     point: Float[np.ndarray, "k n"]
     value: Float[np.ndarray, " k"]
@@ -162,6 +164,7 @@ class Iterates:
     hessian: Any
     metric: Float[np.ndarray, "k n"]
     eps: float
+    stale: bool = False
     converged: Any = False
     evaluations: int = 1
 
@@ -175,6 +178,13 @@ class Iterates:
             most = np.max(metric, axis=1)
             metric = np.where(metric > 0, metric, np.where(most > 0, most, fallback)[:, None])
         return Iterates(z, value, gradient, hessian, metric, objective.eps)
+
+    def moved(self, z: np.ndarray, objective: Dense | MatrixFree) -> "Iterates":
+        """At other points; with the Hessians that are known, where these take long."""
+        if isinstance(objective, MatrixFree) or objective.slope is None:
+            return Iterates.at(z, objective)
+        value, gradient = objective.slope(z)
+        return Iterates(z, value, gradient, self.hessian, self.metric, self.eps, stale=True)
 
     @property
     def rounding(self) -> Float[np.ndarray, " k"]:
@@ -220,7 +230,7 @@ def _along(
     low_slope, high_slope = steep.copy(), np.full(k, np.inf)
     best, asked, gone, turn = here, usable, np.zeros(k), 0  # best: what is known at `low`
     for turn in range(1, _LENGTHS + 1 if usable.any() else 1):
-        there = Iterates.at(here.point + (length * asked)[:, None] * p, objective)
+        there = here.moved(here.point + (length * asked)[:, None] * p, objective)
         slope = np.sum(there.gradient * p, axis=1)
         seen = there.value <= here.value + _ARMIJO * length * steep
         hidden = (-length * steep <= 2 * rounding) & (there.value <= here.value + rounding)
@@ -263,7 +273,8 @@ def minimise(
     Undamped directions are tried first, and damping grows only where there is none: where a Hessian is not positive
     definite (or where it vanishes, as it does at zero flow in a traffic network). The search is for kinks of the
     second derivative, as penalties have them, across which full steps go back and forth; damping would slow that
-    down. Once the decrease drowns in rounding, the gradient decides.
+    down. Once the decrease drowns in rounding, the gradient decides. Where Hessians take long, one serves for several
+    steps, as long as each leaves a quarter of the gradient or less; the last is that of the end.
     """
     here, evaluations, k = Iterates.at(start, objective), 1, len(start)
     damping, exhausted = np.zeros(k), np.zeros(k, bool)
@@ -271,7 +282,10 @@ def minimise(
         finite = np.isfinite(here.gradient).all(axis=1)
         going = ~exhausted & (damping * here.eps <= 1) & finite & ~here.small(target, close)
         if not going.any():
-            break
+            if not here.stale:
+                break
+            here, evaluations = Iterates.at(here.point, objective), evaluations + 1
+            continue
         size = np.linalg.norm(here.gradient[going], axis=1)
         effort = float(np.clip(np.min(np.broadcast_to(target, k)[going] / size), 1e-2 * here.eps**0.5, 1e-1))
         p, usable = objective.solve(here.hessian, -here.gradient, damping[:, None] * here.metric, effort)
@@ -284,13 +298,19 @@ def minimise(
         hidden = promised <= here.rounding  # the decrease drowns in rounding: only the gradient can tell
         shrinks = there.size < here.size
         better = moved & (~hidden | shrinks)
+        if here.stale and not better.all():  # the Hessian may be to blame
+            here, evaluations = Iterates.at(here.point, objective), evaluations + 1
+            continue
         good = (gained > 0.75 * promised) | hidden & shrinks | (length > 1)
         relaxed = np.where(good, damping / 10, damping)
         relaxed = np.where(relaxed > here.eps**0.5, relaxed, 0)
         after = np.where(better, relaxed, np.maximum(10 * damping, _FIRST_DAMPING))
         damping = np.where(going, after, damping)
         exhausted = exhausted | usable & hidden & ~better
-        here = there.where(better, here)
+        slow = there.stale and bool(better.all()) and not there.size[0] <= here.size[0] / 4
+        here = Iterates.at(there.point, objective) if slow else there.where(better, here)
+        evaluations += slow
+    here = Iterates.at(here.point, objective) if here.stale else here
     converged = here.small(target, close) | exhausted & here.small(target, close, _SLACK)
     return replace(here, converged=converged, evaluations=evaluations)
 

@@ -72,7 +72,8 @@ def solve_lower(
     slope = lambda z: one(*expansions.lower_slope(x, table(z)))
     product = lambda z, v: expansions.hessian_product(x, table(z), table(v)).reshape(1, -1)
     formed, eps = expansions.formed, expansions.eps
-    objective = _Formed(model, eps) if formed else MatrixFree(slope, product, eps)
+    formed_by = lambda: _Formed(model, eps, slope if expansions.long_rows else None)
+    objective = formed_by() if formed else MatrixFree(slope, product, eps)
     return minimise(objective, W.reshape(1, -1), target, close=close)
 
 

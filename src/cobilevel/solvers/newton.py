@@ -266,22 +266,51 @@ class Newton(Solver):
     ) -> QuasiNewtonMemory:
         """The curvature at a point in place of the pairs, where these are too few for the coordinates.
 
-        Where it explains how the gradient has changed along the last step: across a kink of ``f``, or far from where
-        the objective is a parabola, the pairs know more.
+        Where it explains how the gradient has changed along the last step. Where it does not, far from where the
+        objective is a parabola, or where that does so better: that of ``f`` along a policy straight in ``x`` (Gauss and
+        Newton's, for sums of squares), if it is positive: ``f`` is convex there. Else, as across a kink of ``f``, the
+        pairs know more.
         """
         if at.dx <= self.memory or not at.curved or point.sensitivity is None:
             return memory
         here, sigma = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity), units.sigma
         step, change = (np.asarray(part[0], float) for part in (memory.steps, memory.changes))
-        expected = here.products(step[None] / sigma).gradient[0] / sigma
-        if not np.linalg.norm(expected - change) < np.linalg.norm(change) / 2:
-            return memory
-        hessian = here.all_products().gradient / np.outer(sigma, sigma)
-        return QuasiNewtonMemory.of_curvature(self._pairs(at), (hessian + hessian.T) / 2, np.sqrt(at.eps), at.dtype)
+        off = lambda straight: np.linalg.norm(here.products(step[None] / sigma, straight).gradient[0] / sigma - change)
+
+        def pairs(straight: bool, reach: float) -> QuasiNewtonMemory | None:
+            rows = here.all_products(straight).gradient / np.outer(sigma, sigma)
+            hessian, damping = (rows + rows.T) / 2, np.sqrt(at.eps)
+            if straight:
+                gradient = np.where(units.free(at, point, 0.0), point.gradient, 0.0) / sigma
+                damping = _damping(hessian, gradient, reach, damping)
+            made = QuasiNewtonMemory.of_curvature
+            return None if damping is None else made(self._pairs(at), hessian, damping, at.dtype)
+
+        exact, found = off(False), None
+        explained = exact < np.linalg.norm(change) / 2
+        if not explained or off(True) < exact:
+            found = pairs(True, _GROWTH_OF_STEPS * float(np.linalg.norm(step)))
+        if found is None and explained:
+            found = pairs(False, np.inf)
+        return memory if found is None else found
 
     @plain
     def terminate(self, reduced, state):
         return state.clock.outcome(state.stopping.verdict().code)
+
+
+def _damping(
+    hessian: Float[np.ndarray, "n n"], gradient: Float[np.ndarray, " n"], reach: float, least: float
+) -> float | None:
+    """The share of the largest curvature that is to be added to all for a step no longer than `reach` (Levenberg and
+    Marquardt's), or `least`; ``None`` where not all directions curve upwards, by that share."""
+    values, vectors = np.linalg.eigh(hessian)
+    if not values[0] > -least * values[-1]:
+        return None
+    along, damping = vectors.T @ gradient, least
+    while damping < 1 and np.linalg.norm(along / (np.abs(values) + damping * values[-1])) > reach:
+        damping *= 2
+    return damping
 
 
 def _iterate(at: Expansions, state: NewtonState) -> Point:

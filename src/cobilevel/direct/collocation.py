@@ -1,0 +1,90 @@
+r"""``Collocation``: the lower level solved at a few nodes, and the policy interpolated between them.
+
+The other classical choice next to the projection of the reduction: $y(\xi) = \sum_k L_k(\xi)\, y^\star(x, \xi_k)$ with
+the Lagrange polynomials of Chebyshev nodes. The gradient is that of the interpolated objective, exactly.
+"""
+
+from itertools import product
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from ..basis import Basis, Categorical, Chebyshev, Components
+from ..checks import whole
+from ..lower import law_at, law_is_known
+from ..problem import Box, Domain, Finite, Interval, Mixed
+from .local_weights import LocalWeights, shaped
+from .method import Direct, DirectRun
+from .pointwise import NoiseRows, Pointwise, descend_exactly
+
+
+class Collocation(Direct):
+    """Exact lower-level solutions at Chebyshev nodes, interpolated; L-BFGS-B on top.
+
+    **Arguments:**
+
+    - `n`: nodes per dimension of an ``Interval`` or a ``Box``; each category of a ``Finite`` domain is a node.
+    - `draws`: of ``problem.conditional`` at a node, where conditional means rest on it.
+    - `near`: where the data do not show conditional means, those at a node are taken over samples near it.
+
+    The solution has a basis: ``cb.evaluate`` and ``cb.certify`` take it.
+    """
+
+    n: int = eqx.field(static=True, default=8)
+    draws: int = eqx.field(static=True, default=4096)
+    near: LocalWeights = LocalWeights()
+
+    def __check_init__(self):
+        whole("Collocation: n", self.n)
+        whole("Collocation: draws", self.draws)
+
+    @property
+    def exact(self):
+        return True
+
+    @property
+    def default_steps(self):
+        return 200
+
+    def run(self, study, key, limits):
+        domain, n = study.problem.domain, self.n
+        basis, nodes = interpolating(domain, n), _nodes_of(domain, n)
+        fitted = basis.fit(domain, jnp.asarray(nodes, study.dtype))
+        values = np.asarray(fitted(nodes), float)
+        known = law_is_known(study)
+        rows = (
+            NoiseRows.of_law(study, law_at(study, nodes, self.draws, key)) if known else self.near.rows_at(study, nodes)
+        )
+        there = np.asarray(fitted(np.asarray(study.upper.contexts().xi)), float)
+        objective = Pointwise(study, rows, np.linalg.solve(values.T, there.T).T)
+        x, result, detail, spent = descend_exactly(objective, limits)
+        objective.solved(x)
+        W = shaped(study, np.linalg.solve(values, objective.y))
+        means = "exact, or over draws" if known else f"over the {rows.each} samples nearest to each"
+        choices = {"basis": f"{len(nodes)} nodes; conditional means {means}."}
+        return DirectRun(x, result, "", spent, choices, detail, (fitted, W))
+
+
+def interpolating(domain: Domain, n: int) -> Basis:
+    """The functions that interpolate: as many as nodes."""
+    if isinstance(domain, Mixed):
+        return Components({name: interpolating(part, n) for name, part in domain.parts.items()})
+    if isinstance(domain, Finite):
+        return Categorical()
+    if isinstance(domain, Interval | Box):
+        return Chebyshev(n)
+    raise ValueError(f"Collocation needs an Interval, a Box, a Finite domain or a Mixed one of these, got {domain!r}.")
+
+
+def _nodes_of(domain: Domain, n: int) -> np.ndarray:
+    """Zeros of the Chebyshev polynomial along each dimension; all values of a finite domain."""
+    if isinstance(domain, Mixed):
+        parts = [_nodes_of(part, n) for part in domain.parts.values()]
+        return np.array(list(product(*parts)), float)
+    if isinstance(domain, Finite):
+        return np.asarray(domain.values)
+    zeros = np.cos(np.pi * (2 * np.arange(n) + 1) / (2 * n))
+    grid: Any = np.array(list(product(zeros, repeat=domain.dimension)))
+    return np.asarray(domain.place(grid))

@@ -1,0 +1,217 @@
+"""Methods without a reduction: each comes to the closed form, says what it needs, and repeats itself."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+from cobilevel.direct.local_weights import LocalWeights
+from cobilevel.direct.method import NO_SAMPLER
+from cobilevel.direct.pointwise import NoiseRows, Pointwise
+from cobilevel.iteration import Result
+from cobilevel.lower import law_at
+from cobilevel.study import Study
+
+NESTED = {"first": 20, "batch": 8, "epochs": 3}
+METHODS = {  # with as many steps as the closed form asks for, and the gap to the optimum that these leave
+    "PerContext": (cb.direct.PerContext(draws=32), 50, 1e-3),
+    "Collocation": (cb.direct.Collocation(6, draws=512), 50, 1e-3),
+    "neighbours": (cb.direct.LocalWeights(), 50, 3e-3),
+    "kernel": (cb.direct.LocalWeights("kernel"), 50, 3e-3),
+    "forest": (cb.direct.LocalWeights("forest", trees=10), 50, 3e-3),
+    "Amortized": (cb.direct.Amortized(outer=0.15, inner=0.01, fits=4, batch=64, width=16), 200, 1e-2),
+    "DLSGD": (cb.direct.DLSGD(outer=0.15, **NESTED), 150, 1e-2),
+    "RTMLMC": (cb.direct.RTMLMC(outer=0.15, **NESTED), 150, 1e-2),
+}
+CHANCE = ("Amortized", "DLSGD", "RTMLMC")
+
+
+@pytest.fixture(scope="module")
+def small():
+    return cb.gallery.quadratic(0, dx=3, dy=2, train=600, test=50, condition=3.0)
+
+
+@pytest.fixture(scope="module")
+def solved(small):
+    known = {}
+
+    def solve(name):
+        method, steps, _ = METHODS[name]
+        if name not in known:
+            known[name] = cb.solve(small.problem, small.train, solver=method, steps=steps)
+        return known[name]
+
+    return solve
+
+
+def without_sampler(problem):
+    return eqx.tree_at(lambda p: p.conditional, problem, None)
+
+
+def rows_of(samples, count):
+    return cb.Samples(samples.xi[:count], jax.tree.map(lambda a: a[:count], samples.eta))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_comes_to_the_closed_form(small, solved, name):
+    solution, truth = solved(name), small.truth
+    best = float(truth.F(truth.x))
+    assert float(truth.F(solution.x)) / best - 1 < METHODS[name][2]
+    assert float(truth.F(small.problem.x0)) / best - 1 > 0.3  # where it began
+    assert solution.stats["samples"] == sum(kind["samples"] for kind in solution.stats["oracles"].values())
+    assert len(solution.history["seconds"]) == len(solution.history["x"])
+    assert np.all(np.diff(solution.history["step"]) > 0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_its_policy_follows_the_exact_one(small, solved, name):
+    solution = solved(name)
+    if name in ("DLSGD", "RTMLMC"):
+        with pytest.raises(TypeError, match=r"has no policy.*PerContext"):
+            solution.policy(small.test.xi)
+        return
+    exact = np.asarray(small.truth.y(solution.x, small.test.xi))
+    found = np.asarray(solution.policy(small.test.xi))
+    assert found.shape == exact.shape
+    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.08  # noise of 0.3, averaged over 24 rows or more
+    alone = np.asarray(solution.policy(small.test.xi[0]))
+    assert alone == pytest.approx(found[0])
+
+
+@pytest.mark.parametrize("name", CHANCE)
+def test_the_same_key_gives_the_same_answer(small, solved, name):
+    method, steps, _ = METHODS[name]
+    again, other = (method.solve(small.problem, small.train, steps, key).x for key in (0, 1))
+    assert np.array_equal(solved(name).x, again)
+    assert not np.array_equal(solved(name).x, other)
+
+
+def test_reported_draws_are_those_of_the_epochs(solved):
+    """Every step runs all epochs of DL-SGD; of RT-MLMC those up to the level after the one drawn."""
+    steps, batch, first = 150, NESTED["batch"], NESTED["first"]
+    spent = solved("DLSGD").stats["oracles"]
+    assert spent["lower_gradient"]["samples"] == steps * batch * first * (1 + 2 + 4 + 8)
+    assert spent["hessian_vector"]["samples"] == steps * batch * 2 * first
+    levels = solved("RTMLMC").stats["oracles"]
+    mean = levels["lower_gradient"]["samples"] / (steps * batch * first)
+    chances = METHODS["RTMLMC"][0].chances
+    assert mean == pytest.approx(chances @ np.array([3, 7, 15]), rel=0.2)
+    assert levels["hessian_vector"]["samples"] == 3 * spent["hessian_vector"]["samples"]
+
+
+@pytest.mark.parametrize("method", [cb.direct.DLSGD(), cb.direct.RTMLMC(), cb.direct.PerContext()])
+def test_without_a_sampler_it_says_what_to_do(small, method):
+    with pytest.raises(ValueError, match="conditional=draw"):
+        method.solve(without_sampler(small.problem), small.train)
+    assert "The reduction needs none" in NO_SAMPLER
+
+
+def test_others_need_no_sampler(small):
+    data = rows_of(small.train, 600)
+    for method in (cb.direct.Collocation(5), cb.direct.LocalWeights()):
+        solution = method.solve(without_sampler(small.problem), data, steps=40)
+        assert float(small.truth.F(solution.x) / small.truth.F(small.truth.x)) < 1.01
+        assert solution.converged
+
+
+@pytest.mark.parametrize("name", CHANCE)
+def test_a_run_that_diverges_says_so(small, name):
+    method = eqx.tree_at(lambda m: m.outer, METHODS[name][0], 1e200)
+    solution = method.solve(small.problem, small.train, steps=150)
+    assert solution.result is Result.DIVERGED
+    assert np.isfinite(np.asarray(solution.x)).all()
+
+
+def test_a_lower_level_without_a_minimum_is_seen():
+    problem = cb.Problem(lambda x, y, xi, eta: y + x**2, lambda x, y, xi, eta: x * y, 1.0, 0.0, cb.Interval(0.0, 1.0))
+    solution = cb.direct.PerContext().solve(problem, cb.Samples(np.linspace(0, 1, 20)))
+    assert solution.result is Result.LOWER_FAILED
+    assert "20 of 20" in solution.detail
+
+
+class Bent(eqx.Module):
+    """A lower level that is far from quadratic."""
+
+    def __call__(self, x, y, xi, eta):
+        return jnp.sum(jnp.cosh(y - x[:2] * xi - eta)) + 0.1 * jnp.sum(y**4) + x[2] * y[0] * y[1] / 4
+
+
+def bent_upper(x, y, xi, eta):
+    return jnp.sum(jnp.tanh(y - xi) ** 2) + jnp.sum(x**2) * jnp.exp(0.1 * eta[0]) / 10
+
+
+@pytest.mark.parametrize("kind", ["draws", "near", "nodes"])
+def test_gradients_agree_with_differences(kind):
+    rng = np.random.default_rng(0)
+    draw = lambda key, xi, size: 0.2 * jax.random.normal(key, (size, 2))
+    problem = cb.Problem(bent_upper, Bent(), np.ones(3), np.zeros(2), cb.Interval(-1.0, 1.0), conditional=draw)
+    study = Study.of(problem, cb.Samples(rng.uniform(-1, 1, 40), 0.2 * rng.normal(size=(40, 2))))
+    xi = np.asarray(study.upper.contexts().xi)
+    if kind == "nodes":
+        nodes = np.cos(np.pi * (np.arange(5) + 0.5) / 5)
+        vander = lambda z: np.polynomial.chebyshev.chebvander(z, 4)
+        spread = vander(xi) @ np.linalg.inv(vander(nodes))
+        objective = Pointwise(study, NoiseRows.of_law(study, law_at(study, nodes, 16)), spread)
+    else:
+        rows = (
+            LocalWeights("kernel").rows_at(study, xi)
+            if kind == "near"
+            else NoiseRows.of_law(study, law_at(study, xi, 16))
+        )
+        objective = Pointwise(study, rows, np.arange(len(xi)))
+    x, h = np.array([0.7, -0.4, 0.3]), 1e-5
+    _, slope = objective(x)
+    differences = [(objective(x + h * e)[0] - objective(x - h * e)[0]) / (2 * h) for e in np.eye(3)]
+    assert slope == pytest.approx(differences, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ["DLSGD", "RTMLMC"])
+def test_the_nested_gradient_is_the_true_one_on_average(small, name):
+    """With steps too short to matter, ``x`` adds up the estimates."""
+    method, steps, _ = METHODS[name]
+    short = eqx.tree_at(lambda m: m.outer, method, 1e-6)
+    moved = np.asarray(small.problem.x0) - np.asarray(short.solve(small.problem, small.train, steps).x)
+    exact = np.asarray(small.truth.gradient(small.problem.x0))
+    assert moved / (1e-6 * steps / 2) == pytest.approx(exact, abs=0.15 * np.linalg.norm(exact))
+
+
+def test_finitely_many_contexts_need_no_sampler():
+    """Rows of the same context are draws given it; and blocks of a categorical basis are solved by RSVRB."""
+    rng = np.random.default_rng(0)
+    values = np.arange(4.0)
+    xi = rng.choice(values, 800)
+    eta = np.sin(xi) + 0.3 * rng.normal(size=800)
+    lower = lambda x, y, xi, eta: (y - x * (1 + xi) - eta) ** 2
+    upper = lambda x, y, xi, eta: (y - 3) ** 2 + 0.1 * x**2
+    problem = cb.Problem(upper, lower, 0.0, 0.0, cb.Finite(values))
+    mean, share = np.array([[eta[xi == v].mean(), (xi == v).mean()] for v in values]).T
+    best = share @ ((1 + values) * (3 - mean)) / (share @ (1 + values) ** 2 + 0.1)
+    data = cb.Samples(xi, eta)
+    assert float(cb.direct.PerContext().solve(problem, data).x) == pytest.approx(best, abs=1e-6)
+    nested = cb.direct.DLSGD(outer=0.03, first=4, epochs=4, batch=16).solve(problem, data, steps=200)
+    assert float(nested.x) == pytest.approx(best, abs=0.05)
+    blocks = cb.solve(problem, data, cb.Categorical(), cb.RSVRB(), steps=600, batch=32)
+    assert float(blocks.x) == pytest.approx(best, abs=0.05)
+
+
+def test_options_of_the_reduction_are_refused(small):
+    with pytest.raises(TypeError, match="does not reduce, and takes no basis, batch"):
+        cb.solve(small.problem, small.train, cb.Chebyshev(3), cb.direct.PerContext(), batch=4)
+    with pytest.raises(ValueError, match="kind must be"):
+        cb.direct.LocalWeights("near")
+
+
+def test_collocation_can_be_judged(small, solved):
+    judged = cb.evaluate(small.problem, solved("Collocation"), small.test, small.truth, draws=64)
+    assert judged.x_error < 0.1
+    assert "without a reduction" in str(solved("Collocation"))
+    assert "without a reduction" in str(solved("PerContext"))
+
+
+def test_seconds_are_kept(small):
+    solution = cb.direct.LocalWeights().solve(small.problem, small.train, seconds=1e-9)
+    assert solution.stats["steps"] == 0
+    solution = METHODS["DLSGD"][0].solve(small.problem, small.train, seconds=1e-9)
+    assert solution.result is Result.BUDGET
