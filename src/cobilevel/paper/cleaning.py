@@ -21,7 +21,7 @@ from jaxtyping import Float
 from ..basis import FeatureMap, Features
 from ..gallery import Images, Instance, best_coefficients, cleaning, entropies
 from ..judge import runs_estimate
-from ..problem import Interval, Levels, Product, Uniform
+from ..problem import Interval, Levels, Product, Stratified
 from ..reduction import Bilevel, reduce_with
 from ..report import line_part, panel_part, policies_part, rounded, table_part
 from ..study import Study
@@ -55,20 +55,6 @@ def _every_family(N: int) -> Features:
     domain, some = Interval(0.1, 10.0), jnp.linspace(0.1, 10.0, 2 * N + 2)
     fitted = [kind(N).fit(domain, some, None) for kind in _KINDS]
     return Features(lambda xi: jnp.concatenate([each(xi) for each in fitted], axis=-1), N * len(fitted))
-
-
-class Stratified(Uniform):
-    """Contexts that come in turn from each of `cells` equal cells of an interval, uniform within it.
-
-    A batch of ``cells * b`` then holds a batch of ``b`` for every cell, and its mean is the mean over cells of theirs.
-    """
-
-    cells: int = eqx.field(static=True)
-
-    def sample(self, key, size):
-        u = jax.random.uniform(key, (size,))
-        u = ((jnp.arange(size) % self.cells).astype(u.dtype) + u) / self.cells
-        return self.domain.place((2 * u - 1)[:, None])
 
 
 def _nodes(one: Instance, count: int = 32) -> tuple[jax.Array, jax.Array]:
