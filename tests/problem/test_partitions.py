@@ -145,3 +145,30 @@ def test_partitions_are_not_held_once_solved(monkeypatch):
     assert held
     assert not any(one() for one in held)
     assert np.isfinite(solution.standard_error)
+
+
+def test_a_checkpoint_goes_on_where_partitions_lie_elsewhere(tmp_path, monkeypatch):
+    """As after the loss of a client: others hold the parts then, and add up in another order."""
+    frame, roles = table(3000), {"context": "t", "eta": "d"}
+
+    def solved(groups, questions):
+        asked = []
+
+        def ask(self, function, common, *args):
+            asked.append(function)
+            if len(asked) > questions:
+                raise KeyboardInterrupt
+            for numbers in groups:
+                yield function([(k, self.workers.parts[k].frame) for k in numbers], common, *args)
+
+        monkeypatch.setattr("cobilevel.parts.Parts.ask", ask)
+        samples = cb.Samples.from_frame(cut(frame), **roles, sample=500)
+        return cb.solve(LINE, samples, basis=cb.Chebyshev(6), checkpoint=tmp_path)
+
+    with pytest.raises(KeyboardInterrupt):
+        solved([[0, 2, 4, 6], [1, 3, 5]], 8)
+    assert (tmp_path / "rows").is_dir()
+    again = solved([[0, 1], [2, 3], [4, 5, 6]], 1000)
+    whole = cb.solve(LINE, cb.Samples.from_frame(frame, **roles), basis=cb.Chebyshev(6))
+    assert again.converged
+    same(whole, again, frame)

@@ -45,9 +45,9 @@ class FarRows:
         return FarRows(self.level, replace(self.common.value, transform=jax.tree.map(np.asarray, transform)))
 
     def whitening(self, dtype: Any) -> Whitening:
-        """What makes the features of all rows orthonormal."""
-        answers = self.level.parts.ask(_triangle, self.common)
-        return whitening_of([one for one in answers if one is not None], self.level.rows, dtype)
+        """What makes the features of all rows orthonormal: the same digits wherever partitions are, so that a run can
+        be told again by its features."""
+        return whitening_of(self.level.parts.each(_triangle, self.common), self.level.rows, dtype)
 
     def contexts(self) -> Samples:
         """Those of the rows here, and one for each category that occurs elsewhere alone, with its weight."""
@@ -123,17 +123,17 @@ def _rare(parts: list, common: Common, wanted: set[tuple[int, int]]) -> list[tup
     return found
 
 
-def _triangle(parts: list, common: Common) -> Any:
-    """The triangular factor of the weighted features; where each row has one function alone, their mean squares."""
+def _triangle(parts: list, common: Common) -> list[tuple[int, np.ndarray]]:
+    """Of each partition that has rows, the triangular factor of the weighted features; where each row has one function
+    alone, their mean squares."""
     recipe, found = common.value, []
     with recipe.precision.context():
-        for _, load in parts:
+        for number, load in parts:
             read = read_partition(load, recipe)
             if read is not None:
                 _, batch, shares = read
                 phi = jax.tree.map(np.asarray, batch.features)
                 one_each = isinstance(phi, OneHot)
-                found.append(phi.blocks(shares) if one_each else upper_triangle(phi.astype(float), np.sqrt(shares)))
-    if len(found) < 2:
-        return found[0] if found else None
-    return sum(found) if found[0].ndim == 1 else upper_triangle(np.concatenate(found))
+                factor = phi.blocks(shares) if one_each else upper_triangle(phi.astype(float), np.sqrt(shares))
+                found.append((number, factor))
+    return found
