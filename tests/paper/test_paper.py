@@ -2,18 +2,24 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import cobilevel as cb
+from cobilevel.gallery import Images, cleaning
 from cobilevel.judge import runs_estimate
 from cobilevel.paper import theory
-from cobilevel.paper.claims import CLAIMS, auc, complete, difference, ratio, verdict
+from cobilevel.paper.claims import CLAIMS, auc, complete, concluded, difference, ratio, verdict
+from cobilevel.paper.cleaning import CLEANING_BUDGETS, Cleaning
 from cobilevel.paper.experiment import TUNING
-from cobilevel.paper.methods import BARE, PER_CELL, Grid, Method, SearchRung, race
+from cobilevel.paper.methods import BARE, OWN, PER_CELL, Grid, Method, SearchRung, Setting, race
+from cobilevel.paper.reproduce import write_report
 from cobilevel.study import Study
+from cobilevel.sweep import Runs, taken
 
 
 def test_the_grid_is_the_papers():
@@ -92,6 +98,67 @@ def test_the_page_on_the_paper_says_what_was_computed():
     assert rows == [(entry["id"], entry["verdict"], entry.get("reading", "")) for entry in computed]
     data = re.search(r'id="data">(.*?)</script>', (docs / "results" / "report.html").read_text(), re.DOTALL)
     assert json.loads(data.group(1))["claims"] == computed
+    assert [concluded(entry) for entry in computed] == computed
+    primary = [[one["primary"] for one in entry["readings"]] for entry in computed if entry.get("readings")]
+    assert {sum(one) for one in primary} == {1}
+    near = {entry["id"]: entry["misses"] for entry in computed if entry.get("misses")}
+    assert near["I3"][0].startswith("Delta_y of Chebyshev[100] over cells[100]")
+    assert all("misses 0.98 by 0.00" in miss for miss in near["H5"])
+
+
+def test_a_page_is_written_again_from_the_one_before(tmp_path, monkeypatch):
+    """Where neither runs nor summary are left; curves that were put into the folder become a reading of H1."""
+    monkeypatch.setattr("cobilevel.paper.reproduce.panel_figures", lambda *_: None)
+    kept = Path(__file__).parents[2] / "docs" / "results"
+    for name in ("claims.json", "report.html"):
+        (tmp_path / name).write_text((kept / name).read_text())
+    curves = lambda end: [[2.0, end + 1e-3 * k, end + 1e-3 * k] for k in range(4)]
+    rows = [
+        {"N": N, "batch": 512, "validation": curves(end), "samples": [N, 2 * N, 3 * N]}
+        for N, end in ((5, 0.9), (25, 0.8))
+    ]
+    (tmp_path / "own-batches.json").write_text(
+        json.dumps({"data": "mnist", "seeds": [0, 1, 2, 3], "steps": 3, "methods": rows})
+    )
+    write_report(tmp_path)
+    before, after = (
+        {entry["id"]: entry for entry in json.loads((folder / "claims.json").read_text())}
+        for folder in (kept, tmp_path)
+    )
+    assert {name for name in CLAIMS if before[name] != after[name]} == {"H1"}
+    own = after["H1"]["readings"][-1]
+    assert "own-batch[25] less own-batch[5] -0.1" in own["measured"]
+    assert own["verdict"] == "holds"
+    assert own["reading"] in (tmp_path / "report.html").read_text()
+
+
+def test_each_cell_may_draw_a_batch_of_its_own(tmp_path):
+    """A batch holds as many rows of every cell, and N times the samples are counted."""
+    rng = np.random.default_rng(0)
+    made = Images(
+        rng.uniform(size=(60, 4)).astype(np.float32), np.arange(60) % 3, np.zeros((2, 4)), np.zeros(2, int), "made"
+    )
+    lab = Cleaning(CLEANING_BUDGETS["quick"], Runs(tmp_path), made)
+    lab._instances = {seed: cleaning(seed, made, train=40, validation=20, dtype=np.float64) for seed in (0, 1)}
+    N, batch = 3, 4
+    own, split = (Method("StocBiO", family, N, batch=batch) for family in (OWN, PER_CELL))
+    assert (own.drawn, split.drawn, own.scale) == (N * batch, batch, split.scale)
+    states = {}
+    for method in (own, split):
+        lab.budget = replace(lab.budget, chunk=2, together=2)
+        states[method], numbers, *_ = lab.stocbio(method, (0, 1), [Setting(0.1, 1.0, 2)], 2, False, None)
+        assert np.isfinite(numbers["validation"]).all()
+    spent = {m: sum(kind["samples"] for kind in _first(s).ledger.totals().values()) for m, s in states.items()}
+    assert spent[own] == N * spent[split]
+    reduced = taken(lab.problems(own, (0, 1)), 0)
+    for source in (reduced.upper_source, reduced.lower_source):
+        level = source.draw(jax.random.key(3), own.drawn)
+        cells = np.floor((np.asarray(level.xi) - 0.1) / 9.9 * N)
+        assert np.bincount(cells.astype(int)).tolist() == [batch] * N
+
+
+def _first(tree):
+    return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def test_each_cell_takes_steps_on_its_own_mean():

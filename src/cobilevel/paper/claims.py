@@ -1,7 +1,7 @@
-"""The claims of the paper in words, and how a verdict follows from results under each reading of what it leaves open.
+"""The claims of the paper in words, and how a verdict follows from comparisons under the primary reading and others.
 
-The test of each claim, with its threshold, is with its experiment: I in ``inverse``, H in ``cleaning``, P and T in
-``theory``.
+The test of each claim, with its threshold, is with its experiment: I in ``inverse_claims``, H in ``cleaning_claims``,
+P and T in ``theory``. Comparisons are kept in numbers, so that verdicts can be had again without the runs.
 """
 
 import itertools
@@ -13,7 +13,7 @@ import numpy as np
 import scipy.stats
 
 from ..judge import Estimate, runs_estimate
-from .methods import BARE, EXTENDED, HELD_OUT, PER_CELL, REPORTED
+from .methods import BARE, EXTENDED, HELD_OUT, OWN, PER_CELL, REPORTED
 
 CLAIMS = {
     "I1": "Three basis functions already give reasonable solutions; stocBiO[N] is unstable or needs many more.",
@@ -60,22 +60,30 @@ def complete(tested: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [known.get(name) or verdict(name, None, "", "", where[name]) for name in CLAIMS]
 
 
-# -- readings: where the paper leaves room, a claim is judged under each way to read it
+# -- readings: where the paper leaves room, one is primary by its words, and a claim is judged by that
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What stocBiO[N] is, where step sizes were chosen, what is averaged; the defaults are read first."""
+    """What stocBiO[N] is, where step sizes were chosen, what is averaged.
+
+    The defaults are the primary reading: docs/paper.md has the sentences of the paper that decide.
+    """
 
     cells: str | None = PER_CELL  # none where a claim does not speak of them
-    tuned: str = HELD_OUT
+    tuned: str = REPORTED
     medians: bool = False  # over instances, rather than means
     averaged: bool = False  # answers averaged over the last tenth, rather than losses along the iterates
-    bases_only: bool = False  # "the others" are the other bases, rather than all other methods
+    bases_only: bool = False  # "other methods" are the other bases alone
+
+    @property
+    def primary(self) -> bool:
+        return replace(self, cells=PER_CELL if self.cells is None else self.cells) == Reading()
 
     def words(self) -> str:
         parts = [
-            {PER_CELL: "each cell a problem of its own", BARE: "bare indicator functions"}.get(self.cells or ""),
+            {PER_CELL: "each cell a problem of its own", BARE: "bare indicator functions",
+             OWN: "each cell a problem of its own with batches of its own"}.get(self.cells or ""),
             {HELD_OUT: "step sizes from held-out instances", REPORTED: "step sizes from the reported instances",
              EXTENDED: "step sizes from an extended grid"}[self.tuned],
             "medians" if self.medians else None,
@@ -86,59 +94,218 @@ class Reading:
 
 
 def every_reading(cells: Iterable[str], further: Any, flag: str) -> list[Reading]:
-    """All combinations, the plainest first; `flag` is set in half of them. `further`: whether grids were extended."""
-    tuned = [HELD_OUT, REPORTED] + [EXTENDED] * bool(further)
+    """All combinations, the primary one first if it is among them; `flag` is set in half of them. `further`: whether
+    grids were extended."""
+    tuned = [REPORTED, HELD_OUT] + [EXTENDED] * bool(further)
     plain = [Reading(one, where) for one, where in itertools.product(cells, tuned)]
     return [each for reading in plain for each in (reading, replace(reading, **{flag: True}))]
 
 
-Judgement = tuple[bool | None, str]  # whether a claim holds (None: not tested at this budget), and what was measured
+# -- comparisons: numbers over runs, held against limits
+
+
+class Spread(Estimate):
+    """A number over runs with its 95% interval: a mean, a geometric mean or a median; paired where runs are."""
+
+    kind: str
+    runs: int
+    values: Any  # by run; none where only the number and its interval were kept
+
+    @staticmethod
+    def kept(value: float, low: float, high: float, kind: str, runs: int, values: Any = None) -> "Spread":
+        self = Spread(value, (high - low) / 4, (low, high))
+        self.kind, self.runs, self.values = kind, runs, values
+        return self
+
+    @staticmethod
+    def point(value: float) -> "Spread":
+        """A number that is judged by itself."""
+        return Spread.kept(value, value, value, "mean", 1)
+
+    @staticmethod
+    def over(values: Any, kind: str = "mean") -> "Spread":
+        table = np.asarray(values, dtype=float)
+        if kind == "median":
+            one = _median(table, 1)
+        else:
+            one = runs_estimate(np.log(table)).exp() if kind == "geometric mean" else runs_estimate(table)
+        return Spread.kept(float(one), one.low, one.high, kind, len(table), table)
+
+    def among(self, count: int) -> Estimate:
+        """The same number with wider ends: `count` such intervals hold all truths at once 95% of the time
+        (Bonferroni). Exact for means; a median of which no runs were kept moves its ends out as normal ones move."""
+        if count <= 1 or not np.isfinite([self.low, self.high]).all():
+            return self
+        if self.kind == "median" and self.values is not None:
+            return _median(self.values, count)
+        law = scipy.stats.norm() if self.kind == "median" else scipy.stats.t(self.runs - 1)
+        further = float(law.isf(_tail(count)) / law.isf(_tail(1)))
+        there, back = (np.log, np.exp) if self.kind == "geometric mean" else (float, float)
+        low, high = (float(back(there(self) + further * (there(end) - there(self)))) for end in self.interval)
+        return Estimate(float(self), further * self.error, (low, high))
+
+    def __reduce__(self):
+        return Spread.kept, (float(self), *self.interval, self.kind, self.runs, self.values)
+
+
+def _tail(count: int) -> float:
+    """The chance beyond each end of an interval, one of `count`."""
+    return 0.025 / count
+
+
+def _median(values: np.ndarray, count: int) -> Estimate:
+    """The median, between the order statistics that hold it, whatever the law; one of `count` such intervals."""
+    ordered = np.sort(values)
+    k = max(int(scipy.stats.binom.ppf(_tail(count), len(ordered), 0.5)) - 1, 0)
+    low, high = float(ordered[k]), float(ordered[len(ordered) - 1 - k])
+    return Estimate(float(np.median(ordered)), (high - low) / 4, (low, high))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A number that must lie between two limits: with its whole interval, or (not `certain`) by itself."""
+
+    what: str
+    spread: Spread
+    least: float = -np.inf
+    most: float = np.inf
+    certain: bool = True
+
+    def seen(self, count: int) -> Estimate:
+        return self.spread.among(count) if self.certain else Estimate(float(self.spread))
+
+    def holds(self, count: int) -> bool:
+        return self.least < self.seen(count).low and self.seen(count).high < self.most
+
+    def miss(self, count: int) -> str:
+        """By how much it fails, and which limit would have passed; nothing where it holds."""
+        if self.holds(count):
+            return ""
+        seen = self.seen(count)
+        ends = [(self.least, seen.low)] * (not seen.low > self.least)
+        ends += [(self.most, seen.high)] * (not seen.high < self.most)
+        beyond = [f"misses {limit:.4g} by {abs(end - limit):.2g}, {end:.4g} would have passed" for limit, end in ends]
+        return f"{self.what} {seen.words(4)}: {' and '.join(beyond)}"
+
+    def stored(self) -> dict[str, Any]:
+        """In numbers that JSON has; a limit that there is not is left out."""
+        spread = {"value": float(self.spread), "low": self.spread.low, "high": self.spread.high}
+        limits = {"least": self.least, "most": self.most}
+        short = lambda v: float(f"{v:.6g}")
+        numbers = {name: short(v) for name, v in (spread | limits).items() if np.isfinite(v)}
+        if (
+            self.spread.kind == "median" and self.spread.values is not None
+        ):  # its interval is not a matter of two numbers
+            numbers["values"] = [short(v) for v in self.spread.values]
+        known = {"what": self.what, "kind": self.spread.kind, "runs": self.spread.runs, "certain": self.certain}
+        return known | numbers
+
+    @staticmethod
+    def read(stored: Mapping[str, Any]) -> "Comparison":
+        number = lambda name, other: float(stored.get(name, other))
+        ends, values = (number("low", -np.inf), number("high", np.inf)), stored.get("values")
+        values = None if values is None else np.array(values)
+        spread = Spread.kept(number("value", np.nan), *ends, stored["kind"], stored["runs"], values)
+        limits = number("least", -np.inf), number("most", np.inf)
+        return Comparison(stored["what"], spread, *limits, stored["certain"])
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a claim comes down to under one reading: one of several lists of comparisons, all of which hold."""
+
+    ways: Sequence[Sequence[Comparison]]
+    note: str = ""
+    untested: bool = False  # at this budget; the note says why
+
+    @property
+    def count(self) -> int:
+        """Intervals that are looked at."""
+        return max(1, sum(one.certain for way in self.ways for one in way))
+
+    @property
+    def holds(self) -> bool:
+        return any(all(one.holds(self.count) for one in way) for way in self.ways)
+
+    def words(self) -> str:
+        """Every number, with intervals that account for how many there are."""
+        every = [f"{one.what} {one.seen(self.count).words(4)}" for way in self.ways for one in way]
+        return "; ".join([*dict.fromkeys(every), *([self.note] if self.note else [])])
+
+    def misses(self) -> list[str]:
+        """Where the way that comes nearest fails."""
+        each = [[miss for one in way if (miss := one.miss(self.count))] for way in self.ways]
+        return min(each, key=len)
+
+
+ELSEWHERE = "holds under another reading"
 
 
 def judged(
     name: str, judge: Callable[[Any], Judgement], views: Sequence[Any], threshold: str, how: str, why: str = ""
 ) -> dict[str, Any]:
-    """The verdict on a claim from the results under several readings: it fails where it fails under all of them."""
-    results = [(view.reading.words(), *judge(view)) for view in views]
-    for _, holds, measured in results:
-        if holds is None:
-            return verdict(name, None, "", threshold, measured)
-    kept = [result for result in results if result[1]]
-    words, _, measured = (kept or results)[0]
-    some = f"{len(kept)} of {len(results)}, first: {words}" if kept else "none"
-    return verdict(name, bool(kept), measured, threshold, how, "" if kept else why) | {
-        "reading": "every reading" if len(kept) == len(results) else some,
-        "readings": [
-            {"reading": words, "verdict": "holds" if holds else "fails", "measured": measured}
-            for words, holds, measured in results
-        ],
-    }
+    """The verdict on a claim, by the results under the primary reading; those under others are told."""
+    results = [(view.reading, judge(view)) for view in views]
+    for _, result in results:
+        if result.untested:
+            return verdict(name, None, "", threshold, result.note)
+    readings = [reading_entry(*each) for each in results]
+    return concluded(verdict(name, False, "", threshold, how, why) | {"readings": readings})
 
 
-# -- sets of runs, alone and compared in pairs, with 95% intervals
+def reading_entry(reading: Reading, result: Judgement) -> dict[str, Any]:
+    """What is kept of a claim under one reading: its comparisons, in numbers."""
+    comparisons = [[one.stored() for one in way] for way in result.ways]
+    return {"reading": reading.words(), "primary": reading.primary, "note": result.note, "comparisons": comparisons}
 
 
-def difference(ours: Any, theirs: Any) -> Estimate:
+def concluded(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry with the verdict that the comparisons in its readings give; one without any is as it was."""
+    if not entry.get("readings"):
+        return dict(entry)
+    readings, results = [], []
+    for one in entry["readings"]:
+        ways = [[Comparison.read(each) for each in way] for way in one["comparisons"]]
+        result = Judgement(ways, one["note"])
+        results.append(result)
+        readings.append(dict(one) | {"verdict": "holds" if result.holds else "fails", "measured": result.words()})
+    primary = [k for k, one in enumerate(readings) if one["primary"]]
+    if len(primary) != 1:
+        raise ValueError(f"claim {entry['id']} needs one primary reading, and has {len(primary)}.")
+    kept = [one["reading"] for one in readings if one["verdict"] == "holds"]
+    result, others = results[primary[0]], len(readings) - 1
+    if result.holds:
+        word, under = "holds", "primary" + f" and {len(kept) - 1} of {others} others" * bool(others)
+    elif kept:
+        word, under = ELSEWHERE, f"{len(kept)} of {others} others, first: {kept[0]}"
+    else:
+        word, under = "fails", "none"
+    said = dict(entry) | {"verdict": word, "reading": under, "measured": result.words(), "readings": readings}
+    said |= {"misses": [] if result.holds else result.misses()}
+    return said | {"intervals": result.count}
+
+
+# -- sets of runs, alone and compared in pairs
+
+
+def difference(ours: Any, theirs: Any) -> Spread:
     """The mean of ``ours - theirs``, run by run."""
-    return runs_estimate(np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float))
+    return Spread.over(np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float))
 
 
-def ratio(ours: Any, theirs: Any) -> Estimate:
+def ratio(ours: Any, theirs: Any) -> Spread:
     """The geometric mean of ``ours / theirs``, run by run."""
-    return difference(np.log(ours), np.log(theirs)).exp()
+    return geometric_mean(np.asarray(ours, dtype=float) / np.asarray(theirs, dtype=float))
 
 
-def geometric_mean(values: Any) -> Estimate:
+def geometric_mean(values: Any) -> Spread:
     """The geometric mean of positive values, over runs."""
-    return runs_estimate(np.log(values)).exp()
+    return Spread.over(values, "geometric mean")
 
 
-def median(values: Any) -> Estimate:
-    """The median, between the order statistics that hold it with a chance of 95% at least, whatever the law."""
-    ordered = np.sort(np.asarray(values, dtype=float))
-    k = max(int(scipy.stats.binom.ppf(0.025, len(ordered), 0.5)) - 1, 0)
-    low, high = float(ordered[k]), float(ordered[len(ordered) - 1 - k])
-    return Estimate(float(np.median(ordered)), (high - low) / 4, (low, high))
+def median(values: Any) -> Spread:
+    """The median over runs."""
+    return Spread.over(values, "median")
 
 
 def auc(score: np.ndarray, positive: np.ndarray) -> float:

@@ -20,18 +20,17 @@ from jaxtyping import Float
 
 from ..basis import FeatureMap, Features
 from ..gallery import Images, Instance, best_coefficients, cleaning, entropies
-from ..judge import Estimate, runs_estimate
-from ..problem import Interval, Levels, Product
+from ..judge import runs_estimate
+from ..problem import Interval, Levels, Product, Stratified
 from ..reduction import Bilevel, reduce_with
 from ..report import line_part, panel_part, policies_part, rounded, table_part
 from ..study import Study
 from ..sweep import Runs, stacked, taken
-from .claims import Judgement, Reading, auc, difference, every_reading, geometric_mean, judged, listed, ratio
+from .claims import auc
+from .cleaning_claims import LOSSES, cleaning_verdicts, moving_average, relative_errors
 from .experiment import Experiment
-from .methods import BARE, BASES, FAMILIES, HELD_OUT, PER_CELL, Budget, Grid, Method, SearchRung, family_name
+from .methods import FAMILIES, HELD_OUT, OWN, Budget, Grid, Method, SearchRung, family_name
 
-WINDOW = 0.1  # of a run: the moving average of its curves
-LOSSES = ("validation", "training")
 _KINDS = list(dict.fromkeys(FAMILIES.values()))
 
 _QUICK = Budget(
@@ -66,7 +65,8 @@ def _nodes(one: Instance, count: int = 32) -> tuple[jax.Array, jax.Array]:
 def _study(one: Instance, method: Method) -> Study:
     """The problem with a rule of temperatures that is fine enough for the basis (batches draw them afresh anyway)."""
     levels = one.train.upper, one.train.lower
-    return Study.of(one.problem, Levels(*(Product(level.law, level.eta, 4 * method.N) for level in levels)))  # pyright: ignore
+    law = (lambda given: Stratified(given.domain, method.N)) if method.family == OWN else (lambda given: given)
+    return Study.of(one.problem, Levels(*(Product(law(level.law), level.eta, 4 * method.N) for level in levels)))  # pyright: ignore
 
 
 def _shared(one: Instance, method: Method) -> Bilevel:
@@ -166,8 +166,7 @@ class Cleaning(Experiment):
         return numbers["validation"]
 
     def judge(self, method, seeds, which, xs, Ws, seen, final):
-        last = max(1, round(WINDOW * seen["validation"].shape[1]))
-        numbers = {name: seen[name][:, -last:].mean(axis=1).astype(float) for name in LOSSES}
+        numbers = {name: moving_average(seen[name].astype(float))[:, -1] for name in LOSSES}
         if not final:
             return numbers, {}
         averaged = _losses(self.observe(method, seeds), jnp.asarray(which), xs, Ws)
@@ -228,12 +227,7 @@ class Cleaning(Experiment):
 
     def curve(self, method: Method, name: str, tuned: str = HELD_OUT) -> Float[np.ndarray, "trials looks"]:
         """A moving average over the last tenth of the run before each look."""
-        table = self.by_temperature(method, name, tuned)
-        width = max(1, round(WINDOW * table.shape[1]))
-        sums = np.cumsum(np.pad(table, ((0, 0), (1, 0))), axis=1)
-        ends = np.arange(1, table.shape[1] + 1)
-        starts = np.maximum(ends - width, 0)
-        return (sums[:, ends] - sums[:, starts]) / (ends - starts)
+        return moving_average(self.by_temperature(method, name, tuned))
 
     def by_temperature(self, method: Method, name: str, tuned: str = HELD_OUT) -> Float[np.ndarray, "trials ..."]:
         """A curve as it is, trial by trial."""
@@ -300,13 +294,13 @@ class Cleaning(Experiment):
         """One panel of curves over the run, against an axis given by its name, its label and its values."""
         key, words, x = axis
         series = [_means(m, x(m), self.curve(m, name)) for m in self.methods]
-        note = f"Moving averages over {100 * WINDOW:.0f}% of a run; means over trials with 95% intervals."
+        note = "Moving averages over 10% of a run; means over trials with 95% intervals."
         return panel_part(f"{name}-{key}", figure, title, (words, label), ("linear", "linear"), series, note)
 
     def _errors_by_temperature(self, name: str, title: str) -> dict[str, Any]:
         """Where each method errs, relative to the size of the exact classifiers; or the best policy in its span."""
         xi, axes = np.asarray(_nodes(self.instance(0))[0]), ("temperature", "|y - y*|^2 / |y*|^2")
-        series = [_means(m, xi, _relative_errors(self, m, name, HELD_OUT)) for m in self.methods]
+        series = [_means(m, xi, relative_errors(self, m, name, HELD_OUT)) for m in self.methods]
         note = "Against exact classifiers at the same weights; means over trials with 95% intervals."
         figure = "Error of the policy by temperature"
         return panel_part(f"by-temperature-{name}", figure, title, axes, ("log", "log"), series, note)
@@ -319,170 +313,3 @@ class Cleaning(Experiment):
 def _means(method: Method, x: np.ndarray, values: Float[np.ndarray, "trials x"]) -> dict[str, Any]:
     """Means over trials with their intervals, as one series of a panel."""
     return line_part(method.label, rounded(x, 5), [runs_estimate(column) for column in values.T], 5)
-
-
-def _relative_errors(findings: Any, method: Method, name: str, tuned: str) -> Float[np.ndarray, "trials temperatures"]:
-    """Squared errors over the squared size of the exact classifiers, in the trials for which they were computed."""
-    size = findings.by_temperature(method, "exact", tuned)[:, :, 2] ** 2
-    error = findings.by_temperature(method, name, tuned) / size
-    return error[np.isfinite(error).all(axis=1)]
-
-
-# -- verdicts
-
-
-def cleaning_verdicts(findings: Any) -> list[dict[str, Any]]:
-    """H1 to H6, each under every reading of it."""
-    budget = findings.budget
-    cells, bare = (every_reading([each], budget.further, "averaged") for each in (PER_CELL, BARE))
-    plain = [replace(reading, cells=None) for reading in cells]
-    by_size = cells + bare * (budget.bare == budget.cells)
-    readings = {
-        "H1": by_size,
-        "H2": cells + bare * (budget.cells[0] in budget.bare),
-        "H3": by_size,
-        "H4": [replace(reading, bases_only=True) for reading in plain] + cells,
-        "H5": plain,
-        "H6": cells[::2],  # the lower level is solved exactly: there is nothing to average
-    }
-    view = CleaningView(findings, Reading())
-    curves = {method.label: view.curve(method, "validation").mean(axis=0) for method in view.methods}
-    drifts = {label: float(c[-1] / c[-1 - max(1, len(c) // 5)] - 1) for label, c in curves.items()}
-    worst = max(drifts, key=lambda name: abs(drifts[name]))
-    most = f"{100 * abs(drifts[worst]):.1f}% ({worst})"  # a loss is final only where it has stopped moving
-    flat = f"Over the last fifth of the runs mean validation losses still change by at most {most}."
-    return [
-        judged(name, judge, [CleaningView(findings, one) for one in readings[name]], threshold, how, flat)
-        for name, judge, threshold, how in _CLEANING_CLAIMS
-    ]
-
-
-class CleaningView:
-    """The findings under one reading; the family `cells` stands for whichever stocBiO[N] that is."""
-
-    def __init__(self, findings: Any, reading: Reading):
-        self.findings, self.reading, self.cells = findings, reading, reading.cells or PER_CELL
-        self.methods = [method for method in findings.methods if method.family in (*BASES, self.cells)]
-
-    def of(self, family: str) -> list[Method]:
-        """The methods of a family, by size."""
-        return [method for method in self.methods if method.family == (self.cells if family == "cells" else family)]
-
-    def chebyshev(self) -> Method:
-        """The five functions that claims speak of."""
-        return next(method for method in self.of("Chebyshev") if method.N == 5)
-
-    def final(self, method: Method, loss: str) -> np.ndarray:
-        """Of each trial: the moving average where the run ends, or the loss of its averaged answer."""
-        name = f"{loss}_averaged" if self.reading.averaged else loss
-        return self.findings.values(method, name, self.reading.tuned)
-
-    def gap(self, ours: Method, theirs: Method, loss: str = "validation") -> Estimate:
-        return difference(self.final(ours, loss), self.final(theirs, loss))
-
-    def curve(self, method: Method, name: str) -> np.ndarray:
-        return self.findings.curve(method, name, self.reading.tuned)
-
-    def level(self) -> float:
-        """The lowest validation loss that every method reaches, on average: one level for all."""
-        return max(float(self.curve(method, "validation").mean(axis=0).min()) for method in self.methods)
-
-    def samples_until(self, method: Method) -> np.ndarray:
-        """Samples drawn until the validation loss is down to the level, by trial; the whole run where it never is."""
-        curve, drawn = self.curve(method, "validation"), self.findings.samples(method, self.reading.tuned)
-        below = curve <= self.level()
-        return np.where(below.any(axis=1), drawn[np.argmax(below, axis=1)], drawn[-1])
-
-    def pace(self, ours: Method, theirs: Method) -> Estimate:
-        return ratio(self.samples_until(ours), self.samples_until(theirs))
-
-
-def _larger_cells(view: CleaningView) -> Judgement:
-    small, large = view.of("cells")[0], view.of("cells")[-1]
-    gain, slower = view.gap(large, small), view.pace(large, small)
-    return gain.high < 0 and slower.low > 1, (
-        f"{large.label} less {small.label}, final validation loss: {gain.words()}; samples until a loss of "
-        f"{view.level():.3g}, ratio: {slower.words()}"
-    )
-
-
-def _rising(view: CleaningView) -> Judgement:
-    small, ours = view.of("cells")[0], view.chebyshev()
-    curve, weight = view.curve(small, "training"), view.curve(small, "weight")
-    parts = {
-        f"training loss of {small.label} less {ours.label}'s": view.gap(small, ours, "training"),
-        "its change over the second half": runs_estimate(curve[:, -1] - curve[:, curve.shape[1] // 2]),
-        "change of the mean weight": runs_estimate(weight[:, -1] - weight[:, 0]),
-    }
-    holds = all(part.low > 0 for part in parts.values())
-    return holds, "; ".join(f"{name}: {part.words()}" for name, part in parts.items())
-
-
-def _fastest(view: CleaningView) -> Judgement:
-    ours, others = view.chebyshev(), view.of("cells") + view.of("Monomial")
-    gaps = {loss: {method: view.gap(ours, method, loss) for method in others} for loss in LOSSES}
-    paces = {method: view.pace(ours, method) for method in others}
-    more = {m: view.gap(m, ours) for m in view.of("Chebyshev") if m.N > 5}
-    limit = -0.02 * float(np.mean(view.final(ours, "validation")))
-    holds = all(gap.high < 0 for table in gaps.values() for gap in table.values())
-    holds = holds and all(pace.high < 1 for pace in paces.values()) and all(gap > limit for gap in more.values())
-    words = [f"{loss} loss less that of {listed(table, 2)}" for loss, table in gaps.items()]
-    words.append(f"samples until a loss of {view.level():.3g}, over those of {listed(paces, 2)}")
-    words += [f"more functions: {listed(more, 2)}"] if more else []
-    return holds, f"{ours.label}: {'; '.join(words)}"
-
-
-def _monomials(view: CleaningView) -> Judgement:
-    ours = view.of("Monomial")[-1]
-    if ours.N < 10:
-        return None, "Needs N >= 10, which this budget leaves out."
-    families = BASES if view.reading.bases_only else (*BASES, PER_CELL)
-    others = [m for m in view.methods if ours.N == m.N and m.family in families and m.family != "Monomial"]
-    gaps = {method: view.gap(ours, method) for method in others}
-    holds = bool(gaps) and all(gap.low > 0 for gap in gaps.values())
-    return holds, f"{ours.label}, validation loss less that of {listed(gaps, 2)}"
-
-
-def _alike(view: CleaningView) -> Judgement:
-    pairs = [(f, c) for f in view.of("Fourier") for c in view.of("Chebyshev") if f.N == c.N]
-    ratios = {f.N: ratio(view.final(f, "validation"), view.final(c, "validation")) for f, c in pairs}
-    words = "; ".join(f"N = {N}: {r.words(4)}" for N, r in ratios.items())
-    holds = all(r.low >= 0.98 and r.high <= 1.02 for r in ratios.values())
-    return holds, f"validation loss of Fourier over Chebyshev: {words}"
-
-
-def _sharp(view: CleaningView) -> Judgement:
-    """The policy varies most at the coldest temperatures."""
-    large, ours = view.of("cells")[-1], view.of("Chebyshev")[-1]
-    error, theirs = (_relative_errors(view.findings, m, "within", view.reading.tuned) for m in (large, ours))
-    middle = np.median(error, axis=1)
-    parts = {
-        f"{large.label} at the coldest temperature, over its median": geometric_mean(error[:, 0] / middle),
-        f"there over {ours.label}": ratio(error[:, 0], theirs[:, 0]),
-    }
-    return all(part.low > 1 for part in parts.values()), (
-        f"squared error of the best policy in the span over |y*|^2, {large.label}: {np.mean(error[:, 0]):.2g} at the "
-        f"coldest of {error.shape[1]} temperatures, {np.mean(middle):.2g} at the median; "
-        + "; ".join(f"{name}: {part.words(2)}" for name, part in parts.items())
-    )
-
-
-_CLEANING_CLAIMS = (
-    ("H1", _larger_cells,
-     "difference below 0 (upper end) and ratio above 1 (lower end)",
-     "Largest against smallest number of cells, paired over trials; speed by the samples until the lowest loss that "
-     "every method reaches."),
-    ("H2", _rising, "all three above 0 (lower ends)", "Weighted, regularised training loss along the policy."),
-    ("H3", _fastest,
-     "below 0 (upper ends) on both losses; fewer samples (upper ends below 1); more functions gain under 2%",
-     "Against every number of cells and every monomial basis, paired over trials; speed as in H1."),
-    ("H4", _monomials, "above 0 (lower ends), N >= 10", "Against other methods of that size, paired over trials."),
-    ("H5", _alike,
-     "ratio of validation losses between 0.98 and 1.02 (whole interval), at each N",
-     "Geometric means over trials, paired."),
-    ("H6", _sharp,
-     "both ratios above 1 (lower ends)",
-     "The reduced lower level is solved exactly at the weights found, in the first trials, so that what is left is "
-     "the basis's own error; against exact classifiers. The largest number of cells against the largest Chebyshev "
-     "basis, which has no more functions."),
-)  # fmt: skip

@@ -25,10 +25,11 @@ from ..report import line_part, panel_part, policies_part, rounded, table_part
 from ..solvers import FdeHBO, Newton
 from ..study import Study
 from ..sweep import Run, Task, solve_grid, stacked, taken
-from .claims import Judgement, Reading, every_reading, geometric_mean, judged, listed, median, ratio
+from .claims import geometric_mean, median
 from .experiment import Experiment, Tell
+from .inverse_claims import inverse_verdicts
 from .methods import BARE, BASES, HELD_OUT, PER_CELL, REPORTED, Budget, Grid, Method, SearchRung, family_name
-from .theory import complexity_verdict, conditioning, growth, slope, theory
+from .theory import conditioning, growth, slope, theory
 
 CONTEXTS = np.linspace(0.0, 1.0, 201)  # demands at which policies are kept
 
@@ -211,7 +212,7 @@ class Inverse(Experiment):
         return best
 
     def sizes(self, family: str) -> tuple[int, ...]:
-        return {PER_CELL: self.budget.cells, BARE: self.budget.bare}.get(family, self.budget.bases)
+        return self.budget.partitions.get(family, self.budget.bases)
 
     def summary(self) -> dict[str, Any]:
         """What the page shows. Panels: the paper's Figure 1, with step sizes chosen on the instances shown; with
@@ -330,143 +331,3 @@ def _change(method: Method) -> str:
     names = {"noise": "noise", "period": "Fourier period", "batch": "batch", "series": "series", "terms": "factors K"}
     changed = [f"{words} {getattr(method, k)}" for k, words in names.items() if getattr(method, k) != getattr(usual, k)]
     return ", ".join(changed)
-
-
-# -- verdicts
-
-
-def inverse_verdicts(findings: Any) -> list[dict[str, Any]]:
-    """I1 to I5, and T2 where it was measured."""
-    budget = findings.budget
-    cells = [PER_CELL] + [BARE] * (budget.bare == budget.cells)  # run in all sizes
-    views = [InverseView(findings, reading) for reading in every_reading(cells, budget.further, "medians")]
-    entries = []
-    for name, judge, threshold, how in _INVERSE_CLAIMS:
-        holds, measured = judge(InverseView(findings, Reading(), "Newton"))
-        why = f"With Newton on the same reduced problems it {'holds' if holds else 'fails too'}: {measured}."
-        entry = judged(name, judge, views, threshold, how, why)
-        newton = {"newton": f"{'holds' if holds else 'fails'}: {measured}"}
-        entries.append(entry if entry["verdict"] == "not tested" else entry | newton)
-    if budget.complexity:
-        entries.append(complexity_verdict(dict(findings.runs.get(findings.complexity_spec()).result)))
-    return entries
-
-
-class InverseView:
-    """The findings under one reading, with one solver; the family `cells` stands for whichever stocBiO[N] that is."""
-
-    def __init__(self, findings: Any, reading: Reading, solver: str = "StocBiO"):
-        self.findings, self.reading, self._solver = findings, reading, solver
-        self.cells = reading.cells or PER_CELL
-
-    def sizes(self, family: str) -> tuple[int, ...]:
-        return self.findings.sizes(self.cells if family == "cells" else family)
-
-    def of(self, family: str, N: int, name: str) -> np.ndarray:
-        method = Method(self._solver, self.cells if family == "cells" else family, N)
-        return self.findings.values(method, name, self.reading.tuned)
-
-    def centre(self, values: Any) -> Estimate:
-        """Over instances: the mean, or the median."""
-        return median(values) if self.reading.medians else runs_estimate(values)
-
-    def loss(self, family: str, N: int) -> Estimate:
-        return self.centre(self.of(family, N, "ratio"))
-
-    def policy_ratio(self, ours: tuple[str, int], theirs: tuple[str, int]) -> Estimate:
-        """``Delta_y`` of ours over theirs, paired."""
-        return ratio(self.of(*ours, "policy_error"), self.of(*theirs, "policy_error"))
-
-    def from_size(self, limit: float) -> int | None:
-        """The smallest N from which on every stocBiO[N] has a loss of at most the limit."""
-        smallest = None
-        for N in reversed(self.sizes("cells")):
-            if self.loss("cells", N) > limit:
-                break
-            smallest = N
-        return smallest
-
-
-def _from(N: int | None) -> str:
-    return "at no N" if N is None else f"from N = {N} on"
-
-
-def _few_functions(view: InverseView) -> Judgement:
-    if 3 not in view.sizes("Chebyshev") or 3 not in view.sizes("cells"):
-        return None, "N = 3 is not among the sizes of this budget."
-    losses = {family: view.loss(family, 3) for family in (*BASES, "cells")}
-    gains = [view.centre(view.of(family, 3, "ratio") - view.of("cells", 3, "ratio")) for family in BASES]
-    holds = all(losses[family] <= 1.1 for family in BASES) and all(gain.high < 0 for gain in gains)
-    return holds, f"F/F_ref at N = 3: {listed(losses)}"
-
-
-def _three_percent(view: InverseView) -> Judgement:
-    losses = {f"{family}[5]": view.loss(family, 5) for family in BASES}
-    cells = {f"cells[{N}]": view.loss("cells", N) for N in view.sizes("cells")}
-    within = all(loss <= 1.03 for loss in losses.values())
-    holds = within and cells["cells[5]"] > 1.03 and cells.get("cells[50]", np.inf) <= 1.03
-    return holds, f"F/F_ref: {listed(losses)}; {listed(cells)}: within 3% {_from(view.from_size(1.03))}"
-
-
-def _go_on(view: InverseView) -> Judgement:
-    last = max(N for N in view.sizes("Chebyshev") if N <= 20)
-    falls = {family: view.policy_ratio((family, last), (family, 5)) for family in BASES}
-    common = [N for N in view.sizes("Chebyshev") if N in view.sizes("cells")]
-    pairs = {f"{family}[{N}]": view.policy_ratio((family, N), ("cells", N)) for family in BASES[:2] for N in common}
-    lost = [name for name, pair in pairs.items() if pair.high >= 1]
-    holds = falls["Monomial"].low > 0.5 and all(falls[f].high < 1 for f in BASES[:2]) and not lost
-    against = f"not below cells: {', '.join(lost)}" if lost else f"below cells at N = {common}"
-    return holds, f"Delta_y({last})/Delta_y(5): {listed(falls, 2)}; {against}"
-
-
-def _smallest(view: InverseView, margin: float = 0.005) -> Judgement:
-    if max(view.sizes("cells")) < 100 or max(view.sizes("Chebyshev")) < 10:
-        return None, "N = 100 is not among the sizes of this budget."
-    every = [(family, N) for family in (*BASES, "cells") for N in view.sizes(family)]
-    best = min(every, key=lambda key: view.loss(*key))
-    lowest, largest = float(view.loss(*best)), max(view.sizes("cells"))
-    late = [f"{f}[{N}]" for f, N in every if f in BASES[:2] and N >= 10 and view.loss(f, N) - lowest > margin]
-    needs = view.from_size(lowest + margin)
-    error = lambda N: np.mean(np.log(view.of("Chebyshev", N, "policy_error")))
-    sharpest = min((N for N in view.sizes("Chebyshev") if N >= 10), key=error)
-    above = view.policy_ratio(("cells", largest), ("Chebyshev", sharpest))
-    behind = f"more than {margin} behind: {', '.join(late)}" if late else ""
-    return not late and (needs or np.inf) >= 100 and above.low > 1, (
-        f"best {best[0]}[{best[1]}], F/F_ref {lowest:.4f}; "
-        f"{behind or 'Chebyshev and Fourier as good at every N >= 10'}; cells as good {_from(needs)}; "
-        f"Delta_y of cells[{largest}] over Chebyshev[{sharpest}]: {above.words(2)}"
-    )
-
-
-def _memory(view: InverseView) -> Judgement:
-    gap = lambda family, N: view.centre(view.of(family, N, "gap"))
-    sizes = [N for N in (5, 10) if N in view.sizes("Chebyshev") and N in view.sizes("cells")]
-    equal = {N: (gap("Chebyshev", N), gap("cells", N)) for N in sizes}
-    tenfold = {N: (gap("Chebyshev", N), gap("cells", 10 * N)) for N in sizes if 10 * N in view.sizes("cells")}
-    larger = any(theirs >= 10 * ours and theirs.low > 0 for ours, theirs in equal.values())
-    smaller = any(ours <= theirs for ours, theirs in tenfold.values())
-    words = [f"N = {N}: {a.words(2)}, cells {b.words(2)}" for N, (a, b) in equal.items()]
-    words += [f"N = {N} against cells[{10 * N}]: {a.words(2)}, {b.words(2)}" for N, (a, b) in tenfold.items()]
-    return larger or smaller, f"F over the best possible, less 1, Chebyshev at {'; '.join(words)}"
-
-
-_INVERSE_CLAIMS = (
-    ("I1", _few_functions,
-     "F/F_ref at N = 3 at most 1.1 for each basis, and below that of cells[3], paired (upper end of the interval)",
-     "Over instances, exact lower level, test samples."),
-    ("I2", _three_percent,
-     "F/F_ref at N = 5 at most 1.03 for each basis; of cells at most 1.03 at N = 50 and above it at N = 5",
-     "Over instances. The paper says that stocBiO achieves a comparable accuracy at N = 50."),
-    ("I3", _go_on,
-     "Delta_y at N = 20 over N = 5: monomials above 1/2 (lower end), the others below 1 (upper end); and below that "
-     "of cells at every common N (upper end of the ratio)",
-     "Geometric means over instances of ratios, paired."),
-    ("I4", _smallest,
-     "F/F_ref of Chebyshev and Fourier within 0.005 of the best at every N >= 10; cells not before 100; and "
-     "Delta_y of cells[100] above the smallest of Chebyshev's (lower end of the ratio)",
-     "Over instances."),
-    ("I5", _memory,
-     "the optimality gap of Chebyshev[N] at most that of cells with ten times the functions, or a tenth of that of "
-     "cells[N], at N = 5 or 10",
-     "The gap is F over the loss at the exact-lower-level optimum of the same sample, less 1."),
-)  # fmt: skip

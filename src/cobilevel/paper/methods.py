@@ -15,9 +15,11 @@ from ..study import Study
 
 HELD_OUT, REPORTED, EXTENDED = "held-out", "reported", "extended"  # where step sizes were chosen, and from which grid
 BASES = ("Chebyshev", "Fourier", "Monomial")
-PER_CELL, BARE = "stocBiO", "one-hot"  # stocBiO[N]: cells as problems of their own, or the bare indicator functions
+# stocBiO[N]: cells as problems of their own, these with batches of their own, or the bare indicator functions
+PER_CELL, OWN, BARE = "stocBiO", "own-batch", "one-hot"
 FAMILIES: Mapping[str, Any] = dict(zip(BASES, (Chebyshev, Fourier, Monomial), strict=True)) | {
     PER_CELL: Partition,
+    OWN: Partition,
     BARE: Partition,
 }
 
@@ -62,7 +64,12 @@ class Method:
         cell, ``1/N``, and every step and every factor of the Neumann series is ``N`` times as short. Times
         ``sqrt(N)``, each cell takes steps on its own mean, as a problem of its own does.
         """
-        return math.sqrt(self.N) if self.family == PER_CELL else 1.0
+        return math.sqrt(self.N) if self.family in (PER_CELL, OWN) else 1.0
+
+    @property
+    def drawn(self) -> int:
+        """How many samples an oracle call takes: a batch, or one for every cell."""
+        return self.batch * (self.N if self.family == OWN else 1)
 
     def features(self, study: Study) -> FeatureMap:
         """Its functions, fitted to the contexts of a study."""
@@ -126,6 +133,7 @@ class Budget:
     bases: tuple[int, ...]
     cells: tuple[int, ...]
     bare: tuple[int, ...] = ()
+    own: tuple[int, ...] = ()
     reported: int = 1  # reported instances on which finalists are compared, for the second choice of step sizes
     further: tuple[SearchRung, ...] = ()  # the search beyond the ends of the grid, if there is one
     extended: int = 0  # instances that are then run with what it found
@@ -135,10 +143,15 @@ class Budget:
         None  # runs that advance as one, with nothing beside them; as the machine suggests if left out
     )
 
+    @property
+    def partitions(self) -> dict[str, tuple[int, ...]]:
+        """The sizes of each kind of stocBiO[N]."""
+        return {PER_CELL: self.cells, OWN: self.own, BARE: self.bare}
+
     def table(self) -> list[tuple[str, int]]:
         """Families and sizes, the small ones first."""
         rows = [(family, N) for N in self.bases for family in BASES]
-        rows += [(PER_CELL, N) for N in self.cells] + [(BARE, N) for N in self.bare]
+        rows += [(kind, N) for kind, some in self.partitions.items() for N in some]
         return sorted(rows, key=lambda row: row[1])
 
 

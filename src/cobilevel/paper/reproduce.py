@@ -10,15 +10,17 @@ from rich.console import Console
 
 from ..archive import write_file
 from ..gallery import images
-from ..report import joined, panel_figures, write_page
+from ..report import joined, page_data, panel_figures, write_page
 from ..sweep import Runs, sweep
-from .claims import complete
+from .claims import ELSEWHERE, complete, concluded
 from .cleaning import CLEANING_BUDGETS, Cleaning
+from .cleaning_claims import with_own_batches
 from .experiment import Experiment
 from .inverse import INVERSE_BUDGETS, Inverse
 
 EXPERIMENTS = {"inverse": INVERSE_BUDGETS, "cleaning": CLEANING_BUDGETS}
 _REQUEST = "experiment.json"  # what was asked for, so that the page can be made again
+_OWN_BATCHES = "own-batches.json"  # curves of cells with batches of their own, if some were kept: a reading of H1
 
 
 def _asked_for(request: dict[str, Any], runs: Runs) -> Experiment:
@@ -82,7 +84,10 @@ def reproduce_experiment(
 
 
 def write_report(out: Path) -> Path:
-    """Writes claims, figures and the page from the runs in a folder; or, where those are gone, from its summary."""
+    """Writes claims, figures and the page from the runs in a folder; where those are gone, from what was written.
+
+    Verdicts are had anew from the comparisons that were kept.
+    """
     out = Path(out)
     summary, claims = _reported(out)
     panel_figures(summary, out / "figures")
@@ -105,11 +110,29 @@ def write_joint_report(folders: Sequence[Path], path: Path) -> Path:
 def _reported(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Summary and claims of a folder, written anew where its runs are there."""
     if not (out / _REQUEST).exists():
-        if not (out / "summary.json").exists():
-            raise FileNotFoundError(
-                f"{out} holds no experiment: neither {_REQUEST} nor summary.json. Make one with cobilevel reproduce."
-            )
+        summary, claims = _kept(out)
+    else:
+        summary, claims = _from_runs(out)
+        _write_json(out / "summary.json", summary)
+    claims = [concluded(entry) for entry in claims]
+    if (out / _OWN_BATCHES).exists():
+        claims = with_own_batches(claims, _read_json(out / _OWN_BATCHES))
+    _write_json(out / "claims.json", claims)
+    return summary, claims
+
+
+def _kept(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Summary and claims as they were written: a summary that is gone is in the page."""
+    if (out / "summary.json").exists():
         return _read_json(out / "summary.json"), _read_json(out / "claims.json")
+    if (out / "report.html").exists():
+        return page_data(out / "report.html")["summary"], _read_json(out / "claims.json")
+    raise FileNotFoundError(
+        f"{out} holds no experiment: neither {_REQUEST} nor summary.json. Make one with cobilevel reproduce."
+    )
+
+
+def _from_runs(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     request, runs = _read_json(out / _REQUEST), Runs(out)
     asked = _asked_for(request, runs)
     unfinished = [task.label for task in asked.tasks() if runs.missing(task.specs)]
@@ -123,20 +146,26 @@ def _reported(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         ["wall time", f"{(runs.noted('seconds') or 0.0) / 60:.1f} minutes, all starts together"],
         ["computed on", "; ".join(f"{words}: {count} runs" for words, count in runs.origins().most_common())],
     ]
-    _write_json(out / "summary.json", summary)
-    _write_json(out / "claims.json", claims)
     return summary, claims
 
 
 def print_verdicts(out: Path, console: Console) -> None:
     """The verdicts, in the terminal."""
-    colours = {"holds": "green", "holds as corrected": "green", "fails": "red", "not tested": "dim"}
+    colours = {
+        "holds": "green",
+        "holds as corrected": "green",
+        ELSEWHERE: "yellow",
+        "fails": "red",
+        "not tested": "dim",
+    }
     say = partial(console.print, markup=False, highlight=False)
     for entry in _read_json(Path(out) / "claims.json"):
         say(f"{entry['id']} {entry['verdict']}", style=colours[entry["verdict"]])
         say(f"   {entry['claim']}")
         if entry.get("reading"):
-            say(f"   under {entry['reading']}", style="dim")
+            say(f"   readings under which it holds: {entry['reading']}", style="dim")
         if entry["verdict"] != "not tested":
             say(f"   {entry['measured']}", style="dim")
+        for miss in entry.get("misses") or ():
+            say(f"   {miss}", style="dim")
     console.print(f"\nThe page: {Path(out) / 'report.html'}")

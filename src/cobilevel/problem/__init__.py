@@ -1,7 +1,7 @@
 """What the user states: contexts, data (with how many functions they support), objectives, constraints."""
 
 from .data import CONTEXTS_EACH, SAMPLES_EACH, Data, Levels, Product, Samples, Stream, no_pool
-from .distributions import Distribution, Mixture, TruncatedNormal, Uniform
+from .distributions import Distribution, Mixture, Stratified, TruncatedNormal, Uniform
 from .domain import Box, Domain, Finite, Interval, Periodic, Unbounded
 from .frames import Frame, is_frame
 from .input_checks import CHECK_ROWS, CONTEXTS_DRAWN_AT, check_conditional, decision_like, one_length

@@ -103,6 +103,20 @@ class Uniform(Distribution):
         return [(1.0, lo + (hi - lo) * (u + 1) / 2, np.broadcast_to(w / 2, (self.domain.dimension, n)))]
 
 
+class Stratified(Uniform):
+    """Contexts that come in turn from each of `cells` equal cells of an interval, uniform within it.
+
+    A batch of ``cells * b`` then holds a batch of ``b`` for every cell, and its mean is the mean over cells of theirs.
+    """
+
+    cells: int = eqx.field(static=True)
+
+    def sample(self, key, size):
+        u = jax.random.uniform(key, (size,))
+        u = ((jnp.arange(size) % self.cells).astype(u.dtype) + u) / self.cells
+        return self.domain.place((2 * u - 1)[:, None])
+
+
 class TruncatedNormal(Distribution):
     """Independent normals in each dimension, cut off at the ends of the domain.
 

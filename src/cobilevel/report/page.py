@@ -19,8 +19,19 @@ from typing import Any
 from ..archive import write_file
 from .panels import by_figure, label_styles
 
-VERDICTS = {"holds": "✓", "holds as corrected": "≈", "fails": "✗", "not tested": "○"}
+VERDICTS = {
+    "holds": "✓",
+    "holds as corrected": "≈",
+    "holds under another reading": "◐",
+    "fails": "✗",
+    "not tested": "○",
+}
 _PAPERS = re.compile(r"Figure \d+(:|$)")  # what the paper calls its own
+_READ = (
+    '<p class="note">Where the paper leaves room, a claim is judged under one primary reading, which its words decide; '
+    "results under others are folded up with it. Intervals hold all comparisons of a claim under a reading at once, "
+    "95% of the time (Bonferroni).</p>"
+)
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -56,6 +67,14 @@ def write_page(summary: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], 
         data=_embedded({"summary": summary, "claims": claims, "styles": label_styles(summary)}),
     )
     return write_file(path, text)
+
+
+def page_data(path: str | Path) -> dict[str, Any]:
+    """What a page that was written carries: ``{"summary", "claims", "styles"}``."""
+    found = re.search(r'id="data">(.*?)</script>', Path(path).read_text(encoding="utf-8"), re.DOTALL)
+    if found is None:
+        raise ValueError(f"{path} carries no data: it was not written by cobilevel.")
+    return json.loads(found.group(1))
 
 
 def joined(summaries: Sequence[Mapping[str, Any]], title: str, lead: str) -> dict[str, Any]:
@@ -198,17 +217,22 @@ def _table(columns: Iterable[str], rows: Iterable[str], kinds: Iterable[str] = (
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
     """The claims that were tested first; each in a line or two, with what is behind it folded up."""
     rows = [_claim(claim) for claim in sorted(claims, key=lambda claim: claim["verdict"] == "not tested")]
-    return _table(("", "Claim", "Verdict", "Under which reading"), rows, attributes=' class="claims"') if rows else ""
+    if not rows:
+        return ""
+    heads = ("", "Claim", "Verdict", "Readings under which it holds")
+    table = _table(heads, rows, attributes=' class="claims"')
+    return _READ * any(claim.get("readings") for claim in claims) + table
 
 
 def _claim(claim: Mapping[str, Any]) -> str:
     details = "".join(
         f"<p><b>{'With Newton' if name == 'newton' else name.capitalize()}.</b> {_measured(claim[name])}</p>"
-        for name in ("measured", "threshold", "why", "newton", "how")
-        if claim.get(name)
+        for name in ("measured", "threshold", "misses", "why", "newton", "how")
+        if claim.get(name) and (name != "why" or claim["verdict"] != "holds")
     )
     rows = [
-        f"<tr><td>{escape(one['reading'])}</td><td>{escape(one['verdict'])}</td><td>{escape(one['measured'])}</td></tr>"
+        f"<tr><td>{'<b>primary:</b> ' * bool(one.get('primary'))}{escape(one['reading'])}</td>"
+        f"<td>{escape(one['verdict'])}</td><td>{escape(one['measured'])}</td></tr>"
         for one in claim.get("readings") or ()
     ]
     details += f'<div class="scroll">{_table(("reading", "verdict", "measured"), rows)}</div>' if rows else ""
