@@ -25,6 +25,7 @@ TOPICS = {
     "Judging": ("Before and after solving: how good is it?", "cobilevel.diagnosis cobilevel.judge"),
     "Bases": ("Functions of the context, in which policies are written.", "cobilevel.basis"),
     "Solvers": ("The algorithms, and step sizes for them.", "cobilevel.solvers cobilevel.iteration"),
+    "Direct methods": ("What one would use in place of the reduction.", "cobilevel.direct"),
     "Gallery": ("Ready problems with known answers.", "cobilevel.gallery"),
     "Many solves": ("Grids of solves, on many processes, kept on disk.", "cobilevel.sweep"),
 }
@@ -43,7 +44,7 @@ def public_names() -> dict[str, Any]:
 
     names = _listed("cb", cb)
     named = (cb.gallery.images, cb.gallery.tntp)  # modules that users name, and where what they define is listed
-    for room in (cb.gallery, cobilevel.sweep, *named):
+    for room in (cb.direct, cb.gallery, cobilevel.sweep, *named):
         listed = _listed("cb" + room.__name__.removeprefix("cobilevel"), room)
         elsewhere = {module.__name__ for module in named} - {room.__name__}
         for name, value in listed.items():

@@ -12,6 +12,7 @@ GUIDES = {
     "Judging": ["how_good", "certificate"],
     "Bases": ["bases", "contexts", "dimensions"],
     "Solvers": ["solvers", "long_runs"],
+    "Direct methods": ["choosing"],
     "Gallery": ["gallery/index"],
     "Many solves": ["sweeps"],
 }

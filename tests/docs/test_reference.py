@@ -21,7 +21,7 @@ _spec.loader.exec_module(public)
 NAMES = public.public_names()
 
 # Names whose example is a page of the gallery, which is run too.
-SHOWN_ON = dict.fromkeys(("network", "grid", "draw_roads", "write_table"), "gallery/network.md")
+SHOWN_ON = dict.fromkeys(("network", "grid", "draw_network", "draw_roads", "write_table"), "gallery/network.md")
 # Names that need data or a package from elsewhere: `tests/gallery` tries them where these are there.
 NEED_MORE = {"cb.gallery.images.mnist", "cb.gallery.tntp.read_project", "cb.gallery.tntp.sioux_falls"}
 
@@ -35,7 +35,7 @@ def examples(name):
 def test_every_name_has_its_topic():
     listed = [name for names in public.by_topic().values() for name in names]
     assert sorted(listed) == sorted(NAMES)
-    assert set(cb.__all__) - {"gallery"} <= {name.removeprefix("cb.") for name in listed}
+    assert set(cb.__all__) - {"direct", "gallery"} <= {name.removeprefix("cb.") for name in listed}
 
 
 def test_every_name_has_an_example():

@@ -304,7 +304,14 @@ def _map(axis: Any, roads: Roads, flow: np.ndarray, error: np.ndarray, label: st
 
 def draw_network(instance: Instance, solution: Any) -> Any:
     """Left: the network in the middle of the demand, with errors of capacities; right: flows over the demand of the
-    first group on the links that differ most from what stated capacities say."""
+    first group on the links that differ most from what stated capacities say.
+
+    **Arguments:**
+
+    - `instance`: what ``cb.gallery.network`` returned; `solution`: its solution.
+
+    **Returns:** a Matplotlib figure.
+    """
     truth, figure = instance.truth, shown_figure(12, 5)
     left, right = figure.subplots(1, 2)
     xi, counts = (np.asarray(part) for part in (instance.train.xi, instance.train.eta))
