@@ -283,6 +283,8 @@ class Newton(Solver):
         def pairs(straight: bool, reach: float) -> QuasiNewtonMemory | None:
             rows = here.all_products(straight).gradient / np.outer(sigma, sigma)
             hessian, damping = (rows + rows.T) / 2, np.sqrt(at.eps)
+            if at.dx <= self.memory and np.linalg.cond(hessian) > 1 / damping:
+                return None  # in units so uneven, pairs for every coordinate know more than what damping leaves
             if straight:
                 gradient = np.where(units.free(at, point, 0.0), point.gradient, 0.0) / sigma
                 damping = _damping(hessian, gradient, reach, damping)
