@@ -175,6 +175,25 @@ def test_it_can_be_solved_and_finds_wrong_labels(digits):
     assert solution.policy(jnp.array([0.5, 5.0])).shape == (2, 64, 10)
     weight, wrong = np.asarray(solution.x), instance.truth.corrupted
     assert weight[wrong].mean() < weight[~wrong].mean()
+    pairs = weight[wrong][:, None] < weight[~wrong]
+    assert instance.truth.found(solution.x) == pytest.approx(pairs.mean(), abs=1e-4)
+    assert f"{wrong.sum()} of 1000 labels are wrong" in instance.truth.words(solution.x)
+    scores, weights, shown = cb.gallery.draw_cleaning(instance, solution).axes
+    assert [line.get_label() for line in scores.lines] == [
+        "wrong labels left out",
+        "weights found",
+        "all weights equal",
+    ]
+    assert sum(patch.get_height() for patch in weights.patches) == 1000
+    assert len(shown.images) == 12
+
+
+def test_the_objective_is_the_loss_of_exact_classifiers(small):
+    x, data = np.linspace(-2, 2, 120), small.train.upper.eta
+    y = np.asarray(small.truth.y(x, TEMPERATURES))
+    rows = jax.vmap(small.problem.upper, (None, None, None, 0))
+    expected = np.mean([rows(x, *each, data) for each in zip(y, TEMPERATURES, strict=True)])
+    assert small.truth.objective(x, data, (TEMPERATURES, np.ones(4))) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_best_policy_in_a_span(small):

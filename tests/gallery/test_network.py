@@ -2,6 +2,7 @@
 
 import csv
 import os
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -148,6 +149,27 @@ def test_flows_at_other_demands_are_predicted(small):
     policy = small.truth.flows(solution.policy(small.test.xi), xi)
     stated = small.truth.flows(small.truth.y(np.ones(14), xi), xi)
     assert np.linalg.norm(policy - exact) < 0.01 * np.linalg.norm(exact) < 0.2 * np.linalg.norm(stated - exact)
+
+
+def test_the_objective_is_the_misfit_of_endless_samples(small):
+    """At nodes along the demand: the upper objective on flows without noise, and the variance of the noise."""
+    truth, x = small.truth, np.linspace(0.8, 1.2, 14)
+    at, shares = np.polynomial.legendre.leggauss(9)
+    xi = 0.95 + 0.25 * at
+    counts, y = truth.flows(truth.y(truth.x, xi), xi), truth.y(x, xi)
+    each = [small.problem.upper(x, *row) for row in zip(y, xi, counts, strict=True)]
+    assert truth.objective(x) == pytest.approx(0.5 + shares @ np.array(each) / 2, rel=1e-9)
+    assert 0.5 < truth.objective(truth.x) < 0.505
+
+
+def test_a_solution_is_drawn(small):
+    """With exact times at the true capacities in place of those of a solve."""
+    truth = small.truth
+    exact = SimpleNamespace(x=truth.x, policy=lambda xi: truth.y(truth.x, np.asarray(xi)))
+    roads, flows, colours = cb.gallery.draw_network(small, exact).axes
+    assert "flow" in roads.get_title()
+    assert "demand" in flows.get_xlabel()
+    assert "error" in colours.get_ylabel()
 
 
 def test_the_table_and_the_picture(small, tmp_path):

@@ -32,9 +32,9 @@ class Case:
     """One problem: `objective(x)` is ``F``; `best` its minimiser where it is known; `words` where both come from."""
 
     def __init__(self, name: str, seed: int):
-        from ..gallery import ENTRIES, cleaning
+        from ..gallery import ENTRIES
 
-        self.instance = cleaning(seed) if name == "cleaning" else ENTRIES[name][0](seed)
+        self.instance = ENTRIES[name].make(seed)
         self.problem, self.samples = self.instance.problem, self.instance.train
         truth = self.instance.truth
         self.best: Any = getattr(truth, "x", None)

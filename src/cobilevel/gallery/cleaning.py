@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from ..answer import COLOURS, shown_figure, tidy
 from ..checks import positive, whole
 from ..problem import Interval, Levels, Problem, Product, Uniform
 from . import softmax
@@ -83,6 +84,30 @@ class CleaningTruth(eqx.Module):
     ) -> Float[Array, "m pixels classes"]:
         """Exact classifiers."""
         return self.fit(x, xi).y
+
+    def objective(
+        self, x: Float[Array | np.ndarray, " n"], data: dict[str, Any], temperatures: tuple[Any, Any]
+    ) -> float:
+        """The loss on `data`, such as the validation images, with exact classifiers at `temperatures` and weights."""
+        xi, shares = (np.asarray(part, np.float32) for part in temperatures)
+        logits = jnp.einsum("np,mpc->mnc", data["image"], self.y(x, xi)) / xi[:, None, None]
+        each = softmax.entropies(logits, jnp.broadcast_to(jnp.asarray(data["label"]), logits.shape[:2]))
+        return float(shares @ np.mean(each, axis=1) / shares.sum())
+
+    def found(self, x: Float[Array | np.ndarray, " n"]) -> float:
+        """How many pairs of a wrong and a right label have less weight on the wrong one, as a share."""
+        x = np.asarray(x, float)
+        right, wrong = np.sort(x[~self.corrupted]), x[self.corrupted]
+        below = sum(np.searchsorted(right, wrong, side) for side in ("left", "right")) / 2
+        return float(1 - np.mean(below) / len(right))
+
+    def words(self, x: Float[Array | np.ndarray, " n"]) -> str:
+        """What the weights make of the wrong labels."""
+        weight = np.asarray(jax.nn.sigmoid(jnp.asarray(x)))
+        return (
+            f"{self.corrupted.sum()} of {len(weight)} labels are wrong: weight {weight[self.corrupted].mean():.2f} on "
+            f"average, right ones {weight[~self.corrupted].mean():.2f}. Of pairs of both, {self.found(x):.1%} in order."
+        )
 
 
 def _sizes(images: Images, train: int | None, validation: int | None) -> tuple[int, int]:
@@ -163,3 +188,50 @@ def cleaning(
     kept = levels.lower.eta  # pyright: ignore[reportAttributeAccessIssue]
     truth = CleaningTruth(kept["image"], kept["label"], clean, redrawn, labels != clean, lower, images.classes)
     return Instance(problem, levels, crossed(pairs(images.test_images, images.test_labels)), truth)
+
+
+def accuracy(y: Float[Array | np.ndarray, "m pixels classes"], data: dict[str, Any]) -> Float[np.ndarray, " m"]:
+    """The share of images that each classifier gets right."""
+    guess = np.argmax(np.einsum("np,mpc->mnc", np.asarray(data["image"]), np.asarray(y)), axis=-1)
+    return np.mean(guess == np.asarray(data["label"]), axis=1)
+
+
+def draw_cleaning(instance: Instance, solution: Any) -> Any:
+    """Accuracy on images that no level saw, over temperatures; weights of right and wrong labels; the least weights."""
+    truth, figure = instance.truth, shown_figure(13, 4.2)
+    scores, weights, shown = figure.subplots(1, 3, width_ratios=(1.2, 1.0, 1.0))
+    domain, x = instance.problem.domain, np.asarray(solution.x)
+    low, high = (float(np.squeeze(end)) for end in domain.bounds)
+    xi = np.geomspace(low, high, 17).astype(np.float32)[1:-1]
+    known = np.where(truth.corrupted, -1, 1).astype(x.dtype) * 9  # weights of 0 and 1
+    data = instance.test.eta
+    scores.plot(
+        xi, 100 * accuracy(truth.y(known, xi), data), "--", color="black", lw=1.2, label="wrong labels left out"
+    )
+    scores.plot(
+        xi, 100 * accuracy(solution.policy(jnp.asarray(xi)), data), color=COLOURS[0], lw=2, label="weights found"
+    )
+    scores.plot(xi, 100 * accuracy(truth.y(0 * x, xi), data), ":", color=COLOURS[1], lw=2, label="all weights equal")
+    scores.set(xscale="log", xlabel="temperature", ylabel="test images classified right (%)", title="Accuracy")
+    scores.legend(frameon=False, fontsize="small")
+
+    weight, bins = np.asarray(jax.nn.sigmoid(solution.x)), np.linspace(0, 1, 26)
+    for which, colour, label in ((~truth.corrupted, COLOURS[0], "right"), (truth.corrupted, COLOURS[1], "wrong")):
+        weights.hist(weight[which], bins, color=colour, alpha=0.7, label=f"{label} label ({which.sum()})")
+    weights.set(xlabel="weight of a training image", ylabel="images", title="Weights found")
+    weights.legend(frameon=False, fontsize="small")
+
+    rows, columns, side = 3, 4, round(np.sqrt(truth.images.shape[1]))
+    for k, image in enumerate(np.argsort(weight)[: rows * columns]):
+        row, column = divmod(k, columns)
+        left, top = 1.25 * column, 1.5 * row
+        pixels = np.asarray(truth.images[image]).reshape(side, side)
+        shown.imshow(pixels, cmap="gray_r", extent=(left, left + 1, top + 1, top), vmin=0, vmax=1)
+        colour = COLOURS[1] if truth.corrupted[image] else COLOURS[0]
+        words = f"“{int(truth.labels[image])}”"
+        shown.text(left + 0.5, top + 1.05, words, ha="center", va="top", color=colour)
+    shown.set(xlim=(-0.1, 1.25 * columns), ylim=(1.5 * rows, -0.1), title="The least weights, with their labels")
+    shown.axis("off")
+    tidy(scores)
+    tidy(weights)
+    return figure

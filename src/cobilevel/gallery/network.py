@@ -131,6 +131,19 @@ class NetworkTruth(eqx.Module):
     x: Float[np.ndarray, " links"]
     lower: Equilibrium
     roads: Any = eqx.field(static=True)
+    upper: Any = None
+    span: tuple[float, float] = (1.0, 1.0)
+
+    def objective(self, x: Any, nodes: int = 9) -> float:
+        """The misfit that endless samples have: Gauss and Legendre's rule along the demand of each group."""
+        at, shares = np.polynomial.legendre.leggauss(nodes)
+        at, groups = self.span[0] + (self.span[1] - self.span[0]) * (at + 1) / 2, len(self.lower.trips)
+        grid = lambda values: np.stack(np.meshgrid(*[values] * groups, indexing="ij"), axis=-1).reshape(-1, groups)
+        xi, shares = grid(at) if groups > 1 else at, np.prod(grid(shares / 2), axis=1)
+        found, exact = (self.flows(self.y(each, xi), xi) for each in (x, self.x))
+        apart = np.mean(((found - exact) / self.upper.deviation) ** 2, axis=1)
+        far = np.mean(((np.asarray(x, float) - 1) / self.upper.spread) ** 2) / self.upper.samples
+        return float(1 + shares @ apart + far) / 2  # counts have variance 1, in their own units
 
     def y(self, x: Any, xi: Any) -> Float[np.ndarray, "n links"]:
         """Times in equilibrium, for each context."""
@@ -245,13 +258,16 @@ def network(
     y0 = truth.y(stated, shape(middle))
     deviation = noise * truth.flows(y0, shape(middle))[0]
 
+    upper = Misfit(lower, deviation, float(train))
+    truth = NetworkTruth(truth.x, lower, roads, upper, span)
+
     def observe(number: int) -> Samples:
         xi = shape(rng.uniform(*span, (number, groups)))
         flows = truth.flows(truth.y(truth.x, xi), xi)
         return Samples(xi, flows + deviation * rng.normal(size=flows.shape))
 
     problem = Problem(
-        upper=Misfit(lower, deviation, float(train)),
+        upper=upper,
         lower=lower,
         x0=stated,
         y0=y0[0],

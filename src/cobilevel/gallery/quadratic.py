@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..problem import Box, Distribution, Domain, Interval, Mixture, Problem, Samples, TruncatedNormal, Uniform
+from ..problem import Box, Distribution, Domain, Interval, Levels, Mixture, Problem, Samples, TruncatedNormal, Uniform
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,12 @@ class Instance:
     train: Any
     test: Any
     truth: Any
+
+    @property
+    def fresh(self) -> Any:
+        """What ``certify`` takes: the test data, with those of the lower level where the test data are of the upper."""
+        apart = isinstance(self.train, Levels) and not isinstance(self.test, Levels)
+        return Levels(self.test, self.train.lower) if apart else self.test
 
 
 class Waves(eqx.Module):

@@ -153,9 +153,10 @@ class Newton(Solver):
     At each ``x`` the coefficients minimise $g_\Phi$ by a damped Newton method on the structured Hessian
     $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, in products beyond), from what
     the solution before predicts. The hypergradient is exact, by implicit differentiation; ``x`` moves by projected
-    L-BFGS with backtracking. Where ``x`` has more coordinates than `memory` (and at most 2000), the curvature of the
-    reduced objective is formed too, by products, and takes the place of the pairs wherever it explains how the gradient
-    changes: a layer of 144 weights then takes 72 steps instead of more than 1000.
+    L-BFGS with backtracking. Where ``x`` has more coordinates than `memory` (and at most 2000), or once a run has
+    taken more steps, the curvature of the reduced objective is formed too, by products, and takes the place of the
+    pairs wherever it explains how the gradient changes: a layer of 144 weights then takes 72 steps instead of more than
+    1000.
     Features are whitened first, so the answer depends on the span of the basis and not on its conditioning;
     directions the observed contexts cannot see keep their start.
 
@@ -164,7 +165,7 @@ class Newton(Solver):
     - `tolerance`: stop when the projected gradient is at most this share of its first value, by default the precision
       to the power 2/3, *and* the next quasi-Newton step would move ``x`` by less than the square root of the precision
       (so that a start far away, with a huge gradient, does not pass for convergence).
-    - `memory`: pairs of steps the quasi-Newton method keeps; for ``x`` of more coordinates see above.
+    - `memory`: pairs of steps the quasi-Newton method keeps; for more coordinates or steps see above.
 
     **Example:**
 
@@ -227,7 +228,9 @@ class Newton(Solver):
         units, anew = state.units.after(at, point) if moved else (state.units, False)
         if moved and begun and not anew:
             steps = (point.x - here.x) * units.sigma, (point.gradient - here.gradient) / units.sigma
-            memory = self._with_curvature(at, point, units, state.memory.remember(*steps))
+            memory = state.memory.remember(*steps)
+            if at.dx > self.memory or state.step >= self.memory:
+                memory = self._with_curvature(at, point, units, memory)
         else:
             memory = self._first_memory(at, units)
         rule, size = replace(rule, begun=begun and not anew).after(
@@ -271,14 +274,14 @@ class Newton(Solver):
     def _with_curvature(
         self, at: Expansions, point: Point, units: Units, memory: QuasiNewtonMemory
     ) -> QuasiNewtonMemory:
-        """The curvature at a point in place of the pairs, where these are too few for the coordinates.
+        """The curvature at a point in place of the pairs, where these are too few for the coordinates or for the run.
 
         Where it explains how the gradient has changed along the last step. Where it does not, far from where the
         objective is a parabola, or where that does so better: that of ``f`` along a policy straight in ``x`` (Gauss and
         Newton's, for sums of squares), if it is positive: ``f`` is convex there. Else, as across a kink of ``f``, the
         pairs know more.
         """
-        if at.dx <= self.memory or not at.curved or point.sensitivity is None:
+        if not at.curved or point.sensitivity is None:
             return memory
         here, sigma = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity), units.sigma
         step, change = (np.asarray(part[0], float) for part in (memory.steps, memory.changes))
@@ -287,6 +290,8 @@ class Newton(Solver):
         def pairs(straight: bool, reach: float) -> QuasiNewtonMemory | None:
             rows = here.all_products(straight).gradient / np.outer(sigma, sigma)
             hessian, damping = (rows + rows.T) / 2, np.sqrt(at.eps)
+            if at.dx <= self.memory and np.linalg.cond(hessian) > 1 / damping:
+                return None  # in units so uneven, pairs for every coordinate know more than what damping leaves
             if straight:
                 gradient = np.where(units.free(at, point, 0.0), point.gradient, 0.0) / sigma
                 damping = _damping(hessian, gradient, reach, damping)
