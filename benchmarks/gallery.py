@@ -118,20 +118,9 @@ def main():
     from cobilevel.gallery import ENTRIES
 
     print(harness.circumstances(), flush=True)
-    head = [
-        "entry",
-        "first (s)",
-        "second (s)",
-        "certify (s)",
-        "basis",
-        "objective / best",
-        "objective, interval",
-        "verdict",
-    ]
-    widths, rows = (17, 9, 10, 11, 34, 16, 36, 20), []
-    line = lambda parts: print(
-        "  ".join(f"{part:<{width}}" for part, width in zip(parts, widths, strict=True)), flush=True
-    )
+    head = ["entry", "first, s", "second, s", "certify, s", "basis", "of the best", "objective in interval", "verdict"]
+    widths, rows = (17, 9, 10, 11, 34, 12, 36, 20), []
+    line = lambda parts: print(*(f"{part:<{width}}" for part, width in zip(parts, widths, strict=True)), flush=True)
     line(head)
     for name in given.only.split(",") if given.only else ENTRIES:
         command = [sys.executable, __file__, "--one", name]

@@ -213,6 +213,9 @@ def draw_cleaning(instance: Instance, solution: Any) -> Any:
     )
     scores.plot(xi, 100 * accuracy(truth.y(0 * x, xi), data), ":", color=COLOURS[1], lw=2, label="all weights equal")
     scores.set(xscale="log", xlabel="temperature", ylabel="test images classified right (%)", title="Accuracy")
+    marks = [mark for mark in (0.1, 0.2, 0.5, 1, 2, 5, 10) if xi[0] <= mark <= xi[-1]]
+    scores.set_xticks(marks, [f"{mark:g}" for mark in marks])
+    scores.set_xticks([], minor=True)
     scores.legend(frameon=False, fontsize="small")
 
     weight, bins = np.asarray(jax.nn.sigmoid(solution.x)), np.linspace(0, 1, 26)
