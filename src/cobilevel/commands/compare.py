@@ -42,8 +42,8 @@ class Case:
     def __init__(self, name: str, seed: int):
         from ..gallery import ENTRIES, cleaning
 
-        images = {"train": 200, "validation": 100}  # so few that every method comes to an end
-        self.instance = cleaning(seed, **images) if name == "cleaning" else ENTRIES[name][0](seed)
+        small = lambda: cleaning(seed, _coarse_digits(4), 100, 100)  # so few that every method comes to an end
+        self.instance = small() if name == "cleaning" else ENTRIES[name][0](seed)
         self.samples, truth = self.instance.train, self.instance.truth
         given = self.instance.problem
         with_sampler = lambda draw: eqx.tree_at(lambda p: p.conditional, given, draw, is_leaf=lambda v: v is None)
@@ -58,7 +58,8 @@ class Case:
             self.words = "F: the sample's mean with exact flows; F*: by L-BFGS-B on it from two starts."
         elif name == "cleaning":
             self.objective = self._validation_loss()
-            self.words = "F: validation loss, exact classifiers at 12 temperatures; F*: the least that any run found."
+            self.words = "100 images of 4 x 4 pixels of the digits 0 to 3. F: validation loss, exact classifiers at 12 "
+            self.words += "temperatures; F*: the least that any run found."
         else:
             self.objective = truth.objective
             self.words = "F: of the population, by closed form or quadrature; F*: its minimum."
@@ -83,6 +84,19 @@ class Case:
     def least(self) -> float | None:
         """``F*`` where it is known before."""
         return None if self.best is None else self.value(self.best)
+
+
+def _coarse_digits(classes: int) -> Any:
+    """The first digits, four pixels averaged into one."""
+    from ..gallery.images import Images, digits
+
+    full = digits()
+
+    def part(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        kept = labels < classes
+        return images[kept].reshape(-1, 4, 2, 4, 2).mean(axis=(2, 4)).reshape(-1, 16), labels[kept]
+
+    return Images(*part(full.images, full.labels), *part(full.test_images, full.test_labels), "coarse digits")
 
 
 @dataclass(frozen=True)
@@ -142,14 +156,14 @@ class MethodRuns:
         self.sampler = method.draws and case.informed is not None
         self.problem: Any = case.informed if self.sampler else case.problem
 
-    def solved(self, settings: dict[str, Any], steps: int | None, limit: float | None = None) -> tuple[Any, float]:
-        """A solution, and its seconds without compiling."""
+    def solved(self, settings: dict[str, Any], steps: int | None, limit: float | None) -> tuple[Any, float]:
+        """A solution, and its seconds without compiling; `limit`: none where it compiles."""
         from ..direct import Direct
         from ..front_door import solve
 
         began = time.perf_counter()
         if isinstance(settings["solver"], Direct):
-            found = settings["solver"].solve(self.problem, self.case.samples, steps, seconds=limit or self.limit)
+            found = settings["solver"].solve(self.problem, self.case.samples, steps, seconds=limit)
         else:
             found = solve(self.problem, self.case.samples, steps=steps, progress=False, **settings)
         return found, time.perf_counter() - began - found.stats.get("compile_seconds", 0.0)
@@ -167,7 +181,7 @@ class MethodRuns:
         ends = []
         for outer, knob in grid:
             settings = self.method.make(outer, knob)
-            self.solved(settings, self.method.first)  # compiles
+            self.solved(settings, self.method.first, None)  # compiles
             found, _ = self.solved(settings, 16 * self.method.first, self.limit / 2)
             ends.append(self.case.value(found.x))
         outer, knob = grid[int(np.argmin(ends))]
@@ -180,14 +194,14 @@ class MethodRuns:
         settings, words = self.tuned() if self.method.knobs else (self.method.make(), "nothing tuned")
         tuning, held = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
-        self.solved(settings, None if self.method.ends else self.method.first or 3)
+        self.solved(settings, None if self.method.ends else self.method.first or 3, None)
         first = time.perf_counter() - began
         points, ended = [], ""
         if self.method.ends:
-            found, seconds = self.solved(settings, None)
+            found, seconds = self.solved(settings, None, self.limit)
             points, ended = [(seconds, found.stats["samples"], self.case.value(found.x))], str(found.result)
         elif not self.method.first:
-            found, _ = self.solved(settings, None)
+            found, _ = self.solved(settings, None, self.limit)
             history, total = found.history, found.stats["samples"] / max(1, len(found.history["step"]))
             kept = np.unique(np.geomspace(1, len(history["step"]), 24).astype(int)) - 1
             best = np.minimum.accumulate(history["upper"])
@@ -196,7 +210,7 @@ class MethodRuns:
             points = [(history["seconds"][k], total * (k + 1), self.case.value(history["x"][at])) for k, at in rows]
             ended = str(found.result)
         for steps in self.method.rungs if self.method.first else ():
-            found, seconds = self.solved(settings, steps)
+            found, seconds = self.solved(settings, steps, self.limit)
             points.append((seconds, found.stats["samples"], self.case.value(found.x)))
             ended = str(found.result)
             enough = self.case.least is not None and self.gap(points[-1][2]) <= GAPS[-1]
