@@ -2,7 +2,7 @@
 
 The gap of ``x`` is ``(F(x) - F*) / |F*|``, with ``F`` the upper objective at exact lower-level solutions. A method runs
 in a process of its own: first its settings are tuned (the same number of short runs for each that has step sizes), then
-it runs with more and more steps, twice as many each time, while the wall limit lasts (``Newton`` once, to its own end).
+it runs with more and more steps, twice as many each time, while the wall limit lasts and until it ends by itself.
 What counts is the first run from which on all end within the gap; its seconds are those of that run alone, programs
 compiled before. Methods with an exact lower level count the points they pass in the same way.
 
@@ -42,7 +42,7 @@ class Case:
     def __init__(self, name: str, seed: int):
         from ..gallery import ENTRIES, cleaning
 
-        small = lambda: cleaning(seed, _coarse_digits(4), 100, 100)  # so few that every method comes to an end
+        small = lambda: cleaning(seed, _coarse_digits(3), 60, 60)  # so few that every method comes to an end
         self.instance = small() if name == "cleaning" else ENTRIES[name][0](seed)
         self.samples, truth = self.instance.train, self.instance.truth
         given = self.instance.problem
@@ -58,7 +58,7 @@ class Case:
             self.words = "F: the sample's mean with exact flows; F*: by L-BFGS-B on it from two starts."
         elif name == "cleaning":
             self.objective = self._validation_loss()
-            self.words = "100 images of 4 x 4 pixels of the digits 0 to 3. F: validation loss, exact classifiers at 12 "
+            self.words = "60 images, 4 x 4 pixels, of the digits 0 to 2. F: validation loss, exact classifiers at 12 "
             self.words += "temperatures; F*: the least that any run found."
         else:
             self.objective = truth.objective
@@ -103,7 +103,7 @@ def _coarse_digits(classes: int) -> Any:
 class Runner:
     """How a method is run: `make(outer, knob)` gives arguments of ``solve``; `knobs`: what is tuned next to the step.
 
-    `first`: the fewest steps it is run with; 0 where it passes its points on the way, or ends by itself.
+    `first`: the fewest steps it is run with; 0 where it passes its points on the way.
     """
 
     make: Callable[..., dict[str, Any]]
@@ -130,8 +130,8 @@ def methods(case: Case) -> dict[str, Runner]:
     }  # fmt: skip
     nested = lambda kind: lambda outer, epochs: {"solver": kind(outer=outer, epochs=epochs)}
     return {
-        "Newton, Chebyshev": Runner(lambda: {"basis": basis, "solver": Newton()}, ends=True),
-        "Newton, default": Runner(lambda: {"solver": None}, ends=True),
+        "Newton, Chebyshev": Runner(lambda: {"basis": basis, "solver": Newton()}, first=1, ends=True),
+        "Newton, default": Runner(lambda: {"solver": None}, first=1, ends=True),
         "SOBA": Runner(reduced(SOBA), (64, 512), 100),
         "StocBiO": Runner(reduced(StocBiO), (64, 512), 25),
         "PerContext": Runner(lambda: {"solver": PerContext()}, draws=True),
@@ -194,13 +194,10 @@ class MethodRuns:
         settings, words = self.tuned() if self.method.knobs else (self.method.make(), "nothing tuned")
         tuning, held = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
-        self.solved(settings, None if self.method.ends else self.method.first or 3, None)
+        self.solved(settings, self.method.first or 3, None)
         first = time.perf_counter() - began
         points, ended = [], ""
-        if self.method.ends:
-            found, seconds = self.solved(settings, None, self.limit)
-            points, ended = [(seconds, found.stats["samples"], self.case.value(found.x))], str(found.result)
-        elif not self.method.first:
+        if not self.method.first:
             found, _ = self.solved(settings, None, self.limit)
             history, total = found.history, found.stats["samples"] / max(1, len(found.history["step"]))
             kept = np.unique(np.geomspace(1, len(history["step"]), 24).astype(int)) - 1
@@ -215,7 +212,7 @@ class MethodRuns:
             ended = str(found.result)
             enough = self.case.least is not None and self.gap(points[-1][2]) <= GAPS[-1]
             fully = found.stats["steps"] < steps or 2 * seconds > self.limit
-            if enough or fully:
+            if fully or (found.converged if self.method.ends else enough):
                 break
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {
@@ -341,26 +338,28 @@ def _page(facts: dict[str, Any]) -> Iterator[str]:
 def nested_verdict(rows: dict[str, Any], least: float) -> str:
     """Claim C1 on one problem: how far ``DLSGD`` and ``RTMLMC`` come in what the reduction needs to converge.
 
-    It holds where neither is within 1% by then, in seconds or in samples.
+    The budget is what the fastest reduced solver takes to the smallest gap that one reaches. The claim holds where
+    neither is within ten times that gap by then, in seconds or in samples.
     """
     nested = [name for name in ("DLSGD", "RTMLMC") if name in rows]
-    ends = [(*at, name) for name in REDUCED if name in rows and (at := reached(rows[name], least)[-1]) is not None]
-    if not ends or not nested:
-        return f"C1: no verdict, since {'the reduction is not' if nested else 'neither was'} within {GAPS[-1]:.1%}."
-    seconds, samples, best = min(ends)
-    gaps = {
-        name: [(at, drawn, (value - least) / abs(least)) for at, drawn, value in rows[name]["points"]] for name in rows
-    }
+    times = {name: reached(rows[name], least) for name in REDUCED if name in rows}
+    arrived = [k for k in range(len(GAPS)) if any(at[k] is not None for at in times.values())]
+    if not arrived or not nested:
+        return f"C1: no verdict, since {'the reduction is not within 10%' if nested else 'neither was run'}."
+    near, last = GAPS[arrived[-1]], arrived[-1]
+    seconds, samples, best = min((*at[last], name) for name, at in times.items() if at[last] is not None)
+    gap = lambda value: (value - least) / abs(least)
+    gaps = {name: [(*rest, gap(value)) for *rest, value in row["points"]] for name, row in rows.items()}
     in_time = {name: [p for p in gaps[name] if p[0] <= seconds] for name in nested}
     in_samples = {name: [p for p in gaps[name] if p[1] <= samples] for name in nested}
-    near = any(points and points[-1][2] <= GAPS[1] for part in (in_time, in_samples) for points in part.values())
+    ends = [points[-1][2] for part in (in_time, in_samples) for points in part.values() if points]
+    verdict = "holds" if all(end > 10 * near for end in ends) else "fails"
     listed = lambda part: " and ".join(_where(name, points) for name, points in part.items())
     at_end = " and ".join(f"{_where(name, gaps[name])} after {gaps[name][-1][1]:.2g} samples" for name in nested)
     chance = [name for name in ("SOBA", "StocBiO") if name in rows]
     others = f" Of the reduction, {listed({name: gaps[name] for name in chance})}." if chance else ""
     return (
-        f"C1 {'fails' if near else 'holds'}: the reduction ({best}) is within {GAPS[-1]:.1%} after {seconds:.2f} s and "
-        f"{samples:.2g} samples. In so many seconds {listed(in_time)}; in so many samples {listed(in_samples)}. "
+        f"C1 {verdict}: the reduction ({best}) is within {near:.1%} after {seconds:.2f} s and {samples:.2g} samples. In so many seconds {listed(in_time)}; in so many samples {listed(in_samples)}. "
         f"At the end of the wall limit {at_end}.{others}"
     )
 
