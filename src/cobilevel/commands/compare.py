@@ -211,7 +211,7 @@ class MethodRuns:
             points.append((seconds, found.stats["samples"], self.case.value(found.x)))
             ended = str(found.result)
             enough = self.case.least is not None and self.gap(points[-1][2]) <= GAPS[-1]
-            fully = found.stats["steps"] < steps or 2 * seconds > self.limit
+            fully = found.stats["steps"] < steps or (1 if self.method.ends else 2) * seconds > self.limit
             if fully or (found.converged if self.method.ends else enough):
                 break
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -359,7 +359,8 @@ def nested_verdict(rows: dict[str, Any], least: float) -> str:
     chance = [name for name in ("SOBA", "StocBiO") if name in rows]
     others = f" Of the reduction, {listed({name: gaps[name] for name in chance})}." if chance else ""
     return (
-        f"C1 {verdict}: the reduction ({best}) is within {near:.1%} after {seconds:.2f} s and {samples:.2g} samples. In so many seconds {listed(in_time)}; in so many samples {listed(in_samples)}. "
+        f"C1 {verdict}: the reduction ({best}) is within {near:.1%} after {seconds:.2f} s and {samples:.2g} samples. "
+        f"In so many seconds {listed(in_time)}; in so many samples {listed(in_samples)}. "
         f"At the end of the wall limit {at_end}.{others}"
     )
 
