@@ -134,7 +134,7 @@ class Amortized(Direct):
             state = after
             course.record(state.x, slope)
         network = state.policy
-        follow = lambda xi: shaped(study, jax.vmap(network)(jnp.asarray(xi, study.dtype)))
+        follow = lambda xi: shaped(study, _followed(network, jnp.asarray(xi, study.dtype)))
         each = course.done * self.batch
         counts = {
             "upper_gradient": each * (self.fits + 1), "lower_gradient": each * self.fits,
@@ -144,6 +144,11 @@ class Amortized(Direct):
         spent = totals_of({**calls, **{(kind, "samples"): n for kind, n in counts.items()}})
         result = Result.DIVERGED if diverged else course.result()
         return DirectRun(np.asarray(state.x, float), result, follow, spent, {"steps": f"outer step {outer:.3g}."})
+
+
+@eqx.filter_jit
+def _followed(network: Network, xi: Array) -> Array:
+    return jax.vmap(network)(xi)
 
 
 def _pilot(study: Study, key: Array, most: int) -> Pointwise:

@@ -231,11 +231,15 @@ class RTMLMC(Nested):
 def levels_at(inner: Inner, x: Any, xi: Any, eta: Any, key: Array, level: Any) -> tuple[Array, Array, Array]:
     """``v_0``, ``v_level`` and ``v_{level + 1}`` at one context, from one path of EPOCH-GD and the same draws."""
     for_epochs, for_series = jax.random.split(key)
-    y_first = inner.epochs(x, inner.start, xi, for_epochs, 0, 1)
-    y_low = inner.epochs(x, y_first, xi, for_epochs, 1, level + 1)
-    y_high = inner.epochs(x, y_low, xi, for_epochs, level + 1, level + 2)
-    at = lambda y: inner.hypergradient(x, y, xi, eta, for_series)
-    return at(y_first), at(y_low), at(y_high)
+    begins = jnp.stack([jnp.zeros_like(level), jnp.ones_like(level), level + 1])
+
+    def piece(y: Any, ends: Any) -> Any:  # compiled once for all three
+        y = inner.epochs(x, y, xi, for_epochs, *ends)
+        return y, y
+
+    _, points = jax.lax.scan(piece, inner.start, (begins, jnp.append(begins[1:], level + 2)))
+    first, low, high = jax.vmap(lambda y: inner.hypergradient(x, y, xi, eta, for_series))(points)
+    return first, low, high
 
 
 @eqx.filter_jit
