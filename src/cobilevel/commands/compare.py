@@ -42,7 +42,7 @@ class Case:
     def __init__(self, name: str, seed: int):
         from ..gallery import ENTRIES, cleaning
 
-        small = lambda: cleaning(seed, _coarse_digits(3), 60, 60)  # so few that every method comes to an end
+        small = lambda: cleaning(seed, _coarse_digits(2), 40, 40)  # so few that every method comes to an end
         self.instance = small() if name == "cleaning" else ENTRIES[name][0](seed)
         self.samples, truth = self.instance.train, self.instance.truth
         given = self.instance.problem
@@ -58,7 +58,7 @@ class Case:
             self.words = "F: the sample's mean with exact flows; F*: by L-BFGS-B on it from two starts."
         elif name == "cleaning":
             self.objective = self._validation_loss()
-            self.words = "60 images, 4 x 4 pixels, of the digits 0 to 2. F: validation loss, exact classifiers at 12 "
+            self.words = "40 images, 4 x 4 pixels, of the digits 0 and 1. F: validation loss, exact classifiers at 12 "
             self.words += "temperatures; F*: the least that any run found."
         else:
             self.objective = truth.objective
@@ -181,8 +181,10 @@ class MethodRuns:
         ends = []
         for outer, knob in grid:
             settings = self.method.make(outer, knob)
-            self.solved(settings, self.method.first, None)  # compiles
-            found, _ = self.solved(settings, 16 * self.method.first, self.limit / 2)
+            first = self.method.first
+            self.solved(settings, first, None)  # compiles
+            _, seconds = self.solved(settings, first, self.limit / 2)
+            found, _ = self.solved(settings, first * int(np.clip(self.limit / 2 / seconds, 1, 16)), self.limit / 2)
             ends.append(self.case.value(found.x))
         outer, knob = grid[int(np.argmin(ends))]
         chosen = "its own" if outer is None else f"{outer:.3g}"
