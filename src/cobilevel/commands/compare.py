@@ -349,7 +349,7 @@ def nested_verdict(rows: dict[str, Any], least: float) -> str:
     if not arrived or not nested:
         return f"C1: no verdict, since {'the reduction is not within 10%' if nested else 'neither was run'}."
     near, last = GAPS[arrived[-1]], arrived[-1]
-    seconds, samples, best = min((*at[last], name) for name, at in times.items() if at[last] is not None)
+    seconds, samples, best = min((*there, name) for name, at in times.items() if (there := at[last]) is not None)
     gap = lambda value: (value - least) / abs(least)
     gaps = {name: [(*rest, gap(value)) for *rest, value in row["points"]] for name, row in rows.items()}
     in_time = {name: [p for p in gaps[name] if p[0] <= seconds] for name in nested}

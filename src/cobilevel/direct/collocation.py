@@ -30,6 +30,13 @@ class Collocation(Direct):
     - `near`: where the data do not show conditional means, those at a node are taken over samples near it.
 
     The solution has a basis: ``cb.evaluate`` and ``cb.certify`` take it.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, solver=cb.direct.Collocation(5))
+    >>> solution.converged, solution.basis.basis
+    (True, Chebyshev(5))
     """
 
     n: int = eqx.field(static=True, default=8)
@@ -50,7 +57,8 @@ class Collocation(Direct):
 
     def run(self, study, key, limits):
         domain, n = study.problem.domain, self.n
-        basis, nodes = interpolating(domain, n), _nodes_of(domain, n)
+        basis = interpolating(domain, n)
+        nodes: Any = _nodes_of(domain, n)
         fitted = basis.fit(domain, jnp.asarray(nodes, study.dtype))
         values = np.asarray(fitted(nodes), float)
         known = law_is_known(study)
@@ -68,7 +76,17 @@ class Collocation(Direct):
 
 
 def interpolating(domain: Domain, n: int) -> Basis:
-    """The functions that interpolate: as many as nodes."""
+    """The functions that interpolate: as many as nodes.
+
+    **Arguments:**
+
+    - `domain`: an ``Interval``, a ``Box``, a ``Finite`` domain or a ``Mixed`` one of these; `n`: nodes per dimension.
+
+    **Example:**
+
+    >>> cb.direct.interpolating(cb.Interval(0.0, 1.0), 8)
+    Chebyshev(8)
+    """
     if isinstance(domain, Mixed):
         return Components({name: interpolating(part, n) for name, part in domain.parts.items()})
     if isinstance(domain, Finite):
