@@ -326,7 +326,7 @@ def _page(facts: dict[str, Any]) -> Iterator[str]:
             for name, row in good.items():
                 yield f"| {name} | {_cells(times[name])} | {_rest(row, least)} |"
             for k, gap in enumerate(GAPS):
-                ranked = sorted((at[k][0], name) for name, at in times.items() if at[k] is not None)
+                ranked = sorted((there[0], name) for name, at in times.items() if (there := at[k]) is not None)
                 yield f"\n{gap:.1%}: {_winner(ranked)}"
             if know_more := [name for name, row in good.items() if row.get("sampler")]:
                 yield f"\nGiven the law of eta at every xi, which the others have to infer: {', '.join(know_more)}."
