@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -69,7 +70,7 @@ class Collocation(Direct):
         objective = Pointwise(study, rows, np.linalg.solve(values.T, there.T).T)
         x, result, detail, spent = descend_exactly(objective, limits)
         objective.solved(x)
-        W = shaped(study, np.linalg.solve(values, objective.y))
+        W = jax.tree.map(jnp.asarray, shaped(study, np.linalg.solve(values, objective.y)))
         means = "exact, or over draws" if known else f"over the {rows.each} samples nearest to each"
         choices = {"basis": f"{len(nodes)} nodes; conditional means {means}."}
         return DirectRun(x, result, "", spent, choices, detail, (fitted, W))
