@@ -396,9 +396,13 @@ def _draw_times(path: Path, found: dict[str, Any]) -> None:
     """Seconds to each gap, a panel for each problem and a line for each method."""
     from ..answer import COLOURS, DPI, shown_figure, tidy
 
-    figure = shown_figure(4.2 * len(found), 4.2)
-    axes = figure.subplots(1, len(found), squeeze=False)[0]
-    for axis, (problem, rows) in zip(axes, found.items(), strict=True):
+    across = min(3, len(found))
+    down = -(-len(found) // across)
+    figure = shown_figure(4.2 * across, 3.4 * down)
+    axes = figure.subplots(down, across, squeeze=False).ravel()
+    for axis in axes[len(found) :]:
+        axis.set_axis_off()
+    for axis, (problem, rows) in zip(axes, found.items(), strict=False):
         good = [name for name, row in rows.items() if "failed" not in row]
         for place, name in enumerate(reversed(good)):
             for k, at in enumerate(reached(rows[name], least_of(rows))):
@@ -410,4 +414,4 @@ def _draw_times(path: Path, found: dict[str, Any]) -> None:
     for k, gap in enumerate(GAPS):
         axes[0].plot([], [], "os^"[k], color=COLOURS[k], label=f"gap {gap:.1%}")
     axes[0].legend(frameon=False, fontsize="small")
-    figure.savefig(path, dpi=DPI)
+    figure.savefig(path, dpi=DPI // 2)
