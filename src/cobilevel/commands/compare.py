@@ -399,7 +399,7 @@ def _draw_times(path: Path, found: dict[str, Any]) -> None:
     across = min(3, len(found))
     down = -(-len(found) // across)
     figure = shown_figure(4.2 * across, 3.4 * down)
-    axes = figure.subplots(down, across, squeeze=False).ravel()
+    axes = figure.subplots(down, across, squeeze=False, sharex=True).ravel()
     for axis in axes[len(found) :]:
         axis.set_axis_off()
     for axis, (problem, rows) in zip(axes, found.items(), strict=False):
@@ -410,6 +410,7 @@ def _draw_times(path: Path, found: dict[str, Any]) -> None:
                     axis.plot(max(at[0], 1e-3), place, "os^"[k], color=COLOURS[k], ms=6)
         axis.set_yticks(range(len(good)), list(reversed(good)), fontsize="small")
         axis.set(xscale="log", xlabel="seconds, compiling apart", title=problem)
+        axis.tick_params(axis="x", which="minor", labelbottom=False)
         tidy(axis)
     for k, gap in enumerate(GAPS):
         axes[0].plot([], [], "os^"[k], color=COLOURS[k], label=f"gap {gap:.1%}")
