@@ -44,10 +44,11 @@ def path(inner: Any, x: Any, xi: Any, eta: Any, exact: Any, key: Any, levels: in
 
         def epoch(y, number):
             y = inner.epochs(x, y, xi, for_epochs, number, number + 1)
-            return y, (y - exact, inner.hypergradient(x, y, xi, eta, for_series))
+            return y, y
 
-        _, (gaps, slopes) = jax.lax.scan(epoch, inner.start, jnp.arange(levels))
-        return gaps, slopes - inner.hypergradient(x, exact, xi, eta, for_series)
+        _, points = jax.lax.scan(epoch, inner.start, jnp.arange(levels))
+        slopes = jax.vmap(lambda y: inner.hypergradient(x, y, xi, eta, for_series))(jnp.append(points, exact[None], 0))
+        return points - exact, slopes[:-1] - slopes[-1]
 
     return jax.vmap(one)(xi, eta, exact, key)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from .answer import Interrupted, Job, ReducedProblem, Solution, as_solved, run_d
 from .basis import Basis, check_basis, same_recipe
 from .checks import entered, positive, whole
 from .derivatives import DENSE_LIMIT
-from .direct import Direct
+from .direct import Direct, DirectSolution
 from .iteration import Checkpoint, Result, Solver, Stochastic
 from .judge import rounding_error
 from .keys import as_key, split_key
@@ -27,6 +27,31 @@ from .solvers import Newton
 from .study import SOFT_SHARE, Study, precision_for
 
 _ANSWERS = (Result.CONVERGED, Result.KINK, Result.STALLED, Result.BUDGET)  # endings from which one can go on
+
+
+@overload
+def solve(
+    problem: Problem,
+    samples: Data,
+    basis: Basis | None = None,
+    solver: Solver | None = None,
+    steps: int | None = None,
+    key: Any = 0,
+    progress: bool | None = None,
+    resume: Solution | None = None,
+    tolerance: float | None = None,
+    batch: int | None = None,
+    precision: str | None = None,
+    restarts: int = 0,
+    checkpoint: str | Path | None = None,
+    retreats: int | None = None,
+) -> Solution: ...
+
+
+@overload
+def solve(
+    problem: Problem, samples: Data, basis: None = None, *, solver: Direct, steps: int | None = None, key: Any = 0
+) -> Solution | DirectSolution: ...
 
 
 def solve(
@@ -44,7 +69,7 @@ def solve(
     restarts: int = 0,
     checkpoint: str | Path | None = None,
     retreats: int | None = None,
-) -> Solution:
+) -> Solution | DirectSolution:
     """Solves a contextual bilevel problem from samples.
 
     **Arguments:**
@@ -95,7 +120,7 @@ def solve(
     if isinstance(solver, Direct):
         others = {"basis": basis, "resume": resume, "tolerance": tolerance, "batch": batch, "precision": precision}
         _check_direct(solver, others | {"restarts": restarts or None, "checkpoint": checkpoint, "retreats": retreats})
-        return solver.solve(problem, samples, steps, key)  # pyright: ignore[reportReturnType]
+        return solver.solve(problem, samples, steps, key)
     if isinstance(samples, PartitionedSamples):
         settings = {"basis": basis, "solver": solver, "steps": steps, "key": key, "progress": progress}
         settings |= {"tolerance": tolerance, "batch": batch, "precision": precision, "restarts": restarts}

@@ -8,20 +8,20 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.direct.local_weights import LocalWeights
-from cobilevel.direct.method import NO_SAMPLER
+from cobilevel.direct.method import NO_SAMPLER, noise_given
 from cobilevel.direct.pointwise import NoiseRows, Pointwise
 from cobilevel.iteration import Result
 from cobilevel.lower import law_at
 from cobilevel.study import Study
 
 NESTED = {"first": 20, "batch": 8, "epochs": 3}
-METHODS = {  # with as many steps as the closed form asks for, and the gap to the optimum that these leave
+METHODS = {  # with as many steps as the closed form asks for, and the gap to the optimum that these leave; 32 rows each
     "PerContext": (cb.direct.PerContext(draws=32), 50, 1e-3),
     "Collocation": (cb.direct.Collocation(6, draws=512), 50, 1e-3),
-    "neighbours": (cb.direct.LocalWeights(), 50, 3e-3),
-    "kernel": (cb.direct.LocalWeights("kernel"), 50, 3e-3),
-    "forest": (cb.direct.LocalWeights("forest", trees=10), 50, 3e-3),
-    "Amortized": (cb.direct.Amortized(outer=0.15, inner=0.01, fits=4, batch=64, width=16), 200, 1e-2),
+    "neighbours": (cb.direct.LocalWeights(neighbours=32), 50, 3e-3),
+    "kernel": (cb.direct.LocalWeights("kernel", 16), 50, 3e-3),
+    "forest": (cb.direct.LocalWeights("forest", 25, trees=10), 50, 3e-3),
+    "Amortized": (cb.direct.Amortized(outer=0.15, inner=0.01, fits=4, batch=64, width=16, depth=1), 200, 1e-2),
     "DLSGD": (cb.direct.DLSGD(outer=0.15, **NESTED), 150, 1e-2),
     "RTMLMC": (cb.direct.RTMLMC(outer=0.15, **NESTED), 150, 1e-2),
 }
@@ -30,7 +30,7 @@ CHANCE = ("Amortized", "DLSGD", "RTMLMC")
 
 @pytest.fixture(scope="module")
 def small():
-    return cb.gallery.quadratic(0, dx=3, dy=2, train=600, test=50, condition=3.0)
+    return cb.gallery.quadratic(0, dx=3, dy=2, train=600, test=600, condition=3.0)
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +76,20 @@ def test_its_policy_follows_the_exact_one(small, solved, name):
     found = np.asarray(solution.policy(small.test.xi))
     assert found.shape == exact.shape
     assert np.sqrt(np.mean((found - exact) ** 2)) < 0.08  # noise of 0.3, averaged over 24 rows or more
-    alone = np.asarray(solution.policy(small.test.xi[0]))
-    assert alone == pytest.approx(found[0])
+
+
+def test_one_context_is_a_batch_without_its_axis(small, solved):
+    xi = small.test.xi[:1]
+    one, alone = (np.asarray(solved("neighbours").policy(at)) for at in (xi, xi[0]))
+    assert one.shape == (1, 2)
+    assert np.array_equal(alone, one[0])
 
 
 @pytest.mark.parametrize("name", CHANCE)
-def test_the_same_key_gives_the_same_answer(small, solved, name):
-    method, steps, _ = METHODS[name]
-    again, other = (method.solve(small.problem, small.train, steps, key).x for key in (0, 1))
-    assert np.array_equal(solved(name).x, again)
-    assert not np.array_equal(solved(name).x, other)
+def test_the_same_key_gives_the_same_answer(small, name):
+    first, again, other = (METHODS[name][0].solve(small.problem, small.train, 10, key).x for key in (0, 0, 1))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
 
 
 def test_reported_draws_are_those_of_the_epochs(solved):
@@ -109,9 +113,9 @@ def test_without_a_sampler_it_says_what_to_do(small, method):
 
 
 def test_others_need_no_sampler(small):
-    data = rows_of(small.train, 600)
-    for method in (cb.direct.Collocation(5), cb.direct.LocalWeights()):
-        solution = method.solve(without_sampler(small.problem), data, steps=40)
+    near = cb.direct.LocalWeights(neighbours=32)
+    for method in (cb.direct.Collocation(6, near=near), near):
+        solution = method.solve(without_sampler(small.problem), small.train, steps=40)
         assert float(small.truth.F(solution.x) / small.truth.F(small.truth.x)) < 1.01
         assert solution.converged
 
@@ -142,16 +146,21 @@ def bent_upper(x, y, xi, eta):
     return jnp.sum(jnp.tanh(y - xi) ** 2) + jnp.sum(x**2) * jnp.exp(0.1 * eta[0]) / 10
 
 
-@pytest.mark.parametrize("kind", ["draws", "near", "nodes"])
-def test_gradients_agree_with_differences(kind):
+@pytest.fixture(scope="module")
+def bent():
     rng = np.random.default_rng(0)
     draw = lambda key, xi, size: 0.2 * jax.random.normal(key, (size, 2))
     problem = cb.Problem(bent_upper, Bent(), np.ones(3), np.zeros(2), cb.Interval(-1.0, 1.0), conditional=draw)
-    study = Study.of(problem, cb.Samples(rng.uniform(-1, 1, 40), 0.2 * rng.normal(size=(40, 2))))
+    return Study.of(problem, cb.Samples(rng.uniform(-1, 1, 20), 0.2 * rng.normal(size=(20, 2))))
+
+
+@pytest.mark.parametrize("kind", ["draws", "near", "nodes"])
+def test_gradients_agree_with_differences(bent, kind):
+    study = bent
     xi = np.asarray(study.upper.contexts().xi)
-    if kind == "nodes":
-        nodes = np.cos(np.pi * (np.arange(5) + 0.5) / 5)
-        vander = lambda z: np.polynomial.chebyshev.chebvander(z, 4)
+    if kind == "nodes":  # as many as contexts, so that programs are shared
+        nodes = np.cos(np.pi * (np.arange(20) + 0.5) / 20)
+        vander = lambda z: np.polynomial.chebyshev.chebvander(z, 19)
         spread = vander(xi) @ np.linalg.inv(vander(nodes))
         objective = Pointwise(study, NoiseRows.of_law(study, law_at(study, nodes, 16)), spread)
     else:
@@ -177,8 +186,9 @@ def test_the_nested_gradient_is_the_true_one_on_average(small, name):
     assert moved / (1e-6 * steps / 2) == pytest.approx(exact, abs=0.15 * np.linalg.norm(exact))
 
 
-def test_finitely_many_contexts_need_no_sampler():
-    """Rows of the same context are draws given it; and blocks of a categorical basis are solved by RSVRB."""
+@pytest.fixture(scope="module")
+def finite():
+    """Four contexts, and the closed form of the sample's optimum."""
     rng = np.random.default_rng(0)
     values = np.arange(4.0)
     xi = rng.choice(values, 800)
@@ -188,8 +198,28 @@ def test_finitely_many_contexts_need_no_sampler():
     problem = cb.Problem(upper, lower, 0.0, 0.0, cb.Finite(values))
     mean, share = np.array([[eta[xi == v].mean(), (xi == v).mean()] for v in values]).T
     best = share @ ((1 + values) * (3 - mean)) / (share @ (1 + values) ** 2 + 0.1)
-    data = cb.Samples(xi, eta)
+    return problem, cb.Samples(xi, eta), best
+
+
+def test_finitely_many_contexts_need_no_sampler(finite):
+    """Rows of the same context are draws given it, with their weights."""
+    problem, data, best = finite
     assert float(cb.direct.PerContext().solve(problem, data).x) == pytest.approx(best, abs=1e-6)
+    weights = 1.0 + (np.arange(len(data)) % 3)
+    study = Study.of(problem, cb.Samples(data.xi, data.eta, weights))
+    draw = eqx.filter_jit(noise_given(study, "DLSGD"))
+    for value in problem.domain.values:
+        own = np.asarray(data.xi) == value
+        drawn, seen = np.asarray(draw(jax.random.key(0), jnp.asarray(value), 4000)), np.asarray(data.eta)[own]
+        assert np.isin(drawn, seen).all()
+        mean = np.average(seen, weights=weights[own])
+        assert drawn.mean() == pytest.approx(mean, abs=4 * seen.std() / 4000**0.5)
+
+
+@pytest.mark.thorough
+def test_finitely_many_contexts_from_end_to_end(finite):
+    """By draws from the rows of each; and the blocks of a categorical basis by RSVRB."""
+    problem, data, best = finite
     nested = cb.direct.DLSGD(outer=0.03, first=4, epochs=4, batch=16).solve(problem, data, steps=200)
     assert float(nested.x) == pytest.approx(best, abs=0.05)
     blocks = cb.solve(problem, data, cb.Categorical(), cb.RSVRB(), steps=600, batch=32)
@@ -204,7 +234,7 @@ def test_options_of_the_reduction_are_refused(small):
 
 
 def test_collocation_can_be_judged(small, solved):
-    judged = cb.evaluate(small.problem, solved("Collocation"), small.test, small.truth, draws=64)
+    judged = cb.evaluate(small.problem, solved("Collocation"), rows_of(small.test, 50), small.truth, draws=64)
     assert judged.x_error < 0.1
     assert "without a reduction" in str(solved("Collocation"))
     assert "without a reduction" in str(solved("PerContext"))

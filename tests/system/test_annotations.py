@@ -57,6 +57,14 @@ for solver in (cb.SABA(batch=8), cb.HOAG()):
 roads = cb.gallery.two_edge_traffic(0, train=100, test=20)
 found = cb.solve(roads.problem, roads.train, basis=cb.Chebyshev(4))
 print(cb.evaluate(roads.problem, found, roads.test, roads.truth), cb.certify(roads.problem, found, roads.test))
+without = {"first": 4, "epochs": 2, "batch": 4}
+for method in (
+    cb.direct.PerContext(), cb.direct.Collocation(4), cb.direct.DLSGD(**without), cb.direct.RTMLMC(**without)
+):
+    print(cb.solve(roads.problem, roads.train, solver=method, steps=2))
+near = cb.direct.LocalWeights("kernel"), cb.direct.LocalWeights("forest", trees=3)
+for method in (*near, cb.direct.Amortized(width=4)):
+    print(method.solve(problem, samples, steps=2).policy(xi[:3]))
 plane = cb.Mixed(u=cb.Interval(0, 1), day=cb.Finite(["mon", "tue"]), hour=cb.Periodic(0, 24))
 mixed = {"u": xi, "day": np.where(xi > 0.5, "mon", "tue"), "hour": 24 * rng.uniform(size=200)}
 scalar = cb.Problem(

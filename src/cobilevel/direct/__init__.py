@@ -6,3 +6,5 @@ from .local_weights import LocalWeights
 from .method import Direct, DirectSolution
 from .nested import DLSGD, RTMLMC
 from .per_context import PerContext
+
+__all__ = ["DLSGD", "RTMLMC", "Amortized", "Collocation", "DirectSolution", "LocalWeights", "PerContext"]

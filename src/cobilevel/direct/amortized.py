@@ -68,6 +68,13 @@ class Amortized(Direct):
       the start: the networks must follow. `inner`: that of Adam for both. They fall to zero along a cosine.
     - `fits`: steps of each network for one in ``x``; `batch`: samples of each.
     - `width`, `depth`: of the networks.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.direct.Amortized(width=8, depth=1).solve(case.problem, case.train, steps=10)
+    >>> solution.policy(case.test.xi[:5]).shape
+    (5, 1)
     """
 
     outer: Any = None
@@ -103,7 +110,7 @@ class Amortized(Direct):
             inputs = len(_inputs(domain, pilot.nodes.xi[0].astype(dtype)))
             layers = eqx.nn.MLP(inputs, y.shape[1], self.width, self.depth, jnp.tanh, dtype=dtype, key=seed)
             scale = np.where(size > 0, size, 1.0)
-            networks.append(Network(layers, domain, *(jnp.asarray(a, dtype) for a in (table.mean(axis=0), scale))))
+            networks.append(Network(layers, domain, jnp.asarray(table.mean(axis=0), dtype), jnp.asarray(scale, dtype)))
         moments = tuple(_adam().init(eqx.filter(one.layers, eqx.is_array)) for one in networks)
         outer = 0.1 * outer_step(slope, x) if self.outer is None else float(self.outer)
         return _State(x, *networks, moments), outer
@@ -134,7 +141,7 @@ class Amortized(Direct):
             state = after
             course.record(state.x, slope)
         network = state.policy
-        follow = lambda xi: shaped(study, jax.vmap(network)(jnp.asarray(xi, study.dtype)))
+        follow = lambda xi: shaped(study, _followed(network, jnp.asarray(xi, study.dtype)))
         each = course.done * self.batch
         counts = {
             "upper_gradient": each * (self.fits + 1), "lower_gradient": each * self.fits,
@@ -146,9 +153,15 @@ class Amortized(Direct):
         return DirectRun(np.asarray(state.x, float), result, follow, spent, {"steps": f"outer step {outer:.3g}."})
 
 
+@eqx.filter_jit
+def _followed(network: Network, xi: Array) -> Array:
+    return jax.vmap(network)(xi)
+
+
 def _pilot(study: Study, key: Array, most: int) -> Pointwise:
     """The problem with rough local means at a few contexts, each standing for those near it."""
-    contexts, place = study.lower.contexts(), lambda xi: np.asarray(study.problem.domain.embedded(np.asarray(xi)))
+    contexts, domain = study.lower.contexts(), study.problem.domain
+    place = lambda xi: np.asarray(domain.embedded(jnp.asarray(xi)))
     few = generator(key).permutation(len(contexts))[:most]
     nodes = np.unique(np.asarray(contexts.xi)[few], axis=0)
     near = place(study.upper.contexts().xi)
@@ -161,7 +174,19 @@ def _slope_of(pilot: Pointwise) -> Any:
 
 
 def rough_outer_step(study: Study, contexts: int = 64) -> float:
-    """One over the curvature of the upper objective at the start, as rough local means show it."""
+    """One over the curvature of the upper objective at the start, as rough local means show it: a first outer step.
+
+    **Arguments:**
+
+    - `study`: the problem with its data, checked; `contexts`: how many the means are taken at.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> from cobilevel.study import Study
+    >>> 0.01 < cb.direct.rough_outer_step(Study.of(case.problem, case.train)) < 10
+    True
+    """
     return outer_step(
         _slope_of(_pilot(study, as_key(0), contexts)), jnp.asarray(flattened(study.problem.x0), study.dtype)
     )

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -30,6 +31,13 @@ class Collocation(Direct):
     - `near`: where the data do not show conditional means, those at a node are taken over samples near it.
 
     The solution has a basis: ``cb.evaluate`` and ``cb.certify`` take it.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.solve(case.problem, case.train, solver=cb.direct.Collocation(5))
+    >>> solution.converged, solution.basis.basis
+    (True, Chebyshev(5))
     """
 
     n: int = eqx.field(static=True, default=8)
@@ -50,7 +58,8 @@ class Collocation(Direct):
 
     def run(self, study, key, limits):
         domain, n = study.problem.domain, self.n
-        basis, nodes = interpolating(domain, n), _nodes_of(domain, n)
+        basis = interpolating(domain, n)
+        nodes: Any = _nodes_of(domain, n)
         fitted = basis.fit(domain, jnp.asarray(nodes, study.dtype))
         values = np.asarray(fitted(nodes), float)
         known = law_is_known(study)
@@ -61,14 +70,24 @@ class Collocation(Direct):
         objective = Pointwise(study, rows, np.linalg.solve(values.T, there.T).T)
         x, result, detail, spent = descend_exactly(objective, limits)
         objective.solved(x)
-        W = shaped(study, np.linalg.solve(values, objective.y))
+        W = jax.tree.map(jnp.asarray, shaped(study, np.linalg.solve(values, objective.y)))
         means = "exact, or over draws" if known else f"over the {rows.each} samples nearest to each"
         choices = {"basis": f"{len(nodes)} nodes; conditional means {means}."}
         return DirectRun(x, result, "", spent, choices, detail, (fitted, W))
 
 
 def interpolating(domain: Domain, n: int) -> Basis:
-    """The functions that interpolate: as many as nodes."""
+    """The functions that interpolate: as many as nodes.
+
+    **Arguments:**
+
+    - `domain`: an ``Interval``, a ``Box``, a ``Finite`` domain or a ``Mixed`` one of these; `n`: nodes per dimension.
+
+    **Example:**
+
+    >>> cb.direct.interpolating(cb.Interval(0.0, 1.0), 8)
+    Chebyshev(8)
+    """
     if isinstance(domain, Mixed):
         return Components({name: interpolating(part, n) for name, part in domain.parts.items()})
     if isinstance(domain, Finite):

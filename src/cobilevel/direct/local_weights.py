@@ -36,6 +36,13 @@ class LocalWeights(Direct):
     - `trees`: of the forest.
 
     Where the data show conditional means exactly (no noise in ``g``, ``Product`` data) these are taken instead.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.direct.LocalWeights().solve(case.problem, case.train)
+    >>> solution.converged, solution.policy(case.test.xi[:5]).shape
+    (True, (5, 1))
     """
 
     kind: Literal["neighbours", "kernel", "forest"] = eqx.field(static=True, default="neighbours")
@@ -62,7 +69,8 @@ class LocalWeights(Direct):
         if not study.noisy:
             return NoiseRows.of_law(study, law_at(study, xi))
         level: Any = study.lower
-        seen, asked = (np.asarray(study.problem.domain.embedded(np.asarray(v))) for v in (level.xi, xi))
+        domain: Any = study.problem.domain
+        seen, asked = (np.asarray(domain.embedded(np.asarray(v))) for v in (level.xi, xi))
         count = min(len(seen), self.neighbours or int(np.ceil(len(seen) ** 0.5)))
         if self.kind == "forest":
             index, weights = self._leaves(seen, as_rows(level.eta), asked, count)
@@ -107,10 +115,10 @@ class LocalWeights(Direct):
 
 def _nearest(seen: np.ndarray, asked: np.ndarray, count: int, kernel: bool) -> _Weights:
     """The nearest samples; with a kernel twice as many, the last of weight zero."""
-    from scipy.spatial import cKDTree
+    from scipy.spatial import KDTree  # takes long to import
 
     count = min(len(seen), 2 * count) if kernel else count
-    distance, index = cKDTree(seen).query(asked, k=count)
+    distance, index = KDTree(seen).query(asked, k=count)
     distance, index = distance.reshape(len(asked), count), index.reshape(len(asked), count)
     if not kernel:
         return index, np.ones(index.shape)
@@ -136,7 +144,7 @@ def run_at_contexts(study: Study, limits: Any, rows_at: Any) -> DirectRun:
     )
 
 
-def shaped(study: Study, y: np.ndarray) -> Any:
+def shaped(study: Study, y: Any) -> Any:
     """A row for each context as the pytree ``y``."""
     like = jax.tree.map(lambda leaf: np.empty((1, *np.shape(leaf))), study.problem.y0)
     return shaped_like(like, y, lead=1)

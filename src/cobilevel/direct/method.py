@@ -35,6 +35,13 @@ class DirectSolution:
     - `history`: by step, with ``seconds`` and ``x`` (flattened) there; `stats`: calls and samples by kind, seconds.
     - `choices`: what was chosen for the user, in words.
     - `follow`: the policy at contexts as the library keeps them; a sentence where there is none.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.direct.LocalWeights().solve(case.problem, case.train)
+    >>> isinstance(solution, cb.direct.DirectSolution), solution.x.shape, solution.result.name
+    (True, (2,), 'STATIONARY')
     """
 
     problem: Problem
@@ -106,7 +113,15 @@ class DirectRun:
 
 
 class Direct(eqx.Module):
-    """A method that solves the contextual problem without reducing it: ``method.solve(problem, samples)``."""
+    """A method that solves the contextual problem without reducing it: ``method.solve(problem, samples)``.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> method: cb.direct.Direct = cb.direct.LocalWeights()
+    >>> method.solve(case.problem, case.train, steps=2).converged  # the same as cb.solve(..., solver=method, steps=2)
+    False
+    """
 
     @property
     def exact(self) -> bool:

@@ -188,8 +188,22 @@ class Nested(Direct):
         """How many times a context's hypergradient is estimated in a step."""
 
 
+def _shared_doc(name: str) -> str:
+    """What is said of both, with an example of one."""
+    return f"""{(Nested.__doc__ or "").partition(":")[2].strip()}
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> method = cb.direct.{name}(first=10, epochs=3)
+    >>> solution = method.solve(case.problem, case.train, steps=10)  # this problem has a sampler
+    >>> solution.x.shape
+    (2,)
+    """
+
+
 class DLSGD(Nested):
-    __doc__ = f"Double-loop SGD: {(Nested.__doc__ or '').partition(':')[2].lstrip()}"
+    __doc__ = f"Double-loop SGD: {_shared_doc('DLSGD')}"
 
     @property
     def estimates(self):
@@ -207,7 +221,7 @@ class DLSGD(Nested):
 class RTMLMC(Nested):
     __doc__ = (
         "Randomised truncated multilevel Monte Carlo over the same inner solver: one level a step, shared by its "
-        f"contexts; {(Nested.__doc__ or '').partition(':')[2].lstrip()}"
+        f"contexts; {_shared_doc('RTMLMC')}"
     )
 
     @property
@@ -224,18 +238,23 @@ class RTMLMC(Nested):
         chances = jnp.asarray(self.chances, x.dtype)
         level = jax.random.choice(key, self.epochs, p=chances)
         mean = lambda rows: jnp.mean(rows, axis=0)
-        first, low, high = map(mean, jax.vmap(lambda *one: levels_at(inner, x, *one, level))(*draws))
+        first, low, high = map(mean, jax.vmap(lambda *one: levels_at(inner, x, _Draws(*one), level))(*draws))
         return first + (high - low) / chances[level], level + 1
 
 
-def levels_at(inner: Inner, x: Any, xi: Any, eta: Any, key: Array, level: Any) -> tuple[Array, Array, Array]:
+def levels_at(inner: Inner, x: Any, drawn: _Draws, level: Any) -> tuple[Array, Array, Array]:
     """``v_0``, ``v_level`` and ``v_{level + 1}`` at one context, from one path of EPOCH-GD and the same draws."""
+    xi, eta, key = drawn
     for_epochs, for_series = jax.random.split(key)
-    y_first = inner.epochs(x, inner.start, xi, for_epochs, 0, 1)
-    y_low = inner.epochs(x, y_first, xi, for_epochs, 1, level + 1)
-    y_high = inner.epochs(x, y_low, xi, for_epochs, level + 1, level + 2)
-    at = lambda y: inner.hypergradient(x, y, xi, eta, for_series)
-    return at(y_first), at(y_low), at(y_high)
+    begins = jnp.stack([jnp.zeros_like(level), jnp.ones_like(level), level + 1])
+
+    def piece(y: Any, ends: Any) -> Any:  # compiled once for all three
+        y = inner.epochs(x, y, xi, for_epochs, *ends)
+        return y, y
+
+    _, points = jax.lax.scan(piece, inner.start, (begins, jnp.append(begins[1:], level + 2)))
+    first, low, high = jax.vmap(lambda y: inner.hypergradient(x, y, xi, eta, for_series))(points)
+    return first, low, high
 
 
 @eqx.filter_jit

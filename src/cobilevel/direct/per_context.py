@@ -22,6 +22,13 @@ class PerContext(Direct):
       are not exact: they are where ``g`` has no noise, for ``Product`` data and for a ``Finite`` domain.
 
     Raises where the data do not show conditional means: joint samples with noise in ``g``, and no sampler.
+
+    **Example:**
+
+    >>> case = cb.gallery.quadratic(0, dx=2, dy=1, train=300, test=300)
+    >>> solution = cb.direct.PerContext(draws=32).solve(case.problem, case.train)  # this problem has a sampler
+    >>> solution.converged, solution.policy(case.test.xi[:5]).shape
+    (True, (5, 1))
     """
 
     draws: int = eqx.field(static=True, default=128)

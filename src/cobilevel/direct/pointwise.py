@@ -43,7 +43,7 @@ class NoiseRows(eqx.Module):
             weights = np.ones(count) if index is None else np.ones(index.shape)
         weights = np.asarray(weights, float)
         weights = weights / weights.sum(axis=-1, keepdims=True)
-        return NoiseRows(*map(_on_device, (xi, eta)), jnp.asarray(weights, dtype), _on_device(index))
+        return NoiseRows(_on_device(xi), _on_device(eta), jnp.asarray(weights, dtype), _on_device(index))
 
     @staticmethod
     def of_law(study: Study, law: Law) -> "NoiseRows":

@@ -17,12 +17,14 @@ from functools import cached_property
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from ..answer import COLOURS, shown_figure, tidy
 from ..problem import Interval, Problem, Samples
+from ..programs import module_of
 from .quadratic import Instance
 
 
@@ -55,12 +57,21 @@ class DeliveryTruth:
 
     def mean(self, xi: Any, distance: Any, blocked: Any) -> Any:
         """The mean time [10 min] at a rain [mm/h] and a distance [10 km]."""
-        free = 1 + 2 * distance + 0.4 * np.sin(0.8 * xi)
-        return free + blocked * (self.delay[0] + self.delay[1] * distance) * (0.5 + 0.2 * xi)
+        first, more = map(float, self.delay)
+        free = 1 + 2 * distance + 0.4 * module_of(xi).sin(0.8 * xi)
+        return free + blocked * (first + more * distance) * (0.5 + 0.2 * xi)
 
     def share(self, xi: Any) -> Any:
         """The share of blocked roads."""
-        return 0.1 + 0.04 * np.asarray(xi)
+        return 0.1 + 0.04 * module_of(xi).asarray(xi)
+
+    def draw(self, key: Array, xi: Array, size: int) -> dict[str, Array]:
+        """Distances and times at one rain: the sampler that ``Problem(conditional=...)`` takes."""
+        for_road, for_time = jax.random.split(key)
+        distance, chance = jax.random.uniform(for_road, (2, size), xi.dtype)
+        blocked = jnp.asarray(chance < self.share(xi), xi.dtype)
+        time = self.mean(xi, distance, blocked) + self.noise * jax.random.normal(for_time, (size,), xi.dtype)
+        return {"distance": distance, "time": time}
 
     def policy(self, x: Any, xi: Any) -> Float[np.ndarray, " n"]:
         """The worst-case risk at each rain."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -21,6 +22,7 @@ from jaxtyping import Array, Float
 from ..answer import COLOURS, DOTS, shown_figure, tidy
 from ..basis import Features
 from ..problem import Box, Interval, Problem, Samples
+from ..programs import module_of
 from .quadratic import Instance
 
 
@@ -98,13 +100,19 @@ class InstrumentsTruth:
     basis: Curve
     strength: float
 
-    def curve(self, t: Any) -> np.ndarray:
+    def curve(self, t: Any) -> Any:
         """Sales at a fare, all else equal."""
-        return 2 + 4 / (1 + np.exp(2 * np.asarray(t, float)))
+        return 2 + 4 / (1 + module_of(t).exp(2 * module_of(t).asarray(t, float)))
 
-    def treatment(self, z: Any, v: Any) -> np.ndarray:
+    def treatment(self, z: Any, v: Any) -> Any:
         """The fare at a price of fuel, where demand is unusual by `v`."""
-        return 4 * self.strength * (np.asarray(z, float) - 0.5) + v / 2
+        return 4 * self.strength * (module_of(z).asarray(z, float) - 0.5) + v / 2
+
+    def draw(self, key: Array, z: Array, size: int) -> dict[str, Array]:
+        """Fares and sales at one price of fuel: the sampler that ``Problem(conditional=...)`` takes."""
+        v, e = jax.random.normal(key, (2, size), z.dtype)
+        fare = self.treatment(z, v)
+        return {"outcome": self.curve(fare) + 1.2 * v + e / 2, "treatment": fare}
 
     def _given(self, z: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """At each `z`: nodes of the fare, the mean of sales at them, and the weights of Gauss and Hermite."""

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from ..answer import COLOURS, DOTS, shown_figure, tidy
 from ..problem import Finite, Interval, Mixed, Problem, Samples
+from ..programs import module_of
 from .quadratic import Instance
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -49,11 +50,19 @@ class NewsvendorTruth:
     coldest: float = 8.0  # degrees
     hottest: float = 36.0
 
-    def demand(self, temperature: Any, weekday: Any) -> tuple[np.ndarray, np.ndarray]:
+    def demand(self, temperature: Any, weekday: Any) -> tuple[Any, Any]:
         """The least demand and its range, in portions; `weekday` counts from Monday."""
-        warm = 1 / (1 + np.exp(-(np.asarray(temperature, float) - 23) / 4))
-        crowd = np.array([0.85, 0.8, 0.85, 0.9, 1.1, 1.5, 1.4])[np.asarray(weekday, int)]
+        np_or_jax = module_of(temperature)
+        temperature = np_or_jax.asarray(temperature, float)
+        warm = 1 / (1 + np_or_jax.exp(-(temperature - 23) / 4))
+        usual = np_or_jax.asarray([0.85, 0.8, 0.85, 0.9, 1.1, 1.5, 1.4], temperature.dtype)
+        crowd = usual[np_or_jax.asarray(weekday, int)]
         return crowd * (8 + 14 * warm), crowd * (35 + 45 * warm)
+
+    def draw(self, key: Array, xi: Any, size: int) -> dict[str, Array]:
+        """Demand on days of one context: the sampler that ``Problem(conditional=...)`` takes."""
+        low, reach = self.demand(xi["temperature"], xi["weekday"])
+        return {"demand": low + reach * jax.random.uniform(key, (size,), low.dtype)}
 
     def policy(self, x: Any, xi: Any) -> np.ndarray:
         """The exact order at the wholesale price `x`; `xi` has temperatures, and weekdays as strings or numbers."""
