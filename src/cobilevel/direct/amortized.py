@@ -113,7 +113,7 @@ class Amortized(Direct):
             networks.append(Network(layers, domain, jnp.asarray(table.mean(axis=0), dtype), jnp.asarray(scale, dtype)))
         moments = tuple(_adam().init(eqx.filter(one.layers, eqx.is_array)) for one in networks)
         outer = 0.1 * outer_step(slope, x) if self.outer is None else float(self.outer)
-        return _State(x, *networks, moments), outer
+        return _State(x, networks[0], networks[1], moments), outer
 
     def run(self, study, key, limits):
         for_start, for_run = jax.random.split(key)
