@@ -31,20 +31,7 @@ _ANSWERS = (Result.CONVERGED, Result.KINK, Result.STALLED, Result.BUDGET)  # end
 
 @overload
 def solve(
-    problem: Problem,
-    samples: Data,
-    basis: Basis | None = None,
-    solver: Solver | None = None,
-    steps: int | None = None,
-    key: Any = 0,
-    progress: bool | None = None,
-    resume: Solution | None = None,
-    tolerance: float | None = None,
-    batch: int | None = None,
-    precision: str | None = None,
-    restarts: int = 0,
-    checkpoint: str | Path | None = None,
-    retreats: int | None = None,
+    problem: Problem, samples: Data, basis: Basis | None = None, solver: Solver | None = None, *args: Any, **kwargs: Any
 ) -> Solution: ...
 
 
@@ -54,7 +41,7 @@ def solve(
 ) -> Solution | DirectSolution: ...
 
 
-def solve(
+def solve(  # pyright: ignore[reportInconsistentOverload]
     problem: Problem,
     samples: Data,
     basis: Basis | None = None,

@@ -88,15 +88,16 @@ class Case:
 
 def _coarse_digits(classes: int) -> Any:
     """The first digits, four pixels averaged into one."""
-    from ..gallery.images import Images, digits
+    from ..gallery import images as pictures
 
-    full = digits()
+    full = pictures.digits()
 
     def part(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         kept = labels < classes
         return images[kept].reshape(-1, 4, 2, 4, 2).mean(axis=(2, 4)).reshape(-1, 16), labels[kept]
 
-    return Images(*part(full.images, full.labels), *part(full.test_images, full.test_labels), "coarse digits")
+    seen, kept_apart = part(full.images, full.labels), part(full.test_images, full.test_labels)
+    return pictures.Images(*seen, *kept_apart, "coarse digits")
 
 
 @dataclass(frozen=True)
