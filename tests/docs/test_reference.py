@@ -22,6 +22,7 @@ NAMES = public.public_names()
 
 # Names whose example is a page of the gallery, which is run too.
 SHOWN_ON = dict.fromkeys(("network", "grid", "draw_network", "draw_roads", "write_table"), "gallery/network.md")
+SHOWN_ON["draw_cleaning"] = "gallery/cleaning.md"
 # Names that need data or a package from elsewhere: `tests/gallery` tries them where these are there.
 NEED_MORE = {"cb.gallery.images.mnist", "cb.gallery.tntp.read_project", "cb.gallery.tntp.sioux_falls"}
 
@@ -56,7 +57,12 @@ def test_every_argument_is_described():
 
 def _is_record(value):
     """Enumerations, and what the library makes and users only read."""
-    return isinstance(value, enum.EnumMeta) or value in (cb.Solution, cb.Certificate, cb.Diagnosis)
+    return isinstance(value, enum.EnumMeta) or value in (
+        cb.Solution,
+        cb.direct.DirectSolution,
+        cb.Certificate,
+        cb.Diagnosis,
+    )
 
 
 def _compiles(name):

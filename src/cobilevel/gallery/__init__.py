@@ -1,14 +1,10 @@
 """Ready problems with known answers, and what they are made of."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-from ..basis import Chebyshev
-from ..solvers import HOAG
 from . import images, tntp
 from .cleaning import cleaning, draw_cleaning
 from .dro import draw_dro, dro
 from .energy import draw_energy, energy
+from .entries import ENTRIES
 from .federated import draw_federated, federated
 from .images import Images
 from .instruments import draw_instruments, instruments
@@ -20,34 +16,3 @@ from .quadratic import Instance, draw_quadratic, quadratic
 from .softmax import best_coefficients, entropies
 from .toll import draw_toll, toll
 from .traffic import draw_two_edge_traffic, two_edge_traffic
-
-
-class Entry(NamedTuple):
-    """What ``cobilevel gallery`` solves: what makes an instance (of a seed, and of `sizes`), what draws its solution,
-    and what has to be stated to ``solve``."""
-
-    make: Callable[..., Instance]
-    draw: Callable[[Instance, Any], Any]
-    sizes: Callable[[], dict[str, Any]] = dict
-    settings: Callable[[], dict[str, Any]] = dict
-
-
-ENTRIES = {
-    "quadratic": Entry(quadratic, draw_quadratic),
-    "two_edge_traffic": Entry(two_edge_traffic, draw_two_edge_traffic),
-    "meta_learning": Entry(meta_learning, draw_meta_learning),
-    "dro": Entry(dro, draw_dro),
-    "newsvendor": Entry(newsvendor, draw_newsvendor),
-    "instruments": Entry(instruments, draw_instruments),
-    "toll": Entry(toll, draw_toll),
-    "portfolio": Entry(portfolio, draw_portfolio),
-    "energy": Entry(energy, draw_energy),
-    "federated": Entry(federated, draw_federated),
-    "network": Entry(network, draw_network, lambda: {"roads": grid(2, 3, seed=2), "train": 300}),
-    "cleaning": Entry(
-        cleaning,
-        draw_cleaning,
-        lambda: {"train": 400, "validation": 300},
-        lambda: {"basis": Chebyshev(5), "solver": HOAG(outer=1e3), "steps": 10},
-    ),
-}
