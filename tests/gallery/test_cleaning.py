@@ -175,11 +175,15 @@ def test_it_can_be_solved_and_finds_wrong_labels(digits):
     assert solution.policy(jnp.array([0.5, 5.0])).shape == (2, 64, 10)
     weight, wrong = np.asarray(solution.x), instance.truth.corrupted
     assert weight[wrong].mean() < weight[~wrong].mean()
-    pairs = weight[wrong][:, None] < weight[~wrong]
-    assert instance.truth.found(solution.x) == pytest.approx(pairs.mean(), abs=1e-4)
-    assert f"{wrong.sum()} of 1000 labels are wrong" in instance.truth.words(solution.x)
+    one, other = weight[wrong][:, None], weight[~wrong]
+    ordered = float(np.mean((one < other) + (one == other) / 2))
+    found = instance.truth.found(solution.x)
+    assert found == pytest.approx(ordered, abs=1e-4)
+    words = instance.truth.words(solution.x)
+    assert f"{wrong.sum()} of 1000 labels are wrong" in words
 
 
+@pytest.mark.thorough
 def test_it_is_drawn(digits):
     instance = cb.gallery.cleaning(0, digits, train=60, validation=30)
     solver = cb.StocBiO(inner=0.1, outer=100.0, neumann=1e-2, terms=3)
