@@ -90,7 +90,9 @@ class CleaningTruth(eqx.Module):
     ) -> float:
         """The loss on `data`, such as the validation images, with exact classifiers at `temperatures` and weights."""
         xi, shares = (np.asarray(part, np.float32) for part in temperatures)
-        logits = jnp.einsum("np,mpc->mnc", data["image"], self.y(x, xi)) / xi[:, None, None]
+        y = jnp.asarray(self.y(x, xi))
+        image, heat = (jnp.asarray(part, y.dtype) for part in (data["image"], xi))
+        logits = jnp.einsum("np,mpc->mnc", image, y) / heat[:, None, None]
         each = softmax.entropies(logits, jnp.broadcast_to(jnp.asarray(data["label"]), logits.shape[:2]))
         return float(shares @ np.mean(each, axis=1) / shares.sum())
 

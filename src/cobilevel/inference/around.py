@@ -335,9 +335,10 @@ def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np
     lo, hi = _bounds(study)
 
     def room(steps: np.ndarray) -> np.ndarray:
-        """The share of each step that stays within the bounds."""
+        """The share of each step that stays within the bounds; none, where that is lost in rounding."""
         most = np.where(steps > 0, hi - x, lo - x) / np.where(steps != 0, steps, 1)
-        return np.clip(np.where(steps != 0, most, np.inf).min(axis=1), 0, 1)
+        share = np.clip(np.where(steps != 0, most, np.inf).min(axis=1), 0, 1)
+        return np.where(share > slope_accuracy(study.eps), share, 0)
 
     ahead, behind = room(directions), room(-directions)
     forward = np.where(ahead >= 0.05, ahead, -behind / 2)
