@@ -94,7 +94,7 @@ class CleaningTruth(eqx.Module):
         image, heat = (jnp.asarray(part, y.dtype) for part in (data["image"], xi))
         logits = jnp.einsum("np,mpc->mnc", image, y) / heat[:, None, None]
         each = softmax.entropies(logits, jnp.broadcast_to(jnp.asarray(data["label"]), logits.shape[:2]))
-        return float(shares @ np.mean(each, axis=1) / shares.sum())
+        return float(np.average(np.mean(np.asarray(each, float), axis=1), weights=shares))
 
     def found(self, x: Float[Array | np.ndarray, " n"]) -> float:
         """How many pairs of a wrong and a right label have less weight on the wrong one, as a share."""
