@@ -353,12 +353,18 @@ def too_large(study: Study, joint: bool) -> str:
     """
     (dx, dy), rows = study.problem.sizes, rows_of(study)
     held = sum(rows) * (1 + (2 * dy + 2 * dy**2 if joint else 0))
-    derived = rows[0] * (1 + dx + dy) + rows[1] * (1 + dy + dy**2 + dy * dx)
+    derived = derivatives_of(study)
     if dx > MOST_COORDINATES:
         return f"x has {dx} coordinates, more than {MOST_COORDINATES}"
     numbers, what = max((held, "numbers would be held"), (derived, "derivatives would be taken"))
     numbers *= 2 * dx + 1
     return f"{numbers:.1g} {what}" if numbers > MOST_NUMBERS else ""
+
+
+def derivatives_of(study: Study) -> int:
+    """How many numbers an expansion of both levels takes from all rows."""
+    (dx, dy), rows = study.problem.sizes, rows_of(study)
+    return rows[0] * (1 + dx + dy) + rows[1] * (1 + dy + dy**2 + dy * dx)
 
 
 def rows_of(study: Study) -> tuple[int, int]:
