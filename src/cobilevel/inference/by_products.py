@@ -24,6 +24,7 @@ from .around import (
     NEGLIGIBLE,
     Galerkin,
     covariance_of,
+    derivatives_of,
     held,
     rows_of,
     slope_accuracy,
@@ -40,6 +41,12 @@ def too_large_for_products(study: Study) -> str:
         return f"x has {dx} coordinates, more than {DENSE_LIMIT}"
     numbers = 3 * dx * (dx + (max(rows) if study.shared else sum(rows)))
     return f"{numbers:.1g} numbers would be held" if numbers > MOST_NUMBERS else ""
+
+
+def too_many_derivatives(study: Study) -> str:
+    """Why not even one expansion is taken, in words; empty where it can be."""
+    numbers = derivatives_of(study)
+    return f"{numbers:.1g} derivatives would be taken" if numbers > MOST_NUMBERS else ""
 
 
 class Sampled:

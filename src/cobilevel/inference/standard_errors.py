@@ -12,20 +12,8 @@ from ..lower import DENSE_LIMIT
 from ..reduction import Reduced, reduce_study
 from ..study import Study
 from .agreement import disagreement
-from .around import (
-    DOUBT,
-    MOST_NUMBERS,
-    NEGLIGIBLE,
-    NOTICED,
-    Around,
-    Galerkin,
-    derivatives_of,
-    influence,
-    look_around,
-    too_large,
-    value_error_at,
-)
-from .by_products import infer_by_products, too_large_for_products
+from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large, value_error_at
+from .by_products import infer_by_products, too_large_for_products, too_many_derivatives
 from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
 from .uncertainty import AT_BOUND, QUANTILE, Uncertainty, leaves_of, names_of, unknown
@@ -49,12 +37,12 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     reduced = reduced if study is stated else replace(reduced, problem=study.problem)
     why = too_large(study, joint)
     if why and (wider := too_large_for_products(study)):
-        words = f"standard errors were not computed: {wider}."
-        if (numbers := derivatives_of(study)) > MOST_NUMBERS:  # not even the objective's: whoever prints would wait
-            return unknown(x, f"{words[:-1]}, and {numbers:.1g} derivatives would be taken.")
+        words = f"standard errors were not computed: {wider}"
+        if more := too_many_derivatives(study):  # not even the objective's: whoever prints it would wait
+            return unknown(x, f"{words}, and {more}.")
         galerkin = Galerkin.at(reduced, flattened(x))
         value, error = galerkin.point.value, value_error_at(study, galerkin)
-        return replace(unknown(x, words, value), value_error=error)
+        return replace(unknown(x, f"{words}.", value), value_error=error)
     if why:
         known, galerkin = infer_by_products(study, reduced, x)
         begun = start if known.directions is not None and len(known.directions) else None
