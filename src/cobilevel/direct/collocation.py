@@ -17,11 +17,11 @@ from ..checks import whole
 from ..lower import law_at, law_is_known
 from ..problem import Box, Domain, Finite, Interval, Mixed
 from .local_weights import LocalWeights, shaped
-from .method import Direct, DirectRun
-from .pointwise import NoiseRows, Pointwise, descend_exactly
+from .method import DirectRun
+from .pointwise import Exact, NoiseRows, Pointwise, descend_exactly
 
 
-class Collocation(Direct):
+class Collocation(Exact):
     """Exact lower-level solutions at Chebyshev nodes, interpolated; L-BFGS-B on top.
 
     **Arguments:**
@@ -47,14 +47,6 @@ class Collocation(Direct):
     def __check_init__(self):
         whole("Collocation: n", self.n)
         whole("Collocation: draws", self.draws)
-
-    @property
-    def exact(self):
-        return True
-
-    @property
-    def default_steps(self):
-        return 200
 
     def run(self, study, key, limits):
         domain, n = study.problem.domain, self.n

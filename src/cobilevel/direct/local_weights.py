@@ -17,13 +17,13 @@ from ..lower import law_at
 from ..precision import double
 from ..study import Study
 from ..trees import as_rows, shaped_like
-from .method import Direct, DirectRun
-from .pointwise import NoiseRows, Pointwise, descend_exactly
+from .method import DirectRun
+from .pointwise import Exact, NoiseRows, Pointwise, descend_exactly
 
 _Weights = tuple[Int[np.ndarray, "k r"], Float[np.ndarray, "k r"]]
 
 
-class LocalWeights(Direct):
+class LocalWeights(Exact):
     """The lower level at each sample's context, over weighted samples nearby; joint samples are enough.
 
     **Arguments:**
@@ -55,14 +55,6 @@ class LocalWeights(Direct):
         if self.neighbours is not None:
             whole("LocalWeights: neighbours", self.neighbours)
         whole("LocalWeights: trees", self.trees)
-
-    @property
-    def exact(self):
-        return True
-
-    @property
-    def default_steps(self):
-        return 200
 
     def rows_at(self, study: Study, xi: Any) -> NoiseRows:
         """Each context with the samples near it."""

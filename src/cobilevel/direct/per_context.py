@@ -9,11 +9,10 @@ import equinox as eqx
 from ..checks import whole
 from ..lower import law_at
 from .local_weights import run_at_contexts
-from .method import Direct
-from .pointwise import NoiseRows
+from .pointwise import Exact, NoiseRows
 
 
-class PerContext(Direct):
+class PerContext(Exact):
     """Exact lower-level solutions at each sampled context, L-BFGS-B on top.
 
     **Arguments:**
@@ -35,14 +34,6 @@ class PerContext(Direct):
 
     def __check_init__(self):
         whole("PerContext: draws", self.draws)
-
-    @property
-    def exact(self):
-        return True
-
-    @property
-    def default_steps(self):
-        return 200
 
     def run(self, study, key, limits):
         return run_at_contexts(study, limits, lambda xi: NoiseRows.of_law(study, law_at(study, xi, self.draws, key)))

@@ -19,7 +19,19 @@ from ..derivatives import AT_ONCE, AtContext, flattened, totals_of
 from ..iteration import Result
 from ..lower import Dense, Law, MatrixFree, minimise
 from ..study import Study
-from .method import Limits, objectives_of, outer_step
+from .method import Direct, Limits, objectives_of, outer_step
+
+
+class Exact(Direct):
+    """A method that solves the lower level exactly, in double precision: it takes few steps."""
+
+    @property
+    def exact(self):
+        return True
+
+    @property
+    def default_steps(self):
+        return 200
 
 
 class NoiseRows(eqx.Module):
