@@ -47,7 +47,7 @@ class Assignment:
         f, g = instance.problem.upper, instance.problem.lower
         self.data = instance.train
         self.ends, self.best, self.calls = time.perf_counter() + seconds, (np.inf, None), 0
-        xi, eta = np.asarray(self.data.xi), np.asarray(self.data.eta)
+        xi, eta = jnp.asarray(self.data.xi), jnp.asarray(self.data.eta)
         self.y = np.repeat(instance.truth.y(instance.problem.x0, np.full_like(xi[:1], 1.0)), len(xi), axis=0)
         bend = jax.hessian(g, argnums=1)
 

@@ -253,8 +253,26 @@ def test_compiles_once_for_many_instances():
 
 
 def test_the_least_curvature_of_the_pairs():
-    steps = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    changes = np.array([[6.0, 8.0, 0.0], [0.0, 5.0, 12.0], [0.0, 0.0, 0.0]])
-    memory = QuasiNewtonMemory(steps, changes, np.asarray(2))
+    memory = QuasiNewtonMemory.empty(3, 3, curved=True)
+    assert memory.least_curvature() == np.inf
+    memory = memory.remember(np.array([0.0, 0.0, 1.0]), np.array([0.0, 5.0, 12.0]))
+    memory = memory.remember(np.array([3.0, 4.0, 0.0]), np.array([6.0, 8.0, 0.0]))
     assert memory.least_curvature() == 2.0
-    assert QuasiNewtonMemory.empty(3, 2).least_curvature() == np.inf
+    assert memory.upon(np.diag([9.0, -1.0, 5.0])).least_curvature() == 1.0
+
+
+def test_pairs_correct_a_curvature():
+    """On the free coordinates: exact where the curvature is, and along a step where a pair says so."""
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(5, 5))
+    hessian, gradient, free = root @ root.T, rng.normal(size=5), np.array([True, True, False, True, True])
+    exact = np.zeros(5)
+    exact[free] = -np.linalg.solve(hessian[np.ix_(free, free)], gradient[free])
+    memory = QuasiNewtonMemory.empty(3, 5, curved=True).upon(hessian)
+    np.testing.assert_allclose(memory.direction(gradient, free), exact, rtol=1e-10)
+
+    step, change = rng.normal(size=5), root @ root.T @ np.ones(5)
+    change = change if step @ change > 0 else -change
+    found = memory.remember(step, change).direction(change, np.ones(5, bool))
+    np.testing.assert_allclose(found, -step, rtol=1e-10)  # the secant condition
+    assert memory.remember(step, change).without_pairs().count == 0

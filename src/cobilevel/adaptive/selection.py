@@ -17,12 +17,22 @@ from jaxtyping import Array, Bool, Float, Int
 from scipy import special
 
 from ..basis import Axes, upper_triangle
-from ..covariates import MOST_FUNCTIONS, MULTIPLICATIONS, ROUNDS, Fits, Residuals, Vector, decisions_near
+from ..covariates import (
+    MOST_COEFFICIENTS,
+    MOST_FUNCTIONS,
+    MULTIPLICATIONS,
+    ROUNDS,
+    Fits,
+    Residuals,
+    Vector,
+    decisions_near,
+)
 from ..keys import generator
 from ..problem import Mixed
 from ..study import Study
 
 _ROWS = 100_000  # samples looked at, at most
+_ROWS_EACH = 20  # samples looked at for each function, where a large ``y`` allows few and a policy has no noise
 _TURN = 0.1  # of the distance over which the lower level's noise turns: nearby decisions are no nearer
 # Levels of the tests: of the functions that come next; and how many functions, and groups of them, noise alone may
 # bring in at a time where they are tested in groups.
@@ -146,7 +156,9 @@ class ForwardSelection:
     """The samples looked at, fits to them, and the `most` functions they support."""
 
     def __init__(self, study: Study, key: Array, spent: Counter):
-        self.study, self.fits = study, Fits.looking(study, key, spent, rows=_ROWS)
+        most = MOST_COEFFICIENTS // study.problem.sizes[1]
+        rows = _ROWS if study.noisy or most >= MOST_FUNCTIONS else _ROWS_EACH * most
+        self.study, self.fits = study, Fits.looking(study, key, spent, rows=rows)
         self.axes, most = self.fits.axes, self.fits.most
         self.most = most if study.noisy else min(most, MOST_FUNCTIONS)
 

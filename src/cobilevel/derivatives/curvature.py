@@ -152,9 +152,9 @@ class Curvature:
         return levels[0], levels[1]
 
     def chunks(self, directions: Float[np.ndarray, "k dx"]) -> list[np.ndarray]:
-        """Directions, as many at a time as intermediate arrays allow."""
+        """Directions, as many at a time as what all rows give for them allows."""
         rows = max(pool.rows.count for pool, _ in self._levels())
-        each = max(1, AT_ONCE // (4 * rows * self.at.dy + self.at.dx))
+        each = max(1, AT_ONCE // (rows * self.at.dy + self.at.dx))
         return [directions[k : k + each] for k in range(0, len(directions), each)]
 
     def _levels(self) -> tuple[tuple[RowPool, bool], ...]:

@@ -40,74 +40,83 @@ def trouble(point: Point) -> Result:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuasiNewtonMemory:
-    """Pairs of L-BFGS: the last `steps` and the `changes` of the gradient along them, newest first.
+    """Pairs of L-BFGS: the last `steps` and the `changes` of the gradient along them, newest first; and a `curvature`
+    that they correct, with the `least` along any direction.
 
-    `count` of them are filled, the others are 0.
+    `count` pairs are filled, the others are 0. Where no curvature is known, `least` is infinite.
     """
 
     steps: Any
     changes: Any
     count: Any
+    curvature: Any
+    least: Any
 
     @staticmethod
-    def empty(size: int, dx: int, dtype: Any = float) -> "QuasiNewtonMemory":
-        """Room for so many pairs of vectors."""
-        return QuasiNewtonMemory(np.zeros((size, dx), dtype), np.zeros((size, dx), dtype), np.asarray(0, np.int32))
+    def empty(size: int, dx: int, curved: bool = False, dtype: Any = float) -> "QuasiNewtonMemory":
+        """Room for so many pairs of vectors, and for a curvature if `curved`."""
+        pairs, square = np.zeros((size, dx), dtype), (dx, dx) if curved else (0, 0)
+        nothing = np.asarray(np.inf, dtype)
+        return QuasiNewtonMemory(pairs, pairs.copy(), np.asarray(0, np.int32), np.zeros(square, dtype), nothing)
 
     def direction(
         self, gradient: Float[np.ndarray, " dx"], free: Bool[np.ndarray, " dx"]
     ) -> Float[np.ndarray, " dx"] | None:
         """Minus the L-BFGS inverse Hessian on the free coordinates times the gradient, by the two-loop recursion.
 
-        Pairs without positive curvature there are passed over; ``None`` where there are no others.
+        Pairs without positive curvature there are passed over; ``None`` where nothing is known.
         """
-        count = int(self.count)
+        count, known = int(self.count), bool(np.isfinite(self.least))
         steps, changes = (np.where(free, np.asarray(part[:count], float), 0.0) for part in (self.steps, self.changes))
         bend = np.sum(steps * changes, axis=1)
         sizes = np.linalg.norm(steps, axis=1) * np.linalg.norm(changes, axis=1)
         use = bend > len(free) * np.finfo(float).eps * sizes  # below, the two are orthogonal but for rounding
-        if not use.any():
+        if not (known and free.any()) and not use.any():
             return None
         steps, changes, bend = steps[use], changes[use], bend[use]
         q, shares = np.where(free, gradient, 0.0), []
         for s, c, b in zip(steps, changes, bend, strict=True):
             shares.append(s @ q / b)
             q = q - shares[-1] * c
-        r = q * (bend[0] / (changes[0] @ changes[0]))
+        if known:
+            r = np.zeros_like(q)
+            r[free] = np.linalg.solve(np.asarray(self.curvature, float)[np.ix_(free, free)], q[free])
+        else:
+            r = q * (bend[0] / (changes[0] @ changes[0]))
         for s, c, b, share in zip(steps[::-1], changes[::-1], bend[::-1], shares[::-1], strict=True):
             r = r + s * (share - c @ r / b)
         return -r
 
     def least_curvature(self) -> float:
-        """The least curvature among the pairs; infinite where there are none."""
+        """The least curvature that is known; infinite where none is."""
         lengths, changes = (np.linalg.norm(np.asarray(part, float), axis=1) for part in (self.steps, self.changes))
         some = lengths > 0
-        return float(np.min(changes[some] / lengths[some], initial=np.inf))
+        return float(np.min(changes[some] / lengths[some], initial=float(self.least)))
 
     def last_length(self) -> float:
         """The length of the last step; 0 where there is none."""
         return float(np.linalg.norm(self.steps[0])) if self.count else 0.0
 
-    @staticmethod
-    def of_curvature(
-        size: int, hessian: Float[np.ndarray, "dx dx"], damping: float = 0.0, dtype: Any = float
-    ) -> "QuasiNewtonMemory":
-        """The pairs that a curvature stands for: its principal directions, with the sizes of their curvatures.
+    def upon(self, hessian: Float[np.ndarray, "dx dx"], damping: float = 0.0) -> "QuasiNewtonMemory":
+        """The same pairs upon a curvature: that of a Hessian with the sizes of its principal curvatures.
 
         The share `damping` of the largest is added to all.
         """
-        memory = QuasiNewtonMemory.empty(size, len(hessian), dtype)
         values, vectors = np.linalg.eigh(hessian)
         bends = np.abs(values) + damping * np.max(np.abs(values))
-        for bend, along in zip(bends, vectors.T, strict=True):
-            memory = memory.remember(along, bend * along)
-        return memory
+        kind = self.steps.dtype
+        return replace(self, curvature=((vectors * bends) @ vectors.T).astype(kind), least=bends.min().astype(kind))
+
+    def without_pairs(self) -> "QuasiNewtonMemory":
+        """The curvature alone."""
+        nothing = np.zeros_like(self.steps)
+        return replace(self, steps=nothing, changes=nothing, count=np.zeros_like(self.count))
 
     def remember(self, step: Float[np.ndarray, " dx"], change: Float[np.ndarray, " dx"]) -> "QuasiNewtonMemory":
         """With one more pair, the oldest dropped."""
         roll = lambda table, row: np.concatenate([row[None].astype(table.dtype), table[:-1]])
         count = np.asarray(min(int(self.count) + 1, len(self.steps)), np.int32)
-        return QuasiNewtonMemory(roll(self.steps, step), roll(self.changes, change), count)
+        return replace(self, steps=roll(self.steps, step), changes=roll(self.changes, change), count=count)
 
 
 @jax.tree_util.register_dataclass
@@ -204,7 +213,7 @@ class Newton(Solver):
             ledger=HostLedger.of({}),
             current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero),
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
-            memory=QuasiNewtonMemory.empty(self._pairs(at), at.dx, at.dtype),
+            memory=self._first_memory(at, Units.unknown(at.dx)),
             stopping=Stopping.start(),
             units=Units.unknown(at.dx),
         )
@@ -232,7 +241,7 @@ class Newton(Solver):
             if at.dx > self.memory or state.step >= self.memory:
                 memory = self._with_curvature(at, point, units, memory)
         else:
-            memory = self._first_memory(at, units)
+            memory = self._first_memory(at, units, point if moved else None)
         rule, size = replace(rule, begun=begun and not anew).after(
             at,
             units,
@@ -258,52 +267,63 @@ class Newton(Solver):
         return jax.tree.map(lambda new, old: np.asarray(new, old.dtype, order="C"), after, state)
 
     @plain
-    def _first_memory(self, at: Expansions, units: Units) -> QuasiNewtonMemory:
-        """Without pairs; where the curvature is known, with those that it stands for, in the units of the run."""
-        if at.curvature is None:
-            return QuasiNewtonMemory.empty(self._pairs(at), at.dx, at.dtype)
-        scaled = at.curvature / np.outer(units.sigma, units.sigma)
-        return QuasiNewtonMemory.of_curvature(self._pairs(at), scaled, dtype=at.dtype)
+    def _first_memory(self, at: Expansions, units: Units, point: Point | None = None) -> QuasiNewtonMemory:
+        """Without pairs; with the curvature, in the units of the run, where it is known, or where that of a straight
+        policy is of use: for more coordinates than pairs."""
+        curved = at.curved or at.curvature is not None
+        memory = QuasiNewtonMemory.empty(self.memory, at.dx, curved, at.dtype)
+        if at.curvature is not None:
+            return memory.upon(at.curvature / np.outer(units.sigma, units.sigma))
+        if point is None or at.dx <= self.memory or not at.curved or point.sensitivity is None:
+            return memory
+        return self._straight(at, point, units, memory, _FIRST_STEP * float(units.spread)) or memory
 
     @plain
-    def _pairs(self, at: Expansions) -> int:
-        """How many pairs there is room for: one for each coordinate, where curvature is formed."""
-        return max(self.memory, at.dx if at.curved else 0)
+    def _straight(
+        self, at: Expansions, point: Point, units: Units, memory: QuasiNewtonMemory, reach: float
+    ) -> QuasiNewtonMemory | None:
+        """Upon the curvature of ``f`` along a policy straight in ``x`` (Gauss and Newton's, for sums of squares), damped
+        for a step no longer than `reach`; ``None`` where it is not positive: ``f`` is not convex there."""
+        hessian = self._hessian(at, point, units, True)
+        if hessian is None:
+            return None
+        gradient, least = np.where(units.free(at, point, 0.0), point.gradient, 0.0) / units.sigma, np.sqrt(at.eps)
+        damping = _damping(hessian, gradient, reach, least)
+        if damping is None:
+            return None
+        return (memory if damping == least else memory.without_pairs()).upon(hessian, damping)
+
+    @plain
+    def _hessian(self, at: Expansions, point: Point, units: Units, straight: bool) -> Float[np.ndarray, "dx dx"] | None:
+        """The curvature at a point in the units of the run; ``None`` where these are so uneven that pairs for every
+        coordinate know more than what damping leaves."""
+        rows = _curvature(at, point).all_products(straight).gradient / np.outer(units.sigma, units.sigma)
+        hessian = (rows + rows.T) / 2
+        return None if at.dx <= self.memory and np.linalg.cond(hessian) > at.eps**-0.5 else hessian
 
     @plain
     def _with_curvature(
         self, at: Expansions, point: Point, units: Units, memory: QuasiNewtonMemory
     ) -> QuasiNewtonMemory:
-        """The curvature at a point in place of the pairs, where these are too few for the coordinates or for the run.
+        """The curvature at a point, where pairs are too few for the coordinates or for the run.
 
-        Where it explains how the gradient has changed along the last step. Where it does not, far from where the
-        objective is a parabola, or where that does so better: that of ``f`` along a policy straight in ``x`` (Gauss and
-        Newton's, for sums of squares), if it is positive: ``f`` is convex there. Else, as across a kink of ``f``, the
-        pairs know more.
+        In place of the pairs, where it explains how the gradient has changed along the last step. Where it does not,
+        far from where the objective is a parabola, or where that does so better, that of a straight policy, which the
+        pairs correct. Else, as across a kink of ``f``, the pairs know more.
         """
         if not at.curved or point.sensitivity is None:
             return memory
-        here, sigma = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity), units.sigma
+        here, sigma = _curvature(at, point), units.sigma
         step, change = (np.asarray(part[0], float) for part in (memory.steps, memory.changes))
         off = lambda straight: np.linalg.norm(here.products(step[None] / sigma, straight).gradient[0] / sigma - change)
-
-        def pairs(straight: bool, reach: float) -> QuasiNewtonMemory | None:
-            rows = here.all_products(straight).gradient / np.outer(sigma, sigma)
-            hessian, damping = (rows + rows.T) / 2, np.sqrt(at.eps)
-            if at.dx <= self.memory and np.linalg.cond(hessian) > 1 / damping:
-                return None  # in units so uneven, pairs for every coordinate know more than what damping leaves
-            if straight:
-                gradient = np.where(units.free(at, point, 0.0), point.gradient, 0.0) / sigma
-                damping = _damping(hessian, gradient, reach, damping)
-            made = QuasiNewtonMemory.of_curvature
-            return None if damping is None else made(self._pairs(at), hessian, damping, at.dtype)
-
-        exact, found = off(False), None
-        explained = exact < np.linalg.norm(change) / 2
-        if not explained or off(True) < exact:
-            found = pairs(True, _GROWTH_OF_STEPS * float(np.linalg.norm(step)))
+        exact, straight, half, found = off(False), off(True), np.linalg.norm(change) / 2, None
+        explained = exact < half
+        if not explained or straight < exact:
+            kept = memory.without_pairs() if straight < half else memory
+            found = self._straight(at, point, units, kept, _GROWTH_OF_STEPS * float(np.linalg.norm(step)))
         if found is None and explained:
-            found = pairs(False, np.inf)
+            hessian = self._hessian(at, point, units, False)
+            found = None if hessian is None else memory.without_pairs().upon(hessian, np.sqrt(at.eps))
         return memory if found is None else found
 
     @plain
@@ -323,6 +343,10 @@ def _damping(
     while damping < 1 and np.linalg.norm(along / (np.abs(values) + damping * values[-1])) > reach:
         damping *= 2
     return damping
+
+
+def _curvature(at: Expansions, point: Point) -> Curvature:
+    return Curvature(at, point.x, point.W, point.adjoint, point.sensitivity)
 
 
 def _iterate(at: Expansions, state: NewtonState) -> Point:
