@@ -21,24 +21,3 @@ def test_few_coordinates_in_a_long_valley():
     solution = cb.solve(problem, samples, basis=cb.Chebyshev(1))
     assert solution.converged, solution.result
     np.testing.assert_allclose(solution.x, np.ones(10), atol=1e-5)
-
-
-def test_a_fit_with_more_coordinates_than_pairs():
-    """Least squares, far from the fit: the curvature of a straight policy leads there, where the exact one, which is
-    not positive at the start, does not."""
-    rng = np.random.default_rng(0)
-    rates, shares = rng.uniform(0.5, 1.5, 24), rng.normal(size=(60, 24)) / 5
-    model = lambda y, eta: jnp.tanh(eta @ y)
-
-    def upper(x, y, xi, eta):
-        return (model(y, eta[:-1]) - eta[-1]) ** 2
-
-    def lower(x, y, xi, eta):
-        return jnp.sum((y - jnp.sinh(x)) ** 2)
-
-    counts = np.tanh(shares @ rates)
-    samples = cb.Samples(rng.uniform(size=60), np.column_stack([shares, counts]))
-    problem = cb.Problem(upper, lower, x0=-np.ones(24), y0=np.zeros(24), domain=cb.Interval(0.0, 1.0))
-    solution = cb.solve(problem, samples, basis=cb.Chebyshev(1), steps=30)
-    assert solution.converged, solution.result
-    np.testing.assert_allclose(np.sinh(solution.x), rates, atol=1e-4)

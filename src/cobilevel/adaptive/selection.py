@@ -47,20 +47,22 @@ _HERE, _NEARBY = 3.16e-3, 1e-2
 @dataclass(frozen=True)
 class Component:
     """Rows projected on functions: the squares of the coefficients, those of their noise, and their ratios, each summed
-    over `dy` components. A `part` of the functions is an array of indices, whose last axis runs over one group."""
+    over the components of ``y``, of which noise moves so many `freely`: those that go together count as one. A `part`
+    of the functions is an array of indices, whose last axis runs over one group."""
 
     squares: Float[np.ndarray, " K"]
     noise: Float[np.ndarray, " K"]
     ratios: Float[np.ndarray, " K"]
-    dy: int
+    freely: float
 
     def energy(self, part: Int[np.ndarray, "... m"]) -> Any:
         """The squares of coefficients, without what noise adds."""
         return np.sum((self.squares - self.noise)[part], axis=-1)
 
     def stands_out(self, part: Int[np.ndarray, "... m"], level: Any) -> Any:
-        """Whether noise does not explain these coefficients."""
-        return special.chdtrc(self.dy * part.shape[-1], np.sum(self.ratios[part], axis=-1)) < level
+        """Whether noise does not explain these coefficients: by the chi-square law with the mean and the variance of
+        their ratios (Satterthwaite)."""
+        return special.chdtrc(self.freely * part.shape[-1], self.freely * np.sum(self.ratios[part], axis=-1)) < level
 
 
 class Projection:
@@ -73,7 +75,15 @@ class Projection:
     def of(self, rows: Float[np.ndarray, "n dy"]) -> Component:
         squares, noise = (self.weighted @ rows) ** 2, self.squared @ rows**2
         ratios = np.divide(squares, noise, out=np.zeros_like(squares), where=noise > 0)
-        return Component(*(np.sum(part, axis=1) for part in (squares, noise, ratios)), rows.shape[1])
+        return Component(np.sum(squares, axis=1), np.sum(noise, axis=1), np.mean(ratios, axis=1), _freely(rows))
+
+
+def _freely(rows: Float[np.ndarray, "n dy"], most: int = 4096) -> float:
+    """How many columns there would be, if they went their own ways, with a sum of squares that varies as much."""
+    rows = rows[:: -(-len(rows) // most)]
+    sizes = np.linalg.norm(rows, axis=0)
+    units = rows[:, sizes > 0] / sizes[sizes > 0]
+    return units.shape[1] ** 2 / np.sum((units.T @ units) ** 2) if units.size else 1.0
 
 
 class Evidence(NamedTuple):
@@ -199,6 +209,8 @@ class ForwardSelection:
             words = f"more would change the policy by less than 0.3% (tested at {len(points)} decisions)."
         if len(members) >= self.most:
             words = f"as many as {count} samples with {self.fits.samples.distinct()} distinct contexts support."
+            if self.most < self.fits.supported:
+                words = f"as many as are tried for a y of {dy} numbers; give a basis to have more."
         if len(members) < least:
             words = (
                 f"x has {dx} coordinates, and fewer functions could not determine it; the policy alone asks for less."

@@ -20,7 +20,7 @@ from ..study import Study
 
 Vector = Float[np.ndarray, " dx"]
 
-MOST_COEFFICIENTS = 1000  # the largest N d_y of a fit
+MOST_COEFFICIENTS = 2000  # the largest N d_y of a fit: its Hessian is formed
 MOST_FUNCTIONS = 64  # of one coordinate, or of a policy seen without noise: smooth ones need fewer
 MULTIPLICATIONS = 2**31  # the budget of one regression or orthogonalisation: some seconds
 ROUNDS = 12  # of adding functions, fitting or solving anew, at most: all end sooner by themselves
@@ -112,8 +112,12 @@ class Fits:
     @cached_property
     def most(self) -> int:
         """How many functions the contexts support, and a fit can have."""
-        contexts = self.samples.rows(slice(None, None, self.together))
-        return max(1, min(contexts.supported(self.study.noisy), MOST_COEFFICIENTS // self.size))
+        return max(1, min(self.supported, MOST_COEFFICIENTS // self.size))
+
+    @cached_property
+    def supported(self) -> int:
+        """How many the contexts support."""
+        return self.samples.rows(slice(None, None, self.together)).supported(self.study.noisy)
 
     def by_context(self, table: np.ndarray) -> np.ndarray:
         """The means of rows over those of each context."""
