@@ -150,13 +150,16 @@ class NetworkTruth(eqx.Module):
         x, xi, each = np.asarray(x, float), np.asarray(xi, float), 32
 
         def solved(xi: np.ndarray, start: np.ndarray) -> np.ndarray:
-            padded = np.concatenate([xi, np.repeat(xi[-1:], each - len(xi), axis=0)])
+            count = len(xi)
+            filled = lambda rows: np.concatenate([rows, np.repeat(rows[-1:], each - count, axis=0)])
+            local = lambda y: tuple(
+                np.asarray(part)[:count] for part in _derivatives(self.lower, x, filled(y), filled(xi))
+            )
             with double():
-                local = lambda y: tuple(map(np.asarray, _derivatives(self.lower, x, y, padded)))
-                end = minimise(Dense(local), np.tile(start, (each, 1)), 0.0)
+                end = minimise(Dense(local), np.tile(start, (count, 1)), 0.0)
             if not end.converged.all():
                 raise ValueError("no equilibrium was found at some contexts: theta may be too large for them.")
-            return end.point[: len(xi)]
+            return end.point
 
         with double():
             start = np.asarray(self.lower.times(x, x * self.lower.capacity))

@@ -282,8 +282,8 @@ class Newton(Solver):
     def _straight(
         self, at: Expansions, point: Point, units: Units, memory: QuasiNewtonMemory, reach: float
     ) -> QuasiNewtonMemory | None:
-        """Upon the curvature of ``f`` along a policy straight in ``x`` (Gauss and Newton's, for sums of squares), damped
-        for a step no longer than `reach`; ``None`` where it is not positive: ``f`` is not convex there."""
+        """Upon the curvature of ``f`` along a policy straight in ``x`` (Gauss and Newton's, for sums of squares),
+        damped for a step no longer than `reach`; ``None`` where it is not positive: ``f`` is not convex there."""
         hessian = self._hessian(at, point, units, True)
         if hessian is None:
             return None
