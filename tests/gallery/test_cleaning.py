@@ -230,3 +230,13 @@ def test_the_best_policy_in_a_span(small):
 
     slope = jax.grad(value)
     assert jnp.linalg.norm(slope(best)) < 1e-3 * jnp.linalg.norm(slope(start[:2]))
+
+
+def test_fresh_data_have_both_levels():
+    """Test images are of the upper level; what certify takes has the lower one's too."""
+    instance = cb.gallery.cleaning(0, train=30, validation=10)
+    assert isinstance(instance.fresh, cb.Levels)
+    assert "index" in instance.fresh.lower.eta
+    assert "index" not in instance.fresh.upper.eta
+    federated = cb.gallery.federated(0)
+    assert federated.fresh is federated.test

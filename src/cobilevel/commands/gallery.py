@@ -28,14 +28,21 @@ def solve_entry(name: str, out: Path, console: Console) -> Path:
         raise ValueError(f"there is no {name!r} in the gallery; there are {', '.join(ENTRIES)}.")
     if out.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise ValueError(f"{out}: pictures are written as .png, .pdf or .svg.")
-    from ..front_door import solve  # these take a while to import
+    import jax  # these take a while to import
+
+    from ..derivatives import DENSE_LIMIT
+    from ..front_door import solve
     from ..judge import certify
 
     entry = ENTRIES[name]
     instance = entry.make(0, **entry.sizes())
     solution = solve(instance.problem, instance.train, **entry.settings())
-    judged = certify(instance.problem, solution, instance.fresh)
-    words = [str(solution), _truth_words(instance.truth, solution.x), str(judged)]
+    words = [str(solution), _truth_words(instance.truth, solution.x)]
+    count = sum(np.size(leaf) for leaf in jax.tree.leaves(solution.W))
+    if count <= DENSE_LIMIT:
+        words.append(str(certify(instance.problem, solution, instance.fresh)))
+    else:
+        words.append(f"Certificate\n  not made here: with {count} coefficients cb.certify takes many minutes.")
     out.parent.mkdir(parents=True, exist_ok=True)
     entry.draw(instance, solution).savefig(out, dpi=DPI)
     console.print("\n\n".join([*words, f"Drawn: {out}"]), markup=False, highlight=False, soft_wrap=True)

@@ -46,8 +46,8 @@ class Instance:
     @property
     def fresh(self) -> Any:
         """What ``certify`` takes: the test data, with those of the lower level where the test data are of the upper."""
-        lower = getattr(self.train, "lower", None)
-        return self.test if lower is None or hasattr(self.test, "lower") else Levels(self.test, lower)
+        upper_alone = isinstance(self.train, Levels) and not isinstance(self.test, Levels)
+        return Levels(self.test, self.train.lower) if upper_alone else self.test
 
 
 class Waves(eqx.Module):
