@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.derivatives import Expansions, expansion, rows
+from cobilevel.derivatives import Expansions, Sizes, expansion, rows
+from cobilevel.derivatives.sums import lower_matrix_sums
 from problems import curved_problem
 
 
@@ -132,3 +133,16 @@ def test_rows_are_the_derivatives_of_one_sample(setting):
     v = pool.y(V)[k]
     bend = lambda y: jax.hessian(g, 1)(x, y) @ v - jax.grad(f, 1)(x, y)
     agree(made.bend_rows(x, W, V)[k], -jax.jacfwd(bend)(y[k]))
+
+
+def test_rows_of_one_context_are_added_up_first():
+    """In stretches of several lengths: the sums are those of the same rows in another order."""
+    rng, sizes = np.random.default_rng(5), Sizes(2, 3)
+    phi = np.repeat(rng.normal(size=(6, 4)), [5, 1, 7, 7, 2, 8], axis=0)
+    packed, shares = rng.normal(size=(30, sizes.lower)), rng.uniform(size=30)
+    hessian = sizes.split_lower(packed).hessian
+    hessian += np.swapaxes(hessian, 1, 2).copy()
+    order = rng.permutation(30)
+    together, apart = (lower_matrix_sums(phi[k], shares[k], packed[k], sizes) for k in (slice(None), order))
+    for a, b in zip(together, apart, strict=True):
+        agree(a, b)

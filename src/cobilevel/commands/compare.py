@@ -31,6 +31,7 @@ from rich.console import Console
 GAPS = (0.1, 0.01, 0.001)
 _FUNCTIONS = 10  # of the basis that is given, and nodes of collocation
 _RUNGS = 16
+_FAR = 100.0  # times the optimum: a last gap beyond it is no answer
 
 
 class Case:
@@ -379,9 +380,7 @@ def _cells(answers: list[Any]) -> str:
 def _rest(row: dict[str, Any], least: float) -> str:
     gap = (row["points"][-1][2] - least) / abs(least) if row["points"] else float("nan")
     memory = max(0.0, row["memory"]) / 2**20
-    return (
-        f"{gap:.2%} | {row['first_call']:.1f} s | {memory:.0f} MB | {row['settings']}, tuned in {row['tuning']:.0f} s"
-    )
+    return f"{f'{gap:.2%}' if gap < _FAR else 'diverged'} | {row['first_call']:.1f} s | {memory:.0f} MB | {row['settings']}, tuned in {row['tuning']:.0f} s"
 
 
 def _winner(ranked: list[tuple[float, str]]) -> str:
@@ -410,7 +409,7 @@ def _draw_times(path: Path, found: dict[str, Any]) -> None:
                 if at is not None:
                     axis.plot(max(at[0], 1e-3), place, "os^"[k], color=COLOURS[k], ms=6)
         axis.set_yticks(range(len(good)), list(reversed(good)), fontsize="small")
-        axis.set(xscale="log", xlabel="seconds, compiling apart", title=problem)
+        axis.set(xscale="log", xlabel="seconds, compiling apart", title=problem, ylim=(-0.5, len(good) - 0.5))
         axis.tick_params(axis="x", which="minor", labelbottom=False)
         tidy(axis)
     for k, gap in enumerate(GAPS):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from ..basis import OneHot
 from ..precision import double, in_double
@@ -48,8 +48,20 @@ def slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
 
 
 def lower_matrix_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any]:
-    """Of these the Hessian and the cross derivative."""
-    return _matrices(phi, sizes.split_lower(_weighted(packed, shares)))
+    """Of these the Hessian and the cross derivative. Rows of one context that follow each other, as in crossed data, are
+    added up before they are multiplied with its features."""
+    rows = _weighted(packed, shares)
+    if isinstance(phi, np.ndarray) and (begins := _contexts(phi)) is not None:
+        phi, rows = phi[begins], np.add.reduceat(rows.T, begins, axis=1).T
+    return _matrices(phi, sizes.split_lower(rows))
+
+
+def _contexts(phi: Float[np.ndarray, "n N"]) -> Int[np.ndarray, " m"] | None:
+    """Where each stretch of equal features begins; ``None`` where most are of one row."""
+    if 2 * np.count_nonzero(phi[1:, -1] == phi[:-1, -1]) < len(phi):
+        return None
+    begins = np.flatnonzero(np.append(True, (phi[1:] != phi[:-1]).any(axis=1)))
+    return begins if 2 * len(begins) <= len(phi) else None
 
 
 def _value_and_slope(phi: Any, rows: LowerRows) -> tuple[Any, Any]:
