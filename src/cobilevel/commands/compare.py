@@ -379,8 +379,9 @@ def _cells(answers: list[Any]) -> str:
 
 def _rest(row: dict[str, Any], least: float) -> str:
     gap = (row["points"][-1][2] - least) / abs(least) if row["points"] else float("nan")
-    memory = max(0.0, row["memory"]) / 2**20
-    return f"{f'{gap:.2%}' if gap < _FAR else 'diverged'} | {row['first_call']:.1f} s | {memory:.0f} MB | {row['settings']}, tuned in {row['tuning']:.0f} s"
+    last, memory = "diverged" if gap > _FAR else f"{gap:.2%}", max(0.0, row["memory"]) / 2**20
+    tuned = f"{row['settings']}, tuned in {row['tuning']:.0f} s"
+    return f"{last} | {row['first_call']:.1f} s | {memory:.0f} MB | {tuned}"
 
 
 def _winner(ranked: list[tuple[float, str]]) -> str:

@@ -48,8 +48,8 @@ def slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
 
 
 def lower_matrix_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any]:
-    """Of these the Hessian and the cross derivative. Rows of one context that follow each other, as in crossed data, are
-    added up before they are multiplied with its features."""
+    """Of these the Hessian and the cross derivative. Rows of one context that follow each other, as in crossed data,
+    are added up before they are multiplied with its features."""
     rows = _weighted(packed, shares)
     if isinstance(phi, np.ndarray) and (begins := _contexts(phi)) is not None:
         phi, rows = phi[begins], np.add.reduceat(rows.T, begins, axis=1).T
