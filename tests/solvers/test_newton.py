@@ -270,6 +270,9 @@ def test_pairs_correct_a_curvature():
     exact[free] = -np.linalg.solve(hessian[np.ix_(free, free)], gradient[free])
     memory = QuasiNewtonMemory.empty(3, 5, curved=True).upon(hessian)
     np.testing.assert_allclose(memory.direction(gradient, free), exact, rtol=1e-10)
+    flat = QuasiNewtonMemory.empty(3, 5, curved=True).upon(np.diag([2.0, 1.0, 0.0, 4.0, 0.0]))
+    found = flat.direction(gradient, np.ones(5, bool))
+    np.testing.assert_allclose(found, -gradient * [0.5, 1.0, 0.0, 0.25, 0.0])  # nowhere along what is flat
 
     step, change = rng.normal(size=5), root @ root.T @ np.ones(5)
     change = change if step @ change > 0 else -change

@@ -46,8 +46,8 @@ class Instance:
     @property
     def fresh(self) -> Any:
         """What ``certify`` takes: the test data, with those of the lower level where the test data are of the upper."""
-        upper_alone = isinstance(self.train, Levels) and not isinstance(self.test, Levels)
-        return Levels(self.test, self.train.lower) if upper_alone else self.test
+        (train, test), own = (self.train, self.test), lambda data: data.lower is not data.upper
+        return Levels(test, train.lower) if own(train) and not own(test) else test
 
 
 class Waves(eqx.Module):

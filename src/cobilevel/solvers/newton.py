@@ -79,8 +79,11 @@ class QuasiNewtonMemory:
             shares.append(s @ q / b)
             q = q - shares[-1] * c
         if known:
-            r = np.zeros_like(q)
-            r[free] = np.linalg.solve(np.asarray(self.curvature, float)[np.ix_(free, free)], q[free])
+            r, matrix = np.zeros_like(q), np.asarray(self.curvature, float)[np.ix_(free, free)]
+            try:
+                r[free] = np.linalg.solve(matrix, q[free])
+            except np.linalg.LinAlgError:  # flat along some directions: none along these
+                r[free] = np.linalg.pinv(matrix, hermitian=True) @ q[free]
         else:
             r = q * (bend[0] / (changes[0] @ changes[0]))
         for s, c, b, share in zip(steps[::-1], changes[::-1], bend[::-1], shares[::-1], strict=True):
