@@ -171,7 +171,8 @@ class Experiment:
         setting = self.setting(method, tuned)
         if tuned != HELD_OUT and setting == self.setting(method, HELD_OUT):
             specs = [(self.spec(method, k), self.spec(method, k, tuned)) for k in range(count)]
-            return [replace(self.runs.get(old), spec=new, curves=self.runs.curves(old)) for old, new in specs]
+            kept = self.runs.whole(old for old, _ in specs)
+            return [replace(run, spec=new) for run, (_, new) in zip(kept, specs, strict=True)]
         states, numbers, curves, seconds = self.stocbio(method, range(count), [setting], self.budget.steps, True, tell)
         about = []
         for k in range(count):
@@ -228,8 +229,7 @@ class Experiment:
         for method, most in self.plan():
             for tuned, count in self.choices(method, most):
                 specs = [self.spec(method, seed, tuned) for seed in range(count)]
-                runs = [replace(self.runs.get(spec), curves=self.runs.curves(spec)) for spec in specs]
-                finished[method, tuned] = runs
+                finished[method, tuned] = self.runs.whole(specs)
         return finished
 
     def finished(self, method: Method, tuned: str = HELD_OUT) -> list[Run]:

@@ -223,16 +223,20 @@ class Runs:
 
     def get(self, spec: Mapping[str, Any]) -> Run:
         """The finished run with this specification, without its curves."""
-        return replace(self._finished(spec), curves={})
+        return replace(self.whole([spec])[0], curves={})
 
     def curves(self, spec: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The curves of a finished run."""
-        return dict(self._finished(spec).curves)
+        return dict(self.whole([spec])[0].curves)
 
-    def _finished(self, spec: Mapping[str, Any]) -> Run:
-        if name_of(spec) not in self._index()[0]:
-            raise KeyError(f"no finished run has the specification {dict(spec)}.")
-        return self._read(name_of(spec))[0]
+    def whole(self, specs: Iterable[Mapping[str, Any]]) -> list[Run]:
+        """The finished runs with these specifications and their curves."""
+        finished, runs = self._index()[0], []
+        for spec in specs:
+            if name_of(spec) not in finished:
+                raise KeyError(f"no finished run has the specification {dict(spec)}.")
+            runs.append(self._read(name_of(spec))[0])
+        return runs
 
     def origins(self) -> Counter[str]:
         """With what the runs were computed, and how many with each."""
