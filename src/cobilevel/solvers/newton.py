@@ -167,8 +167,8 @@ class Newton(Solver):
     the solution before predicts. The hypergradient is exact, by implicit differentiation; ``x`` moves by projected
     L-BFGS with backtracking. Where ``x`` has more coordinates than `memory` (and at most 2000), or once a run has
     taken more steps, the curvature of the reduced objective is formed too, by products, and takes the place of the
-    pairs wherever it explains how the gradient changes: a layer of 144 weights then takes 72 steps instead of more than
-    1000.
+    pairs wherever it explains how the gradient changes. Elsewhere the pairs correct that of ``f`` along a policy
+    straight in ``x``: 76 capacities of a road network then take 36 steps.
     Features are whitened first, so the answer depends on the span of the basis and not on its conditioning;
     directions the observed contexts cannot see keep their start.
 
