@@ -103,7 +103,7 @@ def test_a_conditional_sampler_is_looked_at_before_it_is_used(known):
     data = cb.Samples(CONTEXTS, np.random.default_rng(0).normal(size=20))
     for draw, words in (
         (lambda key, xi, size: jnp.zeros(size), "does not use its key"),
-        (lambda key, xi, size: np.random.normal(size=size), "draws from outside"),
+        (lambda key, xi, size: np.random.normal(size=size), "uses randomness from elsewhere"),
         (lambda key, xi, size: 1 / 0, "conditional.*fails"),
     ):
         problem = replace(stated(conditional=draw), lower=noisy)

@@ -124,5 +124,5 @@ def test_every_kind_of_data_is_certified(kind):
     assert np.isfinite(found.gradient_norm.error)
     assert found.gradient_norm.interval[0] <= found.gradient_norm <= found.gradient_norm.interval[1]
     if kind == "stream":
-        with pytest.raises(TypeError, match="no samples to draw again"):
+        with pytest.raises(TypeError, match="no samples to resample"):
             cb.bootstrap(problem, solution, data)

@@ -205,7 +205,7 @@ def test_constraints_that_cannot_be_met_are_named_with_the_context():
 @pytest.mark.parametrize(
     ("constraints", "message"),
     [
-        ([cb.Equalities(np.ones((1, 2)))], "A has 2 columns, and y holds 3 numbers"),
+        ([cb.Equalities(np.ones((1, 2)))], "A has 2 columns, but y holds 3 numbers"),
         ([cb.Equalities([[1.0, 0, 0], [1.0, 0, 0]], np.array([0.0, 1.0]))], "contradict each other"),
         ([cb.Equalities(np.eye(3))], "leave nothing of the 3 numbers"),
         ([cb.Equalities(np.ones((1, 3)), np.ones(2))], "b must have shape"),
@@ -240,7 +240,7 @@ def test_what_is_no_constraint_is_refused():
         problem([cb.Bounds()])
     with pytest.raises(ValueError, match="smoothing"):
         problem(BOX, smoothing=0.0)
-    with pytest.raises(ValueError, match="one row an equality"):
+    with pytest.raises(ValueError, match="one row per equality"):
         cb.Equalities(np.ones(3))
 
 

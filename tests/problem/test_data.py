@@ -153,7 +153,7 @@ def test_data_drawn_again():
     assert pairs.sum() == 900
     over_law = DRAWN.resample(np.random.default_rng(3)).reshape(7, 30)
     assert np.all(over_law == over_law[0])  # a law is not drawn again
-    with pytest.raises(TypeError, match="no samples to draw again"):
+    with pytest.raises(TypeError, match="no samples to resample"):
         STREAM.resample(np.random.default_rng(3))
 
 

@@ -70,7 +70,7 @@ REFUSED = {
     "nothing": (lambda key, xi, size: None, TypeError, "like the eta of the samples"),
     "whole numbers": (lambda key, xi, size: jax.random.randint(key, (size,), 0, 9), TypeError, r"int.*float.*astype"),
     "NaN": (lambda key, xi, size: normal(key, size) * jnp.log(xi - 0.4), ValueError, "NaN or infinity in eta at xi"),
-    "from NumPy": (lambda key, xi, size: RNG.normal(size=size), ValueError, "the same key: it draws from outside"),
+    "from NumPy": (lambda key, xi, size: RNG.normal(size=size), ValueError, "it uses randomness from elsewhere"),
     "a key inside": (lambda key, xi, size: normal(jax.random.key(5), size), ValueError, "does not use its key"),
     "zeros": (lambda key, xi, size: jnp.zeros(size), ValueError, "does not use its key for eta: all draws at xi"),
 }  # fmt: skip

@@ -98,8 +98,12 @@ def test_frames_of_other_libraries_are_read_through_narwhals():
 
 REFUSED = [
     ({"context": "wether"}, ValueError, r"context names 'wether', .*Did you mean 'weather'.*columns are 'weather', 'h"),
-    ({"context": "weather", "eta": ["quantity"]}, ValueError, "eta names 'quantity', which is no column"),
-    ({"context": "weather", "eta": "day"}, TypeError, r"'day' holds text \('mon', 'tue', 'sun'\).*context.*number it"),
+    ({"context": "weather", "eta": ["quantity"]}, ValueError, "eta names 'quantity', which is not a column"),
+    (
+        {"context": "weather", "eta": "day"},
+        TypeError,
+        r"'day' holds text \('mon', 'tue', 'sun'\).*context.*encode it as numbers",
+    ),
     ({"context": "weather", "eta": "time"}, TypeError, "'time' holds dates or times .*hours since.*Periodic"),
     ({"context": "time"}, TypeError, "the context column 'time' holds dates"),
     ({"context": "weather", "eta": "lists"}, TypeError, "'lists' holds values that are neither"),
@@ -140,14 +144,14 @@ def test_the_encodings_that_are_named_work(library):
     np.testing.assert_array_equal(eval(hour, {"df": df}), [6, 6, 6, 6])
     with pytest.raises(TypeError) as caught:
         cb.Samples.from_frame(df, "weather", "day")
-    codes = np.asarray(eval(re.search(r"number it, (.*?);", str(caught.value))[1], {"df": df, **scope}))
+    codes = np.asarray(eval(re.search(r"encode it as numbers, (.*?);", str(caught.value))[1], {"df": df, **scope}))
     assert codes[0] == codes[2]
     assert len(np.unique(codes)) == 3
 
 
 def test_what_is_no_frame_of_rows():
     for frame, words in (
-        ({"a": [1.0]}, "needs a data frame.*got dict"),
+        ({"a": [1.0]}, "needs a pandas or polars data frame.*got dict"),
         (polars.DataFrame(TABLE).lazy(), r"collect\(\)"),
     ):
         with pytest.raises(TypeError, match=words):

@@ -152,7 +152,7 @@ def test_categories_are_far_apart():
 
 WRONG = {
     "no column": (lambda c: {k: c[k] for k in ("hour", "day")}, "samples.xi has no column 'weather'"),
-    "another column": (lambda c: c | {"wind": c["hour"]}, "column 'wind' that the domain does not know"),
+    "another column": (lambda c: c | {"wind": c["hour"]}, "column 'wind' that is not in the domain"),
     "outside": (
         lambda c: c | {"weather": c["weather"] + 10},
         r"samples.xi\['weather'\]: 120 of 120 contexts lie outside Interval",

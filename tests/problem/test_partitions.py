@@ -98,9 +98,9 @@ def test_what_is_wrong_is_named_with_its_partition():
         cb.Samples.from_frame([1, 2], **roles)
     with pytest.raises(ValueError, match="empty"):
         cb.Samples.from_frame([], **roles)
-    with pytest.raises(ValueError, match="no partition has a row"):
+    with pytest.raises(ValueError, match="no partition has any rows"):
         cb.Samples.from_frame([table().iloc[:0]], **roles)
-    with pytest.raises(ValueError, match="no column"):
+    with pytest.raises(ValueError, match="not a column"):
         cb.Samples.from_frame(cut(table()), context="t", eta="demand")
     samples = cb.Samples.from_frame(cut(table()), **roles)
     with pytest.raises(TypeError, match="cannot see different tables"):
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_named_with_its_partition():
 def test_solvers_on_batches_take_the_rows_here():
     samples = cb.Samples.from_frame(cut(table()), context="t", eta="d")
     solution = cb.solve(LINE, samples, basis=cb.Chebyshev(3), solver=cb.SOBA(), steps=50)
-    assert re.search("Batches come from those", solution.choices["samples"])
+    assert re.search("Batches are drawn from the rows", solution.choices["samples"])
 
 
 def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):

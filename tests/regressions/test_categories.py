@@ -48,7 +48,7 @@ def test_what_a_label_reads_as():
     assert coded(cb.Finite(["1_0", "1_1"]), [1, 0]) == [1, 0]  # which Python reads as 10 and 11
     with pytest.raises(ValueError, match="holds 7 in 1 of 2 rows, first in row 1; known are '1', '2', '3'"):
         cb.Finite(LABELS).pack([1, 7])
-    with pytest.raises(ValueError, match=r"'1' and '1.0' of .* are the same number: pass strings"):
+    with pytest.raises(ValueError, match=r"'1' and '1.0' of .* are the same number. Pass strings"):
         cb.Finite(["1", "1.0"]).pack([1])
 
 

@@ -112,7 +112,7 @@ def _resampled(
     """The spread, in the precision of the study."""
     whole("bootstrap: replicates", replicates, 2)
     if study.endless:
-        raise TypeError("bootstrap: a Stream has no samples to draw again from; pass those it was solved on.")
+        raise TypeError("bootstrap: a Stream has no samples to resample; pass the samples it was solved on.")
     if min(study.upper.count or 0, study.lower.count or 0) < _FEWEST:
         raise ValueError(f"bootstrap: with fewer than {_FEWEST} samples resampling says nothing about others.")
     study, x = study.at(solution.x), flattened(solution.x)

@@ -57,7 +57,7 @@ class Samples(Level):
     - `eta`: noise, any pytree of arrays with leading axis ``n`` (or ``None``).
     - `weights`: optional nonnegative weights, shape ``(n,)``; only their ratios matter.
 
-    **Raises:** ``ValueError`` where lengths differ or numbers are not finite, with the first row at fault.
+    **Raises:** ``ValueError`` if lengths differ or numbers are not finite; the message names the first bad row.
 
     **Example:**
 
@@ -92,23 +92,23 @@ class Samples(Level):
     def from_frame(
         cls, frame: Any, context: Any, eta: Any = None, weights: Any = None, sample: int = SAMPLE_ROWS
     ) -> Any:
-        """Joint samples out of a data frame of pandas or polars (or one that narwhals knows), one per row.
+        """Joint samples from a pandas or polars data frame (or one that narwhals supports), one per row.
 
-        Of a data frame of dask, or a list of partitions (data frames, delayed ones, paths of Parquet files, functions
-        that return a frame), rows stay where they are: on the workers of the active dask client, or in files that are
-        read one after the other. ``solve`` takes what comes back as it takes samples.
+        A dask data frame, or a list of partitions (data frames, delayed ones, paths of Parquet files, functions that
+        return a frame), is not loaded: its rows stay on the workers of the active dask client, or in files that are
+        read one after the other. ``solve`` accepts the result like any samples.
 
         **Arguments:**
 
         - `context`: the name of a column, for an ``Interval`` or a ``Finite`` domain; or a list of names, for a
           ``Mixed`` domain (or a ``Box``, in this order). Text, categories and booleans belong to ``Finite``.
-        - `eta`: the name of a column, or a list: then ``f`` and ``g`` find it by name, ``eta["demand"]``.
+        - `eta`: the name of a column, or a list of names: ``f`` and ``g`` then index it by name, ``eta["demand"]``.
         - `weights`: the name of a column, optional.
-        - `sample`: of a table in partitions, how many rows to hold in this process, drawn at random: a basis is chosen
-          on them, and standard errors and certificates come from them.
+        - `sample`: for a table in partitions, how many rows to hold in this process, drawn at random. The basis,
+          standard errors and certificates are computed from them.
 
-        Whole numbers become floats in contexts and stay whole in `eta`; booleans become 0 and 1. Missing values, text
-        in `eta`, and dates are refused, with what to do.
+        Integers become floats in contexts and stay integers in `eta`; booleans become 0 and 1. Missing values, text
+        in `eta`, and dates raise an error that says what to do.
         """
         if is_partitioned(frame):
             return PartitionedSamples.of(frame, Roles(cls, context, eta, weights), sample)
@@ -144,9 +144,9 @@ class Samples(Level):
     def supported(self, noisy: bool) -> int:
         """How many functions of the context these samples support: never fewer than one.
 
-        Two distinct contexts for each, or one where they are linear, since these do not swing between contexts; and,
-        where noise must be averaged out, eight samples (weighted ones count for less: the squared sum of their weights
-        over the sum of squares).
+        Each function takes two distinct contexts, or one if it is linear, since linear functions do not swing between
+        contexts. Where noise must be averaged out, each also takes eight samples (weighted samples count for less: the
+        squared sum of their weights over the sum of squares).
         """
         effective = round(1 / float(np.sum(self.shares() ** 2)))
         distinct, linear = self.distinct(), 1 + int(np.prod(self.xi.shape[1:]))
@@ -166,7 +166,7 @@ class Samples(Level):
         return self.rows(generator(key).permutation(len(self))[:rows])
 
     def parsed(self, dtype=None):
-        """Without rows of weight zero, which say nothing and must not be counted; weights of mean one."""
+        """The samples without rows of weight zero, which must not be counted, and with weights of mean one."""
         if self.weights is None:
             return super().parsed(dtype)
         scaled = eqx.tree_at(lambda s: s.weights, self, _of_mean_one(self.weights))
@@ -183,14 +183,14 @@ def _drawn_again(count: int, rng: np.random.Generator) -> Float[np.ndarray, " n"
 
 
 class Product(Level):
-    """Contexts independent of the data: every context meets every row of ``eta``, as in hyper-cleaning.
+    """Contexts independent of the data: every context is paired with every row of ``eta``, as in hyper-cleaning.
 
     **Arguments:**
 
-    - `contexts`: as for ``Samples``, or a distribution on the domain (then methods that need a finite pool use its
-      Gauss quadrature with ``nodes`` nodes per dimension, and methods that draw, draw fresh contexts).
+    - `contexts`: as for ``Samples``, or a distribution on the domain. Methods that need a finite pool then use its
+      Gauss quadrature with ``nodes`` nodes per dimension; stochastic methods draw fresh contexts.
     - `eta`: the data, any pytree of arrays with a common leading axis.
-    - `nodes`: of the quadrature, per dimension.
+    - `nodes`: the number of quadrature nodes per dimension.
 
     **Example:**
 
@@ -247,7 +247,7 @@ class Product(Level):
         return self.pairs(Samples(context.xi), index % len(context), index % self.count)
 
     def look(self, key, rows=LOOK_ROWS, contexts=200):
-        """Each context with the same rows of the data, so that these bring no noise between contexts."""
+        """Each context with the same rows of the data, so that the rows add no noise between contexts."""
         for_context, for_data = split_key(key)
         context = self.contexts() if self.law is None else Samples(self.law.sample(for_context, contexts))
         chosen = generator(for_context).permutation(len(context))[:contexts]
@@ -260,7 +260,7 @@ class Product(Level):
         return Product(self.given, put(jax.tree.map(lambda a: np.asarray(a)[order], self.eta)), self.nodes)
 
     def resample(self, rng):
-        """The rows of the data are drawn again, and the contexts too where they are a sample rather than a law."""
+        """The rows of the data are drawn again, and so are the contexts if they are a sample, not a distribution."""
         contexts = len(self.contexts())
         often = _drawn_again(contexts, rng) if self.law is None else np.ones(contexts)
         return np.outer(often, _drawn_again(self.count, rng)).ravel()
@@ -271,7 +271,7 @@ class Stream(Level):
 
     **Arguments:**
 
-    - `draw`: the function.
+    - `draw`: the function ``draw(key, size)``.
 
     **Example:**
 
@@ -324,15 +324,15 @@ class _DrawnWith(eqx.Module):
 
 
 def no_pool(user: str) -> ValueError:
-    """The error of what needs a finite pool, where data are a stream."""
+    """The error raised when a stream is passed to something that needs a finite pool."""
     return ValueError(
-        f"{user} needs a finite pool, and samples is a Stream. Use a solver that draws batches, such as SOBA, or "
+        f"{user} needs a finite pool, but samples is a Stream. Use a solver that draws batches, such as SOBA, or "
         "draw a sample yourself: samples = stream.draw(jax.random.key(0), 10_000)."
     )
 
 
 class Levels(eqx.Module):
-    """The two levels see different data: the upper objective gets the upper ``eta``, the lower one the lower.
+    """Different data for the two levels: the upper objective gets the upper ``eta``, the lower objective the lower.
 
     **Arguments:**
 

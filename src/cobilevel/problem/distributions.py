@@ -20,10 +20,10 @@ _MORE_POINTS = 200  # of the rule that stands for the density, beyond two for ea
 
 
 class Distribution(eqx.Module):
-    """A law of contexts on an ``Interval`` or a ``Box``: a mixture of products of one-dimensional densities.
+    """A distribution of contexts on an ``Interval`` or a ``Box``: a mixture of products of one-dimensional densities.
 
-    ``rules(n)`` states it once, as quadrature: a list of ``(weight, nodes, weights)``, one entry a component of the
-    mixture, with nodes and weights of shape ``(dimension, n)``. Everything that is integrated comes from there.
+    ``rules(n)`` defines it, as quadrature: a list of ``(weight, nodes, weights)``, one entry per component of the
+    mixture, with nodes and weights of shape ``(dimension, n)``. All integrals are computed from it.
     """
 
     domain: eqx.AbstractVar[Domain]
@@ -50,7 +50,7 @@ class Distribution(eqx.Module):
 
 
 def require_nodes(law: Distribution, n: int, argument: str) -> None:
-    """Raises where a Gauss rule would take too long or would not fit in memory; says what would do."""
+    """Raises if a Gauss rule would take too long or would not fit in memory; says what to use instead."""
     d, most, parts = law.domain.dimension, memory_limit(), len(law.rules(1))
     each = 4 * 8 * parts * (d + 1)  # bytes of a node and its weight, with three copies made on the way
     fits = lambda count: count <= MOST_NODES and each * count**d <= most
@@ -63,7 +63,7 @@ def require_nodes(law: Distribution, n: int, argument: str) -> None:
         size, limit = "", f"{MOST_NODES} along one dimension"
     raise ValueError(
         f"{argument} = {n} in {d} dimension{'s'[: d != 1]} makes {parts * n**d:,} contexts{size}, more than {limit}. "
-        f"Take {largest} or fewer, or contexts drawn at random: law.sample(jax.random.key(0), 10_000)."
+        f"Use {largest} or fewer, or draw contexts at random: law.sample(jax.random.key(0), 10_000)."
     )
 
 
@@ -104,9 +104,9 @@ class Uniform(Distribution):
 
 
 class Stratified(Uniform):
-    """Contexts that come in turn from each of `cells` equal cells of an interval, uniform within it.
+    """Contexts drawn in turn from each of `cells` equal cells of an interval, uniformly within the cell.
 
-    A batch of ``cells * b`` then holds a batch of ``b`` for every cell, and its mean is the mean over cells of theirs.
+    A batch of ``cells * b`` then holds a batch of ``b`` for every cell, and its mean is the mean of the cells' means.
     """
 
     cells: int = eqx.field(static=True)
@@ -118,12 +118,12 @@ class Stratified(Uniform):
 
 
 class TruncatedNormal(Distribution):
-    """Independent normals in each dimension, cut off at the ends of the domain.
+    """Independent normal distributions in each dimension, truncated to the domain.
 
     **Arguments:**
 
     - `domain`: an ``Interval`` or a ``Box``.
-    - `mean`, `std`: before it is cut off; numbers, or one for each dimension.
+    - `mean`, `std`: before truncation; numbers, or one for each dimension.
 
     **Example:**
 
@@ -164,7 +164,7 @@ class Mixture(Distribution):
 
     **Arguments:**
 
-    - `components`: distributions, a list.
+    - `components`: a list of distributions.
     - `weights`: their probabilities.
 
     **Example:**
@@ -187,7 +187,7 @@ class Mixture(Distribution):
             )
         if len(self.components) != self.weights.size or not len(self.components):
             raise ValueError(
-                f"Mixture needs one weight a component, got {len(self.components)} components and "
+                f"Mixture needs one weight per component, got {len(self.components)} components and "
                 f"{self.weights.size} weights."
             )
         if np.any(self.weights < 0) or not np.isclose(self.weights.sum(), 1):
@@ -195,8 +195,8 @@ class Mixture(Distribution):
         for part in self.components[1:]:
             if repr(part.domain) != repr(self.domain):
                 raise ValueError(
-                    f"Mixture: components must share one domain, got {self.domain!r} and {part.domain!r}. State all of "
-                    "them on the larger one."
+                    f"Mixture: components must share one domain, got {self.domain!r} and {part.domain!r}. Define them "
+                    "all on the larger one."
                 )
 
     @property

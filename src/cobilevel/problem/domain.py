@@ -45,7 +45,7 @@ class Domain(eqx.Module):
         return math.prod(self.shape)
 
     def check_scalars(self, first: np.ndarray, second: np.ndarray, several: str) -> None:
-        """Raises where numbers of a domain are no scalars; `several` says what to use for more."""
+        """Raises if the numbers of a domain are not scalars; `several` says what to use for vectors."""
         if first.ndim or second.ndim:
             name = type(self).__name__
             raise ValueError(f"{name} takes two scalars, got shapes {first.shape} and {second.shape}. {several}")
@@ -59,8 +59,8 @@ class Domain(eqx.Module):
     def reference(self, xi: Shaped[Held, "..."]) -> Float[Held, "... d"]:
         """Maps contexts to ``[-1, 1]^d``.
 
-        Measured from the nearer end, so that the ends land on -1 and 1 exactly and nothing is rounded close to them,
-        where polynomials of degree k change k^2 times as fast as their argument.
+        Distances are measured from the nearer end, so that the ends map to -1 and 1 exactly and nothing is rounded
+        close to them, where polynomials of degree k change k^2 times as fast as their argument.
         """
         xp, xi = module_of(xi), self.coordinates(_as_floats(xi))
         lo, hi = (xp.asarray(end, xi.dtype) for end in self.bounds)
@@ -77,16 +77,16 @@ class Domain(eqx.Module):
 
     @plain
     def pack(self, xi: Any, where: str = "xi") -> Any:
-        """Contexts as a user hands them over, as one array; a dict of columns is taken in its order.
+        """Contexts as a user passes them, as one array; a dict of columns is read in its order.
 
-        `where` names them in errors.
+        `where` names them in error messages.
         """
         if not isinstance(xi, Mapping):
             return self.pack_column(xi, where)
         if len(xi) != self.dimension:
             raise ValueError(
                 f"{where} has the columns {listed_values(list(xi))}, but contexts of {self!r} have "
-                f"{self.dimension}. Give as many, or state them by name: cb.Mixed(weather=cb.Interval(0, 1))."
+                f"{self.dimension}. Pass that many, or name them in the domain: cb.Mixed(weather=cb.Interval(0, 1))."
             )
         columns = {name: self.pack_column(column, f"{where}[{name!r}]") for name, column in xi.items()}
         dtype = np.result_type(*[column.dtype for column in columns.values()])
@@ -94,7 +94,7 @@ class Domain(eqx.Module):
 
     @plain
     def pack_column(self, xi: Any, where: str) -> Any:
-        """The same for what is no dict."""
+        """The same for contexts that are not a dict."""
         column = contexts_of(xi, where)
         return self.kept(self.codes_of(column, where) if isinstance(column, Strings) else column)
 
@@ -102,7 +102,7 @@ class Domain(eqx.Module):
         """Strings as numbers; raises where the domain does not know them."""
         raise TypeError(
             f"{where} holds strings ({listed_values(strings.labels)}), but contexts of {self!r} are numbers. For "
-            "categories state the domain as cb.Finite([...]), with all the strings that may occur."
+            "categories, use the domain cb.Finite([...]) with all the strings that may occur."
         )
 
     @plain
@@ -113,11 +113,11 @@ class Domain(eqx.Module):
 
     @plain
     def wrap(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "..."]:
-        """Contexts written in the one way in which they are compared: itself, but for domains that repeat."""
+        """Contexts in the form in which they are compared: unchanged, except in periodic domains."""
         return xi
 
     def columns(self, xi: Any, where: str = "") -> list[tuple["Domain", Any, str]]:
-        """The parts of the domain, with their columns of the contexts and how these are called."""
+        """The parts of the domain, each with its column of the contexts and the name of that column."""
         return [(self, xi, where)]
 
     def unpack(self, row: Shaped[Held, "..."]) -> Any:
@@ -125,12 +125,12 @@ class Domain(eqx.Module):
         return row
 
     def embedded(self, xi: Shaped[Held, "..."]) -> Float[Held, "... k"]:
-        """Coordinates in which contexts that are alike are near, and others are not."""
+        """Coordinates in which similar contexts are near each other, and others are not."""
         return self.reference(xi)
 
     @on_host
     def snap(self, xi: Shaped[Held, "..."], dtype: Any) -> Shaped[Any, "..."]:
-        """Contexts in a floating dtype, moved back onto the domain where lower precision had moved them off it."""
+        """Contexts in a floating dtype, moved back into the domain if rounding took them out of it."""
         xp = module_of(xi)
         lo, hi = (xp.asarray(end, dtype) for end in self.bounds)
         return xp.clip(self.coordinates(xi).astype(dtype), lo, hi).reshape(xi.shape)
@@ -167,7 +167,7 @@ class _Between(Domain):
 
 
 class Interval(_Between):
-    """``[lo, hi]``, between the finite numbers `lo` and `hi`: a context is a scalar.
+    """The interval ``[lo, hi]``, with finite `lo` and `hi`: a context is a scalar.
 
     **Example:**
 
@@ -193,7 +193,7 @@ class Box(_Between):
     def __check_init__(self):
         if self.lo.ndim != 1 or self.lo.shape != self.hi.shape or not self.lo.size:
             raise ValueError(
-                f"Box takes two vectors of one length, got shapes {self.lo.shape} and {self.hi.shape}. For scalar "
+                f"Box takes two vectors of the same length, got shapes {self.lo.shape} and {self.hi.shape}. For scalar "
                 "contexts use Interval(lo, hi)."
             )
         if not np.all(self.lo < self.hi):
@@ -209,9 +209,9 @@ class Box(_Between):
 
 
 class Periodic(_Between):
-    """``[lo, hi]`` with `lo` and `hi` joined: a context is a scalar, and ``lo + t`` the same one as ``hi + t``.
+    """``[lo, hi]`` with `lo` and `hi` identified: a context is a scalar, and ``lo + t`` is the same as ``hi + t``.
 
-    Every finite number is inside: of ``Periodic(0, 24)``, 24.5 and -23.5 mean 0.5, which is what functions see.
+    Every finite number is inside: in ``Periodic(0, 24)``, 24.5 and -23.5 mean 0.5, and functions see 0.5.
 
     **Example:**
 
@@ -261,13 +261,13 @@ class Unbounded(Domain):
     r"""All real numbers: a context is a scalar, carried to ``(-1, 1)`` by $u = t / \sqrt{1 + t^2}$ with
     $t = (\xi - \text{center}) / \text{scale}$.
 
-    Straight near the center, and falling off as slowly as a polynomial: polynomials in ``u`` resolve contexts within a
-    few times `scale` well, and level off beyond. ``Unbounded.fitted(values)`` takes both numbers from data.
+    The map is linear near the center and flattens only algebraically: polynomials in ``u`` resolve contexts within a
+    few times `scale` well, and level off beyond. ``Unbounded.fitted(values)`` estimates both numbers from data.
 
     **Arguments:**
 
-    - `center`: where contexts lie.
-    - `scale`: how far around it they spread.
+    - `center`: the middle of the contexts.
+    - `scale`: how far contexts spread around it.
 
     **Example:**
 
@@ -286,20 +286,20 @@ class Unbounded(Domain):
         self.check_scalars(self.center, self.scale, several)
         if not self.scale > 0:
             raise ValueError(
-                f"Unbounded: scale must be positive, got {self.scale}; Unbounded.fitted(values) finds one."
+                f"Unbounded: scale must be positive, got {self.scale}. Unbounded.fitted(values) estimates it."
             )
 
     @staticmethod
     def fitted(values: Any) -> "Unbounded":
-        """Center and scale from data: their median, and twice their spread as the median distance from it shows it.
+        """Center and scale from data: the median, and twice the spread estimated from the median distance to it.
 
-        Both ignore a few values that lie far out.
+        Both are robust to a few outliers.
         """
         table = real_numbers(values, "Unbounded.fitted: values").ravel()
         center = np.median(table)
         spread = np.median(np.abs(table - center)) / NormalDist().inv_cdf(3 / 4) or np.std(table)
         if not spread > 0:
-            raise ValueError(f"Unbounded.fitted: all {table.size} values are {center}; state Unbounded(center, scale).")
+            raise ValueError(f"Unbounded.fitted: all {table.size} values are {center}; use Unbounded(center, scale).")
         return Unbounded(center, 2 * spread)
 
     @property
@@ -338,11 +338,11 @@ def _numbers_in(labels: tuple[str, ...]) -> Float[np.ndarray, " m"]:
 
 
 class Finite(Domain):
-    """Finitely many contexts: `values` has shape ``(m,)`` or ``(m, d)``, one context a row; or they are strings.
+    """Finitely many contexts: `values` has shape ``(m,)`` or ``(m, d)``, one context per row, or holds strings.
 
-    Of strings, a context is the position among them, 0, 1, 2, ...: so functions see it. Data and ``policy`` take the
-    strings. Numbers in their place are positions too; but where a string reads as a number, ``"7"`` or ``"True"``, all
-    numbers are matched by value.
+    Functions see a string as its position among the values, 0, 1, 2, ...; data and ``policy`` take the strings
+    themselves. Numbers in their place are read as positions too, unless a string reads as a number or a boolean, such
+    as ``"7"`` or ``"True"``: then all numbers are matched by value.
 
     **Example:**
 
@@ -359,7 +359,7 @@ class Finite(Domain):
         if isinstance(values, str | bytes):
             raise TypeError(f"Finite takes a list of values, such as cb.Finite(['mon', 'tue']), got one: {values!r}.")
         if isinstance(values, list | tuple) and len({isinstance(value, str) for value in values}) > 1:
-            raise TypeError("Finite takes strings or numbers, got both, and 1 and '1' would be one: make all strings.")
+            raise TypeError("Finite takes strings or numbers, got both; 1 and '1' would be the same. Use strings only.")
         read = contexts_of(values, "Finite: values")
         self.labels = tuple(np.asarray(read).ravel().tolist()) if isinstance(read, Strings) else None
         self.values = np.asarray(values) if self.labels is None else np.arange(len(self.labels))
@@ -369,7 +369,7 @@ class Finite(Domain):
             raise ValueError(f"Finite takes values of shape (m,) or (m, d) with m >= 1, got shape {self.values.shape}.")
         real_numbers(self.values, "Finite: values")
         if len(np.unique(self.labels or self.values, axis=0)) < len(self.values):
-            raise ValueError("Finite: values must be distinct; drop the repeated ones (numpy.unique does it).")
+            raise ValueError("Finite: values must be distinct; drop the repeated ones (see numpy.unique).")
 
     @property
     def shape(self):
@@ -393,8 +393,8 @@ class Finite(Domain):
         new = np.unique(np.asarray(items)[unknown]).tolist()
         raise ValueError(
             f"{where} holds {listed_values(new)} in {np.sum(unknown)} of {unknown.size} rows, first in row "
-            f"{int(np.argmax(unknown.ravel()))}; known are {listed_values(self.labels)}. State the domain with "
-            "it, cb.Finite([...]), and solve again; or drop these rows, or put a known value in its place."
+            f"{int(np.argmax(unknown.ravel()))}; known are {listed_values(self.labels)}. Add it to the "
+            "domain, cb.Finite([...]), and solve again; or drop these rows, or replace it with a known value."
         )
 
     def _by_value(self, column: Any) -> bool:
@@ -403,7 +403,7 @@ class Finite(Domain):
 
     @plain
     def places(self, column: Any, where: str) -> Any:
-        """The position of each item among the strings, -1 where it is none of them."""
+        """The position of each item among the strings, -1 if it is not among them."""
         labels: Any = self.labels
         if isinstance(column, Strings):
             known = {label: place for place, label in enumerate(labels)}
@@ -418,18 +418,18 @@ class Finite(Domain):
         if np.any(table[1:] == table[:-1]):
             one = int(np.argmax(table[1:] == table[:-1]))
             raise ValueError(
-                f"{where} holds numbers, and {labels[order[one]]!r} and {labels[order[one + 1]]!r} of {self!r} are "
-                "the same number: pass strings."
+                f"{where} holds numbers, but {labels[order[one]]!r} and {labels[order[one + 1]]!r} of {self!r} are "
+                "the same number. Pass strings."
             )
         above = xp.clip(xp.searchsorted(table, column), 0, len(table) - 1)
         return xp.where(xp.asarray(table)[above] == column, xp.asarray(order)[above], -1).astype(np.int32)
 
     @on_host
     def nearest(self, xi: Shaped[Held, "..."]) -> tuple[Int[Any, "..."], Float[Any, "..."]]:
-        """The position among the values of the one nearest to each context, and how far that is.
+        """The position of the value nearest to each context, and its distance.
 
-        By search in an ordered list, or in a tree: a table of all distances, which compiled programs make of vectors,
-        would be contexts times values large.
+        Searches an ordered list or a tree: a table of all distances, as compiled programs build for vectors, would
+        have one entry for each pair of a context and a value.
         """
         xp = module_of(xi)
         xi = xp.asarray(xi)
@@ -457,7 +457,7 @@ class Finite(Domain):
         return self.nearest(xi)[0]
 
     def check_distinct(self) -> None:
-        """Raises where two values cannot be distinguished in the precision at hand."""
+        """Raises if two values cannot be distinguished in the current precision."""
         cast(self.values, None, "domain: Finite")
         order = np.asarray(self.index(put(self.values)))
         if not np.array_equal(order, np.arange(len(order))):

@@ -49,16 +49,17 @@ def _library_of(value: Any) -> str:
 
 
 class Frame:
-    """A data frame, seen through the few things that are asked of one.
+    """A data frame, reduced to the few operations needed here.
 
-    `names` are its columns, `library` is pandas, polars or narwhals; `caller` begins errors, whose code calls it df.
+    `names` are its columns; `library` is pandas, polars or narwhals; error messages begin with `caller` and call the
+    frame df.
     """
 
     def __init__(self, frame: Any, caller: str):
         if not is_frame(frame):
             raise TypeError(
-                f"{caller}: needs a data frame, of pandas or polars, got {type(frame).__name__}. Arrays go to "
-                "cb.Samples(xi, eta) as they are."
+                f"{caller}: needs a pandas or polars data frame, got {type(frame).__name__}. Pass arrays directly to "
+                "cb.Samples(xi, eta)."
             )
         if type(frame).__name__ == "LazyFrame":
             raise TypeError(f"{caller}: this frame is lazy and holds no rows yet; pass frame.collect().")
@@ -69,11 +70,11 @@ class Frame:
             except ModuleNotFoundError as error:
                 raise TypeError(
                     f"{caller}: a {type(frame).__module__}.{type(frame).__name__} is read through narwhals, which is "
-                    "not installed: pip install narwhals, or convert it to a data frame of pandas or polars."
+                    "not installed. Run pip install narwhals, or convert it to a pandas or polars data frame."
                 ) from error
         self.names = list(self.frame.columns)
         if getattr(self.frame.columns, "nlevels", 1) > 1:
-            raise ValueError(f"{caller}: the columns have names of several levels; flatten them to one name each.")
+            raise ValueError(f"{caller}: the column names have several levels; flatten them to one.")
         written = list(map(str, self.names))  # by which functions and policies know them
         twice = [name for name in written if written.count(name) > 1]
         if twice:
@@ -83,18 +84,18 @@ class Frame:
         return len(self.frame)
 
     def require(self, names: list, argument: str) -> None:
-        """Raises where a name is no column, and says which is close to it."""
+        """Raises if a name is not a column, and suggests similar names."""
         for name in names:
             if name not in self.names:
                 close = difflib.get_close_matches(str(name), map(str, self.names), 2)
                 meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
                 raise ValueError(
-                    f"{self.caller}: {argument} names {name!r}, which is no column of the frame.{meant} Its columns "
-                    f"are {', '.join(map(repr, self.names))}."
+                    f"{self.caller}: {argument} names {name!r}, which is not a column of the frame.{meant} Its "
+                    f"columns are {', '.join(map(repr, self.names))}."
                 )
 
     def column(self, name: Any) -> Column:
-        """One column, read by its dtype; columns of Python objects by what these are, NaN or no text where missing."""
+        """One column, read by its dtype, or by its values if they are objects; missing values become NaN or ""."""
         series = self.frame[name]
         values, category = series.to_numpy(), str(series.dtype).lower().startswith(("categor", "enum"))
         if values.dtype.kind in _BY_DTYPE and values.ndim == 1:
@@ -111,7 +112,7 @@ class Frame:
         return Column(name, kind, values, missing, category)
 
     def columns(self, roles: dict[str, Any]) -> dict[str, list[Column]]:
-        """The columns that each argument names; raises where one is not there, is named twice, or is of no use."""
+        """The columns that each argument names; raises if one does not exist, is named twice, or cannot be used."""
         as_list = lambda names: [] if names is None else list(names) if isinstance(names, list | tuple) else [names]
         uses: dict[Any, list[str]] = {}
         for role, names in roles.items():
@@ -122,8 +123,8 @@ class Frame:
             if len(named) > 1:
                 both = len(set(named)) > 1
                 where = f"in {' and in '.join(dict.fromkeys(named))}" if both else f"twice in {named[0]}"
-                remedy = " The functions get contexts as xi anyhow." if "context" in named and both else ""
-                raise ValueError(f"{self.caller}: the column {name!r} is named {where}, and may be named once.{remedy}")
+                remedy = " The functions get contexts as xi in any case." if "context" in named and both else ""
+                raise ValueError(f"{self.caller}: the column {name!r} is named {where}; name it only once.{remedy}")
         if not as_list(roles["context"]):
             raise ValueError(f"{self.caller}: context must name at least one column, got {roles['context']!r}.")
         if isinstance(roles.get("weights"), list | tuple):
@@ -163,12 +164,12 @@ class Frame:
             codes = given + (".astype('category').cat.codes" if pandas else ".cast(polars.Categorical).to_physical()")
             raise TypeError(
                 f"{begin} text ({some}) where numbers are needed. Make it a context, context=[..., {column.name!r}] "
-                f"with cb.Finite as its domain, or number it, {codes}; text that reads as numbers must be converted "
+                f"with cb.Finite as its domain, or encode it as numbers, {codes}; convert text that reads as numbers "
                 "first."
             )
         if column.kind == "time":
             raise TypeError(
-                f"{begin} dates or times ({some}), which must be encoded as numbers: the hours since the first, "
+                f"{begin} dates or times ({some}). Encode them as numbers: the hours since the first, "
                 f"({given} - {given}.min()).dt.total_seconds() / 3600; or the hour of the day, "
                 f"{given}.dt.hour{'' if pandas else '()'}, with cb.Periodic(0, 24) as its domain."
             )
@@ -178,7 +179,7 @@ class Frame:
         )
 
     def with_results(self, names: list, results: dict[str, np.ndarray]) -> Any:
-        """The columns of these names as they are, and the results after them, in a frame of the same library."""
+        """The named columns unchanged, followed by the results, in a frame of the same library."""
         if self.library == "pandas":
             return self.frame[names].assign(**results)
         tool, table = sys.modules[self.library], self.frame.select(names)
@@ -189,9 +190,9 @@ class Frame:
 
 
 def frame_columns(frame: Any, context: Any, eta: Any, weights: Any, caller: str) -> list[Any]:
-    """Contexts, noise and weights by the names of their columns: one name gives an array, a list a dict by name.
+    """Contexts, noise and weights from the named columns: one name gives an array, a list of names a dict.
 
-    In contexts all numbers are floats; noise may be whole, since it may be a code.
+    Numbers in contexts become floats; noise may stay integer, since it may be a code.
     """
     roles = {"context": context, "eta": eta, "weights": weights}
     kept = {"context": ("number", "text"), "eta": ("number", "whole"), "weights": ()}

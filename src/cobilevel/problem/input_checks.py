@@ -27,7 +27,7 @@ CHECK_ROWS = 64  # of a check by chance: as many draws are not in order, or alik
 CONTEXTS_DRAWN_AT = 8  # of a check, and the rows of a second period: as many do not agree by chance
 _INSTEAD = (
     "The function is traced once and compiled, so every batch would hold the same values. Draw with jax.random and the "
-    "key, not with NumPy's or Python's generators"
+    "key, not with NumPy's or Python's random generators"
 )
 
 
@@ -60,13 +60,13 @@ def array_of(value: Any, name: str, convert: Callable = kept_digits) -> Any:
 
 
 def each_leaf(convert: Callable[[Any, str], Any], tree: PyTree, argument: str) -> PyTree:
-    """A function of the leaves of a pytree and their names; raises where keys of a dict cannot be sorted."""
+    """Applies a function to the leaves of a pytree and their names; raises if keys of a dict cannot be sorted."""
     try:
         jax.tree.structure(tree)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{argument} has a dict whose keys cannot be sorted, such as numbers and strings together: name all with "
-            "strings (of a data frame: df.columns = df.columns.astype(str))."
+            f"{argument} has a dict whose keys cannot be sorted, such as numbers and strings together. Use strings for "
+            "all keys (for a data frame: df.columns = df.columns.astype(str))."
         ) from error
     return jax.tree_util.tree_map_with_path(lambda path, leaf: convert(leaf, path_name(argument, path)), tree)
 
@@ -82,7 +82,7 @@ def require_rows(tree: PyTree, argument: str, rows: int | None) -> int:
             )
         if rows is not None and len(leaf) != rows:
             raise ValueError(
-                f"{name} has {len(leaf)} rows where {rows} were expected. All arrays of one data set share their "
+                f"{name} has {len(leaf)} rows where {rows} were expected. All arrays of one data set need the same "
                 "leading axis: one row per sample."
             )
         rows = len(leaf)
@@ -106,7 +106,7 @@ def _float_leaf(leaf: Any, name: str) -> Held:
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
             f"{name} must be a float array, got dtype {array.dtype}. Derivatives are taken with respect to it: write "
-            "1.0 for 1, or convert with .astype(float). What is to stay as it is, the functions hold themselves."
+            "1.0 for 1, or convert with .astype(float). Constants belong in the functions, not here."
         )
     if array.dtype.itemsize < 4:
         raise TypeError(f"{name} has dtype {array.dtype}, too coarse to solve in: use float32 or float64.")
@@ -119,7 +119,7 @@ def _float_leaf(leaf: Any, name: str) -> Held:
 
 @jax.tree_util.register_static
 class Fixed:
-    """A function in a pytree of arrays, such as the activation of a layer: called as before, and no leaf."""
+    """A function in a pytree of arrays, such as the activation of a layer: callable as before, but not a leaf."""
 
     def __init__(self, function: Callable):
         self.function = self.__wrapped__ = function
@@ -148,12 +148,12 @@ def _fixed_at(module: str, name: str) -> Fixed:
 
 
 def with_fixed(tree: PyTree) -> PyTree:
-    """The same pytree with its functions where they are, and no leaves."""
+    """The same pytree with its functions in place, but not as leaves."""
     return jax.tree.map(lambda leaf: Fixed(leaf) if callable(leaf) else leaf, tree)
 
 
 def float_tree(tree: PyTree, argument: str, functions: bool = False) -> PyTree:
-    """A starting point as a pytree of finite float arrays, with at least one; `functions` may stand among them."""
+    """A starting point as a pytree of finite float arrays, at least one; `functions` says if it may hold functions."""
     leaf = lambda leaf, name: Fixed(leaf) if functions and callable(leaf) else _float_leaf(leaf, name)
     point = each_leaf(leaf, tree, argument)
     if not jax.tree.leaves(point):
@@ -172,17 +172,17 @@ def real_numbers(value: Any, argument: str) -> np.ndarray:
     array = given.astype(float)
     if given.dtype.kind in "iu" and np.any(array.astype(object) != given.astype(object)):
         raise ValueError(
-            f"{argument} holds a whole number beyond {2**53} that no float equals, {given}: subtract an offset."
+            f"{argument} holds an integer beyond {2**53} that no float represents exactly, {given}. Subtract an offset."
         )
     if not np.all(np.isfinite(array)):
         of_domain = argument.startswith(("Interval", "Box", "Finite", "Periodic"))
-        bounded = " The basis lives on a bounded domain: choose bounds that hold every context you will ask for."
+        bounded = " The basis needs a bounded domain: choose bounds that hold every context you will ask for."
         raise ValueError(f"{argument} must be finite, got {array}." + bounded * of_domain)
     return array
 
 
 def decision_like(value: Any, x: PyTree, argument: str, dtype: Any) -> PyTree:
-    """Another decision than `x`, in a floating dtype; raises where it is of another shape, or not finite."""
+    """A decision other than `x`, in a floating dtype; raises if its shape differs or it is not finite."""
     value, shapes = with_fixed(value), lambda tree: jax.tree.map(np.shape, tree)
     if jax.tree.structure(value) != jax.tree.structure(x) or shapes(value) != shapes(x):
         raise ValueError(f"{argument} must have the shapes of x, {shapes(x)}, got {shapes(value)}.")
@@ -190,7 +190,7 @@ def decision_like(value: Any, x: PyTree, argument: str, dtype: Any) -> PyTree:
 
 
 class Strings(eqx.Module):
-    """Strings kept as numbers: `code` counts within `labels`. NumPy sees the strings."""
+    """Strings stored as numbers: `code` holds positions in `labels`. NumPy sees the strings."""
 
     code: Int[Held, "..."]
     labels: tuple[str, ...] = eqx.field(static=True)
@@ -215,7 +215,7 @@ def contexts_of(value: Any, name: str) -> Any:
 
 
 def is_missing(item: Any) -> bool:
-    """Whether an object stands for no value: ``None``, NaN, or what pandas has in their place."""
+    """Whether an object marks a missing value: ``None``, NaN, or their pandas equivalents."""
     return type(item).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(item, float) and item != item)
 
 
@@ -226,27 +226,27 @@ def _encoded(table: np.ndarray, name: str) -> Any:
     if any(missing):
         raise ValueError(
             f"{name} has no value in {sum(missing)} of {len(flat)} rows, first in row {missing.index(True)}. Drop "
-            "these rows, or give them a value of their own, such as 'unknown'."
+            "these rows, or give them a separate value, such as 'unknown'."
         )
     strings = [isinstance(item, str) for item in flat]
     if not any(strings):
         return array_of(flat, name, lambda items: kept_digits(np.array(items).reshape(table.shape)))
     if not all(strings):
         odd = flat[strings.index(False)]
-        raise TypeError(f"{name} holds strings and other things, such as {odd!r}: write all its values as strings.")
+        raise TypeError(f"{name} holds strings and other values, such as {odd!r}. Write all its values as strings.")
     labels, code = np.unique(np.asarray(flat, str), return_inverse=True)
     return Strings(code.reshape(table.shape).astype(np.int32), tuple(labels.tolist()))  # pyright: ignore
 
 
 def require_contexts(xi: Any, name: str) -> int:
-    """Checks that contexts have rows, that columns are of one length and finite; returns the number of rows."""
+    """Checks that contexts have rows and that columns have equal lengths and are finite; returns the row count."""
     if not isinstance(xi, Mapping):
         return require_rows(xi.code if isinstance(xi, Strings) else xi, name, None)
     rows = None
     for key, column in xi.items():
         values, where = column.code if isinstance(column, Strings) else column, f"{name}[{key!r}]"
         if isinstance(column, Mapping) or values.ndim > 1:
-            raise ValueError(f"{where} must be one column, with one number or string a row.")
+            raise ValueError(f"{where} must be one column, with one number or string per row.")
         rows = require_rows(values, where, rows)
     if rows is None:
         raise ValueError(f"{name} holds no column: give at least one, such as {{'weather': weather}}.")
@@ -254,14 +254,14 @@ def require_contexts(xi: Any, name: str) -> int:
 
 
 def one_length(columns: Mapping[Any, Any], name: str) -> None:
-    """Raises where columns are of different shapes; single values may stand for many."""
+    """Raises if columns have different shapes; single values are repeated."""
     shapes = {key: np.shape(column) for key, column in columns.items()}
     try:
         np.broadcast_shapes(*shapes.values())
     except ValueError as error:
         listed = ", ".join(f"{key!r} {list(shape)}" for key, shape in shapes.items())
         raise ValueError(
-            f"{name}: columns must be of one length, or single values; their shapes are {listed}."
+            f"{name}: columns must have the same length, or be single values; their shapes are {listed}."
         ) from error
 
 
@@ -291,7 +291,7 @@ def _from_key(name: str, draw: Callable, traced: ClosedJaxpr, shapes: Any, *exam
     values = lambda closed: key_of(list(jax.jit(jaxpr_as_fun(closed))(*example)))
     if key_of(traced) != key_of(again) and values(traced) != values(again):
         raise ValueError(
-            f"{name} gives other values each time it is called with the same key: it draws from outside. {_INSTEAD}."
+            f"{name} returns different values for the same key, so it uses randomness from elsewhere. {_INSTEAD}."
         )
     from_key = depends_on(traced.jaxpr, slice(0, 1))
     names = [path_name("", path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
@@ -300,16 +300,16 @@ def _from_key(name: str, draw: Callable, traced: ClosedJaxpr, shapes: Any, *exam
             continue
         value = jax.jit(lambda *args, place=place: jaxpr_as_fun(traced)(*args)[place])(*example)
         if not _in_order(np.asarray(value)):
-            what = leaf.lstrip(".") or "what it returns"
+            what = leaf.lstrip(".") or "its return value"
             raise ValueError(
-                f"{name} does not use its key for {what}. {_INSTEAD}; to have the same values in each batch, in random "
+                f"{name} does not use its key for {what}. {_INSTEAD}. For the same values in every batch, in random "
                 "order, use jax.random.permutation(key, values)."
             )
     return from_key
 
 
 def check_stream(draw: Any, kind: type) -> None:
-    """Raises where `draw` is no function that returns samples, of this kind, drawn by its key."""
+    """Raises unless `draw` is a function that returns samples of this kind, drawn with its key."""
     if not callable(draw):
         raise TypeError(f"Stream: draw must be a function draw(key, size) -> Samples, got {draw!r}.")
     try:
@@ -322,14 +322,14 @@ def check_stream(draw: Any, kind: type) -> None:
         raise ValueError(f"Stream: draw(key, {CHECK_ROWS}) returned {len(drawn)} samples instead of {CHECK_ROWS}.")
     if not any(_from_key("Stream: draw(key, size)", draw, traced, drawn, as_key(0))):
         raise ValueError(
-            "Stream: draw(key, size) does not use its key, so every batch would be the same one: the function is "
-            "traced once and compiled. Draw with jax.random and the key, not with NumPy's generators."
+            "Stream: draw(key, size) does not use its key, so every batch would be the same: the function is "
+            "traced once and compiled. Draw with jax.random and the key, not with NumPy's random generators."
         )
 
 
 def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
-    """Raises where ``conditional(key, xi, size)`` fails, gives something else than noise like `eta`, or does not come
-    from its key; `xi` and `eta` are a few samples of the lower level."""
+    """Raises if ``conditional(key, xi, size)`` fails, returns anything but noise like `eta`, or does not use its key;
+    `xi` and `eta` are a few samples of the lower level."""
     name, key = "conditional(key, xi, size)", as_key(0)
     some = np.asarray(xi)
     try:
@@ -337,7 +337,7 @@ def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
     except Exception as error:
         reason = failure(name, error, f"fails for a key, xi = {some[0]} and size = {CHECK_ROWS}")
         raise ValueError(
-            f"{reason} It is to return `size` draws of eta given one context; leave it out of the problem if there is "
+            f"{reason} It must return `size` draws of eta given one context; leave it out of the problem if you have "
             "no such function."
         ) from error
     _check_like(name, drawn, eta)
@@ -348,7 +348,7 @@ def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:
         bad = ~np.isfinite(value.astype(float)).reshape(len(some), -1).all(axis=1)
         if bad.any():
             where = f"{path_name('eta', path)} at xi = {some[np.argmax(bad)]}"
-            raise ValueError(f"{name} gives NaN or infinity in {where}. Repair it there.")
+            raise ValueError(f"{name} returns NaN or infinity in {where}. Fix it there.")
         if not random:
             _check_known(name, path_name("eta", path), value, np.asarray(observed), some)
 
@@ -364,14 +364,14 @@ def _check_like(name: str, drawn: Any, eta: PyTree) -> None:
         wanted = (CHECK_ROWS, *like.shape[1:])
         if got.shape != wanted:
             raise ValueError(
-                f"{name} with size = {CHECK_ROWS} must return {path_name('eta', path)} of shape {wanted}, one row a "
+                f"{name} with size = {CHECK_ROWS} must return {path_name('eta', path)} of shape {wanted}, one row per "
                 f"draw, got {got.shape}."
             )
         kinds = [[jnp.issubdtype(a.dtype, kind) for kind in (jnp.floating, jnp.integer)] for a in (got, like)]
         if kinds[0] != kinds[1]:
             raise TypeError(
-                f"{name} returns {path_name('eta', path)} as {got.dtype}, and the samples hold it as {like.dtype}: "
-                f"convert one of them with .astype."
+                f"{name} returns {path_name('eta', path)} as {got.dtype}, but the samples hold it as {like.dtype}. "
+                f"Convert one of them with .astype."
             )
 
 
@@ -383,7 +383,7 @@ def _check_known(name: str, leaf: str, drawn: np.ndarray, observed: np.ndarray, 
     if wrong.any() and np.all(drawn == drawn[:, :1]):
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"{name} does not use its key for {leaf}: all draws at xi = {xi[row]} are {drawn[row, 0]}, and the samples "
+            f"{name} does not use its key for {leaf}: all draws at xi = {xi[row]} are {drawn[row, 0]}, but the samples "
             f"hold {observed[row]} there. Draw eta given xi, with jax.random and the key."
         )
 

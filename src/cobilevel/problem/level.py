@@ -23,8 +23,8 @@ LOOK_ROWS = 8192  # joint samples looked at closely
 class Level(eqx.Module):
     """What one level of the problem sees.
 
-    - `crossed`: whether every context meets every row of the data.
-    - `law`: the distribution of the contexts, where that is what was given.
+    - `crossed`: whether every context is paired with every row of the data.
+    - `law`: the distribution of the contexts, if one was given.
     """
 
     crossed: ClassVar[bool] = False
@@ -42,18 +42,18 @@ class Level(eqx.Module):
 
     @property
     def here(self) -> "Level":
-        """What of the data is in this process: all of them, or a sample."""
+        """The data held in this process: all of them, or a sample."""
         return self
 
     @property
     def share(self) -> float:
-        """Of all rows, those that are here."""
+        """The share of all rows that is held in this process."""
         return 1.0
 
     @property
     @abstractmethod
     def count(self) -> int | None:
-        """The rows of data; ``None`` where there is no end of them."""
+        """The number of rows of data; ``None`` for an endless stream."""
 
     @property
     def endless(self) -> bool:
@@ -62,7 +62,7 @@ class Level(eqx.Module):
 
     @abstractmethod
     def contexts(self) -> Any:
-        """The observed contexts as a weighted finite set; of a stream, a look at some."""
+        """The observed contexts as a weighted finite set; for a stream, some draws."""
 
     def distinct(self) -> int:
         """How many different contexts there are."""
@@ -77,23 +77,23 @@ class Level(eqx.Module):
         """A few joint samples, to look at shapes and dtypes."""
 
     def look(self, key: Array, rows: int = LOOK_ROWS, contexts: int = 200) -> "Look":
-        """A part small enough to look at closely: at most about so many joint samples, in random order.
+        """A part small enough to examine closely: at most about `rows` joint samples, in random order.
 
-        `contexts`: how many of these, where each meets all the data.
+        `contexts`: how many contexts to take where each is paired with all the data.
         """
         part: Any = self.thinned(key, rows)
         return Look(part, part)
 
     @abstractmethod
     def thinned(self, key: Array, rows: int) -> "Level":
-        """The same kind of data with at most so many rows, picked at random; of a stream, so many draws."""
+        """The same kind of data with at most `rows` rows, picked at random; for a stream, `rows` draws."""
 
     def finite(self, key: Array, rows: int = 10_000) -> "Level":
-        """The data themselves where they are finite in number, else so many draws."""
+        """The data themselves if they are finite, else `rows` draws."""
         return self.thinned(key, rows) if self.endless else self
 
     def parsed(self, dtype: Any = None) -> "Level":
-        """What everything after the checks works on: a copy of its own, floats in `dtype`, with weights in one form."""
+        """A copy for everything after the checks: floats in `dtype`, weights in one form."""
 
         def leaf(path: tuple, value: Any) -> Any:
             return cast(value, dtype, path_name("samples", path)) if hasattr(value, "dtype") else value
@@ -107,11 +107,11 @@ class Level(eqx.Module):
 
     def resample(self, rng: np.random.Generator) -> Float[np.ndarray, " n"]:
         """How often each row of the pool occurs in a sample drawn again, with replacement, from these data."""
-        raise TypeError("a Stream has no samples to draw again from; pass those it was solved on.")
+        raise TypeError("a Stream has no samples to resample; pass the samples it was solved on.")
 
 
 class Look(eqx.Module):
-    """Data few enough to look at closely: a level, and its joint samples, `together` of them at each context."""
+    """Data few enough to examine closely: a level, and its joint samples, `together` of them at each context."""
 
     level: Any
     samples: Any

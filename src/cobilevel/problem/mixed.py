@@ -20,13 +20,13 @@ class Mixed(Domain):
     """Several contexts by name, such as ``Mixed(weather=Interval(0, 1), hour=Periodic(0, 24), day=Finite(["mon",
     "tue"]))``.
 
-    Functions see one context as a dict of scalars, strings as their position among the values of ``Finite``. Data are
-    dicts of columns. Within the library contexts are arrays of shape ``(n, d)``, one column a part. Names that Python
-    does not take as keywords go in a dict, ``Mixed({"wind speed": Interval(0, 30)})``.
+    Functions see one context as a dict of scalars, with strings as their positions among the values of ``Finite``.
+    Data are dicts of columns. Within the library contexts are arrays of shape ``(n, d)``, one column per part. Names
+    that are not valid keywords go in a dict, ``Mixed({"wind speed": Interval(0, 30)})``.
 
     **Arguments:**
 
-    - `parts`: the domains by name, a dict; or as keywords, `components`.
+    - `parts`: a dict of domains by name; or pass them as keywords, `components`.
 
     **Example:**
 
@@ -51,7 +51,7 @@ class Mixed(Domain):
             if not isinstance(part, Domain) or part.shape:
                 raise TypeError(
                     f"Mixed: {name} is {part!r}, but each part is a scalar, an Interval, a Periodic, an Unbounded or a "
-                    f"Finite. State the coordinates of a vector one by one, Mixed({name}_1=..., {name}_2=...)."
+                    f"Finite. List the coordinates of a vector one by one, Mixed({name}_1=..., {name}_2=...)."
                 )
 
     @property
@@ -103,7 +103,7 @@ class Mixed(Domain):
 
     @on_host
     def embedded(self, xi):
-        """Circles as circles, and categories far apart, so that those near a context have its categories."""
+        """Circles as circles, and categories far apart, so that the neighbours of a context share its categories."""
         apart = 2 * 2 * len(self.names) ** 0.5  # twice the diameter of the reference cube
 
         def one(part, column):
@@ -119,7 +119,7 @@ class Mixed(Domain):
             table = contexts_of(xi, where)
             if isinstance(table, Strings) or table.ndim == 0 or table.shape[-1] != len(self.names):
                 raise ValueError(
-                    f"{where} must be a dict of the columns {listed_values(self.names)}, or an array of these in that "
+                    f"{where} must be a dict of the columns {listed_values(self.names)}, or an array of them in that "
                     f"order, with strings as numbers; got {getattr(table, 'shape', 'strings')}."
                 )
             xi = {name: table[..., j] for j, name in enumerate(self.names)}
@@ -130,7 +130,7 @@ class Mixed(Domain):
             )
         for unknown in (name for name in xi if name not in self.names):
             raise ValueError(
-                f"{where} has a column {unknown!r} that the domain does not know. Drop it, or state where it lives: "
+                f"{where} has a column {unknown!r} that is not in the domain. Drop it, or add it to the domain: "
                 f"cb.Mixed({unknown}=cb.Interval(lo, hi), ...)."
             )
         columns = {name: part.pack_column(xi[name], f"{where}[{name!r}]") for name, part in self.parts.items()}
@@ -164,7 +164,7 @@ class Unpacked(eqx.Module):
 
 
 def never_seen(domain: Domain, xi: Any) -> str:
-    """Which values of categories no context has, in words; empty where there are none."""
+    """Which values of categories no context has, in words; empty if there are none."""
     lines = []
     for (part, column, _), name in zip(domain.columns(xi), getattr(domain, "names", [""]), strict=True):
         if isinstance(part, Finite) and (part is not domain or part.labels is not None):
@@ -175,9 +175,9 @@ def never_seen(domain: Domain, xi: Any) -> str:
 
 
 def check_contexts_kept(domain: Domain, xi: Any, where: str) -> None:
-    """Raises where single precision rounds contexts by a considerable share of the domain, or makes one of many.
+    """Raises if single precision rounds contexts by a considerable share of the domain, or merges different ones.
 
-    Without contexts, which are yet to be drawn, by how far its numbers lie apart on the domain.
+    If contexts are yet to be drawn, the spacing of single-precision numbers on the domain decides.
     """
     known = xi is not None
     if known and (not concrete(xi) or xi.dtype != np.float64 or xi.shape[1:] != domain.shape):
@@ -191,7 +191,7 @@ def check_contexts_kept(domain: Domain, xi: Any, where: str) -> None:
             if not known:
                 apart = float(np.max(np.spacing(np.abs(side).astype(np.float32)))) if np.isfinite(side).all() else 0.0
                 if apart / 2 > _LOST_SHARE * width:
-                    raise ValueError(f"{name}: numbers of single precision lie {apart:g} apart on {part!r}. {REMEDY}")
+                    raise ValueError(f"{name}: single-precision numbers are {apart:g} apart on {part!r}. {REMEDY}")
                 continue
             rounded = side.astype(np.float32).astype(float)
             gap = np.abs(side - rounded)

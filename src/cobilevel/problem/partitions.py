@@ -25,7 +25,7 @@ def is_partitioned(frame: Any) -> bool:
 
 
 def parts_of(frame: Any, columns: list, caller: str) -> Parts:
-    """The partitions of such a table, of which these columns are wanted."""
+    """The partitions of such a table, restricted to these columns."""
     if hasattr(frame, "to_delayed"):
         missing = [name for name in columns if name not in list(frame.columns)]
         if missing:
@@ -37,8 +37,8 @@ def parts_of(frame: Any, columns: list, caller: str) -> Parts:
         delayed, path = hasattr(one, "__dask_graph__"), isinstance(one, str) or hasattr(one, "__fspath__")
         if not (delayed or path or callable(one) or is_frame(one)):
             raise TypeError(
-                f"{caller}: partitions are data frames, delayed ones, paths of Parquet files, or functions that return "
-                f"a data frame; got {type(one).__name__}."
+                f"{caller}: partitions must be data frames, delayed ones, paths of Parquet files, or functions that "
+                f"return a data frame; got {type(one).__name__}."
             )
     return Parts(frame, columns)
 
@@ -53,7 +53,7 @@ def named_columns(*roles: Any) -> list:
 
 
 class Roles(NamedTuple):
-    """What is made of a partition: a `kind` of data, out of the columns of these names."""
+    """How to read a partition: a `kind` of data, from the columns of these names."""
 
     kind: Any
     context: Any
@@ -62,7 +62,7 @@ class Roles(NamedTuple):
 
 
 def samples_in(frame: Any, roles: Roles) -> tuple[Any, float]:
-    """The samples of one partition, ``None`` where it has no rows that count; and their total weight."""
+    """The samples of one partition, or ``None`` if no row has a positive weight; and their total weight."""
     if not len(frame):
         return None, 0.0
     xi, eta, weights = frame_columns(frame, *roles[1:], CALLER)
@@ -95,10 +95,10 @@ def _drawn(parts: list, common: Common, wanted: dict[int, np.ndarray | None]) ->
 class PartitionedSamples(Level):
     """Joint samples in partitions; made by ``Samples.from_frame`` from a data frame of dask, or a list of partitions.
 
-    - `sample`: the rows that are in this process, drawn at random; all of them where there are no more.
+    - `sample`: the rows held in this process, drawn at random; all rows if there are no more.
     - `parts`: the partitions; `roles`: what their columns are.
     - `rows`: how many there are; `mass`: the sum of their weights.
-    - `stated`: a function that gives the problem they are used for and its precision: workers need both.
+    - `stated`: a function that returns the problem they are used for and its precision; workers need both.
     """
 
     sample: Any
@@ -116,7 +116,7 @@ class PartitionedSamples(Level):
         counts = np.array([count for count, _ in found])
         rows, mass = int(counts.sum()), float(sum(mass for _, mass in found))
         if not rows:
-            raise ValueError(f"{CALLER}: no partition has a row: at least one sample is needed.")
+            raise ValueError(f"{CALLER}: no partition has any rows: at least one sample is needed.")
         chosen = None if rows <= most else np.sort(np.random.default_rng(0).choice(rows, most, replace=False))
         begins = np.concatenate([[0], np.cumsum(counts)])
         wanted = {
@@ -155,7 +155,7 @@ class PartitionedSamples(Level):
         return self.sample.resample(rng)
 
     def words(self) -> str:
-        """What they are."""
+        """A description in words."""
         some = "all of them" if self.share == 1 else f"{len(self.sample)} of them, at random,"
         return f"{self.rows} rows: {self.parts.words()}; {some} in this process too"
 

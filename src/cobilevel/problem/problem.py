@@ -23,8 +23,8 @@ Right = Callable[[PyTree, Any], Any]  # b(x, xi)
 class Constraint(eqx.Module):
     """A constraint on ``y``, stated for one context.
 
-    Equalities are eliminated, so that the policy meets them exactly; everything else is a list of slacks, numbers that
-    must not be negative.
+    Equalities are eliminated, so that the policy satisfies them exactly; everything else is a list of slacks, numbers
+    that must not be negative.
     """
 
     def equalities(self, y0: PyTree) -> tuple[Float[np.ndarray, "m dy"], Right] | None:
@@ -32,11 +32,11 @@ class Constraint(eqx.Module):
         return None
 
     def slack(self, x: PyTree, y: PyTree, xi: Any) -> Float[Array, " m"] | None:
-        """What must not be negative, if there is anything."""
+        """The numbers that must not be negative, if there are any."""
         return None
 
     def names(self, y0: PyTree, count: int) -> list[str]:
-        """Each of the slacks in words, for messages."""
+        """Each slack in words, for messages."""
         return []
 
 
@@ -52,8 +52,8 @@ def entry_names(y0: PyTree[Held]) -> list[str]:
 class Equalities(Constraint):
     """``A y = b``, on the flattened ``y``; `A` is a matrix, `b` a number, an array, or a function ``b(x, xi)``.
 
-    Eliminated, not penalised: the policy meets them at every context to rounding, and the lower level need be strongly
-    convex along ``A y = 0`` only.
+    Eliminated, not penalised: the policy satisfies them at every context up to rounding, and the lower level needs to
+    be strongly convex along ``A y = 0`` only.
 
     **Example:**
 
@@ -71,8 +71,8 @@ class Equalities(Constraint):
     def __check_init__(self):
         if self.A.ndim != 2 or not self.A.size:
             raise ValueError(
-                f"Equalities: A must be a matrix with one row an equality, got shape {self.A.shape}. For one equality "
-                "write A[None, :]."
+                f"Equalities: A must be a matrix with one row per equality, got shape {self.A.shape}. For a single "
+                "equality write A[None, :]."
             )
         empty = ~np.any(self.A != 0, axis=1)
         if empty.any():
@@ -85,7 +85,7 @@ class Equalities(Constraint):
         if self.A.shape[1] != len(entries):
             few = ", ".join(entries if len(entries) <= 4 else [*entries[:3], "..."])
             raise ValueError(
-                f"Equalities: A has {self.A.shape[1]} columns, and y holds {len(entries)} numbers ({few})."
+                f"Equalities: A has {self.A.shape[1]} columns, but y holds {len(entries)} numbers ({few})."
             )
         b, rows, sizes = self.b, len(self.A), np.linalg.norm(self.A, axis=1)
 
@@ -93,14 +93,16 @@ class Equalities(Constraint):
             here = jnp.result_type(float)
             value = jnp.asarray(b(x, xi) if callable(b) else b, here)
             if value.shape not in ((), (rows,)):
-                raise ValueError(f"Equalities: b must have shape ({rows},), one number a row of A, got {value.shape}.")
+                raise ValueError(
+                    f"Equalities: b must have shape ({rows},), one number per row of A, got {value.shape}."
+                )
             return jnp.broadcast_to(value, (rows,)) / jnp.asarray(sizes, here)
 
         return self.A / sizes[:, None], right
 
 
 class Simplex(Constraint):
-    """``y >= 0`` and ``sum(y) = total``, over all numbers of ``y``; `total` is a number, or a function of ``xi``.
+    """``y >= 0`` and ``sum(y) = total``, over all entries of ``y``; `total` is a number, or a function of ``xi``.
 
     **Arguments:**
 
@@ -139,7 +141,7 @@ class Simplex(Constraint):
 
 
 class Inequalities(Constraint):
-    """``h(x, y, xi) <= 0``, entry by entry of what `h` returns, each convex in ``y``.
+    """``h(x, y, xi) <= 0`` for every entry that `h` returns, each convex in ``y``.
 
     **Example:**
 
@@ -172,8 +174,8 @@ class Bounds(Constraint):
     `lo` and `hi` are numbers, arrays (prefix pytrees of ``y``) or functions of ``xi``; ``None`` or infinity where there
     is no bound.
 
-    On ``x`` the library keeps bounds in the same form, each shaped like ``x``: points, gradients and bounds are then
-    pytrees of one structure.
+    The library keeps bounds on ``x`` in the same form, each shaped like ``x``, so that points, gradients and bounds
+    are pytrees of the same structure.
 
     **Example:**
 
@@ -254,7 +256,7 @@ class Bounds(Constraint):
         ]
 
     def astype(self, dtype: Any) -> "Bounds":
-        """The same bounds in a floating dtype, those too large for it infinite; raises where two become one number."""
+        """The same bounds in a floating dtype, infinite if too large for it; raises if two round to one number."""
         with np.errstate(over="ignore"):
             cast = Bounds(*jax.tree.map(lambda a: jnp.asarray(a, dtype), (self.lo, self.hi)))
             for path, low, _, high in self._with(self.lo):
@@ -271,7 +273,7 @@ class Bounds(Constraint):
         return put(jax.tree.map(arithmetic(x, self.lo, self.hi).clip, x, self.lo, self.hi))
 
     def free(self, x: PyTree, gradient: PyTree) -> PyTree:
-        """Which coordinates may move against the gradient: not those it pushes against a bound, or without room."""
+        """Which coordinates may move along the negative gradient: not those it pushes past a bound, nor fixed ones."""
         xp = arithmetic(x, gradient, self.lo, self.hi)
 
         def leaf(*arrays):
@@ -283,8 +285,8 @@ class Bounds(Constraint):
     def projected_gradient(self, x: PyTree, gradient: PyTree, length: Any = 1) -> PyTree:
         """``(x - P(x - length * gradient)) / length``: zero exactly at first-order points of the bounded problem.
 
-        Not computed as that difference, which would round small gradients off. Steps are compared with the room that is
-        left: added to a large ``x``, a short one would vanish, and a bound would not be met.
+        Not computed as that difference, which would lose small gradients to rounding. Steps are compared with the
+        distance to the bound: added to a large ``x``, a short step would vanish and never reach the bound.
         """
 
         def leaf(x, g, lo, hi):
@@ -323,7 +325,7 @@ def _fill_bound(bound: PyTree, point: PyTree, side: str, argument: str) -> PyTre
 
 
 def as_constraints(given: Any) -> tuple[Constraint, ...]:
-    """What a user states as constraints: one or several, functions standing for inequalities."""
+    """The constraints a user passes: one or several; functions are inequalities."""
     if given is None:
         return ()
     constraints = []
@@ -331,7 +333,7 @@ def as_constraints(given: Any) -> tuple[Constraint, ...]:
         if not isinstance(one, Constraint) and (isinstance(one, type) or not callable(one)):
             raise TypeError(
                 "constraints must be a list of cb.Equalities, cb.Bounds, cb.Simplex, cb.Inequalities or functions "
-                f"h(x, y, xi) that are to be at most zero, got {one!r}."
+                f"h(x, y, xi) that must be at most zero, got {one!r}."
             )
         if isinstance(one, Bounds):
             _check_sides(one)
@@ -342,7 +344,7 @@ def as_constraints(given: Any) -> tuple[Constraint, ...]:
 def _check_sides(bounds: Bounds) -> None:
     """Raises where bounds on ``y`` bound nothing, or cannot be met, or are no numbers."""
     if bounds.lo is None and bounds.hi is None:
-        raise ValueError("constraints: a Bounds without lo and hi bounds nothing. Leave it out, or give a side.")
+        raise ValueError("constraints: a Bounds without lo and hi bounds nothing. Drop it, or give lo or hi.")
     for name, side, impossible in (("lo", bounds.lo, np.inf), ("hi", bounds.hi, -np.inf)):
         for leaf in [] if callable(side) else jax.tree.leaves(side):
             values = np.asarray(leaf)
@@ -370,19 +372,19 @@ class Problem(eqx.Module):
     - `upper`: ``f(x, y, xi, eta)``, a scalar for ONE sample; only its first derivatives are taken.
     - `lower`: ``g(x, y, xi, eta)``, a scalar for ONE sample, strongly convex in ``y``, differentiated twice.
     - `x0`, `y0`: starting points, any pytrees of float arrays. They fix the shapes of ``x`` and ``y``. ``x0`` may be a
-      module, such as ``eqx.nn.MLP``: its functions stay where they are, and ``solution.x`` is such a module.
+      module, such as ``eqx.nn.MLP``: its functions are kept, and ``solution.x`` is a module of the same kind.
     - `domain`: where contexts live.
     - `x_bounds`: ``(lo, hi)``, each a prefix pytree of ``x``; ``None`` on a side means unbounded.
     - `conditional`: optional ``draw(key, xi, size) -> eta``, a sampler of ``eta`` given one context.
-    - `lower_noise`: whether ``g`` depends on ``eta``; found by tracing when left at ``None``.
+    - `lower_noise`: whether ``g`` depends on ``eta``; by default, found by tracing.
     - `constraints`: on ``y``, stated for one context: a list of ``Equalities``, ``Bounds``, ``Simplex``,
-      ``Inequalities`` or functions ``h(x, y, xi)`` that are to be at most zero. The minimum over ``y`` is then taken
-      under them, and ``g`` need be strongly convex along the equalities only.
-    - `smoothing`: the weight of the barrier that stands for inequalities, relative to the lower objective's own scale:
-      1e-4 when left out (1e-2 with solvers on batches). Less rounds corners of the policy less, and takes more
-      functions.
+      ``Inequalities`` or functions ``h(x, y, xi)`` that must be at most zero. The lower level then minimises subject to
+      them, and ``g`` needs to be strongly convex along the equalities only.
+    - `smoothing`: the weight of the barrier that replaces inequalities, relative to the scale of the lower objective;
+      by default 1e-4 (1e-2 with solvers on batches). A smaller weight rounds corners of the policy less, but the basis
+      then needs more functions.
 
-    **Raises:** ``ValueError`` or ``TypeError`` where shapes, bounds or functions do not fit; the message names the
+    **Raises:** ``ValueError`` or ``TypeError`` if shapes, bounds or functions do not fit; the message names the
     argument.
 
     **Example:**
@@ -433,9 +435,7 @@ class Problem(eqx.Module):
                 "scalar contexts in [0, 1]: cb.Interval(0.0, 1.0)."
             )
         if lower_noise is not None and not isinstance(lower_noise, bool | np.bool_):
-            raise TypeError(
-                f"lower_noise must be True, False, or None to have it found by tracing, got {lower_noise!r}."
-            )
+            raise TypeError(f"lower_noise must be True, False, or None (found by tracing), got {lower_noise!r}.")
         self.upper, self.lower, self.conditional = upper, lower, conditional
         self.x0, self.y0 = float_tree(x0, "x0", functions=True), float_tree(y0, "y0")
         self.domain = domain
@@ -459,7 +459,7 @@ class Problem(eqx.Module):
         return count(self.x0), count(self.y0)
 
     def smoothed(self, smoothing: Any) -> "Problem":
-        """The same problem with another barrier, where it has constraints that take one."""
+        """The same problem with another smoothing, if it has constraints that need a barrier."""
         return eqx.tree_at(lambda p: p.smoothing, self, smoothing, is_leaf=lambda v: v is None)
 
     def at(self, x: PyTree) -> "Problem":
@@ -467,7 +467,7 @@ class Problem(eqx.Module):
         return eqx.tree_at(lambda p: p.x0, self, x)
 
     def astype(self, dtype: Any) -> "Problem":
-        """The same problem with ``x0``, ``y0`` and the bounds in one floating dtype; raises where they do not fit."""
+        """The same problem with ``x0``, ``y0`` and the bounds in one floating dtype; raises if they do not fit."""
         x0, y0 = (each_leaf(lambda a, name: cast(a, dtype, name), getattr(self, end), end) for end in ("x0", "y0"))
         bounds = self.bounds.astype(dtype)
         return eqx.tree_at(lambda p: (p.x0, p.y0, p.x_bounds), self, (x0, y0, (bounds.lo, bounds.hi)))

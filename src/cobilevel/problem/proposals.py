@@ -12,20 +12,20 @@ from .partitions import is_partitioned, named_columns, parts_of
 
 
 def domain_of(frame: Any, context: Any) -> Domain:
-    """A domain for the context columns of a data frame, to be read before it is used: print it.
+    """Suggests a domain for the context columns of a data frame. Print it and check it before you use it.
 
-    Numbers get the ``Interval`` from their least to their largest value, so that the policy is NaN beyond; text,
-    categories and booleans the ``Finite`` of the values that occur. A list of names gives a ``Mixed``. What no
-    table shows is for you to say: that hours repeat (``Periodic``), or how far contexts may go.
+    Numbers get the ``Interval`` from their smallest to their largest value, so that the policy is NaN outside it;
+    text, categories and booleans get the ``Finite`` of the values that occur. A list of names gives a ``Mixed``. A
+    table cannot show that hours repeat (``Periodic``), or how far contexts may go: change the domain accordingly.
 
     **Arguments:**
 
-    - `frame`: a data frame of pandas or polars.
+    - `frame`: a pandas or polars data frame.
     - `context`: a name, or a list of names.
 
     **Returns:** a domain.
 
-    **Raises:** ``ValueError`` for columns that are not there, dates and missing values.
+    **Raises:** ``ValueError`` for columns that do not exist, dates and missing values.
 
     **Example:**
 
@@ -79,7 +79,7 @@ def _merged(frame: Any, context: Any) -> list[Column]:
     parts = parts_of(frame, named_columns(context), "domain_of")
     each = parts.each(_summaries, Common(context))
     if not each:
-        raise ValueError("domain_of: no partition has a row.")
+        raise ValueError("domain_of: no partition has any rows.")
     merged = []
     for columns in zip(*each, strict=True):
         kinds = {column.kind for column in columns}
