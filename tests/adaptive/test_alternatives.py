@@ -65,7 +65,7 @@ def test_it_is_saved_with_what_it_learned(ridge, tmp_path):
 def test_an_additive_policy_stays_with_products():
     found = cb.solve(problem, cb.Samples(U, np.asarray(additive(U)) + NOISE))
     assert isinstance(found.basis.basis.basis, cb.Chebyshev)
-    assert "held out" in found.choices["basis"]
+    assert "held-out" in found.choices["basis"]
     assert error(found, additive) < 0.01
 
 
@@ -90,7 +90,7 @@ def test_the_scale_given_is_the_one_taken():
 
 
 def test_more_directions_than_coordinates():
-    with pytest.raises(ValueError, match="take at most 4"):
+    with pytest.raises(ValueError, match="use at most 4"):
         cb.reduce(problem, cb.Rotated(5, cb.Chebyshev(2)), cb.Samples(U, NOISE))
 
 

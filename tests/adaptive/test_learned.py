@@ -201,7 +201,7 @@ def test_bad_arguments(traffic):
         with pytest.raises(ValueError, match=words):
             Neural(**arguments)
     for basis in (Snapshot(3), Neural(3)):
-        with pytest.raises(RuntimeError, match=r"pass it to cb\.solve"):
+        with pytest.raises(RuntimeError, match=r"Pass it to cb\.solve"):
             basis.fit(traffic.problem.domain, traffic.train.xi)
     with pytest.raises(ValueError, match="NaN or infinity in training"):
         learned(replace(SMALL, rate=1e200), traffic.problem, traffic.train)

@@ -155,9 +155,9 @@ def test_sets_grow_by_levels():
 def test_errors_of_components():
     with pytest.raises(ValueError, match=r"bases for .'weather'."):
         cb.Components({"weather": cb.Chebyshev(3)}).fit(DOMAIN, XI)
-    with pytest.raises(TypeError, match=r"day lives on Finite.*take Categorical"):
+    with pytest.raises(TypeError, match=r"day, which lives on Finite.*Use Categorical"):
         cb.Components(PARTS | {"day": cb.Chebyshev(3)}).fit(DOMAIN, XI)
-    with pytest.raises(TypeError, match=r"weather lives on Interval.*take Chebyshev"):
+    with pytest.raises(TypeError, match=r"weather, which lives on Interval.*Use Chebyshev"):
         cb.Components(PARTS | {"weather": cb.Categorical()}).fit(DOMAIN, XI)
     with pytest.raises(TypeError, match="hour must be Categorical"):
         cb.Components(PARTS | {"hour": cb.Neural(3)})

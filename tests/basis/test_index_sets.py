@@ -26,7 +26,7 @@ def test_functions_listed():
     fitted = listed.fit(cb.Box([-1, -1], [1, 1]), xi)
     wanted = np.stack([np.ones(50), xi[:, 0], np.cos(3 * np.arccos(xi[:, 0])) * xi[:, 1]], axis=1)
     assert np.asarray(fitted(xi)) == pytest.approx(wanted)
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="equal length"):
         cb.Listed([(0, 0), (1,)])
     with pytest.raises(ValueError, match="do not fit"):
         cb.Chebyshev(2, index=cb.Listed([(0, 3)])).fit(cb.Box([-1, -1], [1, 1]), xi)

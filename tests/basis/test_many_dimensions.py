@@ -58,8 +58,8 @@ def test_recipes_are_kept_and_forgotten():
         (lambda: cb.KernelFeatures(5, metric="far"), "one of isotropic, coordinates, directions"),
         (lambda: cb.KernelFeatures(5, scale=-1.0), "scale must be positive"),
         (lambda: cb.Rotated(0), "k must be a whole number"),
-        (lambda: cb.KernelFeatures(5).fit(BOX, XI), "has to learn its functions from a problem first"),
-        (lambda: cb.Rotated(1).fit(BOX, XI)(XI), "has to learn its functions from a problem first"),
+        (lambda: cb.KernelFeatures(5).fit(BOX, XI), "must first learn its functions from a problem"),
+        (lambda: cb.Rotated(1).fit(BOX, XI)(XI), "must first learn its functions from a problem"),
     ],
 )
 def test_misuse(make, words):

@@ -87,7 +87,9 @@ def test_sets_of_a_users_own_are_listed_up_to_a_limit():
 def test_tables_are_held_against_the_memory_at_hand(monkeypatch):
     monkeypatch.setattr(checks, "memory_at_hand", lambda: 24 * 2.0**30)
     line = cb.Interval(0.0, 1.0)
-    with pytest.raises(ValueError, match=r"44\.7 GiB, more than 18\.0 GiB, which is 75% of the memory") as caught:
+    with pytest.raises(
+        ValueError, match=r"44\.7 GiB, more than 18\.0 GiB, which is 75% of the available memory"
+    ) as caught:
         check_sizes(cb.Chebyshev(20_000), line, 50_000)
     largest = int(max(np.roots([5, 4 * 50_000 + 4, -18 * 2**30 / 8])))  # four tables, five squares, coefficients
     assert f"Chebyshev({largest}) has {largest:,}" in str(caught.value)
@@ -115,9 +117,9 @@ def test_quadrature_with_too_many_nodes_is_refused(monkeypatch):
         ValueError, match=r"Product: nodes = 64 in 5 dimensions makes 1,073,741,824 contexts, 192"
     ) as one:
         cb.Product(cb.Uniform(cube(5)), np.zeros(3))
-    assert "Take 39 or fewer" in str(one.value)
+    assert "Use 39 or fewer" in str(one.value)
     cb.Product(cb.Uniform(cube(5)), np.zeros(3), nodes=39)
-    with pytest.raises(ValueError, match=r"20,000 contexts, more than 2048 along one dimension\. Take 2048 or fewer"):
+    with pytest.raises(ValueError, match=r"20,000 contexts, more than 2048 along one dimension\. Use 2048 or fewer"):
         cb.Product(cb.Uniform(cb.Interval(0.0, 1.0)), np.zeros(3), nodes=20_000)
     with pytest.raises(ValueError, match="quadrature: n = 64"):
         cb.Uniform(cube(5)).quadrature(64)

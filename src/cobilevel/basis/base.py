@@ -71,9 +71,9 @@ def basis_from_json(entry: dict[str, Any]) -> Any:
     """The inverse of ``basis_to_json``, for the bases and index sets of this library alone."""
     known = _kinds(Recipe)
     if entry["name"] == "Features":
-        raise ValueError("this solution uses Features, whose function is not stored: pass load(..., basis=...).")
+        raise ValueError("this solution uses Features, whose function is not saved. Pass load(..., basis=...).")
     if entry["name"] not in known:
-        raise ValueError(f"the saved basis {entry['name']!r} is not one of this library; pass load(..., basis=...).")
+        raise ValueError(f"the saved basis {entry['name']!r} is not part of this library; pass load(..., basis=...).")
     return known[entry["name"]](**{name: _from_json(value) for name, value in entry.items() if name != "name"})
 
 
@@ -110,12 +110,12 @@ class FeatureMap(eqx.Module):
             xi = put(domain.kept(xi) if numbers else domain.pack(xi))
         shape = domain.shape
         if xi.shape[xi.ndim - len(shape) :] != shape or xi.ndim < len(shape):
-            raise ValueError(f"contexts of {domain!r} end in shape {shape}, got {xi.shape}.")
+            raise ValueError(f"contexts of {domain!r} must end in shape {shape}, got {xi.shape}.")
         return put(_features(self, xi))
 
     @property
     def one_hot(self) -> bool:
-        """Whether each context has one function alone, and there are so many that only its place is kept."""
+        """Whether one function alone is nonzero at each context, and there are so many that only its place is kept."""
         return self.transform is None and self.size >= _FEWEST_PLACES and type(self.basis).cell is not Basis.cell
 
     def rows(self, xi: Held) -> Rows:
@@ -171,14 +171,14 @@ class Basis(Recipe):
 
     @abstractmethod
     def constant(self, domain: Domain) -> np.ndarray | None:
-        """Coefficients of the function 1; ``None`` where that is a matter of fitting."""
+        """Coefficients of the function 1; ``None`` if they must be fitted."""
 
     def count(self, domain: Domain) -> int | None:
-        """How many functions there are, without listing them; ``None`` where that is not known before."""
+        """How many functions there are, without listing them; ``None`` if not known in advance."""
         return None
 
     def cell(self, domain: Domain, xi: Shaped[Held, "n ..."]) -> Int[Held, " n"]:
-        """Which function is 1 at each context, of bases that have one alone there; most have several."""
+        """Which function is 1 at each context, for bases where only one is nonzero; most have several."""
         raise NotImplementedError
 
     def fit(self, domain: Domain, xi: ArrayLike, weights: Float[Held, " n"] | None = None) -> FeatureMap:
@@ -189,17 +189,17 @@ class Basis(Recipe):
         if constant is None:
             phi = np.asarray(_raw(self, domain, xi))
             if not np.isfinite(phi).all():
-                raise ValueError(f"basis {self!r} gives NaN or infinity at observed contexts; check its function.")
+                raise ValueError(f"basis {self!r} returns NaN or infinity at observed contexts; check its function.")
             constant = np.linalg.lstsq(phi, np.ones(len(phi)), rcond=None)[0]  # whose function is nearest to 1
         return FeatureMap(self, domain, None, put(np.asarray(constant, dtype)))
 
     @property
     def learned(self) -> bool:
-        """Whether the functions are known, rather than to be learned from a problem first."""
+        """Whether the functions are known; if not, they must be learned from a problem first."""
         return True
 
     def with_parts(self, change: "Callable[[Basis], Basis]") -> "Basis":
-        """The same recipe with a change made to each basis it is made of; most are made of none."""
+        """The same recipe with a change applied to each basis it contains; most contain none."""
         return self
 
     def forgotten(self) -> "Basis":
@@ -208,7 +208,7 @@ class Basis(Recipe):
 
 
 def check_basis(basis: Any) -> None:
-    """Raises where something is no basis."""
+    """Raises if something is not a basis."""
     if not isinstance(basis, Basis):
         hint = " (a class: write the number of functions too)" if isinstance(basis, type) else ""
         raise TypeError(f"basis must be a basis such as cb.Chebyshev(5), got {basis!r}{hint}.")

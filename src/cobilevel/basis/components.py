@@ -29,18 +29,18 @@ def _named_parts(parts: Any) -> tuple[tuple[str, Any], ...]:
 
 
 class Components(Basis):
-    """A basis for each part of a ``Mixed`` domain, and products of these over an index set.
+    """A basis for each part of a ``Mixed`` domain, and their products over an index set.
 
     ``Components({"weather": Chebyshev(8), "hour": Fourier(5), "day": Categorical()}, coupling=Additive())``; parts may
-    be keywords too. Each part's functions begin with the constant; of categories, cells and splines what follows are
-    the others less their means over the observed contexts. So with any coupling a category never seen has no effect:
-    the policy there is the mean over the categories that were.
+    be keywords too. Each part's functions begin with the constant. For categories, cells and splines, the remaining
+    functions are centred on the observed contexts. So with any coupling a category never observed has no effect: the
+    policy there is the mean over the observed categories.
 
     **Arguments:**
 
-    - `parts`: a basis for each part by name: ``Chebyshev(n)`` and its like, or ``Categorical()``; or as
+    - `parts`: a basis for each part by name: a family such as ``Chebyshev(n)``, or ``Categorical()``; or pass them as
       keywords, `named`.
-    - `coupling`: which products there are: ``Tensor()``, all; ``Additive()``, none; ``Interactions(2)``, of two parts;
+    - `coupling`: which products to keep: ``Tensor()``, all; ``Additive()``, none; ``Interactions(2)``, of two parts;
       ``TotalDegree()``, ``HyperbolicCross()``, with sines and cosines counted by frequency and categories as degree 1;
       ``Listed(members)``.
     - `means`: filled in by fitting.
@@ -73,10 +73,10 @@ class Components(Basis):
             if not isinstance(basis, ProductBasis | Categorical):
                 raise TypeError(
                     f"Components: {name} must be Categorical() or a family such as Chebyshev(8) or Fourier(5), got "
-                    f"{basis!r}. Your own functions of all parts: Features(function, n)."
+                    f"{basis!r}. For your own functions of all parts use Features(function, n)."
                 )
         if not self.parts or len(dict(self.parts)) < len(self.parts):
-            raise ValueError("Components needs a basis for each part of the domain, each part named once.")
+            raise ValueError("Components needs exactly one basis for each part of the domain.")
 
     def _by_part(self, domain: Domain) -> list[tuple[Basis, Domain, Any]]:
         """The parts in the order of the domain: basis, domain, and means found by fitting."""
@@ -84,15 +84,15 @@ class Components(Basis):
         if not isinstance(domain, Mixed) or set(domain.names) != set(given):
             named = list(domain.names) if isinstance(domain, Mixed) else repr(domain)
             raise ValueError(
-                f"Components has bases for {list(given)}, but the domain is of {named}: give one for each part of a "
-                "Mixed domain, under its name."
+                f"Components has bases for {list(given)}, but the domain consists of {named}. Give one for each part "
+                "of a Mixed domain, under its name."
             )
         for name, part in domain.parts.items():
             categorical = isinstance(given[name], Categorical)
             if categorical != isinstance(part, Finite) and (categorical or getattr(part, "labels", None) is not None):
                 remedy = "Chebyshev(8)" if categorical else "Categorical()"
                 raise TypeError(
-                    f"Components: {name} lives on {part!r}, for which {given[name]!r} is no basis: take {remedy}."
+                    f"Components: {given[name]!r} is not a basis for {name}, which lives on {part!r}. Use {remedy}."
                 )
         means = dict(zip(given, self.means or (None,) * len(given), strict=True))
         return [(given[name], part, means[name]) for name, part in domain.parts.items()]
@@ -155,9 +155,9 @@ def _means(basis: Basis, part: Domain, xi: Held, j: int, weights: Any) -> Float[
 
 
 def by_component(basis: Basis, domain: Domain) -> Basis:
-    """A basis as it is meant on a domain: on a ``Mixed`` one, a single family is taken for each part it suits.
+    """A basis adapted to a domain: on a ``Mixed`` domain, a single family is used for each part it suits.
 
-    Periodic parts have sines and cosines then, categories contrasts, each part as many functions as the family.
+    Periodic parts then get sines and cosines, categories contrasts; each part has as many functions as the family.
     """
     if not isinstance(domain, Mixed) or isinstance(basis, Components):
         return basis
@@ -186,11 +186,11 @@ def _listed(parts: Any) -> tuple[Any, ...]:
 
 
 class Union(Basis):
-    """The functions of several bases together; whiten it (``Orthonormal``) where they overlap.
+    """The functions of several bases together; whiten it (``Orthonormal``) if they overlap.
 
     **Arguments:**
 
-    - `parts`: the bases, a list.
+    - `parts`: a list of bases.
 
     **Example:**
 
@@ -231,8 +231,8 @@ class Orthonormal(Basis):
 
     **Arguments:**
 
-    - `basis`: the one to whiten.
-    - `tolerance`: singular values below this share of the largest count as zero; from the precision when left out.
+    - `basis`: the basis to whiten.
+    - `tolerance`: singular values below this share of the largest count as zero; by default set by the precision.
 
     **Example:**
 
@@ -251,7 +251,7 @@ class Orthonormal(Basis):
             raise TypeError(f"Orthonormal takes a basis, such as Orthonormal(Chebyshev(5)), got {self.basis!r}.")
         if self.tolerance is not None and positive("Orthonormal: tolerance", self.tolerance) >= 1:
             raise ValueError(
-                f"Orthonormal: tolerance is a share of the largest singular value, below 1, got {self.tolerance!r}."
+                f"Orthonormal: tolerance, relative to the largest singular value, must be < 1, got {self.tolerance!r}."
             )
 
     def evaluate(self, domain, xi):

@@ -60,7 +60,7 @@ class ProductBasis(Basis):
         if self.local and not isinstance(self.index, Tensor):
             raise ValueError(
                 f"{name} is local: its functions have no degree to truncate by, so only index=Tensor() is possible. "
-                "For sparse index sets take Chebyshev, Legendre or Fourier."
+                "For sparse index sets use Chebyshev, Legendre or Fourier."
             )
 
     @abstractmethod
@@ -71,7 +71,7 @@ class ProductBasis(Basis):
     def evaluate(self, domain, xi):
         if isinstance(domain, Mixed):
             raise TypeError(
-                f"{self!r} has one kind of functions, and {domain!r} several kinds of contexts. Write "
+                f"{self!r} has one kind of function, but {domain!r} has several kinds of contexts. Use "
                 f"cb.Components({{{', '.join(f'{name!r}: ...' for name in domain.names)}}})."
             )
         values = self.univariate(domain.reference(xi))
@@ -185,16 +185,16 @@ class Monomial(PolynomialBasis):
 class Fourier(ProductBasis):
     """``1, sin, cos, sin, cos, ...`` with `period` in units of the domain's length.
 
-    With the default of 2 the domain is half a period, so that policies that do not repeat do not ring; the price is
+    With the default of 2 the domain is half a period, so that policies that are not periodic do not ring; the price is
     near-dependence (smallest singular value 3e-7 at ``n = 20``). On a ``Periodic`` domain the period is at most 1, its
-    length, so that ``Fourier(n)`` repeats as its contexts do.
+    length, so that ``Fourier(n)`` repeats with the contexts.
 
     **Arguments:**
 
     - `n`: how many functions per dimension.
     - `index`: which products there are in several dimensions: ``Tensor()``, ``TotalDegree()``, ``HyperbolicCross()``,
       ``Additive()``, ``Interactions(order)`` or ``Listed(members)``.
-    - `period`: of the lowest frequency, in units of the domain's length.
+    - `period`: the period of the lowest frequency, in units of the domain's length.
 
     **Example:**
 
@@ -231,7 +231,7 @@ def _cell_of(u: Float[Held, "..."], n: int) -> Int[Held, "..."]:
 class Partition(ProductBasis):
     """One-hot of ``n`` equal cells per dimension: an independent ``y`` in each cell.
 
-    The paper's stocBiO[N] is this basis and nothing else. A cell that holds no observed context keeps ``y0``.
+    The paper's stocBiO[N] is exactly this basis. A cell without observed contexts keeps ``y0``.
 
     **Arguments:**
 
@@ -266,7 +266,7 @@ class BSpline(ProductBasis):
 
     - `n`: how many functions per dimension.
     - `index`: which products there are in several dimensions: ``Tensor()`` only.
-    - `degree`: of the pieces, 3 for cubic splines.
+    - `degree`: the degree of the pieces, 3 for cubic splines.
 
     **Example:**
 
@@ -314,7 +314,7 @@ class Categorical(Basis):
 
     def fit(self, domain, xi, weights=None):
         if not isinstance(domain, Finite):
-            raise TypeError(f"Categorical needs a Finite domain, got {domain!r}. For an interval take Chebyshev(n).")
+            raise TypeError(f"Categorical needs a Finite domain, got {domain!r}. For an interval use Chebyshev(n).")
         return super().fit(domain, xi, weights)
 
     def evaluate(self, domain: Any, xi):
@@ -336,7 +336,7 @@ class Features(Basis):
 
     **Arguments:**
 
-    - `function`: of one context, in JAX.
+    - `function`: a function of one context, in JAX.
     - `n`: how many numbers it returns.
 
     **Example:**
@@ -373,8 +373,8 @@ class Features(Basis):
         if getattr(phi, "shape", None) != (len(flat), self.n):
             shape = getattr(phi, "shape", (None,))[1:] if hasattr(phi, "shape") else f"a {type(phi).__name__}"
             raise ValueError(
-                f"Features: function(xi) must return an array of shape ({self.n},), got {shape}; jnp.stack makes one "
-                "of several numbers."
+                f"Features: function(xi) must return an array of shape ({self.n},), got {shape}. Combine several "
+                "numbers with jnp.stack."
             )
         return phi
 

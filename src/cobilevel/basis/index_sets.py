@@ -78,11 +78,11 @@ def _kept(index: IndexSet, degrees: tuple[tuple[int, ...], ...]) -> np.ndarray:
 
 
 def require_listed(count: int, name: str, dimension: int, fitting: str = "") -> None:
-    """Raises where there are more products of functions than can be listed; `fitting` says what could be."""
+    """Raises if there are more products of functions than can be listed; `fitting` suggests smaller sets."""
     if count > MOST_LISTED:
-        remedy = fitting or "Take a smaller n, or an index set that keeps fewer, such as TotalDegree() or Additive()."
+        remedy = fitting or "Use a smaller n, or an index set that keeps fewer, such as TotalDegree() or Additive()."
         raise ValueError(
-            f"{name} in {dimension} dimension{'s'[: dimension != 1]} has {count:,} functions or more, and at most "
+            f"{name} in {dimension} dimension{'s'[: dimension != 1]} has {count:,} functions or more, but at most "
             f"{MOST_LISTED:,} can be listed. {remedy}"
         )
 
@@ -135,7 +135,7 @@ class TotalDegree(IndexSet):
 
 
 class Interactions(IndexSet):
-    """At most `order` coordinates vary together: sums of functions of so many coordinates each (ANOVA).
+    """At most `order` coordinates vary together: sums of functions of up to `order` coordinates each (ANOVA).
 
     **Arguments:**
 
@@ -223,7 +223,7 @@ def _members(rows: Any) -> tuple[tuple[int, ...], ...]:
     except (TypeError, ValueError):  # rows of different lengths, random keys
         table = np.zeros(0)
     if table.ndim != 2 or table.size == 0 or table.dtype.kind not in "iu" or table.min() < 0:
-        raise ValueError(f"Listed takes multi-indices of one length, such as [(0, 0), (1, 0)], got {rows!r}.")
+        raise ValueError(f"Listed takes multi-indices of equal length, such as [(0, 0), (1, 0)], got {rows!r}.")
     if len(np.unique(table, axis=0)) < len(table):
         raise ValueError("Listed: a multi-index is listed twice; drop it.")
     members: Any = table.tolist()
@@ -235,7 +235,7 @@ class Listed(IndexSet):
 
     **Arguments:**
 
-    - `members`: multi-indices, one a row.
+    - `members`: multi-indices, one per row.
 
     **Example:**
 

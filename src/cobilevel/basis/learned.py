@@ -26,7 +26,7 @@ METRICS = ("isotropic", "coordinates", "directions")
 
 
 class LearnedBasis(Basis):
-    """A basis some of whose fields are arrays that a problem has to fill in."""
+    """A basis with arrays that are learned from a problem."""
 
     to_learn: ClassVar[tuple[str, ...]]  # the names of these fields, the first an array or a tuple of arrays
 
@@ -41,7 +41,7 @@ class LearnedBasis(Basis):
         """What was learned, in the order of the names."""
         if not self.learned:
             raise RuntimeError(
-                f"{self} has to learn its functions from a problem first: pass it to cb.solve or cb.reduce."
+                f"{self} must first learn its functions from a problem. Pass it to cb.solve or cb.reduce."
             )
         return tuple(getattr(self, name) for name in self.to_learn)
 
@@ -58,16 +58,16 @@ class Snapshot(LearnedBasis):
     The lower level is solved at ``x0`` and at random decisions near it in a rich `background` basis. The functions
     kept are orthonormal in $L^2$ of the observed contexts: first those that span the policy at ``x0`` (as many as ``y``
     has independent components), then the leading directions in which the policy changes with ``x``, then the constant.
-    There may be fewer than ``n`` where the policies have no more to show.
+    There may be fewer than ``n`` if the policies span no more.
 
     **Arguments:**
 
     - `n`: how many functions to keep; one for each component of ``y`` and a few more.
-    - `background`: the basis to solve in; chosen when left out, hat functions for scalar contexts where the lower level
-      has no noise, else polynomials.
-    - `decisions`: how many decisions to look at, ``x0`` among them; `spread`: how far away, relative to its size.
-      Near ones show best how the policy changes there; take wider ones where ``x`` is to go far without learning anew,
-      as with ``reduce``.
+    - `background`: the basis to solve in; by default, hat functions for scalar contexts if the lower level has no
+      noise, else polynomials.
+    - `decisions`: how many decisions to look at, including ``x0``; `spread`: how far away, relative to its size.
+      Nearby decisions show best how the policy changes there; use a larger spread if ``x`` will go far without learning
+      again, as with ``reduce``.
     - `rich`, `table`: filled in by learning.
 
     **Example:**
@@ -93,8 +93,8 @@ class Snapshot(LearnedBasis):
         positive("Snapshot: spread", self.spread)
         if not isinstance(self.background, Basis | None):
             raise TypeError(
-                f"Snapshot: background must be a basis such as BSpline(100, degree=1), got {self.background!r}; leave "
-                "it out to have one chosen."
+                f"Snapshot: background must be a basis such as BSpline(100, degree=1), got {self.background!r}; by "
+                "default, one is chosen."
             )
 
     def evaluate(self, domain, xi):
@@ -122,17 +122,17 @@ def layered(layers: tuple[Held, ...], u: Float[Held, "... d"]) -> Float[Held, ".
 class Neural(LearnedBasis):
     """The constant and ``n - 1`` outputs of a network, trained so that they can express policies around ``x0``.
 
-    At a few decisions the policy is a linear map of the features; network and maps together minimise the lower
-    objective over the samples. Then the maps are dropped and the features kept, orthonormal over what was looked at.
-    Meant for contexts of several dimensions, where products of one-dimensional functions become many; on an interval
+    At a few decisions the policy is a linear map of the features; the network and the maps together minimise the lower
+    objective over the samples. The maps are then dropped and the features kept, orthonormal over the samples used.
+    Meant for contexts of several dimensions, where there are many products of one-dimensional functions; on an interval
     it takes about as many functions as polynomials do.
 
     **Arguments:**
 
     - `n`: how many functions; `width`, `depth`: the hidden layers of the network (tanh).
-    - `steps`, `rate`: of Adam, the rate falling to zero as a half cosine.
-    - `decisions`, `spread`: how many decisions to train at, ``x0`` among them, and how far away.
-    - `seed`: of the first weights.
+    - `steps`, `rate`: the steps and the learning rate of Adam; the rate decays to zero as a half cosine.
+    - `decisions`, `spread`: how many decisions to train at, including ``x0``, and how far away.
+    - `seed`: the seed of the initial weights.
     - `layers`: filled in by learning.
 
     **Example:**
@@ -199,20 +199,20 @@ def squared_distances(one: Any, other: Any) -> Any:
 class KernelFeatures(LearnedBasis):
     r"""The constant and the ``n - 1`` leading functions of a kernel, by Nystrom's method.
 
-    The kernel $k(|A^T (u - u')| / s)$ on the reference cube is seen at landmarks, contexts drawn from those observed.
-    The eigenvectors of its matrix there give its smoothest functions first, so that ``n`` says how fine they are. Wide
-    kernels begin with nearly linear functions, then nearly quadratic ones. There may be fewer than ``n`` where rounding
+    The kernel $k(|A^T (u - u')| / s)$ on the reference cube is evaluated at landmarks drawn from observed contexts.
+    The eigenvectors of its matrix there give its smoothest functions first, so that ``n`` sets how fine they are. Wide
+    kernels begin with nearly linear functions, then nearly quadratic ones. There may be fewer than ``n`` if rounding
     hides the rest.
 
     **Arguments:**
 
     - `n`: how many functions.
     - `kernel`: ``"gaussian"``, or ``"matern"`` (5/2) for rougher policies.
-    - `scale`: the length $s$ on the reference cube, whose sides are 2; chosen from the data when left out.
-    - `metric`: what counts as near. ``"isotropic"``: all coordinates alike. ``"coordinates"``: each by how much the
+    - `scale`: the length $s$ on the reference cube, whose sides are 2; by default chosen from the data.
+    - `metric`: which contexts are near. ``"isotropic"``: all coordinates alike. ``"coordinates"``: each by how much the
       policy varies with it. ``"directions"``: the same for directions, from the mean of the outer products of the
-      policy's gradients, normalised so that $A A^T$ has trace ``d``. Chosen from the data when left out.
-    - `seed`: of the landmarks.
+      policy's gradients, normalised so that $A A^T$ has trace ``d``. By default chosen from the data.
+    - `seed`: the seed of the landmarks.
     - `axes`, `landmarks`, `table`: filled in by learning.
 
     **Example:**
@@ -241,7 +241,7 @@ class KernelFeatures(LearnedBasis):
             raise ValueError(f"KernelFeatures: kernel must be one of {', '.join(KERNELS)}, got {self.kernel!r}.")
         if self.metric is not None and self.metric not in METRICS:
             raise ValueError(
-                f"KernelFeatures: metric must be one of {', '.join(METRICS)}, or left out to be chosen, got "
+                f"KernelFeatures: metric must be one of {', '.join(METRICS)}, or None (chosen from data), got "
                 f"{self.metric!r}."
             )
         if self.scale is not None:
@@ -259,15 +259,15 @@ class KernelFeatures(LearnedBasis):
 class Rotated(LearnedBasis):
     r"""A basis in ``k`` linear combinations of the context's coordinates, learned from the problem.
 
-    For policies $y^\star(\xi) = h(a_1 \cdot \xi, \dots, a_k \cdot \xi)$ that vary along few directions, which products
-    over the coordinates themselves take very many functions to follow. Directions come from the gradients of a rough
-    fit, and are then refined together with polynomials in them, by Gauss-Newton steps on the lower objective. Beyond
-    the contexts observed along a direction, the policy stays as it is at the last of them.
+    For policies $y^\star(\xi) = h(a_1 \cdot \xi, \dots, a_k \cdot \xi)$ that vary along few directions; products over
+    the coordinates themselves would take very many functions. Directions come from the gradients of a rough fit and are
+    then refined together with polynomials in them, by Gauss-Newton steps on the lower objective. Beyond the contexts
+    observed along a direction, the policy is extended as a constant.
 
     **Arguments:**
 
     - `k`: how many directions, one to three or so.
-    - `basis`: a family in ``k`` dimensions; ``Chebyshev(6, index=TotalDegree())`` when left out.
+    - `basis`: a family in ``k`` dimensions; by default ``Chebyshev(6, index=TotalDegree())``.
     - `axes`, `shift`: filled in by learning.
 
     **Example:**

@@ -20,16 +20,15 @@ _TABLES, _FACTORS = 4, 5
 
 
 def check_sizes(basis: Basis, domain: Domain, rows: int, outputs: int = 1, distinct: int | None = None) -> None:
-    """Raises where a basis has more functions than can be listed, than there are `distinct` contexts, or than fit in
-    memory at so many `rows` for a ``y`` of `outputs` numbers; and says what would fit. Bases that do not know their
-    size pass."""
+    """Raises if a basis has more functions than can be listed, than there are `distinct` contexts, or than fit in
+    memory at `rows` rows for a ``y`` of `outputs` numbers; says what would fit. Bases of unknown size pass."""
     count, most = basis.count(domain), memory_limit()
     if count is None:
         return
     named = f"basis {basis!r}"
     if distinct is not None and count > distinct:
         raise ValueError(
-            f"{named} has {count:,} functions, but samples hold only {distinct} distinct contexts. Take a smaller n, "
+            f"{named} has {count:,} functions, but samples hold only {distinct} distinct contexts. Use a smaller n, "
             f"or more contexts.{_fitting(basis, domain, lambda size: size <= distinct)}"
         )
     if count > MOST_LISTED and isinstance(_unwhitened(basis), ProductBasis | Components):
@@ -47,8 +46,8 @@ def check_sizes(basis: Basis, domain: Domain, rows: int, outputs: int = 1, disti
     if held(count) > most:
         raise ValueError(
             f"{named} has {count:,} functions: features at {rows:,} contexts and coefficients for the {outputs:,} "
-            f"number{'s'[: outputs != 1]} of y, with copies made on the way, would take {gibibytes(held(count))}, more "
-            f"than {gibibytes(most)}, which is {MEMORY_SHARE:.0%} of the memory at hand. Take a smaller n, or fewer "
+            f"number{'s'[: outputs != 1]} of y, with temporary copies, would take {gibibytes(held(count))}, more "
+            f"than {gibibytes(most)}, which is {MEMORY_SHARE:.0%} of the available memory. Use a smaller n, or fewer "
             f"samples.{_fitting(basis, domain, lambda functions: held(functions) <= most)}"
         )
 

@@ -79,7 +79,7 @@ def learned_directions(basis: Rotated, fit: FirstFit, most: int) -> Rotated:
     """From gradients, refined with polynomials of growing degree, up to what the basis holds and samples support."""
     d = fit.responses.u.shape[1]
     if basis.k > d:
-        raise ValueError(f"Rotated: k = {basis.k} directions of a context with {d} coordinates; take at most {d}.")
+        raise ValueError(f"Rotated: k = {basis.k}, but contexts have {d} coordinates; use at most {d} directions.")
     degrees = [n for n in degrees_up_to(basis.k, most) if n < max(basis.basis.n, 3)] or [2]  # pyright: ignore
     *_, found = fit_directions(fit.leading(1.0), fit_kernel(fit.responses)[1], basis.k, degrees)
     return found.kept_in(basis)
@@ -163,8 +163,8 @@ def _decide(
     parts = [f"{one.name} {mean:.4g} ({one.count} functions)" for one, mean in zip(families, means, strict=True)]
     others = ", ".join(f"{error:.2g}" for k, error in enumerate(errors) if k != best)
     return pick, (
-        f"The lower objective on {len(held)} samples held out: {', '.join(parts)}; standard errors of the differences "
-        f"from the least: {others}."
+        f"The lower objective on {len(held)} held-out samples: {', '.join(parts)}; standard errors of the differences "
+        f"from the smallest: {others}."
     )
 
 

@@ -16,15 +16,15 @@ from .regression import COUNTS, DEGREES, METRIC_ROWS, KernelMap, Projected, tune
 
 @dataclass(frozen=True)
 class Structure:
-    """What it takes to follow a policy of many coordinates, on samples held out.
+    """Which functions follow a policy of many coordinates, on held-out samples.
 
-    - `explained`: the share of the policy's variance, with its error, that functions explain which are ``"additive"``,
-      of ``"pairs"`` of coordinates, along few ``"directions"``, or of ``"all"`` coordinates together (a kernel's). Of
-      what the best of these explain; what estimating many coefficients costs is left out.
-    - `functions`: how many functions each of these takes; ``"total degree"``: all products up to `degree`.
+    - `explained`: the share of the policy's variance, with its error, explained by functions that are ``"additive"``,
+      of ``"pairs"`` of coordinates, along few ``"directions"``, or of ``"all"`` coordinates together (a kernel's);
+      relative to the best of them, without the cost of estimating many coefficients.
+    - `functions`: how many functions each family takes; ``"total degree"``: all products up to `degree`.
     - `directions`: the few directions, and the degree of the polynomials in them.
     - `supported`: how many functions the samples support.
-    - `varies`: whether the policy varies at all, as far as these show.
+    - `varies`: whether the samples show that the policy varies at all.
     """
 
     dimension: int
@@ -44,8 +44,8 @@ class Structure:
             for name, (share, error) in self.explained.items()
         ]
         return (
-            f"explained by {', '.join(parts)}; all products up to degree {self.degree} are "
-            f"{self.functions['total degree']}; the samples support {self.supported}"
+            f"explained by {', '.join(parts)}; there are {self.functions['total degree']} products up to degree "
+            f"{self.degree}; the samples support {self.supported} functions"
         )
 
 
