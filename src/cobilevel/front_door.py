@@ -61,35 +61,34 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
 
     **Arguments:**
 
-    - `problem`, `samples`: what to solve, and from what.
-    - `basis`: how the policy is written; chosen from the data when left out.
-    - `solver`: ``Newton()`` when left out; a method of ``cb.direct`` solves without a reduction, and takes `steps` and
-      `key` alone.
-    - `steps`: the most steps to take, counted from the first one also after `resume`.
+    - `problem`, `samples`: the problem, and the data to solve it from.
+    - `basis`: the functions in which the policy is written; by default chosen from the data.
+    - `solver`: by default ``Newton()``; a method of ``cb.direct`` solves without a reduction, and takes only `steps`
+      and `key`.
+    - `steps`: the maximal number of steps; after `resume`, too, counted from the first one.
     - `key`: seed of everything random, an integer or a JAX key.
     - `progress`: show a progress bar; by default on a terminal, after two seconds.
     - `resume`: an earlier solution of the same problem with the same basis and solver, to go on from.
-    - `tolerance`: with no basis given, how much of the upper objective the basis may lose, as a share of its size
-      (0.01 is one percent; mind constants in it, and objectives near zero): as few functions are taken as that asks
-      for, by an estimate stated in `choices`. Left out, the policy is resolved as far as the data show it.
+    - `tolerance`: if no basis is given, how much of the upper objective the basis may lose, as a share of its size
+      (0.01 is one percent; mind constant terms, and objectives near zero). The smallest basis that meets it is used,
+      by an estimate stated in `choices`. By default the policy is resolved as far as the data show it.
     - `batch`: samples in each batch, for solvers that work on batches.
-    - `precision`: ``"single"`` or ``"double"``. Left out, Newton computes in double whatever JAX is switched to, and
-      solvers on batches in what the data came in. What comes back is in the caller's precision; ``solution.precise``
-      keeps the digits.
-    - `restarts`: how many times to solve again from other starting points, at random around ``x0``. The best answer is
+    - `precision`: ``"single"`` or ``"double"``. By default, Newton computes in double whatever JAX's setting, and
+      solvers on batches in the precision of the data. Results are in the caller's precision; ``solution.precise``
+      keeps all digits.
+    - `restarts`: how many times to solve again from random starting points around ``x0``. The best solution is
       returned, and ``solution.choices`` states whether they agree.
-    - `checkpoint`: a folder in which the whole run is kept while it goes on, in one file. Where that holds a run of
-      this very call, it goes on from there, to the same answer as if it had not been stopped; another's is refused.
-    - `retreats`: how many times a run that diverges may go back to where it was sound, and on with steps half as long;
-      ``solution.choices`` states whether it did. For solvers with step sizes; left out, as often as leaves a sensible
-      share of them where they were measured, and never where some were given.
+    - `checkpoint`: a folder in which the run is saved as it proceeds, in one file. If it holds a run of the same call,
+      that run continues, to the same solution as without interruption; a run of another call is refused.
+    - `retreats`: how many times a run that diverges may go back to a sound state and continue with steps half as long;
+      ``solution.choices`` states whether it did. For solvers with step sizes. By default as often as keeps step sizes
+      sensible if they were measured, and never if some were given.
 
     **Returns:** a ``Solution``; ``solution.choices`` states what was chosen. Ctrl-C raises ``cb.Interrupted``, a
     ``KeyboardInterrupt`` that carries what was found so far as ``error.solution``.
 
-    **Raises:** ``ValueError`` or ``TypeError`` where arguments do not fit each other, with what to change. How a run
-    ends is no
-    error: see ``solution.converged`` and ``solution.result``.
+    **Raises:** ``ValueError`` or ``TypeError`` if arguments do not fit each other; the message says what to change. How
+    a run ends is not an error: see ``solution.converged`` and ``solution.result``.
 
     **Example:**
 
@@ -126,7 +125,7 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
             choices["solver"] = f"Newton(): all samples at once, second order.{_words_for_large(study)}"
             if study.endless:
                 study = study.finite(for_stream)
-                drawn = f"{study.lower.count} samples drawn once from the stream, and the problem solved on them."
+                drawn = f"{study.lower.count} samples, drawn once from the stream; the problem is solved on them."
                 choices["samples"] = drawn
         choices |= _unseen(problem, study.lower.contexts().xi)
         chosen = _configured(chosen, batch, retreats, study)
@@ -153,12 +152,12 @@ def _solve_partitions(
     """On the rows in this process, which choose the basis and where to start; then on all rows, by an exact solver."""
     began, solver, steps = time.perf_counter(), settings["solver"], settings["steps"]
     if resume is not None:
-        raise TypeError("resume: a solve on partitions goes on from its checkpoint: solve(..., checkpoint=folder).")
+        raise TypeError("resume: a solve on partitions continues from its checkpoint: solve(..., checkpoint=folder).")
     folder = lambda stage: None if checkpoint is None else Path(checkpoint) / stage
     first = solve(problem, samples.sample, checkpoint=folder("sample"), **settings)
     words, chosen = f"{samples.words()}.", Newton() if solver is None else solver
     if not isinstance(chosen, Newton):
-        words += " Batches come from those: a step takes less time than a message to a worker."
+        words += " Batches are drawn from the rows in this process: a step is faster than a message to a worker."
     choices = {**first.choices, "samples": words}
     if not isinstance(chosen, Newton) or first.result not in _ANSWERS:
         return replace(first, choices=choices)
@@ -190,7 +189,7 @@ def _solve_partitions(
 def _unseen(problem: Problem, xi: Any) -> dict[str, str]:
     """What to report where no context has some of the categories."""
     unseen = never_seen(problem.domain, xi)
-    words = f"never seen: {unseen}. The policy there is what the others suggest, or y0; not learned."
+    words = f"never seen: {unseen}. The policy there is not learned: it follows from the other categories, or is y0."
     return {"contexts": words} if unseen else {}
 
 
@@ -202,8 +201,8 @@ def _words_for_large(study: Study) -> str:
     if dx <= DENSE_LIMIT:
         return f" With the curvature along all {dx} coordinates of x, by products."
     return (
-        f" x has {dx} coordinates, more than the {DENSE_LIMIT} along which it forms curvature: it may take thousands "
-        "of steps. If one takes long, cb.HOAG() takes cheaper ones, and cb.SOBA() batches."
+        f" x has {dx} coordinates; it forms the curvature along at most {DENSE_LIMIT}, so it may take thousands of "
+        "steps. If steps are slow, cb.HOAG() has cheaper ones, and cb.SOBA() works on batches."
     )
 
 
@@ -219,21 +218,21 @@ def _check_settings(basis: Any, resume: Any, tolerance: Any, restarts: Any, chec
     if not isinstance(checkpoint, str | Path | None):
         raise TypeError(f"checkpoint must be the path of a folder, got {type(checkpoint).__name__}.")
     if checkpoint is not None and resume is not None:
-        raise TypeError("checkpoint goes on from what its folder holds, and resume from a solution: leave one out.")
+        raise TypeError("checkpoint continues from its folder, resume from a solution: pass only one of them.")
     if tolerance is None:
         return
     positive("tolerance", tolerance)
     if basis is not None or resume is not None:
         raise TypeError(
-            "tolerance says how far the basis is grown, and a basis (or a solution to resume, which has one) was "
-            "given. Leave one of them out; for the solver's own tolerance, cb.Newton(tolerance=...)."
+            "tolerance says how far to grow the basis, but a basis (or a solution to resume, which has one) was given. "
+            "Leave one of them out. The tolerance of the solver is set by cb.Newton(tolerance=...)."
         )
 
 
 def _check_direct(solver: Direct, others: dict[str, Any]) -> None:
     """Raises where a method without a reduction is given what it does not know."""
     if unknown := [name for name, value in others.items() if value is not None]:
-        raise TypeError(f"{type(solver).__name__} does not reduce, and takes no {', '.join(unknown)}. Leave it out.")
+        raise TypeError(f"{type(solver).__name__} solves without a reduction and takes no {', '.join(unknown)}.")
 
 
 @contextmanager
@@ -279,10 +278,10 @@ def _rounding_words(problem: Problem, solution: Solution, samples: Data, study: 
     lost = rounding_error(problem, solution, samples)
     if np.isfinite(lost):
         words += (
-            f" At the answer it changes the gradients of the upper objective by {lost:.1g} of their size, and x by as "
-            "much times the condition of the problem, which is not known."
+            f" At the solution, rounding changes the gradients of the upper objective by {lost:.1g} of their size, and "
+            "x by that times the condition number of the problem, which is not known."
         )
-    return f'{words} For more: precision="double".'
+    return f'{words} For more digits: precision="double".'
 
 
 @contextmanager
@@ -301,15 +300,14 @@ def reduce(problem: Problem, basis: Basis, samples: Data) -> ReducedProblem:
 
     **Arguments:**
 
-    - `problem`: what is to be solved.
+    - `problem`: the problem to reduce.
     - `basis`: a basis such as ``Chebyshev(5)``.
     - `samples`: ``Samples``, ``Product``, ``Levels`` or ``Stream``.
 
     **Returns:** an ordinary bilevel problem with ``upper``, ``lower``, ``upper_pool``, ``lower_pool``, ``draw``,
-    ``x0``, ``W0`` and
-    ``lift``.
+    ``x0``, ``W0`` and ``lift``.
 
-    **Raises:** ``ValueError`` where problem, basis and samples do not fit each other.
+    **Raises:** ``ValueError`` if problem, basis and samples do not fit each other.
 
     **Example:**
 
@@ -337,9 +335,9 @@ def _configured(solver: Any, batch: int | None, retreats: int | None, study: Stu
     if isinstance(solver, Newton) and study.endless:
         raise no_pool("Newton")
     if retreats and not isinstance(solver, Stochastic):
-        raise TypeError(f"{type(solver).__name__} finds the lengths of its steps itself; leave retreats out.")
+        raise TypeError(f"{type(solver).__name__} chooses its step lengths itself; leave retreats out.")
     if batch is None:
         return solver
     if "batch" not in {part.name for part in fields(solver)}:
-        raise TypeError(f"{type(solver).__name__} works on all samples at once and takes no batch. Leave it out.")
+        raise TypeError(f"{type(solver).__name__} works on all samples at once; leave batch out.")
     return replace(solver, batch=batch)

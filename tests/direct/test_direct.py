@@ -227,7 +227,7 @@ def test_finitely_many_contexts_from_end_to_end(finite):
 
 
 def test_options_of_the_reduction_are_refused(small):
-    with pytest.raises(TypeError, match="does not reduce, and takes no basis, batch"):
+    with pytest.raises(TypeError, match="solves without a reduction and takes no basis, batch"):
         cb.solve(small.problem, small.train, cb.Chebyshev(3), cb.direct.PerContext(), batch=4)
     with pytest.raises(ValueError, match="kind must be"):
         cb.direct.LocalWeights("near")

@@ -59,5 +59,5 @@ def test_values_that_cannot_be_kept_are_warned_of(tmp_path):
     seen = called(near)
     solution = solve(lambda x, y, xi, eta: (y - xi) ** 2 + 1e3 * (x - 0.9) ** 2 + 0 * seen(x))
     for keep in (lambda: solution.save(tmp_path / "run.npz"), lambda: pickle.dumps(solution)):
-        with pytest.warns(UserWarning, match="no values of the objectives are kept"):
+        with pytest.warns(UserWarning, match="no values of the objectives are saved"):
             keep()

@@ -201,5 +201,5 @@ def test_a_single_sample_has_no_standard_error(constraints, rows):
     samples = cb.Samples(np.array([0.5, 0.7])[:rows], np.array([0.1, 0.2])[:rows], weights=np.array([1.0, 0.0])[:rows])
     solution = cb.solve(problem, samples, progress=False)
     assert float(solution.x) == pytest.approx(-0.1, abs=1e-3)
-    assert "a single sample does not show its noise" in str(solution)
+    assert "a single sample does not show the noise" in str(solution)
     assert np.isnan(solution.standard_error)

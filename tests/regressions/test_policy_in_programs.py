@@ -66,5 +66,5 @@ def test_equalities_that_are_numbers_cross_to_another_process(sums):
 
 
 def test_equalities_that_are_functions_say_what_to_do(under_equalities):
-    with pytest.raises(TypeError, match=r"hand over the file of solution.save"):
+    with pytest.raises(TypeError, match=r"Write it with solution.save"):
         pickle.dumps(under_equalities)

@@ -101,7 +101,7 @@ def test_a_fixed_coordinate_does_not_set_the_pace():
 def test_a_run_is_resumed_with_its_own_settings_only():
     start = solve(0.5, solver=cb.SOBA(0.1, 0.01, 0.1), steps=20)
     for other in (cb.SOBA(0.1, 0.01, 0.1, batch=32), cb.SOBA(0.1, 0.01, 0.1, shuffle=False), cb.SOBA()):
-        with pytest.raises(ValueError, match="other settings"):
+        with pytest.raises(ValueError, match="solver settings"):
             solve(0.5, solver=other, steps=40, resume=start)
     assert solve(0.5, solver=cb.SOBA(0.1, 0.01, 0.1), steps=40, resume=start).stats["steps"] == 40
 
@@ -150,7 +150,7 @@ def test_measured_steps_that_turn_out_too_long_are_shortened():
     found = cb.solve(problem, cb.Samples(xi, eta), **options)
     assert lost.result is cb.Result.DIVERGED
     assert found.result is not cb.Result.DIVERGED
-    assert "times as long as before" in found.choices["retreats"]
+    assert "times as long" in found.choices["retreats"]
 
 
 def bounded(**more):

@@ -54,7 +54,7 @@ class Checkpoint:
             raise OSError(f"checkpoint: {folder} cannot be written to ({error}). Give another folder.") from error
         if self._lock is None:
             raise ValueError(
-                f"checkpoint: another process is at work on the run in {folder}. Wait for it, or give another folder."
+                f"checkpoint: another process is writing to {folder}. Wait for it to end, or give another folder."
             )
 
     def _read(self) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
@@ -62,12 +62,12 @@ class Checkpoint:
         document, arrays = archive.read(self.path, "checkpoint")
         before, runs = document.get("run"), document.get("runs")
         if not isinstance(before, dict) or not isinstance(runs, list) or not all(isinstance(one, dict) for one in runs):
-            raise ValueError(f"{self.path} is no checkpoint that this version reads. Give another folder.")
+            raise ValueError(f"{self.path} is not a checkpoint that this version can read. Give another folder.")
         differing = sorted(name for name in {*before, *self._solve} if before.get(name) != self._solve.get(name))
         if differing:
             raise ValueError(
                 f"checkpoint: {self.path.parent} holds another run, which differs in: {', '.join(differing)}. Give "
-                "another folder for this one, or delete that one to begin anew."
+                "another folder, or delete this one to start again."
             )
         return [(numbers, archive.group(arrays, f"{k}/")) for k, numbers in enumerate(runs)]
 
@@ -79,14 +79,13 @@ class Checkpoint:
         document, arrays = self._parts[self._number]
         if document.get("structure") != structure:
             raise ValueError(
-                f"checkpoint: run {self._number + 1} of those in {self.path.parent} was with another basis or solver, "
-                "or other features. Versions of JAX and cobilevel must be the same; else delete the folder to begin "
-                "anew."
+                f"checkpoint: run {self._number + 1} in {self.path.parent} used another basis, solver or features. Use "
+                "the same versions of JAX and cobilevel, or delete the folder to start again."
             )
         try:
             return Course.again(document, arrays, like)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise ValueError(f"{self.path} does not hold what a checkpoint does: {error!r}. Delete it.") from error
+            raise ValueError(f"{self.path} is not a valid checkpoint: {error!r}. Delete it.") from error
 
     def put(self, course: Course, at_once: bool = False) -> None:
         """Keeps how far the run has come; the file is written where that is due, or asked for.
@@ -106,13 +105,13 @@ class Checkpoint:
         except OSError as error:
             words = f"checkpoint: {self.path} could not be written ({error})."
             if self._written < 0:
-                raise OSError(f"{words} Make room, or give another folder.") from error
+                raise OSError(f"{words} Free some space, or give another folder.") from error
             if words != self._trouble:
-                warnings.warn(f"{words} The one before it is intact; the run goes on, and tries again.", stacklevel=5)
+                warnings.warn(f"{words} The previous one is intact; the run continues and tries again.", stacklevel=5)
             self._trouble = words
         self._written = time.monotonic()
         self._took = self._written - now
 
     def words(self) -> str:
         """How to go on, after an interruption."""
-        return self._trouble or f"The same call with checkpoint={str(self.path.parent)!r} goes on from there."
+        return self._trouble or f"The same call with checkpoint={str(self.path.parent)!r} continues from there."

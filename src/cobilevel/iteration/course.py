@@ -117,7 +117,7 @@ class Course:
             return {}
         steps = ", ".join(f"at step {failed} (back to {back})" for failed, back in self.retreats)
         share = 2.0 ** -len(self.retreats)
-        return {"retreats": f"diverged {steps}; went on with steps {share:g} times as long as before. Give such steps."}
+        return {"retreats": f"diverged {steps}; continued with steps {share:g} times as long. Pass smaller step sizes."}
 
     def kept(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What a checkpoint holds of it: a document, and arrays."""

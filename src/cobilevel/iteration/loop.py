@@ -326,8 +326,8 @@ def _begun(
     saved, curves = resume
     if own != saved.structure:
         raise ValueError(
-            "resume: the saved state belongs to another solver or other settings of it, another basis, data, bounds or "
-            "precision. Pass the same ones as for the run that is to go on."
+            "resume: the saved state belongs to a run with another solver, solver settings, basis, data, bounds or "
+            "precision. Pass the same ones as for that run."
         )
     state = _with_limit(archive.from_plain(saved.leaves, like), steps)
     return Course(state, History(curves, int(state.step)))
@@ -355,7 +355,7 @@ def _identity(solver: Solver, reduced: Reduced, state: Any, rows: int = 64) -> s
 def _with_limit(state: Any, steps: int) -> Any:
     """The state with another limit, running again where it ended for want of steps."""
     if not 0 <= int(state.result) < len(Result):
-        raise ValueError("resume: the saved state is damaged: it ended in no way that is known.")
+        raise ValueError("resume: the saved state is damaged: the code of its result is unknown.")
     reached = Result.of(int(state.result))
     result = Result.RUNNING if reached.resumable else reached
     numbers = put((np.int32(steps), np.int32(result.code)))

@@ -8,17 +8,17 @@ def outlook(share: float, pace: float, goal: float = 0.1) -> str:
     """What to add where steps are used up: the gradient is at a share of its first size, falls at a pace (the share of
     itself that it loses in a step), and is to come to a goal; by default one at which about a hundredth of what the
     objective had to gain is left."""
-    here = f"(The hypergradient is at {share:.2g} of its first size"
+    here = f"(The hypergradient is at {share:.2g} of its initial size"
     if share <= goal:
         return f"{here}.)"
     if not pace > 0:
-        return f"{here}, and did not fall in the last quarter of the run.)"
+        return f"{here} and did not decrease in the last quarter of the run.)"
     more = math.log(share / goal) / pace
-    return f"{here}; at the pace of the last quarter, {goal:.2g} takes about {more:.2g} more steps.)"
+    return f"{here}; at the rate of the last quarter, {goal:.2g} takes about {more:.2g} more steps.)"
 
 
 class Result(enum.StrEnum):
-    """How a run ended. A member is its sentence; `code` is its number, for compiled programs and saved states.
+    """How a run ended. Each member is a sentence; `code` is its number, for compiled programs and saved states.
 
     **Example:**
 
@@ -33,21 +33,21 @@ class Result(enum.StrEnum):
     RUNNING = "Still running."
     CONVERGED = "Converged: the projected gradient of the reduced problem is below the tolerance."
     STALLED = (
-        "Stalled: no step along the gradient lowers the upper objective any more, yet the gradient is not below the "
-        "tolerance. Look at history['gradient'], and loosen the tolerance if it is small enough for you."
+        "Stalled: no step along the gradient lowers the upper objective any more, but the gradient is not below the "
+        "tolerance. Check history['gradient'], and loosen the tolerance if the gradient is small enough for you."
     )
     BUDGET = (
-        "Budget spent: all allowed steps were taken, and the gradient of the upper objective is not yet zero. Give it "
-        "more steps (they count from the first one, also with resume=...); if x runs away, set x_bounds."
+        "Budget spent: all allowed steps were taken, and the gradient of the upper objective is not yet zero. Allow "
+        "more steps (with resume=..., steps still counts from the first one); if x runs away, set x_bounds."
     )
     DIVERGED = (
-        "Diverged: an iterate became infinite or NaN; the last finite one is returned, and is not an answer. Make the "
-        "step sizes smaller."
+        "Diverged: an iterate became infinite or NaN. The last finite iterate is returned; it is not a solution. Make "
+        "the step sizes smaller."
     )
     NOT_CONVEX = (
-        "The lower level is not strongly convex in y at the point returned, so its minimiser, and with it the upper "
+        "The lower level is not strongly convex in y at the point returned, so its minimiser, and hence the upper "
         "objective, is not defined there. Add a regulariser to lower, smooth its kinks (it must be twice "
-        "differentiable: softplus for max), or bound x away from such points."
+        "differentiable: softplus instead of max), or bound x away from such points."
     )
     LOWER_FAILED = (
         "The lower level could not be minimised at the starting point: it may be linear or concave in y, have kinks "
@@ -59,33 +59,33 @@ class Result(enum.StrEnum):
     )
     UPPER_FAILED = (
         "The upper objective, or its gradient, is infinite or NaN at the starting point. Check upper, or give another "
-        "x0 (and x_bounds that keep out of such regions)."
+        "x0 (and x_bounds that exclude such regions)."
     )
     NOISE = (
-        "Budget spent, at the noise floor: the last hypergradients, averaged, are indistinguishable from their own "
-        "noise. Smaller steps or larger batches would improve it; judge the solution with certify."
+        "Budget spent, at the noise floor: the average of the last hypergradients is indistinguishable from their "
+        "noise. Smaller steps or larger batches would improve the solution; judge it with certify."
     )
     BOUNCING = (
-        "Budget spent, bouncing: successive hypergradients undo each other, so the outer steps are too long, and this "
-        "is not an answer. Make outer smaller."
+        "Budget spent, bouncing: successive hypergradients undo each other, so the outer steps are too long. This is "
+        "not a solution. Make outer smaller."
     )
     SETTLED = (
         "Converged: the hypergradient as this solver estimates it, averaged over about the last hundred steps, is "
-        "below the tolerance. A bias of the estimate itself would not show; judge the solution with certify."
+        "below the tolerance. This does not show a bias of the estimate; judge the solution with certify."
     )
     INFEASIBLE = (
-        "The constraints on y cannot all be met at some contexts, for the x returned. Loosen the one named, leave "
-        "these contexts out, or bound x away from where it happens."
+        "The constraints on y cannot all be met at some contexts, for the x returned. Loosen the one named, drop "
+        "these contexts, or bound x away from such points."
     )
     LIFTED = "Lifted from coefficients given by the caller; not checked."
     INTERRUPTED = (
-        "Interrupted: stopped by a signal before it had ended; this is what it had by then, and not an answer. Go on "
-        "with resume=..., or with the same call where it was given a checkpoint."
+        "Interrupted: stopped by a signal before the end. This is the state reached by then, not a solution. Continue "
+        "with resume=..., or, if a checkpoint was given, with the same call."
     )
     GAVE_WAY = (
-        "Constraints on y are violated though they can be met: at the x returned the lower level presses on them "
-        "harder than their barrier withstands, so the upper objective is not that of the problem. Set x_bounds, or "
-        "start from an x0 nearer to where the answer should be: the barrier is measured there."
+        "Constraints on y are violated though they can be met: at the x returned the lower level pushes against them "
+        "harder than their barrier can hold, so the upper objective is not that of the problem. Set x_bounds, or "
+        "start from an x0 nearer to the expected solution: the barrier is scaled there."
     )
     STATIONARY = (
         "Converged: the gradient of the upper objective, as this method computes it without a reduction, has vanished."
@@ -93,7 +93,7 @@ class Result(enum.StrEnum):
 
     @property
     def code(self) -> int:
-        """The number that stands for it in compiled programs and saved states."""
+        """Its number in compiled programs and saved states."""
         return _ORDER.index(self)
 
     @staticmethod

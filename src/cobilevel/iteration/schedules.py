@@ -49,11 +49,11 @@ def check_schedule(name: str, value: Schedule, most: float = np.inf) -> None:
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             raise TypeError(
-                f"{name}: a schedule must give one number for a step, traceable by JAX (jnp.where instead of if), "
+                f"{name}: a schedule must return one number per step, traceable by JAX (jnp.where instead of if), "
                 f"but it fails with {reason.rstrip('.')}."
             ) from error
         if shape:
-            raise TypeError(f"{name}: a schedule must give one number for a step, got an array of shape {shape}.")
+            raise TypeError(f"{name}: a schedule must return one number per step, got an array of shape {shape}.")
         return
     _check_number(name, value, most, also=", or a schedule;")
 
@@ -68,7 +68,7 @@ def _check_number(name: str, value: Any, most: float = np.inf, positive: bool = 
 
 
 class PolynomialDecay(eqx.Module):
-    r"""$c\,(1 + k/w)^{-p}$ at step ``k``: `value` $c$, `power` $p$, `offset` $w$ (the steps before decay sets in).
+    r"""$c\,(1 + k/w)^{-p}$ at step ``k``: `value` $c$, `power` $p$, `offset` $w$ (the steps before the decay begins).
 
     **Example:**
 
@@ -95,9 +95,9 @@ class Cosine(eqx.Module):
 
     **Arguments:**
 
-    - `value`: at the first step.
-    - `steps`: over how many steps it falls.
-    - `last`: where it ends.
+    - `value`: the value at the first step.
+    - `steps`: the number of steps until it reaches `last`.
+    - `last`: the final value.
 
     **Example:**
 

@@ -69,7 +69,7 @@ class Scales(eqx.Module):
         """The curvatures, for ``solution.choices``."""
         return (
             f"curvature of the lower level {float(self.convex):.3g} to {float(self.smooth):.3g}, of the upper "
-            f"objective {float(self.bend):.3g}, measured from x0 downhill"
+            f"objective {float(self.bend):.3g}, measured downhill from x0"
         )
 
 

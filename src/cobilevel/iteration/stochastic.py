@@ -404,7 +404,7 @@ class Stochastic(Solver):
             given = self.defaults(scales)
             first = {name: float(at(given[name], np.asarray(0, np.int32), state.dtype)) for name in missing}
             sizes = ", ".join(f"{name} {size:.3g}" for name, size in first.items())
-            words["step sizes"] = f"{sizes} (at first), from scales: {scales.words()}."
+            words["step sizes"] = f"{sizes} (initially), from measured scales: {scales.words()}."
         return state.average.x, state.average.W, words
 
 
