@@ -38,7 +38,7 @@ def test_no_rows_of_several_columns_give_no_rows(days):
 
 def test_columns_of_several_lengths_are_named(days):
     for call in (days.policy, days.table):
-        with pytest.raises(ValueError, match=r"columns must be of one length.*'a' \[3\], 'day' \[2\]"):
+        with pytest.raises(ValueError, match=r"columns must have the same length.*'a' \[3\], 'day' \[2\]"):
             call({"a": np.zeros(3), "day": ["mon", "tue"]})
     assert days.policy({"a": np.zeros(3), "day": "mon"}).shape == (3, 2)
 

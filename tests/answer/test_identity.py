@@ -101,7 +101,9 @@ def test_values_decide_where_digests_differ():
     assert function_digests(stream(aside)) != begun.digests
     assert not different_functions(begun, np.float64(1.0), policy, stream(aside))
     half = lambda key, size: jax.tree.map(lambda a: a * 0.5, draw(key, size))
-    assert different_functions(begun, np.float64(1.0), policy, stream(half)) == {"samples": "they are drawn otherwise"}
+    assert different_functions(begun, np.float64(1.0), policy, stream(half)) == {
+        "samples": "they are drawn differently"
+    }
 
     sums = (lambda x, y, xi, eta: jnp.sum(y**2), lambda x, y, xi, eta: jnp.sum((y - x - eta) ** 2))
     with_sum = lambda b: cb.Problem(*sums, 1.0, np.zeros(2), LINE, constraints=[cb.Equalities([[1.0, 2.0]], b)])

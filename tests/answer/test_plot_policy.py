@@ -131,8 +131,8 @@ REFUSED = [
     ({"over": "day", "at": {"weather": 2}}, "at holds weather at 2, which is not in Interval"),
     ({"over": "day", "at": {"day": "mon"}}, "'day' is also held by at"),
     ({"over": "wind", "at": {"day": "holiday"}}, "at holds day at 'holiday', which is not in Finite"),
-    ({"over": ["weather", "wind", "day"]}, "over takes one or two contexts"),
-    ({"over": []}, "over takes one or two contexts"),
+    ({"over": ["weather", "wind", "day"]}, "over takes one or two of the contexts"),
+    ({"over": []}, "over takes one or two of the contexts"),
 ]
 
 

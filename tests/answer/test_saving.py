@@ -109,7 +109,7 @@ def test_eta_of_a_class_of_its_own_is_said_to_be_unchecked(solved, tmp_path):
         both: np.ndarray
 
     path = found(stated(), cb.Samples(XI, Noise(NOISE)), solved.x, solved.W).save(tmp_path / "own.npz")
-    with pytest.warns(UserWarning, match="cannot be checked, since eta is of a class of its own"):
+    with pytest.warns(UserWarning, match="cannot check .* since eta is an instance of a user-defined class"):
         cb.load(path, stated())
 
 
@@ -135,7 +135,7 @@ def test_features_must_have_the_values_they_had(tmp_path):
         cb.load(path, problem, basis=cb.Orthonormal(powers(0.1)))
     study = Study.of(problem, cb.Samples(XI, NOISE))
     check_functions(study, cb.Orthonormal(powers(0.0)), back)
-    with pytest.raises(ValueError, match="resume: the basis has other Features"):
+    with pytest.raises(ValueError, match="resume: the functions of Features have other values"):
         check_functions(study, cb.Orthonormal(powers(0.1)), back)
 
 
@@ -176,7 +176,7 @@ CRAFTED = {
     "result": (lambda d, a: d.update(result="GOOD"), "its result cannot be read"),
     "errors": (lambda d, a: d["uncertainty"].update(value="none"), "could not convert"),
     "format": (lambda d, a: d.update(format=99), "formats up to 3"),
-    "recipe": (lambda d, a: d["basis"].update(name="system"), "not one of this library"),
+    "recipe": (lambda d, a: d["basis"].update(name="system"), "not part of this library"),
     "digests": (lambda d, a: d["objectives"].update(digests=3), "its objectives cannot be read"),
 }
 

@@ -138,5 +138,5 @@ def test_loading_runs_no_code(quadratic, tmp_path):
     with pytest.raises(ValueError, match="not a saved solution"):
         cb.load(tmp_path / "trap.npz", quadratic.problem)
     assert not (tmp_path / "sprung").exists()
-    with pytest.raises(ValueError, match="not one of this library"):
+    with pytest.raises(ValueError, match="not part of this library"):
         basis_from_json({"name": "os.system", "n": 3})

@@ -87,9 +87,9 @@ def check_names(domain: Domain, xi: Any) -> None:
     """Raises where contexts come by name and the domain has none, since their order may differ."""
     if isinstance(domain, Box) and (isinstance(xi, Mapping) or is_frame(xi)):
         raise TypeError(
-            f"contexts of {domain!r} have no names, so columns cannot be told apart by theirs. Pass an array with the "
-            "columns in the order in which they were solved with, such as df[['a', 'b']].to_numpy(); or state the "
-            "domain by name, cb.Mixed(a=cb.Interval(lo, hi), ...)."
+            f"contexts of {domain!r} have no names, so columns cannot be matched by name. Pass an array with the "
+            "columns in the order used for solving, such as df[['a', 'b']].to_numpy(); or name them in the domain, "
+            "cb.Mixed(a=cb.Interval(lo, hi), ...)."
         )
 
 
@@ -120,7 +120,7 @@ def _context_rows(domain: Domain, contexts: Any, caller: str) -> tuple[np.ndarra
     else:
         array = axes[0].codes(_table(contexts, caller))
         if array.shape[array.ndim - len(domain.shape) :] != domain.shape:
-            raise ValueError(f"{caller}: contexts of {domain!r} end in shape {domain.shape}, got {array.shape}.")
+            raise ValueError(f"{caller}: contexts of {domain!r} must end in shape {domain.shape}, got {array.shape}.")
         rows = array.reshape(-1, *domain.shape)
         parts: Any = domain.coordinates(rows)  # pyright: ignore[reportArgumentType]
         return rows, {axis.name: axis.words(parts[:, j]) for j, axis in enumerate(axes)}, None
@@ -129,7 +129,7 @@ def _context_rows(domain: Domain, contexts: Any, caller: str) -> tuple[np.ndarra
         wanted = ", ".join(repr(axis.name) for axis in axes)
         raise ValueError(
             f"{caller}: contexts of {domain!r} have {len(axes)} column{'s'[: len(axes) != 1]} ({wanted}), got "
-            f"{len(chosen)}: {', '.join(map(repr, chosen))}. Pass the contexts alone."
+            f"{len(chosen)}: {', '.join(map(repr, chosen))}. Pass only the contexts."
         )
     one_length(chosen, f"{caller}: contexts")
     coded = [axis.codes(column).astype(float) for axis, column in zip(axes, chosen.values(), strict=True)]

@@ -79,7 +79,7 @@ def function_digests(study: Study) -> dict[str, str]:
     A digest that ends in ``?`` does not see all that a function does: it calls back into Python. Nothing is compiled.
     """
     if study.stated is None:
-        raise ValueError("this study was not made by Study.of, and does not know the functions as they were stated.")
+        raise ValueError("this study was not made by Study.of, so it does not hold the user's functions.")
     with _precision_of(study.dtype):
         digests = {name: part.digest() for name, part in _functions_of(study.stated).items()}
     draws: list[Any] = [level.draw for level in (study.upper, study.lower) if level.endless]  # pyright: ignore
@@ -155,7 +155,7 @@ class Objectives:
         try:
             probe = self.probe(x, policy)
         except Exception as error:  # functions that fail away from the samples; a run that took hours is kept even so
-            warnings.warn(f"no values of the objectives are kept, and nothing can be compared: {error}", stacklevel=5)
+            warnings.warn(f"no values of the objectives are saved, so load cannot compare them: {error}", stacklevel=5)
             probe = None
         return Objectives(self.dtype, None, self.digests, probe)
 
@@ -225,12 +225,12 @@ def different_functions(
         known = doubted & functions.keys() & probe.values.keys()
         tables = _evaluated({name: functions[name] for name in sorted(known)}, probe.x, probe.rows)
         words = {name: _difference(probe.values[name], table, saved.dtype) for name, table in tables.items()}
-        words |= dict.fromkeys(doubted - known, "there are none in one of them")
+        words |= dict.fromkeys(doubted - known, "only one of the two has it")
         if study is not None and saved.digests.get("samples") != digests.get("samples"):
             for name, level in (("upper", study.upper), ("lower", study.lower)):
                 before, after = jax.tree.leaves(probe.rows[name][:2]), jax.tree.leaves(_probe_samples(level))
                 alike = len(before) == len(after) and all(map(partial(close_to, saved.dtype), before, after))
-                words |= {} if alike else {"samples": "they are drawn otherwise"}
+                words |= {} if alike else {"samples": "they are drawn differently"}
         return {name: said for name, said in words.items() if said}
 
 
@@ -243,12 +243,12 @@ def _doubted(saved: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
 def _difference(before: np.ndarray, after: np.ndarray, dtype: Any) -> str:
     """By how much, of the size of values or of gradients; empty where that is rounding."""
     if before.shape != after.shape:
-        return "it is of another shape"
+        return "it has another shape"
     for what, columns in _COLUMNS.items():
         one, other = before[:, columns], after[:, columns]
         finite = np.isfinite(one) & np.isfinite(other)
         if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
-            return f"{what} are infinite or NaN at other points"
+            return f"{what} are infinite or NaN at different points"
         size = max(np.max(np.abs(part), where=finite, initial=0.0) for part in (one, other))
         gap = float(np.max(np.abs(one - other), where=finite, initial=0.0))
         if gap > _tolerance(dtype) * size:
@@ -285,7 +285,7 @@ def check_constraints(problem: Problem, solved: Sequence[str], what: str) -> Non
         words = lambda table: "; ".join(table[:4]) or "none"
         raise ValueError(
             f"{what} was found under other constraints on y ({words(tuple(solved))}) than this problem has "
-            f"({words(own)}): solve again, or give the problem it was solved for."
+            f"({words(own)}). Solve again, or pass the problem it was solved for."
         )
 
 

@@ -86,7 +86,7 @@ class Job:
 
 
 class Interrupted(KeyboardInterrupt):
-    """A solve that was stopped by a signal; `solution` is what it had so far, with which ``resume=`` goes on.
+    """A solve that was stopped by a signal; `solution` is what it had so far, which ``resume=`` continues.
 
     `signal` is the number of the signal.
 
@@ -94,7 +94,7 @@ class Interrupted(KeyboardInterrupt):
 
     - `words`: the message.
     - `solution`: what the run had so far.
-    - `number`: of the signal, kept as `signal`.
+    - `number`: the number of the signal, kept as `signal`.
 
     **Example:**
 
@@ -133,14 +133,14 @@ def run(
     saved = None
     if resume is not None:
         if resume.state is None:
-            raise ValueError("resume: this solution holds no solver state; solve from the beginning.")
+            raise ValueError("resume: this solution holds no solver state. Solve from the beginning.")
         saved = resume.state, resume.history
     ended, stopped = iterate(solver, reduced, key, steps, progress, saved, checkpoint, retreats, resumable)
     parts = vars(ended) | {"choices": {**(choices or {}), **ended.choices}} | _constraint_fields(reduced)
     solution = Solution(basis=reduced.basis, objectives=objectives, **parts)
     if stopped is None:
         return solution
-    go_on = "solve(..., resume=error.solution) goes on from there." if checkpoint is None else checkpoint.words()
+    go_on = "solve(..., resume=error.solution) continues from there." if checkpoint is None else checkpoint.words()
     raise Interrupted(f"Interrupted at step {solution.stats['steps']} of {steps}. {go_on}", solution, stopped)
 
 
@@ -174,17 +174,17 @@ def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None
     own = resume.basis.basis
     if basis_to_json(own) == basis_to_json(basis) and not same_features(own, basis, study.problem.domain):
         raise ValueError(
-            "resume: the basis has other Features: its functions have other values than those of the run that is to go "
-            "on. Pass the same ones, or leave the basis out."
+            "resume: the functions of Features have other values than in the run to resume. Pass the same basis, or "
+            "leave it out."
         )
     if resume.objectives is None:
         return
     others = different_functions(resume.objectives, resume.full_parts()[0], resume.at, study)
     if others:
-        words = "; ".join(f"{name} is not what it was: {by}" for name, by in others.items())
+        words = "; ".join(f"{name} has changed: {by}" for name, by in others.items())
         raise ValueError(
-            f"resume: the solution is of another problem: {words}. Pass the functions of the run that is to go on, or "
-            "start from where it ended: problem.at(solution.x)."
+            f"resume: the solution belongs to another problem: {words}. Pass the functions of that run, or start from "
+            "where it ended: problem.at(solution.x)."
         )
 
 
@@ -221,7 +221,7 @@ def _deficiency(reduced: Reduced) -> dict[str, str]:
         return {}
     words = {
         "rank": f"the observed contexts distinguish {reduced.rank} of the {reduced.basis.size} functions; the other "
-        "directions keep their start (where a cell holds no context, the policy is y0)."
+        "directions keep their initial values (in a cell without contexts, the policy is y0)."
     }
     upper = reduced.upper_source
     if upper is reduced.lower_source or upper.rows is None or reduced.whitening is None:
@@ -231,7 +231,7 @@ def _deficiency(reduced: Reduced) -> dict[str, str]:
     if lost:
         words["unseen"] = (
             f"{lost} of {len(phi)} upper-level contexts lie where the lower level has no samples to learn the policy "
-            "from, which keeps y0 there in part. Give the lower level contexts there, or take a smaller basis."
+            "from; it partly stays at y0 there. Give the lower level contexts there, or use a smaller basis."
         )
         warnings.warn(words["unseen"], stacklevel=4)
     return words

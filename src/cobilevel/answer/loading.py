@@ -30,11 +30,11 @@ _ENTRIES = {"result": str, "stats": dict, "choices": dict, "basis": dict, "domai
 
 
 def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solution:
-    """Reads a saved solution back, for the problem it belongs to; no code in the file is run.
+    """Reads a saved solution, for the problem it belongs to; no code in the file is run.
 
-    Raises ``ValueError`` where the file is damaged, and where it was solved for another problem: other functions (their
-    values at a few samples, which the file keeps, decide where their code has changed), shapes, domain or constraints.
-    `basis` is needed only where the solution was found with ``Features``: a user's function is not stored, and the one
+    Raises ``ValueError`` if the file is damaged, or was solved for another problem: other functions (if their code has
+    changed, they are compared by their values at a few samples kept in the file), shapes, domain or constraints.
+    `basis` is needed only if the solution was found with ``Features``: a user's function is not saved, and the one
     given must have the same values.
 
     **Arguments:**
@@ -43,7 +43,7 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
     - `problem`: the problem it was solved for.
     - `basis`: see above.
 
-    **Returns:** a ``Solution``. Its standard errors and its state come along; its samples do not.
+    **Returns:** a ``Solution``, with its standard errors and its state, but without its samples.
 
     **Example:**
 
@@ -77,20 +77,20 @@ def _reading(path: str | Path, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{path} is damaged, or of another library: its {what} cannot be read ({reason}).") from error
+        raise ValueError(f"{path} is damaged, or not of this library: its {what} cannot be read ({reason}).") from error
 
 
 def _check_entries(path: str | Path, document: dict[str, Any]) -> None:
     version = document.get("format")
     if version not in (FIRST_FORMAT, FORMAT):
-        raise ValueError(f"{path} has format {version}, this version reads formats up to {FORMAT}.")
+        raise ValueError(f"{path} has format {version}; this version reads formats up to {FORMAT}.")
     wrong = [name for name, kind in _ENTRIES.items() if not isinstance(document.get(name), kind)]
     if document.get("returned", "float64") not in ("float16", "bfloat16", "float32", "float64"):
         wrong.append("returned")
     if "choices" not in wrong and not all(isinstance(words, str) for words in document["choices"].values()):
         wrong.append("choices")
     if wrong:
-        raise ValueError(f"{path} is damaged, or of another library: {', '.join(wrong)} missing, or no such thing.")
+        raise ValueError(f"{path} is damaged, or not of this library: {', '.join(wrong)} missing or invalid.")
     largest = _largest_number(document["basis"])
     if largest > MOST_LISTED:  # found before anything is made of it
         raise ValueError(f"{path} asks for a basis with {largest} functions, more than {MOST_LISTED}: it is damaged.")
@@ -115,7 +115,7 @@ def _loaded(
             f"{path} was solved on another domain ({document['domain']}) than the problem's ({problem.domain!r})."
         )
     if basis is not None and basis_to_json(basis) != document["basis"]:
-        raise ValueError(f"{path} was solved in the basis {document['basis']}, not in {basis!r}: pass that one.")
+        raise ValueError(f"{path} was solved in the basis {document['basis']}, not in {basis!r}. Pass the former.")
     fitted = _basis_of_file(path, document, arrays, problem, basis)
     x = _rebuilt(path, "x", document, arrays, problem.x0)
     form = form_of(problem) if problem.constraints else None
@@ -130,7 +130,7 @@ def _loaded(
         else:
             result, detail = Result[words], str(document["detail"])
     if result.good and not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((x, W))):
-        raise ValueError(f"{path} says that it converged, and x or W hold NaN or infinity: it is damaged.")
+        raise ValueError(f"{path} says that it converged, but x or W hold NaN or infinity: it is damaged.")
     kept = None if first else document.get("state")
     with _reading(path, "state"):
         state = None if kept is None else Saved(archive.in_order(arrays, "state"), str(kept))
@@ -162,14 +162,14 @@ def _basis_of_file(
         one = jax.ShapeDtypeStruct((1, *problem.domain.shape), np.float64)
         wide = eqx.filter_eval_shape(lambda xi: recipe.evaluate(problem.domain, xi), one).shape[-1]
         if not fits or wide != raw:
-            raise ValueError(f"{path}: its basis has {wide} functions, and coefficients for {raw}: it is damaged.")
+            raise ValueError(f"{path}: its basis has {wide} functions, but coefficients for {raw}: it is damaged.")
         fitted = FeatureMap(recipe, problem.domain, *put((transform, constant)))
     if "features/values" in arrays and "features/xi" in arrays:
         here = features_at(recipe, problem.domain, arrays["features/xi"])
         if not close_to(np.float64, arrays["features/values"], here):
             raise ValueError(
-                f"{path} was solved with other Features: the functions of the basis given have other values than those "
-                "of the one it was solved in. Pass that one; with another function the policy would be another."
+                f"{path} was solved with other Features: the functions of the basis given have other values. Pass the "
+                "basis it was solved in; another function would give another policy."
             )
     return fitted
 
@@ -197,8 +197,8 @@ def _check_functions(path: str | Path, solution: Solution, problem: Problem) -> 
         return  # a file of an earlier version, or coefficients that a caller lifted
     if solution.objectives.kept is None:
         warnings.warn(
-            f"{path}: whether the problem has the functions it was solved for cannot be checked, since eta is of a "
-            "class of its own. With a dict or a tuple of arrays it can.",
+            f"{path}: cannot check that the problem has the functions it was solved for, since eta is an instance of "
+            "a user-defined class. Use a dict or a tuple of arrays to have it checked.",
             stacklevel=3,
         )
         return

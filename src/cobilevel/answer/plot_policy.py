@@ -113,7 +113,7 @@ def _slice(solution: Any, over: Any, at: dict[str, Any], samples: Any) -> Slice:
     both = [name for name in wanted if name in at]
     if both or not 1 <= len(set(wanted)) == len(wanted) <= 2:
         held = f"; {both[0]!r} is also held by at" if both else ""
-        raise ValueError(f"plot: over takes one or two contexts out of {names}, got {over!r}{held}.")
+        raise ValueError(f"plot: over takes one or two of the contexts {names}, got {over!r}{held}.")
     held, said = {}, []
     for j, axis in enumerate(axes):
         if axis.name not in wanted:

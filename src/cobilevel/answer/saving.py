@@ -81,7 +81,7 @@ def objectives_from_file(document: Any, arrays: dict[str, np.ndarray], x: PyTree
     if entry is None:
         return None
     if entry["dtype"] not in ("float16", "bfloat16", "float32", "float64"):
-        raise ValueError(f"the file is damaged: its functions are in {entry['dtype']!r}, which is no precision.")
+        raise ValueError(f"the file is damaged: its functions are in {entry['dtype']!r}, which is not a precision.")
     digests = {str(name): str(digest) for name, digest in entry["digests"].items()}
     probe = None if entry["eta"] is None else _probe_from_file(entry["eta"], arrays, x, y)
     return Objectives(np.dtype(entry["dtype"]), None, digests, probe)
@@ -103,7 +103,7 @@ def _probe_from_file(structures: Any, arrays: dict[str, np.ndarray], x: PyTree, 
         leaves = archive.group(arrays, f"objectives/{name}/eta/")
         xi, eta = arrays[f"objectives/{name}/xi"], _structure_from_json(structures[name], leaves)
         if any(len(np.atleast_1d(leaf)) != points for leaf in (xi, *leaves.values())):
-            raise ValueError("the file is damaged: there are other samples than values of the functions at them.")
+            raise ValueError("the file is damaged: its samples do not match the values of the functions at them.")
         rows[name] = ProbeRows(xi, eta, rebuilt(f"objectives/{name}/y", y, points))
     return Probe(rebuilt("objectives/x", x, 2), rows, values)
 

@@ -46,13 +46,13 @@ class Solution:
     - `result`: how it ended, a ``Result`` that reads as a sentence; `detail`: where and when, if there is more to say.
     - `history`: curves over steps; `stats`: oracle calls, samples, seconds, bytes, rank.
     - `choices`: what the library chose for the user, in words.
-    - `inference`: what `uncertainty` is, or computes it.
-    - `form`, `smoothing`: where ``y`` is constrained, how it follows from the unknown that `W` belongs to, and the
-      barrier in place of inequalities; `feasibility`: how far these are met; `constraints`: all of them in words.
-    - `precise`: `x`, `W` and the basis in double precision, where they come back in single; used to judge, save and go
-      on.
-    - `policy_noise`: computes what `policy_standard_error` gives; a solution from a file has none.
-    - `objectives`: the functions it was found with, so that it is not taken for a solution of others.
+    - `inference`: the value of `uncertainty`, or a function that computes it.
+    - `form`, `smoothing`: if ``y`` is constrained, the map to it from the unknown that `W` belongs to, and the weight
+      of the barrier; `feasibility`: how far the inequalities are met; `constraints`: all constraints in words.
+    - `precise`: `x`, `W` and the basis in double precision, if they are returned in single; used to judge, save and
+      resume.
+    - `policy_noise`: a function that computes `policy_standard_error`; a solution from a file has none.
+    - `objectives`: the functions it was found with, so that it is not mistaken for a solution of others.
 
     **Example:**
 
@@ -90,8 +90,8 @@ class Solution:
         """What goes to another process, or into a copy: what a file keeps. The functions stay behind."""
         if self.form is not None and not isinstance(self.form.stated, Same | None):
             raise TypeError(
-                "a solution under equalities that vary holds the function b of the problem and cannot be pickled: hand "
-                "over the file of solution.save(...), and read it with cb.load(path, problem)."
+                "a solution under equalities that vary holds the function b of the problem and cannot be pickled. "
+                "Write it with solution.save(path), and read it with cb.load(path, problem)."
             )
         objectives = None if self.objectives is None else self.objectives.kept_of(self.x, self.at)
         known = {part.name: getattr(self, part.name) for part in fields(self)}
@@ -104,7 +104,7 @@ class Solution:
 
     @property
     def uncertainty(self) -> Uncertainty:
-        """How well the samples determine ``x``; computed when first asked for (printing asks)."""
+        """How well the samples determine ``x``; computed on first access, e.g. when the solution is printed."""
         known = self.inference
         if callable(known):
             known = known()
@@ -113,7 +113,7 @@ class Solution:
 
     @property
     def standard_error(self) -> PyTree:
-        """Of each coordinate of ``x``, in its shape: infinite where the samples do not determine it."""
+        """The standard error of each coordinate of ``x``, in its shape: infinite if the samples do not determine it."""
         return shaped_like(self.x, self.uncertainty.error)
 
     @property
@@ -125,8 +125,8 @@ class Solution:
     def policy(self, xi: Any) -> PyTree[Array]:
         """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain.
 
-        Contexts as in the data: an array, strings, a data frame, or a dict of columns, among which single values are
-        repeated.
+        Contexts are passed as in the data: an array, strings, a data frame, or a dict of columns, in which single
+        values are repeated.
         """
         check_names(self.basis.domain, xi)
         return self.at(self.basis.domain.pack(columns_of(self.basis.domain, xi, "solution.policy")))
@@ -146,10 +146,10 @@ class Solution:
         return u if self.form is None else self.form.along(x, u, jnp.asarray(xi), len(self.basis.domain.shape))
 
     def policy_standard_error(self, xi: Any) -> PyTree[np.ndarray]:
-        """Of the policy at contexts, given ``x``, in the shape of ``policy(xi)``: the noise of the samples.
+        """The standard error of the policy at contexts, given ``x``, in the shape of ``policy(xi)``.
 
-        The policy plus or minus 1.96 of them covers, 95% of the time, the best policy in the basis at this ``x``; what
-        the basis cannot follow is not in it (``certify`` measures that).
+        The policy plus or minus 1.96 standard errors covers, 95% of the time, the best policy in the basis at this
+        ``x``; the error of the basis itself is not included (``certify`` measures that).
         """
         return self.standard_error_at(self.basis.domain.pack(columns_of(self.basis.domain, xi, "solution.policy")))
 
@@ -157,7 +157,7 @@ class Solution:
         """``policy_standard_error`` at contexts as the library keeps them."""
         y, rows = self.at(xi), np.asarray(xi).reshape(-1, *self.basis.domain.shape)
         if self.form is not None and self.form.null is not None:
-            errors = "not known for a policy under equalities."
+            errors = "unknown for a policy under equalities."
         elif self.policy_noise is None:
             errors = "a solution from a file, or of a stream, keeps no samples."
         else:
@@ -169,8 +169,8 @@ class Solution:
         return jax.tree.map(lambda error, like: error.astype(like.dtype), shaped, y)
 
     def full_parts(self) -> tuple[PyTree, PyTree, Any, Any]:
-        """``x``, ``W``, and transform and constant of the basis, in double precision where that is what they were found
-        in; what was replaced since then counts as it is."""
+        """``x``, ``W``, and transform and constant of the basis, in double precision if they were found in it; parts
+        replaced since then are taken as they are."""
         own = (self.x, self.W, self.basis.transform, self.basis.constant)
         if self.precise is None:
             return own
@@ -182,7 +182,7 @@ class Solution:
         return replace(self, x=x, W=W, basis=replace(self.basis, transform=transform, constant=constant), precise=None)
 
     def rounded(self, dtype: Any) -> "Solution":
-        """The solution in a floating dtype, what it was computed in kept along."""
+        """The solution in a floating dtype; the values it was computed in are kept in `precise`."""
         parts = (self.x, self.W, self.basis.transform, self.basis.constant)
         if all(leaf.dtype == dtype for leaf in jax.tree.leaves(parts)):
             return self
@@ -194,28 +194,28 @@ class Solution:
     def save(self, path: str | Path) -> Path:
         """Writes the solution to one file, atomically; ``cobilevel.load`` reads it back.
 
-        A few of the samples are kept in it, with the values of both objectives there: ``load`` recognises these.
+        The file keeps a few of the samples, with the values of both objectives there: ``load`` compares them.
         """
         return write_solution(self, path_given("save: path", path))
 
     def table(self, contexts: Any) -> Any:
-        """The policy at contexts given as an array, a dict of columns or a data frame, one context a row.
+        """The policy at contexts given as an array, a dict of columns or a data frame, one context per row.
 
-        A data frame of the same library comes back, or a dict of NumPy columns where no frame was given: the contexts,
-        the components of ``y``, and ``in_domain``. The policy is NaN at contexts outside, and at unknown categories.
+        Returns a data frame of the same library, or a dict of NumPy columns if no frame was given: the contexts, the
+        components of ``y``, and ``in_domain``. The policy is NaN outside the domain and at unknown categories.
         """
         return policy_table(self, contexts)
 
     def plot(self, over: Any = None, at: Mapping[str, Any] | None = None, samples: Any = None) -> Any:
         """Draws the policy over one or two contexts and returns the Matplotlib figure.
 
-        - `over`: the name of a context, or two; by default all where they are one or two, else the first. Contexts of
+        - `over`: the name of a context, or two; by default all if there are at most two, else the first. Contexts of
           an ``Interval`` are called ``"xi"``, of a ``Box`` ``"xi[0]"``, ``"xi[1]"``.
-        - `at`: values at which others are held, by name; by default their median or most frequent value in `samples`,
-          without these the middle of the domain or the first category. The title states them.
-        - `samples`: shown as faint points where ``eta`` has the shapes of ``y``.
+        - `at`: values at which the others are held, by name; by default their median or most frequent value in
+          `samples`, or without samples the middle of the domain or the first category. The title states them.
+        - `samples`: shown as faint points if ``eta`` has the shapes of ``y``.
 
-        Lines and categories come with a 95% interval, of ``policy_standard_error``.
+        Lines and categories are drawn with a 95% interval from ``policy_standard_error``.
         """
         return plot_policy(self, over, at, samples)
 
@@ -250,16 +250,16 @@ def check_solution(problem: Problem, solution: Any) -> None:
         raise TypeError(f"solution must be a Solution, as cb.solve returns it, got {type(solution).__name__}.")
     if domain_to_json(solution.basis.domain) != domain_to_json(problem.domain):
         raise ValueError(
-            f"the solution lives on {solution.basis.domain!r}, and the problem on {problem.domain!r}: it belongs to "
-            "another problem."
+            f"the solution lives on {solution.basis.domain!r}, but the problem on {problem.domain!r}: the solution "
+            "belongs to another problem."
         )
     wanted = jax.tree.map(lambda y: (solution.basis.size, *y.shape), problem.y0)
     for name, tree, asked in (("x", solution.x, jax.tree.map(jnp.shape, problem.x0)), ("W", solution.W, wanted)):
         shapes = jax.tree.map(jnp.shape, tree)
         if shapes != asked:
             raise ValueError(
-                f"solution.{name} has the shapes {shapes}, and this problem asks for {asked}: it belongs to another "
-                "problem."
+                f"solution.{name} has the shapes {shapes}, but this problem needs {asked}: the solution belongs to "
+                "another problem."
             )
 
 
