@@ -137,7 +137,7 @@ def test_modules_keep_their_functions(x0, tmp_path):
 
 
 def test_whole_numbers_in_x_are_refused_in_words():
-    with pytest.raises(TypeError, match=r"x0\['k'\] must be a float array.*functions hold themselves"):
+    with pytest.raises(TypeError, match=r"x0\['k'\] must be a float array.*Constants belong in the functions"):
         cb.Problem(upper, lower, x0={"w": np.ones(3), "k": 3}, y0=0.0, domain=cb.Interval(0.0, 1.0))
 
 
@@ -168,7 +168,7 @@ def test_differences_are_not_taken_where_they_cost_more_than_the_solve(width, ro
     inputs = 144 // width
     stated = problem(width, inputs - (width > 1))
     study = Study.of(stated, samples(rows, inputs - (width > 1)), precision_for(stated, samples(8), None))
-    assert "derivatives would be taken" in around.too_large(study, False)
+    assert "derivatives would be computed" in around.too_large(study, False)
 
 
 def test_thousands_of_numbers_are_judged_without_their_covariance():
@@ -200,7 +200,7 @@ def test_a_layer_takes_no_functions_for_its_weights():
     stated, data = problem(1, 8), samples(400, 8)
     solution = cb.solve(stated, data, steps=2)
     assert solution.basis.size < 9
-    assert "not determined in full" not in str(solution)
+    assert "not fully determined" not in str(solution)
     f = lambda x, y, xi, eta: y**2 / 2 + DECAY * jnp.sum(x**2)
     g = lambda x, y, xi, eta: (y - eta["u"] @ x - eta["t"]) ** 2
     through = cb.Problem(f, g, np.zeros(8), 0.0, cb.Interval(0.0, 1.0))

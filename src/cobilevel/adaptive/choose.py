@@ -65,7 +65,7 @@ def choose_basis(
             return found
     if study.problem.sizes[1] > MOST_COEFFICIENTS:
         basis = basis_of(members := Axes.of(domain).up_to(0), domain)
-        words = f"{basis!r}: a y of {study.problem.sizes[1]} numbers is too large for tests."
+        words = f"{basis!r}: a y of {study.problem.sizes[1]} numbers is too large to test more functions."
         return Choice(basis, words, spent, members)
     at = flattened(x)
     if study.noisy and study.constrained is not None and study.constrained.smoothing is not None:
@@ -75,8 +75,8 @@ def choose_basis(
         few = axes.up_to(int(study.lower.contexts().distinct() >= len(axes.up_to(1))))
         members, most = search.as_good_as_any(at, axes.up_to(0)) or (few, len(few))
         basis = basis_of(members, domain)
-        sizes = f"of up to {most} functions, as good on {search.held} samples held out as any, and enough for corners"
-        return Choice(basis, f"{basis!r}: {sizes}, with the constraints smoothed.", spent, members)
+        sizes = f"as good on {search.held} held-out samples as any basis of up to {most} functions, and fine enough for"
+        return Choice(basis, f"{basis!r}: {sizes} the corners of the smoothed constraints.", spent, members)
     selection = None if before is None else before.selection
     selection = ForwardSelection(study, key, spent) if selection is None else selection
     fits = selection.fits
@@ -85,7 +85,7 @@ def choose_basis(
         compared = compare_families(fits, at, before.members, selection.most, before.family)
         if compared is None or compared[1] is None:
             return before
-        return before.with_family(compared[1], f"{before.words} Learned anew where that led: {compared[0]}")
+        return before.with_family(compared[1], f"{before.words} Learned again at the new x: {compared[0]}")
     members, words = selection.at(at, key, None if before is None else before.members)
     basis, count = basis_of(members, domain), len(members)
     if fits.axes.nested and not isinstance(domain, Periodic) and _STABLE * len(fits.u) < count**2:
@@ -113,7 +113,7 @@ def _of_categories(study: Study, domain: Finite, key: Array, spent: Counter) -> 
     words = f"Categorical(): a free policy for each of the {count} contexts."
     if seen < count:
         words = (
-            f"Categorical(): a free policy for each of the {seen} contexts that were seen; at the other {count - seen} "
-            "there is nothing to learn it from, and it is y0 there."
+            f"Categorical(): a free policy for each of the {seen} contexts that were observed; at the other "
+            f"{count - seen} there are no samples to learn it from, so it is y0."
         )
     return Choice(Categorical(), words, spent)

@@ -132,7 +132,7 @@ class Search:
         grown, judge = found[pick].members, len(found[last].members)
         basis = basis_of(grown, self.study.problem.domain)
         if pick == last:
-            return grown, f"{basis!r} is the largest that the samples support, with none to judge it by"
+            return grown, f"{basis!r} is the largest the samples support, with no larger one to judge it by"
         return grown, f"{basis!r} loses {lost[pick]:.2g} of the objective (asked {excess:.2g}), judged by N = {judge}"
 
     def lost_at(self, x: Vector, members: np.ndarray, loss: Loss) -> tuple[float, int]:

@@ -213,7 +213,7 @@ def _learn_network(basis: Neural, study: Study) -> Neural:
         found = _train(reduced.ordinary(), sizes, basis.steps, as_key(basis.seed), *start)
     trained, outputs = jax.tree.map(np.asarray, found)
     if not np.all(np.isfinite(outputs)):
-        raise ValueError(f"{basis!r} became NaN or infinity in training: make rate smaller, or give another x0.")
+        raise ValueError(f"{basis!r} became NaN or infinity in training; make rate smaller, or give another x0.")
     weight = np.asarray(pool.weight)
     middle = weight @ outputs / len(pool)
     last = trained[-1].copy()

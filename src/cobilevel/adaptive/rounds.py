@@ -55,7 +55,7 @@ def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
     with precisely:
         grown = _grow(replace(newton, study=study, careful=None), key, tolerance)
     if isinstance(grown, str):
-        words = f"not used, held-out samples chose the basis: {grown}."
+        words = f"not used, since {grown}; held-out samples chose the basis."
         return solve_choosing(job.choosing(tolerance=words), key)
     solution, words, spent = grown
     if isinstance(job.solver, Newton):
@@ -69,7 +69,7 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Cou
     """The solution with a basis grown, its story and its cost; or why none could be grown."""
     domain = newton.study.problem.domain
     if isinstance(domain, Finite):
-        return "the contexts are finite in number"
+        return "there are finitely many contexts"
     part, axes = newton.study.thinned(key, FEW_SAMPLES), Axes.of(domain)
     members = axes.up_to(3 if axes.nested else 2)
     scout = replace(newton, study=part, steps=min(ROUNDS, newton.steps), progress=False)
@@ -86,15 +86,15 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Cou
             return "the lower level could not be fitted"
         grown, words = found
         if story and len(grown) <= len(members):
-            story.append(f"there, after all, {words}")
+            story.append(f"at the x this led to, {words}")
             break
         members = start = grown
         solution = _run_from(newton, basis_of(members, domain), solution)
         lost, judge = search.lost_at(flattened(solution.x), members, loss)
-        story.append(f"{words}; where that led it loses {lost:.2g}, judged by N = {judge}")
+        story.append(f"{words}; at the x this led to, it loses {lost:.2g}, judged by N = {judge}")
         if lost <= excess:
             break
-    words = f"grown for a tolerance of {tolerance:g}: " + ". So: ".join(story) + "."
+    words = f"grown for a tolerance of {tolerance:g}: " + ". Then: ".join(story) + "."
     return solution, words, spent
 
 
@@ -110,10 +110,10 @@ def solve_learning(job: Job, basis: Basis) -> Solution:
         before, x = x, flattened(solution.x)
         moves.append(float(np.linalg.norm(x - before)) / size)
     words = (
-        f"{basis!r}: learned at x0, and anew in {len(moves) - 1} rounds where the solver had arrived; in the last x "
-        f"moved by {moves[-1]:.1g} of its size"
+        f"{basis!r}: learned at x0, and again in {len(moves) - 1} rounds at the x reached by then; in the last round "
+        f"x moved by {moves[-1]:.1g} of its size"
     )
-    words += ", so it has not settled: take more functions." if moves[-1] > SETTLED else "."
+    words += ", so it has not settled. Use more functions." if moves[-1] > SETTLED else "."
     return replace(solution, choices={**solution.choices, "basis": f"{words} The history is that of the last round."})
 
 

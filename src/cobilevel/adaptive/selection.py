@@ -202,19 +202,17 @@ class ForwardSelection:
             seen = self.fits.expansions(self.fits.usable).seen_above(x, here.point.W) if lacking < count else 0
             least = -(-(dx - seen) // dy) if seen >= lacking else 0
         words = (
-            f"beyond these, nothing of the policy or of what moves x stands out from the noise of {count} "
+            f"more functions would improve neither the policy nor the hypergradient beyond the noise of {count} "
             f"{'contexts' if self.fits.together > 1 else 'samples'} (tested at {len(points)} decisions)."
         )
         if not self.study.noisy:
-            words = f"more would change the policy by less than 0.3% (tested at {len(points)} decisions)."
+            words = f"more functions would change the policy by less than 0.3% (tested at {len(points)} decisions)."
         if len(members) >= self.most:
-            words = f"as many as {count} samples with {self.fits.samples.distinct()} distinct contexts support."
+            words = f"the most that {count} samples with {self.fits.samples.distinct()} distinct contexts support."
             if self.most < self.fits.supported:
-                words = f"as many as are tried for a y of {dy} numbers; give a basis to have more."
+                words = f"the most that are tried for a y of {dy} numbers; for more, pass a basis."
         if len(members) < least:
-            words = (
-                f"x has {dx} coordinates, and fewer functions could not determine it; the policy alone asks for less."
-            )
+            words = f"x has {dx} coordinates, and fewer functions could not determine it; the policy alone needs fewer."
             while len(members) < least and len(ahead := self.axes.neighbours(members)):  # those of low degree first
                 members = np.concatenate([members, ahead])
             members = members[:least]

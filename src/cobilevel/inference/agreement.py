@@ -67,6 +67,6 @@ def disagreement(around: Around) -> str:
         return ""
     freedom = f"{degrees} degree{'s'[: degrees > 1]} of freedom"
     return (
-        f"The functions of the context do not agree on x (Hansen's J = {size:.3g} on {freedom}, p = {chance:.1g}). As "
-        "instruments, some are not valid, or the effect is not the same for all: another basis may give another x."
+        f"The functions of the context do not agree on x (Hansen's J = {size:.3g} on {freedom}, p = {chance:.1g}). "
+        "Some are not valid instruments, or the effect is not the same for all: another basis may give another x."
     )

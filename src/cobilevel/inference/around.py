@@ -356,7 +356,7 @@ def too_large(study: Study, joint: bool) -> str:
     derived = derivatives_of(study)
     if dx > MOST_COORDINATES:
         return f"x has {dx} coordinates, more than {MOST_COORDINATES}"
-    numbers, what = max((held, "numbers would be held"), (derived, "derivatives would be taken"))
+    numbers, what = max((held, "numbers would be stored"), (derived, "derivatives would be computed"))
     numbers *= 2 * dx + 1
     return f"{numbers:.1g} {what}" if numbers > MOST_NUMBERS else ""
 

@@ -40,13 +40,13 @@ def too_large_for_products(study: Study) -> str:
     if dx > DENSE_LIMIT:
         return f"x has {dx} coordinates, more than {DENSE_LIMIT}"
     numbers = 3 * dx * (dx + (max(rows) if study.shared else sum(rows)))
-    return f"{numbers:.1g} numbers would be held" if numbers > MOST_NUMBERS else ""
+    return f"{numbers:.1g} numbers would be stored" if numbers > MOST_NUMBERS else ""
 
 
 def too_many_derivatives(study: Study) -> str:
     """Why not even one expansion is taken, in words; empty where it can be."""
     numbers = derivatives_of(study)
-    return f"{numbers:.1g} derivatives would be taken" if numbers > MOST_NUMBERS else ""
+    return f"{numbers:.1g} derivatives would be computed" if numbers > MOST_NUMBERS else ""
 
 
 class Sampled:
@@ -150,8 +150,8 @@ def look_by_products(study: Study, galerkin: Galerkin) -> Sampled | str:
     here = Sampled(study, galerkin)
     if here.uneven():
         return (
-            "the upper objective has a kink near x, or curves otherwise within a standard error of it, and x is too "
-            "large for differences along each coordinate. The bootstrap may tell"
+            "the upper objective has a kink near x, or its curvature changes within a standard error, and x has too "
+            "many coordinates for differences along each. Try cb.bootstrap"
         )
     return here
 
@@ -197,5 +197,5 @@ def _in_words(flat: int, falls: int, free: int) -> tuple[str, ...]:
             "noise."
         )
     if falls:
-        words.append(f"the objective falls along {falls} of {free} directions, so x is no minimum.")
+        words.append(f"the objective falls along {falls} of {free} directions, so x is not a minimum.")
     return tuple(words)

@@ -305,7 +305,7 @@ def _unresolved(around: Around, near: Neighbours, u: np.ndarray, torn: bool) -> 
     if near.alone:
         return f"{near.alone} samples are the only ones at their context"
     if torn:
-        return "nearest neighbours disagree with second ones, so there is structure as fine as the samples"
+        return "nearest and second-nearest neighbours disagree, so there is structure as fine as the samples"
     if near.width == 0:
         return ""
     known = near.arranged(features_of(around) @ around.point.W)

@@ -33,7 +33,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     joint, stated, study = study.shared and study.noisy, study, study.softened()
     drawn = [level.contexts().shares() for level in (study.upper, study.lower) if not level.crossed]
     if any(round(1 / np.sum(shares**2)) == 1 for shares in drawn):
-        return unknown(x, "standard errors are not known: a single sample does not show its noise.")
+        return unknown(x, "standard errors are not known: a single sample does not show the noise.")
     reduced = reduced if study is stated else replace(reduced, problem=study.problem)
     why = too_large(study, joint)
     if why and (wider := too_large_for_products(study)):
@@ -435,7 +435,7 @@ def _undetermined(
     else:
         many = []
     words = many + [f"{_in_words(d, names, unit)}: {still} it beyond its noise." for d in flat]
-    return words + [f"{_in_words(d, names, unit)}: the objective falls along it, so x is no minimum." for d in falls]
+    return words + [f"{_in_words(d, names, unit)}: the objective falls along it, so x is not a minimum." for d in falls]
 
 
 def _notes(
@@ -456,12 +456,12 @@ def _notes(
         elif uneven[j]:
             note = "its curvature changes within a standard error: not determined"
         elif np.isnan(bias[j]) and not touched[j]:
-            note = "fitting the policy to so few samples biases it by more than can be corrected: not determined"
+            note = "the policy is fitted to so few samples that its bias cannot be corrected: not determined"
         elif hidden[j] and not touched[j]:
             what = "what a richer basis shows" if around.study.barred else "structure that neighbouring samples show"
-            note = f"the basis misses {what}: with it about {x[j] + hidden[j]:.5g}"
+            note = f"the basis misses {what}: about {x[j] + hidden[j]:.5g} with it"
         elif free[j] and not touched[j] and abs(bias[j]) > error[j] / 2 > 0:
-            note = f"biased by {bias[j]:+.3g}, a fit to few samples for each function; {x[j] - bias[j]:.5g} without"
+            note = f"biased by {bias[j]:+.3g}: few samples per function; {x[j] - bias[j]:.5g} without the bias"
         notes.append(note)
     return tuple(notes)
 
@@ -474,7 +474,7 @@ def _without_curvature(study: Study, galerkin: Galerkin, start: PyTree | None) -
     coefficients = functions * dy if large else functions
     if study.noisy and (large or not study.shared) and coefficients > NOTICED * rows:
         what = f"{coefficients} coefficients" if large else f"{functions} functions"
-        own, of = ("", "an x of so many coordinates") if study.shared else (" of its own", "Levels")
+        own, of = ("", "an x of this many coordinates") if study.shared else (" of the lower level", "Levels")
         said.append(
             f"the policy's {what} were fitted to {rows} samples{own}, so x carries a bias of the order of "
             f"N{' d_y' * large} / n = {coefficients / rows:.1g} of itself, which is not corrected for {of}."
@@ -482,13 +482,13 @@ def _without_curvature(study: Study, galerkin: Galerkin, start: PyTree | None) -
     rank = reduced.basis.size if reduced.rank is None else reduced.rank
     if rank * dy < dx and rank * dy + galerkin.expansions.seen_above(point.x, point.W) < dx:
         said.append(
-            f"the policy has {rank * dy} coefficients and x has {dx} coordinates: what x does through the policy is "
-            "not determined in full."
+            f"the policy has {rank * dy} coefficients and x has {dx} coordinates: the effect of x through the policy "
+            "is not fully determined."
         )
     stayed = start is not None and np.allclose(point.x, flattened(start), rtol=study.eps, atol=0)
     if stayed and not point.gradient.any():
         said.append(
-            "x did not move from x0: the gradient is zero there (a plateau?), so this is where it began, and not an "
-            "answer."
+            "x did not move from x0: the gradient is zero there (a plateau?), so this is the starting point, not a "
+            "solution."
         )
     return said

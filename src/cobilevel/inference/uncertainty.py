@@ -145,7 +145,7 @@ class Uncertainty:
         shapes["ends"] = (2, size)
         wrong = [name for name in shapes.keys() & arrays.keys() if numbers[name].shape != shapes[name]]
         if len(known.notes) != size or wrong:
-            raise ValueError("the file is damaged: its standard errors are not of the coordinates they name.")
+            raise ValueError("the file is damaged: its standard errors do not match the coordinates they name.")
         return known
 
 
