@@ -29,11 +29,11 @@ _FEWEST = 10  # samples, below which those drawn again are too often the same
 class Bootstrap:
     """The spread of ``x`` over resampled data.
 
-    - `x`: one solution for each resampling, a leading axis before each leaf.
+    - `x`: one solution for each resampling, along a leading axis of each leaf.
     - `error`: standard errors, shaped like ``x``, infinite where the samples do not determine a coordinate;
-      `interval`: pointwise 95% ends.
-    - `failed`: resamplings that did not converge, and are left out.
-    - `sandwich`: the uncertainty of the solution by the sandwich formula, to compare with.
+      `interval`: the ends of pointwise 95% intervals.
+    - `failed`: the number of resamplings that did not converge; they are left out.
+    - `sandwich`: the uncertainty of the solution by the sandwich formula, for comparison.
 
     **Example:**
 
@@ -76,19 +76,19 @@ def bootstrap(
     progress: bool | None = None,
     precision: str | None = None,
 ) -> Bootstrap:
-    """Solves again, from the solution, on samples drawn with replacement from those it was found from.
+    """Solves again, starting from the solution, on samples drawn with replacement from its data.
 
     **Arguments:**
 
     - `samples`: the data the solution was found from.
     - `replicates`: how many times; a hundred for standard errors, more for intervals.
-    - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
-    - `problem`, `solution`: what was solved, and its solution.
+    - `precision`: ``"single"`` or ``"double"``; by default double, whatever JAX's setting.
+    - `problem`, `solution`: the problem, and its solution.
     - `key`: the seed of the resampling.
     - `progress`: show a progress bar; by default on a terminal, after two seconds.
 
-    The basis stays as it is: what is resampled is the data, not the choice of functions. Directions in which the
-    samples do not determine ``x`` are held where they are; coordinates that belong to one have infinite errors.
+    The basis stays fixed: the data are resampled, not the choice of functions. ``x`` is held fixed along directions
+    that the samples do not determine; coordinates with a part in one have infinite errors.
 
     **Example:**
 
@@ -114,7 +114,7 @@ def _resampled(
     if study.endless:
         raise TypeError("bootstrap: a Stream has no samples to resample; pass the samples it was solved on.")
     if min(study.upper.count or 0, study.lower.count or 0) < _FEWEST:
-        raise ValueError(f"bootstrap: with fewer than {_FEWEST} samples resampling says nothing about others.")
+        raise ValueError(f"bootstrap: fewer than {_FEWEST} samples are too few to resample.")
     study, x = study.at(solution.x), flattened(solution.x)
     reduced, known = reduce_with(study, solution.basis, solution.W).whitened(), solution.uncertainty
     if known.why_not or known.hessian is None or not np.allclose(known.x, x, rtol=np.finfo(np.float32).eps, atol=0):
@@ -129,7 +129,7 @@ def _resampled(
     kept = [place for place in solutions if place is not None]
     failed = replicates - len(kept)
     if len(kept) < 2:
-        raise ValueError(f"bootstrap: {failed} of {replicates} resamplings did not converge; is the solution one?")
+        raise ValueError(f"bootstrap: {failed} of {replicates} resamplings did not converge; did the solution?")
     lost, rows = np.isinf(known.error), np.stack(kept)
     ends = [np.where(lost, end, np.quantile(rows, q, axis=0)) for q, end in zip(TAILS, (-np.inf, np.inf), strict=True)]
     error = np.where(lost, np.inf, np.std(rows, axis=0, ddof=1))

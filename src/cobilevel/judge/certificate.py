@@ -17,7 +17,7 @@ from .intervals import ROUNDED, Estimate
 
 @dataclass(frozen=True)
 class Constants:
-    r"""What the corrected theorem needs to know: Lipschitz constants of ``f`` (`f0`), of its gradient (`f1`), of the
+    r"""The constants of the corrected theorem: Lipschitz constants of ``f`` (`f0`), of its gradient (`f1`), of the
     gradient (`g1`) and the Hessian (`g2`) of ``g``, and the strong convexity `mu` of ``g`` in ``y``.
 
     **Arguments:**
@@ -48,7 +48,7 @@ class Constants:
 
     @property
     def policy(self) -> float:
-        """``K``: how much the gradient can move for each unit of the policy's error."""
+        """``K``: how much the gradient can change per unit of the policy's error."""
         f0, f1, g1, g2, mu = self.f0, self.f1, self.g1, self.g2, self.mu
         return f1 + g2 * f0 / mu + g2 * g1 * f0 / mu**2 + f1 * g1 / mu
 
@@ -72,21 +72,22 @@ class Regret:
 class Certificate:
     """How good a solution is, measured on samples. Figures are numbers that carry ``.error`` and ``.interval``.
 
-    - `gradient_norm`: of the contextual objective ``F`` at ``x``, without what active bounds block.
-    - `reduced_gradient_norm`: of the reduced objective on the same samples.
+    - `gradient_norm`: the norm of the gradient of the contextual objective ``F`` at ``x``, without components blocked
+      by active bounds.
+    - `reduced_gradient_norm`: the same for the reduced objective on the same samples.
     - `policy_error`: ``E|policy - y*|^2``.
     - `adjoint_error`, `sensitivity_error`: squared distances of adjoint and sensitivity to the span of the basis, in
       the norm of ``d22 G``; the square root of their product bounds what they add to the gap.
-    - `hypergradient_gap`: ``|grad F - grad F_Phi|``; `parts`: the vectors it is the sum of.
+    - `hypergradient_gap`: ``|grad F - grad F_Phi|``; `parts`: the vectors that add up to this difference.
     - `lower_loss`: the mean of ``g`` along the policy.
-    - `objective`: ``F`` at ``x``; `regret`: how much lower it could be at a decision nearby, with the parts that more
-      samples and a richer basis would show, and the step that leads there; ``None`` where curvature is not known.
-    - `typical`: the size of a single sample's gradient, to read gradient norms by.
-    - `mode`: "exact", "neighbours", "enriched" or "held-out", and `compared`: with what, in words.
-    - `unresolved`: why the samples cannot decide what the basis misses; empty where they can. Then nothing is promised.
-    - `bound`: the corrected theorem's bound on the gradient norm, where constants were given.
-    - `trouble`: what went wrong, empty where nothing did; `left_out`: what a large ``x`` was not asked, and why.
-    - `feasibility`: how far constraints on ``y`` are met on these samples. All other figures are then of the problem
+    - `objective`: ``F`` at ``x``; `regret`: how much lower it could be at a decision nearby, with the parts due to
+      sampling and to the basis, and the step that leads there; ``None`` if the curvature is not known.
+    - `typical`: the size of a single sample's gradient, to compare gradient norms with.
+    - `mode`: "exact", "neighbours", "enriched" or "held-out"; `compared`: what the solution is compared with, in words.
+    - `unresolved`: why the samples cannot show what the basis misses; empty if they can. If not, nothing is promised.
+    - `bound`: the corrected theorem's bound on the gradient norm, if constants were given.
+    - `trouble`: what went wrong, empty if nothing did; `left_out`: what was not computed for a large ``x``, and why.
+    - `feasibility`: how far constraints on ``y`` are met on these samples. All other figures are then for the problem
       with the barrier it was solved with, whose price is stated.
 
     **Example:**
@@ -127,8 +128,7 @@ class Certificate:
     def stationary(self, threshold: float) -> bool | None:
         """Whether the gradient of ``F`` is at most `threshold` at ``x``.
 
-        True where the upper end of its interval is, False where the lower end is not, ``None`` where these samples
-        cannot tell.
+        True if the upper end of its interval is, False if the lower end is not, ``None`` if these samples cannot tell.
         """
         positive("stationary: threshold", threshold)
         if self.unresolved or not np.isfinite(self.gradient_norm.error):
@@ -139,7 +139,7 @@ class Certificate:
 
     @property
     def blame(self) -> str:
-        """Which part of the gap is the larger, in words."""
+        """How large each part of the gap is, in words."""
         if not self.parts:
             return "not measured"
         sizes = {name: float(np.linalg.norm(flattened(part))) for name, part in self.parts.items()}
@@ -152,13 +152,13 @@ class Certificate:
 
     @property
     def title(self) -> str:
-        """By which samples, and compared with what."""
+        """The mode, the samples, and what the solution is compared with."""
         return f"Certificate({self.mode} mode, {self.samples} samples: compared with {self.compared})"
 
     def rows(self) -> list[tuple[str, str]]:
-        """The figures, each with its name, in words."""
+        """Names and values of the figures, in words."""
         scale = "" if np.isnan(self.typical) else f"  (of a single sample: {self.typical:.2g})"
-        blocked = f"  ({self.blocked} coordinates blocked by bounds left out)" if self.blocked else ""
+        blocked = f"  ({self.blocked} coordinates blocked by bounds are left out)" if self.blocked else ""
         gap = "0" if self.blame == "rounding" else repr(self.hypergradient_gap)
         return self._stake() + [
             (name, words)
@@ -191,7 +191,7 @@ class Certificate:
 
     def _remarks(self) -> tuple[list[str], list[str], list[str]]:
         """What is not known, how far constraints on ``y`` are met, and what went wrong: in words."""
-        unknown = f"unresolved: {self.unresolved}. What the basis misses is not known, and nothing is promised."
+        unknown = f"unresolved: {self.unresolved}. What the basis misses is unknown, so nothing is promised."
         met = [] if self.feasibility is None else self.feasibility.words()
         said = [f"left out: {self.left_out}"] if self.left_out else []
         said += [f"trouble: {self.trouble}"] if self.trouble else []

@@ -49,7 +49,7 @@ from .evaluate import DRAWS_WANTED, in_precision_of
 from .intervals import Estimate, length_around, mean_estimate, norm_estimate
 
 _CHANCE = 1e-6  # probability of a gradient as small on fresh samples: below, these are the ones it was solved from
-_SAME_SAMPLES = "these are the samples it was solved from, so intervals say what noise leaves open and show no error"
+_SAME_SAMPLES = "these are the samples it was solved from, so intervals show what noise leaves open, not the error"
 _UNSURE = "the gradient, or its noise, could not be measured: too few samples, or NaN in upper or lower at the policy"
 
 MODES = ("exact", "neighbours", "enriched", "held-out")
@@ -69,16 +69,16 @@ def certify(
 
     **Arguments:**
 
-    - `problem`, `solution`: what was solved, and its solution.
-    - `samples`: data to judge by; others than those it was solved from, or the figures are too optimistic.
+    - `problem`, `solution`: the problem, and its solution.
+    - `samples`: data to judge by. Use fresh samples: on those it was solved from, the figures are too optimistic.
     - `mode`: by default the first that is possible. ``"exact"``: true lower-level solutions at each context (no noise
       in the lower level, ``Product`` data, or ``problem.conditional``). ``"neighbours"``: joint samples only, by
-      products of the residuals of neighbouring ones; it sees structure as fine as the samples lie. ``"enriched"``:
-      compared with a basis of about twice the functions; it sees what that basis can express and no more.
+      products of the residuals of neighbouring samples; it sees structure as fine as the spacing of the samples.
+      ``"enriched"``: compared with a basis of about twice the functions; it sees only what that basis can express.
       ``"held-out"``: the reduced problem and the lower objective on these samples, nothing else.
     - `constants`: Lipschitz constants, to evaluate the corrected theorem's bound.
-    - `draws`, `key`: draws of noise at a context where ``problem.conditional`` is used, and their seed.
-    - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
+    - `draws`, `key`: draws of noise per context if ``problem.conditional`` is used, and their seed.
+    - `precision`: ``"single"`` or ``"double"``; by default double, whatever JAX's setting.
 
     **Example:**
 
@@ -96,7 +96,7 @@ def certify(
     if constants is not None and not isinstance(constants, Constants):
         raise TypeError(f"constants must be cb.Constants(f0=..., f1=..., g1=..., g2=..., mu=...), got {constants!r}.")
     if mode is not None and mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, or None to have it chosen; got {mode!r}.")
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, or None (chosen automatically); got {mode!r}.")
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
         certificate = _certified(study, in_precision_of(study, solution), mode, constants, draws, as_key(key))
@@ -174,19 +174,19 @@ def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[
     contexts, coefficients = len(study.upper.contexts()), solution.basis.size * d_y
     large = "" if coefficients <= DENSE_LIMIT else f"N d_y = {coefficients} coefficients are more than {DENSE_LIMIT}."
     unknown = "" if law_is_known(study) else f"{MISSING[0].upper()}{MISSING[1:]}"
-    many = f"second derivatives of {d_y} x {d_y + d_x} at {contexts} contexts do not fit."
+    many = f"second derivatives of {d_y} x {d_y + d_x} at {contexts} contexts do not fit in memory."
     many = many if contexts * d_y * (d_y + d_x) > MOST_NUMBERS else ""
     crossing = rows_of(study)[1] * d_y * d_x > MOST_NUMBERS or d_x > DENSE_LIMIT
-    slow = f"derivatives of {d_y} x {d_x} numbers at each sample do not fit." if crossing else ""
+    slow = f"derivatives of {d_y} x {d_x} numbers at each sample do not fit in memory." if crossing else ""
     estimated = ""
     if not unknown and study.shared and study.noisy and study.problem.conditional is None:
-        estimated = 'the lower level\'s solutions would themselves be estimates from few samples; "neighbours" knows.'
+        estimated = 'the lower level\'s solutions would be estimates from few samples; "neighbours" allows for that.'
     lacking = "" if study.shared else "the two levels see different samples."
     lacking = lacking if study.noisy else "the lower level has no noise that neighbours could average out."
     if study.barred:
-        lacking = lacking or "a barrier bends faster than the noise of the samples allows products of them to show."
+        lacking = lacking or "a barrier bends too sharply for products of noisy samples to show it."
     wide = too_large(study, True)
-    crossed = "it compares on joint samples, and these are Product data."
+    crossed = "it needs joint samples, but these are Product data."
     crossed = crossed if study.upper.crossed or study.lower.crossed else ""
     alone = "the samples support no richer basis, or there is none." if richer is None else ""
     return {

@@ -22,7 +22,7 @@ from ..study import Study, precision_for
 from ..trees import as_rows
 from .intervals import Estimate, mean_estimate
 
-DRAWS_WANTED = "conditional means, and their noise, are taken over so many draws at each context"
+DRAWS_WANTED = "the number of draws at each context that conditional means and their noise are computed from"
 _SHARPEST = 1e4  # times the solution's barrier, decade by decade: the constrained lower level
 
 
@@ -32,10 +32,10 @@ class Evaluation:
 
     - `loss`: ``F(x)``, the mean of ``f`` at the *exact* lower-level solutions.
     - `policy_error`: the mean of ``|y*(x, xi) - policy(xi)|^2``.
-    - `x_error`: ``|x - x*|^2`` where the truth is known, else ``None``.
-    - `trouble`: what went wrong with the exact solves, empty where nothing did.
-    - `feasibility`: how far the policy meets constraints on ``y`` on these data, where there are any. Exact solutions
-      are then those of the constrained lower level, by a barrier far sharper than the solution's.
+    - `x_error`: ``|x - x*|^2`` if the truth is known, else ``None``.
+    - `trouble`: what went wrong with the exact solves, empty if nothing did.
+    - `feasibility`: how far the policy meets constraints on ``y`` on these data, if there are any. Exact solutions
+      then solve the constrained lower level, with a barrier far sharper than the solution's.
 
     **Example:**
 
@@ -95,15 +95,14 @@ def evaluate(
 
     **Arguments:**
 
-    - `problem`, `solution`: what was solved, and its solution.
-    - `samples`: data to judge by; not those it was solved from, if the figures are to say anything about new ones.
+    - `problem`, `solution`: the problem, and its solution.
+    - `samples`: data to judge by. Use fresh samples: figures on the data it was solved from say little about new data.
     - `truth`: the true ``x``, or an object that has it as ``.x``.
-    - `draws`, `key`: how many draws of noise a context gets, where the exact lower level rests on
-      ``problem.conditional``.
-    - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
+    - `draws`, `key`: draws of noise per context if ``problem.conditional`` is used, and their seed.
+    - `precision`: ``"single"`` or ``"double"``; by default double, whatever JAX's setting.
 
     Needs the conditional law of the noise: a lower level without noise, ``Product`` data, a ``Finite`` domain, or
-    ``conditional``; raises otherwise, and says so.
+    ``conditional``; raises otherwise.
 
     **Example:**
 
@@ -133,8 +132,8 @@ def evaluate(
         if study.noisy and study.problem.conditional is None:
             seen = study.lower.contexts()
             trouble.append(
-                f"the exact policy is itself estimated, from about {len(seen) // seen.distinct()} samples a context: "
-                "both figures hold its noise. Judge with cb.certify"
+                f"the exact policy is itself estimated, from about {len(seen) // seen.distinct()} samples per context, "
+                "so both figures include its noise. Judge with cb.certify"
             )
         if truth is not None:
             true_x = decision_like(getattr(truth, "x", truth), known.x, "truth", study.dtype)

@@ -20,7 +20,7 @@ class Estimate(float):
 
     - `value`: the number itself: an estimate is a float.
     - `error`: its standard error.
-    - `interval`: its 95% interval, the value itself when left out.
+    - `interval`: its 95% interval; by default the value itself.
 
     **Example:**
 
@@ -44,7 +44,7 @@ class Estimate(float):
     def of(value: float, error: float, freedom: float = np.inf, least: float = -np.inf) -> "Estimate":
         """From a value and its standard error, by Student's t (by the normal law at infinite `freedom`).
 
-        The truth is known to be no less than `least`. Where value or error is not a number, nothing else is known.
+        The truth is known to be at least `least`. If value or error is NaN, nothing else is known.
         """
         value = float(np.maximum(value, least))
         if not np.isfinite(error) or not np.isfinite(value):
@@ -54,11 +54,11 @@ class Estimate(float):
 
     @staticmethod
     def of_square(value: float, variance: float, growth: float, freedom: float = np.inf) -> "Estimate":
-        """Of the mean of a square, estimated without bias, so that it may be negative.
+        """An estimate of the mean of a square, without bias, so that it may be negative.
 
-        Its variance grows with the truth, and where the estimate is too small by chance so is the variance: the
-        interval holds the values that differ from the estimate by no more than *their* variance explains; at least
-        the estimate, and what is up to a standard error, however far below zero the estimate is.
+        Its variance grows with the truth, and if the estimate is too small by chance, so is the variance. The interval
+        therefore holds the values that differ from the estimate by no more than *their* variance explains; at least
+        the estimate, and values up to a standard error, however far below zero the estimate is.
         """
         if not np.isfinite(value + variance + growth):
             return Estimate(value, np.nan, (0.0, np.inf))
@@ -69,7 +69,7 @@ class Estimate(float):
         return Estimate(max(value, 0.0), error, (max(min(middle - half, value), 0.0), max(middle + half, error)))
 
     def beyond_rounding(self, size: float) -> "Estimate":
-        """Itself, or zero where it is no more than the rounding of squares of this size."""
+        """The estimate, or zero if it is no more than the rounding of squares of this size."""
         return Estimate(0.0) if self.high <= ROUNDED**2 * abs(size) else self
 
     @property
@@ -83,7 +83,7 @@ class Estimate(float):
         return self.interval[1]
 
     def exp(self) -> "Estimate":
-        """The exponential of a number estimated by its logarithm: ends are carried over, the error to first order."""
+        """The exponential of an estimated logarithm: the ends are transformed, the error to first order."""
         value = float(np.exp(float(self)))
         return Estimate(value, value * self.error, (float(np.exp(self.low)), float(np.exp(self.high))))
 
@@ -93,7 +93,7 @@ class Estimate(float):
         return Estimate(float(self) ** 2 / 2, error, (self.low**2 / 2, self.high**2 / 2))
 
     def words(self, digits: int = 3) -> str:
-        """The value, and its interval where it has an error."""
+        """The value, and its interval if it has an error."""
         if not self.error:
             return f"{float(self):.{digits}g}"
         return f"{float(self):.{digits}g} [{self.low:.{digits}g}, {self.high:.{digits}g}]"
