@@ -24,5 +24,5 @@ def test_too_many_functions_are_named_with_fewer_that_fit():
     fewer = cb.reduce(PROBLEM, advice.basis, samples)
     assert fewer.basis.size <= 100 // 8
     for asked in (found.plot, lambda: found.predict(0.1)):  # said to have finite contexts
-        with pytest.raises(ValueError, match="falls off by degree is known on an interval or a box alone"):
+        with pytest.raises(ValueError, match="by degree is known only on an interval or a box"):
             asked()

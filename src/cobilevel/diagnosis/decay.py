@@ -235,7 +235,7 @@ class Decay:
             "algebraic": f"fall like k^-{self.order:.2g} only",
             "finite": f"end at degree {self.length - 1}: a polynomial",
             "noise": "do not stand out from the noise",
-            "unresolved": "show no law: noise, detail finer than was looked at, or too few degrees",
+            "unresolved": "follow no clear law: noise, detail finer than was examined, or too few degrees",
         }[self.kind]
         seen = f"below {self.plateau:.1g} they are noise"
         return f"coefficients {law}; {seen if self.resolved else f'{len(self.coefficients)} are not enough'}"

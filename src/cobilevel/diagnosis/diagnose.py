@@ -45,19 +45,19 @@ _NUMBERS = MOST_NUMBERS / 100  # of y at all samples looked at together; of feat
 def diagnose(
     problem: Problem, basis: Basis, samples: Data, x: PyTree | None = None, precision: str | None = None
 ) -> Diagnosis:
-    """What stands between a basis, the data and a good policy: numbers, and advice in words and as objects.
+    """Checks whether a basis and the data can give a good policy: numbers, and advice in words and as objects.
 
     **Arguments:**
 
-    - `problem`, `samples`: as for ``cb.solve``; `basis`: the one in question. One that learns its functions from the
+    - `problem`, `samples`: as for ``cb.solve``; `basis`: the basis to check. A basis that learns its functions from the
       problem must have learned them: pass ``solution.basis.basis`` of a solve.
-    - `x`: where to look. By default ``problem.x0`` and a few points nearby, and the one is reported whose policy takes
-      the most functions: at ``x0`` itself it may happen not to vary.
-    - `precision`: ``"single"`` or ``"double"``; double when left out, whatever JAX is switched to.
+    - `x`: the decision to look at. By default ``problem.x0`` and a few points nearby; the one whose policy takes the
+      most functions is reported, since at ``x0`` itself the policy may happen not to vary.
+    - `precision`: ``"single"`` or ``"double"``; by default double, whatever JAX's setting.
 
     **Returns:** a ``Diagnosis``.
 
-    **Raises:** ``ValueError`` where arguments do not fit each other, with what to change.
+    **Raises:** ``ValueError`` if arguments do not fit each other; the message says what to change.
 
     **Example:**
 
@@ -291,9 +291,9 @@ class Policies:
     def at(self, x: Float[np.ndarray, " dx"]) -> Expansion:
         domain = self.study.problem.domain
         if isinstance(domain, Finite):
-            return Expansion(None, "contexts are finite: there is no degree to go by")
+            return Expansion(None, "contexts are finite: there are no degrees")
         if not isinstance(domain, Interval | Box):
-            return Expansion(None, "how a policy falls off by degree is known on an interval or a box alone")
+            return Expansion(None, "the decay of a policy by degree is known only on an interval or a box")
         known = isinstance(domain, Interval) and law_is_known(self.study)
         exact = _exact_policy(self.study.on(self.look.level), x) if known else None
         if exact is not None:
@@ -328,7 +328,7 @@ class Policies:
         W = solve_lower(level, x, fits.constant(N), fits.target(x, N), level.eps**0.5).point.reshape(N, -1)
         values, hessian = fits.table @ W, level.lower(x, W).hessian
         if not np.isfinite(W).all() or not cholesky(hessian[None])[1].all():
-            return Expansion(None, "the lower level is not convex in y here, so that there is no policy to look at")
+            return Expansion(None, "the lower level is not convex in y here, so there is no policy to examine")
         slopes, curvature = fits.rows.lower_slopes(x, values)[1], hessian[: fits.size, : fits.size]  # the mean of d22 g
         steps = np.linalg.lstsq(curvature, slopes.T, rcond=None)[0].T
         response, rms = values - steps, float(np.sqrt(fits.shares @ np.sum(values**2, axis=1)))

@@ -71,17 +71,17 @@ class Diagnosis:
     r"""What ``diagnose`` found.
 
     - `M_Phi`: $\max(1, \sup |\Phi|)$ over the domain; `m_Phi`: $\min(1, \lambda_{min} E[\Phi \Phi^T])$ over the
-      observed contexts; `rank`: how many of the `functions` these distinguish; `distinct`: how many contexts there are.
-    - `per_function`: samples for each function (distinct contexts, where the lower level has no noise).
+      observed contexts; `rank`: how many of the `functions` they distinguish; `distinct`: how many contexts there are.
+    - `per_function`: samples per function (distinct contexts, if the lower level has no noise).
     - `mu`, `L`: the smallest and the largest curvature of the reduced lower level at the fitted coefficients.
-    - `decay`: how the coefficients of the policy fall, ``None`` where the domain is ``Finite``; `source`: whether that
+    - `decay`: how the coefficients of the policy decay, ``None`` if the domain is ``Finite``; `source`: whether that
       comes from exact lower-level solutions or from a fit to the samples; `spread`: in several dimensions, the share of
       the policy that varies with each coordinate of the context, and its error.
-    - `misfit`: how far the fitted policy is from the exact one, relative root mean square, where that can be had.
+    - `misfit`: how far the fitted policy is from the exact one, relative root mean square, if known.
     - `conditions`: those of the convergence theorem for Chebyshev bases, as far as data can check them.
     - `structure`: on a ``Box`` of four dimensions or more, how much of the policy is additive, in pairs of coordinates,
-      along few directions or in all of them, and how many functions these take.
-    - `advice`: what to change; empty where nothing stands out.
+      along few directions or in all coordinates, and how many functions each takes.
+    - `advice`: what to change; empty if nothing stands out.
 
     **Example:**
 
@@ -112,22 +112,22 @@ class Diagnosis:
 
     @property
     def condition(self) -> float:
-        """Of the reduced lower level; also about how many inner steps it takes to relax."""
+        """The condition number of the reduced lower level; about the number of inner steps it takes to converge."""
         return self.L / self.mu if self.mu > 0 else float("inf")
 
     @property
     def inner_step(self) -> float:
-        """A safe step size for gradient descent on the lower level; it is stable below twice that."""
+        """A safe step size for gradient descent on the lower level, which is stable below twice that."""
         return 1 / self.L if self.L > 0 else float("inf")
 
     def predict(self, accuracy: float) -> int:
-        """How many functions a policy takes that is this accurate: root mean square, relative to the policy's size."""
+        """How many functions this accuracy takes: root mean square error, relative to the policy's size."""
         if self.decay is None:
-            raise ValueError(f"predict needs how the policy falls off by degree, which is not known: {self.source}.")
+            raise ValueError(f"predict needs the decay of the policy by degree, which is not known: {self.source}.")
         return self.decay.predict(accuracy)
 
     def rows(self) -> list[tuple[str, str]]:
-        """What was found, each with its name, in words."""
+        """Names and findings, in words."""
         held = {True: "yes", False: "no", None: "cannot tell"}
         rows = [
             (
@@ -139,12 +139,12 @@ class Diagnosis:
             (
                 "lower level",
                 f"curvature {self.mu:.2g} to {self.L:.2g}: steps of {self.inner_step:.2g} (stable below "
-                f"{2 * self.inner_step:.2g}), {self.condition:.2g} of them to relax",
+                f"{2 * self.inner_step:.2g}), {self.condition:.2g} of them to converge",
             ),
             ("policy", self.source if self.decay is None else f"{self.decay} ({self.source})"),
         ]
         if self.misfit is not None:
-            rows.append(("misfit", f"the fitted policy is {self.misfit:.2g} of its size off the exact one"))
+            rows.append(("misfit", f"the fitted policy differs from the exact one by {self.misfit:.2g} of its size"))
         rows += [] if self.structure is None else [("structure", str(self.structure))]
         rows += [(name, f"{held[state.holds]}: {state.words}") for name, state in self.conditions.items()]
         return rows + ([("advice", str(line)) for line in self.advice] or [("advice", "nothing stands out.")])
@@ -156,9 +156,9 @@ class Diagnosis:
         return html_block(f"Diagnosis of {self.basis!r}", self.rows())
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Coefficients by degree with the law they follow; written to `path` where one is given, else the figure."""
+        """Draws coefficients by degree with the law they follow; writes to `path` if given, else returns the figure."""
         if self.decay is None:
-            raise ValueError(f"plot shows how the policy falls off by degree, which is not known: {self.source}.")
+            raise ValueError(f"plot shows the decay of the policy by degree, which is not known: {self.source}.")
         return plot_decay(self.decay, self.functions, path)
 
 
@@ -254,9 +254,9 @@ def _covered(u: Float[np.ndarray, "n d"]) -> str:
 def _analytic(decay: Decay | None) -> Condition:
     kind = None if decay is None else decay.kind
     if kind in ("geometric", "finite"):
-        return Condition(True, "nothing speaks against it.")
+        return Condition(True, "no sign against it.")
     if decay is None or kind != "algebraic":
-        return Condition(None, "too little to go by.")
+        return Condition(None, "too little evidence.")
     places = ", ".join(f"xi = {kink.location:.3g}" for kink in decay.kinks)
     return Condition(False, f"the policy has a kink near {places}." if places else "the policy has a kink.")
 
@@ -268,7 +268,7 @@ def advise(found: Diagnosis, seen: Seen) -> tuple[Advice, ...]:
     """What stands out, the gravest first."""
     said = []
     if found.mu < 0:
-        what = f"the lower level is not convex at the fitted policy (least curvature {found.mu:.2g})"
+        what = f"the lower level is not convex at the fitted policy (smallest curvature {found.mu:.2g})"
         said.append(Advice(what, "add a multiple of |y|^2 to it, or look at another x"))
     for about in (_about_coverage, _about_samples, _about_dependence, _about_structure, _about_decay):
         said += about(found, seen)
@@ -311,7 +311,7 @@ def _about_coverage(found: Diagnosis, seen: Seen) -> list[Advice]:
     lo, hi = low + (high - low) * (ends + 1) / 2
     box = Box(lo, hi) if seen.domain.shape else Interval(lo[0], hi[0])
     better = Orthonormal(_plain(found.basis))
-    remedy = f"give the problem the domain {box!r}, or else use {better!r}"
+    remedy = f"give the problem the domain {box!r}, or use {better!r}"
     return [Advice(f"contexts fill only {_covered(seen.u)} of the domain", remedy, basis=better, domain=box)]
 
 
@@ -333,7 +333,7 @@ def _about_dependence(found: Diagnosis, seen: Seen) -> list[Advice]:
         return []
     cut = f", {found.rank} of {found.functions} distinguished" if found.rank < found.functions else ""
     what, better = f"the features are nearly dependent (m = {found.m_Phi:.1g}{cut})", Orthonormal(found.basis)
-    return [Advice(what, f"use {better!r}: the same functions, mixed so that they are not", basis=better)]
+    return [Advice(what, f"use {better!r}: the same functions, orthonormalised", basis=better)]
 
 
 def _about_decay(found: Diagnosis, seen: Seen) -> list[Advice]:
@@ -370,7 +370,7 @@ def _about_idle_coordinates(found: Diagnosis, plain: Basis, d: int) -> list[Advi
     less = replace(plain, index=Listed(rows))
     less = Orthonormal(less) if isinstance(found.basis, Orthonormal) else less
     what = f"the policy does not vary with coordinate {', '.join(map(str, idle))} of the context"
-    return [Advice(what, f"{len(rows)} functions of the others do: {less!r}", basis=less)]
+    return [Advice(what, f"{len(rows)} functions of the others are enough: {less!r}", basis=less)]
 
 
 def _about_size(found: Diagnosis, decay: Decay, seen: Seen, poor: bool) -> list[Advice]:
@@ -379,14 +379,14 @@ def _about_size(found: Diagnosis, decay: Decay, seen: Seen, poor: bool) -> list[
     wanted = min(seen.supported, decay.predict(NEGLIGIBLE) if poor else needed)
     if (poor or (seen.noisy and fitted and decay.resolved)) and wanted > found.functions:
         more = Orthonormal(_largest(_polynomials(1, seen.domain), seen.domain, wanted))
-        what = f"{needed} coefficients stand out from the noise, and the basis has {found.functions}"
-        what = f"{found.functions} functions leave {found.misfit:.1%} of the policy" if poor else what
+        what = f"{needed} coefficients stand out from the noise, but the basis has {found.functions}"
+        what = f"{found.functions} functions miss {found.misfit:.1%} of the policy" if poor else what
         said.append(Advice(what, f"use {more!r}", basis=more))
     large = found.functions > 1.25 * needed + 2
     if large and isinstance(_plain(found.basis), PolynomialBasis) and decay.resolved and needed < seen.supported:
         less = _largest(found.basis, seen.domain, needed) if d == 1 else _polynomials(decay.length, seen.domain)
         what = f"coefficients beyond {needed} are {'noise' if fitted else 'rounding'}"
-        said.append(Advice(f"{what}, and the basis has {found.functions}", f"{less!r} will do", basis=less))
+        said.append(Advice(f"{what}, but the basis has {found.functions}", f"{less!r} is enough", basis=less))
     return said
 
 
@@ -407,6 +407,6 @@ def _about_structure(found: Diagnosis, _: Seen) -> list[Advice]:
     else:
         better = Chebyshev(degree + 1, index=Listed(additive_members(structure.dimension, degree, name == "pairs")))
     shares = ", ".join(f"{_EXPLAINING[one]} {share[0]:.0%}" for one, share in structure.explained.items())
-    what = f"of the policy's variance, held out, {shares} is explained"
-    remedy = f"{structure.functions[name]} functions will do: {Orthonormal(better)!r}"
+    what = f"of the policy's variance on held-out samples, {shares} is explained"
+    remedy = f"{structure.functions[name]} functions are enough: {Orthonormal(better)!r}"
     return [Advice(what, remedy, basis=Orthonormal(better))]
