@@ -107,7 +107,7 @@ def test_a_lower_level_without_curvature_of_its_own_is_said(name):
     with pytest.warns(UserWarning, match="no curvature in y"):
         solution = solved(*FLAT[name], best=1.0)  # where constraints press from both sides
     assert not solution.converged
-    assert "Bounds alone do not determine a smooth answer" in solution.detail
+    assert "Bounds alone do not give a smooth policy" in solution.detail
 
 
 BENT = {

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 
 _CALLBACK = (
-    "a callback into Python has no derivatives: write it in jax.numpy, or state its derivatives with jax.custom_jvp"
+    "a callback into Python has no derivatives: write it in jax.numpy, or define its derivatives with jax.custom_jvp"
 )
 _RULE = (
-    "derivatives stated with jax.custom_vjp cannot be taken twice, once forwards and once backwards: state them with "
-    "jax.custom_jvp"
+    "derivatives defined with jax.custom_vjp do not support the second derivatives (forward over reverse) needed here: "
+    "use jax.custom_jvp"
 )
 _NOT_NUMPY = "JAX traces it: use jax.numpy instead of numpy, and jnp.where instead of if"
 # Part of a message, or the kind of an error, and what to do about it; the first that fits counts.
@@ -20,23 +20,23 @@ _REMEDIES: tuple[tuple[Any, str], ...] = (
     (
         "Reverse-mode differentiation does not work for lax.while_loop",
         "a loop whose length depends on values (jax.lax.while_loop, or fori_loop between such bounds) has no gradient: "
-        "use jax.lax.fori_loop between fixed whole numbers, or jax.lax.scan",
+        "use jax.lax.fori_loop with fixed bounds, or jax.lax.scan",
     ),
-    ("vmap_method", 'a callback is asked for many samples at once: give it vmap_method="sequential"'),
+    ("vmap_method", 'a callback is called under vmap: give it vmap_method="sequential"'),
     ("allback", _CALLBACK),
     ("custom_vjp", _RULE),
     ("custom_lin", _RULE),
     (
         jax.errors.TracerBoolConversionError,
-        "JAX traces it, so Python's if, while, and, or, not cannot look at values: use jnp.where or jax.lax.cond",
+        "JAX traces it, so Python's if, while, and, or, not cannot use its values: use jnp.where or jax.lax.cond",
     ),
     (jax.errors.TracerArrayConversionError, _NOT_NUMPY),
-    (jax.errors.TracerIntegerConversionError, "JAX traces it, so a value cannot be a position or a size in Python"),
-    (jax.errors.NonConcreteBooleanIndexError, "JAX traces it: instead of a mask as index use jnp.where(mask, a, b)"),
+    (jax.errors.TracerIntegerConversionError, "JAX traces it, so a value cannot be an index or a size in Python"),
+    (jax.errors.NonConcreteBooleanIndexError, "JAX traces it: instead of a mask as an index use jnp.where(mask, a, b)"),
     (
         jax.errors.UnexpectedTracerError,
-        "it keeps values of an earlier call, or uses those of a function that is being traced around it: pass numbers, "
-        "or arrays that hold values",
+        "it uses traced values of an earlier call, or of a function around it that is being traced: pass numbers, or "
+        "concrete arrays",
     ),
     (jax.errors.ConcretizationTypeError, f"{_NOT_NUMPY}, and .astype(float) instead of float()"),
     (jax.errors.JAXTypeError, _NOT_NUMPY),

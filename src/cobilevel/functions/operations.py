@@ -41,7 +41,7 @@ def as_traced(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:
     """An argument in the dtype a program was traced for."""
     array = jnp.asarray(leaf)
     if array.shape != like.shape:
-        raise ValueError(f"this function was traced for an argument of shape {like.shape}, and got {array.shape}.")
+        raise ValueError(f"this function was traced for an argument of shape {like.shape}, but got {array.shape}.")
     return array if array.dtype == like.dtype else array.astype(like.dtype)
 
 

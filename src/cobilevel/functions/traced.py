@@ -54,7 +54,7 @@ class Program(ByKey):
     def _leaves(self, args: tuple) -> list[Array]:
         leaves, structure = jax.tree.flatten(args)
         if len(leaves) != len(self.shapes):
-            raise ValueError(f"this function was traced for arguments {self.structure}, and got {structure}.")
+            raise ValueError(f"this function was traced for arguments {self.structure}, but got {structure}.")
         return [as_traced(leaf, like) for leaf, like in zip(leaves, self.shapes, strict=True)]
 
 

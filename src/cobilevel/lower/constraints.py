@@ -72,7 +72,7 @@ class Feasibility:
         """Sentences for printing, with so many of the active inequalities named."""
         said = []
         if self.equalities:
-            said.append(f"equalities: {self.equalities}, eliminated: the policy meets them everywhere, to rounding.")
+            said.append(f"equalities: {self.equalities}, eliminated: the policy meets them everywhere, up to rounding.")
         if not self.rows:
             return said
         size = lambda largest, mean: f"violated by {largest:.2g} at most (mean {mean:.2g})" if largest > 0 else "met"
@@ -218,7 +218,7 @@ def gave_way(study: Study, solution: Any, met: Feasibility) -> str:
     if not through.any():
         return ""
     k = int(np.argmax(np.where(through, by, 0)))
-    return f"({constrained.names[k]} is violated by {by[k]:.2g} in the mean.)"
+    return f"({constrained.names[k]} is violated by {by[k]:.2g} on average.)"
 
 
 def _equalities_missed(study: Study, constrained: Constrained, solution: Any) -> str:
@@ -247,7 +247,7 @@ def _impossible_at(study: Study, constrained: Constrained, solution: Any, xi: np
         return ""
     name = constrained.names[int(np.argmin(left[first]))]
     return (
-        f"(At xi = {np.asarray(xi[worst[first]])} no y meets {name} together with the others: it is violated by at "
-        f"least {lacking[first]:.2g}, shared with others. So it is at {often} of the {len(worst)} samples at which the "
-        "policy violates constraints most.)"
+        f"(At xi = {np.asarray(xi[worst[first]])} no y meets {name} together with the others: the violation, spread "
+        f"over them, is at least {lacking[first]:.2g}. The constraints cannot be met at {often} of the {len(worst)} "
+        "samples at which the policy violates them most.)"
     )

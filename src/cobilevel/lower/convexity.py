@@ -71,8 +71,7 @@ def _hole(study: Study, constrained: Constrained, x: Any, xi: np.ndarray, u: Flo
     start, between, end = (np.array2string(np.squeeze(y), precision=3) for y in path)
     return (
         f"({constrained.names[k]} is not convex in y: at xi = {here[0]}, y = {start} and y = {end} meet it, "
-        f"and y = {between} between them does not. State a constraint that is convex, or bounds that keep y on one "
-        "side.)"
+        f"but y = {between} between them does not. Use a convex constraint, or bounds that keep y on one side.)"
     )
 
 
@@ -96,8 +95,8 @@ def _flat(study: Study, constrained: Constrained, solution: Any, rows: Any, u: F
     least = np.linalg.eigvalsh(_together(*each))[:, 0]
     if np.mean(least < -(study.eps ** (1 / 3))) > 0.5:
         return (
-            "(The curvature of the lower objective in y is negative in some direction, and constraints alone hold y: "
-            "there may be a lower value elsewhere. State a lower objective that is convex.)"
+            "(The curvature of the lower objective in y is negative in some direction, and only constraints hold y: "
+            "there may be a lower value elsewhere. Use a convex lower objective.)"
         )
     if not several:
         flat = np.abs(least) <= rounding
@@ -114,8 +113,8 @@ def _flat(study: Study, constrained: Constrained, solution: Any, rows: Any, u: F
             which = f" along {np.array2string(along + 0.0, precision=3, suppress_small=True)}" * (len(along) > 1)
             return (
                 f"(The lower objective has no curvature in y{which}, at {int(flat.sum())} of {len(flat)} samples. "
-                "Bounds alone do not determine a smooth answer: it jumps from one to the other. Add a small quadratic "
-                "term to lower, such as 0.01 * y**2.)"
+                "Bounds alone do not give a smooth policy: it jumps between them. Add a small quadratic term to lower, "
+                "such as 0.01 * y**2.)"
             )
     return ""
 

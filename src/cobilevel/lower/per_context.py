@@ -36,9 +36,9 @@ class LowerSolution(eqx.Module):
 
 
 MISSING = (
-    "exact lower-level solutions need the law of eta given each context, and joint samples alone do not show it: the "
-    "lower objective depends on eta and every context was seen about once. Judge with cb.certify, which takes joint "
-    "samples; or give Problem(conditional=draw), use Product data or a Finite domain."
+    "exact lower-level solutions need the law of eta given each context, which joint samples alone do not show: the "
+    "lower objective depends on eta, and every context was seen about once. Judge with cb.certify, which takes joint "
+    "samples; or use Problem(conditional=draw), Product data or a Finite domain."
 )
 
 
@@ -84,7 +84,7 @@ def law_at(study: Study, xi: Shaped[Held, "n ..."], draws: int = 1024, key: Any 
         if unseen.any():
             raise ValueError(
                 f"the lower level has no samples at {int(unseen.sum())} of {len(unseen)} contexts, first at "
-                f"{np.asarray(xi)[unseen][0]}, so its solution there is unknown. Leave them out, or add samples."
+                f"{np.asarray(xi)[unseen][0]}, so its solution there is unknown. Drop these contexts, or add samples."
             )
         return Law(xi, lower.eta, weights, None, len(lower))
     raise ValueError(MISSING)
