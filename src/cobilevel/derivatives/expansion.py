@@ -87,7 +87,7 @@ class Expansions:
         if self._far is not None and not self.crossed:
             raise ValueError(
                 f"samples in partitions: {self.dx} coordinates of x, {self.dy} of y and {self.functions} functions are "
-                "more than one message can hold. Take a smaller basis, or cb.SOBA() on the rows in this process."
+                "more than one message can hold. Use a smaller basis, or cb.SOBA() on the rows in this process."
             )
         self.spent: Counter[tuple[str, str]] = Counter()
         self._programs: dict[tuple[str, bool, int], RowDerivatives] = {}

@@ -230,12 +230,12 @@ def _check_size(basis: Basis, fitted: FeatureMap, distinct: int) -> None:
     count = len(fitted.constant) if fitted.transform is None else len(fitted.transform)
     if count > distinct:
         raise ValueError(
-            f"basis {basis!r} has {count} functions, but samples hold only {distinct} distinct contexts. Take a "
+            f"basis {basis!r} has {count} functions, but samples hold only {distinct} distinct contexts. Use a "
             f"smaller n, or more contexts."
         )
     if count > 1 + fitted.domain.dimension and 2 * count > distinct:  # as few are linear, and do not swing
         warnings.warn(
             f"basis {basis!r} has {count} functions for {distinct} distinct contexts: expect overfitting between them. "
-            "Take n so that there are several contexts a function.",
+            "Use an n that leaves several contexts per function.",
             stacklevel=4,
         )

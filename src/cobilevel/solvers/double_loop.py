@@ -156,18 +156,18 @@ class HoagMemory(eqx.Module):
 
 
 class HOAG(Stochastic):
-    r"""In step $k$ the lower level is solved until its gradient is $\varepsilon_k$ of its first size, the linear system
-    to a relative residual of $\varepsilon_k$ (conjugate gradients, from the last solution), and
+    r"""In step $k$ the lower level is solved until its gradient is $\varepsilon_k$ times its initial size, the linear
+    system to a relative residual of $\varepsilon_k$ (conjugate gradients, from the last solution), and
     $$x_{k+1} = P[x_k - \alpha_k (\partial_1 f_\Phi - \partial_{12} g_\Phi v)],
     \qquad \textstyle\sum_k \varepsilon_k < \infty .$$
 
-    Every step looks at all samples; the ledger shows the price. The step size adapts in the published way: 5% longer
-    after a step that lowered the objective by a fair share of what the gradient promised, half as long after one that
-    raised it beyond the accuracy, else unchanged (and at most ten times the first). Not with an Optax transformation.
+    Every step uses all samples; the ledger counts them. The step size adapts as published: 5% longer after a step that
+    lowered the objective by a fair share of what the gradient predicted, half as long after a step that raised it
+    beyond the accuracy, else unchanged (and at most ten times the first). It cannot be combined with an Optax
+    transformation.
 
-    **Arguments**, besides those of every stochastic solver (`batch`, `shuffle` and `inner` play no part): `accuracy`
-    $\varepsilon_k$, by default $0.1 \cdot 0.9^k$; `outer`, the first step size. Ends by itself where `tolerance` is
-    met.
+    **Arguments**, besides those of every stochastic solver (`batch`, `shuffle` and `inner` have no effect): `accuracy`
+    $\varepsilon_k$, by default $0.1 \cdot 0.9^k$; `outer`, the first step size. Stops when `tolerance` is met.
 
     Reference: F. Pedregosa, Hyperparameter optimization with approximate gradient, ICML 2016.
 

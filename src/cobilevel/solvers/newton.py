@@ -163,21 +163,21 @@ class Newton(Solver):
     r"""Solves the reduced problem over all samples at once.
 
     At each ``x`` the coefficients minimise $g_\Phi$ by a damped Newton method on the structured Hessian
-    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, in products beyond), from what
-    the solution before predicts. The hypergradient is exact, by implicit differentiation; ``x`` moves by projected
-    L-BFGS with backtracking. Where ``x`` has more coordinates than `memory` (and at most 2000), or once a run has
-    taken more steps, the curvature of the reduced objective is formed too, by products, and takes the place of the
-    pairs wherever it explains how the gradient changes. Elsewhere the pairs correct that of ``f`` along a policy
-    straight in ``x``: 76 capacities of a road network then take 36 steps.
-    Features are whitened first, so the answer depends on the span of the basis and not on its conditioning;
-    directions the observed contexts cannot see keep their start.
+    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, applied as products beyond),
+    starting from a prediction by the previous solution. The hypergradient is exact, by implicit differentiation; ``x``
+    moves by projected L-BFGS with backtracking. If ``x`` has more coordinates than `memory` (and at most 2000), or once
+    a run has taken more than `memory` steps, the curvature of the reduced objective is formed too, by products. It
+    replaces the L-BFGS pairs wherever it explains how the gradient changes. Elsewhere the pairs correct the curvature
+    of ``f`` along a policy linear in ``x``: 76 capacities of a road network then take 36 steps.
+    Features are whitened first, so the solution depends on the span of the basis and not on its conditioning;
+    directions that the observed contexts do not determine keep their initial values.
 
     **Arguments:**
 
     - `tolerance`: stop when the projected gradient is at most this share of its first value, by default the precision
       to the power 2/3, *and* the next quasi-Newton step would move ``x`` by less than the square root of the precision
-      (so that a start far away, with a huge gradient, does not pass for convergence).
-    - `memory`: pairs of steps the quasi-Newton method keeps; for more coordinates or steps see above.
+      (so that a start far away, with a huge gradient, does not look like convergence).
+    - `memory`: how many pairs of steps the quasi-Newton method keeps; for more coordinates or steps see above.
 
     **Example:**
 

@@ -63,8 +63,8 @@ class SeriesSolver(Stochastic):
             linear = self.series(state)
             left = jnp.maximum(1 - linear.step * state.scales.convex, 0) ** (linear.terms + 1)
             words["series"] = (
-                f"{int(linear.terms)} terms of scale {float(linear.step):.3g}, which leave out up to "
-                f"{100 * float(left):.2g}% of the inverse Hessian; terms and neumann set it."
+                f"{int(linear.terms)} terms of scale {float(linear.step):.3g}, which miss up to "
+                f"{100 * float(left):.2g}% of the inverse Hessian; set with terms and neumann."
             )
         return x, W, words
 
@@ -78,7 +78,7 @@ class StocBiO(SeriesSolver):
 
     **Arguments**, besides those of every stochastic solver (`inner` $\beta$, `outer` $\alpha$):
 
-    - `neumann`: the scale $s$ of the series, by default the measured $1/L$ (the first inner step where nothing is
+    - `neumann`: the scale $s$ of the series, by default the measured $1/L$ (the first inner step if nothing is
       measured); `terms`: its length $K$, by default twice the measured condition number, and at most 1000; `kind`:
       see ``Neumann``.
     - `inner_steps`: $T$.
@@ -124,7 +124,7 @@ class BSA(SeriesSolver):
     - `neumann` $s$ and `terms` $K$, as for ``StocBiO``; `growth`: the exponent of $t_k$.
 
     The default inner steps are $1/(L + \mu t/2)$: the tail of the published $2/(\mu(t+2))$, without its first steps,
-    which are unstable where the condition number is large. ``W`` is kept between outer steps.
+    which are unstable if the condition number is large. ``W`` is kept between outer steps.
 
     Reference: S. Ghadimi, M. Wang, Approximation methods for bilevel programming, arXiv:1802.02246, 2018.
 
@@ -158,7 +158,7 @@ class BSA(SeriesSolver):
 
 
 class TTSA(SeriesSolver):
-    r"""One step of each level at a time, the outer one on the slower scale.
+    r"""Alternating single steps of the two levels, the outer one on the slower time scale.
 
     $$W_{k+1} = W_k - \beta_k\, \partial_2 g_\Phi(x_k, W_k), \qquad
     x_{k+1} = P[x_k - \alpha_k (\partial_1 f_\Phi - \partial_{12} g_\Phi v)(x_k, W_{k+1})], \qquad
@@ -278,12 +278,12 @@ class VRBO(SeriesSolver):
     r"""Every $q$ outer steps both estimates are taken on a large batch; in between they are corrected by differences.
 
     $$p \leftarrow p + \partial_2 g_\Phi(z; S) - \partial_2 g_\Phi(z'; S), \qquad q \leftarrow q + h(z; B) - h(z'; B),$$
-    $z'$ the point before $z$, with stocBiO's Neumann sum in the hypergradient $h$. An outer step moves
-    $x_{k+1} = P[x_k - \alpha q]$, and then $T$ inner ones $W \leftarrow W - \beta p$, with a correction before each of
-    them and one at the end.
+    with $z'$ the point before $z$, and stocBiO's Neumann sum in the hypergradient $h$. An outer step
+    $x_{k+1} = P[x_k - \alpha q]$ is followed by $T$ inner steps $W \leftarrow W - \beta p$, with a correction before
+    each of them and one at the end.
 
     **Arguments**, besides those of every stochastic solver: `period` $q$; `inner_steps` $T$; `large`, the rows of the
-    large batch (all, by default; of a stream, 16 batches); `neumann` and `terms`, as for ``StocBiO``.
+    large batch (by default all; for a stream, 16 batches); `neumann` and `terms`, as for ``StocBiO``.
 
     Reference: J. Yang, K. Ji, Y. Liang, Provably faster algorithms for bilevel optimization, NeurIPS 2021.
 

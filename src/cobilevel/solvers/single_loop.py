@@ -116,10 +116,10 @@ class SABA(VarianceReduced):
 
     The table holds numbers for each sample. Terms in the coefficients are (term in $y$) $\Phi^T$, so only the terms in
     ``y`` and ``x`` are kept: ``2 d_y + d_x`` numbers for each row of the lower level and ``d_y + d_x`` for each of the
-    upper. Refused where that would not fit.
+    upper level. Raises if that does not fit in memory.
 
-    **Arguments**, besides those of every stochastic solver: `linear`, the step of the linear system. Ends by itself
-    where `tolerance` is met.
+    **Arguments**, besides those of every stochastic solver: `linear`, the step of the linear system. Stops when
+    `tolerance` is met.
 
     Reference: M. Dagréou, P. Ablin, S. Vaiter, T. Moreau, A framework for bilevel optimization that enables stochastic
     and global variance reduction algorithms, NeurIPS 2022.
@@ -173,8 +173,8 @@ class SPABA(VarianceReduced):
     $$D_k = D_{k-1} + D(z_k; B_k) - D(z_{k-1}; B_k), \qquad z = (x, W, v).$$
 
     **Arguments**, besides those of every stochastic solver: `linear`, the step of the linear system; `probability` $p$,
-    by default the share of a batch in batch and large batch together; `large`, the rows of the large batch: all, by
-    default, which makes convergence linear; of a stream, 16 batches. Ends by itself where `tolerance` is met.
+    by default the share of a batch in batch and large batch together; `large`, the rows of the large batch: by default
+    all, which makes convergence linear; for a stream, 16 batches. Stops when `tolerance` is met.
 
     Reference: T. Chu, D. Xu, W. Yao, J. Zhang, SPABA: a single-loop and probabilistic stochastic bilevel algorithm
     achieving optimal sample complexity, ICML 2024.
@@ -218,7 +218,7 @@ class SPABA(VarianceReduced):
 
 
 class FdeHBO(SingleLoop):
-    r"""The three directions of ``SOBA`` with both products by central differences of first derivatives,
+    r"""The three directions of ``SOBA``, with both products by central differences of first derivatives,
 
     $$\partial_{22} g_\Phi v \approx
     \frac{\partial_2 g_\Phi(x, W + \delta v) - \partial_2 g_\Phi(x, W - \delta v)}{2\delta},

@@ -54,8 +54,8 @@ class STABLE(TrackedHessian):
     W_{k+1} = W_k - \beta\, \partial_2 g_\Phi - H_k^{-1} J_k^T (x_{k+1} - x_k) .$$
 
     The last term moves ``W`` along with ``x``, so both levels can take steps on the same scale. The matrices have size
-    ``(N d_y)^2`` and ``d_x N d_y``; refused where they would not fit. (The published projection of $J_k$ onto a norm
-    ball only guards its proof, and needs a constant no user knows; it is left out.)
+    ``(N d_y)^2`` and ``d_x N d_y``; raises if they do not fit in memory. (The published projection of $J_k$ onto a norm
+    ball serves only the proof, and needs a constant no user knows; it is left out.)
 
     **Arguments**, besides those of every stochastic solver: `momentum` $\tau$; `convex` $\mu$, by default half the
     measured one.
@@ -113,9 +113,9 @@ class RSVRB(TrackedHessian):
     $$G(z, H) = \partial_1 f_\Phi - \partial_{12} g_\Phi H^{-1} \partial_2 f_\Phi, \qquad
     W_{k+1} = W_k - \beta p_k, \qquad x_{k+1} = P[x_k - \alpha q_k].$$
 
-    The solver of the paper's complexity theorem; published for many lower-level blocks of which one is drawn in each
-    step, here for the one block of the reduced problem. It stores matrices of size ``(N d_y)^2``; refused where they
-    would not fit.
+    The solver of the paper's complexity theorem; published for many lower-level blocks, one of which is drawn in each
+    step, here for the one block of the reduced problem. It stores matrices of size ``(N d_y)^2``; raises if they do not
+    fit in memory.
 
     **Arguments**, besides those of every stochastic solver: `momentum` $a$, by default $\propto k^{-2/3}$; `convex`
     $\mu$, by default half the measured one.
