@@ -105,8 +105,8 @@ def write_file(path: str | Path, content: str | bytes | Callable[[BinaryIO], obj
         if isinstance(error, OSError):
             raise OSError(
                 error.errno,
-                f"{path} could not be written: {error.strerror or error}. What was there before is unchanged; make "
-                "room, or give a path in a folder that can be written to",
+                f"{path} could not be written: {error.strerror or error}. The file that was there is unchanged. Free "
+                "some space, or give a path in a folder that can be written to",
             ) from error
         raise
     return path
@@ -130,8 +130,8 @@ def _plain_value(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(
-        f"files hold JSON and arrays, and {value!r} of type {type(value).__name__} has no place in it: give numbers, "
-        "strings, lists and dicts."
+        f"files hold JSON and arrays; {value!r} of type {type(value).__name__} cannot be saved. Use numbers, strings, "
+        "lists and dicts."
     )
 
 
@@ -140,7 +140,7 @@ def write(path: str | Path, document: Mapping[str, Any], arrays: Mapping[str, np
     members = {_DOCUMENT: np.asarray(as_json(document))} | {name: np.asarray(part) for name, part in arrays.items()}
     for name, array in members.items():
         if array.dtype.kind not in _PLAIN_KINDS:
-            raise TypeError(f"{name!r} cannot be saved: its dtype is {array.dtype}, which is no plain number or text.")
+            raise TypeError(f"{name!r} cannot be saved: its dtype is {array.dtype}, not plain numbers or text.")
 
     def sealed(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -182,7 +182,7 @@ def read(
         try:
             return _contents(file, unsealed)
         except Exception as error:  # whatever a damaged file brings about in NumPy, zip and JSON
-            reason = "it takes more memory than there is" if isinstance(error, MemoryError) else str(error)
+            reason = "it takes more memory than is available" if isinstance(error, MemoryError) else str(error)
             reason = reason.rstrip(".") or type(error).__name__
             raise ValueError(f"{path} is not a {what} of cobilevel, or is damaged: {reason}.") from error
 
@@ -197,7 +197,7 @@ def _contents(file: BinaryIO, unsealed: tuple[int, ...]) -> tuple[dict[str, Any]
         members = archive.infolist()
         stored = all(member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1 for member in members)
         if not stored or sum(member.file_size for member in members) > size:
-            raise ValueError("it is compressed or encrypted, which no file of this library is")
+            raise ValueError("it is compressed or encrypted; files of this library never are")
         arrays = {member.filename.removesuffix(_SUFFIX): _array(archive, member) for member in members}
         ends = sealed or not archive.comment
     if _DOCUMENT not in arrays:
@@ -218,7 +218,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
         size = info.file_size - member.tell()
         if dtype.kind not in _PLAIN_KINDS or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
-            raise ValueError(f"{info.filename!r} is no array of plain numbers or text, or of another size than it says")
+            raise ValueError(f"{info.filename!r} is not an array of plain numbers or text, or its size is wrong")
         return np.ndarray(shape, dtype, bytearray(member.read()), order="F" if fortran else "C")
 
 

@@ -121,8 +121,8 @@ def require_threads(caller: str) -> None:
     """Raises in a process that was forked after JAX had started, where it would wait for ever."""
     if _FORKED_FROM:
         raise RuntimeError(
-            f"{caller}: this process was forked after JAX had started in process {_FORKED_FROM[-1]}, whose threads a "
-            'fork does not copy, so it would wait for ever. Start processes with "spawn": '
+            f"{caller}: this process was forked after JAX had started in process {_FORKED_FROM[-1]}. A fork does not "
+            'copy its threads, so it would wait forever. Start processes with "spawn": '
             'multiprocessing.get_context("spawn"), or concurrent.futures.ProcessPoolExecutor(mp_context=...) with it.'
         )
 
@@ -136,9 +136,9 @@ def entered(caller: str, *arguments: Any) -> None:
     inside = isinstance(jax.device_put(np.zeros(())), Tracer)
     if inside or any(isinstance(leaf, Tracer) for leaf in _leaves_held(arguments)):
         raise TypeError(
-            f"{caller} was called under jax.jit, vmap, grad or another transformation of JAX, whose values are not "
-            "known yet: it looks at its data, and compiles programs of its own. Call it outside, in a plain loop for "
-            "many problems; solution.policy is what can be jitted, mapped and differentiated."
+            f"{caller} was called under jax.jit, vmap, grad or another transformation of JAX, but it needs concrete "
+            "values: it checks its data and compiles its own programs. Call it outside, in a plain loop for many "
+            "problems. Only solution.policy can be jitted, mapped and differentiated."
         )
 
 

@@ -49,11 +49,11 @@ def demo_command(
 
 @app.command("solve")
 def solve_command(
-    file: Annotated[Path, typer.Argument(help="A file of Python that defines problem and samples. It is run.")],
+    file: Annotated[Path, typer.Argument(help="A Python file that defines problem and samples. It is run.")],
     out: Annotated[Path, typer.Option(help="Where the solution and the checkpoint are kept.")] = Path("solution"),
-    steps: Annotated[int | None, typer.Option(min=1, help="The most steps to take.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
-    judge: Annotated[bool, typer.Option("--certify", help="Judge the solution too.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="The maximal number of steps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
+    judge: Annotated[bool, typer.Option("--certify", help="Also judge the solution.")] = False,
 ) -> None:
     """Solve the problem that a file states; stopped at any moment, the same command goes on.
 
@@ -75,8 +75,8 @@ def solve_command(
 
 @app.command("gallery")
 def gallery_command(
-    name: Annotated[str | None, typer.Argument(help="Which one to solve; all are listed where none is named.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The picture: NAME.png where left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which one to solve; without a name, all are listed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The picture; by default NAME.png.")] = None,
 ) -> None:
     """List ready problems with known answers, or solve one: its solution, the truth, the certificate, a picture."""
     from rich.console import Console
@@ -92,11 +92,11 @@ def gallery_command(
 
 @app.command("compare")
 def compare_command(
-    problems: Annotated[list[str] | None, typer.Argument(help="Which problems; all where none is named.")] = None,
+    problems: Annotated[list[str] | None, typer.Argument(help="Which problems; by default all.")] = None,
     out: Annotated[Path, typer.Option(help="Where the table and the figure are written.")] = Path("compare"),
-    seconds: Annotated[float, typer.Option(min=0.1, help="The wall limit of a run.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="The wall-clock limit of a run.")] = 20.0,
     seed: Annotated[int, typer.Option(help="Which random instance.")] = 0,
-    only: Annotated[list[str] | None, typer.Option(help="These methods alone; may be given several times.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this method; may be given several times.")] = None,
 ) -> None:
     """Compare the reduction with methods that do not reduce: seconds, samples and memory to given gaps."""
     from rich.console import Console
@@ -115,10 +115,10 @@ def reproduce_command(
     full: Annotated[bool, typer.Option("--full", help="The paper's protocol; resumable, best on a GPU.")] = False,
     data: Annotated[str, typer.Option(help="For cleaning: digits, mnist, or a folder that holds MNIST.")] = "digits",
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Begin nothing new after so many; start again to go on.")
+        float | None, typer.Option(min=0, help="Start nothing new after this many; run again to continue.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that share the work, on a machine with many processors.")
+        int | None, typer.Option(min=1, help="Processes that share the work, given many processors.")
     ] = None,
 ) -> None:
     """Run an experiment of the paper: every run is kept, and a second start goes on where the first was stopped."""
@@ -140,19 +140,19 @@ def reproduce_command(
     if finished:
         print_verdicts(folder, console)
     else:
-        console.print(f"Time is up; what is finished is kept in {folder}. The same command goes on from there.")
+        console.print(f"Time is up. Finished runs are kept in {folder}; the same command continues from there.")
 
 
 @app.command("report")
 def report_command(
-    folders: Annotated[list[Path], typer.Argument(help="What cobilevel reproduce wrote; several for one page.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders that reproduce wrote; several share one page.")],
     out: Annotated[Path | None, typer.Option(help="Where the page of several folders is written.")] = None,
 ) -> None:
     """Write claims, figures and the page of a folder again, or one page for several."""
     from .paper import write_joint_report, write_report
 
     if len(folders) > 1 and out is None:
-        raise typer.BadParameter("several folders need --out, the file that their common page is written to.")
+        raise typer.BadParameter("several folders need --out, the file for their common page.")
     with _in_a_sentence():
         for folder in folders:
             typer.echo(write_report(folder))
@@ -162,10 +162,10 @@ def report_command(
 
 @app.command("bench")
 def bench_command(
-    names: Annotated[list[str] | None, typer.Argument(help="Which benchmarks; all where none is named.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Which benchmarks; by default all.")] = None,
     out: Annotated[Path, typer.Option(help="Where the table and the figure are written.")] = Path("bench"),
     folder: Annotated[Path | None, typer.Option(help="Where the scripts are, if not in benchmarks.")] = None,
-    names_only: Annotated[bool, typer.Option("--list", help="Name the benchmarks and run none.")] = False,
+    names_only: Annotated[bool, typer.Option("--list", help="List the benchmarks without running them.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="The shorter form of scripts that have one.")] = False,
 ) -> None:
     """Measure speed on this machine, against the goals of the project."""

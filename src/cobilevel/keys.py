@@ -23,7 +23,7 @@ def as_key(key: Any) -> jax.Array:
     if array and is_key(key):
         if key.shape != ():
             shape = key.shape
-            raise ValueError(f"key must be one key, got an array of them of shape {shape}: take one, such as key[0].")
+            raise ValueError(f"key must be one key, got an array of keys of shape {shape}. Pass one, such as key[0].")
         return key
     if array and key.dtype == np.uint32 and key.shape == (2,):  # as jax.random.PRNGKey makes them
         return jax.random.wrap_key_data(jnp.asarray(key))
@@ -38,8 +38,8 @@ def _seeded(seed: int) -> jax.Array:
     """The key that JAX makes of a seed; of a small one its two words are known, and no program is compiled for it."""
     if not -(2**63) <= seed < 2**63:
         raise ValueError(
-            f"key must be a whole number of at most 64 bits, from {-(2**63)} to {2**63 - 1}, got {seed}: take less of "
-            f"it, such as {seed % 2**32}."
+            f"key must be a whole number of at most 64 bits, from {-(2**63)} to {2**63 - 1}, got {seed}. Use a "
+            f"smaller one, such as {seed % 2**32}."
         )
     if 0 <= seed < 2**31 and jax.config.jax_default_prng_impl == _THREEFRY:
         return jax.random.wrap_key_data(np.array([0, seed], np.uint32), impl=_THREEFRY)

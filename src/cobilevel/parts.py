@@ -56,7 +56,7 @@ def _frame_library() -> Any:
             return __import__(name)
         except ImportError:
             continue
-    raise ImportError("to read Parquet files, pandas or polars is needed: pip install pandas pyarrow.")
+    raise ImportError("reading Parquet files needs pandas or polars: pip install pandas pyarrow.")
 
 
 class PartError(ValueError):

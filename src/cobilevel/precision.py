@@ -73,7 +73,7 @@ def cast(array: Any, dtype: Any, name: str) -> jax.Array:
             found = given.astype(wanted)
         if found.dtype.itemsize < given.dtype.itemsize and not np.all(np.isfinite(found)):
             raise ValueError(
-                f"{name} holds {'numbers up to ' * bool(given.ndim)}{np.max(np.abs(given)):.6g}, and the largest of "
+                f"{name} holds {'numbers up to ' * bool(given.ndim)}{np.max(np.abs(given)):.6g}, but the largest of "
                 f"{found.dtype.name} is {np.finfo(found.dtype).max:.3g}. {REMEDY}"
             )
         return _put(found)

@@ -186,17 +186,17 @@ def _compiled(function: Callable[P, R], *options: dict[str, Any]) -> Callable[P,
 def keep_programs(folder: str | Path | None = None) -> Path:
     """Keeps compiled programs on disk from now on, so that the next process does not compile them again.
 
-    This is JAX's own persistent cache, switched on for the whole process. What is kept there is code that will be run:
-    the folder is made readable and writable by its owner alone, and one that belongs to someone else, or that others
-    may write to, is refused.
+    This is JAX's persistent cache, switched on for the whole process. The folder holds code that will be run: it is
+    made readable and writable by its owner alone, and a folder that belongs to someone else, or that others may write
+    to, is refused.
 
     **Arguments:**
 
-    - `folder`: where; the user's own cache folder when left out.
+    - `folder`: where to keep them; by default the user's cache folder.
 
     **Returns:** the folder.
 
-    **Raises:** ``OSError`` where the folder cannot be made or is not the user's own.
+    **Raises:** ``OSError`` if the folder cannot be made or does not belong to the user.
 
     **Example:**
 
@@ -212,8 +212,8 @@ def keep_programs(folder: str | Path | None = None) -> Path:
     facts = folder.stat()
     if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & 0o022):
         raise PermissionError(
-            f"{folder} belongs to someone else, or others may write to it, and what is kept there is run as code. Give "
-            "a folder of your own, or change its mode: chmod 700."
+            f"{folder} belongs to someone else, or others may write to it, but its contents are run as code. Give "
+            "another folder, or change its mode: chmod 700."
         )
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

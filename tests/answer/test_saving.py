@@ -213,7 +213,9 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"could not be written: File too large\. What was there before is unchanged"):
+        with pytest.raises(
+            OSError, match=r"could not be written: File too large\. The file that was there is unchanged"
+        ):
             archive.write(path, {"run": 2}, {"x": np.zeros(10_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
