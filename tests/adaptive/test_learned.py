@@ -97,7 +97,7 @@ def test_learning_anew_matters(traffic):
     for refreshed in (True, False):
         basis = Snapshot(4) if refreshed else learned(Snapshot(4), traffic.problem, traffic.train)
         solution = cb.solve(traffic.problem, traffic.train, basis=basis)
-        assert ("anew" in solution.choices.get("basis", "")) == refreshed
+        assert ("and again in" in solution.choices.get("basis", "")) == refreshed
         errors.append(cb.evaluate(traffic.problem, solution, traffic.test).policy_error)
     assert errors[0] < 1e-8
     assert errors[0] < 1e-2 * errors[1]

@@ -170,8 +170,8 @@ def resealed(saved, tmp_path, change):
 CRAFTED = {
     "NaN": (lambda d, a: a.update({"W/0": a["W/0"] * np.nan}), "says that it converged"),
     "basis": (lambda d, a: d["basis"].update(n=10**9), "1000000000 functions"),
-    "functions": (lambda d, a: d["basis"].update(n=4), "4 functions, and coefficients for 3"),
-    "more of them": (lambda d, a: a.update({"basis/constant": np.zeros(7)}), "3 functions, and coefficients for 7"),
+    "functions": (lambda d, a: d["basis"].update(n=4), "4 functions, but coefficients for 3"),
+    "more of them": (lambda d, a: a.update({"basis/constant": np.zeros(7)}), "3 functions, but coefficients for 7"),
     "entry": (lambda d, a: d.pop("stats"), "stats missing"),
     "result": (lambda d, a: d.update(result="GOOD"), "its result cannot be read"),
     "errors": (lambda d, a: d["uncertainty"].update(value="none"), "could not convert"),

@@ -43,7 +43,7 @@ def test_a_run_that_can_go_on_says_so(part):
     ids=["data", "basis", "solver", "settings"],
 )
 def test_resume_refuses_another_run(part, change):
-    with pytest.raises(ValueError, match="another solver, solver settings, basis, data, bounds"):
+    with pytest.raises(ValueError, match="another solver, other solver settings, another basis, data"):
         solve(resume=part, **change)
 
 

@@ -25,9 +25,9 @@ def nearest(x, y, xi, eta):
 @pytest.mark.parametrize(
     ("lo", "hi", "y0", "words"),
     [
-        (lambda xi: xi, 0.7, 0.0, r"y is to lie between 0\.\d+ and 0\.7"),
-        (0.0, lambda xi: 0.95 - xi, 0.0, "y is to lie between 0 and -0"),
-        (lambda xi: jnp.stack([xi - 1, xi]), np.array([0.9, 0.7]), np.zeros(2), r"y\[1\] is to lie between"),
+        (lambda xi: xi, 0.7, 0.0, r"y must lie between 0\.\d+ and 0\.7"),
+        (0.0, lambda xi: 0.95 - xi, 0.0, "y must lie between 0 and -0"),
+        (lambda xi: jnp.stack([xi - 1, xi]), np.array([0.9, 0.7]), np.zeros(2), r"y\[1\] must lie between"),
     ],
     ids=["lower", "upper", "one of two"],
 )
@@ -44,7 +44,7 @@ def test_bounds_that_are_arrays_and_cross_say_so():
         lambda x, y, xi, eta: (y["a"] - xi) ** 2, {"a": 0.0}, constraints=[cb.Bounds({"a": 1.0}, {"a": 0.5})]
     )
     with pytest.raises(
-        ValueError, match=r"at 200 of 200 contexts, first at xi = .*y\['a'\] is to lie between 1 and 0.5"
+        ValueError, match=r"at 200 of 200 contexts, first at xi = .*y\['a'\] must lie between 1 and 0.5"
     ):
         cb.solve(by_name, SAMPLES)
 

@@ -326,8 +326,8 @@ def _begun(
     saved, curves = resume
     if own != saved.structure:
         raise ValueError(
-            "resume: the saved state belongs to a run with another solver, solver settings, basis, data, bounds or "
-            "precision. Pass the same ones as for that run."
+            "resume: the saved state belongs to a run with another solver, other solver settings, another basis, data, "
+            "bounds or precision. Pass the same ones as for that run."
         )
     state = _with_limit(archive.from_plain(saved.leaves, like), steps)
     return Course(state, History(curves, int(state.step)))

@@ -33,21 +33,21 @@ class Result(enum.StrEnum):
     RUNNING = "Still running."
     CONVERGED = "Converged: the projected gradient of the reduced problem is below the tolerance."
     STALLED = (
-        "Stalled: no step along the gradient lowers the upper objective any more, but the gradient is not below the "
-        "tolerance. Check history['gradient'], and loosen the tolerance if the gradient is small enough for you."
+        "Stalled: no step along the gradient lowers the upper objective any more, yet the gradient is not below the "
+        "tolerance. Look at history['gradient'], and loosen the tolerance if it is small enough for you."
     )
     BUDGET = (
         "Budget spent: all allowed steps were taken, and the gradient of the upper objective is not yet zero. Allow "
         "more steps (with resume=..., steps still counts from the first one); if x runs away, set x_bounds."
     )
     DIVERGED = (
-        "Diverged: an iterate became infinite or NaN. The last finite iterate is returned; it is not a solution. Make "
-        "the step sizes smaller."
+        "Diverged: an iterate became infinite or NaN; the last finite one is returned, and is not an answer. Make the "
+        "step sizes smaller."
     )
     NOT_CONVEX = (
-        "The lower level is not strongly convex in y at the point returned, so its minimiser, and hence the upper "
+        "The lower level is not strongly convex in y at the point returned, so its minimiser, and with it the upper "
         "objective, is not defined there. Add a regulariser to lower, smooth its kinks (it must be twice "
-        "differentiable: softplus instead of max), or bound x away from such points."
+        "differentiable: softplus for max), or bound x away from such points."
     )
     LOWER_FAILED = (
         "The lower level could not be minimised at the starting point: it may be linear or concave in y, have kinks "
@@ -59,15 +59,15 @@ class Result(enum.StrEnum):
     )
     UPPER_FAILED = (
         "The upper objective, or its gradient, is infinite or NaN at the starting point. Check upper, or give another "
-        "x0 (and x_bounds that exclude such regions)."
+        "x0 (and x_bounds that keep out of such regions)."
     )
     NOISE = (
         "Budget spent, at the noise floor: the average of the last hypergradients is indistinguishable from their "
         "noise. Smaller steps or larger batches would improve the solution; judge it with certify."
     )
     BOUNCING = (
-        "Budget spent, bouncing: successive hypergradients undo each other, so the outer steps are too long. This is "
-        "not a solution. Make outer smaller."
+        "Budget spent, bouncing: successive hypergradients undo each other, so the outer steps are too long, and this "
+        "is not an answer. Make outer smaller."
     )
     SETTLED = (
         "Converged: the hypergradient as this solver estimates it, averaged over about the last hundred steps, is "
