@@ -109,7 +109,7 @@ def test_reported_draws_are_those_of_the_epochs(solved):
 def test_without_a_sampler_it_says_what_to_do(small, method):
     with pytest.raises(ValueError, match="conditional=draw"):
         method.solve(without_sampler(small.problem), small.train)
-    assert "The reduction needs none" in NO_SAMPLER
+    assert "No sampler is needed by the reduction" in NO_SAMPLER
 
 
 def test_others_need_no_sampler(small):

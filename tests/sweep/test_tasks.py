@@ -126,7 +126,7 @@ def test_only_the_runs_that_were_asked_for_are_kept(tmp_path):
     other = Task("other", [{"k": 1}], lambda tell: [Run({"k": 2}, {})])
     thing = Task("thing", [{"k": 1}], lambda tell: [Run({"k": 1}, {"a": object()})])
     for executor, kind in ((Mortal(), SweepError), ("here", ValueError)):
-        with pytest.raises(kind, match="not the 1 of its specifications"):
+        with pytest.raises(kind, match="do not match its 1 specifications"):
             sweep([other], Runs(tmp_path), progress=False, executor=executor)
     with pytest.raises(SweepError, match="cannot be saved"):
         sweep([thing], Runs(tmp_path), progress=False, executor=Mortal())
@@ -164,13 +164,13 @@ def test_executors_that_cannot_serve_are_refused(tmp_path):
         sweep(none, runs, progress=False, executor=forks)
     with pytest.raises(TypeError, match='executor must be "processes"'):
         sweep(none, runs, progress=False, executor="threads")
-    with pytest.raises(ValueError, match="workers is for"):
+    with pytest.raises(ValueError, match="workers is only for"):
         sweep(none, runs, progress=False, executor=Mortal(), workers=2)
     with pytest.raises(ValueError, match="workers must be a whole number"):
         sweep(none, runs, progress=False, workers=0)
     closed = concurrent.futures.ThreadPoolExecutor(1)
     closed.shutdown()
-    with pytest.raises(RuntimeError, match="takes no more tasks"):
+    with pytest.raises(RuntimeError, match="accepts no more tasks"):
         sweep([counted(tmp_path, 1)], runs, progress=False, executor=closed)
 
 

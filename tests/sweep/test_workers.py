@@ -50,7 +50,7 @@ def test_local_processes_that_are_killed(tmp_path):
     with pytest.raises(SweepError) as caught:
         sweep(tasks, Runs(tmp_path / "store"), progress=False, workers=2, retries=1)
     assert caught.value.failures.keys() == {"task 99"}
-    assert "died 2 times, at last killed by SIGKILL" in caught.value.failures["task 99"]
+    assert "died 2 times, the last time killed by SIGKILL" in caught.value.failures["task 99"]
     assert contents(tmp_path / "store") == expected(tmp_path, 8)
     assert {k: len((tmp_path / f"begun-{k}").read_text()) for k in range(4)} == {0: 1, 1: 1, 2: 2, 3: 1}
 

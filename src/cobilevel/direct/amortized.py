@@ -60,14 +60,15 @@ class _State(NamedTuple):
 
 
 class Amortized(Direct):
-    """Networks for policy and adjoint, fitted to joint samples in turn with steps in ``x``.
+    """Networks for policy and adjoint, fitted to joint samples, alternating with steps in ``x``.
 
     **Arguments:**
 
-    - `outer`: the first step in ``x``; when left out, a tenth of one over the curvature that rough local means show at
-      the start: the networks must follow. `inner`: that of Adam for both. They fall to zero along a cosine.
-    - `fits`: steps of each network for one in ``x``; `batch`: samples of each.
-    - `width`, `depth`: of the networks.
+    - `outer`: the first step in ``x``; by default a tenth of one over the curvature at the start, estimated from rough
+      local means, so that the networks can follow. `inner`: the learning rate of Adam for both networks. Both decay to
+      zero along a cosine.
+    - `fits`: steps of each network per step in ``x``; `batch`: samples in each.
+    - `width`, `depth`: the size of the networks.
 
     **Example:**
 
@@ -174,11 +175,11 @@ def _slope_of(pilot: Pointwise) -> Any:
 
 
 def rough_outer_step(study: Study, contexts: int = 64) -> float:
-    """One over the curvature of the upper objective at the start, as rough local means show it: a first outer step.
+    """A first outer step: one over the curvature of the upper objective at the start, from rough local means.
 
     **Arguments:**
 
-    - `study`: the problem with its data, checked; `contexts`: how many the means are taken at.
+    - `study`: the problem with its data, checked; `contexts`: at how many contexts means are computed.
 
     **Example:**
 

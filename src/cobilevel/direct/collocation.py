@@ -27,10 +27,10 @@ class Collocation(Exact):
     **Arguments:**
 
     - `n`: nodes per dimension of an ``Interval`` or a ``Box``; each category of a ``Finite`` domain is a node.
-    - `draws`: of ``problem.conditional`` at a node, where conditional means rest on it.
-    - `near`: where the data do not show conditional means, those at a node are taken over samples near it.
+    - `draws`: draws of ``problem.conditional`` per node, if it is used for conditional means.
+    - `near`: if conditional means are unknown, those at a node are averages over samples near it.
 
-    The solution has a basis: ``cb.evaluate`` and ``cb.certify`` take it.
+    The solution has a basis, so ``cb.evaluate`` and ``cb.certify`` accept it.
 
     **Example:**
 
@@ -69,7 +69,7 @@ class Collocation(Exact):
 
 
 def interpolating(domain: Domain, n: int) -> Basis:
-    """The functions that interpolate: as many as nodes.
+    """The interpolating functions: as many as nodes.
 
     **Arguments:**
 

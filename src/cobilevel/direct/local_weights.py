@@ -31,11 +31,11 @@ class LocalWeights(Exact):
     - `kind`: ``"neighbours"`` weights the nearest equally; ``"kernel"`` takes twice as many and lets weights fall to
       zero with the distance (Epanechnikov); ``"forest"`` weights by how often a random forest that predicts ``eta``
       puts samples into one leaf (needs scikit-learn).
-    - `neighbours`: how many; the square root of the number of samples when left out. In a forest, the largest leaf is
+    - `neighbours`: how many; by default the square root of the number of samples. In a forest, the largest leaf is
       about this large.
-    - `trees`: of the forest.
+    - `trees`: the number of trees in the forest.
 
-    Where the data show conditional means exactly (no noise in ``g``, ``Product`` data) these are taken instead.
+    If conditional means are known exactly (no noise in ``g``, ``Product`` data), they are used instead.
 
     **Example:**
 
@@ -132,7 +132,7 @@ def run_at_contexts(study: Study, limits: Any, rows_at: Any) -> DirectRun:
         return shaped(study, y)
 
     return DirectRun(
-        x, result, follow, spent, {"contexts": f"the lower level is solved at {len(nodes)} of them."}, detail
+        x, result, follow, spent, {"contexts": f"the lower level is solved at {len(nodes)} contexts."}, detail
     )
 
 

@@ -21,20 +21,20 @@ from ..problem import Data, Finite, Level, Problem
 from ..study import Study, precision_for
 
 NO_SAMPLER = (
-    "{name} draws eta given a context, again and again, and these data do not show how: each context was seen about "
-    "once. Give Problem(conditional=draw), a sampler draw(key, xi, size) -> eta. The reduction needs none: "
-    "cb.solve(problem, samples); nor do cb.direct.LocalWeights() and cb.direct.Amortized()."
+    "{name} needs many draws of eta given a context, but these data have about one for each context. Give "
+    "Problem(conditional=draw), a sampler draw(key, xi, size) -> eta. No sampler is needed by the reduction, "
+    "cb.solve(problem, samples), nor by cb.direct.LocalWeights() and cb.direct.Amortized()."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class DirectSolution:
-    """What a method returns whose policy, if it has one, is not written in a basis.
+    """The solution of a method whose policy, if it has one, is not written in a basis.
 
     - `x`: the decision; `result`: how it ended, with `detail`.
-    - `history`: by step, with ``seconds`` and ``x`` (flattened) there; `stats`: calls and samples by kind, seconds.
+    - `history`: by step, including ``seconds`` and ``x`` (flattened); `stats`: calls and samples by kind, seconds.
     - `choices`: what was chosen for the user, in words.
-    - `follow`: the policy at contexts as the library keeps them; a sentence where there is none.
+    - `follow`: the policy at contexts as the library keeps them, or a sentence that says why there is none.
 
     **Example:**
 
@@ -59,7 +59,7 @@ class DirectSolution:
         return self.result.good
 
     def policy(self, xi: Any) -> PyTree[Any]:
-        """``y`` at contexts, batched over leading axes; raises where the method has no policy."""
+        """``y`` at contexts, batched over leading axes; raises if the method has no policy."""
         if isinstance(self.follow, str):
             raise TypeError(self.follow)
         domain = self.problem.domain
@@ -125,13 +125,13 @@ class Direct(eqx.Module):
 
     @property
     def exact(self) -> bool:
-        """Whether it computes in double precision, whatever JAX is switched to."""
+        """Whether it computes in double precision, whatever JAX's setting."""
         return False
 
     @property
     @abstractmethod
     def default_steps(self) -> int:
-        """The most steps, where nothing is said."""
+        """The default limit on steps."""
 
     @abstractmethod
     def run(self, study: Study, key: Array, limits: Limits) -> DirectRun:
@@ -144,7 +144,7 @@ class Direct(eqx.Module):
 
         **Arguments:**
 
-        - `steps`: the most steps; `seconds`: begin no step after so many.
+        - `steps`: the maximal number of steps; `seconds`: no step starts after this time.
         - `key`: seed of everything random, an integer or a JAX key.
         """
         entered("solve", problem, samples, key)
@@ -156,7 +156,7 @@ class Direct(eqx.Module):
             study = Study.of(problem, samples, wanted)
             if study.constrained is not None:
                 raise ValueError(
-                    f"{type(self).__name__} takes no constraints on y: cb.solve(problem, samples) does, by reducing."
+                    f"{type(self).__name__} does not support constraints on y; cb.solve(problem, samples) does."
                 )
             for_stream, for_run = split_key(as_key(key))
             study = study.finite(for_stream).here

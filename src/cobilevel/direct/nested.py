@@ -30,8 +30,8 @@ from ..study import Study
 from .method import Direct, DirectRun, Lengths, NoiseSampler, draw_joint, noise_given, objectives_of, outer_step
 
 _NO_POLICY = (
-    "{name} has no policy: it solves the lower level for each context that it draws, and keeps none of the solutions. "
-    "At a given x, cb.direct.PerContext() solves it at any context; cb.solve(problem, samples) finds both at once."
+    "{name} has no policy: it solves the lower level at each context it draws, and keeps none of the solutions. At a "
+    "given x, cb.direct.PerContext() solves it at any context; cb.solve(problem, samples) finds x and the policy."
 )
 
 
@@ -99,12 +99,13 @@ class Nested(Direct):
 
     **Arguments:**
 
-    - `outer`: the first outer step; measured at the start (one over the curvature of the upper objective) when left
-      out. Steps fall to zero along a cosine.
-    - `inner`: the first step of EPOCH-GD, and of the Neumann series; one over the curvature of ``g`` at the start.
-    - `epochs`: the last epoch ``K``; `first`: steps of the first epoch, twice the condition of ``g`` at the start when
-      left out, and at most 100.
-    - `terms`: of the Neumann series, twice `first` when left out.
+    - `outer`: the first outer step; by default measured at the start (one over the curvature of the upper objective).
+      Steps decay to zero along a cosine.
+    - `inner`: the first step of EPOCH-GD, and of the Neumann series; by default one over the curvature of ``g`` at the
+      start.
+    - `epochs`: the last epoch ``K``; `first`: steps of the first epoch, by default twice the condition number of ``g``
+      at the start, and at most 100.
+    - `terms`: the length of the Neumann series, by default twice `first`.
     - `batch`: contexts that a step averages over.
     """
 
@@ -161,7 +162,7 @@ class Nested(Direct):
             x = after
             course.record(x, slope)
         words = f"outer step {float(outer):.3g}, inner step {float(inner.step):.3g}, {inner.first} steps in the first "
-        words += f"epoch, {inner.terms} terms of the series, {self.batch} contexts a step."
+        words += f"epoch, {inner.terms} terms of the series, {self.batch} contexts per step."
         result = Result.DIVERGED if diverged else course.result()
         follow = _NO_POLICY.format(name=type(self).__name__)
         return DirectRun(np.asarray(x, float), result, follow, self._spent(inner, levels), {"steps": words})
@@ -220,7 +221,7 @@ class DLSGD(Nested):
 
 class RTMLMC(Nested):
     __doc__ = (
-        "Randomised truncated multilevel Monte Carlo over the same inner solver: one level a step, shared by its "
+        "Randomised truncated multilevel Monte Carlo over the same inner solver: one level per step, shared by its "
         f"contexts; {_shared_doc('RTMLMC')}"
     )
 

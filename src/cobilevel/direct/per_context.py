@@ -17,10 +17,10 @@ class PerContext(Exact):
 
     **Arguments:**
 
-    - `draws`: how many draws of ``problem.conditional`` conditional means are taken over, at each context, where they
-      are not exact: they are where ``g`` has no noise, for ``Product`` data and for a ``Finite`` domain.
+    - `draws`: draws of ``problem.conditional`` per context, to estimate conditional means that are not exact. They are
+      exact if ``g`` has no noise, for ``Product`` data and for a ``Finite`` domain.
 
-    Raises where the data do not show conditional means: joint samples with noise in ``g``, and no sampler.
+    Raises if conditional means are unknown: joint samples with noise in ``g``, and no sampler.
 
     **Example:**
 

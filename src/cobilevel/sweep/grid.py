@@ -25,19 +25,19 @@ def solve_grid(
     key: Any = 0,
     progress: bool | None = None,
 ) -> Iterator[list[Solution]]:
-    """Solves every case with every basis, one after the other: what ``solve`` gives for each.
+    """Solves every case with every basis, one after the other, as ``solve`` does.
 
-    Each problem is checked against its samples once, for all bases. For several at a time, ``tabulate`` calls a
-    function in processes.
+    Each problem is checked against its samples once, for all bases. To run several at a time, use ``tabulate``, which
+    calls a function in processes.
 
     **Arguments:**
 
     - `cases`: problems, each with its samples.
-    - `bases`: how policies are written.
+    - `bases`: the bases to write policies in.
     - `solver`, `steps`, `key`, `progress`: as for ``solve``.
 
-    **Returns:** an iterator that solves as it goes: for each basis in turn a list of solutions, one for each case. They
-    cannot be resumed.
+    **Returns:** an iterator that solves as it goes: for each basis in turn, a list of solutions, one for each case. The
+    solutions cannot be resumed.
 
     **Example:**
 

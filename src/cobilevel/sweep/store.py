@@ -28,14 +28,14 @@ _LOCKED_FOR = 60.0  # seconds to wait for another process that writes
 
 
 class DamageError(ValueError):
-    """Something in a store is not what was written."""
+    """Something in a store is damaged."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: `spec` says what it was, `result` what came out, `curves` how it went, `cost` what it took.
+    """One run: `spec` is its specification, `result` its result, `curves` its history, `cost` what it took.
 
-    The first three are the same whenever it is run; the last is not.
+    The first three are the same whenever it is run; `cost` is not.
 
     **Example:**
 
@@ -74,7 +74,7 @@ def _outcome(run: Run) -> Any:
 
 @cache
 def versions() -> dict[str, str]:
-    """What a run was computed with."""
+    """The device and the versions that runs are computed with here."""
 
     def of(name: str) -> str:
         try:
@@ -89,7 +89,7 @@ def versions() -> dict[str, str]:
 class Runs:
     """The runs of one folder. Several processes may read and write it at the same time.
 
-    Where nothing can be written the store can be read. Damage is a ``ValueError`` that says what to do.
+    A folder that cannot be written to can still be read. Damage raises a ``ValueError`` that says what to do.
 
     **Arguments:**
 
@@ -112,10 +112,10 @@ class Runs:
             self._index()
         elif (self.folder / "runs.sqlite").exists():
             raise ValueError(
-                f"{self.folder} holds runs of an earlier version, which this one does not read. Give another folder."
+                f"{self.folder} holds runs of an earlier version, which this version cannot read. Give another folder."
             )
         elif not self._writable:
-            raise PermissionError(f"{self.folder} holds no runs, and cannot be written to. Give another folder.")
+            raise PermissionError(f"{self.folder} holds no runs and cannot be written to. Give another folder.")
         else:
             (self.folder / "runs").mkdir(parents=True, exist_ok=True)
             with self._changing():
@@ -123,7 +123,7 @@ class Runs:
 
     def _check_writable(self) -> None:
         if not self._writable:
-            raise PermissionError(f"{self.folder} cannot be written to: this store can be read only.")
+            raise PermissionError(f"{self.folder} cannot be written to: this store is read-only.")
 
     @contextmanager
     def _changing(self) -> Iterator[tuple[set[str], dict[str, Any]]]:
@@ -151,8 +151,8 @@ class Runs:
             return {names[k : k + _DIGITS] for k in range(0, len(names), _DIGITS)}, dict(document["notes"])
         except (ValueError, KeyError, TypeError) as error:
             raise DamageError(
-                f"{error} Move it away and open the store again: runs whose files are whole are taken back from there, "
-                "and a sweep computes the others again."
+                f"{error} Move it away and open the store again: runs whose files are intact are recovered, and a "
+                "sweep computes the others again."
             ) from error
 
     def _read(self, name: str) -> tuple[Run, dict[str, str]]:
@@ -165,7 +165,7 @@ class Runs:
             return Run(document["spec"], document["result"], curves, document["cost"]), document["versions"]
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise DamageError(
-                f"the run {name} in {self.folder} is damaged: {error} Start the sweep again: it computes again what is "
+                f"the run {name} in {self.folder} is damaged: {error} Start the sweep again to recompute what is "
                 "missing."
             ) from error
 
@@ -180,10 +180,10 @@ class Runs:
         return {path.stem for path in self.folder.glob("runs/*.npz") if self._known(path.stem) is not None}
 
     def mend(self) -> list[str]:
-        """Puts a store in order after damage, which a sweep does first of all.
+        """Repairs a store after damage; a sweep does this first.
 
-        Runs whose files are whole are finished. **Returns:** the names of those that were, and whose files are damaged
-        or lost: they count as missing.
+        Runs whose files are intact are finished. **Returns:** the names of runs that were finished but whose files are
+        damaged or lost: they count as missing.
         """
         with self._changing() as (names, _):
             whole = self._whole()
@@ -195,14 +195,14 @@ class Runs:
     # -- what is asked
 
     def missing(self, specs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Those of the specifications that have not been run to their end, or whose run is damaged."""
+        """The specifications whose runs are not finished, or are damaged."""
         finished, _ = self._index()
         return [spec for spec in specs if name_of(spec) not in finished or self._known(name_of(spec)) is None]
 
     def add(self, runs: Sequence[Run], used: Mapping[str, str] | None = None) -> None:
-        """Keeps finished runs, one that is there already as it is. A task that is stopped on the way is done again.
+        """Adds finished runs; a run that is already there stays as it is. A task that was stopped is done again.
 
-        `used`: what they were computed with, if not with what is at hand here.
+        `used`: the versions they were computed with, if not those of this process.
         """
         self._check_writable()
         added = {name_of(run.spec): run for run in runs}
@@ -239,19 +239,19 @@ class Runs:
         return runs
 
     def origins(self) -> Counter[str]:
-        """With what the runs were computed, and how many with each."""
+        """The devices and versions the runs were computed with, and how many runs with each."""
         every = (self._read(name)[1] for name in sorted(self._index()[0]))
         return Counter(f"{used['device']}, jax {used['jax']}, Python {used['python']}" for used in every)
 
     # -- notes
 
     def spend(self, seconds: float) -> None:
-        """Adds to the time that was spent on these runs, by all starts together."""
+        """Adds to the total time spent on these runs."""
         with self._changing() as (_, notes):
             notes["seconds"] = notes.get("seconds", 0.0) + seconds
 
     def note(self, topic: str, words: Any) -> None:
-        """Keeps something that was found out on the way, for the next start to know."""
+        """Keeps a note for the next start."""
         with self._changing() as (_, notes):
             notes[topic] = words
 

@@ -36,11 +36,11 @@ _submissions = itertools.count()
 class Task:
     """Runs that are computed together: `work(tell)` returns one ``Run`` for each of `specs`, in their order.
 
-    `after`: specifications whose runs the work reads from the store; it is begun once they are there.
+    `after`: specifications whose runs the work reads from the store; it starts once they are there.
 
     **Arguments:**
 
-    - `label`: what messages call it.
+    - `label`: its name in messages.
     - `specs`, `work`, `after`: as above.
 
     **Example:**
@@ -58,7 +58,7 @@ class Task:
 
 
 class SweepError(RuntimeError):
-    """Tasks that could not be finished; `failures` has the reason of each by its label. The others are kept.
+    """Some tasks failed; `failures` has the reason of each by its label. Finished tasks are kept.
 
     **Arguments:**
 
@@ -76,8 +76,8 @@ class SweepError(RuntimeError):
         self.failures = dict(failures)
         words = "".join(f"\n  {label}: {reason}" for label, reason in failures.items())
         super().__init__(
-            f"{len(failures)} tasks could not be finished; the other {finished} are, and are kept. Start again to try "
-            f"those that failed once more:{words}"
+            f"{len(failures)} tasks failed; the other {finished} are finished and kept. Start again to retry those "
+            f"that failed:{words}"
         )
 
 
@@ -93,28 +93,28 @@ def sweep(
     retries: int = 3,
     in_order: bool = False,
 ) -> bool:
-    """Works off the tasks that are not finished yet. Stop it when you like, and start again.
+    """Runs the tasks that are not finished yet. It can be stopped at any time and started again.
 
-    A run is in the store once, whatever happens: tasks are done elsewhere, and this process alone writes what comes
-    back. A task whose worker died is done again; one that raises is reported at the end, and the others go on.
+    Every run is stored once, whatever happens: workers compute, and only this process writes their results. A task
+    whose worker died is done again; a task that raises is reported at the end, and the others continue.
 
     **Arguments:**
 
-    - `tasks`: a list, or a generator, which is asked for the next ones as there is room for them.
+    - `tasks`: a list, or a generator, which is asked for more tasks as workers become free.
     - `total`: how many a generator will yield, for the progress bar.
-    - `limit`: seconds after which no further task is begun.
+    - `limit`: seconds after which no further task is started.
     - `executor`: ``"processes"`` of this machine, each with its share of the processors; ``"here"``, one after the
       other in this process, where errors are raised at once; a client of a dask cluster, or the address of its
       scheduler; or any executor with ``submit``.
-    - `workers`: how many processes; as many as there are processors when left out.
+    - `workers`: how many processes; by default as many as there are processors.
     - `retries`: how often a task is tried again after its worker died.
-    - `in_order`: whether a generator looks at what earlier tasks found before it yields: then it is asked for the
-      next task when all before are finished.
-    - `runs`: where they are kept.
-    - `label`: what the progress bar says.
+    - `in_order`: whether a generator uses the results of earlier tasks before it yields: then it is asked for the
+      next task only when all earlier ones are finished.
+    - `runs`: the store that keeps them.
+    - `label`: the label of the progress bar.
     - `progress`: show a progress bar; by default on a terminal, after two seconds.
 
-    **Returns:** whether all are finished; ``False`` where time was up. Raises a ``SweepError`` where some failed.
+    **Returns:** whether all are finished; ``False`` if time was up. Raises a ``SweepError`` if some failed.
 
     **Example:**
 
@@ -154,7 +154,7 @@ def _one_by_one(tasks: Iterable[Task], runs: Runs, bar: ProgressBar, limit: floa
 def _other_runs(task: Task, runs: Sequence[Run]) -> str:
     """What is wrong with the runs that a task returned, if anything."""
     wanted, own = ({name_of(spec) for spec in specs} for specs in (task.specs, [run.spec for run in runs]))
-    return "" if wanted == own else f"returned {len(own)} runs that are not the {len(wanted)} of its specifications"
+    return "" if wanted == own else f"returned {len(own)} runs that do not match its {len(wanted)} specifications"
 
 
 @dataclass
@@ -259,7 +259,7 @@ class _Sweep:
             future = self.executor.submit(carry_out, packed, **own)
         except Exception as error:
             raise RuntimeError(
-                f"the executor takes no more tasks: {error}. What is finished is kept; start again with a new one."
+                f"the executor accepts no more tasks: {error}. Finished runs are kept; start again with a new executor."
             ) from error
         if not self.flying:
             self.mark = time.monotonic()
@@ -285,10 +285,10 @@ class _Sweep:
             return self.keep(number, task, outcome)
         self.deaths[number] += died
         if died and self.deaths[number] <= self.retries:
-            _sweep_log.warning("the worker of %r died (%s): it is done again.", task.label, words)
+            _sweep_log.warning("the worker of %r died (%s): the task is done again.", task.label, words)
             self.shares.pop(number, None)
             return self.begin(number, task)
-        often = f"its worker died {self.deaths[number]} times, at last "
+        often = f"its worker died {self.deaths[number]} times, the last time "
         return self.fail(number, task, often + words if died else words)
 
     def keep(self, number: int, task: Task, outcome: Outcome) -> None:
@@ -325,7 +325,7 @@ class _Sweep:
     def show(self, words: str) -> None:
         share = self.finished + len(self.failures) + sum(self.shares.values())
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        self.bar.update(int(1000 * share), f"{self.finished} done, {len(self.flying)} at work{failed}: {words}")
+        self.bar.update(int(1000 * share), f"{self.finished} done, {len(self.flying)} running{failed}: {words}")
 
 
 # -- a table of cases
@@ -340,18 +340,18 @@ def tabulate(
     progress: bool | None = None,
     retries: int = 3,
 ) -> list[dict[str, Any]]:
-    """Calls a function with the arguments of each case, those that are in the folder already left out.
+    """Calls a function with the arguments of each case, except cases whose runs the folder already holds.
 
     **Arguments:**
 
-    - `function`: called with the entries of a case as keyword arguments. It returns a dict, of which numbers, strings
-      and lists make the row of the table and arrays are kept as curves; or a ``Solution``.
-    - `cases`: a list of dicts; or a dict of lists, for every combination. A case is known by its entries and the name
-      of the function: give another name, or another folder, when the function has changed.
+    - `function`: called with the entries of a case as keyword arguments. It returns a ``Solution``, or a dict, whose
+      numbers, strings and lists make the row of the table and whose arrays are kept as curves.
+    - `cases`: a list of dicts; or a dict of lists, for every combination. A case is identified by its entries and the
+      name of the function: when the function has changed, use another name or another folder.
     - `folder`: where runs are kept.
     - `executor`, `workers`, `progress`, `retries`: as for ``sweep``.
 
-    **Returns:** a row for each case, in their order: its entries and what the function returned.
+    **Returns:** a row for each case, in order: its entries and what the function returned.
 
     **Example:**
 
@@ -368,7 +368,7 @@ def tabulate(
         rows = [dict(zip(cases, values, strict=True)) for values in itertools.product(*cases.values())]
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
-        raise TypeError(f"function must have a name, by which its runs are known; got {function!r}.")
+        raise TypeError(f"function must have a name, which identifies its runs; got {function!r}.")
     runs = folder if isinstance(folder, Runs) else Runs(folder)
     table = [(dict(case), {"function": name, **case}) for case in rows]
     label = lambda case: ", ".join(f"{key} {value}" for key, value in case.items())

@@ -18,11 +18,11 @@ from ..iteration import Solver, advance
 
 
 def stacked(items: Sequence[PyTree]) -> PyTree:
-    """Trees of one structure as one, their arrays along a leading axis; whatever else they hold is the first one's.
+    """Stacks trees of one structure, their arrays along a new leading axis; everything else is taken from the first.
 
     **Arguments:**
 
-    - `items`: the trees, a list.
+    - `items`: a list of trees.
 
     **Example:**
 
@@ -34,12 +34,12 @@ def stacked(items: Sequence[PyTree]) -> PyTree:
 
 
 def taken(stack: PyTree, rows: Any) -> PyTree:
-    """What ``stacked`` has in a row, or in several.
+    """One row, or several, of a ``stacked`` tree.
 
     **Arguments:**
 
-    - `stack`: what ``stacked`` made.
-    - `rows`: a number, or an array of them.
+    - `stack`: the result of ``stacked``.
+    - `rows`: an index, or an array of indices.
 
     **Example:**
 
@@ -81,20 +81,20 @@ def solve_all(
     observe: Any = None,
     tell: Callable[[float], None] | None = None,
 ) -> tuple[Any, dict[str, np.ndarray], float]:
-    """Runs a solver for so many steps from each key, compiled once for each shape.
+    """Runs a solver for `steps` steps from each key, compiled once for each shape.
 
     **Arguments:**
 
     - `problems`: reduced problems of one shape, ``stacked``; `instances`: which of them each run solves.
-    - `settings`: attributes of the solver, one value a run.
-    - `chunk`: steps between two looks.
-    - `observe`: a module that is called at each look, ``observe(state, instance)``, and returns named arrays.
-    - `block`: how many runs make one program; `vmapped`: how many of these advance together, the others after each
-      other, by default one on a CPU and all on a GPU; `threads`: how many programs run at a time.
-    - `tell`: called with the share done, after each look.
-    - `solver`: a stochastic one; `keys`: one a run; `steps`: how many each takes.
+    - `settings`: attributes of the solver, one value per run.
+    - `chunk`: steps between two observations.
+    - `observe`: a module called at each observation, ``observe(state, instance)``, which returns named arrays.
+    - `block`: how many runs make one program; `vmapped`: how many of these advance together (the others follow one
+      after another), by default one on a CPU and all on a GPU; `threads`: how many programs run at a time.
+    - `tell`: called with the share done, after each observation.
+    - `solver`: a stochastic solver; `keys`: one per run; `steps`: how many steps each run takes.
 
-    **Returns:** the last states, what was seen on the way (run by look), and seconds a run, compilation apart.
+    **Returns:** the last states, the observations (run by observation), and seconds per run without compilation.
 
     **Example:**
 

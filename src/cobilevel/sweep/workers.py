@@ -48,7 +48,7 @@ def working_executor(executor: Any, workers: int | None, announce: bool) -> Iter
     """What has ``submit``, for an executor as a user names it; what was started for it ends on leaving."""
     local = isinstance(executor, str) and executor == "processes"
     if workers is not None and not local:
-        raise ValueError('workers is for executor="processes": give the executor the size you want it to have.')
+        raise ValueError('workers is only for executor="processes"; set the size of the executor itself.')
     if local:
         with closing(LocalProcesses((os.cpu_count() or 1) if workers is None else whole("workers", workers))) as own:
             yield own
@@ -63,7 +63,7 @@ def working_executor(executor: Any, workers: int | None, announce: bool) -> Iter
         context = getattr(executor, "_mp_context", None)
         if context is not None and context.get_start_method() == "fork":
             raise ValueError(
-                "executor forks this process, in which JAX has threads, and would hang: give "
+                "executor forks this process, in which JAX has threads, and would hang. Use "
                 'ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")), or executor="processes".'
             )
         link = getattr(executor, "dashboard_link", None)
@@ -135,7 +135,7 @@ class LocalProcesses:
             if self._starts_left > 0:
                 raise BrokenExecutor(words) from error
             raise NoWorkersError(
-                f"worker processes end before they begin ({words}); what they printed says why. "
+                f"worker processes end before they start ({words}); see what they printed. "
                 'executor="here" works without them.'
             ) from error
 
@@ -163,7 +163,7 @@ def _ending(code: int) -> str:
         return f"ended with exit code {code}"
     with suppress(ValueError):
         name = signal.Signals(-code).name
-        return f"killed by {name}" + (", as a machine does that is short of memory" if name == "SIGKILL" else "")
+        return f"killed by {name}" + (", perhaps because memory ran out" if name == "SIGKILL" else "")
     return f"killed by signal {-code}"
 
 
@@ -188,8 +188,8 @@ def packed_task(label: str, work: Callable[..., Any], local: bool) -> bytes:
     except Exception as error:  # pickle raises as it likes
         raise TypeError(
             f"the work of the task {label!r} cannot be sent to another process: {error}. Make it a function at the top "
-            "level of a module, with functools.partial for its arguments; install cobilevel[cluster], which sends "
-            'lambdas and what a script defines too; or give executor="here".'
+            "level of a module, with functools.partial for its arguments; install cobilevel[cluster], which can "
+            'also send lambdas and functions defined in a script; or use executor="here".'
         ) from error
 
 
@@ -199,7 +199,7 @@ def _dumps(content: Any) -> bytes:
     except ImportError:
         packed = pickle.dumps(content)
         if b"__main__" in packed:
-            raise pickle.PicklingError("it is defined in the script that runs, which others cannot import") from None
+            raise pickle.PicklingError("it is defined in the running script, which others cannot import") from None
         return packed
     return cloudpickle.dumps(content)
 
