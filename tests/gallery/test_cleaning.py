@@ -68,7 +68,7 @@ def test_shapes_sizes_and_dtypes(digits):
     [
         ({"train": 1400, "validation": 200}, ValueError, "more than the 1500 images"),
         ({"train": 0}, ValueError, "train must be a whole number"),
-        ({"corruption": 1.5}, ValueError, "corruption is a probability"),
+        ({"corruption": 1.5}, ValueError, "corruption must be a probability"),
         ({"temperatures": (0.0, 1.0)}, ValueError, "temperatures must be positive"),
         ({"regulariser": 0.0}, ValueError, "regulariser must be positive"),
         ({"dtype": "int32"}, TypeError, "dtype must be float32 or float64"),

@@ -63,14 +63,14 @@ def test_the_format_as_it_is_published(tmp_path):
     [
         ("net", "\t4\t0\t0\t1\t;", "\tfour\t0\t0\t1\t;", r"Small_net.tntp, line 8: expected a number, got 'four'"),
         ("net", "\t4\t0\t0\t1\t;", "\t4\t0\t1\t;", r"line 8: expected 10 numbers, got 9"),
-        ("net", "<NUMBER OF LINKS> 14", "<NUMBER OF LINKS> 15", r"state 15 links, and 14 follow"),
-        ("net", "<NUMBER OF NODES> 6", "<NUMBER OF NODES> 5", r"ends at node 6, and there are 5"),
+        ("net", "<NUMBER OF LINKS> 14", "<NUMBER OF LINKS> 15", r"state 15 links, but 14 follow"),
+        ("net", "<NUMBER OF NODES> 6", "<NUMBER OF NODES> 5", r"ends at node 6, but there are 5"),
         ("net", "<NUMBER OF ZONES> 6", "<ZONES> 6", r"do not state <NUMBER OF ZONES>"),
         ("net", "<NUMBER OF ZONES> 6", "<NUMBER OF ZONES 6", r"line 1: metadata should read"),
         ("trips", "\t2 : ", "\t2 = ", r"Small_trips.tntp, line 6: expected zone : trips"),
         ("trips", "Origin 1\n", "", r"line 5: trips come before the first Origin"),
         ("trips", "Origin 6", "Origin 7", r"line 16: .* trips from zone 7 .* there are 6 zones"),
-        ("node", "\n\t6\t", "\n\t7\t", r"Small_node.tntp, line 7: node 7, and there are 6"),
+        ("node", "\n\t6\t", "\n\t7\t", r"Small_node.tntp, line 7: node 7, but there are 6"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(folder, file, old, new, message):
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_named_with_its_line(folder, file, old, new, message):
 
 def test_a_folder_has_one_network(folder):
     (folder / "Other_net.tntp").write_text("")
-    with pytest.raises(ValueError, match=r"one file \*_net.tntp, and has 2"):
+    with pytest.raises(ValueError, match=r"one file \*_net.tntp, but has 2"):
         tntp.read_folder(folder)
 
 

@@ -48,11 +48,10 @@ class WeightedEntropy(eqx.Module):
 
 
 class CleaningTruth(eqx.Module):
-    """What was done to the training labels, and the exact classifiers for any weights.
+    """How the training labels were corrupted, and the exact classifiers for any weights.
 
-    - `clean_labels`: the labels before; `labels`: those of the training data.
-    - `redrawn`: whether a label was replaced; `corrupted`: whether it is wrong now, which a label redrawn as it was is
-      not.
+    - `clean_labels`: the labels before corruption; `labels`: those of the training data.
+    - `redrawn`: whether a label was redrawn; `corrupted`: whether it is now wrong (it may have been redrawn unchanged).
     """
 
     images: Float[Array, "n pixels"]
@@ -97,18 +96,19 @@ class CleaningTruth(eqx.Module):
         return float(np.average(np.mean(np.asarray(each, float), axis=1), weights=shares))
 
     def found(self, x: Float[Array | np.ndarray, " n"]) -> float:
-        """How many pairs of a wrong and a right label have less weight on the wrong one, as a share."""
+        """The share of pairs of a wrong and a right label in which the wrong one has less weight."""
         x = np.asarray(x, float)
         right, wrong = np.sort(x[~self.corrupted]), x[self.corrupted]
         below = sum(np.searchsorted(right, wrong, side) for side in ("left", "right")) / 2
         return float(1 - np.mean(below) / len(right))
 
     def words(self, x: Float[Array | np.ndarray, " n"]) -> str:
-        """What the weights make of the wrong labels."""
+        """How well the weights find the wrong labels, in words."""
         weight = np.asarray(jax.nn.sigmoid(jnp.asarray(x)))
         return (
             f"{self.corrupted.sum()} of {len(weight)} labels are wrong: weight {weight[self.corrupted].mean():.2f} on "
-            f"average, right ones {weight[~self.corrupted].mean():.2f}. Of pairs of both, {self.found(x):.1%} in order."
+            f"average, right ones {weight[~self.corrupted].mean():.2f}. Of wrong-right pairs, {self.found(x):.1%} are in "
+            "order."
         )
 
 
@@ -123,8 +123,8 @@ def _sizes(images: Images, train: int | None, validation: int | None) -> tuple[i
     validation = second if validation is None else whole("validation", validation)
     if train + validation > len(images.labels):
         raise ValueError(
-            f"train={train} and validation={validation} together ask for more than the {len(images.labels)} images of "
-            f"{images.name}. No image serves both: ask for fewer."
+            f"train={train} and validation={validation} together are more than the {len(images.labels)} images of "
+            f"{images.name}. No image is used for both: ask for fewer."
         )
     return train, validation
 
@@ -141,9 +141,9 @@ def cleaning(
 ) -> Instance:
     r"""Data hyper-cleaning, with temperatures uniform on an interval.
 
-    ``x`` holds one number for each training image (zeros at first, weight 1/2), ``y`` is ``(pixels, classes)``. Each
-    training label is replaced by a uniformly random class with probability `corruption`, so ``1 / classes`` of those
-    replaced stay right. Equal seeds draw equal images, whatever the corruption.
+    ``x`` holds one number for each training image (initially zero, weight 1/2), ``y`` is ``(pixels, classes)``. Each
+    training label is redrawn as a uniformly random class with probability `corruption`, so a share ``1 / classes`` of
+    redrawn labels stays right. Equal seeds draw equal images, whatever the corruption.
 
     **Arguments:**
 
@@ -151,9 +151,9 @@ def cleaning(
     - `train`, `validation`: how many images each level sees, none of them twice: 1,000 and 300 of the digits, 19,000
       and 1,000 of MNIST.
     - `temperatures`: the ends of the interval; `regulariser`: $\lambda$.
-    - `dtype`: of images, ``x`` and ``y``, float32 by default.
+    - `dtype`: the dtype of images, ``x`` and ``y``, float32 by default.
     - `seed`: which images, and which labels are wrong.
-    - `corruption`: the share of labels drawn anew.
+    - `corruption`: the share of labels to redraw.
 
     ``instance.train`` gives each level its data. ``instance.test`` holds the images neither saw, for the upper level:
     ``cb.evaluate(problem, solution, cb.Levels(instance.test, instance.train.lower))``.
@@ -167,7 +167,7 @@ def cleaning(
     images = digits() if images is None else images if isinstance(images, Images) else load(images)
     train, validation = _sizes(images, train, validation)
     if not 0 <= corruption <= 1:
-        raise ValueError(f"corruption is a probability between 0 and 1, got {corruption!r}.")
+        raise ValueError(f"corruption must be a probability between 0 and 1, got {corruption!r}.")
     coldest, hottest = (positive("temperatures", end) for end in temperatures)
     regulariser, kind = positive("regulariser", regulariser), np.dtype(np.float32 if dtype is None else dtype)
     if kind not in (np.float32, np.float64):
@@ -199,7 +199,7 @@ def accuracy(y: Float[Array | np.ndarray, "m pixels classes"], data: dict[str, A
 
 
 def draw_cleaning(instance: Instance, solution: Any) -> Any:
-    """Accuracy on images that no level saw, over temperatures; weights of right and wrong labels; the least weights."""
+    """Accuracy on images that no level saw, by temperature; weights of right and wrong labels; smallest weights."""
     truth, figure = instance.truth, shown_figure(13, 4.2)
     scores, weights, shown = figure.subplots(1, 3, width_ratios=(1.2, 1.0, 1.0))
     domain, x = instance.problem.domain, np.asarray(solution.x)

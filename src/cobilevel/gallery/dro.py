@@ -115,17 +115,17 @@ def _uniform(lo: float, hi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dro(seed: int = 0, train: int = 4000, test: int = 4000, price: float = 0.5, noise: float = 0.2) -> Instance:
-    """Delivery times predicted so that they hold up when, at any rain, more roads are blocked than in the data.
+    """Predictions of delivery times that are robust when, at any rain, more roads are blocked than in the data.
 
     **Arguments:**
 
-    - `price`: of changing weights, in units of the loss; the smaller, the more robust. Above ``4 noise^2``, so that the
-      means of samples that are computed have a variance.
-    - `noise`: the standard deviation of times [10 min] that nothing explains.
+    - `price`: the price of changing weights, in units of the loss; the smaller, the more robust. It must be above
+      ``4 noise^2``, so that sample means have a finite variance.
+    - `noise`: the standard deviation of unexplained noise in times [10 min].
     - `seed`: which random table.
     - `train`, `test`: how many rows to solve from, and to judge by.
 
-    ``x`` holds the three coefficients, and starts at those of least squares; ``y`` is the worst-case risk at a rain.
+    ``x`` holds the three coefficients and starts at least squares; ``y`` is the worst-case risk at a rain.
 
     **Example:**
 

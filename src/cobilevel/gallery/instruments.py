@@ -76,7 +76,7 @@ def instrumental(
 ) -> Stated:
     """Columns of a data frame as a bilevel problem; ``x`` has the coefficients of the curve, then of the controls.
 
-    `knots`: of the curve, at quantiles of the treatment; 2 for a straight line.
+    `knots`: the number of knots of the curve, at quantiles of the treatment; 2 for a straight line.
     """
     controls = list(controls or ())
     column = lambda names: np.stack([np.asarray(frame[name], float) for name in names], axis=-1)
@@ -155,10 +155,10 @@ class InstrumentsTruth:
 
 
 def instruments(seed: int = 0, train: int = 5000, test: int = 5000, strength: float = 1.0, knots: int = 4) -> Instance:
-    """Fares, sales and the price of fuel, simulated; the curve of sales over fares is known, and no straight line.
+    """Simulated fares, sales and prices of fuel; the curve of sales over fares is known, and is not a straight line.
 
     - `strength`: 1 moves fares over the whole curve, 0.05 hardly at all (a weak instrument).
-    - `knots`: of the splines; 2 for a straight line, which is then wrong.
+    - `knots`: the number of knots of the splines; 2 for a straight line, which is then misspecified.
     - `seed`: which random table.
     - `train`, `test`: how many rows to solve from, and to judge by.
 
@@ -171,7 +171,7 @@ def instruments(seed: int = 0, train: int = 5000, test: int = 5000, strength: fl
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("instruments draws a data frame: pip install pandas.") from error
+        raise ModuleNotFoundError("instruments needs pandas: pip install pandas.") from error
 
     rng = np.random.default_rng(seed)
 
@@ -189,7 +189,7 @@ def instruments(seed: int = 0, train: int = 5000, test: int = 5000, strength: fl
 
 
 def draw_instruments(instance: Instance, solution: Any) -> Any:
-    """Left: the curve found, the exact one, and what plain regression takes for it; right: the policy over `z`.
+    """Left: the curve found, the exact one, and that of plain regression; right: the policy over `z`.
 
     **Arguments:**
 

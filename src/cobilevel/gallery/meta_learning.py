@@ -95,15 +95,15 @@ class CalibrationTruth:
 def meta_learning(
     seed: int = 0, finite: bool = False, train: int = 4000, test: int = 4000, sites: int = 12, noise: float = 0.3
 ) -> Instance:
-    """Sensors calibrated at every site by ridge regression, around a prior and with a regulariser that sites share.
+    """Sensors calibrated at every site by ridge regression, around a prior and with a regulariser shared by all sites.
 
     **Arguments:**
 
-    - `finite`: whether there are so many `sites`, known by name, rather than any temperature and humidity.
+    - `finite`: whether contexts are finitely many `sites`, by name, rather than any temperature and humidity.
     - `noise`: the standard deviation of both kinds of label.
     - `seed`: which random table.
     - `train`, `test`: how many rows to solve from, and to judge by.
-    - `sites`: how many, where `finite`.
+    - `sites`: how many, if `finite`.
 
     ``x`` is ``{"prior": (3,), "log_ridge": ()}``, ``y`` the three weights of a site.
 

@@ -69,12 +69,12 @@ class Equilibrium(eqx.Module):
         growth = np.abs(np.linalg.eigvals(chain)).max()
         if not growth < 1:
             raise ValueError(
-                f"theta={theta:g} is too small: at free times a step multiplies walks by {growth:.3g}, and they never "
-                "end. Take a larger one."
+                f"theta={theta:g} is too small: at free-flow times a step multiplies walks by {growth:.3g}, so they "
+                "never end. Use a larger one."
             )
         reached = np.linalg.inv(np.eye(len(chain)) - chain)[:zones, ends]
         if not np.all(reached[q > 0] > np.finfo(reached.dtype).tiny):
-            raise ValueError(f"some trips have no way to their destination, or theta={theta:g} is too large.")
+            raise ValueError(f"some trips have no path to their destination, or theta={theta:g} is too large.")
         return Equilibrium(walks, *numbers, trips)
 
     def demand(self, xi: Float[Array, "..."]) -> Float[Array, "zones zones"]:
@@ -125,7 +125,7 @@ class Misfit(eqx.Module):
 class NetworkTruth(eqx.Module):
     """The capacities behind the counts, as shares of those stated; exact times and flows at any capacities.
 
-    Computed in double precision, whatever JAX is switched to.
+    Computed in double precision, whatever JAX's setting.
     """
 
     x: Float[np.ndarray, " links"]
@@ -135,7 +135,7 @@ class NetworkTruth(eqx.Module):
     span: tuple[float, float] = (1.0, 1.0)
 
     def objective(self, x: Any, nodes: int = 9) -> float:
-        """The misfit that endless samples have: Gauss and Legendre's rule along the demand of each group."""
+        """The expected misfit, by Gauss-Legendre quadrature along the demand of each group."""
         at, shares = np.polynomial.legendre.leggauss(nodes)
         at, groups = self.span[0] + (self.span[1] - self.span[0]) * (at + 1) / 2, len(self.lower.trips)
         grid = lambda values: np.stack(np.meshgrid(*[values] * groups, indexing="ij"), axis=-1).reshape(-1, groups)
@@ -201,9 +201,9 @@ def _attracted(lower: Equilibrium, y: Array, xi: Array) -> Array:
 
 
 def grid(rows: int, columns: int, seed: int = 0, zones: int | None = None) -> Roads:
-    """A generated network: nodes near a lattice, links both ways between neighbours, trips that fall with distance.
+    """A generated network: nodes near a lattice, links both ways between neighbours, trips that decay with distance.
 
-    Zones are all nodes, or so many at random. Trips would fill links to their capacity, on average, at free times.
+    Zones are all nodes, or `zones` of them at random. Trips fill links to capacity, on average, at free-flow times.
     """
     rng, count = np.random.default_rng(seed), rows * columns
     zones = count if zones is None else zones
@@ -237,22 +237,22 @@ def network(
     test: int = 200,
     span: tuple[float, float] = (0.7, 1.2),
 ) -> Instance:
-    """Capacities of all links from noisy counts, while the trips from each of 1 to 5 groups of zones vary.
+    """Capacities of all links inferred from noisy counts, while the trips from each of 1 to 5 groups of zones vary.
 
     **Arguments:**
 
-    - `groups`: of zones; the context is a factor for each, uniform on `span`.
-    - `folder`: of TNTP files, or of a project of AequilibraE; or `roads` themselves, such as ``tntp.sioux_falls()``.
+    - `groups`: the number of groups of zones; the context is a factor for each, uniform on `span`.
+    - `folder`: a folder of TNTP files, or of an AequilibraE project; or `roads`, such as ``tntp.sioux_falls()``.
       Without either, a generated grid of 9 nodes and 24 links.
-    - `theta`: of the logit, per unit of time. As it grows, the equilibrium tends to that of Wardrop.
+    - `theta`: the logit parameter, per unit of time. As it grows, the equilibrium tends to Wardrop's.
     - `noise`: the standard deviation of counts, as a share of each link's flow at stated capacities.
 
-    True capacities are 0.6 to 1.4 of those stated, at random; ``x`` are such shares, and ``y`` link times.
+    True capacities are 0.6 to 1.4 times those stated, at random; ``x`` holds these ratios, and ``y`` link times.
     """
     if roads is None:
         roads = grid(3, 3, seed) if folder is None else read_folder(folder)
     if not 1 <= groups <= min(5, len(roads.trips)):
-        raise ValueError(f"groups must be 1 to 5, and no more than zones, got {groups}.")
+        raise ValueError(f"groups must be 1 to 5, and at most the number of zones, got {groups}.")
     rng, lower = np.random.default_rng(seed), Equilibrium.of(roads, groups, theta)
     count, middle = len(lower.capacity), np.full((1, groups), sum(span) / 2)
     shape = lambda xi: xi[:, 0] if groups == 1 else xi
@@ -291,7 +291,7 @@ def write_table(path: str | Path, table: dict[str, np.ndarray]) -> None:
 def draw_roads(
     roads: Roads, flow: np.ndarray, error: np.ndarray, path: str | Path | None = None, label: str = "error"
 ) -> Any:
-    """A picture of a network: flows as widths, errors as colours (both of one value a link), each link on its right."""
+    """A picture of a network: flows as widths, errors as colours (one value per link), each link drawn on its right."""
     figure = shown_figure(8, 7)
     _map(figure.add_subplot(), roads, flow, error, label)
     if path is not None:
@@ -303,7 +303,7 @@ def _map(axis: Any, roads: Roads, flow: np.ndarray, error: np.ndarray, label: st
     from matplotlib.collections import LineCollection
 
     if roads.places is None:
-        raise ValueError("the places of nodes are not known: give the file of nodes.")
+        raise ValueError("the positions of nodes are not known; pass the file of nodes.")
     one, other = (roads.places[end] for end in roads.ends)
     along = other - one
     length = np.linalg.norm(along, axis=1, keepdims=True)

@@ -94,7 +94,7 @@ class NewsvendorTruth:
 def newsvendor(seed: int = 0, train: int = 3000, test: int = 3000) -> Instance:
     """Days of a kiosk as a data frame with temperature, weekday and demand; the dairy looks for a wholesale price.
 
-    Demand is known by its joint samples with the weather alone: each day has a temperature of its own.
+    Demand is known only through joint samples with the weather: no two days have the same temperature.
 
     **Arguments:**
 
@@ -110,7 +110,7 @@ def newsvendor(seed: int = 0, train: int = 3000, test: int = 3000) -> Instance:
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("newsvendor draws a data frame: pip install pandas.") from error
+        raise ModuleNotFoundError("newsvendor needs pandas: pip install pandas.") from error
 
     rng, contract = np.random.default_rng(seed), Contract()
     truth = NewsvendorTruth(contract)

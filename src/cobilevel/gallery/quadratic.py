@@ -21,13 +21,13 @@ from ..problem import Box, Distribution, Domain, Interval, Levels, Mixture, Prob
 
 @dataclass(frozen=True)
 class Instance:
-    """A ready problem: what to solve, data to solve it from, data to judge it by, and what is known of the truth.
+    """A ready problem: with data to solve it from, data to judge it by, and the known truth.
 
     **Arguments:**
 
     - `problem`: a ``Problem``.
     - `train`, `test`: its data.
-    - `truth`: an object with `x` and what else is known.
+    - `truth`: an object with `x` and whatever else is known.
 
     **Example:**
 
@@ -45,7 +45,7 @@ class Instance:
 
     @property
     def fresh(self) -> Any:
-        """What ``certify`` takes: the test data, with those of the lower level where the test data are of the upper."""
+        """Data for ``certify``: the test data, with the lower level's data if the test data are for the upper only."""
         (train, test), own = (self.train, self.test), lambda data: data.lower is not data.upper
         return Levels(test, train.lower) if own(train) and not own(test) else test
 
@@ -191,8 +191,8 @@ def quadratic(
 
     **Arguments:**
 
-    - `dx`, `dy`: sizes of ``x`` and ``y``; `dimension`: of the context, ``None`` for scalar contexts.
-    - `condition`: ratio of the largest to the smallest curvature of ``g`` in ``y`` before it varies with the context.
+    - `dx`, `dy`: sizes of ``x`` and ``y``; `dimension`: that of the context, ``None`` for scalar contexts.
+    - `condition`: ratio of the largest to the smallest curvature of ``g`` in ``y``, before it varies with the context.
     - `noise`: standard deviations in the upper and the lower level.
     - `contexts`: ``"uniform"``, ``"normal"`` (truncated), ``"mixture"``, or a distribution.
     - `seed`: which instance.

@@ -20,10 +20,10 @@ _einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 class ExactClassifiers(eqx.Module):
-    """Exact classifiers, one a temperature.
+    """Exact classifiers, one per temperature.
 
-    `gradient` is the norm of the gradient at `y` as a share of the one at zero: how exact each is. `rounds` counts
-    Newton steps.
+    `gradient` is the norm of the gradient at `y` relative to that at zero: how exact each is. `rounds` counts Newton
+    steps.
     """
 
     y: Float[Array, "m pixels classes"]
@@ -43,7 +43,7 @@ def fit(
 ) -> ExactClassifiers:
     r"""The minimisers of the objective above, in the precision of the images, from `start` (zero by default).
 
-    Each temperature's gradient is `tolerance` of the one at zero, or as small as rounding lets. With $z = y / \xi$ the
+    Each temperature's gradient is `tolerance` times that at 0, or as small as rounding allows. With $z = y / \xi$ the
     temperature enters through the ridge $\lambda \xi^2 |z|^2$ alone. The Hessian
     $\frac1n \sum_i w_i (diag(p_i) - p_i p_i^T) \otimes X_i X_i^T + 2 \lambda \xi^2$ is preconditioned by
     $a X^T X / n + 2 \lambda \xi^2$ with $a$ the mean of $w_i p_{ik} (1 - p_{ik})$.
@@ -144,10 +144,10 @@ def entropies(logits: Float[Array, "*m n c"], labels: Int[Array, "*m n"]) -> Flo
 
     **Arguments:**
 
-    - `logits`: one row a case, one column a class.
+    - `logits`: one row per case, one column per class.
     - `labels`: the class of each row.
 
-    **Returns:** one number a row.
+    **Returns:** one number per row.
 
     **Example:**
 

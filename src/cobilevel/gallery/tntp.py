@@ -19,8 +19,8 @@ COLUMNS = ("init_node", "term_node", "capacity", "length", "free_flow_time", "b"
 class Roads:
     """A road network with its demand. Nodes are numbered from 1, and the first ones are zones.
 
-    `links`: a column for each of the TNTP format's; `trips` from zone to zone; nodes below `first_through` are not
-    passed through; `places`: where nodes are, if that is known.
+    `links`: the columns of the TNTP format; `trips` from zone to zone; trips do not pass through nodes below
+    `first_through`; `places`: the positions of nodes, if known.
 
     **Arguments:**
 
@@ -93,7 +93,7 @@ class _File:
 
 
 def read_roads(net: str | Path, trips: str | Path, nodes: str | Path | None = None) -> Roads:
-    """A network from its files; that of the nodes may be missing.
+    """Reads a network from its files; the file of nodes is optional.
 
     **Arguments:**
 
@@ -101,7 +101,7 @@ def read_roads(net: str | Path, trips: str | Path, nodes: str | Path | None = No
 
     **Returns:** ``Roads``.
 
-    **Raises:** ``ValueError``, with the file and the line at fault.
+    **Raises:** ``ValueError`` that names the file and the line with the error.
 
     **Example:**
 
@@ -114,13 +114,13 @@ def read_roads(net: str | Path, trips: str | Path, nodes: str | Path | None = No
     table = file.table(len(COLUMNS), "init_node")
     count, zones, links = (file.stated(f"NUMBER OF {what}") for what in ("NODES", "ZONES", "LINKS"))
     if len(table) != links:
-        raise file.error(f"the metadata state {links} links, and {len(table)} follow")
+        raise file.error(f"the metadata state {links} links, but {len(table)} follow")
     strange = (table[:, :2] < 1) | (table[:, :2] > count)
     if strange.any():
-        raise file.error(f"a link ends at node {table[:, :2][strange][0]:g}, and there are {count} nodes")
+        raise file.error(f"a link ends at node {table[:, :2][strange][0]:g}, but there are {count} nodes")
     demand = read_trips(trips)
     if len(demand) != zones:
-        raise file.error(f"the metadata state {zones} zones, and {trips} has {len(demand)}")
+        raise file.error(f"the metadata state {zones} zones, but {trips} has {len(demand)}")
     places = None if nodes is None else read_nodes(nodes, count)
     columns = dict(zip(COLUMNS, table.T.copy(), strict=True))
     return Roads(columns, demand, count, int(file.meta.get("FIRST THRU NODE", 1)), places)
@@ -131,9 +131,9 @@ def read_trips(path: str | Path) -> Float[np.ndarray, "zones zones"]:
 
     **Arguments:**
 
-    - `path`: of the file.
+    - `path`: the path of the file.
 
-    **Returns:** a matrix, one row an origin.
+    **Returns:** a matrix, one row per origin.
 
     **Example:**
 
@@ -160,19 +160,19 @@ def read_trips(path: str | Path) -> Float[np.ndarray, "zones zones"]:
     demand = np.zeros((zones, zones))
     for file.line, origin, zone, trips in entries:
         if not (1 <= origin <= zones and 1 <= zone <= zones and trips >= 0):
-            raise file.error(f"{trips:g} trips from zone {origin} to {zone}, and there are {zones} zones")
+            raise file.error(f"{trips:g} trips from zone {origin} to {zone}, but there are {zones} zones")
         demand[origin - 1, zone - 1] += trips
     return demand
 
 
 def read_nodes(path: str | Path, count: int) -> Float[np.ndarray, "nodes 2"]:
-    """Where nodes 1 to `count` are.
+    """The positions of nodes 1 to `count`.
 
     **Arguments:**
 
-    - `path`: of the file; `count`: how many nodes there are.
+    - `path`: the path of the file; `count`: how many nodes there are.
 
-    **Returns:** coordinates, one row a node.
+    **Returns:** coordinates, one row per node.
 
     **Example:**
 
@@ -184,7 +184,7 @@ def read_nodes(path: str | Path, count: int) -> Float[np.ndarray, "nodes 2"]:
     file, places = _File(path), np.full((count, 2), np.nan)
     for node, *place in file.table(3, "node"):
         if not 1 <= node <= count:
-            raise file.error(f"node {node:g}, and there are {count} nodes")
+            raise file.error(f"node {node:g}, but there are {count} nodes")
         places[int(node) - 1] = place
     return places
 
@@ -194,7 +194,7 @@ def read_flows(path: str | Path, roads: Roads) -> tuple[Float[np.ndarray, " link
 
     **Arguments:**
 
-    - `path`: of the file; `roads`: the network.
+    - `path`: the path of the file; `roads`: the network.
 
     **Example:**
 
@@ -248,7 +248,7 @@ def write_flows(path: str | Path, roads: Roads, flows: np.ndarray, times: np.nda
 
     **Arguments:**
 
-    - `path`: of the file; `roads`: the network; `flows`, `times`: one number a link.
+    - `path`: the path of the file; `roads`: the network; `flows`, `times`: one number per link.
 
     **Example:**
 
@@ -295,12 +295,12 @@ def read_folder(folder: str | Path) -> Roads:
     files = {kind: sorted(folder.glob(f"*_{kind}.tntp")) for kind in ("net", "trips", "node")}
     for kind, paths in files.items():
         if len(paths) != 1 and (paths or kind != "node"):
-            raise ValueError(f"{folder} should have one file *_{kind}.tntp, and has {len(paths)}.")
+            raise ValueError(f"{folder} should have one file *_{kind}.tntp, but has {len(paths)}.")
     return read_roads(files["net"][0], files["trips"][0], *files["node"])
 
 
 def read_project(folder: str | Path) -> Roads:
-    """A project of AequilibraE with a matrix ``demand``, such as its example Sioux Falls; needs that package.
+    """Reads an AequilibraE project with a matrix ``demand``, such as its example Sioux Falls; needs that package.
 
     `folder` is its path.
     """

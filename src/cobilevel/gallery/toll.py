@@ -120,7 +120,7 @@ def toll(seed: int = 0, train: int = 2000, test: int = 2000) -> Instance:
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("toll draws a data frame: pip install pandas.") from error
+        raise ModuleNotFoundError("toll needs pandas: pip install pandas.") from error
 
     rng, roads = np.random.default_rng(seed), Routes()
     truth = TollTruth(roads)

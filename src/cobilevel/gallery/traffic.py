@@ -138,8 +138,8 @@ def two_edge_traffic(seed: int, noise: float = 0.05, train: int = 1000, test: in
     """The inverse problem of the paper: two nodes, two edges, demand uniform on [0, 1].
 
     ``t0`` is uniform on ``[1, 2]^2``, the true capacities on ``[0.2, 0.8]^2``; observed flows are exact ones plus
-    normal noise of standard deviation `noise`, redrawn until nonnegative (with `noise=0` the exact flows, slightly
-    negative ones among them). Capacities start at 0.5 and are kept in ``[0.05, 3]``.
+    normal noise of standard deviation `noise`, redrawn until nonnegative (with `noise=0` the exact flows, some of them
+    slightly negative). Capacities start at 0.5 and are kept in ``[0.05, 3]``.
 
     **Arguments:**
 
