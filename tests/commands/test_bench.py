@@ -74,7 +74,7 @@ def test_what_fails_is_said_and_the_others_go_on(folder, tmp_path):
     assert code == 1
     assert "out of steam" in said
     assert "silent failed: it wrote no measurements" in said
-    assert "which is no measurement" in said
+    assert "which is not a measurement" in said
     kept = json.loads((out / "bench.json").read_text())
     assert set(kept["failed"]) == {"breaks", "silent", "wrong"}
     assert len(kept["measurements"]) == len(ROWS)

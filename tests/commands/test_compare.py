@@ -65,7 +65,7 @@ def test_the_claim_gets_its_verdict():
     }
     said = nested_verdict(rows, 1.0)
     assert said.startswith("C1 holds: the reduction (Newton, Chebyshev) is within 0.1% after 2.00 s and 1e+05 samples.")
-    assert "In so many seconds DLSGD is 30.00% from the optimum and RTMLMC has not ended its shortest run" in said
+    assert "In the same time DLSGD is 30.00% from the optimum and RTMLMC has not ended its shortest run" in said
     rows["RTMLMC"] = row([[1.0, 1e4, 1.005]])
     assert nested_verdict(rows, 1.0).startswith("C1 fails")
     assert "no verdict" in nested_verdict({"DLSGD": rows["DLSGD"]}, 1.0)

@@ -54,7 +54,7 @@ def test_one_is_solved_judged_and_drawn(tmp_path):
     code, output = gallery("dro", "--out", picture)
     assert code == 0, output
     checked(output, picture)
-    assert "objective: best 0.332122, of the x found 0.33" in output
+    assert "objective: best 0.332122, at the x found 0.33" in output
     assert "neighbours mode" in output
     assert "x: [ 1.36" in output
 

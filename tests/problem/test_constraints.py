@@ -207,7 +207,7 @@ def test_constraints_that_cannot_be_met_are_named_with_the_context():
     [
         ([cb.Equalities(np.ones((1, 2)))], "A has 2 columns, but y holds 3 numbers"),
         ([cb.Equalities([[1.0, 0, 0], [1.0, 0, 0]], np.array([0.0, 1.0]))], "contradict each other"),
-        ([cb.Equalities(np.eye(3))], "leave nothing of the 3 numbers"),
+        ([cb.Equalities(np.eye(3))], "determine all 3 numbers"),
         ([cb.Equalities(np.ones((1, 3)), np.ones(2))], "b must have shape"),
         ([lambda x, y, xi: xi - 2.0], "does not change with y"),
         ([lambda x, y, xi: jnp.log(y - 50.0)], "gives NaN there"),

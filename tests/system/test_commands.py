@@ -127,14 +127,14 @@ GIVEN_UP = {
     "x0 must be an array of numbers, got str": FILE.replace("0.5, 0.0", "'a', 0.0"),
     "line 13: KeyError: 'a'": FILE + "{}['a']",
     "line 13: RuntimeError: no data": FILE + "raise RuntimeError('no data')",
-    "line 14: the file ends itself, sys.exit(0)": FILE + "import sys\nsys.exit(0)",
+    "line 14: the file calls sys.exit(0)": FILE + "import sys\nsys.exit(0)",
     "solve() got an unexpected keyword argument 'stepz'": FILE + "options = {'stepz': 3}",
     "samples must be Samples": FILE + "samples = xi",
     "line 13: upper(x, y, xi, eta) fails": FILE
     + "f = lambda x, y, xi, eta: y if y > 0 else x\nproblem = cb.Problem(f, problem.lower, 0.5, 0.0, problem.domain)",
     "stated.py, line 1: SyntaxError: invalid syntax": "def f(:",
     "stated.py: SyntaxError: source code string cannot contain null bytes": FILE + "\0",
-    "line 8: the file ends itself, sys.exit(0)": FILE.replace("(y - xi) ** 2,", "__import__('sys').exit(0),"),
+    "line 8: the file calls sys.exit(0)": FILE.replace("(y - xi) ** 2,", "__import__('sys').exit(0),"),
     "ZeroDivisionError: division by zero": "import fails_next_to_it",
 }
 

@@ -54,7 +54,7 @@ class Measurement:
                 if numbers and better in ("less", "more"):
                     as_float = lambda v: None if v is None else float(v)
                     return Measurement(script, what, as_float(value), unit, as_float(goal), better)
-        raise ValueError(f"it wrote {json.dumps(entry)[:200]}, which is no measurement")
+        raise ValueError(f"it wrote {json.dumps(entry)[:200]}, which is not a measurement")
 
     @property
     def share(self) -> float | None:
@@ -92,7 +92,7 @@ def speed_benchmarks(folder: Path | None = None, names: Sequence[str] = ()) -> d
             return {name: found[name] for name in names or found}
     raise ValueError(
         f"No benchmarks in {' or '.join(str(place) for place in places)}. They come with the source, not with the "
-        "installed package: run this in a checkout of it, or name their folder with --folder."
+        "installed package: run this in a checkout, or pass their folder with --folder."
     )
 
 
@@ -244,7 +244,7 @@ def _draw_bars(path: Path, lines: Sequence[Measurement], longest: float = 100.0)
     axis.set_yticks(list(names), list(names.values()), fontsize=8)
     axis.tick_params(axis="y", length=0)
     axis.axvline(1, color="black", lw=1)
-    axis.set_xlabel("times the goal: left of the line it is met")
+    axis.set_xlabel("value over goal: met left of the line")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.grid(axis="x", color="#e6e6e6", lw=0.6)
     axis.set_axisbelow(True)

@@ -56,14 +56,14 @@ class Case:
 
             self.objective: Callable[[Any], Any] = jax.jit(lambda x: truth.loss(x, self.samples))
             self.best = truth.sample_optimum(self.samples)
-            self.words = "F: the sample's mean with exact flows; F*: by L-BFGS-B on it from two starts."
+            self.words = "F: the sample mean with exact flows; F*: its minimum by L-BFGS-B from two starts."
         elif name == "cleaning":
             self.objective = self._validation_loss()
             self.words = "40 images, 4 x 4 pixels, of the digits 0 and 1. F: validation loss, exact classifiers at 12 "
-            self.words += "temperatures; F*: the least that any run found."
+            self.words += "temperatures; F*: the smallest value that any run found."
         else:
             self.objective = truth.objective
-            self.words = "F: of the population, by closed form or quadrature; F*: its minimum."
+            self.words = "F: the population objective, in closed form or by quadrature; F*: its minimum."
 
     def _validation_loss(self) -> Callable[[Any], Any]:
         import jax
@@ -311,7 +311,7 @@ def least_of(rows: dict[str, Any]) -> float:
 def _page(facts: dict[str, Any]) -> Iterator[str]:
     """The tables in Markdown, with a sentence on each winner."""
     load = f"load {min(facts['load']):.1f} to {max(facts['load']):.1f}"
-    yield f"Wall limit {facts['seconds']:g} s a run; {facts['processors']} processors, {load}."
+    yield f"Wall-clock limit {facts['seconds']:g} s per run; {facts['processors']} processors, {load}."
     for problem, rows in facts["problems"].items():
         good = {name: row for name, row in rows.items() if "failed" not in row}
         yield f"\n## {problem}\n"
@@ -331,7 +331,7 @@ def _page(facts: dict[str, Any]) -> Iterator[str]:
                 ranked = sorted((there[0], name) for name, at in times.items() if (there := at[k]) is not None)
                 yield f"\n{gap:.1%}: {_winner(ranked)}"
             if know_more := [name for name, row in good.items() if row.get("sampler")]:
-                yield f"\nGiven the law of eta at every xi, which the others have to infer: {', '.join(know_more)}."
+                yield f"\nThese know the law of eta at every xi, which the others must infer: {', '.join(know_more)}."
             if problem in ("two_edge_traffic", "cleaning"):
                 yield f"\n{nested_verdict(good, least)}"
         for name, row in rows.items():
@@ -364,8 +364,8 @@ def nested_verdict(rows: dict[str, Any], least: float) -> str:
     others = f" Of the reduction, {listed({name: gaps[name] for name in chance})}." if chance else ""
     return (
         f"C1 {verdict}: the reduction ({best}) is within {near:.1%} after {seconds:.2f} s and {samples:.2g} samples. "
-        f"In so many seconds {listed(in_time)}; in so many samples {listed(in_samples)}. "
-        f"At the end of the wall limit {at_end}.{others}"
+        f"In the same time {listed(in_time)}; with the same samples {listed(in_samples)}. "
+        f"At the wall-clock limit {at_end}.{others}"
     )
 
 
@@ -386,7 +386,7 @@ def _rest(row: dict[str, Any], least: float) -> str:
 
 def _winner(ranked: list[tuple[float, str]]) -> str:
     if not ranked:
-        return "reached by none."
+        return "not reached by any method."
     seconds, name = ranked[0]
     kind = "the reduction" if name in REDUCED else "without a reduction"
     next_best = f", then {ranked[1][1]} in {ranked[1][0]:.2f} s" if len(ranked) > 1 else ""

@@ -27,7 +27,7 @@ def solve_entry(name: str, out: Path, console: Console) -> Path:
     if name not in ENTRIES:
         raise ValueError(f"there is no {name!r} in the gallery; there are {', '.join(ENTRIES)}.")
     if out.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise ValueError(f"{out}: pictures are written as .png, .pdf or .svg.")
+        raise ValueError(f"{out}: pictures must be .png, .pdf or .svg.")
     import jax  # these take a while to import
 
     from ..derivatives import DENSE_LIMIT
@@ -42,7 +42,7 @@ def solve_entry(name: str, out: Path, console: Console) -> Path:
     if count <= DENSE_LIMIT:
         words.append(str(certify(instance.problem, solution, instance.fresh)))
     else:
-        words.append(f"Certificate\n  not made here: with {count} coefficients cb.certify takes many minutes.")
+        words.append(f"Certificate\n  not computed here: with {count} coefficients cb.certify takes many minutes.")
     out.parent.mkdir(parents=True, exist_ok=True)
     entry.draw(instance, solution).savefig(out, dpi=DPI)
     console.print("\n\n".join([*words, f"Drawn: {out}"]), markup=False, highlight=False, soft_wrap=True)
@@ -58,7 +58,7 @@ def _truth_words(truth: Any, x: Any) -> str:
     lines, found = ["Truth"], dict(jax.tree_util.tree_leaves_with_path(x))
     if hasattr(truth, "objective"):
         best, reached = (float(truth.objective(each)) for each in (truth.x, x))
-        lines.append(f"  objective: {'best' if best <= reached else 'true x'} {best:.6g}, of the x found {reached:.6g}")
+        lines.append(f"  objective: {'best' if best <= reached else 'true x'} {best:.6g}, at the x found {reached:.6g}")
     for path, known in jax.tree_util.tree_leaves_with_path(truth.x):
         numbers = np.array2string(np.asarray(known), precision=5, threshold=12)
         far = float(np.sqrt(np.mean((np.asarray(found[path]) - np.asarray(known)) ** 2)))

@@ -70,7 +70,7 @@ def demo(seed: int, out: Path, console: Console) -> None:
             if not solution.converged:
                 console.print(f"{name}: {solution.result}")
     console.print(table)
-    console.print("* Nothing was set for this row; the library chose, and says so:")
+    console.print("* For this row nothing was set; the library chose:")
     for topic, words in solutions[-1].choices.items():
         console.print(f"  [bold]{topic}[/bold]: {words}")
     figure = policy_figure(out / "policy.png", np.asarray(contexts), policies, instance.train, "Chebyshev(10)")
@@ -133,7 +133,7 @@ def _line_named(file: Path) -> Iterator[None]:
     except (ValueError, TypeError, SystemExit) as error:
         line, cause, words = 0, error, str(error)
         if isinstance(error, SystemExit):
-            words = f"the file ends itself, sys.exit({error.code!r}), before its problem is solved."
+            words = f"the file calls sys.exit({error.code!r}) before its problem is solved."
         while cause is not None:  # the last of the causes is closest to what went wrong
             frames = [
                 frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == str(file)

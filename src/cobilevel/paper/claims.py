@@ -271,7 +271,7 @@ def concluded(entry: Mapping[str, Any]) -> dict[str, Any]:
         readings.append(dict(one) | {"verdict": "holds" if result.holds else "fails", "measured": result.words()})
     primary = [k for k, one in enumerate(readings) if one["primary"]]
     if len(primary) != 1:
-        raise ValueError(f"claim {entry['id']} needs one primary reading, and has {len(primary)}.")
+        raise ValueError(f"claim {entry['id']} needs one primary reading, but has {len(primary)}.")
     kept = [one["reading"] for one in readings if one["verdict"] == "holds"]
     result, others = results[primary[0]], len(readings) - 1
     if result.holds:

@@ -67,7 +67,7 @@ def reproduce_experiment(
     if before != request:
         raise ValueError(
             f"{out} holds another experiment ({', '.join(f'{k} {v}' for k, v in before.items())}). Give another "
-            "folder with --out, or the same settings to go on with it."
+            "folder with --out, or the same settings to continue it."
         )
     if experiment == "cleaning":
         images.load(data)  # before anything is written
@@ -139,7 +139,7 @@ def _from_runs(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if unfinished:
         raise ValueError(
             f"{out}: {len(unfinished)} of its tasks are not finished, first {unfinished[0]!r}. Run cobilevel reproduce "
-            f"{request['experiment']} again with the same settings: it goes on where it stopped."
+            f"{request['experiment']} again with the same settings to continue."
         )
     summary, claims = asked.summary() | {"budget": request["budget"]}, complete(asked.verdicts())
     summary["about"] += [

@@ -28,9 +28,9 @@ VERDICTS = {
 }
 _PAPERS = re.compile(r"Figure \d+(:|$)")  # what the paper calls its own
 _READ = (
-    '<p class="note">Where the paper leaves room, a claim is judged under one primary reading, which its words decide; '
-    "results under others are folded up with it. Intervals hold all comparisons of a claim under a reading at once, "
-    "95% of the time (Bonferroni).</p>"
+    '<p class="note">Where the paper is ambiguous, a claim is judged under one primary reading, chosen by its wording; '
+    "results under other readings are folded up with it. Intervals cover all comparisons of a claim under a reading "
+    "simultaneously, 95% of the time (Bonferroni).</p>"
 )
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -73,7 +73,7 @@ def page_data(path: str | Path) -> dict[str, Any]:
     """What a page that was written carries: ``{"summary", "claims", "styles"}``."""
     found = re.search(r'id="data">(.*?)</script>', Path(path).read_text(encoding="utf-8"), re.DOTALL)
     if found is None:
-        raise ValueError(f"{path} carries no data: it was not written by cobilevel.")
+        raise ValueError(f"{path} holds no data: it was not written by cobilevel.")
     return json.loads(found.group(1))
 
 

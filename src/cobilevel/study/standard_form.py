@@ -144,7 +144,7 @@ def smoothing_from(found: BarrierScales, names: Sequence[str], share: float, len
     for k, name in enumerate(names):
         if not np.isfinite(units[k]) or units[k] <= 0 or np.isnan(slack[:, k]).all():
             raise ValueError(
-                f"constraints: {name} does not change with y around the start, or gives NaN there, so no choice of y "
+                f"constraints: {name} does not change with y near the start, or gives NaN there, so no choice of y "
                 "can meet it. Check its function, or start from another y0."
             )
     curvature = max(float(found.curvature), 0.0)
@@ -306,8 +306,8 @@ def _form(problem: Problem) -> Form:
     rank, dy = int(np.sum(sizes > np.finfo(float).eps ** (2 / 3) * sizes[0])), A.shape[1]
     if rank == dy:
         raise ValueError(
-            f"constraints: {rank} independent equalities leave nothing of the {dy} numbers of y to choose. Drop some, "
-            "or take y out of the problem."
+            f"constraints: {rank} independent equalities determine all {dy} numbers of y. Drop some, "
+            "or remove y from the problem."
         )
     inverse = (rows_of[:rank].T / sizes[:rank]) @ left[:, :rank].T
     dtype = jax.tree.leaves(problem.y0)[0].dtype
@@ -354,8 +354,8 @@ def _check_bounds(problem: Problem, xi: Any) -> None:
         entry = int(np.argmax(bad[row]))
         name = entry_names(problem.y0)[entry]
         raise ValueError(
-            f"constraints[{place}] (Bounds): lo lies above hi {where}, where {name} is to lie between "
-            f"{lo[row, entry]:.6g} and {hi[row, entry]:.6g}. Swap them, or leave these contexts out."
+            f"constraints[{place}] (Bounds): lo lies above hi {where}, where {name} must lie between "
+            f"{lo[row, entry]:.6g} and {hi[row, entry]:.6g}. Swap them, or drop these contexts."
         )
 
 

@@ -190,12 +190,12 @@ def _require_data(samples: Any, name: str) -> None:
     ):
         raise TypeError(
             f"{name}: the two levels cannot see different tables in partitions. Put both into one table, with a column "
-            "that is 1 or 0 and multiplies upper or lower; or give Samples that are in memory."
+            "of 1 or 0 that multiplies upper or lower; or pass Samples in memory."
         )
     if not isinstance(samples, Data):
         raise TypeError(
             f"{name} must be Samples, Product, Levels or Stream, got {type(samples).__name__}. Joint samples as "
-            "arrays: cb.Samples(xi, eta); out of a data frame: cb.Samples.from_frame(df, context=..., eta=...)."
+            "arrays: cb.Samples(xi, eta); from a data frame: cb.Samples.from_frame(df, context=..., eta=...)."
         )
 
 
@@ -227,7 +227,7 @@ def _check_contexts(domain: Domain, level: Level, where: str) -> None:
     xi = level.example(LOOK_ROWS).xi if level.endless else level.contexts().xi
     if xi.shape[1:] != domain.shape:
         wanted = "(n,)" if not domain.shape else f"(n, {domain.dimension})"
-        raise ValueError(f"{where} has shape {xi.shape}, but contexts of {domain!r} are given as {wanted}.")
+        raise ValueError(f"{where} has shape {xi.shape}, but contexts of {domain!r} must be {wanted}.")
     for part, column, name in domain.columns(xi, where):
         _check_inside(part, column, name, isinstance(domain, Finite))
     if level.law is not None:
@@ -242,7 +242,7 @@ def _check_inside(domain: Domain, xi: Any, where: str, whole: bool) -> None:
         domain.check_distinct()
     if not whole and not jnp.issubdtype(xi.dtype, jnp.floating):
         raise TypeError(
-            f"{where} has dtype {xi.dtype}, but contexts of {domain!r} are floats: convert with .astype(float), or use "
+            f"{where} has dtype {xi.dtype}, but contexts of {domain!r} are floats. Convert with .astype(float), or use "
             "cb.Finite(values) if they are categories."
         )
     inside = np.asarray(domain.contains(xi))
@@ -291,8 +291,8 @@ def _objective_as_of_now(problem: Problem, name: str, level: Level, derivatives:
     if getattr(out, "shape", None) != ():
         shape = getattr(out, "shape", type(out).__name__)
         raise ValueError(
-            f"{call} must return a scalar for one sample, got {shape}. Sum or average inside it; the library does the "
-            "averaging over samples."
+            f"{call} must return a scalar for one sample, got {shape}. Sum or average inside it; the library "
+            "averages over samples."
         )
     if not jnp.issubdtype(out.dtype, jnp.floating):
         raise TypeError(f"{call} must return a float, got dtype {out.dtype}.")
