@@ -107,8 +107,8 @@ class CleaningTruth(eqx.Module):
         weight = np.asarray(jax.nn.sigmoid(jnp.asarray(x)))
         return (
             f"{self.corrupted.sum()} of {len(weight)} labels are wrong: weight {weight[self.corrupted].mean():.2f} on "
-            f"average, right ones {weight[~self.corrupted].mean():.2f}. Of wrong-right pairs, {self.found(x):.1%} are in "
-            "order."
+            f"average, right ones {weight[~self.corrupted].mean():.2f}. Of wrong-right pairs, {self.found(x):.1%} are "
+            "in order."
         )
 
 
