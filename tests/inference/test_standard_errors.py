@@ -110,7 +110,8 @@ def test_a_bound_holds_where_the_gradient_is_clear_of_its_noise(bound, held):
     solution = cb.solve(problem, instruments(0), basis=cb.Chebyshev(2))
     assert float(solution.x[1]) == bound
     assert (solution.standard_error[1] == 0) == held
-    assert ("at its bound" in repr(solution)) == held
+    assert solution.uncertainty.notes[1] == "at its bound" + ", where the slope is within its noise" * (not held)
+    assert float(solution.interval[1][1]) == pytest.approx(bound)  # which the interval does not cross
 
 
 @pytest.mark.parametrize(("beyond", "error"), [(1.0, 0.0), (0.01, np.inf)])
@@ -184,4 +185,33 @@ def test_structure_that_the_basis_misses_widens_the_error(wave):
     assert said.interval[0][0] <= truth <= said.interval[1][0]
     if missed:
         assert said.x[0] < 0.1 * truth
-        assert float(said.notes[0].split()[-1]) == pytest.approx(truth, abs=0.08)
+        assert float(said.notes[0].split()[-3]) == pytest.approx(truth, abs=0.08)
+
+
+def test_a_run_that_ended_early_has_intervals_that_reach_the_minimum(quadratic):
+    basis = cb.Chebyshev(6)
+    minimum = np.asarray(cb.solve(quadratic.problem, quadratic.train, basis=basis).x)
+    early = cb.solve(quadratic.problem, quadratic.train, basis=basis, solver=cb.SOBA(), steps=40, batch=64).uncertainty
+    apart, (low, high) = np.abs(early.x - minimum), early.interval
+    assert np.any(
+        apart > 3 * np.sqrt(np.diag(early.covariance))
+    )  # with its noise alone it would be confident and wrong
+    assert np.all((low <= minimum) & (minimum <= high))
+    assert any("ended early" in note for note in early.notes)
+
+
+@pytest.mark.parametrize(("lean", "told"), [(1e-5, True), (1.0, False)])
+def test_a_plateau_within_bounds_leaves_alone_what_it_hardly_moves(lean, told):
+    """Far out nothing depends on ``x[1]``, if ``x[0]`` follows it by as much as they lean on each other."""
+
+    def upper(x, y, xi, eta):
+        both = x[0] + lean * x[1]
+        return (y - both - eta) ** 2 + both**2 - 2 * jnp.tanh(x[1] - 2)
+
+    rng = np.random.default_rng(0)
+    samples = cb.Samples(rng.uniform(0, 1, 800), rng.normal(size=800))
+    lower = lambda x, y, xi, eta: (y - xi - eta) ** 2
+    problem = cb.Problem(upper, lower, jnp.zeros(2), 0.0, cb.Interval(0, 1), x_bounds=(-30.0, 30.0))
+    said = cb.solve(problem, samples, basis=cb.Chebyshev(3)).uncertainty
+    assert np.isinf(said.error[1])
+    assert np.isfinite(said.error[0]) == told

@@ -232,3 +232,16 @@ def test_product_data_and_single_precision():
     assert found.mode == "exact"
     assert np.asarray(found.gradient) == pytest.approx(truth, rel=1e-3)
     assert found.gradient_norm.error < 1e-3  # the same noise in both levels cancels in the gradient
+
+
+def test_a_solution_from_levels_is_not_judged_by_the_same_rows_for_both(tmp_path, quadratic):
+    rows = lambda first, last: quadratic.train.rows(np.arange(first, last))
+    data = cb.Levels(upper=rows(0, 300), lower=rows(300, 900))
+    solution = cb.solve(quadratic.problem, data, basis=cb.Chebyshev(4))
+    solution.save(tmp_path / "run.npz")
+    for found in (solution, cb.load(tmp_path / "run.npz", quadratic.problem)):
+        for judge in (cb.certify, cb.bootstrap):
+            with pytest.raises(ValueError, match="Pass cb.Levels"):
+                judge(quadratic.problem, found, quadratic.test)
+    fresh = cb.Levels(upper=rows(900, 1200), lower=rows(1200, 1800))
+    assert cb.certify(quadratic.problem, solution, fresh).samples == 300

@@ -74,6 +74,26 @@ def test_an_objective_without_minimum_does_not_converge():
     assert found.x > 1e9
 
 
+@pytest.mark.parametrize("rows", [300, 600])
+def test_an_objective_that_falls_without_end_is_said(rows):
+    """Overtime is cheaper than staff, and may be negative: by less staff everything gains, whatever the basis."""
+    rng = np.random.default_rng(1)
+    day, heat = rng.integers(0, 7, rows), rng.uniform(-8.0, 36.0, rows)
+    need = np.stack([30 + day + 0.015 * (heat - 15) ** 2, 18 + 0.1 * heat], axis=1) + 3 * rng.normal(size=(rows, 2))
+
+    def hospital(x, y, xi, need):
+        return jnp.sum(jnp.array([1.0, 1.3]) * x + jnp.array([1.6, 2.2]) * y + (need - x - y) ** 2 / 2)
+
+    def manager(x, y, xi, need):
+        return jnp.sum((need - x - y) ** 2 / 4 + y / 2)
+
+    domain = cb.Mixed(day=cb.Finite(range(7)), heat=cb.Interval(-8.0, 36.0))
+    problem = cb.Problem(hospital, manager, jnp.array([25.0, 15.0]), jnp.array([2.0, 2.0]), domain)
+    found = cb.solve(problem, cb.Samples({"day": day, "heat": heat}, need))
+    assert found.result is cb.Result.UNBOUNDED
+    assert not found.converged
+
+
 class Steep(eqx.Module):
     """``(y - 1)^2 + z A z / 10`` with ``z = slope (x - centre)``."""
 

@@ -31,6 +31,8 @@ def solve_choosing(job: Job, key: Array) -> Solution:
         choice = choose_basis(study, study.problem.x0, key)
     solution = job.choosing(basis=choice.words).run(choice.basis)
     for _ in range(ROUNDS):
+        if solution.result is Result.UNBOUNDED:
+            break
         with job.chosen_on()[1]:
             # what the lower level was solved for: the policy, before constraints act on it
             policy = lambda xi, solution=solution: combine(solution.basis(xi), solution.W)

@@ -4,5 +4,5 @@ from .identity import Objectives, different_functions, function_digests, run_dig
 from .job import Interrupted, Job, ReducedProblem, run
 from .loading import load
 from .plot_policy import COLOURS, DOTS, DPI, shown_figure, tidy
-from .solution import Solution, as_solved, check_solution
+from .solution import Solution, as_solved, check_levels, check_solution
 from .summary import html_block

@@ -150,6 +150,14 @@ class Objectives:
         """What each function does."""
         return function_digests(self.study) if self.known is None and self.study is not None else self.known or {}
 
+    @property
+    def apart(self) -> bool:
+        """Whether each level had rows of its own, as far as is known."""
+        if self.study is not None:
+            return not self.study.shared
+        rows = {} if self.kept is None else self.kept.rows
+        return bool(rows) and not np.array_equal(rows["upper"].xi, rows["lower"].xi)
+
     def kept_of(self, x: PyTree, policy: Callable[[Any], PyTree]) -> "Objectives":
         """The same without the functions: their digests, and values at a few points; warns where there are none."""
         try:

@@ -19,7 +19,7 @@ from ..lower import Feasibility
 from ..precision import double, kept_digits
 from ..problem import Problem
 from ..programs import arithmetic, put
-from ..study import Form, Same, Smoothing
+from ..study import Form, Same, Smoothing, Study
 from ..trees import shaped_like
 from .contexts import check_names, columns_of, policy_table
 from .identity import Objectives, check_constraints
@@ -261,6 +261,16 @@ def check_solution(problem: Problem, solution: Any) -> None:
                 f"solution.{name} has the shapes {shapes}, but this problem needs {asked}: the solution belongs to "
                 "another problem."
             )
+
+
+def check_levels(caller: str, solution: Any, study: Study) -> None:
+    """Raises if each level had rows of its own, and both are now to be judged by the same ones."""
+    objectives = getattr(solution, "objectives", None)
+    if objectives is not None and objectives.apart and study.shared:
+        raise ValueError(
+            f"{caller}: the solution was found from cb.Levels, with different rows for each level, but these samples "
+            "would serve both. Pass cb.Levels(upper=..., lower=...)."
+        )
 
 
 def as_solved(problem: Problem, solution: Any) -> Problem:

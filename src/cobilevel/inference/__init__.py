@@ -21,5 +21,6 @@ from .around import (
 from .by_products import Sampled, look_by_products, too_large_for_products
 from .left_out import fitting_bias, jackknife, split_rows, without, without_each
 from .neighbours import Missed, Products, features_of, what_is_missed
-from .standard_errors import MOST_NAMED, determined, flat_directions, infer
+from .standard_errors import determined, flat_directions, infer
 from .uncertainty import LEVEL, QUANTILE, Uncertainty, names_of, unknown
+from .words import MOST_NAMED

@@ -305,7 +305,7 @@ def value_error_at(study: Study, galerkin: Galerkin) -> float:
     return _value_error(study, at.upper_values(point.x, point.W), vr)
 
 
-def _bounds(study: Study) -> tuple[np.ndarray, np.ndarray]:
+def bounds_of(study: Study) -> tuple[np.ndarray, np.ndarray]:
     return flattened(study.problem.bounds.lo), flattened(study.problem.bounds.hi)
 
 
@@ -322,7 +322,7 @@ def held(
     study: Study, x: np.ndarray, gradient: np.ndarray, noise: Float[np.ndarray, "dx dx"]
 ) -> Bool[np.ndarray, " dx"]:
     """The coordinates that a bound holds: where the gradient pushes against it beyond its noise, a covariance."""
-    (lo, hi), push = _bounds(study), CLEAR * np.sqrt(np.diag(noise))
+    (lo, hi), push = bounds_of(study), CLEAR * np.sqrt(np.diag(noise))
     near = slope_accuracy(study.eps) * np.maximum(np.abs(x), np.where(np.isfinite(hi - lo), hi - lo, 0))
     return ((x <= lo + near) & (gradient >= push)) | ((x >= hi - near) & (-gradient >= push)) | (lo == hi)
 
@@ -332,7 +332,7 @@ def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np
 
     Where there is no room on a side, both points lie on the other one, the second twice as far.
     """
-    lo, hi = _bounds(study)
+    lo, hi = bounds_of(study)
 
     def room(steps: np.ndarray) -> np.ndarray:
         """The share of each step that stays within the bounds; none, where that is lost in rounding."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool, Float, PyTree
+from jaxtyping import Float, PyTree
 from scipy import special
 
 from ..basis import Orthonormal, richer_basis
@@ -12,16 +12,27 @@ from ..lower import DENSE_LIMIT
 from ..reduction import Reduced, reduce_study
 from ..study import Study
 from .agreement import disagreement
-from .around import DOUBT, NEGLIGIBLE, NOTICED, Around, Galerkin, influence, look_around, too_large, value_error_at
+from .around import (
+    DOUBT,
+    NEGLIGIBLE,
+    NOTICED,
+    Around,
+    Galerkin,
+    bounds_of,
+    influence,
+    look_around,
+    too_large,
+    value_error_at,
+)
 from .by_products import infer_by_products, too_large_for_products, too_many_derivatives
 from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
-from .uncertainty import AT_BOUND, QUANTILE, Uncertainty, leaves_of, names_of, unknown
+from .uncertainty import QUANTILE, Uncertainty, leaves_of, names_of, unknown
+from .words import notes_on, undetermined, without_curvature
 
-MOST_NAMED = 6  # coordinates that a sentence lists
 _HIDDEN = float(special.ndtri(1 - DOUBT**2 / 2))  # those by which what the basis misses moves x, to be taken for real
 _FEW = 8  # directions for which what the others take up is worked out, and steps of the correction, at most
-_MATERIAL = 0.2  # standard errors of bias from which on it is worked out step by step
+_MATERIAL = 0.2  # standard errors from which on a bias is worked out step by step
 
 
 @np.errstate(over="ignore", invalid="ignore")  # far out; what is not finite is not sound
@@ -46,38 +57,47 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     if why:
         known, galerkin = infer_by_products(study, reduced, x)
         begun = start if known.directions is not None and len(known.directions) else None
-        return replace(known, undetermined=(*known.undetermined, *_without_curvature(study, galerkin, begun)))
+        return replace(known, undetermined=(*known.undetermined, *without_curvature(study, galerkin, begun)))
     around = look_around(study, Galerkin.at(reduced, flattened(x)))
     value, dx = around.point.value, len(around.x)
     if not around.sound:
         return unknown(x, "standard errors could not be computed: the reduced problem has no solution near x.", value)
     free, missed = around.free(), what_is_missed(around) if joint and not study.barred else None
     flat, falls, covariance, hessian, bias, ends = _sandwich(around, free, missed)
-    directions, names = np.concatenate([flat, falls]), names_of(study.problem.x0)
-    touched = np.any([np.zeros(dx, bool), *(_belongs(direction, around.unit) for direction in directions)], axis=0)
-    error, hidden, lost = _errors(covariance), np.zeros(dx), np.isnan(bias)
-    if joint and free.any():
+    error, hidden, short, lost = _errors(covariance), np.zeros(dx), np.zeros(dx), np.isnan(bias)
+    directions, aside = _moving(around, np.concatenate([flat, falls]), error)
+    flat, falls, names, uneven = (
+        directions[: len(flat)],
+        directions[len(flat) :],
+        names_of(study.problem.x0),
+        around.near_kink,
+    )
+    touched = np.any(directions != 0, axis=0)
+    if free.any():
         inverse = _inverse_on(hessian, free, flat, around.unit)
+        short = np.where(uneven | around.at_kink, 0.0, -inverse @ around.point.gradient)
+        short = np.clip(around.x + short, *bounds_of(study)) - around.x
+    if joint and free.any():
         hidden = _by_richer(stated, reduced, around.x, inverse) if missed is None else _hidden(missed, inverse, error)
     touched |= np.any(np.isinf(ends), axis=0) & ~lost
-    uneven = around.near_kink
     if dx == 1 and uneven[0] and free[0] and not lost[0] and not len(directions):
         ends, touched = _ends_by_search(around), np.zeros(1, bool)
         error, uneven = np.ptp(ends, axis=0) / 2 / QUANTILE, np.isinf(ends).any(axis=0)
         covariance = error[None] ** 2
-    ends = ends * np.hypot(1, np.divide(hidden, error, out=np.zeros(dx), where=error > 0))
+    beyond = np.sqrt(hidden**2 + short**2 + aside**2)  # what the noise of the samples does not count
+    ends = ends * np.hypot(1, np.divide(beyond, error, out=np.zeros(dx), where=error > 0))
     seen = np.where(np.abs(hidden) > QUANTILE * error, hidden, 0.0) if study.barred else hidden
-    error = np.where(touched | uneven | lost, np.inf, np.hypot(error, hidden))
+    error = np.where(touched | uneven | lost, np.inf, np.hypot(error, beyond))
     apart = np.where(np.isinf(error)[:, None] | np.isinf(error), np.nan, covariance)
-    words = _undetermined(flat, falls, touched, names, around.unit)
-    words += _without_curvature(study, around.galerkin, start if len(flat) else None)
+    words = undetermined(flat, falls, touched, names)
+    words += without_curvature(study, around.galerkin, start if len(flat) else None)
     remark = disagreement(around) if missed is not None and free.all() and not touched.any() else ""
     return Uncertainty(
         names=names,
         x=around.x,
         error=error,
         bias=bias,
-        notes=_notes(around, free, touched, uneven, bias, error, seen),
+        notes=notes_on(around, free, touched, uneven, bias, error, seen, short),
         undetermined=tuple(words),
         remarks=(remark,) if remark else (),
         value=value,
@@ -87,6 +107,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         directions=directions,
         leaves=leaves_of(study.problem.x0, directions / around.unit),
         ends=np.where(np.isfinite(error), ends, np.inf * np.sign([[-1.0], [1.0]])),
+        bounds=np.stack(bounds_of(study)),
     )
 
 
@@ -215,6 +236,22 @@ def determined(flat: Float[np.ndarray, "f k"], unit: Float[np.ndarray, " k"]) ->
     sizes = np.linalg.norm(rows, axis=1, keepdims=True)
     _, values, right = np.linalg.svd(rows / np.where(sizes > 0, sizes, 1))
     return right[int(np.sum(values > 1e-6)) :].T
+
+
+def _moving(
+    around: Around, directions: np.ndarray, error: np.ndarray
+) -> tuple[Float[np.ndarray, "k dx"], Float[np.ndarray, " dx"]]:
+    """Directions without the coordinates that they hardly move: by a negligible share of the one they move most, or,
+    as far as bounds let that one go, by less than the standard error; and how far these move all the same."""
+    (lo, hi), sizes = bounds_of(around.study), np.abs(directions / around.unit)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ahead, behind = ((end - around.x) / directions for end in (hi, lo))
+        room = np.where(directions != 0, [np.fmax(ahead, behind), -np.fmin(ahead, behind)], np.inf)
+        moves = np.abs(directions) * room.min(axis=2, initial=np.inf).max(axis=0)[:, None]
+        crossed = np.nan_to_num(moves / (hi - lo))
+    belong = sizes > NEGLIGIBLE * sizes.max(axis=1, initial=0)[:, None]
+    kept = belong & ((moves > error) | (crossed == crossed.max(axis=1, initial=0)[:, None]))
+    return np.where(kept, directions, 0.0), np.sqrt(np.sum(np.where(belong & ~kept, moves, 0.0) ** 2, axis=0))
 
 
 def _inverse_on(hessian: np.ndarray, free: np.ndarray, flat: np.ndarray, unit: np.ndarray) -> np.ndarray:
@@ -350,14 +387,14 @@ def _corrected(
     Of the correction, other directions take up `absorbed`, and all but a share `kept` of how it changes from ``x``.
     """
     x, place, unit, inside = at.x, at.x.copy(), at.unit, np.ix_(free, free)
-    first = _excess(at, missed, kept)[0]
+    first, start = _excess(at, missed, kept)[0], at.point.gradient
     for _ in range(_FEW):
         excess, bend, noise = _excess(at, missed, kept)
         hessian = at.hessian() + np.diag(bend)
         if np.linalg.eigvalsh((hessian * np.outer(unit, unit))[inside])[0] <= 0:
             hessian = at.hessian()
         inverse = _inverse_on(hessian, free, flat, unit)
-        step = inverse @ (at.point.gradient + first + absorbed + kept * (excess - first))
+        step = inverse @ (at.point.gradient - start + first + absorbed + kept * (excess - first))
         covariance = inverse @ noise @ inverse
         place -= step
         if np.all(np.abs(step) <= _MATERIAL / 10 * np.sqrt(np.diag(covariance))):
@@ -393,102 +430,3 @@ def _by_richer(study: Study, reduced: Reduced, x: np.ndarray, inverse: np.ndarra
     richer = richer if isinstance(richer, Orthonormal) else Orthonormal(richer)
     point = Galerkin.at(reduce_study(study, richer).whitened(), x).point
     return -inverse @ point.gradient if point.sound else np.zeros(len(x))
-
-
-# -- in words
-
-
-def _belongs(direction: np.ndarray, unit: np.ndarray) -> Bool[np.ndarray, " dx"]:
-    """The coordinates that a direction moves."""
-    return np.abs(direction / unit) > NEGLIGIBLE * np.max(np.abs(direction / unit))
-
-
-def _in_words(direction: np.ndarray, names: tuple[str, ...], unit: np.ndarray) -> str:
-    """``x[0] - x[1] is not determined``, or what else there is to say of a direction."""
-    places = np.flatnonzero(_belongs(direction, unit))
-    if len(places) == 1:
-        return f"{names[places[0]]} is not determined"
-    if len(places) > MOST_NAMED:
-        return f"a combination of {len(places)} coordinates of x is not determined"
-    coefficients = direction[places] / np.max(np.abs(direction[places])) * np.sign(direction[places[0]])
-    words, ones = "", [f"{abs(c):.2g}" == "1" for c in coefficients]
-    for c, one, j in zip(coefficients, ones, places, strict=True):
-        words += (" - " if c < 0 else " + " if words else "") + ("" if one else f"{abs(c):.3g} ") + names[j]
-    return f"{words} is not determined" if all(ones) else f"x is not determined along {words}"
-
-
-def _undetermined(
-    flat: np.ndarray, falls: np.ndarray, touched: np.ndarray, names: tuple[str, ...], unit: np.ndarray
-) -> list[str]:
-    """A sentence on each direction that is not determined; on the coordinates, where all of theirs are."""
-    still = "the objective does not change along"
-    if len(flat) > 1 and not len(falls) and touched.sum() == len(flat):
-        named = [name for name, one in zip(names, touched, strict=True) if one]
-        return [f"{', '.join(named[:-1])} and {named[-1]} are not determined: {still} them beyond its noise."]
-    wide = [d for d in flat if _belongs(d, unit).sum() > MOST_NAMED]
-    if len(wide) > 1:
-        count = int(np.any([_belongs(d, unit) for d in wide], axis=0).sum())
-        many = [
-            f"{len(wide)} combinations of {count} coordinates of x are not determined: {still} them beyond its noise."
-        ]
-        flat = np.array([d for d in flat if _belongs(d, unit).sum() <= MOST_NAMED]).reshape(-1, len(unit))
-    else:
-        many = []
-    words = many + [f"{_in_words(d, names, unit)}: {still} it beyond its noise." for d in flat]
-    return words + [f"{_in_words(d, names, unit)}: the objective falls along it, so x is not a minimum." for d in falls]
-
-
-def _notes(
-    around: Around,
-    free: np.ndarray,
-    touched: np.ndarray,
-    uneven: np.ndarray,
-    bias: np.ndarray,
-    error: np.ndarray,
-    hidden: np.ndarray,
-) -> tuple[str, ...]:
-    """What there is to say of each coordinate."""
-    notes, x = [], around.x
-    for j in range(len(x)):
-        note = "not determined" if touched[j] else "" if free[j] else AT_BOUND
-        if around.at_kink[j]:
-            note = "at a kink"
-        elif uneven[j]:
-            note = "its curvature changes within a standard error: not determined"
-        elif np.isnan(bias[j]) and not touched[j]:
-            note = "the policy is fitted to so few samples that its bias cannot be corrected: not determined"
-        elif hidden[j] and not touched[j]:
-            what = "what a richer basis shows" if around.study.barred else "structure that neighbouring samples show"
-            note = f"the basis misses {what}: about {x[j] + hidden[j]:.5g} with it"
-        elif free[j] and not touched[j] and abs(bias[j]) > error[j] / 2 > 0:
-            note = f"biased by {bias[j]:+.3g}: few samples per function; {x[j] - bias[j]:.5g} without the bias"
-        notes.append(note)
-    return tuple(notes)
-
-
-def _without_curvature(study: Study, galerkin: Galerkin, start: PyTree | None) -> list[str]:
-    """What can be said without looking at curvature: too few functions for the decision, or no move at all."""
-    reduced, point, said = galerkin.reduced, galerkin.point, []
-    (dx, dy), functions, rows = study.problem.sizes, len(point.W), study.lower.count or 1
-    large = bool(too_large(study, study.shared and study.noisy))
-    coefficients = functions * dy if large else functions
-    if study.noisy and (large or not study.shared) and coefficients > NOTICED * rows:
-        what = f"{coefficients} coefficients" if large else f"{functions} functions"
-        own, of = ("", "an x of this many coordinates") if study.shared else (" of the lower level", "Levels")
-        said.append(
-            f"the policy's {what} were fitted to {rows} samples{own}, so x carries a bias of the order of "
-            f"N{' d_y' * large} / n = {coefficients / rows:.1g} of itself, which is not corrected for {of}."
-        )
-    rank = reduced.basis.size if reduced.rank is None else reduced.rank
-    if rank * dy < dx and rank * dy + galerkin.expansions.seen_above(point.x, point.W) < dx:
-        said.append(
-            f"the policy has {rank * dy} coefficients and x has {dx} coordinates: the effect of x through the policy "
-            "is not fully determined."
-        )
-    stayed = start is not None and np.allclose(point.x, flattened(start), rtol=study.eps, atol=0)
-    if stayed and not point.gradient.any():
-        said.append(
-            "x did not move from x0: the gradient is zero there (a plateau?), so this is the starting point, not a "
-            "solution."
-        )
-    return said

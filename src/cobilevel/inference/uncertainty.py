@@ -26,7 +26,8 @@ class Uncertainty:
       coordinate is not determined.
     - `bias`: what fitting the policy to these samples has moved each coordinate by, about; `interval` is around
       ``x - bias``, and covers the minimiser of the problem with this basis 95% of the time. `ends`: how far it reaches
-      from there, downward (negative) and upward; where left out, 1.96 standard errors.
+      from there, downward (negative) and upward; by default 1.96 standard errors. `bounds`: those on ``x``, which
+      intervals keep to.
     - `notes`: on each coordinate, in words; `undetermined`: sentences on directions; `directions`: rows, these
       directions. `remarks`: sentences on what the answer rests on. `why_not`: why there are no standard errors, in
       words; empty where there are.
@@ -51,13 +52,15 @@ class Uncertainty:
     directions: Float[np.ndarray, "k dx"] | None = None
     leaves: tuple[tuple[str, tuple[int, ...], int], ...] = ()
     ends: Float[np.ndarray, "2 dx"] | None = None
+    bounds: Float[np.ndarray, "2 dx"] | None = None
 
     @property
     def interval(self) -> Float[np.ndarray, "2 dx"]:
-        """The ends of the 95% intervals; the whole line where a coordinate is not determined."""
+        """The ends of the 95% intervals; all that the bounds allow where a coordinate is not determined."""
         middle = np.where(np.isfinite(self.bias), self.x - self.bias, self.x)
         reach = QUANTILE * self.error
-        return middle + (np.stack([-reach, reach]) if self.ends is None else self.ends)
+        ends = middle + (np.stack([-reach, reach]) if self.ends is None else self.ends)
+        return ends if self.bounds is None else np.clip(ends, *self.bounds)
 
     def among(self, share: float) -> "Uncertainty":
         """The same where the rows looked at are a share of all that ``x`` was found from, drawn at random: variances
@@ -142,7 +145,7 @@ class Uncertainty:
         known = Uncertainty(**words, why_not=str(document["why_not"]), leaves=leaves, **numbers)
         size = len(known.names)
         shapes = {"x": (size,), "error": (size,), "bias": (size,), "covariance": (size, size), "hessian": (size, size)}
-        shapes["ends"] = (2, size)
+        shapes |= dict.fromkeys(("ends", "bounds"), (2, size))
         wrong = [name for name in shapes.keys() & arrays.keys() if numbers[name].shape != shapes[name]]
         if len(known.notes) != size or wrong:
             raise ValueError("the file is damaged: its standard errors do not match the coordinates they name.")

@@ -90,6 +90,10 @@ class Result(enum.StrEnum):
     STATIONARY = (
         "Converged: the gradient of the upper objective, as this method computes it without a reduction, has vanished."
     )
+    UNBOUNDED = (
+        "The upper objective falls without end: x has run so far that rounding exceeds what the samples show, and this "
+        "is not an answer. Check the sign of upper, or set x_bounds."
+    )
 
     @property
     def code(self) -> int:

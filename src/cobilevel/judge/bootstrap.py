@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from ..answer import Solution, as_solved
+from ..answer import Solution, as_solved, check_levels
 from ..checks import entered, whole
 from ..derivatives import Affine, Expansions, flattened, shaped_like
 from ..inference import Uncertainty, determined, infer
@@ -102,6 +102,7 @@ def bootstrap(
     wanted = precision_for(problem, samples, precision)
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
+        check_levels("bootstrap", solution, study)
         spread = _resampled(study, in_precision_of(study, solution), replicates, generator(as_key(key)), progress)
     return replace(spread, x=put(wanted.back(jax.tree.map(np.asarray, spread.x))))
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from scipy import special
 
 from .. import trees
-from ..answer import Solution, as_solved
+from ..answer import Solution, as_solved, check_levels
 from ..basis import Basis, Orthonormal, richer_basis
 from ..checks import entered, whole
 from ..derivatives import RowDerivatives, flattened, shaped_like
@@ -99,6 +99,7 @@ def certify(
         raise ValueError(f"mode must be one of {', '.join(MODES)}, or None (chosen automatically); got {mode!r}.")
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
+        check_levels("certify", solution, study)
         certificate = _certified(study, in_precision_of(study, solution), mode, constants, draws, as_key(key))
     gradient, parts = put(wanted.back(jax.tree.map(np.asarray, (certificate.gradient, certificate.parts))))
     return replace(certificate, gradient=gradient, parts=parts)

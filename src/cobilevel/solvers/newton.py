@@ -331,7 +331,9 @@ class Newton(Solver):
 
     @plain
     def terminate(self, reduced, state):
-        return state.clock.outcome(state.stopping.verdict().code)
+        lost = float(state.units.spread) / self.ready(reduced).eps  # here rounding exceeds the spread over the samples
+        away = state.current.value < -lost and state.units.far(flattened(state.x)) > lost
+        return state.clock.outcome((Result.UNBOUNDED if away else state.stopping.verdict()).code)
 
 
 def _damping(
