@@ -59,26 +59,29 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         begun = start if known.directions is not None and len(known.directions) else None
         return replace(known, undetermined=(*known.undetermined, *without_curvature(study, galerkin, begun)))
     around = look_around(study, Galerkin.at(reduced, flattened(x)))
-    value, dx = around.point.value, len(around.x)
     if not around.sound:
-        return unknown(x, "standard errors could not be computed: the reduced problem has no solution near x.", value)
+        why = "standard errors could not be computed: the reduced problem has no solution near x."
+        return unknown(x, why, around.point.value)
+    return _infer_densely(around, stated, joint, start)
+
+
+def _infer_densely(around: Around, stated: Study, joint: bool, start: PyTree | None) -> Uncertainty:
+    """The same, with differences along each coordinate; `stated`: the study without the soft barrier, `joint`: whether
+    policy and objective have the noise of the same samples."""
+    study, dx = around.study, len(around.x)
     free, missed = around.free(), what_is_missed(around) if joint and not study.barred else None
     flat, falls, covariance, hessian, bias, ends = _sandwich(around, free, missed)
     error, hidden, short, lost = _errors(covariance), np.zeros(dx), np.zeros(dx), np.isnan(bias)
     directions, aside = _moving(around, np.concatenate([flat, falls]), error)
-    flat, falls, names, uneven = (
-        directions[: len(flat)],
-        directions[len(flat) :],
-        names_of(study.problem.x0),
-        around.near_kink,
-    )
-    touched = np.any(directions != 0, axis=0)
+    flat, falls = directions[: len(flat)], directions[len(flat) :]
+    touched, uneven, names = np.any(directions != 0, axis=0), around.near_kink, names_of(study.problem.x0)
     if free.any():
         inverse = _inverse_on(hessian, free, flat, around.unit)
         short = np.where(uneven | around.at_kink, 0.0, -inverse @ around.point.gradient)
         short = np.clip(around.x + short, *bounds_of(study)) - around.x
     if joint and free.any():
-        hidden = _by_richer(stated, reduced, around.x, inverse) if missed is None else _hidden(missed, inverse, error)
+        own = around.galerkin.reduced
+        hidden = _by_richer(stated, own, around.x, inverse) if missed is None else _hidden(missed, inverse, error)
     touched |= np.any(np.isinf(ends), axis=0) & ~lost
     if dx == 1 and uneven[0] and free[0] and not lost[0] and not len(directions):
         ends, touched = _ends_by_search(around), np.zeros(1, bool)
@@ -100,7 +103,7 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
         notes=notes_on(around, free, touched, uneven, bias, error, seen, short),
         undetermined=tuple(words),
         remarks=(remark,) if remark else (),
-        value=value,
+        value=around.point.value,
         value_error=around.value_error(),
         covariance=np.where(np.eye(dx, dtype=bool) & np.isinf(error), np.inf, apart),
         hessian=hessian,
