@@ -198,10 +198,10 @@ def main():
 
 HEAD = """# Constants
 
-Every number that stands at the top of a module, why it is there, and what six small problems (noise, a kink, bounds
-on `y`, four contexts, two roads, SOBA) make of it at half and at twice its value: how many functions are chosen, how
-far `x` moves in standard errors, by how much the certificate's interval changes. *same*: none of these, to a thousandth
-of a standard error and 5% of an interval. Written by `python benchmarks/constants.py --out docs/constants.md`."""
+Every number at the top of a module, its purpose, and the effect of halving and doubling it on six small problems
+(noise, a kink, bounds on `y`, four contexts, two roads, SOBA): how many functions are chosen, how far `x` moves in
+standard errors, by how much the certificate's interval changes. *same*: no change, to a thousandth of a standard error
+and 5% of an interval. Written by `python benchmarks/constants.py --out docs/constants.md`."""
 
 
 if __name__ == "__main__":
