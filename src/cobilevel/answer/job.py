@@ -157,7 +157,7 @@ class ReducedProblem(Reduced):
     """
 
     def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
-        """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
+        """The solution of the contextual problem given by ``(x, W)``; `fields` are further fields of ``Solution``."""
         for name, tree, like in (("x", x, self.problem.x0), ("W", W, self.W0)):
             wanted, shapes = ([np.shape(leaf) for leaf in jax.tree.leaves(one)] for one in (like, tree))
             if jax.tree.structure(tree) != jax.tree.structure(like) or shapes != wanted:

@@ -220,11 +220,12 @@ class Stochastic(Solver):
     ``solution.choices``.
 
     - `inner`: the step size of the lower level.
-    - `outer`: the step size of ``x``; or an Optax transformation such as ``optax.adam(1e-2)``, given the hypergradient.
+    - `outer`: the step size of ``x``; or an Optax transformation such as ``optax.adam(1e-2)``, applied to the
+      hypergradient.
     - `batch`: samples in each batch.
-    - `shuffle`: batches without replacement, every row once an epoch; else independent draws.
-    - `average`: the share of the run, at its end, whose iterates are averaged.
-    - `tolerance`: end when the hypergradient, averaged over about the last hundred steps, is at most this share of its
+    - `shuffle`: batches without replacement, every row once per epoch; else independent draws.
+    - `average`: the last part of the run, as a share, whose iterates are averaged.
+    - `tolerance`: stop when the hypergradient, averaged over about the last hundred steps, is at most this share of its
       size at ``x0``.
     """
 

@@ -55,10 +55,10 @@ class Constants:
 
 @dataclass(frozen=True)
 class Regret:
-    """What could be gained, in units of the objective, and by which step.
+    """How much could be gained, in units of the objective, and by which step.
 
-    - `total`: as the samples show it; `sampling`: the part that more samples would show; `basis`: that which a richer
-      basis would (``None`` where it was not measured). `step`: to the minimum; `step_error`: its standard errors.
+    - `total`: as the samples show it; `sampling`: the part due to sampling; `basis`: the part due to the basis
+      (``None`` if it was not measured). `step`: the step to the minimum; `step_error`: its standard errors.
     """
 
     total: Estimate

@@ -31,8 +31,8 @@ _FULL_CHECK = 200  # contexts at which it is asked whether the constraints can b
 class Violation:
     """One inequality: its violation at the samples and at fresh contexts, and where it is active.
 
-    Violations are in the constraint's own units: how far below zero its slack lies, 0 where it is met. `active`: the
-    share of samples at which it is; `where`: between which contexts, of scalar contexts.
+    Violations are in the constraint's own units: how far its slack is below zero, 0 if it is met. `active`: the share
+    of samples at which it is active; `where`: between which contexts, if these are scalars.
     """
 
     name: str
@@ -51,8 +51,8 @@ class Feasibility:
 
     - `largest`, `mean`: violations at the samples, over all inequalities, in units of ``y``; `largest_fresh`,
       `mean_fresh`: at fresh contexts between them.
-    - `price`: by how much the lower objective of an exact policy lies above the constrained minimum at most, on account
-      of smoothing. `equalities`: how many equalities were eliminated.
+    - `price`: an upper bound on how far smoothing lifts the lower objective of an exact policy above the constrained
+      minimum. `equalities`: how many equalities were eliminated.
     """
 
     equalities: int
@@ -69,7 +69,7 @@ class Feasibility:
         return tuple(sorted((row for row in self.rows if round(100 * row.active) > 0), key=lambda row: -row.active))
 
     def words(self, listed: int = 5) -> list[str]:
-        """Sentences for printing, with so many of the active inequalities named."""
+        """Sentences for printing, with at most `listed` active inequalities named."""
         said = []
         if self.equalities:
             said.append(f"equalities: {self.equalities}, eliminated: the policy meets them everywhere, up to rounding.")
