@@ -68,7 +68,7 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
     - `steps`: the maximal number of steps; after `resume`, too, counted from the first one.
     - `key`: seed of everything random, an integer or a JAX key.
     - `progress`: show a progress bar; by default on a terminal, after two seconds.
-    - `resume`: an earlier solution of the same problem with the same basis and solver, to go on from.
+    - `resume`: an earlier solution of the same problem with the same basis and solver, to continue from.
     - `tolerance`: if no basis is given, how much of the upper objective the basis may lose, as a share of its size
       (0.01 is one percent; mind constant terms, and objectives near zero). The smallest basis that meets it is used,
       by an estimate stated in `choices`. By default the policy is resolved as far as the data show it.

@@ -187,7 +187,7 @@ def compare_families(
         first = Family("products over the coordinates", lambda u: fits.axes.table(u, members), len(members))
         families, errors_apart = [first, *_learnable(fit, most)], QUANTILE
     else:
-        anew = replace(kept, name=f"{kept.name}, learned anew").learned_from(fit, FITTED)
+        anew = replace(kept, name=f"{kept.name}, learned again").learned_from(fit, FITTED)
         families, errors_apart = [kept, anew], CLEARLY
     judged = np.stack([_judged(fits, x, fit, family) for family in families])
     pick, words = _decide(families, judged, fit.responses.shares[-judged.shape[1] :], errors_apart)
