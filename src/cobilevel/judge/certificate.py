@@ -221,7 +221,7 @@ class Certificate:
 
 
 def plot_estimates(title: str, groups: Mapping[str, Mapping[str, Estimate | None]]) -> Any:
-    """Intervals with the estimate as a point; one panel for each group, since these have units of their own."""
+    """Intervals with the estimate as a point; one panel for each group, since groups have different units."""
     known = {name: {row: value for row, value in rows.items() if value is not None} for name, rows in groups.items()}
     known = {name: rows for name, rows in known.items() if rows}
     sizes = [len(rows) for rows in known.values()]
