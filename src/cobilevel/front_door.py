@@ -201,7 +201,7 @@ def _words_for_large(study: Study) -> str:
     if dx <= DENSE_LIMIT:
         return f" With the curvature along all {dx} coordinates of x, by products."
     return (
-        f" x has {dx} coordinates; it forms the curvature along at most {DENSE_LIMIT}, so it may take thousands of "
+        f" x has {dx} coordinates, but Newton forms curvature along at most {DENSE_LIMIT}, so it may take thousands of "
         "steps. If steps are slow, cb.HOAG() has cheaper ones, and cb.SOBA() works on batches."
     )
 

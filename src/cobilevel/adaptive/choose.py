@@ -39,7 +39,7 @@ class Choice:
     family: Family | None = None
 
     def replaces(self, before: "Choice") -> bool:
-        """Whether to solve again with this basis, chosen at the solution of another: it has more, or other, functions."""
+        """Whether to solve again with this one, chosen at the solution of another: it has more functions, or others."""
         if self.family is None and before.family is None:
             return len(self.members) > len(before.members)
         return self.family is not before.family

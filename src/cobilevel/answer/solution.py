@@ -47,8 +47,8 @@ class Solution:
     - `history`: curves over steps; `stats`: oracle calls, samples, seconds, bytes, rank.
     - `choices`: what the library chose for the user, in words.
     - `inference`: the value of `uncertainty`, or a function that computes it.
-    - `form`, `smoothing`: if ``y`` is constrained, the map to it from the unknown that `W` belongs to, and the weight
-      of the barrier; `feasibility`: how far the inequalities are met; `constraints`: all constraints in words.
+    - `form`, `smoothing`: if ``y`` is constrained, the map to it from the unknown that `W` belongs to, and the
+      barrier; `feasibility`: how far the inequalities are met; `constraints`: all constraints in words.
     - `precise`: `x`, `W` and the basis in double precision, if they are returned in single; used to judge, save and
       resume.
     - `policy_noise`: a function that computes `policy_standard_error`; a solution from a file has none.

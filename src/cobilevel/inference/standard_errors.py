@@ -456,7 +456,7 @@ def _notes(
         elif uneven[j]:
             note = "its curvature changes within a standard error: not determined"
         elif np.isnan(bias[j]) and not touched[j]:
-            note = "the policy is fitted to so few samples that its bias cannot be corrected: not determined"
+            note = "the policy is fitted to so few samples that the bias cannot be corrected: not determined"
         elif hidden[j] and not touched[j]:
             what = "what a richer basis shows" if around.study.barred else "structure that neighbouring samples show"
             note = f"the basis misses {what}: about {x[j] + hidden[j]:.5g} with it"
