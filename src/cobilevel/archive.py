@@ -192,7 +192,7 @@ def _contents(file: BinaryIO, unsealed: tuple[int, ...]) -> tuple[dict[str, Any]
     file.seek(-min(size, len(_SEAL) + _DIGITS), os.SEEK_END)
     sealed, digest = file.read(len(_SEAL)) == _SEAL, file.read(_DIGITS)
     if sealed and _digest(file, size - _DIGITS) != digest:
-        raise ValueError("its bytes are not those that were written (the SHA-256 at its end differs)")
+        raise ValueError("its content has changed since it was written (the SHA-256 at its end differs)")
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         stored = all(member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1 for member in members)

@@ -96,10 +96,10 @@ class Feasibility:
 
 
 def with_barrier(study: Study) -> Study:
-    """The study with a barrier that fits it, where it has inequalities and the barrier is not that of a run already.
+    """The study with a barrier that fits it, if it has inequalities and no barrier of a run yet.
 
-    Its length is how far the policy varies under the constraints; that takes a policy, and so a barrier, to begin with:
-    both are found in turn, from the minima of the lower objective at single samples.
+    Its length is how far the policy varies under the constraints. That takes a policy, and so a barrier, to begin with:
+    both are found alternately, from the minima of the lower objective at single samples.
     """
     constrained = study.constrained
     if constrained is None or constrained.smoothing is None or constrained.settled:
@@ -137,7 +137,7 @@ class Slacks:
         return table[:, : self.count], table[:, self.count :].reshape(len(table), self.count, -1)
 
     def least_violation(self, u: Float[np.ndarray, "n k"], units: Float[np.ndarray, " m"]) -> Float[np.ndarray, "n m"]:
-        """The slacks in units of ``y`` that are left where the squares of the violations are least, by Gauss-Newton."""
+        """The slacks, in units of ``y``, that minimise the sum of squared violations, by Gauss-Newton."""
 
         def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             slack, slope = self.at(z)
@@ -149,7 +149,7 @@ class Slacks:
 
 
 def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]:
-    """Contexts between pairs of observed ones; of a finite domain, those observed."""
+    """Contexts between pairs of observed ones; for a finite domain, those observed."""
     rng = generator(jax.random.key(1))
     if isinstance(domain, Finite):
         return xi[rng.integers(len(xi), size=_FRESH)]
@@ -161,7 +161,7 @@ def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]
 
 def feasibility_of(study: Study, solution: Any) -> tuple[Feasibility | None, str]:
     """How far a policy, `solution` with its ``x``, ``W`` and ``basis``, meets the constraints; and, in words, where no
-    policy can, empty where one can."""
+    policy can meet them, empty if one can."""
     constrained = study.constrained
     if constrained is None:
         return None, ""
@@ -201,9 +201,9 @@ def feasibility_of(study: Study, solution: Any) -> tuple[Feasibility | None, str
 
 
 def gave_way(study: Study, solution: Any, met: Feasibility) -> str:
-    """Which inequality the lower objective presses through, harder than its barrier withstands, in words.
+    """Which inequality the lower objective pushes through, harder than its barrier can hold, in words.
 
-    The barrier is as strong as what was typical at ``x0``; an ``x`` that gains by it may press as hard as it likes.
+    The strength of the barrier is set at ``x0``; an ``x`` that gains by it may push arbitrarily hard.
     """
     constrained = study.constrained
     if constrained is None or constrained.smoothing is None or not met.largest > float(constrained.smoothing.width):
