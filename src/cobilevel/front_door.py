@@ -1,4 +1,4 @@
-"""The front door: ``solve`` a contextual bilevel problem from samples, or ``reduce`` it for a solver of one's own."""
+"""The front door: ``solve`` a contextual bilevel problem from samples, or ``reduce`` it for an outside solver."""
 
 import time
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
     - `basis`: the functions in which the policy is written; by default chosen from the data.
     - `solver`: by default ``Newton()``; a method of ``cb.direct`` solves without a reduction, and takes only `steps`
       and `key`.
-    - `steps`: the maximal number of steps; after `resume`, too, counted from the first one.
+    - `steps`: the maximal number of steps, counted from the first one, also after `resume`.
     - `key`: seed of everything random, an integer or a JAX key.
     - `progress`: show a progress bar; by default on a terminal, after two seconds.
     - `resume`: an earlier solution of the same problem with the same basis and solver, to continue from.
