@@ -77,8 +77,8 @@ def in_order(arrays: Mapping[str, np.ndarray], prefix: str) -> list[np.ndarray]:
 def write_file(path: str | Path, content: str | bytes | Callable[[BinaryIO], object]) -> Path:
     """Writes a file next to its final place, then moves it there, so that no reader ever sees half of it.
 
-    `content` may be a function that writes to an open file. Raises ``OSError`` where that is not possible; a file that
-    was there before is unchanged then.
+    `content` may be a function that writes to an open file. Raises ``OSError`` if that is not possible; a file that was
+    there before is then unchanged.
     """
     path = Path(path)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
@@ -172,8 +172,8 @@ def read(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Reads an archive back: the document and the arrays. Nothing in it can run code.
 
-    Raises ``ValueError`` where the file is not exactly as it was written. `what` it is called in messages; `unsealed`:
-    values of ``document["format"]`` for which there may be no digest at its end, as in files of earlier versions.
+    Raises ``ValueError`` if the file is not exactly as it was written. `what`: its name in messages; `unsealed`: values
+    of ``document["format"]`` for which there may be no digest at its end, as in files of earlier versions.
     """
     path = Path(path)
     if not path.is_file():
@@ -192,7 +192,7 @@ def _contents(file: BinaryIO, unsealed: tuple[int, ...]) -> tuple[dict[str, Any]
     file.seek(-min(size, len(_SEAL) + _DIGITS), os.SEEK_END)
     sealed, digest = file.read(len(_SEAL)) == _SEAL, file.read(_DIGITS)
     if sealed and _digest(file, size - _DIGITS) != digest:
-        raise ValueError("its bytes are not those that were written (the SHA-256 at its end differs)")
+        raise ValueError("its content has changed since it was written (the SHA-256 at its end differs)")
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         stored = all(member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1 for member in members)
@@ -226,9 +226,8 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
 
 
 def lock(path: Path, seconds: float = 0.0) -> Any:
-    """An open file whose lock this process holds until it closes it or ends; ``None`` where another has it for so long.
-
-    Where there are no locks everyone has them.
+    """An open file whose lock this process holds until it closes it or ends; ``None`` if another process holds it for
+    `seconds`. On systems without locks it always succeeds.
     """
     file, until = path.open("a"), time.monotonic() + seconds
     try:

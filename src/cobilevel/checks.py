@@ -1,8 +1,8 @@
 """Checks of single arguments that many modules share; each error names the argument and what it must be.
 
-Also whether a call can be made where it is made: not inside of a program that JAX traces, nor in a forked process.
-How much may be asked for is stated here too. The rule: what is held at one time may take three quarters of the memory
-at hand, which is the machine's, or less where a container, a limit of the process or an accelerator has less.
+Also whether a call is allowed: not inside a program that JAX traces, nor in a forked process. Limits on memory are
+here too. The rule: arrays held at one time may take three quarters of the available memory, which is the machine's, or
+less if a container, a limit of the process or an accelerator has less.
 """
 
 import os
@@ -32,7 +32,7 @@ def whole(name: str, value: Any, least: int = 1, what: str = "") -> int:
 
 
 def path_given(name: str, value: Any) -> Path:
-    """`value` as a path, ``~`` being the user's own folder; raises where it is none."""
+    """`value` as a path, ``~`` being the user's home folder; raises if it is not a path."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{name} must be the path of a file, as text or a pathlib.Path, got {value!r}.")
     return Path(value).expanduser()
@@ -90,7 +90,7 @@ def gibibytes(size: int | float) -> str:
 
 
 def fits(name: str, what: str, size: int, instead: str) -> None:
-    """Raises where something a solver must keep would take more memory than is sensible."""
+    """Raises if something a solver must keep would take more memory than is sensible."""
     most = min(MOST_KEPT, memory_limit())
     if size > most:
         raise ValueError(
@@ -103,7 +103,7 @@ _FORKED_FROM: list[int] = []  # processes in which JAX had started before this o
 
 
 def _after_fork() -> None:
-    """Threads are not copied by a fork: what waits for one of JAX's waits for ever."""
+    """Threads are not copied by a fork: anything that waits for one of JAX's waits forever."""
     devices = jax.config.jax_num_cpu_devices
     try:
         jax.config.update("jax_num_cpu_devices", devices + 1)  # which is refused once JAX has started
@@ -118,7 +118,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def require_threads(caller: str) -> None:
-    """Raises in a process that was forked after JAX had started, where it would wait for ever."""
+    """Raises in a process that was forked after JAX had started, where it would wait forever."""
     if _FORKED_FROM:
         raise RuntimeError(
             f"{caller}: this process was forked after JAX had started in process {_FORKED_FROM[-1]}. A fork does not "
@@ -128,7 +128,7 @@ def require_threads(caller: str) -> None:
 
 
 def entered(caller: str, *arguments: Any) -> None:
-    """Raises where a call that looks at its data is made inside of a program that JAX traces, or in a forked process.
+    """Raises if a call that needs concrete data is made inside a program that JAX traces, or in a forked process.
 
     Functions among the arguments are looked into as far as their closures go.
     """

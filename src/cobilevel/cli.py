@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Contextual b
 
 @contextmanager
 def _in_a_sentence(*more: type[Exception]) -> Iterator[None]:
-    """Errors that a user can mend are reported in a sentence; anything else is a fault, and shows where it is."""
+    """Errors that a user can fix are reported in a sentence; anything else is a bug, and shows its traceback."""
     try:
         yield
     except (ValueError, OSError, ImportError, *more) as error:
@@ -55,10 +55,10 @@ def solve_command(
     seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
     judge: Annotated[bool, typer.Option("--certify", help="Also judge the solution.")] = False,
 ) -> None:
-    """Solve the problem that a file states; stopped at any moment, the same command goes on.
+    """Solve the problem that a file defines. If stopped at any moment, the same command continues.
 
-    The file is code, and may do all that you may: run only files that you trust. It may define basis, solver and
-    options (a dict of further arguments of cobilevel.solve) as well.
+    The file is code and runs with your permissions: run only files that you trust. It may also define basis, solver
+    and options (a dict of further arguments of cobilevel.solve).
     """
     from rich.console import Console
 
@@ -121,7 +121,7 @@ def reproduce_command(
         int | None, typer.Option(min=1, help="Processes that share the work, given many processors.")
     ] = None,
 ) -> None:
-    """Run an experiment of the paper: every run is kept, and a second start goes on where the first was stopped."""
+    """Run an experiment of the paper. Every run is kept: if stopped, the same command continues where it was."""
     import jax
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""The front door: ``solve`` a contextual bilevel problem from samples, or ``reduce`` it for a solver of one's own."""
+"""The front door: ``solve`` a contextual bilevel problem from samples, or ``reduce`` it for an outside solver."""
 
 import time
 from collections.abc import Iterator
@@ -65,10 +65,10 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
     - `basis`: the functions in which the policy is written; by default chosen from the data.
     - `solver`: by default ``Newton()``; a method of ``cb.direct`` solves without a reduction, and takes only `steps`
       and `key`.
-    - `steps`: the maximal number of steps; after `resume`, too, counted from the first one.
+    - `steps`: the maximal number of steps, counted from the first one, also after `resume`.
     - `key`: seed of everything random, an integer or a JAX key.
     - `progress`: show a progress bar; by default on a terminal, after two seconds.
-    - `resume`: an earlier solution of the same problem with the same basis and solver, to go on from.
+    - `resume`: an earlier solution of the same problem with the same basis and solver, to continue from.
     - `tolerance`: if no basis is given, how much of the upper objective the basis may lose, as a share of its size
       (0.01 is one percent; mind constant terms, and objectives near zero). The smallest basis that meets it is used,
       by an estimate stated in `choices`. By default the policy is resolved as far as the data show it.
@@ -201,7 +201,7 @@ def _words_for_large(study: Study) -> str:
     if dx <= DENSE_LIMIT:
         return f" With the curvature along all {dx} coordinates of x, by products."
     return (
-        f" x has {dx} coordinates; it forms the curvature along at most {DENSE_LIMIT}, so it may take thousands of "
+        f" x has {dx} coordinates, but Newton forms curvature along at most {DENSE_LIMIT}, so it may take thousands of "
         "steps. If steps are slow, cb.HOAG() has cheaper ones, and cb.SOBA() works on batches."
     )
 

@@ -13,12 +13,12 @@ _THREEFRY = "threefry2x32"  # the generator that JAX has by default
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a leaf is a typed random key, which has no plain bytes of its own."""
+    """Whether a leaf is a typed random key, which has no plain bytes."""
     return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def as_key(key: Any) -> jax.Array:
-    """A random key from an integer seed, or the key itself; keys as arrays of 32-bit words, of old, are taken too."""
+    """A random key from an integer seed, or the key itself; old-style keys, arrays of 32-bit words, are accepted."""
     array = isinstance(key, jax.Array | np.ndarray)
     if array and is_key(key):
         if key.shape != ():

@@ -1,7 +1,7 @@
 """Parts of a table that stay where they are: on the workers of a dask cluster, or in files read one after the other.
 
-A function is asked of all parts, and what it returns is small. On a cluster each worker is sent one message for all of
-its parts; the scheduler has a part that was lost made again elsewhere.
+A function is called on all parts, and returns something small. On a cluster each worker is sent one message for all of
+its parts; the scheduler recomputes a lost part elsewhere.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class PartError(ValueError):
 
 
 class Parts:
-    """Parts of a table, in their order, and whoever works on them: the active dask client, or this process."""
+    """Parts of a table, in order, and what works on them: the active dask client, or this process."""
 
     def __init__(self, given: Sequence[Any], columns: Sequence[Any]):
         self.parts = tuple(Part(number, one, columns) for number, one in enumerate(given))
@@ -84,14 +84,14 @@ class Parts:
         return [found for _, found in sorted(pairs, key=lambda pair: pair[0])]
 
     def words(self) -> str:
-        """Who works on them."""
+        """What works on them."""
         return self.workers.words()
 
 
 class Common:
-    """What all workers need to know, the same for many questions: each is sent it once.
+    """Data that all workers need, the same for many calls: sent to each worker once.
 
-    `kept`: what a process keeps along with it; it is gone when the last who asks with it is.
+    `kept`: what a process keeps along with it, until its last user is gone.
     """
 
     def __init__(self, value: Any):
@@ -297,5 +297,5 @@ def _at(worker: str) -> dict[str, Any]:
 
 
 async def _give_up(dask_scheduler: Any, address: str) -> None:
-    """Takes a worker that does not answer off the books."""
+    """Removes a worker that does not answer."""
     await dask_scheduler.remove_worker(address, stimulus_id=f"silent-{time.time()}", close=False)

@@ -1,4 +1,4 @@
-"""In which precision a call computes: where answers are exact, in double, whatever the caller's switch says."""
+"""The precision a call computes in: double where results should be exact, whatever JAX's setting."""
 
 import importlib
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _PRECISIONS = {"single": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
 @contextmanager
 def double(on: bool = True) -> Iterator[None]:
-    """Within it, this thread computes in double precision, or not, and promotes ranks; the switches are left alone."""
+    """Within it, this thread computes in double precision, or not, and promotes ranks; JAX's settings are unchanged."""
     here: Any = getattr(jax, "enable_x64", None)
     if here is None:  # JAX before 0.8
         here = importlib.import_module("jax.experimental").enable_x64
@@ -34,7 +34,7 @@ def double(on: bool = True) -> Iterator[None]:
 
 
 def ranks_promoted() -> AbstractContextManager:
-    """Within it, arrays of different ranks go together as NumPy's do, whatever the caller's switch says."""
+    """Within it, arrays of different ranks combine as NumPy's do, whatever JAX's setting."""
     return jax.numpy_rank_promotion("allow")
 
 
@@ -90,9 +90,9 @@ def cast(array: Any, dtype: Any, name: str) -> jax.Array:
 
 @dataclass(frozen=True)
 class Precision:
-    """What a call computes in: `dtype`, or what data and problem came in where that is ``None``.
+    """The precision a call computes in: `dtype`, or that of the data and the problem if ``None``.
 
-    `returned` is the caller's own, in which answers come back; `words` say why, where double was not to be had.
+    `returned` is the caller's precision, used for results; `words` say why if double was not possible.
     """
 
     dtype: Any
@@ -101,7 +101,7 @@ class Precision:
 
     @staticmethod
     def of(data: PyTree, asked: str | None, exact: bool = True) -> "Precision":
-        """For these data (and the problem); `exact` work is done in double where nothing else is asked for."""
+        """For these data (and the problem); `exact` work is done in double unless asked otherwise."""
         if asked is not None and not (isinstance(asked, str) and asked in _PRECISIONS):
             raise ValueError(f'precision must be "single", "double" or None, got {asked!r}.')
         arrays = [leaf for leaf in jax.tree.leaves(data) if hasattr(leaf, "dtype") and hasattr(leaf, "nbytes")]
@@ -118,12 +118,12 @@ class Precision:
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Where this precision is to be had; with factorisations on one thread, and ranks promoted as NumPy does."""
+        """Within it, this precision is used, with factorisations on one thread and ranks promoted as in NumPy."""
         with one_thread(), ranks_promoted(), double() if self.dtype == np.float64 else nullcontext():
             yield
 
     def back(self, tree: PyTree) -> PyTree:
-        """What is returned: floats in the caller's precision, where double was taken for it."""
+        """The results to return: floats in the caller's precision, if double was used."""
         if self.dtype != np.float64:
             return tree
         down = lambda a: a.astype(self.returned) if jnp.issubdtype(a.dtype, jnp.floating) else a

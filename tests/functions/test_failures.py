@@ -60,7 +60,7 @@ CASES = {
     "a Python if below": ({"lower": lambda x, y, xi, eta: y**2 if xi > 0 else x}, ["lower(", "jnp.where"]),
     "NumPy": ({"lower": lambda x, y, xi, eta: np.sin(y)}, ["lower(", "jax.numpy instead of numpy"]),
     "float()": ({"lower": lambda x, y, xi, eta: float(y) * x}, ["lower(", ".astype(float)"]),
-    "an index": ({"lower": lambda x, y, xi, eta: [y, x][xi.astype(int)]}, ["lower(", "position"]),
+    "an index": ({"lower": lambda x, y, xi, eta: [y, x][xi.astype(int)]}, ["lower(", "index or a size"]),
     "a mask": ({"lower": lambda x, y, xi, eta: jnp.sum(jnp.ones(3)[jnp.ones(3) > y])}, ["lower(", "jnp.where(mask"]),
     "an error of its own": ({"lower": lambda x, y, xi, eta: 1 / 0}, ["lower(", "ZeroDivisionError: division by zero."]),
 }  # fmt: skip

@@ -241,7 +241,7 @@ def test_a_solution_from_levels_is_not_judged_by_the_same_rows_for_both(tmp_path
     solution.save(tmp_path / "run.npz")
     for found in (solution, cb.load(tmp_path / "run.npz", quadratic.problem)):
         for judge in (cb.certify, cb.bootstrap):
-            with pytest.raises(ValueError, match="Pass cb.Levels"):
+            with pytest.raises(ValueError, match=r"Pass cb\.Levels"):
                 judge(quadratic.problem, found, quadratic.test)
     fresh = cb.Levels(upper=rows(900, 1200), lower=rows(1200, 1800))
     assert cb.certify(quadratic.problem, solution, fresh).samples == 300

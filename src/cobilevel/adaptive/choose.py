@@ -27,9 +27,9 @@ _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each
 
 @dataclass(frozen=True)
 class Choice:
-    """The basis chosen at one ``x``, and why; `members`: the products it was chosen from; `selection` is what these
-    were found with, to be used again at another ``x``; `family`: its functions, where they are no products over the
-    coordinates; `spent`: what it cost, and those before it."""
+    """The basis chosen at one ``x``, and why; `members`: the products it was chosen from; `selection` found them, and
+    is used again at another ``x``; `family`: its functions, if they are not products over the coordinates; `spent`: the
+    cost of this choice and of those before it."""
 
     basis: Basis
     words: str
@@ -39,7 +39,7 @@ class Choice:
     family: Family | None = None
 
     def replaces(self, before: "Choice") -> bool:
-        """Whether to solve again with this one, chosen where another led: it has more functions, or others."""
+        """Whether to solve again with this one, chosen at the solution of another: it has more functions, or others."""
         if self.family is None and before.family is None:
             return len(self.members) > len(before.members)
         return self.family is not before.family
@@ -54,9 +54,9 @@ def choose_basis(
     """A basis for these data around the decision ``x``, and the reason in words.
 
     The functions natural to each coordinate (``Axes``), and products of them, are added while what is left without
-    them stands out from the noise, of the policy or of what moves the decision (``selection``), at ``x`` or at a few
-    points nearby. Never fewer than ``x`` has coordinates, where the samples support so many. `before`: a choice made
-    for the same study with the same key, whose functions are kept and whose costs count too; `policy`: what it led to.
+    them stands out from the noise, in the policy or the hypergradient (``selection``), at ``x`` or at a few points
+    nearby. Never fewer than ``x`` has coordinates, if the samples support that many. `before`: a choice made for the
+    same study with the same key, whose functions are kept and whose costs count too; `policy`: the policy it led to.
     """
     domain, spent = study.problem.domain, Counter() if before is None else before.spent
     if isinstance(domain, Finite):
@@ -104,7 +104,7 @@ def choose_basis(
 
 
 def _of_categories(study: Study, domain: Finite, key: Array, spent: Counter) -> Choice | None:
-    """A free policy for each value, where those that were seen at all were seen a few times each."""
+    """A free policy for each value, if the observed values were each observed a few times."""
     seen, count = study.lower.contexts().distinct(), len(domain.values)
     known = None if study.lower.crossed else study.lower.count  # joint samples need not be looked at to be counted
     looked = len(study.lower.look(key).samples) if known is None else min(LOOK_ROWS, known)

@@ -101,7 +101,7 @@ def _grow(newton: Job, key: Array, tolerance: float) -> tuple[Solution, str, Cou
 
 
 def solve_learning(job: Job, basis: Basis) -> Solution:
-    """Solves with a basis learned at ``x0``, then learned anew where that led, until ``x`` stays where it is."""
+    """Solves with a basis learned at ``x0``, then learns it again at the solution, until ``x`` no longer moves."""
     solution = job.run(learn(basis, job.study))
     x = flattened(solution.x)
     first = float(np.linalg.norm(x - flattened(job.study.problem.x0)))

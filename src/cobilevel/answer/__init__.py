@@ -1,4 +1,4 @@
-"""What comes back: the decision and the policy, how they print and plot, their file; sameness of problems and runs."""
+"""Solutions: the decision and the policy, printed, plotted and saved; and whether problems and runs are the same."""
 
 from .identity import Objectives, different_functions, function_digests, run_digests
 from .job import Interrupted, Job, ReducedProblem, run

@@ -30,12 +30,12 @@ class ContextAxis:
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The strings that its values stand for, if they do."""
+        """The strings that its values represent, if any."""
         return self.part.labels if self.finite else None
 
     @property
     def values(self) -> np.ndarray:
-        """The values, where they are finitely many: of strings, their positions."""
+        """The values, if they are finitely many; for strings, their positions."""
         return np.asarray(self.part.values, float)
 
     def has(self, values: Any) -> np.ndarray:
@@ -44,7 +44,7 @@ class ContextAxis:
         return np.asarray(self.part.contains(put(rows)), bool).reshape(np.shape(values))
 
     def along(self, count: int = 201) -> np.ndarray:
-        """So many values from one end to the other; of a domain without ends, over about four times its scale."""
+        """`count` values from one end to the other; in a domain without ends, over about four times its scale."""
         end = 1.0 if np.all(np.isfinite(self.part.bounds)) else 0.9  # on the reference interval
         return np.asarray(self.part.place(np.linspace(-end, end, count)[:, None]), float)
 
@@ -55,7 +55,7 @@ class ContextAxis:
         return ", ".join(f"{number:.4g}" for number in np.atleast_1d(value))
 
     def codes(self, column: Any) -> np.ndarray:
-        """A column as numbers; strings by their position, NaN where the domain does not have them."""
+        """A column as numbers; strings by their position, NaN if they are not in the domain."""
         array = np.asarray(column)
         if self.labels is not None and array.dtype.kind not in "OUT":
             places = self.part.places(array, self.name)
@@ -84,7 +84,7 @@ def axes_of(domain: Domain) -> list[ContextAxis]:
 
 
 def check_names(domain: Domain, xi: Any) -> None:
-    """Raises where contexts come by name and the domain has none, since their order may differ."""
+    """Raises if contexts are passed by name but the domain has no names, since their order may differ."""
     if isinstance(domain, Box) and (isinstance(xi, Mapping) or is_frame(xi)):
         raise TypeError(
             f"contexts of {domain!r} have no names, so columns cannot be matched by name. Pass an array with the "
@@ -94,7 +94,7 @@ def check_names(domain: Domain, xi: Any) -> None:
 
 
 def columns_of(domain: Domain, contexts: Any, caller: str) -> Any:
-    """The columns of a data frame that are contexts, by name; what is no frame stays as it is."""
+    """The columns of a data frame that are contexts, by name; anything but a frame is returned unchanged."""
     if not is_frame(contexts):
         return contexts
     frame = Frame(contexts, caller)
@@ -104,9 +104,9 @@ def columns_of(domain: Domain, contexts: Any, caller: str) -> Any:
 
 
 def _context_rows(domain: Domain, contexts: Any, caller: str) -> tuple[np.ndarray, dict[str, np.ndarray], Frame | None]:
-    """Contexts from an array, a dict of columns or a data frame, one a row; what the domain does not know is NaN.
+    """Contexts from an array, a dict of columns or a data frame, one per row; unknown categories are NaN.
 
-    As one array, as columns to show, and the frame, if they came in one.
+    Returned as one array, as columns to show, and with the frame, if they came in one.
     """
     check_names(domain, contexts)
     axes = axes_of(domain)
@@ -146,8 +146,8 @@ def _table(values: Any, caller: str) -> np.ndarray:
 
 
 def component_names(rows: Any, letter: str = "y") -> tuple[str, ...]:
-    """The components of ``y``, from arrays with a leading axis more: ``y``, ``y[0]``; by their own names where ``y``
-    has some, ``stock``, ``stock[0]``."""
+    """The components of ``y``, from arrays with one more leading axis: ``y``, ``y[0]``; or by the names in ``y``,
+    ``stock``, ``stock[0]``."""
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[0], rows)
     if not isinstance(one, dict):
         return names_of(one, letter)

@@ -1,8 +1,7 @@
 """Is this the same problem, data and run? One answer for ``load``, ``resume``, checkpoints and the judges.
 
-A traced function is recognised by a digest of its operations and numbers. Code that was rewritten, or another version
-of JAX, gives another digest of the same function. Then values and gradients at a few points decide; these are kept with
-the solution.
+A traced function is recognised by a digest of its operations and numbers. Rewritten code, or another version of JAX,
+gives another digest for the same function. Then values and gradients at a few points, kept with the solution, decide.
 """
 
 import re
@@ -37,7 +36,7 @@ _NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?")
 
 
 def _weights(count: int) -> np.ndarray:
-    """Numbers between -1 and 1, no two alike."""
+    """Distinct numbers between -1 and 1."""
     return np.cos(1.0 + np.arange(count))
 
 
@@ -75,8 +74,8 @@ def function_digests(study: Study) -> dict[str, str]:
     """What the functions of a study do, with all their numbers: 64 hexadecimal digits each, the same in every process
     with the same versions of JAX and of this library.
 
-    The names are ``upper`` and ``lower``; ``constraints`` where there are some, and ``samples`` for what streams draw.
-    A digest that ends in ``?`` does not see all that a function does: it calls back into Python. Nothing is compiled.
+    The names are ``upper`` and ``lower``; ``constraints`` if there are any, and ``samples`` for the draws of streams.
+    A digest that ends in ``?`` is incomplete, since the function calls back into Python. Nothing is compiled.
     """
     if study.stated is None:
         raise ValueError("this study was not made by Study.of, so it does not hold the user's functions.")
@@ -99,9 +98,9 @@ class ProbeRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Points and what functions are there.
+    """Points, and the values of functions there.
 
-    `x`: two decisions, stacked; `rows`: samples of both levels; `values`: by function, one point a row.
+    `x`: two decisions, stacked; `rows`: samples of both levels; `values`: by function, one row per point.
     """
 
     x: PyTree[np.ndarray]
@@ -133,7 +132,7 @@ def _values(function: Traced, xs: PyTree, ys: PyTree, xi: Any, eta: PyTree) -> F
 
 @dataclass(frozen=True, eq=False)
 class Objectives:
-    """The functions that a solution was found with: those of a study, or what a file kept of them."""
+    """The functions that a solution was found with: those of a study, or their digests and values from a file."""
 
     dtype: Any
     study: Study | None = None
@@ -142,7 +141,7 @@ class Objectives:
 
     @staticmethod
     def of(study: Study) -> "Objectives":
-        """Nothing is computed until it is asked for."""
+        """The functions of a study; nothing is computed until needed."""
         return Objectives(study.dtype, study)
 
     @cached_property
@@ -159,7 +158,7 @@ class Objectives:
         return bool(rows) and not np.array_equal(rows["upper"].xi, rows["lower"].xi)
 
     def kept_of(self, x: PyTree, policy: Callable[[Any], PyTree]) -> "Objectives":
-        """The same without the functions: their digests, and values at a few points; warns where there are none."""
+        """The same without the functions: their digests, and values at a few points; warns if there are none."""
         try:
             probe = self.probe(x, policy)
         except Exception as error:  # functions that fail away from the samples; a run that took hours is kept even so
@@ -168,7 +167,7 @@ class Objectives:
         return Objectives(self.dtype, None, self.digests, probe)
 
     def probe(self, x: PyTree, policy: Callable[[Any], PyTree], points: int = _POINTS) -> Probe | None:
-        """Points around a decision and its policy, with values there; what a file kept, where there is no study."""
+        """Points around a decision and its policy, with values there; without a study, those kept in the file."""
         if self.study is None or self.study.stated is None:
             return self.kept
         with _precision_of(self.dtype):
@@ -189,15 +188,15 @@ def _probe_rows(level: Level, policy: Callable[[Any], PyTree], points: int) -> P
 
 
 def _probe_samples(level: Level, points: int = _POINTS) -> tuple[np.ndarray, PyTree[np.ndarray]]:
-    """As many as there are points, the same at each call: contexts and noise."""
+    """`points` samples, the same at each call: contexts and noise."""
     some = level.look(as_key(0), points, points).samples
     some = some.rows(np.arange(points) % len(some))
     return np.asarray(some.xi), jax.tree.map(np.asarray, some.eta)
 
 
 def _moved(tree: PyTree, dtype: Any) -> PyTree:
-    """All numbers moved, each by up to a tenth of its size and of the mean size: where they are, at the answer, all
-    slopes may vanish."""
+    """All numbers moved, each by up to a tenth of its size and of the mean size: at the solution itself, all slopes may
+    vanish."""
 
     def move(leaf: Any) -> np.ndarray:
         given = np.asarray(leaf, float)
@@ -211,7 +210,7 @@ def _moved(tree: PyTree, dtype: Any) -> PyTree:
 def different_functions(
     saved: Objectives, x: PyTree, policy: Callable[[Any], PyTree], now: Study | Problem
 ) -> dict[str, str]:
-    """Which functions are others than those saved, and by how much, in words; none where all are the same.
+    """Which functions differ from those saved, and by how much, in words; empty if all are the same.
 
     `x`, `policy`: the solution they were saved with. `now`: a study, or a problem without data, whose functions are
     traced for the samples that were kept.
@@ -243,13 +242,13 @@ def different_functions(
 
 
 def _doubted(saved: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """The names under which there is not the same digest, or one that does not see everything."""
+    """The names whose digests differ or are incomplete."""
     names = saved.keys() | now.keys()
     return {name for name in names if saved.get(name) != now.get(name) or saved[name].endswith(PARTIAL)}
 
 
 def _difference(before: np.ndarray, after: np.ndarray, dtype: Any) -> str:
-    """By how much, of the size of values or of gradients; empty where that is rounding."""
+    """By how much they differ, relative to the size of values or of gradients; empty if that is rounding."""
     if before.shape != after.shape:
         return "it has another shape"
     for what, columns in _COLUMNS.items():
@@ -265,13 +264,13 @@ def _difference(before: np.ndarray, after: np.ndarray, dtype: Any) -> str:
 
 
 def _tolerance(dtype: Any) -> float:
-    """What values may differ by, of their size: in double half of the digits, which rewriting a sum never costs; in
-    single the ten bits that a graphics card's products of matrices keep."""
+    """How much values may differ, relative to their size: in double half of the digits, which rewriting a sum never
+    costs; in single the ten bits that matrix products on a GPU keep."""
     return np.finfo(float).eps ** 0.5 if np.dtype(dtype) == np.float64 else 2.0**-10
 
 
 def close_to(dtype: Any, one: Any, other: Any) -> bool:
-    """Whether numbers in a dtype are the same but for rounding, of the size of the largest."""
+    """Whether numbers in a dtype are the same up to rounding, relative to the largest."""
     one, other = np.asarray(one, float), np.asarray(other, float)
     if one.shape != other.shape:
         return False
@@ -283,7 +282,7 @@ def close_to(dtype: Any, one: Any, other: Any) -> bool:
 
 
 def check_constraints(problem: Problem, solved: Sequence[str], what: str) -> None:
-    """Raises where a solution was found under other constraints on ``y`` than the problem has; `what` names it.
+    """Raises if a solution was found under other constraints on ``y`` than the problem has; `what` names it.
 
     Numbers are compared to six digits: a solution in single precision has no more of them.
     """
@@ -298,7 +297,7 @@ def check_constraints(problem: Problem, solved: Sequence[str], what: str) -> Non
 
 
 def needs_function(recipe: Any) -> bool:
-    """Whether a recipe, or a part of it, is of a user's own function, which no file holds."""
+    """Whether a recipe, or a part of it, uses a user's function, which no file holds."""
     if isinstance(recipe, dict):
         return recipe.get("name") == "Features" or needs_function([*recipe.values()])
     return isinstance(recipe, list) and any(map(needs_function, recipe))
@@ -318,7 +317,7 @@ def features_at(basis: Basis, domain: Domain, xi: np.ndarray) -> Float[np.ndarra
 
 
 def same_features(one: Basis, other: Basis, domain: Domain) -> bool:
-    """Whether two bases of the same recipe have the same values, where a user's own functions are part of them."""
+    """Whether two bases of the same recipe have the same values, if they include a user's functions."""
     if one is other or not needs_function(basis_to_json(one)):
         return True
     xi = some_contexts(domain)
@@ -331,8 +330,8 @@ def same_features(one: Basis, other: Basis, domain: Domain) -> bool:
 def run_digests(
     study: Study, solver: Any, key: jax.Array, basis: Basis | None, settings: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The parts of a solve that decide what comes out, each as a digest, by the name an error would call it: two solves
-    that agree in all of them take the same steps."""
+    """The parts of a solve that determine its outcome, as digests by the names used in errors: two solves that agree in
+    all of them take the same steps."""
     problem, functions = study.problem, function_digests(study)
     levels = [study.upper] if study.shared else [study.upper, study.lower]
     parts = {
@@ -352,8 +351,8 @@ def run_digests(
 
 
 def _values_at_start(study: Study, names: Sequence[str]) -> dict[str, Any]:
-    """What functions that call back into Python are around ``x0`` and ``y0``, at all samples up to some thousands: no
-    digest sees all that they do. To six digits of the largest: machines differ in the last."""
+    """Values of functions that call into Python around ``x0`` and ``y0``, at up to some thousands of samples, since
+    their digests are incomplete. To six digits of the largest: machines differ in the last."""
     problem: Any = study.stated
     here = lambda xi: jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], len(xi), axis=0), problem.y0)
     points = min(study.lower.count or LOOK_ROWS, LOOK_ROWS)

@@ -1,4 +1,4 @@
-"""``Job``: one solve with one basis, and what its data say against the answer."""
+"""``Job``: one solve with one basis, and checks of its solution against the data."""
 
 import signal
 import warnings
@@ -34,10 +34,10 @@ _BENT = 1e-6  # curvature relative to the largest, more negative than rounding m
 class Job:
     """What to solve and how, all but the basis.
 
-    `choices`: what was chosen for the user so far, in words. `careful`: the same study in double precision, where the
+    `choices`: what was chosen for the user so far, in words. `careful`: the same study in double precision, if the
     solver works in another: a basis is chosen on it. `one_of_many`: programs are shared with bases of other widths, the
     run cannot be resumed, and features are computed again when the solution is asked for its standard errors.
-    `checkpoint`: where its runs are kept as they go. `retreats`: how many times each may go back where it diverges.
+    `checkpoint`: keeps its runs as they proceed. `retreats`: how many times each may go back if it diverges.
     """
 
     study: Study
@@ -64,8 +64,8 @@ class Job:
         return replace(self, choices={**self.choices, **choices})
 
     def run(self, basis: Basis, resume: Solution | None = None, begin: Solution | None = None) -> Solution:
-        """Reduces with the basis, which must have nothing left to learn, and runs the solver to its end; from the
-        coefficients of a solution with that basis, where there is one to `begin` with."""
+        """Reduces with the basis, which must have nothing left to learn, and runs the solver to its end; starts from
+        the coefficients of a solution with that basis, if `begin` is given."""
         study = self.study
         check_functions(study, basis, resume)
         functions = Objectives.of(study.here)
@@ -126,9 +126,9 @@ def run(
     choices: Mapping[str, str] | None = None,
     objectives: Objectives | None = None,
 ) -> Solution:
-    """Runs a solver as ``iterate`` does; raises ``Interrupted`` where a signal ends it.
+    """Runs a solver as ``iterate`` does; raises ``Interrupted`` if a signal ends it.
 
-    `choices`, `objectives`: what the solution is to say of what was chosen before, and of the functions.
+    `choices`, `objectives`: the choices made before and the functions, for the solution to report.
     """
     saved = None
     if resume is not None:
@@ -157,7 +157,7 @@ class ReducedProblem(Reduced):
     """
 
     def lift(self, x: PyTree, W: PyTree, result: Result = Result.LIFTED, **fields: Any) -> Solution:
-        """The solution of the contextual problem that ``(x, W)`` stands for; `fields` are more of its own."""
+        """The solution of the contextual problem given by ``(x, W)``; `fields` are further fields of ``Solution``."""
         for name, tree, like in (("x", x, self.problem.x0), ("W", W, self.W0)):
             wanted, shapes = ([np.shape(leaf) for leaf in jax.tree.leaves(one)] for one in (like, tree))
             if jax.tree.structure(tree) != jax.tree.structure(like) or shapes != wanted:
@@ -168,7 +168,7 @@ class ReducedProblem(Reduced):
 
 
 def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None:
-    """Raises where a run is to go on with other functions than it was begun with."""
+    """Raises if a run would continue with other functions than it began with."""
     if resume is None:
         return
     own = resume.basis.basis
@@ -191,7 +191,7 @@ def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None
 def _with_errors(solution: Solution, study: Study, seen: Callable[[], Reduced]) -> Solution:
     """With standard errors of ``x`` and of the policy, computed when asked for, in the precision of the study.
 
-    Of a table in partitions they come from the rows in this process, and are those of all.
+    For a table in partitions they are computed from the rows in this process, and hold for all rows.
     """
     study, share = study.here, study.lower.share
     precision = lambda: double() if study.dtype == np.float64 else nullcontext()
@@ -213,9 +213,9 @@ def _with_errors(solution: Solution, study: Study, seen: Callable[[], Reduced]) 
 
 
 def _deficiency(reduced: Reduced) -> dict[str, str]:
-    """What to report where the observed contexts do not distinguish all functions.
+    """What to report if the observed contexts do not distinguish all functions.
 
-    Warns where the upper level needs the policy at contexts of which the lower level has no sample.
+    Warns if the upper level needs the policy at contexts where the lower level has no samples.
     """
     if not reduced.deficient:
         return {}
@@ -238,7 +238,7 @@ def _deficiency(reduced: Reduced) -> dict[str, str]:
 
 
 def _check_constraints(study: Study, solution: Solution) -> Solution:
-    """With how far the constraints on ``y`` are met; where they cannot be, the solution says so."""
+    """The solution with how far the constraints on ``y`` are met; if they cannot be, its result says so."""
     met, impossible = feasibility_of(study, solution)
     if met is None:
         return solution
@@ -253,9 +253,9 @@ def _check_constraints(study: Study, solution: Solution) -> Solution:
 
 
 def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solution:
-    """Looks at ``d22 g`` at every observed context along the policy: where it is not convex, the solution says so.
+    """Checks ``d22 g`` at every observed context along the policy; if it is not convex, the result says so.
 
-    Only where single samples show the conditional mean, that is, without lower-level noise; with noise the solver's own
+    Only if single samples show the conditional mean, that is, without lower-level noise; with noise the solver's own
     test, that the mean Hessian is positive definite, is all that data can show.
     """
     size, rows, hidden = study.problem.sizes[1], study.lower.count, hidden_by_barrier(study, solution)

@@ -1,4 +1,4 @@
-"""A solution read back from a file: nothing in it is believed that the problem, or the file itself, contradicts."""
+"""A solution read from a file, checked against the problem and for consistency."""
 
 import warnings
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def load(path: str | Path, problem: Problem, basis: Basis | None = None) -> Solu
 
 @contextmanager
 def _reading(path: str | Path, what: str) -> Iterator[None]:
-    """Whatever goes wrong with a part that was not written by this library is one error, in words."""
+    """Turns any failure to read a part of a file into one error, in words."""
     try:
         yield
     except ValueError:
@@ -153,7 +153,7 @@ def _loaded(
 def _basis_of_file(
     path: str | Path, document: dict[str, Any], arrays: dict[str, np.ndarray], problem: Problem, basis: Basis | None
 ) -> FeatureMap:
-    """The basis, of as many functions as the file has numbers for; a user's own have the values they had."""
+    """The basis, checked: as many functions as coefficients in the file, a user's functions with the same values."""
     with _reading(path, "basis"):
         recipe = basis_from_json(document["basis"]) if basis is None else basis
         constant, transform = arrays["basis/constant"], arrays.get("basis/transform")
@@ -192,7 +192,7 @@ def _rebuilt(
 
 
 def _check_functions(path: str | Path, solution: Solution, problem: Problem) -> None:
-    """Raises where the problem has other functions than the solution was found with."""
+    """Raises if the problem has other functions than the solution was found with."""
     if solution.objectives is None:
         return  # a file of an earlier version, or coefficients that a caller lifted
     if solution.objectives.kept is None:

@@ -1,4 +1,4 @@
-"""A solution as a file: what is written, and how the functions it was solved for will be recognised."""
+"""A solution as a file: its contents, including what identifies the functions it was solved for."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -56,7 +56,7 @@ def write_solution(solution: Any, path: str | Path) -> Path:
 def objectives_to_file(solution: Any, x: PyTree) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
     """What a file keeps of the functions: digests, and a few points with values there. A document, and arrays.
 
-    Points are left out where ``eta`` is of a class that no file describes: then digests alone are kept.
+    Points are left out if ``eta`` is of a class that no file describes: then only digests are kept.
     """
     known: Objectives | None = solution.objectives
     if known is None:

@@ -29,7 +29,7 @@ from .summary import in_notebook, printed, summarised
 
 
 class Precise(NamedTuple):
-    """A solution with all the digits it was computed with, as NumPy arrays: no switch of JAX cuts them off."""
+    """A solution with all the digits it was computed with, as NumPy arrays, which JAX's precision does not affect."""
 
     x: PyTree[np.ndarray]
     W: PyTree[np.ndarray]
@@ -47,8 +47,8 @@ class Solution:
     - `history`: curves over steps; `stats`: oracle calls, samples, seconds, bytes, rank.
     - `choices`: what the library chose for the user, in words.
     - `inference`: the value of `uncertainty`, or a function that computes it.
-    - `form`, `smoothing`: if ``y`` is constrained, the map to it from the unknown that `W` belongs to, and the weight
-      of the barrier; `feasibility`: how far the inequalities are met; `constraints`: all constraints in words.
+    - `form`, `smoothing`: if ``y`` is constrained, the map to it from the unknown that `W` belongs to, and the
+      barrier; `feasibility`: how far the inequalities are met; `constraints`: all constraints in words.
     - `precise`: `x`, `W` and the basis in double precision, if they are returned in single; used to judge, save and
       resume.
     - `policy_noise`: a function that computes `policy_standard_error`; a solution from a file has none.
@@ -87,7 +87,7 @@ class Solution:
     objectives: Objectives | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process, or into a copy: what a file keeps. The functions stay behind."""
+        """What pickling and copying keep: the same as a file, without the functions."""
         if self.form is not None and not isinstance(self.form.stated, Same | None):
             raise TypeError(
                 "a solution under equalities that vary holds the function b of the problem and cannot be pickled. "
@@ -245,7 +245,7 @@ def _full(precise: PyTree, given: PyTree) -> PyTree:
 
 
 def check_solution(problem: Problem, solution: Any) -> None:
-    """Raises where a solution does not belong to a problem, as far as shapes and domains show."""
+    """Raises if a solution does not belong to a problem, as far as shapes and domains show."""
     if not isinstance(solution, Solution):
         raise TypeError(f"solution must be a Solution, as cb.solve returns it, got {type(solution).__name__}.")
     if domain_to_json(solution.basis.domain) != domain_to_json(problem.domain):
@@ -274,8 +274,8 @@ def check_levels(caller: str, solution: Any, study: Study) -> None:
 
 
 def as_solved(problem: Problem, solution: Any) -> Problem:
-    """The problem with the barrier that a solution was found with, where it has constraints that take one; raises where
-    it was found under other constraints."""
+    """The problem with the barrier that a solution was found with, if its constraints need one; raises if it was found
+    under other constraints."""
     if isinstance(solution, Solution):
         check_constraints(problem, solution.constraints, "the solution")
     smoothing = getattr(solution, "smoothing", None)

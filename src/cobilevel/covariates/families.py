@@ -40,7 +40,7 @@ _NEARNESS = {
 
 @dataclass(frozen=True)
 class FirstFit:
-    """A first fit at one ``x``: `target`, what each sample alone asks for, and the inverse curvature; the same as
+    """A first fit at one ``x``: `target`, the ``y`` each sample alone asks for, and the inverse curvature; the same as
     responses, and the policy in their units."""
 
     target: Float[np.ndarray, "n dy"]
@@ -50,7 +50,7 @@ class FirstFit:
 
     @staticmethod
     def at(fits: Fits, x: Vector, members: np.ndarray) -> "FirstFit | None":
-        """With these products; ``None`` where the lower level cannot be fitted."""
+        """With these products; ``None`` if the lower level cannot be fitted."""
         fits.lay(members)
         left = fits.residuals(x)
         if left is None or not np.linalg.eigvalsh(left.curvature).min() > 0:
@@ -68,7 +68,7 @@ class FirstFit:
 
 
 def learned_kernel(basis: KernelFeatures, fit: FirstFit) -> KernelFeatures:
-    """Metric and scale are tuned on rows held out, then the functions are taken from all."""
+    """Tunes metric and scale on held-out rows, then takes the functions from all rows."""
     rows = fit.responses
     settings, count, _, _ = tune_kernel(rows, [basis.n], basis.kernel, basis.metric, basis.scale, basis.seed)
     settings = settings if basis.scale is not None else refreshed(rows, settings, basis.seed)
@@ -76,7 +76,7 @@ def learned_kernel(basis: KernelFeatures, fit: FirstFit) -> KernelFeatures:
 
 
 def learned_directions(basis: Rotated, fit: FirstFit, most: int) -> Rotated:
-    """From gradients, refined with polynomials of growing degree, up to what the basis holds and samples support."""
+    """Directions from gradients, refined with polynomials of growing degree, as the basis and the samples allow."""
     d = fit.responses.u.shape[1]
     if basis.k > d:
         raise ValueError(f"Rotated: k = {basis.k}, but contexts have {d} coordinates; use at most {d} directions.")
@@ -87,8 +87,8 @@ def learned_directions(basis: Rotated, fit: FirstFit, most: int) -> Rotated:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of functions on the reference cube: its name, their values, how many; where it is learned, what was, and
-    how that is done from a share of a fit."""
+    """A family of functions on the reference cube: its name, their values, how many; if it is learned, what was learned
+    and how to learn it from a share of a fit."""
 
     name: str
     features: Callable[[np.ndarray], np.ndarray]
@@ -153,7 +153,7 @@ def _judged(fits: Fits, x: Vector, fit: FirstFit, family: Family) -> Float[np.nd
 def _decide(
     families: Sequence[Family], judged: Float[np.ndarray, "k m"], held: Float[np.ndarray, " m"], errors_apart: float
 ) -> tuple[int, str]:
-    """The first family that is within so many standard errors of the best one; the comparison in words."""
+    """The first family within the given number of standard errors of the best one; the comparison in words."""
     held = held / held.sum()
     means = judged @ held
     best = int(np.nanargmin(means)) if np.isfinite(means).any() else 0
@@ -171,10 +171,10 @@ def _decide(
 def compare_families(
     fits: Fits, x: Vector, members: np.ndarray, most: int, kept: Family | None = None
 ) -> tuple[str, Family | None] | None:
-    """Products over the coordinates against other families; or what was `kept` from another ``x`` against the same
-    family learned at this one. The comparison in words, and the family to take where that is not the first of them.
+    """Products over the coordinates against other families; or the family `kept` from another ``x`` against the same
+    family learned at this one. Returns the comparison in words, and the family to use if it is not the first of them.
 
-    ``None`` where families are not tried: in few dimensions, with few samples, or where each context meets all data.
+    ``None`` if families are not tried: in few dimensions, with few samples, or if each context is paired with all data.
     """
     domain = fits.study.problem.domain
     many = isinstance(domain, Box) and domain.dimension >= FEWEST_DIMENSIONS
@@ -187,7 +187,7 @@ def compare_families(
         first = Family("products over the coordinates", lambda u: fits.axes.table(u, members), len(members))
         families, errors_apart = [first, *_learnable(fit, most)], QUANTILE
     else:
-        anew = replace(kept, name=f"{kept.name}, learned anew").learned_from(fit, FITTED)
+        anew = replace(kept, name=f"{kept.name}, learned again").learned_from(fit, FITTED)
         families, errors_apart = [kept, anew], CLEARLY
     judged = np.stack([_judged(fits, x, fit, family) for family in families])
     pick, words = _decide(families, judged, fit.responses.shares[-judged.shape[1] :], errors_apart)

@@ -30,8 +30,8 @@ FITTED = 0.8  # share of the samples fitted to where others are held out
 
 
 def orthonormalising(table: Float[np.ndarray, "n N"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "N r"]:
-    """What makes functions, the first of them a constant, orthonormal over the samples, each against those before it;
-    as many of the leading ones as the contexts distinguish to half the digits."""
+    """The matrix that makes functions, the first of them a constant, orthonormal over the samples, each against those
+    before it; for as many leading functions as the contexts distinguish to half the digits."""
     triangle = np.asarray(np.linalg.qr(np.sqrt(shares)[:, None] * table, mode="r"))
     pivots = np.abs(np.diag(triangle))
     usable = int(np.argmin(np.append(pivots > np.finfo(float).eps ** 0.5 * pivots[0], False)))
@@ -55,7 +55,7 @@ class Residuals:
     curvature: Float[np.ndarray, "dy dy"]
 
     def energy(self, W: Float[np.ndarray, "N dy"]) -> float:
-        """The mean square of what a policy with these coefficients would leave, if it were not there."""
+        """The mean square residual that removing a policy with these coefficients would leave."""
         return float(np.sum((W @ self.curvature) ** 2))
 
 
@@ -63,8 +63,8 @@ class Fits:
     """Fits of the lower level with the leading functions of a list, orthonormal over the samples.
 
     The leading new functions span the leading old ones: a fit with fewer functions takes the leading columns, and one
-    with more goes on from it. All share the rows; what they cost is added to `spent`. Points are vectors.
-    `together`: rows at each context; `held`: samples held out; `domain`: where the functions live, if not on that of
+    with more continues from it. All share the rows; their cost is added to `spent`. Points are vectors.
+    `together`: rows at each context; `held`: held-out samples; `domain`: where the functions live, if not on that of
     the problem.
     """
 
@@ -96,7 +96,7 @@ class Fits:
 
     @staticmethod
     def looking(study: Study, key: Array, spent: Counter, share: float = 1.0, rows: int = LOOK_ROWS) -> "Fits":
-        """Fits to that share of a look at the samples; the others are held out."""
+        """Fits to that share of a part of the samples; the others are held out."""
         look = study.lower.look(key, rows=rows)
         upper = None if study.shared else study.upper.look(key, rows=rows).samples
         samples, cut = look.samples, max(1, int(len(look.samples) * share))
@@ -111,26 +111,26 @@ class Fits:
 
     @cached_property
     def most(self) -> int:
-        """How many functions the contexts support, and a fit can have."""
+        """The maximal number of functions: what the contexts support and a fit can have."""
         return max(1, min(self.supported, MOST_COEFFICIENTS // self.size))
 
     @cached_property
     def supported(self) -> int:
-        """How many the contexts support."""
+        """How many functions the contexts support."""
         return self.samples.rows(slice(None, None, self.together)).supported(self.study.noisy)
 
     def by_context(self, table: np.ndarray) -> np.ndarray:
-        """The means of rows over those of each context."""
+        """The means of rows at each context."""
         return table.reshape(len(self.u), self.together, -1).mean(axis=1)
 
     def forget(self, policy: Float[np.ndarray, "n dy"] | None = None) -> None:
-        """Fits begin anew, from the constant policy ``y0``, or from one that is given at the samples."""
+        """Lets fits start again, from the constant policy ``y0``, or from a policy given at the samples."""
         self.policy = policy
         self.known: dict[bytes, Point] = {}
         self._slopes: dict[bytes, np.ndarray] = {}
 
     def lay(self, members: np.ndarray) -> None:
-        """Takes another list of functions."""
+        """Switches to another list of functions."""
         tables: list[Any] = [None if u is None else self.axes.table(u, members) for u in self._places]
         self.forth = orthonormalising(tables[0], self.shares)
         self.table, self._held_table, self._upper = (None if table is None else table @ self.forth for table in tables)
@@ -145,7 +145,7 @@ class Fits:
         return self._expansions[count]
 
     def target(self, x: Vector, count: int) -> float:
-        """The size of the gradient to solve to, from that of no policy."""
+        """The size of the gradient to solve to, relative to that at the zero policy."""
         at = x.tobytes()
         if at not in self._slopes:
             _, slopes = self.rows.lower_slopes(x, np.zeros((len(self.table), self.size)))
@@ -160,8 +160,8 @@ class Fits:
         return np.concatenate([W[:count], np.zeros((max(count - len(W), 0), self.size))])
 
     def fit(self, x: Vector, count: int) -> Point | None:
-        """With the first `count` functions, from what the fit at this ``x``, or else the last one, predicts, or from a
-        policy that is given; then from ``y0``. ``None`` where that fails."""
+        """A fit with the first `count` functions, starting from the prediction of the fit at this ``x`` or else of the
+        last fit, or from a given policy; then from ``y0``. ``None`` if that fails."""
         at, target, starts = self.expansions(count), self.target(x, count), [self.constant(count)]
         last, own = next(reversed(self.known.values()), None), self.known.get(x.tobytes())
         near = last if own is None or len(last.W) >= 2 * len(own.W) else own  # pyright: ignore
@@ -178,7 +178,7 @@ class Fits:
         return None
 
     def residuals(self, x: Vector) -> Residuals | None:
-        """What all functions of the list leave at ``x``; ``None`` where they cannot be fitted."""
+        """The residuals that all functions of the list leave at ``x``; ``None`` if they cannot be fitted."""
         point = self.fit(x, self.usable)
         if point is None or point.hessian is None:
             return None
@@ -187,7 +187,7 @@ class Fits:
         return Residuals(point, r, alpha, point.hessian[: self.size, : self.size])
 
     def held_out(self, x: Vector, W: Float[np.ndarray, "N dy"]) -> Float[np.ndarray, " m"]:
-        """The lower objective of a fit at samples held out, with their weights."""
+        """The lower objective of a fit at held-out samples, with their weights."""
         held: Any = self.held
         values, _ = self.rows.lower_slopes(x, self._held_table[:, : len(W)] @ W, self._held_rows)
         return values * held.shares() * len(held)
@@ -218,11 +218,11 @@ class Responses:
 
     @property
     def root(self) -> Float[np.ndarray, "n 1"]:
-        """What rows are multiplied by, so that sums of squares are weighted."""
+        """The factors of rows that make sums of squares weighted."""
         return np.sqrt(self.shares)[:, None]
 
     def error_of(self, values: Float[np.ndarray, " n"]) -> float:
-        """The standard error of the weighted mean of values, one a row."""
+        """The standard error of the weighted mean of values, one per row."""
         return float(np.sqrt(np.sum(self.shares**2 * (values - self.shares @ values) ** 2)))
 
     def part(self, start: float, end: float) -> "Responses":
@@ -232,7 +232,7 @@ class Responses:
         return Responses(self.u[rows], self.t[rows], shares / shares.sum())
 
     def to_tune(self, most: int, share: float = 0.75) -> "tuple[Responses, Responses]":
-        """A share of the rows to fit to while settings are tuned, and others to tune them on; at most so many."""
+        """A share of the rows to fit to while settings are tuned, and others to tune them on; at most `most` in all."""
         rows = self.part(0.0, min(1.0, most / len(self)))
         return rows.part(0.0, share), rows.part(share, 1.0)
 

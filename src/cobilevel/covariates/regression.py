@@ -298,7 +298,7 @@ def fit_directions(rows: Responses, outer: np.ndarray, k: int, degrees: Sequence
 
 
 def degrees_up_to(k: int, most: int) -> tuple[int, ...]:
-    """The degrees tried with ``k`` directions where so many functions are supported."""
+    """The degrees tried with ``k`` directions if at most `most` functions are supported."""
     return tuple(degree for degree in DEGREES if comb(degree + k, k) <= most)
 
 

@@ -176,7 +176,7 @@ class Decay:
     - `length`: how many stand out from the plateau; `size`: the root mean square of the function.
     - `kind`: ``"geometric"`` ($C \rho^{-k} k^{-p}$: analytic), ``"algebraic"`` ($C k^{-p}$: there are `kinks`),
       ``"finite"`` (a polynomial of degree `length` - 1), ``"noise"`` (nothing stands out from it), ``"unresolved"`` (no
-      fall is seen, or too few degrees to see one).
+      decay is seen, or there are too few degrees to see one).
     - `rho`, `order`, `scale`: the parameters $\rho$ (1 where algebraic), $p$ and $C$ of the law.
     - `entire`: whether the decay is faster than any geometric one; `rho` is then the rate reached where it was seen.
     - `resolved`: whether coefficients were seen to reach the plateau.
@@ -202,7 +202,7 @@ class Decay:
         return np.asarray(self.scale * np.exp(-k * np.log(self.rho)) * k**-self.order if self.scale else 0 * k)
 
     def tail(self, degrees: int) -> float:
-        """The root mean square of what all degrees from `degrees` on contribute: as measured, and beyond by the law."""
+        """The root mean square contribution of all degrees from `degrees` on: as measured, and beyond by the law."""
         seen = np.sum(self.coefficients[degrees : self.length] ** 2)
         first = max(degrees, self.length, 1)
         near = np.arange(first, first + 64)
@@ -216,7 +216,7 @@ class Decay:
     def predict(self, accuracy: float, most: int = 10**6) -> int:
         """The number of functions that leaves a root mean square error of `accuracy`, relative to the function.
 
-        No degree much beyond `most` is looked at.
+        No degree much beyond `most` is tried.
         """
         if not 0 < accuracy < np.inf:
             raise ValueError(f"accuracy must be a positive number such as 1e-3, got {accuracy!r}.")

@@ -1,7 +1,7 @@
-"""``diagnose``: what stands between a basis, the data and a good policy, and what to do about it.
+"""``diagnose``: whether a basis and the data can give a good policy, and what to change.
 
-Everything is measured before anything is solved: how well the observed contexts distinguish the functions, how the
-reduced lower level is curved, and how fast the coefficients of the policy fall, at one ``x``.
+Everything is measured before anything is solved: how well the observed contexts distinguish the functions, the
+curvature of the reduced lower level, and how fast the coefficients of the policy decay, at one ``x``.
 """
 
 import warnings

@@ -46,7 +46,7 @@ _EXPLAINING = {
 
 @dataclass(frozen=True)
 class Advice:
-    """What stands out and what to do; the fields after the words are the remedy itself, where there is one."""
+    """What stands out and what to do; the fields after the words are the remedy itself, if there is one."""
 
     what: str
     remedy: str

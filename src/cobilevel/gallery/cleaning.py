@@ -3,7 +3,7 @@ r"""Hyper-cleaning with temperatures: weights for training images of which some 
 A linear classifier $y$ without bias is trained at every temperature $\xi$ on weighted images and judged on clean ones:
 $$\min_x \; E_\xi \frac1v \sum_{j \le v} CE(X'_j\, y^\star(x, \xi) / \xi, Y'_j), \qquad
 y^\star(x, \xi) = \arg\min_y \frac1n \sum_{i \le n} \sigma(x_i)\, CE(X_i\, y / \xi, Y_i) + \lambda |y|^2 ,$$
-with $\sigma$ the sigmoid. Contexts do not depend on the data, and each level has data of its own.
+with $\sigma$ the sigmoid. Contexts do not depend on the data, and each level has its own data.
 """
 
 import os

@@ -4,8 +4,8 @@ A battery plans the next three blocks of four hours: $y_k$ is what it delivers i
 charges). With prices $p_k$ and the load of its feeder $l_k$, both noisy given the context $\xi$, its owner solves
 $$y^\star(x, \xi) = \arg\min_y E\Big[ \sum_k \tfrac{w}{2} y_k^2 - (p_k + x\, l_k)\, y_k \Big| \xi \Big], \qquad
 \sum_k y_k = 0, \quad |y_k| \le c,$$
-with wear $w$, a capacity $c$, and the charge $x$ per kW of load. The grid counts wear, and what
-batteries change of its losses, which grow with the square of the net load:
+with wear $w$, a capacity $c$, and the charge $x$ per kW of load. The grid counts wear, and how
+batteries change its losses, which grow with the square of the net load:
 $f = \sum_k \tfrac{\ell}{2} \big((l_k - y_k)^2 - l_k^2\big) + \tfrac{w}{2} y_k^2$, in cents.
 Prices follow the whole market, not this feeder, so the best charge is not the marginal loss.
 """

@@ -1,13 +1,13 @@
 r"""Personalised federated learning: clients keep their own models near a shared one, chosen where it helps them most.
 
-The context is the client $c$, one of finitely many. Client $c$ fits its model $y$ to rows $(z, t)$ of its own, few of
-them for some, with a pull of strength $\lambda$ towards the shared model $\theta$ (T. Li et al., Ditto: fair and
+The context is the client $c$, one of finitely many. Client $c$ fits its model $y$ to its own rows $(z, t)$, which are
+few for some clients, with a pull of strength $\lambda$ towards the shared model $\theta$ (T. Li et al., Ditto: fair and
 robust federated learning through personalization, ICML 2021):
 $$y_c^\star(\theta, \lambda) = \arg\min_y E_{local}[\tfrac12 (t - z^T y)^2 | c] + \tfrac{\lambda}{2} |y - \theta|^2,$$
 $$\min_{\theta, \lambda} \; E_{held\ out}\, \tfrac12 (t - z^T y_c^\star(\theta, \lambda))^2.$$
-The levels see different rows, so that a model which follows its few rows too closely is found out. The decision is
+The levels see different rows, so that a model that overfits its few rows is penalised. The decision is
 $x = (\theta, \log \lambda)$. With $Z_c$ and $b_c$ the moments of the local rows,
-$y_c^\star = (Z_c + \lambda I)^{-1} (b_c + \lambda \theta)$: everything is known exactly for the rows at hand.
+$y_c^\star = (Z_c + \lambda I)^{-1} (b_c + \lambda \theta)$: everything is known exactly for the given rows.
 """
 
 from dataclasses import dataclass, replace
@@ -58,7 +58,7 @@ class Moments:
 class FederatedTruth:
     """Models by the normal equations of each client; the best decision by L-BFGS on them, from several pulls.
 
-    `objective` is the held-out loss on the rows at hand, `true_loss` that of endless rows.
+    `objective` is the held-out loss on the given rows, `true_loss` the expected loss.
     """
 
     names: list[str]
@@ -84,7 +84,7 @@ class FederatedTruth:
         return (np.sum((models - self.models) ** 2, axis=1) + self.noise**2) / 2
 
     def solved(self) -> "FederatedTruth":
-        """With the best decision for the rows at hand."""
+        """With the best decision for the given rows."""
         from scipy.optimize import minimize  # takes long to import
 
         unpack = lambda v: {"shared": v[:-1], "log_pull": v[-1]}

@@ -1,7 +1,7 @@
 """Labelled images: scikit-learn's digits, which need no network, and MNIST, which is looked for and never shipped.
 
-MNIST comes as four IDX files. Whatever place they come from, they are compared with known SHA-256 sums (of the
-decompressed files) before a pixel is used, so that two machines that load anything load the same.
+MNIST comes as four IDX files. Wherever they come from, they are compared with known SHA-256 sums (of the decompressed
+files) before use, so that all machines load the same data.
 """
 
 import gzip

@@ -1,15 +1,15 @@
 r"""Meta-learning: cheap sensors calibrated at every site, around a prior and with a regulariser that all sites share.
 
 A site is a task, with temperature and humidity $\xi$ as its context. At each, a reading $z = (1, voltage, ozone)$ is
-calibrated by ridge regression on labels $a$ of a cheap neighbour, which errs in a way of the site's own:
+calibrated by ridge regression on labels $a$ of a cheap neighbour, whose error depends on the site:
 $$y^\star(x, \xi) = \arg\min_y \; E[(z \cdot y - a)^2 \mid \xi] + e^{\rho} |y - m|^2, \qquad
 \min_{x = (m, \rho)} \; E\, (z \cdot y^\star(x, \xi) - b)^2 ,$$
 and validated on labels $b$ of a reference instrument. The error of the cheap labels does not average out: the prior $m$
-and the regulariser $e^\rho$ make up for it. With few sites, ``finite=True``, the task is a category.
+and the regulariser $e^\rho$ correct it. With few sites, ``finite=True``, the task is a category.
 
 With $E[a | z, \xi] = z \cdot c(\xi)$, $E[b | z, \xi] = z \cdot w(\xi)$, $\Sigma = E z z^T$ and
 $A = (\Sigma + e^\rho I)^{-1} \Sigma$, the weights are $A c(\xi) + (I - A) m$, so that given $\rho$ the best prior is
-$(I - A)^{-1} E[w - A c]$, and $\rho$ is left to be found along a line. (Franceschi et al., Bilevel programming for
+$(I - A)^{-1} E[w - A c]$, and only a line search over $\rho$ is left. (Franceschi et al., Bilevel programming for
 hyperparameter optimization and meta-learning, ICML 2018, learn such a representation from finitely many tasks.)
 """
 

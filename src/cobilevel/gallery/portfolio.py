@@ -6,7 +6,7 @@ probability $p(\xi)$. The manager takes risk for the variance of weekly returns,
 Journal of Finance, 1952), and holds weights on the simplex:
 $$w^\star(\gamma, \xi) = \arg\min_{w \in \Delta} E[\, \sum_t \tfrac{\gamma}{200} (r_t^T w)^2 - r_t^T w \mid \xi \,].$$
 The owner counts months, $f = \tfrac{100}{a} (e^{-a \sum_t r_t^T w / 100} - 1)$, whose mean is minus a utility in
-percent a month. Weeks hide what falls for a month, so the best mandate $\gamma$ is above the owner's own aversion $a$.
+percent a month. Weeks hide a fall that lasts a month, so the best mandate $\gamma$ is above the owner's aversion $a$.
 """
 
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ from ..problem import Box, Distribution, Domain, Interval, Levels, Mixture, Prob
 
 @dataclass(frozen=True)
 class Instance:
-    """A ready problem: with data to solve it from, data to judge it by, and the known truth.
+    """A ready problem, with data to solve it from, data to judge it by, and the known truth.
 
     **Arguments:**
 

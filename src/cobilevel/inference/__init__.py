@@ -1,4 +1,4 @@
-"""What the samples say about ``x``: standard errors, what is not determined, what the basis misses; interval levels."""
+"""What samples show about ``x``: standard errors, what is not determined, what the basis misses; interval levels."""
 
 from .around import (
     CLEAR,

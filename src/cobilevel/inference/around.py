@@ -41,7 +41,7 @@ def slope_accuracy(eps: float) -> float:
 
 
 def influence(rows: Float[np.ndarray, "n k"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n k"]:
-    """What each of independent rows moves their weighted mean by."""
+    """How far each of independent rows moves their weighted mean."""
     return (rows - shares @ rows) * shares[:, None]
 
 
@@ -70,8 +70,8 @@ def policy_noise(
     With ``x`` held, the coefficients `W` (in the coordinates of `reduced`) solve
     $\mathrm{mean}(\partial_2 g_i \otimes \Phi_i) = 0$, so their covariance is the sandwich $H^{-1} S H^{-1}$ with $H$
     the curvature of the lower level and $S$ the covariance of that mean. Residuals are enlarged by what the fit to each
-    sample takes from them (without that, ten samples for each function cover 90% instead of 95%). What the basis cannot
-    follow is not in it.
+    sample takes from them (without that, ten samples per function give 90% coverage instead of 95%). The error of the
+    basis is not included.
     """
     expansions = Expansions(reduced.ordinary())
     count, rows = expansions.functions * expansions.dy, reduced.lower_source.rows
@@ -239,7 +239,7 @@ class Around:
 
     @property
     def lengths(self) -> Float[np.ndarray, " k"]:
-        """Of the steps along the coordinates, by which slopes are divided; 1 where there is no room for one."""
+        """The lengths of the steps along coordinates, by which slopes are divided; 1 if there is no room for one."""
         k = np.diag(self.directions)
         return np.where(k != 0, k, 1.0)
 
@@ -330,7 +330,7 @@ def held(
 def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The steps ahead, shortened to the room that bounds leave, and the share of each that is taken backward.
 
-    Where there is no room on a side, both points lie on the other one, the second twice as far.
+    If there is no room on one side, both points lie on the other side, the second twice as far.
     """
     lo, hi = bounds_of(study)
 

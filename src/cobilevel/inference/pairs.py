@@ -1,4 +1,4 @@
-"""Who is near whom: pairs of neighbouring samples at several widths, and sums over the neighbours of each."""
+"""Pairs of neighbouring samples at several widths, and sums over the neighbours of each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,14 +38,14 @@ class Summand:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Who is near whom, at one width: weights of the pairs, those of each row adding up to about one.
+    """Pairs of neighbours at one width: weights of the pairs, those of each row adding up to about one.
 
-    On an interval samples are taken by their contexts in `order`, so that neighbours lie side by side: tables are to be
-    ``arranged`` first, and what comes back is in that order too.
+    On an interval samples are sorted by their contexts (`order`), so that neighbours lie side by side: tables must be
+    ``arranged`` first, and results are in that order too.
 
     - `width`: of the near ring, 0 where contexts are equal; `words`: who the neighbours are.
     - `own`: weights of the rows, of mean one; `total`: that of all ordered pairs together.
-    - `pairs`: some, at random, by which noise is measured, with `pair_weight`; `count`: all they stand for.
+    - `pairs`: some pairs, at random, to measure noise, with `pair_weight`; `count`: how many pairs they represent.
     - `sums`: the weighted sum over the neighbours of each row; `alone`: how many samples have none.
     """
 
@@ -66,7 +66,7 @@ class Neighbours:
         return self.own / len(self.own)
 
     def arranged(self, table: Any) -> Any:
-        """A table of one row a sample in the order that is kept to here."""
+        """A table of one row per sample, in the order used here."""
         return table if self.order is None else jax.tree.map(lambda a: a[self.order], table)
 
     def summand(self, table: Float[np.ndarray, "n d"]) -> Summand:

@@ -21,20 +21,20 @@ AT_BOUND = "at its bound"  # the note on a coordinate that a bound holds
 class Uncertainty:
     """Standard errors of ``x``, from the noise of both levels, and what they rest on.
 
-    - `error`: of each coordinate; infinite where it is not determined, zero where a bound holds it, NaN where it could
-      not be found out. `covariance`: of the flattened ``x``; infinite on the diagonal and NaN beside it where a
-      coordinate is not determined.
-    - `bias`: what fitting the policy to these samples has moved each coordinate by, about; `interval` is around
+    - `error`: the standard error of each coordinate; infinite if it is not determined, zero if a bound holds it, NaN if
+      it could not be computed. `covariance`: of the flattened ``x``; if a coordinate is not determined, infinite on the
+      diagonal and NaN beside it.
+    - `bias`: about how far fitting the policy to these samples has moved each coordinate; `interval` is around
       ``x - bias``, and covers the minimiser of the problem with this basis 95% of the time. `ends`: how far it reaches
       from there, downward (negative) and upward; by default 1.96 standard errors. `bounds`: those on ``x``, which
       intervals keep to.
-    - `notes`: on each coordinate, in words; `undetermined`: sentences on directions; `directions`: rows, these
-      directions. `remarks`: sentences on what the answer rests on. `why_not`: why there are no standard errors, in
-      words; empty where there are.
+    - `notes`: a note on each coordinate; `undetermined`: sentences on directions that are not determined;
+      `directions`: these directions, as rows. `remarks`: sentences on the assumptions behind the solution. `why_not`:
+      why there are no standard errors; empty if there are.
     - `value`, `value_error`: the upper objective at ``x``, and its standard error.
     - `hessian`: the curvature of the objective.
-    - `leaves`: of each array of ``x``, its name, its shape, and how many directions of it are determined (-1 where that
-      is not known).
+    - `leaves`: for each array of ``x``, its name, its shape, and how many of its directions are determined (-1 if not
+      known).
     """
 
     names: tuple[str, ...]
@@ -56,15 +56,15 @@ class Uncertainty:
 
     @property
     def interval(self) -> Float[np.ndarray, "2 dx"]:
-        """The ends of the 95% intervals; all that the bounds allow where a coordinate is not determined."""
+        """The ends of the 95% intervals; all that the bounds allow if a coordinate is not determined."""
         middle = np.where(np.isfinite(self.bias), self.x - self.bias, self.x)
         reach = QUANTILE * self.error
         ends = middle + (np.stack([-reach, reach]) if self.ends is None else self.ends)
         return ends if self.bounds is None else np.clip(ends, *self.bounds)
 
     def among(self, share: float) -> "Uncertainty":
-        """The same where the rows looked at are a share of all that ``x`` was found from, drawn at random: variances
-        and the bias of fitting shrink by it, and what the basis misses stays."""
+        """The same if the rows used are a random share of all rows that ``x`` was found from: variances and the bias of
+        fitting shrink by that share; the error of the basis does not."""
         if share == 1 or self.covariance is None:
             return self
         noise = np.maximum(np.diag(self.covariance), 0)
@@ -88,17 +88,17 @@ class Uncertainty:
 
     @property
     def head(self) -> tuple[str, ...]:
-        """What the columns of `cells` are."""
+        """The names of the columns of `cells`."""
         return _LEAF_HEAD if self.large else _HEAD
 
     def cells(self) -> list[tuple[str, ...]]:
-        """The decision, one coordinate a row: name, estimate, standard error, 95% interval, note. Where there are many,
-        one array of ``x`` a row: name, shape, norm, standard error (root mean square over what is determined), how much
-        is determined."""
+        """The decision, one row per coordinate: name, estimate, standard error, 95% interval, note. If there are many,
+        one row per array of ``x``: name, shape, norm, standard error (root mean square over determined coordinates),
+        how much is determined."""
         return self._leaf_cells() if self.large else self.coordinate_cells()
 
     def coordinate_cells(self) -> list[tuple[str, ...]]:
-        """One coordinate a row, all of them."""
+        """All coordinates, one per row."""
         (lo, hi), rows = self.interval, []
         for j, name in enumerate(self.names):
             ends = f"[{lo[j]:.5g}, {hi[j]:.5g}]" if np.isfinite(self.error[j]) else ""
@@ -119,7 +119,7 @@ class Uncertainty:
         return rows
 
     def table(self, every: bool = False) -> str:
-        """The same as text; `every`: one coordinate a row, however many there are."""
+        """The same as text; `every`: one row per coordinate, however many there are."""
         lines = [_HEAD, *self.coordinate_cells()] if every else [self.head, *self.cells()]
         width = [max(len(line[k]) for line in lines) for k in range(4)]
         rows = [

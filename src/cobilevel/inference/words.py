@@ -70,7 +70,7 @@ def notes_on(
             note = f"the run ended early: the minimum is at about {x[j] + short[j]:.5g}"
         elif hidden[j] and not touched[j]:
             what = "what a richer basis shows" if around.study.barred else "structure that neighbouring samples show"
-            note = f"the basis misses {what}: about {x[j] + hidden[j]:.5g} with it"
+            note = f"the basis misses {what}: with it about {x[j] + hidden[j]:.5g}"
         elif free[j] and not touched[j] and abs(bias[j]) > error[j] / 2 > 0:
             note = f"biased by {bias[j]:+.3g}: few samples per function; {x[j] - bias[j]:.5g} without the bias"
         notes.append(note)

@@ -1,4 +1,4 @@
-"""The solver protocol, the one loop, the words a run ends with; what solvers share: schedules, draws, step scales."""
+"""The solver protocol, the loop, the results of runs; and what solvers share: schedules, draws, step scales."""
 
 from ..lower import ROUNDINGS, SOLVED
 from .checkpoint import Checkpoint

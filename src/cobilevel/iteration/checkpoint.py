@@ -1,7 +1,7 @@
-"""Checkpoints: one file that holds all the runs of a solve, written while it goes on, from which it goes on.
+"""Checkpoints: one file with all the runs of a solve, written as it proceeds, from which it can continue.
 
-A solve is one run, or several where a basis is chosen, grown or learned, one after the other. What happens between
-runs is computed again, and comes out as before; the runs are not.
+A solve is one run, or several in sequence if a basis is chosen, grown or learned. What happens between runs is computed
+again, with the same outcome; the runs are not.
 """
 
 import time
@@ -45,7 +45,7 @@ class Checkpoint:
             self._lock.close()
 
     def _prepare(self) -> None:
-        """Makes the folder, and sees to it that this process alone writes to it."""
+        """Makes the folder, and ensures that only this process writes to it."""
         folder = self.path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class Checkpoint:
             )
 
     def _read(self) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-        """The runs that the file holds; raises where they belong to another solve."""
+        """The runs that the file holds; raises if they belong to another solve."""
         document, arrays = archive.read(self.path, "checkpoint")
         before, runs = document.get("run"), document.get("runs")
         if not isinstance(before, dict) or not isinstance(runs, list) or not all(isinstance(one, dict) for one in runs):
@@ -72,7 +72,7 @@ class Checkpoint:
         return [(numbers, archive.group(arrays, f"{k}/")) for k, numbers in enumerate(runs)]
 
     def next_run(self, structure: str, like: Any) -> Course | None:
-        """How far the next run of the solve had come, if it had begun; raises where that was another one."""
+        """The saved course of the next run of the solve, if it had begun; raises if that was another run."""
         self._number, self._structure = self._number + 1, structure
         if self._number >= len(self._parts):
             return None
@@ -88,9 +88,9 @@ class Checkpoint:
             raise ValueError(f"{self.path} is not a valid checkpoint: {error!r}. Delete it.") from error
 
     def put(self, course: Course, at_once: bool = False) -> None:
-        """Keeps how far the run has come; the file is written where that is due, or asked for.
+        """Keeps the course of the run; writes the file if that is due, or asked for.
 
-        The first failure to write is an error, later ones a warning: the run is worth more.
+        The first failure to write is an error; later ones are warnings, since the run is worth more.
         """
         now = time.monotonic()
         if not at_once and now - self._written < max(_WRITE_EVERY, _WRITE_RARELY * self._took):
@@ -113,5 +113,5 @@ class Checkpoint:
         self._took = self._written - now
 
     def words(self) -> str:
-        """How to go on, after an interruption."""
+        """How to continue after an interruption."""
         return self._trouble or f"The same call with checkpoint={str(self.path.parent)!r} continues from there."

@@ -1,4 +1,4 @@
-"""How a run has gone so far: where it stands, its curves, bounded however long it runs, and how often it went back."""
+"""The course of a run: its state, its curves (bounded however long it runs), and how often it went back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ MOST_ENTRIES = 100_000  # of a curve; of longer runs every second step is kept, 
 
 
 class History:
-    """What a run recorded: `add` what steps came to, `curves` gives all of it, with the steps it belongs to.
+    """The records of a run: `add` adds those of further steps, `curves` returns all, with the steps they belong to.
 
-    Which steps are kept depends on how many were taken and on nothing else, so a run that was stopped and went on has
-    the same history as one that was not.
+    Which steps are kept depends only on how many were taken, so a run that was stopped and continued has the same
+    history as one that was not.
     """
 
     def __init__(self, curves: Mapping[str, np.ndarray] | None = None, last: int = 0, most: int = MOST_ENTRIES):
-        """Goes on from `curves` that end at step `last`; without steps of their own, they are of the steps up to it."""
+        """Continues from `curves` that end at step `last`; if they hold no steps, they are of the steps up to it."""
         self._most = most
         self._kept: dict[str, np.ndarray] = {}
         self._newest: dict[str, np.ndarray] = {}
         self.add({name: np.asarray(curve) for name, curve in (curves or {}).items()}, last)
 
     def add(self, records: Mapping[str, np.ndarray], last: int) -> None:
-        """With the records of some more steps, the last of which was `last`."""
+        """Adds the records of some more steps, the last of which was `last`."""
         count = min(map(len, records.values()), default=0)
         if not count:
             return
@@ -41,7 +41,7 @@ class History:
         self._kept = {name: curve[kept] for name, curve in whole.items()}
 
     def curves(self) -> dict[str, np.ndarray]:
-        """All that is kept, and the last step, whether or not it is one of those."""
+        """Everything that is kept, and always the last step."""
         if not self._kept or self._kept["step"][-1:].tolist() == self._newest["step"].tolist():
             return dict(self._kept)
         return _joined(self._kept, self._newest)
@@ -58,11 +58,11 @@ def _joined(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -
 
 @dataclass
 class Course:
-    """A run as it goes on; all of it is kept in a checkpoint.
+    """A run in progress; all of it is kept in a checkpoint.
 
-    `good`: the state to go back to where the run diverges (``None`` where it may not), with `least`, the smallest of
-    the largest gradients of each chunk so far, and `peak`, the largest of this chunk. `retreats`: at which step the
-    run failed, and to which it went back, for each time.
+    `good`: the state to go back to if the run diverges (``None`` if it may not), with `least`, the smallest of the
+    largest gradients of each chunk so far, and `peak`, the largest of this chunk. `retreats`: for each retreat, the
+    step at which the run failed, and the step it went back to.
     """
 
     state: Any
@@ -80,7 +80,7 @@ class Course:
 
     @property
     def result(self) -> Result:
-        """How it ended, as far as it has."""
+        """How it ended, if it has."""
         return Result.of(int(self.state.result))
 
     @property
@@ -89,7 +89,7 @@ class Course:
         return self.result is Result.RUNNING and self.step < int(self.state.limit)
 
     def add(self, state: Any, records: Mapping[str, np.ndarray], chunk: int) -> None:
-        """With the state and the records after some more steps."""
+        """Adds the state and the records after some more steps."""
         self.state = state
         self.history.add(records, self.step)
         if self.good is None:
@@ -104,7 +104,7 @@ class Course:
             self.peak = 0.0
 
     def retreat(self) -> None:
-        """Back to the last good state, and on with shorter steps; what was spent is spent."""
+        """Goes back to the last good state, and continues with shorter steps; the cost is not refunded."""
         back, failed = self.good, cast(Any, self.state)
         self.retreats.append((self.step + 1, int(back.step)))
         pace = failed.outer.pace / 2

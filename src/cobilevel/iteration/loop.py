@@ -1,4 +1,4 @@
-"""The one loop that runs every solver: from its beginning or a saved state to its end, or to a signal."""
+"""The loop that runs every solver: from its beginning or a saved state to its end, or to a signal."""
 
 import json
 import signal
@@ -35,7 +35,7 @@ CHUNKS = 10  # in one call of a compiled program, at most: the call takes as lon
 
 @dataclass(frozen=True)
 class Saved:
-    """Everything a solver needs to go on: the leaves of its state, and their structure in words."""
+    """Everything a solver needs to continue: the leaves of its state, and their structure in words."""
 
     leaves: list[np.ndarray]
     structure: str
@@ -43,7 +43,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run has come to: the decision, coefficients of the basis, how it ended, and what it goes on from."""
+    """The outcome of a run: the decision, coefficients of the basis, how it ended, and the state to continue from."""
 
     x: PyTree[Array]
     W: PyTree[Array]
@@ -57,9 +57,9 @@ class Ended:
 
 @contextmanager
 def _signals_noted(ends: bool) -> Iterator[list[int]]:
-    """Within it, Ctrl-C (and SIGTERM, where that `ends` a run) is only noted, in the list.
+    """Within it, Ctrl-C (and SIGTERM, if that `ends` a run) is only noted, in the list.
 
-    A second one of the same kind does what it always did. Only the main thread can do this; in others it does nothing.
+    A second signal of the same kind has its usual effect. Only the main thread can do this; in others it does nothing.
     """
     noted: list[int] = []
     before: dict[int, Any] = {}
@@ -82,9 +82,9 @@ def _signals_noted(ends: bool) -> Iterator[list[int]]:
 
 
 def _traced_step(solver: Solver, reduced: Bilevel, bare: State) -> tuple[Callable, int, Callable]:
-    """One step, traced once, from a state without ledger to the next and what it spends that is not known beforehand.
+    """One step, traced once, from a state without ledger to the next state and the costs not known in advance.
 
-    With how many kinds of cost are not, and what adds the cost of so many steps to a ledger.
+    Also returns how many kinds of cost are not known in advance, and a function that adds costs of steps to a ledger.
     """
     seen: dict[str, Any] = {}
 
@@ -123,10 +123,9 @@ def _with_ledger(state: State, ledger: Ledger | None) -> State:
 def advance(
     solver: Solver, reduced: Bilevel, state: State, count: int, most: Array | None = None
 ) -> tuple[State, tuple[dict[str, Array], Array]]:
-    """Up to `count` steps (or `most`), fewer where the run ends or reaches its limit; with records, some of them real.
+    """Up to `count` steps (or `most`), fewer if the run ends or reaches its limit; with records, some of them real.
 
-    Nothing is kept on the way that a failed step could be taken back by: a run that diverges is passed through again,
-    up to the step before.
+    Earlier states are not kept: if a run diverges, its steps are repeated up to the one before.
     """
     first, begun, bare = state.step, state.clock.running, _with_ledger(state, None)
     step, unknown, charge = _traced_step(solver, reduced, bare)
@@ -160,7 +159,7 @@ def advance(
 
 
 def steps_on_host(solver: Solver, reduced: Any, state: Any, count: int) -> tuple[Any, dict[str, np.ndarray]]:
-    """Up to `count` steps of a solver whose steps are plain Python, fewer where the run ends; with records."""
+    """Up to `count` steps of a solver whose steps are plain Python, fewer if the run ends; with records."""
     reduced, records = solver.ready(reduced), []
     room = min(count, int(state.limit) - int(state.step))
     while state.clock.running and len(records) < room:
@@ -175,7 +174,7 @@ def steps_on_host(solver: Solver, reduced: Any, state: Any, count: int) -> tuple
 
 
 def _steps(solver: Solver, bare: Any, state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
-    """So many steps, on the host or compiled, with records of those that were taken."""
+    """Up to `most` steps, on the host or compiled, with records of those that were taken."""
     if solver.on_host:
         return steps_on_host(solver, bare, state, most)
     state, (records, real) = advance(solver, bare, state, CHUNKS * solver.chunk, put(np.int32(most)))
@@ -194,11 +193,11 @@ def iterate(
     retreats: int = 0,
     resumable: bool = True,
 ) -> tuple[Ended, int | None]:
-    """Runs a solver to its end; what it came to, and the number of the signal that ended it before, if one did.
+    """Runs a solver to its end; returns the outcome, and the number of the signal that interrupted it, if any.
 
-    `resume`: a saved state to go on from, and the history that led to it. `checkpoint`: where the run is kept as it
-    goes, and what it goes on from. `retreats`: how many times it may go back where it diverges. `resumable`: whether
-    the state is kept to go on from, which takes a look at all the data.
+    `resume`: a saved state to continue from, and the history that led to it. `checkpoint`: keeps the run as it
+    proceeds, and continues from it. `retreats`: how many times it may go back if it diverges. `resumable`: whether the
+    state is kept to continue from, which takes a pass over all the data.
     """
     clock = time.perf_counter()
     prepared = solver.prepare(reduced)
@@ -257,7 +256,7 @@ def _steps_to_end(
 ) -> None:
     """Steps to the end of the run, or to an interruption.
 
-    So many at once that a look at them, to stop or to keep them, is never far away; every multiple of `span` is seen.
+    Taken in chunks short enough to stop or to save soon; every multiple of `span` ends a chunk.
     """
     span, at_once, moved = solver.chunk * (1 if retreats else CHUNKS), 1, False
     if checkpoint is not None and course.going:
@@ -312,7 +311,7 @@ def _begun(
     resume: tuple[Saved, Mapping[str, np.ndarray]] | None,
     checkpoint: Checkpoint | None,
 ) -> Course:
-    """Where a run stands: at its beginning, or where an earlier one has left off."""
+    """The course of a run: at its beginning, or where an earlier run stopped."""
     if checkpoint is not None or resume is not None:
         like = solver.like(problem, key, steps)
         own = _identity(solver, prepared, like)
@@ -353,7 +352,7 @@ def _identity(solver: Solver, reduced: Reduced, state: Any, rows: int = 64) -> s
 
 
 def _with_limit(state: Any, steps: int) -> Any:
-    """The state with another limit, running again where it ended for want of steps."""
+    """The state with another limit, running again if it ended because steps were used up."""
     if not 0 <= int(state.result) < len(Result):
         raise ValueError("resume: the saved state is damaged: the code of its result is unknown.")
     reached = Result.of(int(state.result))

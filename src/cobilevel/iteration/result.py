@@ -5,9 +5,8 @@ import math
 
 
 def outlook(share: float, pace: float, goal: float = 0.1) -> str:
-    """What to add where steps are used up: the gradient is at a share of its first size, falls at a pace (the share of
-    itself that it loses in a step), and is to come to a goal; by default one at which about a hundredth of what the
-    objective had to gain is left."""
+    """What to add when steps are used up: the gradient is at `share` of its first size, decreases by the share `pace`
+    per step, and should reach `goal`; by default the size at which about a hundredth of the possible gain is left."""
     here = f"(The hypergradient is at {share:.2g} of its initial size"
     if share <= goal:
         return f"{here}.)"

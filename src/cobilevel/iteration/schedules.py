@@ -59,7 +59,7 @@ def check_schedule(name: str, value: Schedule, most: float = np.inf) -> None:
 
 
 def _check_number(name: str, value: Any, most: float = np.inf, positive: bool = True, also: str = ",") -> None:
-    """Raises where something is no finite number, or not between 0 and `most` where it must be `positive`."""
+    """Raises unless something is a finite number, and between 0 and `most` if it must be `positive`."""
     if value is not None and not isinstance(value, np.ndarray):
         return  # traced, or mapped over
     if value is None or value.shape or not np.isfinite(value) or (positive and not 0 < value <= most):

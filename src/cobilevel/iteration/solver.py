@@ -88,18 +88,18 @@ class State(Evolving, eqx.Module):
 
 
 class Solver(eqx.Module):
-    """A frozen record of hyperparameters with ``init``, ``step`` and ``terminate``; ``run`` serves every solver."""
+    """A frozen record of hyperparameters with ``init``, ``step`` and ``terminate``; ``run`` runs every solver."""
 
     default_steps: ClassVar[int] = 1000
     chunk: ClassVar[int] = 100  # steps between two looks from outside the compiled program
     on_host: ClassVar[bool] = False  # whether its steps are plain Python, and not compiled
 
     def prepare(self, reduced: Reduced) -> Reduced:
-        """The form of the problem this solver works on; raises where it cannot."""
+        """The form of the problem this solver works on; raises if it cannot solve the problem."""
         return reduced
 
     def ready(self, reduced: Bilevel) -> Any:
-        """The same problem as its steps are to see it: what may be computed once for all of them."""
+        """The same problem as its steps see it, with everything computed that is the same for all steps."""
         return reduced
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Solver(eqx.Module):
         """The state before the first of at most `steps` steps; all draws of the run are those of `key`."""
 
     def like(self, reduced: Any, key: Array, steps: int) -> Any:
-        """What a state is like: its structure and shapes, by which a saved one is read."""
+        """The structure and shapes of a state, used to read a saved one."""
         return self.init(reduced, key, steps)
 
     @abstractmethod
@@ -116,12 +116,12 @@ class Solver(eqx.Module):
 
     @abstractmethod
     def terminate(self, reduced: Any, state: Any) -> Any:
-        """The code of the result after a step: ``Result.RUNNING`` to go on, and how it ended once steps are used up."""
+        """The code of the result after a step: ``Result.RUNNING`` to continue, or how it ended."""
 
     def outlook(self, state: Any, curves: Mapping[str, np.ndarray]) -> str:
-        """In words, how far a run has come that has used up its steps, and how many more it would take."""
+        """In words, how far a run that has used up its steps has come, and how many more it would take."""
         return ""
 
     def finish(self, state: Any) -> tuple[PyTree, PyTree, dict[str, str]]:
-        """``x`` and ``W`` to return, and in words what was chosen on the way."""
+        """``x`` and ``W`` to return, and what was chosen on the way, in words."""
         return state.x, state.W, {}

@@ -48,12 +48,12 @@ class Scales(eqx.Module):
 
     @property
     def condition(self) -> Any:
-        """Of the lower level; also the number of inner steps in which it relaxes."""
+        """The condition number of the lower level; also the number of inner steps in which it converges."""
         return self.smooth / self.convex
 
     @property
     def calm(self) -> Any:
-        """Steps before a decay sets in: ten times those in which the lower level relaxes."""
+        """Steps before a decay begins: ten times those in which the lower level converges."""
         return 10 * self.condition
 
     @property
@@ -220,7 +220,7 @@ def _drawn(source: Source, key: Key[Array, ""], count: int, size: int, rng: np.r
 
 
 def _part(source: Source, rows: int, rng: np.random.Generator, key: Key[Array, ""]) -> Table:
-    """A level's pool where it has at most so many rows, else a random part of it of that size."""
+    """A level's pool if it has at most `rows` rows, else a random part of it of that size."""
     small = source.rows is not None and source.rows <= rows
     return source.tabled() if small else Table(_drawn(source, key, 1, rows, rng))
 
@@ -228,7 +228,7 @@ def _part(source: Source, rows: int, rng: np.random.Generator, key: Key[Array, "
 def _largest_on_batches(
     reduced: Bilevel, x: np.ndarray, W: np.ndarray, rows: Batch, size: int, rng: np.random.Generator
 ) -> tuple[float, Counter]:
-    """The largest curvature of the lower level on any batch of so many rows, and what looking took."""
+    """The largest curvature of the lower level on any batch looked at, and the cost of measuring it."""
     parts = [slice(begin, begin + size) for begin in range(0, len(rows), size)]
     at = Expansions(reduced.with_pools(rows, rows))
     if not at.formed:
@@ -246,7 +246,7 @@ def _largest_on_batches(
 
 
 def _some_rows(reduced: Any, rows: int, rng: np.random.Generator, key: Key[Array, ""]) -> Any:
-    """The problem on at most so many rows of a level, and in the weights of its features."""
+    """The problem on at most `rows` rows of a level, and in the weights of its features."""
     sources = reduced.lower_source, reduced.upper_source
     lower = _part(sources[0], rows, rng, key)
     upper = lower if sources[0] is sources[1] and sources[0].rows is not None else _part(sources[1], rows, rng, key)
@@ -283,7 +283,7 @@ def turned(reduced: Reduced, rows: int = 2048) -> Reduced:
 def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048, looks: int = 32) -> Start:
     """The scales of a problem for batches of a size, and a start.
 
-    Measured on at most so many `rows` of a level; a step must be safe on each of the batches that are looked at.
+    Measured on at most `rows` rows of a level; a step must be safe on each of the batches looked at.
     """
     # with a number of its own, so that the draws of the run are others
     rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), 0x5CA1E])

@@ -116,9 +116,9 @@ class Draws:
         return below(hashed(self.key(), _CHOICE), count).astype(jnp.int32)
 
     def large(self, size: int | None, batches: int = 16) -> tuple[Batch, Batch]:
-        """Of each level all there is, or `size` fresh rows where that is asked for.
+        """For each level all rows, or `size` fresh rows if given.
 
-        Where there is no end of them, as many as in so many `batches`: sixteen cut the noise by four.
+        For a stream, as many rows as in `batches` batches: sixteen cut the noise by four.
         """
 
         def part(source: Source, key: Array) -> Batch:
@@ -133,7 +133,7 @@ class Draws:
 class Outer(eqx.Module):
     """The last step of ``x``: the upper `value` before it, its projected `direction`, and Optax's state, if any.
 
-    `pace`: what all step sizes, of both levels, are multiplied with; less than 1 after a retreat.
+    `pace`: a factor of all step sizes, of both levels; less than 1 after a retreat.
     """
 
     value: Float[Array, ""]
@@ -220,11 +220,12 @@ class Stochastic(Solver):
     ``solution.choices``.
 
     - `inner`: the step size of the lower level.
-    - `outer`: the step size of ``x``; or an Optax transformation such as ``optax.adam(1e-2)``, given the hypergradient.
+    - `outer`: the step size of ``x``; or an Optax transformation such as ``optax.adam(1e-2)``, applied to the
+      hypergradient.
     - `batch`: samples in each batch.
-    - `shuffle`: batches without replacement, every row once an epoch; else independent draws.
-    - `average`: the share of the run, at its end, whose iterates are averaged.
-    - `tolerance`: end when the hypergradient, averaged over about the last hundred steps, is at most this share of its
+    - `shuffle`: batches without replacement, every row once per epoch; else independent draws.
+    - `average`: the last part of the run, as a share, whose iterates are averaged.
+    - `tolerance`: stop when the hypergradient, averaged over about the last hundred steps, is at most this share of its
       size at ``x0``.
     """
 
@@ -258,10 +259,10 @@ class Stochastic(Solver):
 
     @abstractmethod
     def defaults(self, scales: Scales) -> dict[str, Schedule]:
-        """The schedules to use where none is given."""
+        """The schedules to use if none is given."""
 
     def needed(self) -> tuple[str, ...]:
-        """The settings for which, where they are left out, the scales are measured."""
+        """The settings for which scales are measured if they are left out."""
         return self.schedules
 
     @property
@@ -290,10 +291,10 @@ class Stochastic(Solver):
         return SimpleNamespace(**rates | shorter)
 
     def prepare(self, reduced):
-        """Where nothing in units of the coefficients is given, these are the solver's own: coordinates in which the
-        observed features are orthonormal, so that the curvature of ``g`` alone sets the pace; with a barrier, in which
-        the lower level is evenly curved at the start (see ``turned``). For tables of dense rows: others would have
-        to be laid out, or filled."""
+        """If nothing in units of the coefficients is given, the solver chooses its coordinates: those in which the
+        observed features are orthonormal, so that only the curvature of ``g`` sets the pace; with a barrier, those in
+        which the lower level is evenly curved at the start (see ``turned``). Only for tables of dense rows: others
+        would have to be laid out, or filled."""
         ours = all(getattr(self, name, None) is None for name in _IN_COEFFICIENTS)
         sources = (reduced.upper_source, reduced.lower_source)
         dense = all(type(one) is Table and not isinstance(one.table.features, OneHot) for one in sources)
@@ -337,7 +338,7 @@ class Stochastic(Solver):
     ) -> StochasticState:
         """The next state, after the outer step along minus the direction, projected to the bounds.
 
-        `value` is the upper one before it; `more`: what else is new, ``W``, ``memory`` and ``ledger``.
+        `value` is the upper objective before it; `more`: what else is new, ``W``, ``memory`` and ``ledger``.
         """
         if is_optax(rate):
             updates, optimizer = rate.update(direction, s.outer.optimizer, s.x)
@@ -377,8 +378,8 @@ class Stochastic(Solver):
         return small & (state.step > _SPAN)
 
     def is_small(self, state: StochasticState, size: Float[Array, ""]) -> Array:
-        """Whether a hypergradient of that size is below the tolerance, or what rounding ``x`` makes of zero (where the
-        curvature is known)."""
+        """Whether a hypergradient of that size is below the tolerance, or no larger than rounding of ``x`` makes it (if
+        the curvature is known)."""
         rounding = ROUNDINGS * jnp.finfo(state.dtype).eps
         goal = jnp.maximum(jnp.asarray(self.tolerance, state.dtype), rounding) * state.trend.first
         return (size <= goal) | (size <= rounding * (1 + trees.norm(state.x)) * state.scales.bend)

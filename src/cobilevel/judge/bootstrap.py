@@ -1,4 +1,4 @@
-"""``bootstrap``: how far ``x`` would move had other samples been drawn."""
+"""``bootstrap``: how far ``x`` would move with other samples."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -140,10 +140,10 @@ def _resampled(
 
 
 def _in_standard_errors(given: Expansions, known: Uncertainty) -> Affine:
-    """Coordinates around the solution that are as wide as the standard errors are; those of ``x`` where none are known.
+    """Coordinates around the solution in units of the standard errors; those of ``x`` if none are known.
 
-    In these the objective curves alike in all directions, whatever units ``x`` is in, and they leave out the directions
-    that are not determined. Where there are bounds, each coordinate keeps to itself, and all are there.
+    In these the objective has similar curvature in all directions, whatever the units of ``x``, and directions that are
+    not determined are left out. With bounds, coordinates are not mixed, and none is left out.
     """
     x, (lo, hi) = given.start, given.bounds
     if known.why_not:
@@ -167,7 +167,7 @@ def _in_standard_errors(given: Expansions, known: Uncertainty) -> Affine:
 
 
 def _once(study: Study, at: Affine, solver: Newton, rng: np.random.Generator) -> Float[np.ndarray, " dx"] | None:
-    """The solution on samples drawn again; none where it was not found."""
+    """The solution on resampled data; ``None`` if it was not found."""
     above, below = (level.resample(rng) for level in (study.upper, study.lower))
     counted = lambda pool, often: pool.shares * often / np.sum(pool.shares * often)
     resampled = at.with_shares(counted(at.lower_pools[0], below), counted(at.upper_pools[0], above))

@@ -55,10 +55,10 @@ class Constants:
 
 @dataclass(frozen=True)
 class Regret:
-    """What could be gained, in units of the objective, and by which step.
+    """How much could be gained, in units of the objective, and by which step.
 
-    - `total`: as the samples show it; `sampling`: the part that more samples would show; `basis`: that which a richer
-      basis would (``None`` where it was not measured). `step`: to the minimum; `step_error`: its standard errors.
+    - `total`: as the samples show it; `sampling`: the part due to sampling; `basis`: the part due to the basis
+      (``None`` if it was not measured). `step`: the step to the minimum; `step_error`: its standard errors.
     """
 
     total: Estimate
@@ -221,7 +221,7 @@ class Certificate:
 
 
 def plot_estimates(title: str, groups: Mapping[str, Mapping[str, Estimate | None]]) -> Any:
-    """Intervals with the estimate as a point; one panel for each group, since these have units of their own."""
+    """Intervals with the estimate as a point; one panel for each group, since groups have different units."""
     known = {name: {row: value for row, value in rows.items() if value is not None} for name, rows in groups.items()}
     known = {name: rows for name, rows in known.items() if rows}
     sizes = [len(rows) for rows in known.values()]

@@ -1,4 +1,4 @@
-"""``Estimate``: a number with its standard error and a 95% interval, and the ways to one."""
+"""``Estimate``: a number with its standard error and a 95% interval, and how it is computed."""
 
 from typing import Any
 
@@ -106,7 +106,7 @@ class Estimate(float):
 
 
 def freedom_of(shares: Float[np.ndarray, " n"]) -> float:
-    """How many independent rows beyond the first weights that sum to 1 stand for."""
+    """Degrees of freedom: how many independent rows beyond the first these weights, which sum to 1, amount to."""
     return 1 / float(np.sum(shares**2)) - 1
 
 
@@ -118,7 +118,7 @@ def measurable(shares: Float[np.ndarray, " n"]) -> bool:
 def mean_estimate(values: Any, shares: Any, least: float | None = None) -> Estimate:
     """A weighted mean of independent values, the weights summing to 1.
 
-    The truth is no less than `least`; by default zero where no value is below it.
+    The truth is at least `least`; by default zero if no value is below it.
     """
     table, shares = np.asarray(values, dtype=float), np.asarray(shares, dtype=float)
     if least is None:
@@ -141,8 +141,8 @@ def norm_estimate(
 ) -> Estimate:
     r"""The length of a vector, from a normal estimate with known (at finite `freedom`, estimated) covariance.
 
-    Noise makes vectors longer: along the vector by nothing on the average, across it by its own square, which the value
-    is without. The interval holds every length for which the observed one is neither among the 2.5% shortest (as a
+    Noise makes vectors longer: along the vector by nothing on average, across it by its own square, which is removed
+    from the value. The interval holds every length for which the observed one is neither among the 2.5% shortest (as a
     share of what noise alone makes shorter, so that no interval is empty) nor the 2.5% longest; it reaches down to 0
     where noise alone could have made the vector. Where noise is not the same in all directions, it also holds what
     vectors drawn around the estimate show.
@@ -171,7 +171,7 @@ def norm_estimate(
 
 
 def length_around(vector: Float[np.ndarray, " d"], covariance: Float[np.ndarray, "d d"], freedom: float) -> Estimate:
-    """The length of a vector that lies around its estimate as the noise says, rather than the estimate around it."""
+    """The length of a vector distributed around its estimate, rather than the estimate around the vector."""
     if not np.all(np.isfinite(covariance)) or not np.all(np.isfinite(vector)):
         return Estimate.of(float(np.linalg.norm(vector)), np.nan, least=0.0)
     lengths = _lengths_around(vector, covariance)

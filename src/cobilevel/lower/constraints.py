@@ -31,8 +31,8 @@ _FULL_CHECK = 200  # contexts at which it is asked whether the constraints can b
 class Violation:
     """One inequality: its violation at the samples and at fresh contexts, and where it is active.
 
-    Violations are in the constraint's own units: how far below zero its slack lies, 0 where it is met. `active`: the
-    share of samples at which it is; `where`: between which contexts, of scalar contexts.
+    Violations are in the constraint's own units: how far its slack is below zero, 0 if it is met. `active`: the share
+    of samples at which it is active; `where`: between which contexts, if these are scalars.
     """
 
     name: str
@@ -51,8 +51,8 @@ class Feasibility:
 
     - `largest`, `mean`: violations at the samples, over all inequalities, in units of ``y``; `largest_fresh`,
       `mean_fresh`: at fresh contexts between them.
-    - `price`: by how much the lower objective of an exact policy lies above the constrained minimum at most, on account
-      of smoothing. `equalities`: how many equalities were eliminated.
+    - `price`: an upper bound on how far smoothing lifts the lower objective of an exact policy above the constrained
+      minimum. `equalities`: how many equalities were eliminated.
     """
 
     equalities: int
@@ -69,7 +69,7 @@ class Feasibility:
         return tuple(sorted((row for row in self.rows if round(100 * row.active) > 0), key=lambda row: -row.active))
 
     def words(self, listed: int = 5) -> list[str]:
-        """Sentences for printing, with so many of the active inequalities named."""
+        """Sentences for printing, with at most `listed` active inequalities named."""
         said = []
         if self.equalities:
             said.append(f"equalities: {self.equalities}, eliminated: the policy meets them everywhere, up to rounding.")
@@ -96,10 +96,10 @@ class Feasibility:
 
 
 def with_barrier(study: Study) -> Study:
-    """The study with a barrier that fits it, where it has inequalities and the barrier is not that of a run already.
+    """The study with a barrier that fits it, if it has inequalities and no barrier of a run yet.
 
-    Its length is how far the policy varies under the constraints; that takes a policy, and so a barrier, to begin with:
-    both are found in turn, from the minima of the lower objective at single samples.
+    Its length is how far the policy varies under the constraints. That takes a policy, and so a barrier, to begin with:
+    both are found alternately, from the minima of the lower objective at single samples.
     """
     constrained = study.constrained
     if constrained is None or constrained.smoothing is None or constrained.settled:
@@ -137,7 +137,7 @@ class Slacks:
         return table[:, : self.count], table[:, self.count :].reshape(len(table), self.count, -1)
 
     def least_violation(self, u: Float[np.ndarray, "n k"], units: Float[np.ndarray, " m"]) -> Float[np.ndarray, "n m"]:
-        """The slacks in units of ``y`` that are left where the squares of the violations are least, by Gauss-Newton."""
+        """The slacks, in units of ``y``, that minimise the sum of squared violations, by Gauss-Newton."""
 
         def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             slack, slope = self.at(z)
@@ -149,7 +149,7 @@ class Slacks:
 
 
 def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]:
-    """Contexts between pairs of observed ones; of a finite domain, those observed."""
+    """Contexts between pairs of observed ones; for a finite domain, those observed."""
     rng = generator(jax.random.key(1))
     if isinstance(domain, Finite):
         return xi[rng.integers(len(xi), size=_FRESH)]
@@ -161,7 +161,7 @@ def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]
 
 def feasibility_of(study: Study, solution: Any) -> tuple[Feasibility | None, str]:
     """How far a policy, `solution` with its ``x``, ``W`` and ``basis``, meets the constraints; and, in words, where no
-    policy can, empty where one can."""
+    policy can meet them, empty if one can."""
     constrained = study.constrained
     if constrained is None:
         return None, ""
@@ -201,9 +201,9 @@ def feasibility_of(study: Study, solution: Any) -> tuple[Feasibility | None, str
 
 
 def gave_way(study: Study, solution: Any, met: Feasibility) -> str:
-    """Which inequality the lower objective presses through, harder than its barrier withstands, in words.
+    """Which inequality the lower objective pushes through, harder than its barrier can hold, in words.
 
-    The barrier is as strong as what was typical at ``x0``; an ``x`` that gains by it may press as hard as it likes.
+    The strength of the barrier is set at ``x0``; an ``x`` that gains by it may push arbitrarily hard.
     """
     constrained = study.constrained
     if constrained is None or constrained.smoothing is None or not met.largest > float(constrained.smoothing.width):

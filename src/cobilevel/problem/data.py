@@ -1,4 +1,4 @@
-"""The kinds of data a user can hand over, each checked when it is made, each able to answer for itself.
+"""The kinds of data a user can pass, each checked when it is made.
 
 ``Samples`` are joint draws of context and noise; ``Product`` pairs contexts with data that do not depend on them;
 ``Levels`` gives the two levels different data; ``Stream`` draws without end.

@@ -1,4 +1,4 @@
-"""``Level``: what a kind of data answers for itself.
+"""``Level``: the interface of a kind of data.
 
 A kind of data says what contexts it holds, and gives a part of itself to look at (``look``, ``thinned``). Where its
 batches come from is in ``reduction.batches``, its law at one context in ``lower.per_context``.

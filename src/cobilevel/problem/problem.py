@@ -342,7 +342,7 @@ def as_constraints(given: Any) -> tuple[Constraint, ...]:
 
 
 def _check_sides(bounds: Bounds) -> None:
-    """Raises where bounds on ``y`` bound nothing, or cannot be met, or are no numbers."""
+    """Raises if bounds on ``y`` bound nothing, cannot be met, or are not numbers."""
     if bounds.lo is None and bounds.hi is None:
         raise ValueError("constraints: a Bounds without lo and hi bounds nothing. Drop it, or give lo or hi.")
     for name, side, impossible in (("lo", bounds.lo, np.inf), ("hi", bounds.hi, -np.inf)):

@@ -59,7 +59,7 @@ class Turn(eqx.Module):
 class Bilevel(eqx.Module):
     """An ordinary stochastic bilevel problem in ``(x, W)``: two objectives, their batches, and a start.
 
-    All that solvers see. What the coefficients stand for (a basis, its contexts) is not part of it.
+    This is all that solvers see. The meaning of the coefficients (a basis, its contexts) is not part of it.
     """
 
     problem: Problem
@@ -69,7 +69,7 @@ class Bilevel(eqx.Module):
     turn: Turn | None = eqx.field(default=None, kw_only=True)
 
     def weights(self, W: PyTree) -> PyTree:
-        """What the features of a batch are multiplied with: ``W``, or what it stands for in coordinates of its own."""
+        """The coefficients that multiply the features of a batch: ``W``, mapped back if it is in other coordinates."""
         return W if self.turn is None else self.turn.of(self.turn.matrix, W)
 
     def slope(self, weights: PyTree) -> PyTree:
@@ -122,8 +122,8 @@ class Bilevel(eqx.Module):
         return self.problem.bounds.project(x)
 
     def looked_through(self) -> Any:
-        """The same problem with all that depends on single samples alone computed beforehand, where pools are tables;
-        batches hold it in place of ``eta``."""
+        """The same problem with everything that depends only on single samples computed in advance, if pools are
+        tables; batches hold it in place of ``eta``."""
 
         def level(objective: Any, source: Source) -> tuple[Any, Source]:
             if not isinstance(source, Table):
@@ -138,7 +138,7 @@ class Bilevel(eqx.Module):
         return replace(self, problem=problem, upper_source=upper_source, lower_source=lower_source)
 
     def ordinary(self) -> "Bilevel":
-        """The problem without the basis it came from: those of one shape share compiled programs."""
+        """The problem without the basis it came from: problems of one shape share compiled programs."""
         turn = self.turn if self.turn is None else replace(self.turn, spent=())
         return Bilevel(self.problem, self.upper_source, self.lower_source, self.W0, turn=turn)
 
@@ -157,12 +157,12 @@ class Reduced(Bilevel):
 
     @property
     def rank(self) -> int | None:
-        """How many independent functions the observed contexts can see; ``None`` for a stream."""
+        """How many independent functions the observed contexts distinguish; ``None`` for a stream."""
         return None if self.whitening is None else self.whitening.rank
 
     @property
     def deficient(self) -> bool:
-        """Whether the observed contexts leave some directions of the coefficients unseen."""
+        """Whether the observed contexts leave some directions of the coefficients undetermined."""
         return self.rank is not None and self.rank < self.basis.size
 
     def restore(self, W: PyTree) -> PyTree:

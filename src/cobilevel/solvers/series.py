@@ -18,7 +18,7 @@ _MOST_TERMS = 1000  # of a series by default: with more, a step costs more than 
 
 
 class SeriesSolver(Stochastic):
-    """A solver whose linear system is solved by a Neumann series of its own in every step."""
+    """A solver that solves its linear system by a new Neumann series in every step."""
 
     counts = (("terms", 1),)
     kind = "random"  # see ``Neumann``

@@ -17,7 +17,7 @@ from .parts import recursive_schedules, tabulated
 
 
 class SingleLoop(Stochastic):
-    """Steps along estimates of three directions (see ``Directions``), all at ``(x, W, v)``; `linear`: that of ``v``."""
+    """Steps along estimates of three directions (see ``Directions``), all at ``(x, W, v)``; `linear`: in ``v``."""
 
     schedules = ("inner", "linear", "outer")
 
@@ -71,7 +71,7 @@ class SOBA(SingleLoop):
 
 
 class VarianceReduced(SingleLoop):
-    """Estimates that lose all noise at the solution: with constant steps, convergence on a finite sum is linear."""
+    """Estimates whose noise vanishes at the solution: with constant steps, convergence on a finite sum is linear."""
 
     exact = True
     default_steps = 50_000

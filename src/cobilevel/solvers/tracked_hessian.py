@@ -29,7 +29,7 @@ def floor_spectrum(
 
 class TrackedHessian(Stochastic):
     r"""Keeps estimates of the lower Hessian as matrices, above a curvature `convex` $\mu$ (by default half the measured
-    one), by recursive momentum; refused where they would not fit."""
+    one), by recursive momentum; raises if they do not fit in memory."""
 
     schedules = ("inner", "outer", "momentum", "convex")
     matrices: ClassVar[int]  # how many are held at one time
