@@ -146,13 +146,15 @@ class Tests:
         clear = wanted & np.any([one.policy.stands_out(alone, level) for one in self.evidence], axis=0)
         return clear if clear.any() else wanted
 
-    def grouped(self, groups: list[np.ndarray]) -> Bool[np.ndarray, " K"]:
-        """Which functions are needed, tested alone and in groups, through noise. The effect of a category is spread
-        over several functions, none of which may stand out: of a group that does, those are taken that bring more than
-        they cost, twice their noise."""
-        count = sum(len(group) for group in groups)
-        alone = np.arange(count)[:, None]
-        wanted, worth = (self.needed(alone, level) for level in (_FALSE / max(count, 1), special.chdtrc(1, 2)))
+    def grouped(self, groups: list[np.ndarray], brings: Float[np.ndarray, " K"]) -> Bool[np.ndarray, " K"]:
+        """Which functions are needed, tested alone and in groups, through noise; `brings`: as for ``single``.
+
+        The effect of a category is spread over several functions, none of which may stand out: of a group that does,
+        those are taken that bring more than they cost, twice the noise of what comes in with them.
+        """
+        alone, rare = np.arange(len(brings))[:, None], brings**-2.0
+        levels = _FALSE * rare / max(np.sum(rare), 1.0), special.chdtrc(1, 2 * brings)
+        wanted, worth = (self.needed(alone, level) for level in levels)
         for group in groups:
             if len(group) > 1 and self.needed(group, _FALSE / len(groups)):
                 wanted[group] |= worth[group]
@@ -231,7 +233,8 @@ class ForwardSelection:
     def _brings(self, members: np.ndarray, ahead: np.ndarray) -> np.ndarray:
         """How many functions come in with each: itself, and all before it that are not there."""
         before = [np.all(members <= row, axis=1).sum() for row in ahead]
-        return np.maximum(np.prod(ahead + 1.0, axis=1) - before, 1.0)
+        degrees = np.where([axis.categorical for axis in self.axes.each], np.minimum(ahead, 1), ahead)
+        return np.maximum(np.prod(degrees + 1.0, axis=1) - before, 1.0)
 
     def _test(self, left: list[Residuals], projection: Projection, tests: Tests) -> None:
         """What is left at each point, projected; the first of them is the one asked about."""
@@ -292,7 +295,8 @@ class ForwardSelection:
         if self.axes.nested:
             return np.arange(min(self.most, tests.reach(len(members), len(ahead))))[:, None]
         grouped = self.study.noisy and isinstance(self.study.problem.domain, Mixed)
-        wanted = tests.grouped(self.axes.groups(ahead)) if grouped else tests.single(self._brings(members, ahead))
+        brings = self._brings(members, ahead)
+        wanted = tests.grouped(self.axes.groups(ahead), brings) if grouped else tests.single(brings)
         strength = np.max([one.policy.squares for one in tests.evidence], axis=0)
         grown = members
         for k in np.argsort(-np.where(wanted, strength, -1.0))[: int(wanted.sum())]:
