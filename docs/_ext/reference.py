@@ -8,14 +8,25 @@ from public_names import TOPICS, by_topic, docstring, public_names
 GUIDES = {
     "Problems and domains": ["contexts", "constraints"],
     "Data": ["frames", "rows", "contexts"],
-    "Solving": ["start", "how_good", "long_runs", "performance"],
-    "Judging": ["how_good", "certificate"],
+    "Solving": ["start", "reading", "long_runs", "performance"],
+    "Judging": ["how_good", "reading", "certificate"],
     "Bases": ["bases", "contexts", "dimensions"],
     "Solvers": ["solvers", "long_runs"],
     "Direct methods": ["choosing"],
     "Gallery": ["gallery/index"],
     "Many solves": ["sweeps"],
 }
+# Of names with a page of their own.
+GUIDES_BY_NAME = {
+    "cb.Levels": ["levels"],
+    "cb.domain_of": ["frames", "contexts"],
+    "cb.Result": ["reading"],
+    "cb.Solution": ["reading", "frames"],
+    "cb.Certificate": ["reading", "certificate"],
+} | dict.fromkeys(("cb.Bounds", "cb.Equalities", "cb.Inequalities", "cb.Simplex"), ["constraints"])
+GUIDES_BY_NAME |= dict.fromkeys(
+    ("cb.Interval", "cb.Box", "cb.Periodic", "cb.Unbounded", "cb.Finite", "cb.Mixed"), ["contexts"]
+)
 # Methods that users call, where a class has more.
 MEMBERS = {
     "cb.Solution": "converged, uncertainty, standard_error, interval, policy, policy_standard_error, save, table, "
@@ -56,8 +67,8 @@ def _summary(value) -> str:
     return words.split(". ")[0].replace("``", "`").replace("|", "\\|").rstrip(":,")
 
 
-def _guides(topic: str) -> str:
-    links = ", ".join(f"{{doc}}`/{page}`" for page in GUIDES.get(topic, []))
+def _guides(topic: str, name: str = "") -> str:
+    links = ", ".join(f"{{doc}}`/{page}`" for page in GUIDES_BY_NAME.get(name, GUIDES.get(topic, [])))
     return f"In the guide: {links}.\n\n" if links else ""
 
 
@@ -79,7 +90,7 @@ def _page(name: str, value, topic: str) -> str:
         common = inspect.cleandoc(next(kind for kind in kinds if kind.__name__ == "Stochastic").__doc__)
         common = common.partition("**Arguments** common to all; ")[2].replace("``", "`")
         lines += ["## Arguments of every stochastic solver", "", common[:1].upper() + common[1:], ""]
-    lines += [_guides(topic)]
+    lines += [_guides(topic, name)]
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from .judge import rounding_error
 from .keys import as_key, split_key
 from .lower import with_barrier
 from .precision import Precision, ranks_promoted
-from .problem import Data, PartitionedSamples, Problem, never_seen, no_pool
+from .problem import Data, PartitionedSamples, Problem, crowded, never_seen, no_pool
 from .reduction import FarRows, reduce_study
 from .solvers import Newton
 from .study import SOFT_SHARE, Study, precision_for
@@ -127,7 +127,7 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
                 study = study.finite(for_stream)
                 drawn = f"{study.lower.count} samples, drawn once from the stream; the problem is solved on them."
                 choices["samples"] = drawn
-        choices |= _unseen(problem, study.lower.contexts().xi)
+        choices |= _about_contexts(problem, study.lower.contexts().xi)
         chosen = _configured(chosen, batch, retreats, study)
         if retreats is None:  # halvings down to the fourth root of the precision
             retreats = int(-np.log2(study.eps) / 4) if isinstance(chosen, Stochastic) and chosen.measured else 0
@@ -170,7 +170,7 @@ def _solve_partitions(
         contexts: Any = FarRows.of(study.lower, begin.basis).contexts()  # pyright: ignore
         for words in ("contexts", "rank"):  # what the sample has not seen, other rows may have
             choices.pop(words, None)
-        choices |= _unseen(problem, contexts.xi)
+        choices |= _about_contexts(problem, contexts.xi)
         if len(contexts) > len(study.here.lower.contexts()):  # other rows have categories that the sample lacks
             xi = problem.domain.snap(contexts.xi, study.dtype)
             begin = replace(begin, basis=begin.basis.basis.fit(problem.domain, xi, contexts.weights), W=None)
@@ -186,11 +186,16 @@ def _solve_partitions(
     return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
 
 
-def _unseen(problem: Problem, xi: Any) -> dict[str, str]:
-    """What to report where no context has some of the categories."""
-    unseen = never_seen(problem.domain, xi)
-    words = f"never seen: {unseen}. The policy there is not learned: it follows from the other categories, or is y0."
-    return {"contexts": words} if unseen else {}
+def _about_contexts(problem: Problem, xi: Any) -> dict[str, str]:
+    """What to report if no context has some of the categories, or most crowd in a small part of their interval."""
+    unseen, close, said = never_seen(problem.domain, xi), crowded(problem.domain, xi), []
+    if unseen:
+        said = [
+            f"never seen: {unseen}. The policy there is not learned: it follows from the other categories, or is y0."
+        ]
+    if close:
+        said += [f"{close}. Pass their logarithm, or use cb.Unbounded.fitted(values) as their domain."]
+    return {"contexts": " ".join(said)} if said else {}
 
 
 def _words_for_large(study: Study) -> str:

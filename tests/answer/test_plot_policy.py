@@ -140,3 +140,18 @@ REFUSED = [
 def test_what_is_refused(solution, given, words):
     with pytest.raises(ValueError, match=words):
         solution.plot(**given)
+
+
+def test_a_context_without_ends_is_shown_where_it_was_observed():
+    rng = np.random.default_rng(0)
+    kind = rng.lognormal(size=300)
+    problem = cb.Problem(
+        upper=lambda x, y, xi, eta: (x - y) ** 2,
+        lower=lambda x, y, xi, eta: (y - jnp.log(xi)) ** 2,
+        x0=0.0,
+        y0=0.0,
+        domain=cb.Unbounded.fitted(kind),
+    )
+    samples = cb.Samples(kind)
+    (axis,) = cb.solve(problem, samples, basis=cb.Chebyshev(4)).plot(samples=samples).axes
+    np.testing.assert_allclose(axis.get_xlim(), (kind.min(), kind.max()))

@@ -19,7 +19,9 @@ def test_a_summary_says_what_was_solved_and_how(quadratic):
     ):
         assert part in words
     assert re.search(r"samples +4000\n", words)
-    assert re.search(r"took +\d+ steps, [\d.]+ seconds, [\d.]+ of them to compile", words)
+    assert re.search(r"took +\d+ steps, [\d.]+ seconds\n", words + "\n")
+    compiled = replace(solution, stats={**solution.stats, "total_seconds": 3.0, "compile_seconds": 2.0})
+    assert "3 seconds, 2 of them to compile" in compiled.summary()
     for row in solution.uncertainty.table().splitlines():
         assert row in words
     shown = solution._repr_html_()

@@ -55,3 +55,20 @@ def test_quadrature_agrees_with_sampling(law):
 def test_strings_and_numbers_are_not_one_list_of_values():
     with pytest.raises(TypeError, match="got both"):
         cb.Finite(["a", 1])
+
+
+def test_contexts_that_crowd_in_a_part_of_their_interval_are_said(promotion):
+    size = np.random.default_rng(0).lognormal(sigma=1.5, size=400)
+    spread = lambda domain, xi: (
+        cb.solve(
+            cb.Problem(lambda x, y, xi, eta: (x - y) ** 2, lambda x, y, xi, eta: (y - 1.0) ** 2, 0.0, 0.0, domain),
+            cb.Samples(xi),
+            basis=cb.Chebyshev(2),
+        ).choices
+    )
+    assert "half of the contexts lie within" in spread(cb.Interval(0.0, size.max()), size)["contexts"]
+    assert "contexts" not in spread(cb.Unbounded.fitted(size), size)
+    assert "contexts" not in spread(cb.Interval(np.log(size.min()), np.log(size.max())), np.log(size))
+    mixed = cb.Mixed(size=cb.Interval(0.0, size.max()), hour=cb.Periodic(0, 24))
+    said = spread(mixed, {"size": size, "hour": np.linspace(0, 24, 400)})["contexts"]
+    assert said.startswith("half of the values of size lie within")

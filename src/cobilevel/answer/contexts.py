@@ -29,6 +29,11 @@ class ContextAxis:
         return isinstance(self.part, Finite)
 
     @property
+    def bounded(self) -> bool:
+        """Whether it has ends."""
+        return bool(np.all(np.isfinite(self.part.bounds)))
+
+    @property
     def labels(self) -> tuple[str, ...] | None:
         """The strings that its values represent, if any."""
         return self.part.labels if self.finite else None
@@ -45,7 +50,7 @@ class ContextAxis:
 
     def along(self, count: int = 201) -> np.ndarray:
         """`count` values from one end to the other; in a domain without ends, over about four times its scale."""
-        end = 1.0 if np.all(np.isfinite(self.part.bounds)) else 0.9  # on the reference interval
+        end = 1.0 if self.bounded else 0.9  # on the reference interval
         return np.asarray(self.part.place(np.linspace(-end, end, count)[:, None]), float)
 
     def label(self, value: Any) -> str:

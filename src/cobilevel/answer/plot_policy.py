@@ -41,7 +41,7 @@ def tidy(*axes: Any) -> None:
 class Slice:
     """The policy over the contexts in `over`, all others held at `held`; `said` is that in words.
 
-    `place`: where the samples lie, one array for each of `over`, if there are samples.
+    `place`: where the samples lie, one array for each of `over`, if there are samples; of these the first are shown.
     """
 
     solution: Any
@@ -50,6 +50,13 @@ class Slice:
     held: dict[str, float]
     said: str
     place: list[np.ndarray]
+
+    def along(self, axis: ContextAxis, count: int = 201) -> np.ndarray:
+        """Values from one end of a context to the other; if it has no ends, over the samples."""
+        if axis.bounded or not self.place:
+            return axis.along(count)
+        seen = self.place[[one.name for one in self.over].index(axis.name)]
+        return np.linspace(seen.min(), seen.max(), count)
 
     def at(self, *columns: np.ndarray, interval: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
         """The components of the policy along `over`, and half of their 95% intervals, if there are any."""
@@ -120,7 +127,7 @@ def _slice(solution: Any, over: Any, at: dict[str, Any], samples: Any) -> Slice:
             held[axis.name], why = _held_value(axis, at, None if observed is None else observed[j])
             said.append(f"{axis.name} = {axis.label(held[axis.name])}{why}")
     places = [names.index(name) for name in wanted]
-    dots = [] if observed is None else [observed[j][:DOTS] for j in places]
+    dots = [] if observed is None else [observed[j] for j in places]
     return Slice(solution, axes, [axes[j] for j in places], held, f", at {', '.join(said)}" if said else "", dots)
 
 
@@ -162,11 +169,11 @@ def _curve(axis: Any, grid: np.ndarray, values: np.ndarray, reach: np.ndarray | 
 
 
 def _draw_lines(axis: Any, cut: Slice, data: list[tuple[str, np.ndarray]] | None) -> None:
-    grid = cut.over[0].along()
+    grid = cut.along(cut.over[0])
     values, reach = cut.at(grid)
     for j, (name, colour) in enumerate(zip(cut.names, COLOURS, strict=False)):
         if data is not None:
-            _dots(axis, cut.place[0], data[j], colour)
+            _dots(axis, cut.place[0][:DOTS], data[j], colour)
         _curve(axis, grid, values, reach, j, color=colour, label=name)
     if reach is not None:
         axis.collections[0].set_label("95% interval, given x")
@@ -180,7 +187,7 @@ def _draw_categories(axis: Any, cut: Slice, data: list[tuple[str, np.ndarray]] |
     for j, (name, colour) in enumerate(zip(cut.names, COLOURS, strict=False)):
         shift = 0.5 * ((j + 0.5) / count - 0.5)
         if data is not None and held.ndim == 1:
-            spots = np.searchsorted(np.sort(held), cut.place[0])
+            spots = np.searchsorted(np.sort(held), cut.place[0][:DOTS])
             spots = np.argsort(held)[np.minimum(spots, len(held) - 1)] + shift + np.linspace(-0.1, 0.1, len(spots))
             _dots(axis, spots, data[j], colour)
         bars = None if reach is None else reach[:, j]
@@ -201,7 +208,7 @@ def _name_categories(side: Any, axis: ContextAxis, most: int = 12) -> None:
 def _draw_by_category(figure: Any, axis: Any, cut: Slice, j: int) -> None:
     """Lines along the context that is a number, one for each category of the other."""
     line, category = sorted(cut.over, key=lambda one: one.finite)
-    grid = line.along()
+    grid = cut.along(line)
     for value, colour in zip(category.values, COLOURS, strict=False):
         fixed = np.full(len(grid), value)
         values, reach = cut.at(*((grid, fixed) if cut.over[0] is line else (fixed, grid)))
@@ -215,7 +222,7 @@ def _draw_by_category(figure: Any, axis: Any, cut: Slice, j: int) -> None:
 
 def _draw_map(figure: Any, axis: Any, cut: Slice, j: int) -> None:
     """A map of one component over two contexts, both of them numbers or both categories."""
-    sides = [one.values if one.finite else one.along(67) for one in cut.over]
+    sides = [one.values if one.finite else cut.along(one, 67) for one in cut.over]
     x, y = (table.ravel() for table in np.meshgrid(*sides, indexing="ij"))
     z = cut.at(x, y, interval=False)[0][:, j].reshape(len(sides[0]), len(sides[1])).T
     if cut.over[0].finite:
@@ -225,6 +232,6 @@ def _draw_map(figure: Any, axis: Any, cut: Slice, j: int) -> None:
     else:
         drawn = axis.contourf(sides[0], sides[1], z, levels=16, cmap="viridis")
         if cut.place:
-            axis.plot(*cut.place, ".", ms=2, color="white", alpha=0.4, mew=0)
+            axis.plot(*(seen[:DOTS] for seen in cut.place), ".", ms=2, color="white", alpha=0.4, mew=0)
     figure.colorbar(drawn, ax=axis, label=cut.names[j])
     axis.set(xlabel=cut.over[0].name, ylabel=cut.over[1].name)

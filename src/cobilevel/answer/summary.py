@@ -42,7 +42,8 @@ def _facts(solution: Any) -> list[tuple[str, str]]:
         facts.append(("samples", apart if len(set(rows.values())) > 1 else str(rows["lower"])))
     if "steps" in stats:
         seconds = stats.get("total_seconds", stats.get("seconds"))
-        compiling = f", {stats['compile_seconds']:.2g} of them to compile" if "compile_seconds" in stats else ""
+        compiled = stats.get("compile_seconds", 0.0)  # of solvers on the host, next to nothing
+        compiling = f", {compiled:.2g} of them to compile" if seconds and compiled > 0.01 * seconds else ""
         facts.append(("took", f"{stats['steps']} steps" + (f", {seconds:.3g} seconds{compiling}" if seconds else "")))
     return facts
 

@@ -313,5 +313,6 @@ def _unresolved(around: Around, near: Neighbours, u: np.ndarray, torn: bool) -> 
     (i, j), centred = near.pairs.T, table - table.mean(axis=0)
     alike = np.sum(centred[i] * centred[j]) / len(i)  # of what the policy is known to do at neighbours
     if alike < _ALIKE * np.mean(np.sum(centred**2, axis=1)):
-        return "neighbours are too far apart: too few samples for the dimension of the context"
+        few = "too few samples, " if u.shape[1] == 1 else "too few samples for the dimension of the context, "
+        return f"neighbours are too far apart: {few}or contexts too unevenly spread"
     return ""

@@ -187,7 +187,7 @@ class Certificate:
         steps = zip(self.names, self.regret.step, self.regret.step_error, strict=True)
         shown = [f"{name} {move:+.2g} +- {error:.2g}" for name, move, error in steps]
         more = [f"... and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
-        return [*rows, ("from x to the minimum", ", ".join(shown[:MOST_NAMED] + more))]
+        return [*rows, ("step to the minimum", ", ".join(shown[:MOST_NAMED] + more))]
 
     def _remarks(self) -> tuple[list[str], list[str], list[str]]:
         """What is not known, how far constraints on ``y`` are met, and what went wrong: in words."""

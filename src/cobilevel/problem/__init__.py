@@ -6,7 +6,7 @@ from .domain import Box, Domain, Finite, Interval, Periodic, Unbounded
 from .frames import Frame, is_frame
 from .input_checks import CHECK_ROWS, CONTEXTS_DRAWN_AT, check_conditional, decision_like, one_length
 from .level import LOOK_ROWS, Level, Look
-from .mixed import Mixed, Unpacked, check_contexts_kept, never_seen
+from .mixed import Mixed, Unpacked, check_contexts_kept, crowded, never_seen
 from .partitions import PartitionedSamples, Roles, samples_in
 from .problem import Bounds, Equalities, Inequalities, Problem, Simplex, entry_names
 from .proposals import domain_of

@@ -9,10 +9,11 @@ import numpy as np
 
 from ..precision import REMEDY
 from ..programs import arithmetic, module_of, on_host, plain
-from .domain import Domain, Finite, in_one_array
+from .domain import Domain, Finite, Interval, in_one_array
 from .input_checks import Strings, concrete, contexts_of, listed_values
 
 _LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
+_CROWDED = 0.05  # of an interval that holds half of the contexts: a polynomial there says little of these
 _STILL_DISTINCT = 0.99  # of the distinct contexts, that must stay so
 
 
@@ -171,6 +172,17 @@ def never_seen(domain: Domain, xi: Any) -> str:
             seen = set(np.asarray(part.index(np.asarray(column))).ravel().tolist())
             unseen = [value for k, value in enumerate(part.labels or part.values.tolist()) if k not in seen]
             lines += [f"{name} {listed_values(unseen)}".strip()] if unseen else []
+    return "; ".join(lines)
+
+
+def crowded(domain: Domain, xi: Any) -> str:
+    """Which numbers crowd in a small part of their interval, as skewed ones do, in words; empty if none do."""
+    lines = []
+    for (part, column, _), name in zip(domain.columns(xi), getattr(domain, "names", [""]), strict=True):
+        if isinstance(part, Interval) and np.size(column):
+            share = np.subtract(*np.quantile(np.asarray(column, float), [0.75, 0.25])) / float(part.hi - part.lo)
+            what = f"values of {name}" if name else "contexts"
+            lines += [f"half of the {what} lie within {share:.1%} of {part!r}"] if share < _CROWDED else []
     return "; ".join(lines)
 
 
