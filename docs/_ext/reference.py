@@ -16,17 +16,15 @@ GUIDES = {
     "Gallery": ["gallery/index"],
     "Many solves": ["sweeps"],
 }
-# Of names with a page of their own.
-GUIDES_BY_NAME = {
-    "cb.Levels": ["levels"],
-    "cb.domain_of": ["frames", "contexts"],
-    "cb.Result": ["reading"],
-    "cb.Solution": ["reading", "frames"],
-    "cb.Certificate": ["reading", "certificate"],
-} | dict.fromkeys(("cb.Bounds", "cb.Equalities", "cb.Inequalities", "cb.Simplex"), ["constraints"])
-GUIDES_BY_NAME |= dict.fromkeys(
-    ("cb.Interval", "cb.Box", "cb.Periodic", "cb.Unbounded", "cb.Finite", "cb.Mixed"), ["contexts"]
-)
+# Of names that have a closer page than their topic.
+CLOSER = {
+    "constraints": ("cb.Bounds", "cb.Equalities", "cb.Inequalities", "cb.Simplex"),
+    "contexts": ("cb.Interval", "cb.Box", "cb.Periodic", "cb.Unbounded", "cb.Finite", "cb.Mixed", "cb.domain_of"),
+    "frames": ("cb.domain_of", "cb.Solution"),
+    "levels": ("cb.Levels",),
+    "reading": ("cb.Result", "cb.Solution", "cb.Certificate"),
+    "certificate": ("cb.Certificate",),
+}
 # Methods that users call, where a class has more.
 MEMBERS = {
     "cb.Solution": "converged, uncertainty, standard_error, interval, policy, policy_standard_error, save, table, "
@@ -68,7 +66,8 @@ def _summary(value) -> str:
 
 
 def _guides(topic: str, name: str = "") -> str:
-    links = ", ".join(f"{{doc}}`/{page}`" for page in GUIDES_BY_NAME.get(name, GUIDES.get(topic, [])))
+    pages = [page for page, names in CLOSER.items() if name in names] or GUIDES.get(topic, [])
+    links = ", ".join(f"{{doc}}`/{page}`" for page in pages)
     return f"In the guide: {links}.\n\n" if links else ""
 
 
