@@ -126,7 +126,7 @@ def test_only_the_runs_that_were_asked_for_are_kept(tmp_path):
     other = Task("other", [{"k": 1}], lambda tell: [Run({"k": 2}, {})])
     thing = Task("thing", [{"k": 1}], lambda tell: [Run({"k": 1}, {"a": object()})])
     for executor, kind in ((Mortal(), SweepError), ("here", ValueError)):
-        with pytest.raises(kind, match="do not match its 1 specifications"):
+        with pytest.raises(kind, match="which are not the 1 asked for"):
             sweep([other], Runs(tmp_path), progress=False, executor=executor)
     with pytest.raises(SweepError, match="cannot be saved"):
         sweep([thing], Runs(tmp_path), progress=False, executor=Mortal())

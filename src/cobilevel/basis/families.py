@@ -351,7 +351,7 @@ class Features(Basis):
     n: int = eqx.field(static=True, converter=plain_number)
 
     def __check_init__(self):
-        whole("Features: n", self.n, what="the functions per dimension")
+        whole("Features: n", self.n, what="the number of functions")
         if not callable(self.function):
             raise TypeError(f"Features: function must map one context to an array of shape ({self.n},).")
 

@@ -88,7 +88,7 @@ class Snapshot(LearnedBasis):
     to_learn = ("table", "rich")
 
     def __check_init__(self):
-        whole("Snapshot: n", self.n, what="the functions per dimension")
+        whole("Snapshot: n", self.n, what="the number of functions")
         whole("Snapshot: decisions", self.decisions, 2, "x0 and those near it")
         positive("Snapshot: spread", self.spread)
         if not isinstance(self.background, Basis | None):

@@ -22,7 +22,7 @@ class Constants:
 
     **Arguments:**
 
-    - `f0`, `f1`, `g1`, `g2`, `mu`: as above, each positive.
+    - `f0`, `f1`, `g1`, `g2`, `mu`: as above, nonnegative numbers.
 
     **Example:**
 

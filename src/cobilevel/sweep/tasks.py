@@ -154,7 +154,7 @@ def _one_by_one(tasks: Iterable[Task], runs: Runs, bar: ProgressBar, limit: floa
 def _other_runs(task: Task, runs: Sequence[Run]) -> str:
     """What is wrong with the runs that a task returned, if anything."""
     wanted, own = ({name_of(spec) for spec in specs} for specs in (task.specs, [run.spec for run in runs]))
-    return "" if wanted == own else f"returned {len(own)} runs that do not match its {len(wanted)} specifications"
+    return "" if wanted == own else f"returned {len(own)} runs, which are not the {len(wanted)} asked for"
 
 
 @dataclass
