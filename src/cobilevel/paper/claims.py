@@ -7,10 +7,12 @@ P and T in ``theory``. Comparisons are kept in numbers, so that verdicts can be 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import scipy.stats
+from scipy import special
 
 from ..judge import Estimate, runs_estimate
 from .methods import BARE, EXTENDED, HELD_OUT, OWN, PER_CELL, REPORTED
@@ -138,8 +140,7 @@ class Spread(Estimate):
             return self
         if self.kind == "median" and self.values is not None:
             return _median(self.values, count)
-        law = scipy.stats.norm() if self.kind == "median" else scipy.stats.t(self.runs - 1)
-        further = float(law.isf(_tail(count)) / law.isf(_tail(1)))
+        further = _further(None if self.kind == "median" else self.runs - 1, count)
         there, back = (np.log, np.exp) if self.kind == "geometric mean" else (float, float)
         low, high = (float(back(there(self) + further * (there(end) - there(self)))) for end in self.interval)
         return Estimate(float(self), further * self.error, (low, high))
@@ -153,10 +154,26 @@ def _tail(count: int) -> float:
     return 0.025 / count
 
 
+@cache
+def _further(freedom: int | None, count: int) -> float:
+    """How much further the ends of one of `count` intervals are: by Student's law, or the normal one."""
+    one, many = (
+        special.ndtri(tail) if freedom is None else special.stdtrit(freedom, tail) for tail in (_tail(1), _tail(count))
+    )
+    return float(many / one)
+
+
+@cache
+def _rank(runs: int, count: int) -> int:
+    """The order statistic, from either end, at which an interval of the median ends."""
+    below = special.bdtr(np.arange(runs + 1), runs, 0.5)
+    return max(int(np.argmax(below >= _tail(count))) - 1, 0)
+
+
 def _median(values: np.ndarray, count: int) -> Estimate:
     """The median, between the order statistics that hold it, whatever the law; one of `count` such intervals."""
     ordered = np.sort(values)
-    k = max(int(scipy.stats.binom.ppf(_tail(count), len(ordered), 0.5)) - 1, 0)
+    k = _rank(len(ordered), count)
     low, high = float(ordered[k]), float(ordered[len(ordered) - 1 - k])
     return Estimate(float(np.median(ordered)), (high - low) / 4, (low, high))
 
