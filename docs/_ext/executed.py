@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CODE = re.compile(r"```python\n(.*?)```\n", re.S)
@@ -75,12 +76,16 @@ def run_all(app) -> None:
     app.executed_pages, app.executed_entries = {}, {}
     if app.config.nb_execution_mode == "off":  # a quick look at the pages, as they are written
         return
-    for page in sorted((Path(app.srcdir) / "gallery").glob("*.md")):
-        code = "".join(CODE.findall(page.read_text()))
-        if code:
-            app.executed_pages[page.stem] = _kept(app, "page", page.stem, code)
-        if page.stem in ENTRIES:
-            app.executed_entries[page.stem] = _kept(app, "entry", page.stem, ENTRY, page.stem, f"{page.stem}.png")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pages, entries = {}, {}
+        for page in sorted((Path(app.srcdir) / "gallery").glob("*.md")):
+            name, code = page.stem, "".join(CODE.findall(page.read_text()))
+            if code:
+                pages[name] = pool.submit(_kept, app, "page", name, code)
+            if name in ENTRIES:
+                entries[name] = pool.submit(_kept, app, "entry", name, ENTRY, name, f"{name}.png")
+    app.executed_pages = {name: job.result() for name, job in pages.items()}
+    app.executed_entries = {name: job.result() for name, job in entries.items()}
 
 
 def _with_cards(app, text: str) -> str:
