@@ -76,16 +76,17 @@ def run_all(app) -> None:
     app.executed_pages, app.executed_entries = {}, {}
     if app.config.nb_execution_mode == "off":  # a quick look at the pages, as they are written
         return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pages, entries = {}, {}
-        for page in sorted((Path(app.srcdir) / "gallery").glob("*.md")):
-            name, code = page.stem, "".join(CODE.findall(page.read_text()))
-            if code:
-                pages[name] = pool.submit(_kept, app, "page", name, code)
-            if name in ENTRIES:
-                entries[name] = pool.submit(_kept, app, "entry", name, ENTRY, name, f"{name}.png")
-    app.executed_pages = {name: job.result() for name, job in pages.items()}
-    app.executed_entries = {name: job.result() for name, job in entries.items()}
+    jobs = []
+    for page in sorted((Path(app.srcdir) / "gallery").glob("*.md")):
+        name, code = page.stem, "".join(CODE.findall(page.read_text()))
+        if code:
+            jobs.append((app.executed_pages, "page", name, code))
+        if name in ENTRIES:
+            jobs.append((app.executed_entries, "entry", name, ENTRY, name, f"{name}.png"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each runs in a process of its own
+        list(pool.map(lambda job: _kept(app, *job[1:]), jobs))
+    for found, kind, name, *rest in jobs:  # in this order, since the last picture of a name is the one shown
+        found[name] = _kept(app, kind, name, *rest)
 
 
 def _with_cards(app, text: str) -> str:
