@@ -119,6 +119,7 @@ def test_noise_under_constraints(constraint, nearest, best):
     for judged_by in (samples, draw(rng)):
         found = cb.certify(problem, solution, judged_by)
         assert found.mode == "enriched"
+        assert (found.regret is None) == ("the regret" in found.left_out)
         assert abs(found.objective - objective(x)) < 3 * found.objective.error < 0.01
         assert found.gradient_norm.low <= abs(slope) <= found.gradient_norm.high < 0.05
     with pytest.raises(ValueError, match="a barrier bends too sharply"):

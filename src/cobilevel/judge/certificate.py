@@ -86,7 +86,7 @@ class Certificate:
     - `mode`: "exact", "neighbours", "enriched" or "held-out"; `compared`: what the solution is compared with, in words.
     - `unresolved`: why the samples cannot show what the basis misses; empty if they can. If not, nothing is promised.
     - `bound`: the corrected theorem's bound on the gradient norm, if constants were given.
-    - `trouble`: what went wrong, empty if nothing did; `left_out`: what was not computed for a large ``x``, and why.
+    - `trouble`: what went wrong, empty if nothing did; `left_out`: what was not computed, and why.
     - `feasibility`: how far constraints on ``y`` are met on these samples. All other figures are then for the problem
       with the barrier it was solved with, whose price is stated.
 
@@ -160,12 +160,13 @@ class Certificate:
         scale = "" if np.isnan(self.typical) else f"  (of a single sample: {self.typical:.2g})"
         blocked = f"  ({self.blocked} coordinates blocked by bounds are left out)" if self.blocked else ""
         gap = "0" if self.blame == "rounding" else repr(self.hypergradient_gap)
+        gap += f"  from {self.blame}" if self.blame == "rounding" or self.hypergradient_gap != 0 else ""
         return self._stake() + [
             (name, words)
             for name, figure, words in (
                 ("gradient of F", self.gradient_norm, f"{self.gradient_norm!r}{scale}{blocked}"),
                 ("gradient of F_Phi", self.reduced_gradient_norm, repr(self.reduced_gradient_norm)),
-                ("their difference", self.hypergradient_gap, f"{gap}  from {self.blame}"),
+                ("their difference", self.hypergradient_gap, gap),
                 ("policy error, squared", self.policy_error, repr(self.policy_error)),
                 ("adjoint error, squared", self.adjoint_error, repr(self.adjoint_error)),
                 ("sensitivity error, squared", self.sensitivity_error, repr(self.sensitivity_error)),

@@ -137,7 +137,8 @@ def _certified(
         measured = measure_against_richer(study, solution, at, richer)
     else:
         measured = measure_reduced(study, at, around)
-    around = around if around is not None and around.sound else None
+    if around is not None and not around.sound:
+        around, left_out = None, ["the regret, since near x the reduced problem cannot be solved on these samples"]
     if around is not None and measured.fitted is None:  # the noise of policy and adjoint counted
         measured = replace(measured, reduced=NoisyVector(measured.reduced.mean, around.gradient_covariance()))
     joint = too_large(study, True)
@@ -145,6 +146,8 @@ def _certified(
         left_out.append(f"products of neighbouring samples, since {joint}")
     lower_loss = _lower_loss(study, solution, at)
     found = _certificate(study, solution, measured, mode, around, missed, constants, lower_loss)
+    if around is not None and found.regret is None:
+        left_out.append("the regret, since on these samples the curvature of F is not clear of its noise")
     return replace(found, left_out="; ".join(left_out))
 
 
