@@ -198,7 +198,8 @@ def _with_errors(solution: Solution, study: Study, seen: Callable[[], Reduced]) 
 
     def of_x() -> Uncertainty:
         with precision():
-            return infer(study, seen().whitened(), solution.x, study.problem.x0).among(share)
+            known = infer(study, seen().whitened(), solution.x, study.problem.x0, minimised=share == 1)
+            return known.among(share)
 
     @cache
     def noise() -> Any:

@@ -36,16 +36,19 @@ _MATERIAL = 0.2  # standard errors from which on a bias is worked out step by st
 
 
 @np.errstate(over="ignore", invalid="ignore")  # far out; what is not finite is not sound
-def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None) -> Uncertainty:
+def infer(
+    study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None, minimised: bool = True
+) -> Uncertainty:
     """How well the samples determine ``x``, the solution of the reduced problem (whitened) on them.
 
-    `start`: where the search for it began. Noise is measured with a soft barrier in place of inequalities.
+    `start`: where the search for it began; `minimised`: whether it was on these samples, and not on more. Noise is
+    measured with a soft barrier in place of inequalities.
     """
     joint, stated, study = study.shared and study.noisy, study, study.softened()
     drawn = [level.contexts().shares() for level in (study.upper, study.lower) if not level.crossed]
     if any(round(1 / np.sum(shares**2)) == 1 for shares in drawn):
         return unknown(x, "standard errors are not known: a single sample does not show the noise.")
-    reduced = reduced if study is stated else replace(reduced, problem=study.problem)
+    given, reduced = reduced, reduced if study is stated else replace(reduced, problem=study.problem)
     why = too_large(study, joint)
     if why and (wider := too_large_for_products(study)):
         words = f"standard errors were not computed: {wider}"
@@ -62,12 +65,15 @@ def infer(study: Study, reduced: Reduced, x: PyTree, start: PyTree | None = None
     if not around.sound:
         why = "standard errors could not be computed: the reduced problem has no solution near x."
         return unknown(x, why, around.point.value)
-    return _infer_densely(around, stated, joint, start)
+    slope = (around if given is reduced else Galerkin.at(given, flattened(x))).point.gradient
+    return _infer_densely(around, stated, joint, start, slope if minimised else np.zeros(len(slope)))
 
 
-def _infer_densely(around: Around, stated: Study, joint: bool, start: PyTree | None) -> Uncertainty:
+def _infer_densely(
+    around: Around, stated: Study, joint: bool, start: PyTree | None, slope: Float[np.ndarray, " dx"]
+) -> Uncertainty:
     """The same, with differences along each coordinate; `stated`: the study without the soft barrier, `joint`: whether
-    policy and objective have the noise of the same samples."""
+    policy and objective have the noise of the same samples; `slope`: what is left of the gradient."""
     study, dx = around.study, len(around.x)
     free, missed = around.free(), what_is_missed(around) if joint and not study.barred else None
     flat, falls, covariance, hessian, bias, ends = _sandwich(around, free, missed)
@@ -77,7 +83,7 @@ def _infer_densely(around: Around, stated: Study, joint: bool, start: PyTree | N
     touched, uneven, names = np.any(directions != 0, axis=0), around.near_kink, names_of(study.problem.x0)
     if free.any():
         inverse = _inverse_on(hessian, free, flat, around.unit)
-        short = np.where(uneven | around.at_kink, 0.0, -inverse @ around.point.gradient)
+        short = np.where(uneven | around.at_kink, 0.0, -inverse @ slope)
         short = np.clip(around.x + short, *bounds_of(study)) - around.x
     if joint and free.any():
         own = around.galerkin.reduced
