@@ -194,7 +194,7 @@ def _about_contexts(problem: Problem, xi: Any) -> dict[str, str]:
             f"never seen: {unseen}. The policy there is not learned: it follows from the other categories, or is y0."
         ]
     if close:
-        said += [f"{close}. Pass their logarithm, or use cb.Unbounded.fitted(values) as their domain."]
+        said += [close]
     return {"contexts": " ".join(said)} if said else {}
 
 

@@ -90,3 +90,18 @@ def test_the_default_on_a_circle():
     assert 5 <= found.basis.size <= 11
     at = np.linspace(0, 48, 200)
     assert np.sqrt(np.mean((np.asarray(found.policy(at)) - truth(at)) ** 2)) < 4 * 0.1 * np.sqrt(11 / ROWS)
+
+
+def test_categories_alone_may_act_together():
+    """A value for each pair of day and shift, which no sum of both can follow."""
+    rng = np.random.default_rng(0)
+    day, shift = rng.integers(0, 4, 3000), rng.integers(0, 2, 3000)
+    level = np.where(shift == 1, 1.0, -1.0) * np.where(day % 2 == 1, 1.0, -1.0)
+    domain = cb.Mixed(day=cb.Finite(range(4)), shift=cb.Finite(range(2)))
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (x - y) ** 2, lambda x, y, xi, eta: (y - eta) ** 2, x0=0.5, y0=0.0, domain=domain
+    )
+    samples = cb.Samples({"day": day, "shift": shift}, level + 0.5 * rng.normal(size=3000))
+    found = cb.solve(problem, samples)
+    np.testing.assert_allclose(found.policy({"day": day, "shift": shift}), level, atol=0.15)
+    assert "agree" not in " ".join(found.uncertainty.remarks)

@@ -205,3 +205,20 @@ def test_a_layer_takes_no_functions_for_its_weights():
     g = lambda x, y, xi, eta: (y - eta["u"] @ x - eta["t"]) ** 2
     through = cb.Problem(f, g, np.zeros(8), 0.0, cb.Interval(0.0, 1.0))
     assert cb.solve(through, data, steps=2).basis.size >= 8
+
+
+def test_a_run_that_ended_early_and_bounds_count_here_too():
+    rng = np.random.default_rng(0)
+    dx, aim = 210, rng.uniform(0.0, 1.0, 210)
+    samples = cb.Samples(rng.uniform(0, 1, 300), rng.normal(size=(300, dx)))
+    upper = lambda x, y, xi, eta: jnp.sum((x - aim - eta) ** 2) + (y - x[0]) ** 2
+    problem = cb.Problem(
+        upper, lambda x, y, xi, eta: (y - xi) ** 2, jnp.ones(dx), 0.0, cb.Interval(0, 1), x_bounds=(0.0, 2.0)
+    )
+    minimum = np.asarray(cb.solve(problem, samples, basis=cb.Chebyshev(2)).x)
+    early = cb.solve(problem, samples, basis=cb.Chebyshev(2), steps=1).uncertainty
+    assert np.mean(np.abs(early.x - minimum) > 3 * np.sqrt(np.diag(early.covariance))) > 0.5
+    low, high = early.interval
+    assert np.mean((low <= minimum) & (minimum <= high)) > 0.95
+    assert low.min() >= 0.0
+    assert "ended early" in early.remarks[0]

@@ -215,3 +215,28 @@ def test_a_plateau_within_bounds_leaves_alone_what_it_hardly_moves(lean, told):
     said = cb.solve(problem, samples, basis=cb.Chebyshev(3)).uncertainty
     assert np.isinf(said.error[1])
     assert np.isfinite(said.error[0]) == told
+
+
+def test_a_run_that_ended_far_from_a_parabola_promises_nothing():
+    """Where a Newton step does not lead to the minimum, no interval is given."""
+    rng = np.random.default_rng(0)
+    samples = cb.Samples(rng.uniform(0, 1, 400), rng.normal(size=400))
+    well = lambda x, y, xi, eta: jnp.exp(x) - 20 * x + (y - eta) ** 2
+    problem = cb.Problem(well, lambda x, y, xi, eta: (y - xi - eta) ** 2, -4.0, 0.0, cb.Interval(0, 1))
+    early = cb.solve(problem, samples, basis=cb.Chebyshev(2), steps=2).uncertainty
+    assert np.isinf(early.error[0])
+    assert early.notes[0] == "the run ended too early to tell where the minimum is"
+    assert cb.solve(problem, samples, basis=cb.Chebyshev(2)).uncertainty.notes == ("",)
+
+
+def test_what_has_no_noise_is_determined():
+    """The best price is 5 whatever the demand: all samples agree on it."""
+    rng = np.random.default_rng(0)
+    weather = rng.uniform(0, 1, 400)
+    demand = np.exp(np.sin(3 * weather) + 0.3 * rng.normal(size=400))
+    lower = lambda p, y, xi, eta: (y - eta * jnp.exp(-p / 5)) ** 2
+    problem = cb.Problem(lambda p, y, xi, eta: -p * y, lower, 1.0, 0.0, cb.Interval(0, 1), x_bounds=(0.0, 50.0))
+    said = cb.solve(problem, cb.Samples(weather, demand), basis=cb.Chebyshev(4)).uncertainty
+    assert said.error[0] < 1e-4
+    assert said.notes == ("",)
+    assert not said.undetermined

@@ -236,7 +236,8 @@ def test_product_data_and_single_precision():
 
 def test_a_solution_from_levels_is_not_judged_by_the_same_rows_for_both(tmp_path, quadratic):
     rows = lambda first, last: quadratic.train.rows(np.arange(first, last))
-    data = cb.Levels(upper=rows(0, 300), lower=rows(300, 900))
+    lower = cb.Samples(quadratic.train.xi[:300], jax.tree.map(lambda a: a[300:600], quadratic.train.eta))
+    data = cb.Levels(upper=rows(0, 300), lower=lower)  # at the same contexts
     solution = cb.solve(quadratic.problem, data, basis=cb.Chebyshev(4))
     solution.save(tmp_path / "run.npz")
     for found in (solution, cb.load(tmp_path / "run.npz", quadratic.problem)):

@@ -94,6 +94,18 @@ def test_an_objective_that_falls_without_end_is_said(rows):
     assert not found.converged
 
 
+@pytest.mark.parametrize("x0", [0.0, 1e-15, 1e-300])
+def test_a_start_at_which_the_objective_vanishes(x0):
+    """Revenue is zero at a price of zero, at every sample: no spread to measure by."""
+    rng = np.random.default_rng(0)
+    weather = rng.uniform(0, 1, 500)
+    demand = 11 + weather + rng.normal(size=500)
+    problem = cb.Problem(lambda p, y, xi, eta: -p * y, lambda p, y, xi, eta: (y - (eta - p)) ** 2, x0, 0.0, LINE)
+    found = cb.solve(problem, cb.Samples(weather, demand), basis=cb.Chebyshev(3))
+    assert found.converged
+    assert float(found.x) == pytest.approx(demand.mean() / 2, rel=1e-5)
+
+
 class Steep(eqx.Module):
     """``(y - 1)^2 + z A z / 10`` with ``z = slope (x - centre)``."""
 

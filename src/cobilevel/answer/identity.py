@@ -155,7 +155,8 @@ class Objectives:
         if self.study is not None:
             return not self.study.shared
         rows = {} if self.kept is None else self.kept.rows
-        return bool(rows) and not np.array_equal(rows["upper"].xi, rows["lower"].xi)
+        kept = [jax.tree.leaves((rows[name].xi, rows[name].eta)) for name in ("upper", "lower") if rows]
+        return bool(rows) and (len(kept[0]) != len(kept[1]) or not all(map(np.array_equal, *kept)))
 
     def kept_of(self, x: PyTree, policy: Callable[[Any], PyTree]) -> "Objectives":
         """The same without the functions: their digests, and values at a few points; warns if there are none."""

@@ -43,7 +43,7 @@ def _facts(solution: Any) -> list[tuple[str, str]]:
     if "steps" in stats:
         seconds = stats.get("total_seconds", stats.get("seconds"))
         compiled = stats.get("compile_seconds", 0.0)  # of solvers on the host, next to nothing
-        compiling = f", {compiled:.2g} of them to compile" if seconds and compiled > 0.01 * seconds else ""
+        compiling = f", {compiled:.2g} of them to compile" if seconds and compiled > 0.1 * seconds else ""
         facts.append(("took", f"{stats['steps']} steps" + (f", {seconds:.3g} seconds{compiling}" if seconds else "")))
     return facts
 

@@ -117,7 +117,8 @@ class Fits:
     @cached_property
     def supported(self) -> int:
         """How many functions the contexts support."""
-        return self.samples.rows(slice(None, None, self.together)).supported(self.study.noisy)
+        finite = all(axis.categorical for axis in self.axes.each)
+        return self.samples.rows(slice(None, None, self.together)).supported(self.study.noisy, finite)
 
     def by_context(self, table: np.ndarray) -> np.ndarray:
         """The means of rows at each context."""

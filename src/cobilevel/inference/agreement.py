@@ -27,7 +27,7 @@ def disagreement(around: Around) -> str:
     point, terms, dx, count = around.point, around.terms, len(around.x), around.point.W.size
     bends = terms.curvature  # of g along y: the same in all rows where the policy is a mean
     averages = np.ptp(bends, axis=(0, 1)).max() <= np.sqrt(around.study.eps) * np.abs(bends).max()
-    if not (averages and around.study.upper_noise):
+    if not (averages and around.study.upper_noise and np.any(terms.bend)):  # f compares: it curves along the policy
         return ""
     phi, shares = features_of(around), around.study.lower.contexts().shares()
     own = around.galerkin.expansions.upper_rows(around.x, point.W).d1

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, PyTree
 from scipy import special
 
 from ..derivatives import Expansions, flattened, galerkin
-from ..lower import DENSE_LIMIT, Point, lower_size, solve_at
+from ..lower import DENSE_LIMIT, ROUNDINGS, Point, lower_size, solve_at
 from ..problem import Level
 from ..reduction import Reduced
 from ..study import Study
@@ -29,6 +29,7 @@ NEGLIGIBLE, NOTICED = 1e-3, 1e-2  # of a whole: a share that counts for nothing,
 MOST_NUMBERS = 1.5e8  # held at one time: 1.2 GB
 MOST_COORDINATES = 200  # of x along which differences are taken
 _WIDER = 4.0  # a ratio of two steps at which kinks show; steps within twice that of a standard error will do
+_LEFT = 0.25  # of a Newton step: what may be left after it, where the objective is about a parabola
 KINK = 0.75 * _WIDER  # the ratio of curvatures over such steps that is a kink, which alone would show all of _WIDER
 
 
@@ -243,6 +244,11 @@ class Around:
         k = np.diag(self.directions)
         return np.where(k != 0, k, 1.0)
 
+    @property
+    def shortest(self) -> Float[np.ndarray, " dx"]:
+        """Along each coordinate, the shortest step over which curvature shows beyond rounding of the objective."""
+        return np.sqrt(ROUNDINGS * self.study.eps * abs(self.point.value)) * self.unit
+
     def table(self, name: str) -> np.ndarray:
         """A figure of the reduced problem at all points."""
         return np.stack([getattr(point, name) for point in self.points])
@@ -392,7 +398,7 @@ def look_around(study: Study, galerkin: Galerkin) -> Around:
     if not first.sound:
         return first
     error, reach = _standard_errors(first), np.abs(np.diag(first.directions))
-    known = np.isfinite(error)
+    known, error = np.isfinite(error), np.maximum(error, first.shortest)
     if np.any(known & ((error > 2 * _WIDER * reach) | (reach > 2 * _WIDER * error))):
         second = first.look(x, np.diag(np.where(known, error, reach)))
         best = second = _in_own_units(second, size)
@@ -443,3 +449,26 @@ def _standard_errors(around: Around) -> np.ndarray:
     inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T * units
     error = np.sqrt(np.maximum(np.diag(inverse @ around.gradient_covariance() @ inverse), 0))
     return np.where(error > 0, error, np.inf)
+
+
+def to_minimum(
+    galerkin: Galerkin,
+    inverse: Float[np.ndarray, "dx dx"],
+    slope: Float[np.ndarray, " dx"],
+    unit: Float[np.ndarray, " dx"],
+    little: Float[np.ndarray, " dx"],
+) -> tuple[Float[np.ndarray, " dx"], bool]:
+    """How far it is to the minimum from where a run has ended, by the `inverse` of the curvature and the `slope` there;
+    and whether that cannot be told: a Newton step leaves much of the slope. Zero up to rounding; one of `little` length
+    is not looked into."""
+    x, (lo, hi) = galerkin.point.x, galerkin.expansions.bounds
+    step = np.clip(x - inverse @ slope, lo, hi) - x
+    rounding = np.sqrt(galerkin.expansions.eps * abs(galerkin.point.value)) * unit
+    step = np.where(np.abs(step) > rounding, step, 0.0)
+    if np.all(np.abs(step) <= little):
+        return step, False
+    ahead = galerkin.nearby(x + step)
+    left = ahead.gradient - (galerkin.point.gradient - slope)  # of which what the slope leaves out is no part
+    further = np.clip(ahead.x - inverse @ left, lo, hi) - ahead.x
+    far = np.linalg.norm(further / unit) > _LEFT * np.linalg.norm(step / unit)
+    return step + np.where(step != 0, further, 0.0), bool(far or not ahead.sound)

@@ -22,15 +22,18 @@ from .around import (
     KINK,
     MOST_NUMBERS,
     NEGLIGIBLE,
+    NOTICED,
     Galerkin,
+    bounds_of,
     covariance_of,
     derivatives_of,
     held,
     rows_of,
     slope_accuracy,
+    to_minimum,
     value_error_at,
 )
-from .uncertainty import AT_BOUND, QUANTILE, Uncertainty, leaves_of, names_of, unknown
+from .uncertainty import AT_BOUND, EARLY, QUANTILE, Uncertainty, leaves_of, names_of, unknown
 
 
 def too_large_for_products(study: Study) -> str:
@@ -156,8 +159,11 @@ def look_by_products(study: Study, galerkin: Galerkin) -> Sampled | str:
     return here
 
 
-def infer_by_products(study: Study, reduced: Reduced, x: PyTree) -> tuple[Uncertainty, Galerkin]:
-    """How well the samples determine a large ``x``, the solution of the reduced problem (whitened) on them."""
+def infer_by_products(
+    study: Study, reduced: Reduced, x: PyTree, minimised: bool = True
+) -> tuple[Uncertainty, Galerkin]:
+    """How well the samples determine a large ``x``, the solution of the reduced problem (whitened) on them;
+    `minimised`: whether it was on these samples, and not on more."""
     galerkin = Galerkin.at(reduced, flattened(x), crossed=True)
     point, here = galerkin.point, look_by_products(study, galerkin)
     if isinstance(here, str):
@@ -168,10 +174,18 @@ def infer_by_products(study: Study, reduced: Reduced, x: PyTree) -> tuple[Uncert
     covariance = inverse @ here.gradient_covariance() @ inverse
     sizes = np.max(np.abs(lost / unit), axis=1, initial=0)[:, None]
     touched = np.any(np.abs(lost / unit) > NEGLIGIBLE * sizes, axis=0)
-    error = np.where(touched, np.inf, np.sqrt(np.maximum(np.diag(covariance), 0)))
+    noise = np.sqrt(np.maximum(np.diag(covariance), 0))
+    short, early = np.zeros(len(free)), False
+    if minimised and free.any():
+        short, early = to_minimum(galerkin, inverse, np.where(free, point.gradient, 0.0), unit, NOTICED * noise)
+    error = np.where(touched | (early & free), np.inf, np.hypot(noise, short))
     notes = tuple(
-        "not determined" if lost else "" if may else AT_BOUND for lost, may in zip(touched, free, strict=True)
+        "not determined" if lost else AT_BOUND if not may else EARLY if early else ""
+        for lost, may in zip(touched, free, strict=True)
     )
+    remarks = (f"{EARLY}.",) if early else ()
+    if not early and np.any(np.abs(short) > noise):
+        remarks = (f"the run ended early: the minimum is up to {np.abs(short).max():.2g} away, which errors count.",)
     known = Uncertainty(
         names=names_of(study.problem.x0),
         x=point.x,
@@ -179,6 +193,8 @@ def infer_by_products(study: Study, reduced: Reduced, x: PyTree) -> tuple[Uncert
         bias=np.zeros(len(point.x)),
         notes=notes,
         undetermined=_in_words(len(flat), len(falls), int(free.sum())),
+        remarks=remarks,
+        bounds=np.stack(bounds_of(study)),
         value=point.value,
         value_error=here.value_error(),
         covariance=covariance,

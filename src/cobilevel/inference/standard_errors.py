@@ -21,6 +21,7 @@ from .around import (
     bounds_of,
     influence,
     look_around,
+    to_minimum,
     too_large,
     value_error_at,
 )
@@ -58,7 +59,7 @@ def infer(
         value, error = galerkin.point.value, value_error_at(study, galerkin)
         return replace(unknown(x, f"{words}.", value), value_error=error)
     if why:
-        known, galerkin = infer_by_products(study, reduced, x)
+        known, galerkin = infer_by_products(study, reduced, x, minimised and study is stated)
         begun = start if known.directions is not None and len(known.directions) else None
         return replace(known, undetermined=(*known.undetermined, *without_curvature(study, galerkin, begun)))
     around = look_around(study, Galerkin.at(reduced, flattened(x)))
@@ -77,14 +78,14 @@ def _infer_densely(
     study, dx = around.study, len(around.x)
     free, missed = around.free(), what_is_missed(around) if joint and not study.barred else None
     flat, falls, covariance, hessian, bias, ends = _sandwich(around, free, missed)
-    error, hidden, short, lost = _errors(covariance), np.zeros(dx), np.zeros(dx), np.isnan(bias)
+    error, hidden, short, lost, early = _errors(covariance), np.zeros(dx), np.zeros(dx), np.isnan(bias), False
     directions, aside = _moving(around, np.concatenate([flat, falls]), error)
     flat, falls = directions[: len(flat)], directions[len(flat) :]
     touched, uneven, names = np.any(directions != 0, axis=0), around.near_kink, names_of(study.problem.x0)
     if free.any():
         inverse = _inverse_on(hessian, free, flat, around.unit)
-        short = np.where(uneven | around.at_kink, 0.0, -inverse @ slope)
-        short = np.clip(around.x + short, *bounds_of(study)) - around.x
+        inner = np.where(uneven | around.at_kink, 0.0, slope)
+        short, early = to_minimum(around.galerkin, inverse, inner, around.unit, _MATERIAL * error)
     if joint and free.any():
         own = around.galerkin.reduced
         hidden = _by_richer(stated, own, around.x, inverse) if missed is None else _hidden(missed, inverse, error)
@@ -96,9 +97,11 @@ def _infer_densely(
     beyond = np.sqrt(hidden**2 + short**2 + aside**2)  # what the noise of the samples does not count
     ends = ends * np.hypot(1, np.divide(beyond, error, out=np.zeros(dx), where=error > 0))
     seen = np.where(np.abs(hidden) > QUANTILE * error, hidden, 0.0) if study.barred else hidden
-    error = np.where(touched | uneven | lost, np.inf, np.hypot(error, beyond))
+    error = np.where(touched | uneven | lost | (early & free), np.inf, np.hypot(error, beyond))
     apart = np.where(np.isinf(error)[:, None] | np.isinf(error), np.nan, covariance)
     words = undetermined(flat, falls, touched, names)
+    if words and study.dtype != np.float64:
+        words.append('This was computed in single precision; precision="double" may determine more.')
     words += without_curvature(study, around.galerkin, start if len(flat) else None)
     remark = disagreement(around) if missed is not None and free.all() and not touched.any() else ""
     return Uncertainty(
@@ -106,7 +109,7 @@ def _infer_densely(
         x=around.x,
         error=error,
         bias=bias,
-        notes=notes_on(around, free, touched, uneven, bias, error, seen, short),
+        notes=notes_on(around, free, touched, uneven, bias, error, seen, short, early),
         undetermined=tuple(words),
         remarks=(remark,) if remark else (),
         value=around.point.value,
@@ -340,7 +343,7 @@ def _ends(
     dx, ends = len(error), np.zeros((2, len(error)))
     some = (np.diag(inverse) > 0) & (error > 0) & np.isfinite(error)
     steps = np.zeros((dx, dx))
-    steps[some] = (inverse[:, some] / np.diag(inverse)[some] * error[some]).T
+    steps[some] = (inverse[:, some] / np.diag(inverse)[some] * np.maximum(error, around.shortest)[some]).T
     across = around.look(around.x, steps)
     lengths, z = np.diag(across.directions), QUANTILE
     if not across.sound:

@@ -15,6 +15,7 @@ QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # standard errors to each end 
 _HEAD = ("", "estimate", "std. error", f"{LEVEL:.0%} interval", "")
 _LEAF_HEAD = ("", "shape", "norm", "std. error of a number", "")
 AT_BOUND = "at its bound"  # the note on a coordinate that a bound holds
+EARLY = "the run ended too early to tell where the minimum is"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from jaxtyping import PyTree
 from ..derivatives import flattened
 from ..study import Study
 from .around import NOTICED, Around, Galerkin, bounds_of, too_large
-from .uncertainty import AT_BOUND
+from .uncertainty import AT_BOUND, EARLY
 
 MOST_NAMED = 6  # coordinates that a sentence lists
 
@@ -53,6 +53,7 @@ def notes_on(
     error: np.ndarray,
     hidden: np.ndarray,
     short: np.ndarray,
+    early: bool,
 ) -> tuple[str, ...]:
     """What there is to say of each coordinate."""
     notes, x, (lo, hi) = [], around.x, bounds_of(around.study)
@@ -66,6 +67,8 @@ def notes_on(
             note = "its curvature changes within a standard error: not determined"
         elif np.isnan(bias[j]) and not touched[j]:
             note = "the policy is fitted to so few samples that its bias cannot be corrected: not determined"
+        elif early and free[j]:
+            note = EARLY
         elif abs(short[j]) > error[j] / 2 and not touched[j]:
             note = f"the run ended early: the minimum is at about {x[j] + short[j]:.5g}"
         elif hidden[j] and not touched[j]:

@@ -141,16 +141,17 @@ class Samples(Level):
         """How many different contexts there are."""
         return len(np.unique(np.asarray(self.xi), axis=0))
 
-    def supported(self, noisy: bool) -> int:
+    def supported(self, noisy: bool, finite: bool = False) -> int:
         """How many functions of the context these samples support: never fewer than one.
 
         Each function takes two distinct contexts, or one if it is linear, since linear functions do not swing between
         contexts. Where noise must be averaged out, each also takes eight samples (weighted samples count for less: the
-        squared sum of their weights over the sum of squares).
+        squared sum of their weights over the sum of squares). If contexts are `finite` in number there is nothing
+        between them, and each may have a function.
         """
         effective = round(1 / float(np.sum(self.shares() ** 2)))
         distinct, linear = self.distinct(), 1 + int(np.prod(self.xi.shape[1:]))
-        by_contexts = max(min(distinct, linear), distinct // CONTEXTS_EACH)
+        by_contexts = distinct if finite else max(min(distinct, linear), distinct // CONTEXTS_EACH)
         return max(1, min(by_contexts, effective // SAMPLES_EACH if noisy else distinct))
 
     def contexts(self):

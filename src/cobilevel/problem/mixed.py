@@ -179,11 +179,14 @@ def crowded(domain: Domain, xi: Any) -> str:
     """Which numbers crowd in a small part of their interval, as skewed ones do, in words; empty if none do."""
     lines = []
     for (part, column, _), name in zip(domain.columns(xi), getattr(domain, "names", [""]), strict=True):
-        if isinstance(part, Interval) and np.size(column):
-            share = np.subtract(*np.quantile(np.asarray(column, float), [0.75, 0.25])) / float(part.hi - part.lo)
+        values = np.unique(np.asarray(column, float)) if isinstance(part, Interval) else np.zeros(0)
+        if len(values) * _CROWDED >= 1:  # of fewer, nothing is said
+            share = np.subtract(*np.quantile(values, [0.75, 0.25])) / float(part.hi - part.lo)
             what = f"values of {name}" if name else "contexts"
-            lines += [f"half of the {what} lie within {share:.1%} of {part!r}"] if share < _CROWDED else []
-    return "; ".join(lines)
+            remedy = "Pass their logarithm, or use" if values[0] > 0 else "Use"
+            said = f"half of the {what} lie within {share:.1%} of {part!r}. {remedy} cb.Unbounded.fitted(values)."
+            lines += [said] if share < _CROWDED else []
+    return " ".join(lines)
 
 
 def check_contexts_kept(domain: Domain, xi: Any, where: str) -> None:

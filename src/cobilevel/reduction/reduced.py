@@ -28,7 +28,7 @@ from ..basis import (
 from ..checks import whole
 from ..functions import known_parts
 from ..keys import as_key
-from ..problem import PartitionedSamples, Problem
+from ..problem import Finite, PartitionedSamples, Problem
 from ..programs import arithmetic, put
 from ..study import Constrained, Study
 from ..trees import shaped_like
@@ -233,6 +233,9 @@ def _check_size(basis: Basis, fitted: FeatureMap, distinct: int) -> None:
             f"basis {basis!r} has {count} functions, but samples hold only {distinct} distinct contexts. Use a "
             f"smaller n, or more contexts."
         )
+    parts = getattr(fitted.domain, "parts", {"": fitted.domain}).values()
+    if all(isinstance(part, Finite) for part in parts):
+        return  # there is nothing between contexts
     if count > 1 + fitted.domain.dimension and 2 * count > distinct:  # as few are linear, and do not swing
         warnings.warn(
             f"basis {basis!r} has {count} functions for {distinct} distinct contexts: expect overfitting between them. "

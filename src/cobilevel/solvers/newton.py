@@ -27,6 +27,7 @@ _TRIALS = 30  # shortened by half or more each, the last is a billionth of the f
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
 _FAIR_SHARE = 1e-4  # of the decrease that the gradient promised (Armijo), the customary constant
 _FIRST_STEP = 0.5  # of the spread of the objective: the first step of steepest descent; the next knows curvature
+_STEADY = 0.999  # of the first gradient: an objective that falls without end keeps as much
 _GROWTH_OF_STEPS = 4  # times the step before, where that has shown no positive curvature
 
 
@@ -331,9 +332,17 @@ class Newton(Solver):
 
     @plain
     def terminate(self, reduced, state):
-        lost = float(state.units.spread) / self.ready(reduced).eps  # here rounding exceeds the spread over the samples
-        away = state.current.value < -lost and state.units.far(flattened(state.x)) > lost
+        away = _ran_away(self.ready(reduced), state)
         return state.clock.outcome((Result.UNBOUNDED if away else state.stopping.verdict()).code)
+
+
+def _ran_away(at: Expansions, state: NewtonState) -> bool:
+    """Whether the objective falls without end: it and ``x`` have gone so far that all digits of the spread over the
+    samples are lost, and the gradient is what it was."""
+    x, value, lost = flattened(state.x), float(state.current.value), float(state.units.spread) / at.eps
+    if value >= -lost or state.units.far(x) <= lost or state.current.size < _STEADY * state.stopping.scale:
+        return False
+    return value < -at.row_scales(x, at.table(state.W), centre=value).spread / np.sqrt(at.eps)  # it may have grown too
 
 
 def _damping(
@@ -417,6 +426,8 @@ def _direction(
     free = units.free(at, point, np.minimum(size * spread, half * (spread + np.abs(x))))
     direction, length = memory.direction(g, free), float(np.linalg.norm(g))
     if direction is not None and direction @ g < 0:
+        most = (spread + units.far(point.x)) / half  # a step that loses more digits would lead anywhere
+        direction = direction * min(1.0, most / float(np.linalg.norm(direction)))
         along = direction @ g / (length**2 or 1.0)  # the fixed coordinates go as far as the others
         return np.where(free, direction, along * g) / units.sigma, free, True
     reach = max(_FIRST_STEP * spread, _GROWTH_OF_STEPS * memory.last_length())

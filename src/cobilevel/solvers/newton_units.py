@@ -79,6 +79,8 @@ class Units:
         """
         scales = at.row_scales(point.x, point.W, point.adjoint, point.value)
         spread = self._spread_at(point, scales.spread, at.eps)
+        if not scales.spread > 0 and point.value == 0:  # where f vanishes at all samples: what a unit of x is worth
+            spread = float(np.max(scales.sizes * np.where(point.x != 0, np.abs(point.x), 1.0))) or spread
         seen = (scales.sizes > 0) & np.isfinite(scales.sizes) & ~self.measured
         known, width = np.where(self.measured, self.sigma, scales.sizes), at.bounds[1] - at.bounds[0]
         most = np.max(np.where(np.isfinite(known), known, 0))
