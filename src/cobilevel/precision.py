@@ -1,6 +1,5 @@
 """The precision a call computes in: double where results should be exact, whatever JAX's setting."""
 
-import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,10 +25,7 @@ _PRECISIONS = {"single": np.dtype(np.float32), "double": np.dtype(np.float64)}
 @contextmanager
 def double(on: bool = True) -> Iterator[None]:
     """Within it, this thread computes in double precision, or not, and promotes ranks; JAX's settings are unchanged."""
-    here: Any = getattr(jax, "enable_x64", None)
-    if here is None:  # JAX before 0.8
-        here = importlib.import_module("jax.experimental").enable_x64
-    with here(on), ranks_promoted():
+    with jax.enable_x64(on), ranks_promoted():
         yield
 
 
