@@ -116,3 +116,21 @@ def test_all_of_y_is_in_the_table_under_equalities():
     np.testing.assert_allclose(np.stack([table[f"y[{k}]"] for k in range(3)], axis=1), found.policy(XI[:4]))
     assert len(found.plot().axes[0].lines) >= 3
     assert {name: len(column) for name, column in found.table(XI[:0]).items()} == dict.fromkeys(table, 0)
+
+
+def test_single_values_are_repeated_and_categories_without_samples_have_no_error():
+    rng = np.random.default_rng(0)
+    columns = {"weather": rng.uniform(0, 1, 200), "kind": rng.choice(["a", "b"], 200)}
+    domain = cb.Mixed(weather=cb.Interval(0, 1), kind=cb.Finite(["a", "b", "never"]))
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (x - y) ** 2, lambda x, y, xi, eta: (y - eta) ** 2, x0=0.0, y0=0.0, domain=domain
+    )
+    solution = cb.solve(problem, cb.Samples(columns, columns["weather"] + 0.1 * rng.normal(size=200)))
+    table = solution.table({"weather": [0.2, 0.5, 0.9], "kind": "a"})
+    assert table["kind"].tolist() == ["a"] * 3
+    assert {len(column) for column in table.values()} == {3}
+    errors = solution.policy_standard_error({"weather": 0.5, "kind": np.array(["a", "b", "never"])})
+    assert np.isfinite(errors).tolist() == [True, True, False]
+    alone = cb.Problem(problem.upper, problem.lower, x0=0.0, y0=0.0, domain=domain.parts["kind"])
+    found = cb.solve(alone, cb.Samples(columns["kind"], columns["weather"]))
+    assert np.isfinite(found.policy_standard_error(np.array(["a", "never"]))).tolist() == [True, False]

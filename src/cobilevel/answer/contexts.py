@@ -176,7 +176,12 @@ def policy_table(solution: Any, contexts: Any) -> Any:
     y = as_rows(solution.at(xi)).astype(solution.basis.constant.dtype) if len(xi) else np.zeros((0, len(names)))
     results = {free(name): column for name, column in zip(names, y.T, strict=True)}
     results[free("in_domain")] = np.asarray(domain.contains(put(xi)), bool)
-    return {**columns, **results} if frame is None else frame.with_results(list(columns), results)
+    if frame is not None:
+        return frame.with_results(list(columns), results)
+    whole = {
+        name: np.broadcast_to(column, len(xi)) if np.size(column) == 1 else column for name, column in columns.items()
+    }
+    return {**whole, **results}
 
 
 class _PolicyThere:

@@ -52,11 +52,11 @@ class Slice:
     place: list[np.ndarray]
 
     def along(self, axis: ContextAxis, count: int = 201) -> np.ndarray:
-        """Values from one end of a context to the other; if it has no ends, over the samples."""
+        """Values from one end of a context to the other; if it has no ends, over most of the samples."""
         if axis.bounded or not self.place:
             return axis.along(count)
         seen = self.place[[one.name for one in self.over].index(axis.name)]
-        return np.linspace(seen.min(), seen.max(), count)
+        return np.linspace(*np.quantile(seen, [0.005, 0.995]), count)
 
     def at(self, *columns: np.ndarray, interval: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
         """The components of the policy along `over`, and half of their 95% intervals, if there are any."""

@@ -149,7 +149,8 @@ class Solution:
         """The standard error of the policy at contexts, given ``x``, in the shape of ``policy(xi)``.
 
         The policy plus or minus 1.96 standard errors covers, 95% of the time, the best policy in the basis at this
-        ``x``; the error of the basis itself is not included (``certify`` measures that).
+        ``x``; the error of the basis itself is not included (``certify`` measures that). NaN for categories without
+        samples.
         """
         return self.standard_error_at(self.basis.domain.pack(columns_of(self.basis.domain, xi, "solution.policy")))
 

@@ -18,7 +18,7 @@ from scipy import special
 
 from ..derivatives import Expansions, flattened, galerkin
 from ..lower import DENSE_LIMIT, ROUNDINGS, Point, lower_size, solve_at
-from ..problem import Level
+from ..problem import Finite, Level
 from ..reduction import Reduced
 from ..study import Study
 
@@ -94,9 +94,21 @@ def policy_noise(
 
     def errors(xi: Any) -> Float[np.ndarray, "n dy"]:
         at = np.asarray(reduced.features(xi), float)
-        return np.sqrt(np.maximum(np.einsum("nk,jkl,nl->nj", at, spread, at), 0))
+        found = np.sqrt(np.maximum(np.einsum("nk,jkl,nl->nj", at, spread, at), 0))
+        return np.where(_observed(study, xi)[:, None], found, np.nan)
 
     return errors
+
+
+def _observed(study: Study, xi: Any) -> Bool[np.ndarray, " n"]:
+    """Whether all categories of each context have samples: of others they say nothing."""
+    domain, known = study.problem.domain, np.ones(len(xi), bool)
+    for (part, asked, _), (_, seen, _) in zip(
+        domain.columns(xi), domain.columns(study.lower.contexts().xi), strict=True
+    ):
+        if isinstance(part, Finite):
+            known &= np.isin(np.asarray(part.index(np.asarray(asked))), np.asarray(part.index(np.asarray(seen))))
+    return known
 
 
 # -- the reduced problem at one point, and around it
