@@ -8,6 +8,7 @@ machine code is made the quick way, and hardly optimised.
 import gc
 import mmap
 import os
+import signal
 from pathlib import Path
 
 import jax
@@ -48,6 +49,8 @@ def pytest_configure(config):
     if "XLA_FLAGS" not in os.environ:
         chosen = {"xla_backend_optimization_level": level} | FLAGS
         os.environ["XLA_FLAGS"] = " ".join(f"--{flag}={value}" for flag, value in chosen.items() if _known(flag))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; tests send it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()  # what is imported stays, and need not be looked through again and again
     gc.set_threshold(50_000, 20, 20)
 
