@@ -138,8 +138,19 @@ def _show(app, docname: str, source: list[str]) -> None:
     source[0] = text
 
 
+def _plain(app, docname: str, source: list[str]) -> None:
+    """Blocks of no language are what was printed, and not to be coloured as code."""
+    lines, inside = source[0].split("\n"), False
+    for k, line in enumerate(lines):
+        if line.startswith("```"):
+            lines[k] = "```text" if line == "```" and not inside else line
+            inside = not inside
+    source[0] = "\n".join(lines)
+
+
 def setup(app):
     app.add_config_value("executed_kept", "", "env")
     app.connect("builder-inited", run_all, priority=50)
     app.connect("source-read", _show)
+    app.connect("source-read", _plain, priority=900)
     return {"parallel_read_safe": True}
