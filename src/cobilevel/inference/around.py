@@ -410,7 +410,8 @@ def look_around(study: Study, galerkin: Galerkin) -> Around:
     if not first.sound:
         return first
     error, reach = _standard_errors(first), np.abs(np.diag(first.directions))
-    known, error = np.isfinite(error), np.maximum(error, first.shortest)
+    least = np.maximum(first.shortest, study.eps**0.25 * reach)  # without noise, an error is mere rounding
+    known, error = np.isfinite(error), np.maximum(error, least)
     if np.any(known & ((error > 2 * _WIDER * reach) | (reach > 2 * _WIDER * error))):
         second = first.look(x, np.diag(np.where(known, error, reach)))
         best = second = _in_own_units(second, size)
@@ -475,7 +476,8 @@ def to_minimum(
     is not looked into."""
     x, (lo, hi) = galerkin.point.x, galerkin.expansions.bounds
     step = np.clip(x - inverse @ slope, lo, hi) - x
-    rounding = np.sqrt(galerkin.expansions.eps * abs(galerkin.point.value)) * unit
+    half, natural = np.sqrt(galerkin.expansions.eps), galerkin.natural_step()[0]
+    rounding = half * np.maximum(np.sqrt(abs(galerkin.point.value)) * unit, natural)
     step = np.where(np.abs(step) > rounding, step, 0.0)
     if np.all(np.abs(step) <= little):
         return step, False
