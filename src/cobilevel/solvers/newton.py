@@ -342,7 +342,9 @@ def _ran_away(at: Expansions, state: NewtonState) -> bool:
     x, value, lost = flattened(state.x), float(state.current.value), float(state.units.spread) / at.eps
     if value >= -lost or state.units.far(x) <= lost or state.current.size < _STEADY * state.stopping.scale:
         return False
-    return value < -at.row_scales(x, at.table(state.W), centre=value).spread / np.sqrt(at.eps)  # it may have grown too
+    return value < -at.row_scales(x, at.table(state.W), centre=value).spread / at.eps ** (
+        1 / 3
+    )  # it may have grown too
 
 
 def _damping(
