@@ -12,7 +12,6 @@ from cobilevel.answer import run
 from cobilevel.derivatives import Expansions, expansion
 from cobilevel.iteration import steps_on_host
 from cobilevel.lower import Dense, minimise, solve_at
-from cobilevel.solvers.newton import QuasiNewtonMemory
 from problems import LINE, Aim, as_pytrees, curved_problem, single
 
 ROWS, BASIS = 400, cb.Chebyshev(5)  # the same for all, so that they share one compiled program
@@ -250,32 +249,3 @@ def test_compiles_once_for_many_instances():
     solve(2.0)
     assert len(traced) - first == 2 * checks  # checks trace each problem; the solver is traced no more
     assert checks < 5
-
-
-def test_the_least_curvature_of_the_pairs():
-    memory = QuasiNewtonMemory.empty(3, 3, curved=True)
-    assert memory.least_curvature() == np.inf
-    memory = memory.remember(np.array([0.0, 0.0, 1.0]), np.array([0.0, 5.0, 12.0]))
-    memory = memory.remember(np.array([3.0, 4.0, 0.0]), np.array([6.0, 8.0, 0.0]))
-    assert memory.least_curvature() == 2.0
-    assert memory.upon(np.diag([9.0, -1.0, 5.0])).least_curvature() == 1.0
-
-
-def test_pairs_correct_a_curvature():
-    """On the free coordinates: exact where the curvature is, and along a step where a pair says so."""
-    rng = np.random.default_rng(0)
-    root = rng.normal(size=(5, 5))
-    hessian, gradient, free = root @ root.T, rng.normal(size=5), np.array([True, True, False, True, True])
-    exact = np.zeros(5)
-    exact[free] = -np.linalg.solve(hessian[np.ix_(free, free)], gradient[free])
-    memory = QuasiNewtonMemory.empty(3, 5, curved=True).upon(hessian)
-    np.testing.assert_allclose(memory.direction(gradient, free), exact, rtol=1e-10)
-    flat = QuasiNewtonMemory.empty(3, 5, curved=True).upon(np.diag([2.0, 1.0, 0.0, 4.0, 0.0]))
-    found = flat.direction(gradient, np.ones(5, bool))
-    np.testing.assert_allclose(found, -gradient * [0.5, 1.0, 0.0, 0.25, 0.0])  # nowhere along what is flat
-
-    step, change = rng.normal(size=5), root @ root.T @ np.ones(5)
-    change = change if step @ change > 0 else -change
-    found = memory.remember(step, change).direction(change, np.ones(5, bool))
-    np.testing.assert_allclose(found, -step, rtol=1e-10)  # the secant condition
-    assert memory.remember(step, change).without_pairs().count == 0

@@ -108,7 +108,7 @@ class Expansions:
     @property
     def curved(self) -> bool:
         """Whether the curvature of the reduced objective can be formed, by products along each coordinate."""
-        return self.crossed and self.dx <= DENSE_LIMIT and self._far is None
+        return self.crossed and self.dx <= DENSE_LIMIT
 
     @property
     def long_rows(self) -> bool:

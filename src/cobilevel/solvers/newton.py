@@ -1,34 +1,33 @@
-r"""``Newton``: full batch, second order in the coefficients, exact implicit hypergradient, quasi-Newton in ``x``.
+r"""``Newton``: full batch, exact implicit hypergradient, second order in the coefficients and in ``x``.
 
-One step is a line search in ``x`` along the quasi-Newton direction, each trial with the lower level solved; the damping
-and the line search in the coefficients are in ``lower.damped_newton``. The rules by which a run ends are in
-``newton_stopping``, the units in which it measures ``x`` in ``newton_units``.
+One step searches along the way to the minimum of a quadratic model (``newton_model``), each trial with the lower level
+solved; the damping and the line search in the coefficients are in ``lower.damped_newton``. A Newton step has a scale of
+its own, and the decrease that it promises is in units of the objective: nothing here depends on the units of ``x``.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from ..checks import positive, whole
 from ..derivatives import Curvature, Expansions, HostLedger, flattened
 from ..iteration import ROUNDINGS, SOLVED, Clock, Evolving, Result, Solver
 from ..lower import Point, lower_size, solve_at
 from ..programs import plain
-from .newton_stopping import Stopping, Trial
-from .newton_units import Units
+from .newton_model import Model, Pairs, explaining, units_of
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 _LOOSEST = 1e-6  # of the coefficients: how far the lower level may be from its solution while a run is far off
-_TRIALS = 30  # shortened by half or more each, the last is a billionth of the first: shorter ones drown in rounding
+_FAR_OFF = 1e-3  # of the spread: a decrease promised above which a run is
+_TRIALS = 40  # along one direction: enough for any scale, since shortening and stretching accelerate
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
-_FAIR_SHARE = 1e-4  # of the decrease that the gradient promised (Armijo), the customary constant
-_FIRST_STEP = 0.5  # of the spread of the objective: the first step of steepest descent; the next knows curvature
-_STEADY = 0.999  # of the first gradient: an objective that falls without end keeps as much
-_GROWTH_OF_STEPS = 4  # times the step before, where that has shown no positive curvature
+_FAIR_SHARE = 1e-4  # of the decrease that the slope promised (Armijo), the customary constant
+_STEEP = 0.9  # of the first slope (Wolfe), the customary constant: where as much is left, a step was too short
+_ACCURACY = 1.5  # exponent of the precision: the decrease still promised at the end, as a share of the spread
 
 
 def trouble(point: Point) -> Result:
@@ -40,99 +39,22 @@ def trouble(point: Point) -> Result:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class QuasiNewtonMemory:
-    """Pairs of L-BFGS: the last `steps` and the `changes` of the gradient along them, newest first; and a `curvature`
-    that they correct, with the `least` along any direction.
+class Plan:
+    """What the model says at the iterate.
 
-    `count` pairs are filled, the others are 0. Where no curvature is known, `least` is infinite.
+    - `step`: to its minimum; `promised`: the decrease on the way there, half the slope along it (the decrement).
+    - `bend`: where the gradient vanishes but the objective curves downwards, twice the decrease promised along that
+      direction, which the step then is; else 0.
+    - `unit`: of each coordinate; `spread`: of the objective over the samples, when last measured.
+    - `kink`: whether only pairs say that no more is promised.
     """
 
-    steps: Any
-    changes: Any
-    count: Any
-    curvature: Any
-    least: Any
-
-    @staticmethod
-    def empty(size: int, dx: int, curved: bool = False, dtype: Any = float) -> "QuasiNewtonMemory":
-        """Room for so many pairs of vectors, and for a curvature if `curved`."""
-        pairs, square = np.zeros((size, dx), dtype), (dx, dx) if curved else (0, 0)
-        nothing = np.asarray(np.inf, dtype)
-        return QuasiNewtonMemory(pairs, pairs.copy(), np.asarray(0, np.int32), np.zeros(square, dtype), nothing)
-
-    def direction(
-        self, gradient: Float[np.ndarray, " dx"], free: Bool[np.ndarray, " dx"]
-    ) -> Float[np.ndarray, " dx"] | None:
-        """Minus the L-BFGS inverse Hessian on the free coordinates times the gradient, by the two-loop recursion.
-
-        Pairs without positive curvature there are passed over; ``None`` where nothing is known.
-        """
-        count, known = int(self.count), bool(np.isfinite(self.least))
-        steps, changes = (np.where(free, np.asarray(part[:count], float), 0.0) for part in (self.steps, self.changes))
-        bend = np.sum(steps * changes, axis=1)
-        sizes = np.linalg.norm(steps, axis=1) * np.linalg.norm(changes, axis=1)
-        use = bend > len(free) * np.finfo(float).eps * sizes  # below, the two are orthogonal but for rounding
-        if not (known and free.any()) and not use.any():
-            return None
-        steps, changes, bend = steps[use], changes[use], bend[use]
-        q, shares = np.where(free, gradient, 0.0), []
-        for s, c, b in zip(steps, changes, bend, strict=True):
-            shares.append(s @ q / b)
-            q = q - shares[-1] * c
-        if known:
-            r, matrix = np.zeros_like(q), np.asarray(self.curvature, float)[np.ix_(free, free)]
-            try:
-                r[free] = np.linalg.solve(matrix, q[free])
-            except np.linalg.LinAlgError:  # flat along some directions: none along these
-                r[free] = np.linalg.pinv(matrix, hermitian=True) @ q[free]
-        else:
-            r = q * (bend[0] / (changes[0] @ changes[0]))
-        for s, c, b, share in zip(steps[::-1], changes[::-1], bend[::-1], shares[::-1], strict=True):
-            r = r + s * (share - c @ r / b)
-        return -r
-
-    def least_curvature(self) -> float:
-        """The least curvature that is known; infinite where none is."""
-        lengths, changes = (np.linalg.norm(np.asarray(part, float), axis=1) for part in (self.steps, self.changes))
-        some = lengths > 0
-        return float(np.min(changes[some] / lengths[some], initial=float(self.least)))
-
-    def last_length(self) -> float:
-        """The length of the last step; 0 where there is none."""
-        return float(np.linalg.norm(self.steps[0])) if self.count else 0.0
-
-    def upon(self, hessian: Float[np.ndarray, "dx dx"], damping: float = 0.0) -> "QuasiNewtonMemory":
-        """The same pairs upon a curvature: that of a Hessian with the sizes of its principal curvatures.
-
-        The share `damping` of the largest is added to all.
-        """
-        values, vectors = np.linalg.eigh(hessian)
-        bends = np.abs(values) + damping * np.max(np.abs(values))
-        kind = self.steps.dtype
-        return replace(self, curvature=((vectors * bends) @ vectors.T).astype(kind), least=bends.min().astype(kind))
-
-    def without_pairs(self) -> "QuasiNewtonMemory":
-        """The curvature alone."""
-        nothing = np.zeros_like(self.steps)
-        return replace(self, steps=nothing, changes=nothing, count=np.zeros_like(self.count))
-
-    def remember(self, step: Float[np.ndarray, " dx"], change: Float[np.ndarray, " dx"]) -> "QuasiNewtonMemory":
-        """With one more pair, the oldest dropped."""
-        roll = lambda table, row: np.concatenate([row[None].astype(table.dtype), table[:-1]])
-        count = np.asarray(min(int(self.count) + 1, len(self.steps)), np.int32)
-        return replace(self, steps=roll(self.steps, step), changes=roll(self.changes, change), count=count)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Current:
-    """The upper objective at the iterate: `value` and `gradient`; the `size` of what bounds leave of the gradient (at a
-    kink, of the gradients combined), and of the lower gradient."""
-
-    value: Any
-    gradient: Any
-    size: Any
-    lower_gradient: Any
+    step: Any
+    promised: Any
+    bend: Any
+    unit: Any
+    spread: Any
+    kink: Any
 
 
 @jax.tree_util.register_dataclass
@@ -140,24 +62,34 @@ class Current:
 class NewtonState(Evolving):
     """What evolves, besides what every state has.
 
-    - `current`: the upper objective at the iterate.
+    - `value`, `gradient`, `lower_gradient`: of the upper objective at the iterate, and the size of the lower gradient.
     - `sensitivity`: how the coefficients move with ``x``, from which those of the next ``x`` are predicted.
-    - `memory`: quasi-Newton pairs, in the `units` of the run; `stopping`: what the rule remembers.
+    - `plan`: the next step; `pairs`: steps that the Hessian does not explain.
+    - `lower_target`: the size of the lower gradient to solve to, negative before the first step; `failures`: searches
+      in a row that found no lower point.
     """
 
     x: Any
     W: Any
     clock: Any
     ledger: Any
-    current: Any
+    value: Any
+    gradient: Any
+    lower_gradient: Any
     sensitivity: Any
-    memory: Any
-    stopping: Any
-    units: Any
+    plan: Any
+    pairs: Any
+    lower_target: Any
+    failures: Any
 
     def record(self):
-        now = self.current
-        return {"upper": now.value, "gradient": now.size, "lower_gradient": now.lower_gradient}
+        size = np.linalg.norm(np.where(self.plan.step != 0, self.gradient, 0.0))
+        return {
+            "upper": self.value,
+            "gradient": size,
+            "promised": self.plan.promised,
+            "lower_gradient": self.lower_gradient,
+        }
 
 
 class Newton(Solver):
@@ -166,19 +98,19 @@ class Newton(Solver):
     At each ``x`` the coefficients minimise $g_\Phi$ by a damped Newton method on the structured Hessian
     $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, applied as products beyond),
     starting from a prediction by the previous solution. The hypergradient is exact, by implicit differentiation; ``x``
-    moves by projected L-BFGS with backtracking. If ``x`` has more coordinates than `memory` (and at most 2000), or once
-    a run has taken more than `memory` steps, the curvature of the reduced objective is formed too, by products. It
-    replaces the L-BFGS pairs wherever it explains how the gradient changes. Elsewhere the pairs correct the curvature
-    of ``f`` along a policy linear in ``x``: 76 capacities of a road network then take 36 steps.
+    moves by Newton steps too, on the exact Hessian of the reduced objective, its eigenvalues made positive, within the
+    bounds, with a line search. Far from the solution the Hessian of a policy straight in ``x`` (Gauss and Newton's) is
+    used where it explains the last step better. Where neither explains it, as across kinks of ``f``, pairs of steps
+    correct the Hessian; they replace it if it cannot be formed.
     Features are whitened first, so the solution depends on the span of the basis and not on its conditioning;
     directions that the observed contexts do not determine keep their initial values.
 
     **Arguments:**
 
-    - `tolerance`: stop when the projected gradient is at most this share of its first value, by default the precision
-      to the power 2/3, *and* the next quasi-Newton step would move ``x`` by less than the square root of the precision
-      (so that a start far away, with a huge gradient, does not look like convergence).
-    - `memory`: how many pairs of steps the quasi-Newton method keeps; for more coordinates or steps see above.
+    - `tolerance`: stop when the next step promises to lower the objective by at most this share of its spread over the
+      samples (its standard deviation; its size, if it does not vary), by default the precision to the power 3/2; or
+      when that is less than rounding.
+    - `memory`: how many pairs of steps are kept.
 
     **Example:**
 
@@ -209,240 +141,181 @@ class Newton(Solver):
 
     def init(self, reduced, key, steps):
         at = self.ready(reduced)
-        zero, crossed = np.zeros((), at.dtype), at.dx if at.crossed else 0
+        zero, none, crossed = np.zeros((), at.dtype), np.zeros(at.dx), at.dx if at.crossed else 0
         return NewtonState(
             x=at.decision(np.clip(at.start, *at.bounds)),
             W=at.coefficients(at.table(at.reduced.W0)),
             clock=Clock.start(steps),
             ledger=HostLedger.of({}),
-            current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero),
+            value=zero,
+            gradient=np.zeros(at.dx, at.dtype),
+            lower_gradient=zero,
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
-            memory=self._first_memory(at, Units.unknown(at.dx)),
-            stopping=Stopping.start(),
-            units=Units.unknown(at.dx),
+            plan=Plan(none, np.asarray(np.inf), np.zeros(()), none, np.zeros(()), np.asarray(False)),
+            pairs=Pairs.none(self.memory, at.dx, at.dtype),
+            lower_target=np.asarray(-1.0),
+            failures=np.asarray(0, np.int32),
         )
 
     @plain
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # far out; what is not finite is not taken
     def step(self, reduced, state):
-        """The first step stays at ``x0`` and solves the lower level there; each later one is a line search."""
+        """The first step stays at ``x0`` and solves the lower level there; each later one is a search."""
         at, state = self.ready(reduced), jax.tree.map(np.asarray, state)
-        before, here, size = at.spent.copy(), _iterate(at, state), float(state.current.size)
-        rule, begun = state.stopping, bool(state.stopping.begun)
+        before, here, plan, failures = at.spent.copy(), _iterate(at, state), state.plan, int(state.failures)
+        begun, target, pairs, result = state.lower_target >= 0, float(state.lower_target), state.pairs, Result.RUNNING
         if not begun:
-            rule = replace(rule, lower_target=at.eps**_LOWER_ACCURACY * lower_size(at, here.x, here.W))
-        close = _closeness(at, rule, size)
-        trial = _line_search(at, here, size, state.memory, state.units, rule, close)
-        if begun and not trial.moved and close:  # a gradient that is not exact may point nowhere
-            here = solve_at(at, here.x, here.W, float(rule.lower_target))
-            size = state.units.projected(at, here)
-            trial = _line_search(at, here, size, state.memory, state.units, rule, 0.0)
-        point, moved = trial.point, trial.moved
-        units, anew = state.units.after(at, point) if moved else (state.units, False)
-        if moved and begun and not anew:
-            steps = (point.x - here.x) * units.sigma, (point.gradient - here.gradient) / units.sigma
-            memory = state.memory.remember(*steps)
-            if at.dx > self.memory or state.step >= self.memory:
-                memory = self._with_curvature(at, point, units, memory)
+            target = at.eps**_LOWER_ACCURACY * lower_size(at, here.x, here.W)
+            end = solve_at(at, here.x, here.W, target)
+            result = Result.RUNNING if end.sound else trouble(end)
         else:
-            memory = self._first_memory(at, units, point if moved else None)
-        rule, size = replace(rule, begun=begun and not anew).after(
-            at,
-            units,
-            here,
-            size,
-            trial,
-            ahead=_next_length(at, units, memory, trial),
-            curvature=state.memory.least_curvature(),
-            tolerance=at.eps ** (2 / 3) if self.tolerance is None else self.tolerance,
-        )
-        end = point if moved else here
+            end, refused = _search(at, here, plan, target, 0.0 if failures else _closeness(at, plan))
+        if end is not None and result is Result.RUNNING:
+            seen = [(here, end), (end, refused)] if begun else []
+            news = [(b.x - a.x, b.gradient - a.gradient) for a, b in seen if b is not None and b.finite]
+            plan, pairs, result = self._planned(at, end, plan, pairs, news)
+            failures = 0
+        elif end is None:  # a gradient that is not exact may point nowhere, and a model may mislead
+            end, failures, pairs = solve_at(at, here.x, here.W, target), failures + 1, Pairs.none(*pairs.steps.shape)
+            step = Model(at, end, None, plan.unit).step()
+            result = _verdict(at, here, plan) if plan.promised <= _noise(at, here, plan.spread) or plan.bend else result
+            result = Result.STALLED if result is Result.RUNNING and failures > 1 else result
+            plan = plan if result is not Result.RUNNING else replace(plan, step=step, promised=-end.gradient @ step / 2)
         after = NewtonState(
             x=at.decision(end.x),
             W=at.coefficients(end.W),
-            clock=replace(state.clock, result=state.result if begun or moved else trouble(point).code),
+            clock=replace(state.clock, result=result.code),
             ledger=state.ledger.plus(HostLedger.of(at.spent - before)),
-            current=Current(end.value, end.gradient, size, end.lower_gradient),
+            value=end.value,
+            gradient=end.gradient,
+            lower_gradient=end.lower_gradient,
             sensitivity=np.zeros_like(state.sensitivity) if end.sensitivity is None else end.sensitivity,
-            memory=memory,
-            stopping=rule,
-            units=units,
+            plan=plan,
+            pairs=pairs,
+            lower_target=target,
+            failures=failures,
         )
         return jax.tree.map(lambda new, old: np.asarray(new, old.dtype, order="C"), after, state)
 
     @plain
-    def _first_memory(self, at: Expansions, units: Units, point: Point | None = None) -> QuasiNewtonMemory:
-        """Without pairs; with the curvature, in the units of the run, where it is known, or where that of a straight
-        policy is of use: for more coordinates than pairs."""
-        curved = at.curved or at.curvature is not None
-        memory = QuasiNewtonMemory.empty(self.memory, at.dx, curved, at.dtype)
-        if at.curvature is not None:
-            return memory.upon(at.curvature / np.outer(units.sigma, units.sigma))
-        if point is None or at.dx <= self.memory or not at.curved or point.sensitivity is None:
-            return memory
-        return self._straight(at, point, units, memory, _FIRST_STEP * float(units.spread)) or memory
-
-    @plain
-    def _straight(
-        self, at: Expansions, point: Point, units: Units, memory: QuasiNewtonMemory, reach: float
-    ) -> QuasiNewtonMemory | None:
-        """Upon the curvature of ``f`` along a policy straight in ``x`` (Gauss and Newton's, for sums of squares),
-        damped for a step no longer than `reach`; ``None`` where it is not positive: ``f`` is not convex there."""
-        hessian = self._hessian(at, point, units, True)
-        if hessian is None:
-            return None
-        gradient, least = np.where(units.free(at, point, 0.0), point.gradient, 0.0) / units.sigma, np.sqrt(at.eps)
-        damping = _damping(hessian, gradient, reach, least)
-        if damping is None:
-            return None
-        return (memory if damping == least else memory.without_pairs()).upon(hessian, damping)
-
-    @plain
-    def _hessian(self, at: Expansions, point: Point, units: Units, straight: bool) -> Float[np.ndarray, "dx dx"] | None:
-        """The curvature at a point in the units of the run; ``None`` where these are so uneven that pairs for every
-        coordinate know more than what damping leaves."""
-        rows = _curvature(at, point).all_products(straight).gradient / np.outer(units.sigma, units.sigma)
-        hessian = (rows + rows.T) / 2
-        return None if at.dx <= self.memory and np.linalg.cond(hessian) > at.eps**-0.5 else hessian
-
-    @plain
-    def _with_curvature(
-        self, at: Expansions, point: Point, units: Units, memory: QuasiNewtonMemory
-    ) -> QuasiNewtonMemory:
-        """The curvature at a point, where pairs are too few for the coordinates or for the run.
-
-        In place of the pairs, where it explains how the gradient has changed along the last step. Where it does not,
-        far from where the objective is a parabola, or where that does so better, that of a straight policy, which the
-        pairs correct. Else, as across a kink of ``f``, the pairs know more.
-        """
-        if not at.curved or point.sensitivity is None:
-            return memory
-        here, sigma = _curvature(at, point), units.sigma
-        step, change = (np.asarray(part[0], float) for part in (memory.steps, memory.changes))
-        off = lambda straight: np.linalg.norm(here.products(step[None] / sigma, straight).gradient[0] / sigma - change)
-        exact, straight, half, found = off(False), off(True), np.linalg.norm(change) / 2, None
-        explained = exact < half
-        if not explained or straight < exact:
-            kept = memory.without_pairs() if straight < half else memory
-            found = self._straight(at, point, units, kept, _GROWTH_OF_STEPS * float(np.linalg.norm(step)))
-        if found is None and explained:
-            hessian = self._hessian(at, point, units, False)
-            found = None if hessian is None else memory.without_pairs().upon(hessian, np.sqrt(at.eps))
-        return memory if found is None else found
+    def _planned(
+        self, at: Expansions, point: Point, last: Plan, pairs: Pairs, news: list[tuple[np.ndarray, np.ndarray]]
+    ) -> tuple[Plan, Pairs, Result]:
+        """The next step from a point, the pairs that the Hessian does not explain, and whether that is the end; `news`:
+        the last step with the change of the gradient along it, and the one from its end to where a search was refused
+        (none before the first step)."""
+        begun, spread = bool(news), float(last.spread) if news else _spread(at, point)
+        hessian, unit = None, last.unit
+        if at.curved and point.sensitivity is not None:
+            hessian, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
+            unit = units_of(hessian)
+        if not (np.all(np.isfinite(unit)) and np.any(unit)):
+            sizes = at.row_scales(point.x, point.W, point.adjoint, point.value).sizes
+            other = np.where(sizes > 0, np.sqrt(spread or 1.0) / sizes, 0.0)
+            unit = np.where(np.isfinite(unit) & (unit > 0), unit, other)
+        if hessian is not None:
+            hessian, pairs = explaining(hessian, straight, unit, pairs, news, at.eps)
+        elif news:
+            pairs = pairs.with_one(*news[0])
+        model = Model(at, point, hessian, unit)
+        step = model.step(pairs)
+        promised, kink = -float(point.gradient @ step) / 2, False
+        if promised <= np.sqrt(at.eps) * spread:
+            spread = _spread(at, point)
+        plan = Plan(step, promised, 0.0, unit, spread, False)
+        if begun and point.value < -last.spread / at.eps and point.gradient @ last.step <= -_STEEP * 2 * last.promised:
+            return plan, pairs, Result.UNBOUNDED
+        noise = _noise(at, point, spread)
+        small = promised <= (at.eps**_ACCURACY if self.tolerance is None else self.tolerance) * spread
+        stuck = begun and promised <= noise and promised > last.promised / 4
+        if not (small or stuck or np.all(np.abs(step) <= at.eps * np.abs(point.x))):
+            return plan, pairs, Result.RUNNING
+        falls = model.falling()
+        if falls is not None:
+            return replace(plan, step=falls * np.sqrt(spread or 1.0), bend=-(spread or 1.0)), pairs, Result.RUNNING
+        if pairs.count:
+            kink = -float(point.gradient @ model.step()) / 2 > max(noise, promised)
+        plan = replace(plan, kink=kink)
+        return plan, pairs, _verdict(at, point, plan)
 
     @plain
     def terminate(self, reduced, state):
-        away = _ran_away(self.ready(reduced), state)
-        return state.clock.outcome((Result.UNBOUNDED if away else state.stopping.verdict()).code)
+        return state.clock.outcome(Result.RUNNING.code)
 
 
-def _ran_away(at: Expansions, state: NewtonState) -> bool:
-    """Whether the objective falls without end: it and ``x`` have gone so far that all digits of the spread over the
-    samples are lost, and the gradient is what it was."""
-    x, value, lost = flattened(state.x), float(state.current.value), float(state.units.spread) / at.eps
-    if value >= -lost or state.units.far(x) <= lost or state.current.size < _STEADY * state.stopping.scale:
-        return False
-    return value < -at.row_scales(x, at.table(state.W), centre=value).spread / at.eps ** (
-        1 / 3
-    )  # it may have grown too
+def _verdict(at: Expansions, point: Point, plan: Plan) -> Result:
+    return Result.KINK if plan.kink else Result.CONVERGED
 
 
-def _damping(
-    hessian: Float[np.ndarray, "n n"], gradient: Float[np.ndarray, " n"], reach: float, least: float
-) -> float | None:
-    """The share of the largest curvature that is to be added to all for a step no longer than `reach` (Levenberg and
-    Marquardt's), or `least`; ``None`` where not all directions curve upwards, by that share."""
-    values, vectors = np.linalg.eigh(hessian)
-    if not values[0] > -least * values[-1]:
-        return None
-    along, damping = vectors.T @ gradient, least
-    while damping < 1 and np.linalg.norm(along / (np.abs(values) + damping * values[-1])) > reach:
-        damping *= 2
-    return damping
+def _spread(at: Expansions, point: Point) -> float:
+    """The standard deviation of the objective over the samples; its size, where it does not vary beyond rounding."""
+    spread = at.row_scales(point.x, point.W, centre=point.value).spread
+    return spread if spread > ROUNDINGS * at.eps * abs(point.value) else abs(point.value)
 
 
-def _curvature(at: Expansions, point: Point) -> Curvature:
-    return Curvature(at, point.x, point.W, point.adjoint, point.sensitivity)
+def _noise(at: Expansions, point: Point, spread: float) -> float:
+    """The rounding of the objective."""
+    return ROUNDINGS * at.eps * max(abs(point.value), spread)
 
 
 def _iterate(at: Expansions, state: NewtonState) -> Point:
     """The iterate; not sound, so that a search does not end there."""
-    x, W, now = flattened(state.x), at.table(state.W), state.current
+    x, W = flattened(state.x), at.table(state.W)
     sensitivity = np.asarray(state.sensitivity, float) if at.crossed else None
-    gradient = np.asarray(now.gradient, float)
-    return Point(x, W, float(now.value), gradient, float(now.lower_gradient), False, False, W, sensitivity)
+    gradient = np.asarray(state.gradient, float)
+    return Point(x, W, float(state.value), gradient, float(state.lower_gradient), False, False, W, sensitivity)
 
 
-def _closeness(at: Expansions, rule: Stopping, size: float) -> float:
+def _closeness(at: Expansions, plan: Plan) -> float:
     """How far the lower level may be from its solution, as a share of the coefficients; 0 for not at all.
 
-    Far from its end a run needs no exact lower level: a third of the digits, and more as the gradient falls. Where
-    products stand for the Hessian, no last correction makes up for it.
+    Far from its end a run needs no exact lower level. Where products stand for the Hessian, no last correction makes up
+    for it.
     """
-    share = size / float(rule.scale) if rule.begun and rule.scale else 1.0
-    close = min(_LOOSEST, share**2)
-    return close if at.formed and not rule.failures and close > at.eps**SOLVED else 0.0
+    return _LOOSEST if at.formed and plan.promised > _FAR_OFF * plan.spread and _LOOSEST > at.eps**SOLVED else 0.0
 
 
-def _line_search(
-    at: Expansions, here: Point, size: float, memory: QuasiNewtonMemory, units: Units, rule: Stopping, close: float
-) -> Trial:
-    """The full step first, then shorter ones until the objective falls; where not begun, only solves at ``x``.
+def _search(
+    at: Expansions, here: Point, plan: Plan, target: float, close: float
+) -> tuple[Point | None, Point | None]:
+    """A point along the step where the objective is lower by a fair share of what was promised, and the nearest one
+    beyond it that was refused; ``None`` where there is none.
 
-    Points are in units of the problem, the memory and the size of the gradient in those of the run.
+    The whole step first; then shorter ones, or longer ones while the slope stays what it was, faster and faster; then
+    between the two. Where the decrease drowns in rounding, the whole step is taken.
     """
-    x, g, begun = here.x, here.gradient, bool(rule.begun)
-    rounding = ROUNDINGS * at.eps * abs(here.value)
-    direction, free, use_memory = _direction(at, here, size, memory, units)
-    target = np.inf if close else float(rule.lower_target)
-
-    def enough(point: Point) -> bool:
-        if not point.sound or not begun:
-            return point.sound
-        wanted = _FAIR_SHARE * (g @ (point.x - x))
-        if wanted < 0 and point.value <= here.value + wanted:
-            return True
-        drowned = -wanted <= rounding and point.value <= here.value + rounding
-        return bool(drowned and units.projected(at, point) < size)
-
-    refused, point, length = here, here, 1.0
-    for trial in range(_TRIALS if begun else 1):
-        if trial:
-            slope = g @ (point.x - x)
-            excess = point.value - here.value - slope
-            best = -slope / (2 * excess) if point.sound and excess > 0 else 0.0  # the minimum of the parabola
-            length *= float(np.clip(best, *_SHORTEN))
-        place = np.clip(x + length * direction, *at.bounds)
-        refused, point = point, solve_at(at, place, here.coefficients_at(place), target, close)
-        if enough(point):
-            return Trial(point, refused, True, free, use_memory)
-    return Trial(point, point, False, free, use_memory)
-
-
-def _direction(
-    at: Expansions, point: Point, size: float, memory: QuasiNewtonMemory, units: Units
-) -> tuple[Float[np.ndarray, " dx"], Bool[np.ndarray, " dx"], bool]:
-    """The direction of the search, its free coordinates, and whether the memory was of use."""
-    x, g = units.scaled(point)
-    spread, half = float(units.spread), np.sqrt(at.eps)  # half the digits: what is as close to a bound counts as there
-    free = units.free(at, point, np.minimum(size * spread, half * (spread + np.abs(x))))
-    direction, length = memory.direction(g, free), float(np.linalg.norm(g))
-    if direction is not None and direction @ g < 0:
-        most = (spread + units.far(point.x)) / half  # a step that loses more digits would lead anywhere
-        direction = direction * min(1.0, most / float(np.linalg.norm(direction)))
-        along = direction @ g / (length**2 or 1.0)  # the fixed coordinates go as far as the others
-        return np.where(free, direction, along * g) / units.sigma, free, True
-    reach = max(_FIRST_STEP * spread, _GROWTH_OF_STEPS * memory.last_length())
-    reach = max(reach, half * units.far(point.x))  # shorter ones would hardly change x
-    return -g * (reach / length if length > 0 else 0.0) / units.sigma, free, False
+    step, slope, bend = np.asarray(plan.step, float), float(here.gradient @ plan.step), float(plan.bend)
+    noise = ROUNDINGS * at.eps * abs(here.value)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        room = np.where(step > 0, at.bounds[1] - here.x, at.bounds[0] - here.x) / step
+    most = max(1.0, float(np.min(room, where=step != 0, initial=np.inf)))
+    low, high, length, refusals, best, refused = 0.0, np.inf, 1.0, 0, None, None
+    for turn in range(1, _TRIALS + 1):
+        place = np.clip(here.x + length * step, *at.bounds)
+        point = solve_at(at, place, here.coefficients_at(place), np.inf if close else target, close)
+        wanted = length * slope + length**2 * bend / 2
+        hidden = -wanted <= noise and point.value <= here.value + noise
+        if point.sound and (hidden or point.value <= here.value + _FAIR_SHARE * wanted):
+            steep = point.gradient @ step < _STEEP * slope
+            low, best = length, point
+            if hidden or not steep or bend or length >= most or high <= 4 * low:
+                return point, refused
+        else:
+            high, refused, refusals = length, point, refusals + 1
+            shrink = float(np.clip(_share(here, point, length * slope, length * point.gradient @ step), *_SHORTEN))
+        if np.isinf(high):
+            length = min(length * 4.0**turn, most)
+        else:
+            length = np.sqrt(low * high) if low else length * shrink**refusals
+        if best is not None and high <= 4 * low or not length > 0:
+            break
+    return best, refused
 
 
-def _next_length(at: Expansions, units: Units, memory: QuasiNewtonMemory, trial: Trial) -> float:
-    """The length of the next quasi-Newton step, within the bounds; infinite where no curvature is known."""
-    gradient, free = trial.point.gradient / units.sigma, trial.free
-    step = memory.direction(gradient, free)
-    if step is None and free.any():
-        return np.inf
-    low, high = units.room(at, trial.point)
-    room = np.where(gradient > 0, low, np.where(gradient < 0, high, 0.0))
-    return float(np.linalg.norm(np.where(free, 0.0 if step is None else step, room)))
+def _share(here: Point, there: Point, slope: float, slope_there: float) -> float:
+    """Of the way to a point that was refused, with the slopes on the way: where a parabola has its minimum; where the
+    objective rises there, the tangents at both ends meet, as they do at a kink."""
+    rise = there.value - here.value
+    if not there.sound or rise <= slope:
+        return 0.0
+    return (rise - slope_there) / (slope - slope_there) if slope_there > 0 else -slope / (2 * (rise - slope))

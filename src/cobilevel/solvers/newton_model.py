@@ -1,0 +1,159 @@
+r"""The quadratic model of ``Newton``: where it has its minimum within the bounds, and by how much the objective falls
+on the way there.
+
+The Hessian is made positive by the sizes of its eigenvalues, in coordinates of unit curvature: $z_j = \sqrt{H_{jj}}\,
+x_j$. In these, the step does not depend on the units of ``x``. Where a coordinate shows no curvature, the samples give
+it a unit: that in which the gradients of single samples are as large as the spread of the objective over them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float
+
+from ..derivatives import Expansions
+from ..lower import Point
+
+_FLAT = 0.75  # exponent of the precision: curvature below this share of a coordinate's own is rounding
+_FALLS = 0.5  # the same, of a curvature below zero along which a stationary point is left
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Pairs:
+    """The last `steps` and the `changes` of the gradient along them, newest first; `count` are filled, others are 0."""
+
+    steps: Any
+    changes: Any
+    count: Any
+
+    @staticmethod
+    def none(size: int, dx: int, dtype: Any = float) -> "Pairs":
+        return Pairs(np.zeros((size, dx), dtype), np.zeros((size, dx), dtype), np.asarray(0, np.int32))
+
+    def with_one(self, step: Float[np.ndarray, " dx"], change: Float[np.ndarray, " dx"]) -> "Pairs":
+        """With one more, the oldest dropped."""
+        roll = lambda table, row: np.concatenate([row[None].astype(table.dtype), table[:-1]])
+        count = min(int(self.count) + 1, len(self.steps))
+        return Pairs(roll(self.steps, step), roll(self.changes, change), np.asarray(count, np.int32))
+
+    def on(self, unit: Float[np.ndarray, " k"], free: Bool[np.ndarray, " dx"]) -> list[tuple[Any, Any, float]]:
+        """Those with positive curvature on the free coordinates, in units of these, newest first."""
+        known = [(np.asarray(part[: self.count, free], float)) for part in (self.steps, self.changes)]
+        pairs = zip(np.divide(known[0], unit, where=unit > 0, out=np.zeros_like(known[0])), known[1] * unit, strict=True)
+        least = len(free) * np.finfo(float).eps  # below, the two are orthogonal but for rounding
+        return [(s, c, s @ c) for s, c in pairs if s @ c > least * np.linalg.norm(s) * np.linalg.norm(c)]
+
+
+class Model:
+    """The model at a point: a Hessian, or none, and the `unit` of each coordinate, in which the objective curves
+    alike."""
+
+    def __init__(
+        self,
+        at: Expansions,
+        point: Point,
+        hessian: Float[np.ndarray, "dx dx"] | None,
+        unit: Float[np.ndarray, " dx"],
+    ):
+        self.gradient, self.hessian, self.unit, self.eps = point.gradient, hessian, unit, at.eps
+        self.low, self.high = at.bounds[0] - point.x, at.bounds[1] - point.x
+        blocked = (self.low >= 0) & (point.gradient > 0) | (self.high <= 0) & (point.gradient < 0)
+        self.free = ~(blocked | (at.bounds[0] == at.bounds[1]))
+
+    def falling(self) -> Float[np.ndarray, " dx"] | None:
+        """The direction along which the objective curves downwards most, in units; ``None`` where it does not."""
+        if self.hessian is None or not self.free.any():
+            return None
+        values, vectors = np.linalg.eigh(self._scaled(self.free))
+        if values[0] >= -(self.eps**_FALLS):
+            return None
+        step = np.zeros(len(self.free))
+        step[self.free] = vectors[:, 0] * self.unit[self.free] / np.sqrt(-values[0])
+        return step if self.gradient @ step <= 0 else -step
+
+    def step(self, pairs: Pairs | None = None) -> Float[np.ndarray, " dx"]:
+        """The way to the minimum within the bounds: coordinates that would leave them are held there, and the others
+        adapt. With what pairs know, where they are given."""
+        step, free = np.zeros(len(self.free)), self.free.copy()
+        while free.any():
+            slope = self.gradient if self.hessian is None else self.gradient + self.hessian @ np.where(free, 0.0, step)
+            step[free] = -self._inverse(slope[free], free, pairs)
+            out = free & ((step < self.low) | (step > self.high))
+            if not out.any():
+                break
+            step[out] = np.clip(step, self.low, self.high)[out]
+            free &= ~out
+        if self.gradient @ step < 0 or not self.free.any():
+            return step
+        return np.clip(np.where(self.free, -(self.unit**2) * self.gradient, 0.0), self.low, self.high)
+
+    def _scaled(self, free: Bool[np.ndarray, " dx"]) -> Float[np.ndarray, "k k"]:
+        unit = self.unit[free]
+        return self.hessian[np.ix_(free, free)] * np.outer(unit, unit)  # pyright: ignore
+
+    def _inverse(
+        self, q: Float[np.ndarray, " k"], free: Bool[np.ndarray, " dx"], pairs: Pairs | None
+    ) -> Float[np.ndarray, " k"]:
+        """The inverse of the model's Hessian on the free coordinates, by the two loops of L-BFGS; in units."""
+        unit = self.unit[free]
+        known, shares, q = [] if pairs is None else pairs.on(unit, free), [], unit * q
+        for s, c, bend in known:
+            shares.append(s @ q / bend)
+            q = q - shares[-1] * c
+        r = q if self.hessian is None else self._solved(self._scaled(free), q)
+        if self.hessian is None and known:  # the newest pair tells by how much the units are off
+            r = q * (known[0][2] / np.sum(known[0][1] ** 2))
+        for (s, c, bend), share in zip(known[::-1], shares[::-1], strict=True):
+            r = r + s * (share - c @ r / bend)
+        return unit * r
+
+    def _solved(self, matrix: Float[np.ndarray, "k k"], q: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
+        """The inverse of a Hessian with the sizes of its eigenvalues, 1 where they are mere rounding, times a vector."""
+        least = self.eps**_FLAT
+        try:
+            np.linalg.cholesky(matrix - least * np.eye(len(matrix)))
+            return np.linalg.solve(matrix, q)
+        except np.linalg.LinAlgError:
+            values, vectors = np.linalg.eigh(matrix)
+            return vectors @ ((vectors.T @ q) / np.where(np.abs(values) > least, np.abs(values), 1.0))
+
+
+def units_of(hessian: Float[np.ndarray, "dx dx"]) -> Float[np.ndarray, " dx"]:
+    """The distance along each coordinate over which the objective curves by 1; infinite where it does not.
+
+    Where a coordinate curves only together with others, that over which it does with them.
+    """
+    sizes = np.abs(hessian)
+    root = np.sqrt(np.diag(sizes))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shared = np.max(np.where(root > 0, sizes / root, 0.0), axis=1, initial=0)
+        root = np.where(root > 0, root, np.where(shared > 0, shared, np.sqrt(np.max(sizes, axis=1, initial=0))))
+        over = np.where(sizes > 0, sizes / np.outer(root, root), 0.0)  # 1 at most, where all curves upwards
+        return 1 / (root * np.sqrt(np.maximum(np.max(over, axis=1, initial=0), 1.0)))
+
+
+def explaining(
+    exact: Float[np.ndarray, "dx dx"],
+    straight: Float[np.ndarray, "dx dx"],
+    unit: Float[np.ndarray, " dx"],
+    pairs: Pairs,
+    news: list[tuple[np.ndarray, np.ndarray]],
+    eps: float,
+) -> tuple[Float[np.ndarray, "dx dx"], Pairs]:
+    """The Hessian, exact or of a policy straight in ``x``, that explains the last change of the gradient better; and
+    pairs, with those of the `news` of which neither explains half. Where a whole step is explained, there are none."""
+    least = lambda hessian: np.linalg.eigvalsh(hessian * np.outer(unit, unit))[0]
+    upwards = np.all(np.isfinite(straight)) and least(straight) >= -(eps**_FLAT)
+    if not news:
+        return straight if upwards and least(exact) < 0 else exact, pairs
+    off = lambda hessian, step, change: float(np.linalg.norm(unit * (hessian @ step - change)))
+    best = straight if upwards and off(straight, *news[0]) < off(exact, *news[0]) else exact
+    new = [each for each in news if off(best, *each) >= np.linalg.norm(unit * each[1]) / 2]
+    if not new and len(news) == 1:
+        return best, Pairs.none(*pairs.steps.shape, pairs.steps.dtype)
+    for each in new:
+        pairs = pairs.with_one(*each)
+    return best, pairs
