@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.inference import around, by_products, standard_errors, uncertainty
+from cobilevel.inference import around, galerkin, smooth, standard_errors, uncertainty
 from cobilevel.judge import comparison
 from cobilevel.study import Study, precision_for
 
@@ -81,7 +81,7 @@ def dense(solution):
 
 
 def test_standard_errors_by_products_are_those_of_dense_matrices(layer, by_products_alone, monkeypatch):
-    monkeypatch.setattr(by_products.Sampled, "bend_error", lambda self, directions: np.zeros(len(directions)))
+    monkeypatch.setattr(around.Around, "bend_error", lambda self: np.zeros(len(self.directions)))
     known, (H, covariance) = layer.uncertainty, dense(layer)
     assert not known.why_not
     assert np.isfinite(known.error).all()
@@ -154,7 +154,7 @@ def test_a_certificate_by_products_is_that_by_differences(layer, monkeypatch):
     stated, fresh = problem(), samples(seed=1)
     near = cb.certify(stated, layer, fresh, mode="held-out")
     monkeypatch.setattr(certify, "too_large", lambda study, joint: "it is to be by products")
-    monkeypatch.setattr(certify, "look_around", lambda *_: pytest.fail("differences along coordinates"))
+    monkeypatch.setattr(around, "look_by_differences", lambda *_: pytest.fail("differences along coordinates"))
     found = cb.certify(stated, layer, fresh, mode="held-out")
     assert float(found.objective) == pytest.approx(float(near.objective), rel=1e-9)
     assert found.objective.error == pytest.approx(near.objective.error, rel=1e-6)
@@ -168,7 +168,7 @@ def test_differences_are_not_taken_where_they_cost_more_than_the_solve(width, ro
     inputs = 144 // width
     stated = problem(width, inputs - (width > 1))
     study = Study.of(stated, samples(rows, inputs - (width > 1)), precision_for(stated, samples(8), None))
-    assert "derivatives would be computed" in around.too_large(study, False)
+    assert "derivatives would be computed" in galerkin.too_large(study, False)
 
 
 def test_thousands_of_numbers_are_judged_without_their_covariance():

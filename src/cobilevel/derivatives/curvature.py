@@ -25,19 +25,13 @@ from .sums import RowPool, side_by_side, summed_with
 class Along(NamedTuple):
     r"""What changes along each of some directions: the `gradient` of the reduced objective, and $\partial_2 \Lambda$
     (`pull`). `straight`: how the gradient would change if the policy were straight in ``x``, by ``f`` alone (Gauss and
-    Newton's, for sums of squares)."""
+    Newton's, for sums of squares). `upper`, `lower`: the second derivative of each row's share of $\Lambda$."""
 
     gradient: Float[np.ndarray, "k dx"]
     pull: Float[np.ndarray, "k N dy"]
     straight: Float[np.ndarray, "k dx"]
-
-
-class RowsAlong(NamedTuple):
-    r"""Of each row of a level, the second derivative of its share of $\Lambda$ along each direction (`bend`); of the
-    lower level also how $\partial_2 g$ changes (`turned`)."""
-
-    bend: Float[np.ndarray, "k n"]
-    turned: Float[np.ndarray, "k n dy"]
+    upper: Float[np.ndarray, "k m"]
+    lower: Float[np.ndarray, "k n"]
 
 
 Level = tuple[Any, bool]  # the program of an objective, and whether it is the upper level's
@@ -51,55 +45,25 @@ def _share(level: Level, constants: list) -> Callable:
     return lambda x, y, v, xi, eta: -jax.jvp(lambda q: function(x, q, xi, eta), (y,), (v,))[1]
 
 
-# Compiled, of levels that see the same rows; what they give is a level's after the other.
-
-
 @lru_cache(64)
-def _sums(*levels: Level) -> Callable:
-    """How gradients change along directions, of the sum over a block in ``x`` and of each row in ``y``."""
+def _changes(*levels: Level) -> Callable:
+    """Compiled, of levels that see the same rows: along each direction, how gradients change, of the sum over a block
+    in ``x`` and of each row in ``y``, and the second derivative of each row; a level after the other."""
 
     def block(constants: Any, x: Any, y: Any, v: Any, shares: Any, xi: Any, eta: Any, along: Any) -> Any:
         def changes(level: Level, own: Any) -> Callable:
-            share = _share(level, own)
-            total = lambda x, y: shares @ jax.vmap(lambda *row: share(x, *row))(y, v, xi, eta)
-            return jax.linearize(jax.grad(total, argnums=(0, 1)), x, y)[1]  # what directions share, once
+            rows = lambda x, y: jnp.sum(jax.vmap(_share(level, own))(x, y, v, xi, eta))
+            each = jnp.broadcast_to(x, (len(y), len(x)))
+            change = jax.linearize(jax.grad(rows, argnums=(0, 1)), each, y)[1]  # what directions share, once
 
-        each = list(map(changes, levels, constants))
-        return jax.vmap(lambda *direction: [one(*direction) for one in each])(*along)
+            def one(p: Any, t: Any) -> tuple[Any, Any, Any]:
+                in_x, in_y = change(jnp.broadcast_to(p, each.shape), t)
+                return shares @ in_x, in_y, in_x @ p + jnp.sum(in_y * t, axis=1)
 
-    return unfused(block)
+            return one
 
-
-@lru_cache(64)
-def _slopes(*levels: Level) -> Callable:
-    """The gradients of each row in ``x`` and in ``y``."""
-
-    def block(constants: Any, x: Any, y: Any, v: Any, shares: Any, xi: Any, eta: Any, along: Any) -> Any:
-        slopes = (jax.grad(_share(*each), argnums=(0, 1)) for each in zip(levels, constants, strict=True))
-        return [jax.vmap(slope, in_axes=(None, 0, 0, 0, 0))(x, y, v, xi, eta) for slope in slopes]
-
-    return unfused(block)
-
-
-@lru_cache(64)
-def _rows(*levels: Level) -> Callable:
-    """The second derivative of each row along directions, and of ``d2 g`` the first."""
-
-    def one(level: Level, constants: Any, x: Any, y: Any, v: Any, xi: Any, eta: Any, p: Any, t: Any) -> Any:
-        share = _share(level, constants)
-        first = lambda a, b: jax.jvp(lambda q, r: share(q, r, v, xi, eta), (a, b), (p, t))[1]
-        bend = jax.jvp(first, (x, y), (p, t))[1]
-        if level[1]:
-            return bend, jnp.zeros(0, bend.dtype)
-        residual = lambda a, b: jax.grad(lambda q: share(a, b, q, xi, eta))(v)
-        return bend, -jax.jvp(residual, (x, y), (p, t))[1]
-
-    def block(constants: Any, x: Any, y: Any, v: Any, shares: Any, xi: Any, eta: Any, along: Any) -> Any:
-        over = lambda level, own: lambda p, t: jax.vmap(
-            lambda y, v, xi, eta, t: one(level, own, x, y, v, xi, eta, p, t)
-        )(y, v, xi, eta, t)
-        each = list(map(over, levels, constants))
-        return jax.vmap(lambda *direction: [rows(*direction) for rows in each])(*along)
+        every = list(map(changes, levels, constants))
+        return jax.vmap(lambda *direction: [one(*direction) for one in every])(*along)
 
     return unfused(block)
 
@@ -121,51 +85,64 @@ class Curvature:
         self.at, self.x, self.W, self.V, self.S = at, at.point(x), W, V, S
 
     def products(self, directions: Float[np.ndarray, "k dx"]) -> Along:
-        """How gradients change along directions."""
-        at, k, sums = self.at, len(directions), {True: [0.0, 0.0], False: [0.0, 0.0]}
-        for pool, part, block in self._blocks(_sums, directions):
-            for upper, (in_x, in_y) in block.items():
-                rows = np.moveaxis(in_y[:, : part.stop - part.start], 0, 1)
-                pull = summed_with(pool.taken(part), rows.reshape(len(rows), -1)).reshape(-1, k, at.dy)
+        """How gradients change along directions, and each row's share."""
+        at, k, sums, rows = self.at, len(directions), {True: [0.0, 0.0], False: [0.0, 0.0]}, {True: [], False: []}
+        for pool, part, block in self._blocks(directions):
+            for upper, (in_x, in_y, bend) in block.items():
+                count = part.stop - part.start
+                turned = np.moveaxis(in_y[:, :count], 0, 1).reshape(count, -1) * pool.shares[part, None]
                 sums[upper][0] += at._along_x(in_x)
-                sums[upper][1] += np.moveaxis(pull, 1, 0)
+                sums[upper][1] += np.moveaxis(summed_with(pool.taken(part), turned).reshape(-1, k, at.dy), 1, 0)
+                rows[upper].append(bend[:, :count])
         upper, lower = (in_x + np.tensordot(pull, self.S, axes=2) for in_x, pull in (sums[True], sums[False]))
-        return Along(upper + lower, sums[True][1] + sums[False][1], upper)
+        of_rows = (np.concatenate(rows[level], axis=1) for level in (True, False))
+        return Along(upper + lower, sums[True][1] + sums[False][1], upper, *of_rows)
 
-    def all_products(self) -> Along:
-        """Along each coordinate."""
-        parts = [self.products(rows) for rows in self.chunks(np.eye(self.S.shape[2]))]
-        return Along(*map(np.concatenate, zip(*parts, strict=True)))
+    def along(self, directions: Float[np.ndarray, "k dx"]) -> Along:
+        """The same as `products`, of as many directions at a time as what rows give for them allows; always as many, so
+        that one program serves."""
+        pools, k = [pool.rows for pool, _ in self._levels()], len(directions)
+        numbers = max(rows.count for rows in pools) * self.at.dy + max(rows.size for rows in pools) * (self.at.dx + self.at.dy)
+        parts = max(1, -(-k * numbers // AT_ONCE))
+        each = -(-k // min(parts, k)) if k else 1
+        padded = np.concatenate([directions, np.zeros((-k % each, directions.shape[1]))])
+        along = [self.products(padded[begin : begin + each]) for begin in range(0, len(padded), each)]
+        return Along(*(np.concatenate(each)[:k] for each in zip(*along, strict=True)))
 
     def hessians(self) -> tuple[Float[np.ndarray, "dx dx"], Float[np.ndarray, "dx dx"]]:
         """That of the reduced objective, and what it would be if the policy were straight in ``x``."""
-        along = self.all_products()
+        along = self.along(np.eye(self.S.shape[2]))
         return (along.gradient + along.gradient.T) / 2, (along.straight + along.straight.T) / 2
 
-    def rows(self, directions: Float[np.ndarray, "k dx"]) -> tuple[RowsAlong, RowsAlong]:
-        """The rows of the upper level and of the lower one along directions."""
-        levels = {True: [], False: []}
-        for _, part, block in self._blocks(_rows, directions):
-            for upper, tables in block.items():
-                levels[upper].append([rows[:, : part.stop - part.start] for rows in tables])
-        whole = lambda blocks: RowsAlong(*(np.concatenate(part, axis=1) for part in zip(*blocks, strict=True)))
-        return whole(levels[True]), whole(levels[False])
-
     def slopes(self) -> tuple[Float[np.ndarray, "m dx"], Float[np.ndarray, "n dx"]]:
-        r"""The derivative of each row's share of $\Lambda$ along each coordinate: of the upper level's and of the lower
-        level's, by gradients of the rows, which take no longer however many coordinates there are."""
-        levels = {True: [], False: []}
-        for pool, part, block in self._blocks(_slopes, np.zeros((0, self.S.shape[2]))):
-            for upper, (in_x, in_y) in block.items():
-                own = self.at._along_x(in_x[: part.stop - part.start])
-                levels[upper].append(own + following(pool, self.S, in_y, part))
-        return np.concatenate(levels[True]), np.concatenate(levels[False])
+        r"""The derivative of each row's share of $\Lambda$ along each coordinate, at the upper level's rows and at the
+        lower level's: by the derivatives that expansions are sums of."""
+        at, ((above,), (below,)), v = self.at, (self.at.upper_pools, self.at.lower_pools), self.at.lower_pools[0].y
+        sizes = at.sizes
 
-    def chunks(self, directions: Float[np.ndarray, "k dx"]) -> list[np.ndarray]:
-        """Directions, as many at a time as what all rows give for them allows."""
-        rows = max(pool.rows.count for pool, _ in self._levels())
-        each = max(1, AT_ONCE // (rows * self.at.dy + self.at.dx))
-        return [directions[k : k + each] for k in range(0, len(directions), each)]
+        def upper(packed: np.ndarray, part: slice) -> np.ndarray:
+            rows = sizes.split_upper(packed)
+            return at._along_x(rows.d1) + following(above, self.S, rows.d2, part)
+
+        def lower(packed: np.ndarray, part: slice) -> np.ndarray:
+            rows, own = sizes.split_lower(packed), v(self.V, part)
+            in_x = np.einsum("naj,na->nj", rows.cross, own)
+            return -at._along_x(in_x) - following(below, self.S, np.einsum("nab,nb->na", rows.hessian, own), part)
+
+        return at.tables(self.x, self.W, upper, lower)
+
+    def turned(self, directions: Float[np.ndarray, "k dx"]) -> Float[np.ndarray, "k n dy"]:
+        """How ``d2 g`` changes at each row of the lower level along directions."""
+        at, sizes, (pool,) = self.at, self.at.sizes, self.at.lower_pools
+        steps, moved, k = at.steps(directions), self._moved(directions), len(directions)
+
+        def lower(packed: np.ndarray, part: slice) -> np.ndarray:
+            rows = sizes.split_lower(packed)
+            y = pool.y(moved, part).reshape(len(packed), at.dy, k)
+            turned = rows.hessian @ y + rows.cross @ steps.T
+            return turned.reshape(len(packed), -1)
+
+        return np.moveaxis(at.tables(self.x, self.W, None, lower)[1].reshape(-1, at.dy, k), 2, 0)
 
     def _levels(self) -> list[tuple[RowPool, tuple[bool, ...]]]:
         """The rows, with the levels that see them: the upper one, the lower one, or both."""
@@ -176,17 +153,17 @@ class Curvature:
         """How the coefficients move along directions."""
         return np.tensordot(self.S, directions, axes=(2, 1)).reshape(len(self.S), self.at.dy * len(directions))
 
-    def _blocks(self, made: Callable, directions: np.ndarray) -> Iterator[tuple[RowPool, slice, dict[bool, Any]]]:
-        """What a program gives for each block of rows of each level, those that fill it up included."""
+    def _blocks(self, directions: np.ndarray) -> Iterator[tuple[RowPool, slice, dict[bool, Any]]]:
+        """The changes in each block of rows, those that fill it up included, of each level."""
         at, moved, count = self.at, self._moved(directions), len(directions)
         for pool, uppers in self._levels():
             objectives: list[Any] = [at.problem.upper if upper else at.problem.lower for upper in uppers]
-            program = made(*((one.program, upper) for one, upper in zip(objectives, uppers, strict=True)))
+            program = _changes(*((one.program, upper) for one, upper in zip(objectives, uppers, strict=True)))
             constants, rows = [one.constants for one in objectives], pool.rows
             cast = lambda a, dtype=rows.dtype: np.asarray(a, dtype)
             steps = cast(at.steps(directions))
             for upper in uppers:
-                at.charge(*["upper_gradient" if upper else "hessian_vector"] * max(count, 1))
+                at.charge(*["upper_gradient" if upper else "hessian_vector"] * count)
 
             def one(block: Any, pool=pool, program=program, constants=constants, cast=cast, steps=steps) -> Any:
                 part, xi, eta = block

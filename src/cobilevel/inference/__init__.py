@@ -1,15 +1,14 @@
 """What samples show about ``x``: standard errors, what is not determined, what the basis misses; interval levels."""
 
-from .around import (
+from .around import Around, look_around
+from .galerkin import (
     CLEAR,
     MOST_COORDINATES,
     MOST_NUMBERS,
     NEGLIGIBLE,
     NOTICED,
-    Around,
     Galerkin,
     influence,
-    look_around,
     mean_covariance,
     natural_step,
     policy_noise,
@@ -18,9 +17,9 @@ from .around import (
     too_large,
     value_error_at,
 )
-from .by_products import Sampled, look_by_products, too_large_for_products
 from .left_out import fitting_bias, jackknife, split_rows, without, without_each
 from .neighbours import Missed, Products, features_of, what_is_missed
+from .smooth import too_large_for_products
 from .standard_errors import determined, flat_directions, infer
 from .uncertainty import LEVEL, QUANTILE, Uncertainty, names_of, unknown
 from .words import MOST_NAMED

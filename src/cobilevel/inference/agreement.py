@@ -11,7 +11,8 @@ from scipy import special
 
 from ..basis import OneHot
 from ..derivatives import galerkin
-from .around import AGREE, MOST_NUMBERS, Around, mean_covariance
+from .around import Around
+from .galerkin import AGREE, MOST_NUMBERS, mean_covariance
 from .neighbours import features_of
 from .uncertainty import LEVEL
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..lower import solve_at
-from .around import Galerkin
+from .galerkin import Galerkin
 
 GROUPS = 20  # left out in turn; with 19 degrees of freedom an interval is 7% wider than with endless ones
 

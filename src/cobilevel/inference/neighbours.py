@@ -16,6 +16,7 @@ right either way. The part due to the basis alone is the mean over pairs with th
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,8 @@ from jaxtyping import Float
 
 from ..basis import OneHot
 from ..derivatives import galerkin
-from .around import AGREE, NEGLIGIBLE, Around
+from .around import Around
+from .galerkin import AGREE, NEGLIGIBLE, NOTICED
 from .pairs import Neighbours, Summand, neighbours_of
 
 _LEAP = 0.3  # of the estimate: what second neighbours may differ from the nearest by
@@ -235,6 +237,16 @@ class Missed:
     basis: Products
     overfit: Products
     unresolved: str
+
+    @cached_property
+    def curves(self) -> bool:
+        """Whether the fit could curve the objective noticeably along any direction, as far as coordinates show."""
+        around = self.around
+        free = around.free()
+        unit = around.unit[free]
+        over = np.abs(around.bend(self.overfit.points) / around.lengths**2)[free] * unit**2  # pyright: ignore
+        values = np.linalg.eigvalsh(around.hessian()[np.ix_(free, free)] * np.outer(unit, unit))
+        return not free.any() or bool(len(unit) * over.max() > NOTICED * values[0])
 
     def _mean(self, left: np.ndarray, right: np.ndarray, own: np.ndarray) -> Callable[[Neighbours], Products]:
         """The mean over pairs of ``left . right``, with what the fit took from it added back, at every width."""

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 
 from ..problem import LOOK_ROWS, Domain, Finite
-from .around import MOST_NUMBERS
+from .galerkin import MOST_NUMBERS
 
 _WIDEST = 4  # rings hold at most n / (4 (N + 8)) samples on a side: structure that N functions resolve is not seen
 _FEW_DIMENSIONS = 4  # with more, a ring of four times as many samples is not twice as far, and combining both is noise

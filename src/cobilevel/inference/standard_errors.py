@@ -1,6 +1,7 @@
 """Standard errors of ``x`` by the sandwich formula, and the directions in which the samples do not determine it."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, PyTree
@@ -12,23 +13,22 @@ from ..lower import DENSE_LIMIT
 from ..reduction import Reduced, reduce_study
 from ..study import Study
 from .agreement import disagreement
-from .around import (
+from .around import Around, look_around, look_by_differences
+from .galerkin import (
     DOUBT,
     NEGLIGIBLE,
     NOTICED,
-    Around,
     Galerkin,
     bounds_of,
     influence,
-    look_around,
     to_minimum,
     too_large,
     value_error_at,
 )
-from .by_products import infer_by_products, too_large_for_products, too_many_derivatives
 from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
-from .uncertainty import QUANTILE, Uncertainty, leaves_of, names_of, unknown
+from .smooth import too_large_for_products, too_many_derivatives
+from .uncertainty import EARLY, QUANTILE, Uncertainty, leaves_of, names_of, unknown
 from .words import notes_on, undetermined, without_curvature
 
 _HIDDEN = float(special.ndtri(1 - DOUBT**2 / 2))  # those by which what the basis misses moves x, to be taken for real
@@ -50,32 +50,35 @@ def infer(
     if any(round(1 / np.sum(shares**2)) == 1 for shares in drawn):
         return unknown(x, "standard errors are not known: a single sample does not show the noise.")
     given, reduced = reduced, reduced if study is stated else replace(reduced, problem=study.problem)
-    why = too_large(study, joint)
-    if why and (wider := too_large_for_products(study)):
+    wide = too_large(study, joint)
+    if wide and (wider := too_large_for_products(study)):
         words = f"standard errors were not computed: {wider}"
         if more := too_many_derivatives(study):  # not even the objective's: whoever prints it would wait
             return unknown(x, f"{words}, and {more}.")
         galerkin = Galerkin.at(reduced, flattened(x))
         value, error = galerkin.point.value, value_error_at(study, galerkin)
         return replace(unknown(x, f"{words}.", value), value_error=error)
-    if why:
-        known, galerkin = infer_by_products(study, reduced, x, minimised and study is stated)
-        begun = start if known.directions is not None and len(known.directions) else None
-        return replace(known, undetermined=(*known.undetermined, *without_curvature(study, galerkin, begun)))
-    around = look_around(study, Galerkin.at(reduced, flattened(x)))
+    galerkin = Galerkin.at(reduced, flattened(x), crossed=True)
+    around = look_around(study, galerkin, wide)
+    if not isinstance(around, str) and joint and not (wide or study.barred or around.solved):
+        around = look_by_differences(study, galerkin)
+    if isinstance(around, str):
+        return unknown(x, f"standard errors were not computed: {around}.", galerkin.point.value)
     if not around.sound:
         why = "standard errors could not be computed: the reduced problem has no solution near x."
         return unknown(x, why, around.point.value)
     slope = (around if given is reduced else Galerkin.at(given, flattened(x))).point.gradient
-    return _infer_densely(around, stated, joint, start, slope if minimised else np.zeros(len(slope)))
+    slope = slope if minimised and not (wide and study is not stated) else np.zeros(len(slope))
+    return _inferred(around, stated, joint, wide, start, slope)
 
 
-def _infer_densely(
-    around: Around, stated: Study, joint: bool, start: PyTree | None, slope: Float[np.ndarray, " dx"]
+def _inferred(
+    around: Around, stated: Study, joint: bool, wide: str, start: PyTree | None, slope: Float[np.ndarray, " dx"]
 ) -> Uncertainty:
-    """The same, with differences along each coordinate; `stated`: the study without the soft barrier, `joint`: whether
-    policy and objective have the noise of the same samples; `slope`: what is left of the gradient."""
-    study, dx = around.study, len(around.x)
+    """The same around ``x``; `stated`: the study without the soft barrier, `joint`: whether policy and objective have
+    the noise of the same samples, which is corrected unless the problem is too `wide`; `slope`: what is left of the
+    gradient."""
+    study, dx, joint = around.study, len(around.x), joint and not wide
     free, missed = around.free(), what_is_missed(around) if joint and not study.barred else None
     flat, falls, covariance, hessian, bias, ends = _sandwich(around, free, missed)
     error, hidden, short, lost, early = _errors(covariance), np.zeros(dx), np.zeros(dx), np.isnan(bias), False
@@ -94,7 +97,7 @@ def _infer_densely(
         ends, touched = _ends_by_search(around), np.zeros(1, bool)
         error, uneven = np.ptp(ends, axis=0) / 2 / QUANTILE, np.isinf(ends).any(axis=0)
         covariance = error[None] ** 2
-    beyond = np.sqrt(hidden**2 + short**2 + aside**2)  # what the noise of the samples does not count
+    noise, beyond = error, np.sqrt(hidden**2 + short**2 + aside**2)  # what the noise of the samples does not count
     ends = ends * np.hypot(1, np.divide(beyond, error, out=np.zeros(dx), where=error > 0))
     seen = np.where(np.abs(hidden) > QUANTILE * error, hidden, 0.0) if study.barred else hidden
     error = np.where(touched | uneven | lost | (early & free), np.inf, np.hypot(error, beyond))
@@ -103,7 +106,11 @@ def _infer_densely(
     if words and study.dtype != np.float64:
         words.append('This was computed in single precision; precision="double" may determine more.')
     words += without_curvature(study, around.galerkin, start if len(flat) else None)
-    remark = disagreement(around) if missed is not None and free.all() and not touched.any() else ""
+    remarks = [disagreement(around)] if missed is not None and free.all() and not touched.any() else []
+    if wide and early:
+        remarks.append(f"{EARLY}.")
+    elif wide and np.any(np.abs(short) > noise):
+        remarks.append(f"the run ended early: the minimum is up to {np.abs(short).max():.2g} away, which errors count.")
     return Uncertainty(
         names=names,
         x=around.x,
@@ -111,7 +118,7 @@ def _infer_densely(
         bias=bias,
         notes=notes_on(around, free, touched, uneven, bias, error, seen, short, early),
         undetermined=tuple(words),
-        remarks=(remark,) if remark else (),
+        remarks=tuple(filter(None, remarks)),
         value=around.point.value,
         value_error=around.value_error(),
         covariance=np.where(np.eye(dx, dtype=bool) & np.isinf(error), np.inf, apart),
@@ -180,8 +187,8 @@ def flat_directions(
 
 def _curves(across: Around, missed: Missed | None, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The curvature along the first `k` directions, and what the noise of the policy adds to it."""
-    bend = across.bend(across.table("value"))[:k]
-    if missed is None:
+    bend = across.curves()[:k]
+    if missed is None or not missed.curves:
         return bend, np.zeros(k)
     return bend, -across.bend(what_is_missed(across, missed).overfit.points)[:k]  # pyright: ignore
 
@@ -233,7 +240,7 @@ def _taken_up(across: Around, bend: np.ndarray, j: int) -> tuple[float, float]:
     if not all(each.sound and np.allclose(each.directions, across.directions) for each in sides):
         return 0.0, 0.0  # next to a bound, there is no room to look
     shares = across.study.lower.contexts().shares()
-    ahead, behind, own = (influence(at.slope(at.f - at.vr).T, shares) for at in (*sides, across))
+    ahead, behind, own = (influence(sum(at.slope_rows()), shares) for at in (*sides, across))
     mixed = (ahead - behind) / (1 + back)
     others = [a for a in range(len(bend)) if a != j and bend[a] > 0]
     slope = sum(float(mixed[:, a] @ own[:, a]) / bend[a] for a in others)
@@ -291,7 +298,8 @@ def _excess(around: Around, missed: Missed | None, kept: float) -> tuple[np.ndar
     """
     if missed is None:
         # a barrier bends too fast for products of neighbours
-        slope = _left_out(around) if around.study.shared and around.study.noisy else np.zeros(len(around.x))
+        joint = around.differences and around.study.shared and around.study.noisy
+        slope = _left_out(around) if joint else np.zeros(len(around.x))
         return slope, np.zeros(len(around.x)), around.gradient_covariance()
     lost, k = missed.overfit.part(slice(1, None), 1 / around.lengths), around.lengths
     noise = lost.part(slice(None), kept).covariance(around.gradient_influence())
@@ -316,10 +324,10 @@ def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[
     inverse = _inverse_on(hessian, free, flat, around.unit)
     covariance = inverse @ around.gradient_covariance() @ inverse
     bias, settled, given = inverse @ (_excess(around, missed, kept)[0] + absorbed), np.ones(dx, bool), around
-    if np.any(np.abs(bias) > _MATERIAL * _errors(covariance)):
+    rounding = np.sqrt(around.study.eps) * (np.abs(around.x) + around.unit)
+    if np.any(np.abs(bias) > np.maximum(_MATERIAL * _errors(covariance), rounding)):
         bias, covariance, settled, around, missed, inverse = _corrected(around, free, missed, flat, absorbed, kept)
     ends = _ends(around, missed, inverse, _errors(covariance), kept)
-    rounding = np.sqrt(around.study.eps) * (np.abs(around.x) + around.unit)
     held = settled & (ends[0] - rounding <= bias) & (bias <= ends[1] + rounding)
     if np.any(
         settled & ~held
@@ -340,24 +348,25 @@ def _ends(
     $s$ the error of the curvature $h$ and $c$ the covariance of it and the slope. This is Fieller's interval; for one
     instrument, that of Anderson and Rubin. Infinite where the curvature does not exceed its noise.
     """
-    dx, ends = len(error), np.zeros((2, len(error)))
+    dx, z = len(error), QUANTILE
+    ends = z * error * np.array([[-1.0], [1.0]])
+    if not around.differences:
+        return ends
     some = (np.diag(inverse) > 0) & (error > 0) & np.isfinite(error)
     steps = np.zeros((dx, dx))
     steps[some] = (inverse[:, some] / np.diag(inverse)[some] * np.maximum(error, around.shortest)[some]).T
     across = around.look(around.x, steps)
-    lengths, z = np.diag(across.directions), QUANTILE
+    lengths = np.diag(across.directions)
     if not across.sound:
-        return ends + z * error * np.array([[-1.0], [1.0]])
-    bend, over = across.bend(across.table("value")), np.zeros(dx)
-    if missed is not None:
+        return ends
+    bend, over = across.curves(), np.zeros(dx)
+    if missed is not None and missed.curves:
         over = np.maximum(-kept * across.bend(what_is_missed(across, missed).overfit.points), 0)  # pyright: ignore
-    parts = (np.concatenate([across.slope(rows), across.bend(rows)]).T for rows in (across.f, -across.vr))
-    noise = across.covariance(*parts)
+    noise = across.covariance(*map(np.hstack, zip(across.slope_rows(), across.bend_rows(), strict=True)))
     spread = np.sqrt(np.maximum(np.diag(noise)[dx:], 0))
     one = np.divide(spread**2, 4 * bend, out=np.zeros(dx), where=bend > 0)
     clear = bend - np.maximum(over - one, 0)
     for j in range(dx):
-        ends[:, j] = z * error[j] * np.array([-1, 1])
         h, s = clear[j], spread[j] / 2
         if not some[j] or lengths[j] == 0:
             continue  # next to a bound, there is no room to look
@@ -411,8 +420,8 @@ def _corrected(
         place -= step
         if np.all(np.abs(step) <= _MATERIAL / 10 * np.sqrt(np.diag(covariance))):
             break
-        ahead = look_around(at.study, Galerkin.at(at.galerkin.reduced, place))
-        if not ahead.sound:
+        ahead: Any = look_around(at.study, Galerkin.at(at.galerkin.reduced, place, crossed=True))
+        if not ahead.solved:
             break
         at, missed = ahead, None if missed is None else what_is_missed(ahead)
     return x - place, covariance, np.abs(step) <= _MATERIAL * _errors(covariance), at, missed, inverse

@@ -5,7 +5,8 @@ from jaxtyping import PyTree
 
 from ..derivatives import flattened
 from ..study import Study
-from .around import NOTICED, Around, Galerkin, bounds_of, too_large
+from .around import Around
+from .galerkin import NOTICED, Galerkin, bounds_of, too_large
 from .uncertainty import AT_BOUND, EARLY
 
 MOST_NAMED = 6  # coordinates that a sentence lists

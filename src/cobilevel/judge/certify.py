@@ -18,10 +18,8 @@ from ..inference import (
     Around,
     Galerkin,
     Missed,
-    Sampled,
     flat_directions,
     look_around,
-    look_by_products,
     names_of,
     rows_of,
     slope_accuracy,
@@ -122,9 +120,10 @@ def _certified(
         raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
     reduced = reduce_with(study, solution.basis, solution.W).whitened()
     wide = too_large(study, mode == "neighbours")
-    crossed = mode in ("exact", "enriched") or (bool(wide) and not too_large_for_products(study))
+    crossed = mode in ("exact", "enriched") or not too_large_for_products(study)
     at, missed, left_out = Galerkin.at(reduced, flattened(solution.x), crossed=crossed), None, []
-    around = _looked_around(study, at, wide)
+    around = too_large_for_products(study) if wide else ""
+    around = around or look_around(study, at, wide)
     if isinstance(around, str):
         around, left_out = None, [f"the regret, since {around}"]
     if mode == "exact":
@@ -149,14 +148,6 @@ def _certified(
     if around is not None and found.regret is None:
         left_out.append("the regret, since on these samples the curvature of F is not clear of its noise")
     return replace(found, left_out="; ".join(left_out))
-
-
-def _looked_around(study: Study, at: Galerkin, wide: str) -> Around | Sampled | str:
-    """The reduced problem around ``x``, by differences, or by products where `wide` says why not; why neither, in
-    words."""
-    if not wide:
-        return look_around(study, at)
-    return too_large_for_products(study) or look_by_products(study, at)
 
 
 def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
@@ -206,7 +197,7 @@ def _certificate(
     solution: Solution,
     measured: Measured,
     mode: str,
-    around: Around | Sampled | None,
+    around: Around | None,
     missed: Missed | None,
     constants: Constants | None,
     lower_loss: Estimate,
@@ -280,7 +271,7 @@ def _length(mean: np.ndarray, covariance: np.ndarray, freedom: float, same: bool
 
 
 def _regret(
-    measured: Measured, around: Around | Sampled, missed: Missed | None, free: np.ndarray, same: bool
+    measured: Measured, around: Around, missed: Missed | None, free: np.ndarray, same: bool
 ) -> Regret | None:
     r"""How much lower the objective could be at a decision nearby.
 
@@ -289,11 +280,10 @@ def _regret(
     """
     if not free.any():
         return None
-    by_products = isinstance(around, Sampled)
-    flat, falls = (around.directions(free) if by_products else flat_directions(around, free, missed))[:2]
+    flat, falls = flat_directions(around, free, missed)[:2]
     part = around.hessian()[np.ix_(free, free)]
     unit, values, vectors, kept = _scaled(part)
-    if missed is not None and not by_products:  # what the basis and the fit hide of the curvature along each coordinate
+    if missed is not None:  # what the basis and the fit hide of the curvature along each coordinate
         stated = part + np.diag(around.bend(missed.total.points) / around.lengths**2)[np.ix_(free, free)]
         if np.all(np.isfinite(stated)) and np.linalg.eigvalsh(stated * np.outer(unit, unit))[0] > 0:
             unit, values, vectors, kept = _scaled(stated)

@@ -27,7 +27,6 @@ from ..inference import (
     Galerkin,
     Missed,
     Products,
-    Sampled,
     features_of,
     fitting_bias,
     influence,
@@ -128,9 +127,9 @@ class PolicyTable(NamedTuple):
 # -- the reduced problem alone
 
 
-def measure_reduced(study: Study, at: Galerkin, around: Around | Sampled | None) -> Measured:
+def measure_reduced(study: Study, at: Galerkin, around: Around | None) -> Measured:
     """The gradient of the reduced problem alone, with its noise."""
-    if isinstance(around, Sampled):
+    if around is not None and around.smooth is not None:
         gradient = NoisyVector(at.point.gradient, around.gradient_covariance())
         freedom = freedom_of(study.lower.contexts().shares())
     else:
@@ -227,7 +226,7 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around, miss
     product = cross.value / k
     phi, A = features_of(around), around.terms.curvature[0]
     square = lambda table: float(np.mean(np.einsum("na,nab,nb->n", table, A, table)))
-    moves = around.slope(around.table("W")) / k[:, None, None]
+    moves = np.moveaxis(around.galerkin.sensitivity, 2, 0)
     return Measured(
         gradient=stated,
         reduced=reduced,

@@ -15,14 +15,13 @@ from jaxtyping import Float
 
 from ..checks import positive, whole
 from ..derivatives import Curvature, Expansions, HostLedger, flattened
-from ..iteration import ROUNDINGS, SOLVED, Clock, Evolving, Result, Solver
+from ..iteration import ROUNDINGS, Clock, Evolving, Result, Solver
 from ..lower import Point, lower_size, solve_at
 from ..programs import plain
 from .newton_model import Model, Pairs, explaining, units_of
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
-_LOOSEST = 1e-6  # of the coefficients: how far the lower level may be from its solution while a run is far off
-_FAR_OFF = 1e-3  # of the spread: a decrease promised above which a run is
+_FAR_OFF = 1e-3  # of the spread: a decrease promised above which half as many digits of the coefficients will do
 _TRIALS = 40  # along one direction: enough for any scale, since shortening and stretching accelerate
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
 _FAIR_SHARE = 1e-4  # of the decrease that the slope promised (Armijo), the customary constant
@@ -204,7 +203,7 @@ class Newton(Solver):
         """The next step from a point, the pairs that the Hessian does not explain, and whether that is the end; `news`:
         the last step with the change of the gradient along it, and the one from its end to where a search was refused
         (none before the first step)."""
-        begun, spread = bool(news), float(last.spread) if news else _spread(at, point)
+        begun, changes, spread = bool(news), news, float(last.spread) if news else _spread(at, point)
         hessian, unit = None, last.unit
         if at.curved and point.sensitivity is not None:
             hessian, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
@@ -214,10 +213,12 @@ class Newton(Solver):
             other = np.where(sizes > 0, np.sqrt(spread or 1.0) / sizes, 0.0)
             unit = np.where(np.isfinite(unit) & (unit > 0), unit, other)
         if hessian is not None:
-            hessian, pairs = explaining(hessian, straight, unit, pairs, news, at.eps)
-        elif news:
-            pairs = pairs.with_one(*news[0])
+            hessian, news = explaining(hessian, straight, unit, news, at.eps)
         model = Model(at, point, hessian, unit)
+        if hessian is not None and pairs.count and not model.doubt(pairs, changes) < model.doubt(None, changes):
+            pairs = Pairs.none(*pairs.steps.shape, pairs.steps.dtype)
+        for change in news:
+            pairs = pairs.with_one(*change)
         step = model.step(pairs)
         promised, kink = -float(point.gradient @ step) / 2, False
         if promised <= np.sqrt(at.eps) * spread:
@@ -267,12 +268,10 @@ def _iterate(at: Expansions, state: NewtonState) -> Point:
 
 
 def _closeness(at: Expansions, plan: Plan) -> float:
-    """How far the lower level may be from its solution, as a share of the coefficients; 0 for not at all.
-
-    Far from its end a run needs no exact lower level. Where products stand for the Hessian, no last correction makes up
-    for it.
-    """
-    return _LOOSEST if at.formed and plan.promised > _FAR_OFF * plan.spread and _LOOSEST > at.eps**SOLVED else 0.0
+    """How far the lower level may be from its solution before its last Newton correction, which squares that, as a
+    share of the coefficients; 0 for not at all, where products stand for the Hessian and there is none."""
+    far = plan.promised > _FAR_OFF * plan.spread
+    return at.eps ** (0.3 if far else 0.6) if at.formed else 0.0
 
 
 def _search(

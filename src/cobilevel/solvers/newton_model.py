@@ -90,6 +90,12 @@ class Model:
             return step
         return np.clip(np.where(self.free, -(self.unit**2) * self.gradient, 0.0), self.low, self.high)
 
+    def doubt(self, pairs: Pairs | None, news: list[tuple[np.ndarray, np.ndarray]]) -> float:
+        """How far off steps are that the model, with pairs, makes of changes of the gradient, as a share of them."""
+        every, unit = np.ones(len(self.unit), bool), np.where(self.unit > 0, self.unit, np.inf)
+        size = lambda step: float(np.linalg.norm(step / unit))
+        return sum(size(self._inverse(change, every, pairs) - step) / (size(step) or 1.0) for step, change in news)
+
     def _scaled(self, free: Bool[np.ndarray, " dx"]) -> Float[np.ndarray, "k k"]:
         unit = self.unit[free]
         return self.hessian[np.ix_(free, free)] * np.outer(unit, unit)  # pyright: ignore
@@ -139,21 +145,15 @@ def explaining(
     exact: Float[np.ndarray, "dx dx"],
     straight: Float[np.ndarray, "dx dx"],
     unit: Float[np.ndarray, " dx"],
-    pairs: Pairs,
     news: list[tuple[np.ndarray, np.ndarray]],
     eps: float,
-) -> tuple[Float[np.ndarray, "dx dx"], Pairs]:
+) -> tuple[Float[np.ndarray, "dx dx"], list[tuple[np.ndarray, np.ndarray]]]:
     """The Hessian, exact or of a policy straight in ``x``, that explains the last change of the gradient better; and
-    pairs, with those of the `news` of which neither explains half. Where a whole step is explained, there are none."""
+    those changes of which it does not explain half."""
     least = lambda hessian: np.linalg.eigvalsh(hessian * np.outer(unit, unit))[0]
     upwards = np.all(np.isfinite(straight)) and least(straight) >= -(eps**_FLAT)
     if not news:
-        return straight if upwards and least(exact) < 0 else exact, pairs
+        return straight if upwards and least(exact) < 0 else exact, []
     off = lambda hessian, step, change: float(np.linalg.norm(unit * (hessian @ step - change)))
     best = straight if upwards and off(straight, *news[0]) < off(exact, *news[0]) else exact
-    new = [each for each in news if off(best, *each) >= np.linalg.norm(unit * each[1]) / 2]
-    if not new and len(news) == 1:
-        return best, Pairs.none(*pairs.steps.shape, pairs.steps.dtype)
-    for each in new:
-        pairs = pairs.with_one(*each)
-    return best, pairs
+    return best, [each for each in news if off(best, *each) >= np.linalg.norm(unit * each[1]) / 2]

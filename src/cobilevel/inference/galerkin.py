@@ -1,0 +1,246 @@
+r"""The reduced problem solved at one ``x``, sample by sample, and the noise of means over its samples.
+
+The value of the reduced problem is the mean of $m_i(x) = f_i - v^T r_i$ with the policy and the adjoint solved for at
+that ``x``, $r = \partial_2 g$. Since $m$ does not change, to first order, with either of them, its derivative along
+``x`` is what sample $i$ contributes to the gradient, the noise of policy and adjoint included: the influence of that
+sample in the stacked conditions lower stationarity, adjoint, upper stationarity.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, PyTree
+from scipy import special
+
+from ..derivatives import Expansions, flattened, galerkin
+from ..lower import DENSE_LIMIT, Point, lower_size, solve_at
+from ..problem import Finite, Level
+from ..reduction import Reduced
+from ..study import Study
+
+DOUBT = 0.007  # the chance that noise alone decides a single question
+CLEAR = float(special.ndtri(1 - DOUBT))  # standard errors by which a gradient pushes against what holds x
+AGREE = float(special.ndtri(1 - DOUBT / 2))  # standard errors by which two estimates of the same may differ
+NEGLIGIBLE, NOTICED = 1e-3, 1e-2  # of a whole: a share that counts for nothing, and one from which on it does
+MOST_NUMBERS = 1.5e8  # held at one time: 1.2 GB
+MOST_COORDINATES = 200  # of x along which differences are taken
+_LEFT = 0.25  # of a Newton step: what may be left after it, where the objective is about a parabola
+
+
+# -- the noise of means over rows
+
+
+def slope_accuracy(eps: float) -> float:
+    """The relative accuracy that slopes are trusted to: that of a difference quotient with the best step."""
+    return eps ** (2 / 3)
+
+
+def influence(rows: Float[np.ndarray, "n k"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n k"]:
+    """How far each of independent rows moves their weighted mean."""
+    return (rows - shares @ rows) * shares[:, None]
+
+
+def mean_covariance(rows: Float[np.ndarray, "n k"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "k k"]:
+    """The covariance of the weighted mean of independent rows."""
+    moved = influence(rows, shares)
+    return moved.T @ moved
+
+
+def level_covariance(level: Level, rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "k k"]:
+    """The covariance of the mean of rows over a level's pool; of contexts and data apart where they are crossed."""
+    shares = level.contexts().shares()
+    if not level.crossed:
+        return mean_covariance(rows, shares)
+    table = rows.reshape(len(shares), -1, rows.shape[1])
+    by_data = np.tensordot(shares, table, axes=1)
+    spread = mean_covariance(by_data, np.full(len(by_data), 1 / len(by_data)))
+    return spread if level.law is not None else spread + mean_covariance(table.mean(axis=1), shares)
+
+
+def policy_noise(
+    study: Study, reduced: Reduced, x: PyTree, W: PyTree
+) -> Callable[[Any], Float[np.ndarray, "n dy"]] | str:
+    r"""A function from contexts to the standard error of each component of ``y``; or why there is none, in words.
+
+    With ``x`` held, the coefficients `W` (in the coordinates of `reduced`) solve
+    $\mathrm{mean}(\partial_2 g_i \otimes \Phi_i) = 0$, so their covariance is the sandwich $H^{-1} S H^{-1}$ with $H$
+    the curvature of the lower level and $S$ the covariance of that mean. Residuals are enlarged by what the fit to each
+    sample takes from them (without that, ten samples per function give 90% coverage instead of 95%). The error of the
+    basis is not included.
+    """
+    expansions = Expansions(reduced.ordinary())
+    count, rows = expansions.functions * expansions.dy, reduced.lower_source.rows
+    if rows is None or count > DENSE_LIMIT or 3 * rows * count > MOST_NUMBERS:  # scores, and two copies of them
+        return f"the policy has {count} coefficients and {rows} samples, too many to form their covariance."
+    (pool,) = expansions.lower_pools
+    phi, shares = np.asarray(pool.features, float), pool.shares
+    lower = expansions.lower_rows(flattened(x), expansions.table(W))
+    slopes, hessian = lower.slope, galerkin(phi, lower.hessian * shares[:, None, None])
+    if not np.all(np.isfinite(hessian)) or np.linalg.eigvalsh(hessian)[0] <= 0:
+        return "the lower level is not strongly convex at the policy."
+    if not study.lower.crossed:
+        leverage = np.sum(np.linalg.qr(phi * np.sqrt(shares)[:, None])[0] ** 2, axis=1)
+        slopes = slopes / np.maximum(1 - leverage, 0.1)[:, None]  # tenfold: a fit that follows one further is silent
+    scores = (phi[:, :, None] * slopes[:, None, :]).reshape(len(phi), -1)
+    half = np.linalg.solve(hessian, level_covariance(study.lower, scores))
+    sizes = phi.shape[1], slopes.shape[1]
+    spread = np.einsum("kjlj->jkl", np.linalg.solve(hessian, half.T).reshape(*sizes, *sizes))
+
+    def errors(xi: Any) -> Float[np.ndarray, "n dy"]:
+        at = np.asarray(reduced.features(xi), float)
+        found = np.sqrt(np.maximum(np.einsum("nk,jkl,nl->nj", at, spread, at), 0))
+        return np.where(_observed(study, xi)[:, None], found, np.nan)
+
+    return errors
+
+
+def _observed(study: Study, xi: Any) -> Bool[np.ndarray, " n"]:
+    """Whether all categories of each context have samples: of others they say nothing."""
+    domain, known = study.problem.domain, np.ones(len(xi), bool)
+    for (part, asked, _), (_, seen, _) in zip(
+        domain.columns(xi), domain.columns(study.lower.contexts().xi), strict=True
+    ):
+        if isinstance(part, Finite):
+            known &= np.isin(np.asarray(part.index(np.asarray(asked))), np.asarray(part.index(np.asarray(seen))))
+    return known
+
+# -- the reduced problem at one point
+
+
+@dataclass(frozen=True)
+class Galerkin:
+    """A reduced problem (whitened), solved at one ``x``; `target`: the size of the lower gradient to solve to."""
+
+    reduced: Reduced
+    expansions: Expansions
+    point: Point
+    target: float
+
+    @staticmethod
+    def at(reduced: Reduced, x: Float[np.ndarray, " dx"], crossed: bool = False) -> "Galerkin":
+        """Solved from the problem's own start; `crossed`: with the sensitivity, however large it is."""
+        expansions = Expansions(reduced.ordinary())
+        if crossed and expansions.formed:  # else the policy has too many coefficients for either
+            expansions.sizes = expansions.sizes._replace(crossed=True)
+        x, start = x.astype(expansions.dtype).astype(float), expansions.table(reduced.W0)
+        target = expansions.eps**0.9 * lower_size(expansions, x, np.zeros_like(start))  # a digit above rounding
+        return Galerkin(reduced, expansions, solve_at(expansions, x, start, target), target)
+
+    @property
+    def sensitivity(self) -> Float[np.ndarray, "N dy dx"]:
+        """How the coefficients move with ``x``; NaN where that is not known."""
+        s = self.point.sensitivity
+        return np.full((*self.point.W.shape, len(self.point.x)), np.nan) if s is None else s
+
+    def nearby(self, x: Float[np.ndarray, " dx"]) -> Point:
+        """The reduced problem solved at another ``x``."""
+        if np.array_equal(x, self.point.x):
+            return self.point
+        return solve_at(self.expansions, x, self.point.coefficients_at(x), self.target)
+
+    def natural_step(self) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, " dx"], float]:
+        """The distance along each coordinate of ``x`` over which ``f`` changes by its spread over the samples; the
+        sizes of single samples' gradients, and the spread.
+
+        The spread over these sizes; where they vanish, after ``x`` itself. Not less than a share of what turns the
+        lower level's noise: at an ``x`` where ``f`` itself vanishes, its spread and its gradients are rounding. Where
+        ``x`` moves all of the policy, the adjoint vanishes, and these sizes with it: what counts is then what ``f``
+        gains through the policy row by row.
+        """
+        point, through = self.point, np.zeros(len(self.point.x))
+        scales = self.expansions.row_scales(point.x, point.W, point.adjoint, point.value)
+        if point.sensitivity is not None:
+            (pool,), d2 = self.expansions.upper_pools, self.expansions.upper_rows(point.x, point.W).d2
+            moves = (np.sum(d2 * pool.y(moved), axis=1) for moved in np.moveaxis(point.sensitivity, 2, 0))
+            through = np.array([np.sqrt(pool.shares @ move**2) for move in moves])
+        sizes = np.where(scales.sizes > NEGLIGIBLE * through, scales.sizes, through)
+        spread = scales.spread or abs(point.value)
+        known = (sizes > 0) & (spread > 0)
+        other = np.where(point.x != 0, np.abs(point.x), 1.0)
+        step = np.where(known, spread / np.where(known, sizes, 1), other)
+        return np.maximum(step, NOTICED * scales.turning), sizes, spread
+
+def value_error_at(study: Study, galerkin: Galerkin) -> float:
+    """The standard error of the reduced objective."""
+    at, point, (pool,) = galerkin.expansions, galerkin.point, galerkin.expansions.lower_pools
+    slopes = at.lower_slopes(point.x, pool.y(point.W))[1]
+    vr = np.einsum("na,na->n", pool.y(point.adjoint), slopes)
+    return float(np.sqrt(covariance_of(study, at.upper_values(point.x, point.W)[:, None], -vr[:, None])[0, 0]))
+
+
+def bounds_of(study: Study) -> tuple[np.ndarray, np.ndarray]:
+    return flattened(study.problem.bounds.lo), flattened(study.problem.bounds.hi)
+
+
+def covariance_of(
+    study: Study, upper: Float[np.ndarray, "m k"], lower: Float[np.ndarray, "n k"]
+) -> Float[np.ndarray, "k k"]:
+    """The covariance of the sum of the means of the two levels' rows."""
+    if study.shared:
+        return level_covariance(study.lower, upper + lower)
+    return level_covariance(study.upper, upper) + level_covariance(study.lower, lower)
+
+
+def held(
+    study: Study, x: np.ndarray, gradient: np.ndarray, noise: Float[np.ndarray, "dx dx"]
+) -> Bool[np.ndarray, " dx"]:
+    """The coordinates that a bound holds: where the gradient pushes against it beyond its noise, a covariance."""
+    (lo, hi), push = bounds_of(study), CLEAR * np.sqrt(np.diag(noise))
+    near = slope_accuracy(study.eps) * np.maximum(np.abs(x), np.where(np.isfinite(hi - lo), hi - lo, 0))
+    return ((x <= lo + near) & (gradient >= push)) | ((x >= hi - near) & (-gradient >= push)) | (lo == hi)
+
+def too_large(study: Study, joint: bool) -> str:
+    """Why differences along each coordinate are not taken, in words; empty where they can be.
+
+    `joint`: with the terms that products of neighbouring samples are made of.
+    """
+    (dx, dy), rows = study.problem.sizes, rows_of(study)
+    held = sum(rows) * (1 + (2 * dy + 2 * dy**2 if joint else 0))
+    derived = derivatives_of(study)
+    if dx > MOST_COORDINATES:
+        return f"x has {dx} coordinates, more than {MOST_COORDINATES}"
+    numbers, what = max((held, "numbers would be stored"), (derived, "derivatives would be computed"))
+    numbers *= 2 * dx + 1
+    return f"{numbers:.1g} {what}" if numbers > MOST_NUMBERS else ""
+
+
+def derivatives_of(study: Study) -> int:
+    """How many numbers an expansion of both levels takes from all rows."""
+    (dx, dy), rows = study.problem.sizes, rows_of(study)
+    return rows[0] * (1 + dx + dy) + rows[1] * (1 + dy + dy**2 + dy * dx)
+
+
+def rows_of(study: Study) -> tuple[int, int]:
+    """How many rows the upper level has, and the lower one."""
+    count = lambda level: (level.count or 0) * (len(level.contexts()) if level.crossed else 1)
+    return count(study.upper), count(study.lower)
+
+
+def natural_step(reduced: Reduced, x: PyTree) -> Float[np.ndarray, " dx"]:
+    """The distance, along each coordinate of ``x``, over which ``f`` changes by its spread over the samples."""
+    return Galerkin.at(reduced, flattened(x)).natural_step()[0]
+
+def to_minimum(
+    galerkin: Galerkin,
+    inverse: Float[np.ndarray, "dx dx"],
+    slope: Float[np.ndarray, " dx"],
+    unit: Float[np.ndarray, " dx"],
+    little: Float[np.ndarray, " dx"],
+) -> tuple[Float[np.ndarray, " dx"], bool]:
+    """How far it is to the minimum from where a run has ended, by the `inverse` of the curvature and the `slope` there;
+    and whether that cannot be told: a Newton step leaves much of the slope. Zero up to rounding; one of `little` length
+    is not looked into."""
+    x, (lo, hi) = galerkin.point.x, galerkin.expansions.bounds
+    step = np.clip(x - inverse @ slope, lo, hi) - x
+    half, natural = np.sqrt(galerkin.expansions.eps), galerkin.natural_step()[0]
+    rounding = half * np.maximum(np.sqrt(abs(galerkin.point.value)) * unit, natural)
+    step = np.where(np.abs(step) > rounding, step, 0.0)
+    if np.all(np.abs(step) <= little):
+        return step, False
+    ahead = galerkin.nearby(x + step)
+    left = ahead.gradient - (galerkin.point.gradient - slope)  # of which what the slope leaves out is no part
+    further = np.clip(ahead.x - inverse @ left, lo, hi) - ahead.x
+    far = np.linalg.norm(further / unit) > _LEFT * np.linalg.norm(step / unit)
+    return step + np.where(step != 0, further, 0.0), bool(far or not ahead.sound)
