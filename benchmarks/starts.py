@@ -1,8 +1,8 @@
 """Does ``Newton`` find the minimum wherever it starts, in whatever units? Ten kinds of problem, thirty starts each.
 
 Starts are at the optimum of one coordinate or next to it (the others off), at stationary points of ``f`` alone, at
-bounds, where ``f`` or its gradient vanishes, at 1e-300 and at 1e12; coordinates of ``x`` are measured in units from 1e-9
-to 1e9. An answer is right where the objective, in double precision, is no higher than the best that any start has
+bounds, where ``f`` or its gradient vanishes, at 1e-300 and at 1e12; coordinates of ``x`` are measured in units from
+1e-9 to 1e9. An answer is right where the objective, in double precision, is no higher than the best that any start has
 found, by 1e-9 of its spread over the samples; for problems with several minima, where no point within a hundredth of
 its size is lower. Prints a line for each kind: answers that are right, that say themselves that they are not, and
 those that are converged and wrong; and the most steps of those that are right.
@@ -176,7 +176,10 @@ def main():
                 print(f"    from {start} in {unit}: {solution.result.name} at {x}, {value - best:.2g} above, "
                       f"{solution.stats['steps']} steps")  # fmt: skip
         totals += counts
-        print(f"{name:12s} {len(found):6d} {counts[0]:6d} {counts[1]:8d} {counts[2]:6d} {counts[3]:8d} {most:6d}", flush=True)
+        print(
+            f"{name:12s} {len(found):6d} {counts[0]:6d} {counts[1]:8d} {counts[2]:6d} {counts[3]:8d} {most:6d}",
+            flush=True,
+        )
     print(f"{'all':12s} {totals[:3].sum():6d} {totals[0]:6d} {totals[1]:8d} {totals[2]:6d} {totals[3]:8d}")
 
 

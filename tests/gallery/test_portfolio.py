@@ -10,7 +10,7 @@ from cobilevel.gallery.portfolio import ASSETS, draw_portfolio, portfolio
 
 @pytest.fixture(scope="module")
 def solved():
-    instance = portfolio(1, train=1500, test=1000)
+    instance = portfolio(0, train=1500, test=1000)
     return instance, cb.solve(instance.problem, instance.train)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.inference import around, galerkin, smooth, standard_errors, uncertainty
+from cobilevel.inference import around, galerkin, standard_errors, uncertainty
 from cobilevel.judge import comparison
 from cobilevel.study import Study, precision_for
 

@@ -34,24 +34,24 @@ class Along(NamedTuple):
     lower: Float[np.ndarray, "k n"]
 
 
-Level = tuple[Any, bool]  # the program of an objective, and whether it is the upper level's
+_Level = tuple[Any, bool]  # the program of an objective, and whether it is the upper level's
 
 
-def _share(level: Level, constants: list) -> Callable:
+def _share(level: _Level, constants: list) -> Callable:
     r"""What one row adds to $\Lambda$: ``f``, or minus ``v^T d2 g``."""
-    (program, upper), function = level, of_vectors(level[0], constants)
-    if upper:
+    function = of_vectors(level[0], constants)
+    if level[1]:
         return lambda x, y, v, xi, eta: function(x, y, xi, eta)
     return lambda x, y, v, xi, eta: -jax.jvp(lambda q: function(x, q, xi, eta), (y,), (v,))[1]
 
 
 @lru_cache(64)
-def _changes(*levels: Level) -> Callable:
+def _changes(*levels: _Level) -> Callable:
     """Compiled, of levels that see the same rows: along each direction, how gradients change, of the sum over a block
     in ``x`` and of each row in ``y``, and the second derivative of each row; a level after the other."""
 
     def block(constants: Any, x: Any, y: Any, v: Any, shares: Any, xi: Any, eta: Any, along: Any) -> Any:
-        def changes(level: Level, own: Any) -> Callable:
+        def changes(level: _Level, own: Any) -> Callable:
             rows = lambda x, y: jnp.sum(jax.vmap(_share(level, own))(x, y, v, xi, eta))
             each = jnp.broadcast_to(x, (len(y), len(x)))
             change = jax.linearize(jax.grad(rows, argnums=(0, 1)), each, y)[1]  # what directions share, once
@@ -102,7 +102,9 @@ class Curvature:
         """The same as `products`, of as many directions at a time as what rows give for them allows; always as many, so
         that one program serves."""
         pools, k = [pool.rows for pool, _ in self._levels()], len(directions)
-        numbers = max(rows.count for rows in pools) * self.at.dy + max(rows.size for rows in pools) * (self.at.dx + self.at.dy)
+        numbers = max(rows.count for rows in pools) * self.at.dy + max(rows.size for rows in pools) * (
+            self.at.dx + self.at.dy
+        )
         parts = max(1, -(-k * numbers // AT_ONCE))
         each = -(-k // min(parts, k)) if k else 1
         padded = np.concatenate([directions, np.zeros((-k % each, directions.shape[1]))])

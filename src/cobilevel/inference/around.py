@@ -47,6 +47,7 @@ class SampleTerms(NamedTuple):
     curvature: Float[np.ndarray, "p n dy dy"]
     bend: Float[np.ndarray, "p n dy dy"]
 
+
 @dataclass(frozen=True)
 class Around:
     """The reduced problem at ``x``, and ahead of and behind it along each of `directions`.
@@ -219,6 +220,7 @@ class Around:
         """The standard error of the reduced objective."""
         return value_error_at(self.study, replace(self.galerkin, point=self.point))
 
+
 def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The steps ahead, shortened to the room that bounds leave, and the share of each that is taken backward.
 
@@ -236,6 +238,7 @@ def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np
     forward = np.where(ahead >= 0.05, ahead, -behind / 2)
     backward = np.where(behind >= 0.05, behind, -ahead / 2)
     return directions * forward[:, None], np.where(forward != 0, backward / np.where(forward != 0, forward, 1), 1.0)
+
 
 def look_around(study: Study, galerkin: Galerkin, differences: str = "") -> Around | str:
     """The reduced problem around ``x``, over about a standard error along each coordinate: by derivatives, or, where

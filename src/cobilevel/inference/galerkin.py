@@ -106,6 +106,7 @@ def _observed(study: Study, xi: Any) -> Bool[np.ndarray, " n"]:
             known &= np.isin(np.asarray(part.index(np.asarray(asked))), np.asarray(part.index(np.asarray(seen))))
     return known
 
+
 # -- the reduced problem at one point
 
 
@@ -162,6 +163,7 @@ class Galerkin:
         step = np.where(known, spread / np.where(known, sizes, 1), other)
         return np.maximum(step, NOTICED * scales.turning), sizes, spread
 
+
 def value_error_at(study: Study, galerkin: Galerkin) -> float:
     """The standard error of the reduced objective."""
     at, point, (pool,) = galerkin.expansions, galerkin.point, galerkin.expansions.lower_pools
@@ -190,6 +192,7 @@ def held(
     (lo, hi), push = bounds_of(study), CLEAR * np.sqrt(np.diag(noise))
     near = slope_accuracy(study.eps) * np.maximum(np.abs(x), np.where(np.isfinite(hi - lo), hi - lo, 0))
     return ((x <= lo + near) & (gradient >= push)) | ((x >= hi - near) & (-gradient >= push)) | (lo == hi)
+
 
 def too_large(study: Study, joint: bool) -> str:
     """Why differences along each coordinate are not taken, in words; empty where they can be.
@@ -221,6 +224,7 @@ def rows_of(study: Study) -> tuple[int, int]:
 def natural_step(reduced: Reduced, x: PyTree) -> Float[np.ndarray, " dx"]:
     """The distance, along each coordinate of ``x``, over which ``f`` changes by its spread over the samples."""
     return Galerkin.at(reduced, flattened(x)).natural_step()[0]
+
 
 def to_minimum(
     galerkin: Galerkin,

@@ -17,7 +17,17 @@ from ..derivatives import DENSE_LIMIT, Curvature, following
 from ..lower import ROUNDINGS, lower_inverse
 from ..problem import CHECK_ROWS
 from ..study import Study
-from .galerkin import MOST_NUMBERS, NEGLIGIBLE, NOTICED, Galerkin, covariance_of, derivatives_of, held, rows_of, slope_accuracy
+from .galerkin import (
+    MOST_NUMBERS,
+    NEGLIGIBLE,
+    NOTICED,
+    Galerkin,
+    covariance_of,
+    derivatives_of,
+    held,
+    rows_of,
+    slope_accuracy,
+)
 
 KINK = 3.0  # the ratio of two curvatures, over no step and over one of a standard error, that is a kink
 

@@ -270,9 +270,7 @@ def _length(mean: np.ndarray, covariance: np.ndarray, freedom: float, same: bool
     return (length_around if same else norm_estimate)(mean, covariance, freedom)
 
 
-def _regret(
-    measured: Measured, around: Around, missed: Missed | None, free: np.ndarray, same: bool
-) -> Regret | None:
+def _regret(measured: Measured, around: Around, missed: Missed | None, free: np.ndarray, same: bool) -> Regret | None:
     r"""How much lower the objective could be at a decision nearby.
 
     With the gradient $g$ of $F$ at ``x`` and its curvature $H$ on the directions that are determined, a Newton step

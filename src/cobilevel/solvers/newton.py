@@ -6,19 +6,18 @@ its own, and the decrease that it promises is in units of the objective: nothing
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from ..checks import positive, whole
 from ..derivatives import Curvature, Expansions, HostLedger, flattened
 from ..iteration import ROUNDINGS, Clock, Evolving, Result, Solver
 from ..lower import Point, lower_size, solve_at
 from ..programs import plain
-from .newton_model import Model, Pairs, explaining, units_of
+from .newton_model import Model, Secants, explaining, units_of
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 _FAR_OFF = 1e-3  # of the spread: a decrease promised above which half as many digits of the coefficients will do
@@ -45,7 +44,6 @@ class Plan:
     - `bend`: where the gradient vanishes but the objective curves downwards, twice the decrease promised along that
       direction, which the step then is; else 0.
     - `unit`: of each coordinate; `spread`: of the objective over the samples, when last measured.
-    - `kink`: whether only pairs say that no more is promised.
     """
 
     step: Any
@@ -53,7 +51,18 @@ class Plan:
     bend: Any
     unit: Any
     spread: Any
-    kink: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Current:
+    """The upper objective at the iterate: `value` and `gradient`, the `size` of what bounds leave of it; and the size
+    of the lower gradient."""
+
+    value: Any
+    gradient: Any
+    size: Any
+    lower_gradient: Any
 
 
 @jax.tree_util.register_dataclass
@@ -61,9 +70,9 @@ class Plan:
 class NewtonState(Evolving):
     """What evolves, besides what every state has.
 
-    - `value`, `gradient`, `lower_gradient`: of the upper objective at the iterate, and the size of the lower gradient.
+    - `current`: the upper objective at the iterate; `plan`: the next step.
     - `sensitivity`: how the coefficients move with ``x``, from which those of the next ``x`` are predicted.
-    - `plan`: the next step; `pairs`: steps that the Hessian does not explain.
+    - `secants`: changes of the gradient that the Hessian does not explain.
     - `lower_target`: the size of the lower gradient to solve to, negative before the first step; `failures`: searches
       in a row that found no lower point.
     """
@@ -72,23 +81,17 @@ class NewtonState(Evolving):
     W: Any
     clock: Any
     ledger: Any
-    value: Any
-    gradient: Any
-    lower_gradient: Any
+    current: Any
     sensitivity: Any
     plan: Any
-    pairs: Any
+    secants: Any
     lower_target: Any
     failures: Any
 
     def record(self):
-        size = np.linalg.norm(np.where(self.plan.step != 0, self.gradient, 0.0))
-        return {
-            "upper": self.value,
-            "gradient": size,
-            "promised": self.plan.promised,
-            "lower_gradient": self.lower_gradient,
-        }
+        now = self.current
+        first = {"upper": now.value, "gradient": now.size, "promised": self.plan.promised}
+        return first | {"lower_gradient": now.lower_gradient}
 
 
 class Newton(Solver):
@@ -99,7 +102,7 @@ class Newton(Solver):
     starting from a prediction by the previous solution. The hypergradient is exact, by implicit differentiation; ``x``
     moves by Newton steps too, on the exact Hessian of the reduced objective, its eigenvalues made positive, within the
     bounds, with a line search. Far from the solution the Hessian of a policy straight in ``x`` (Gauss and Newton's) is
-    used where it explains the last step better. Where neither explains it, as across kinks of ``f``, pairs of steps
+    used where it explains the last step better. Where neither explains it, as across kinks of ``f``, secant pairs
     correct the Hessian; they replace it if it cannot be formed.
     Features are whitened first, so the solution depends on the span of the basis and not on its conditioning;
     directions that the observed contexts do not determine keep their initial values.
@@ -109,7 +112,7 @@ class Newton(Solver):
     - `tolerance`: stop when the next step promises to lower the objective by at most this share of its spread over the
       samples (its standard deviation; its size, if it does not vary), by default the precision to the power 3/2; or
       when that is less than rounding.
-    - `memory`: how many pairs of steps are kept.
+    - `memory`: how many secant pairs are kept.
 
     **Example:**
 
@@ -146,12 +149,10 @@ class Newton(Solver):
             W=at.coefficients(at.table(at.reduced.W0)),
             clock=Clock.start(steps),
             ledger=HostLedger.of({}),
-            value=zero,
-            gradient=np.zeros(at.dx, at.dtype),
-            lower_gradient=zero,
+            current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero),
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
-            plan=Plan(none, np.asarray(np.inf), np.zeros(()), none, np.zeros(()), np.asarray(False)),
-            pairs=Pairs.none(self.memory, at.dx, at.dtype),
+            plan=Plan(none, np.asarray(np.inf), np.zeros(()), none, np.zeros(())),
+            secants=Secants.none(self.memory, at.dx, at.dtype),
             lower_target=np.asarray(-1.0),
             failures=np.asarray(0, np.int32),
         )
@@ -161,36 +162,32 @@ class Newton(Solver):
     def step(self, reduced, state):
         """The first step stays at ``x0`` and solves the lower level there; each later one is a search."""
         at, state = self.ready(reduced), jax.tree.map(np.asarray, state)
-        before, here, plan, failures = at.spent.copy(), _iterate(at, state), state.plan, int(state.failures)
-        begun, target, pairs, result = state.lower_target >= 0, float(state.lower_target), state.pairs, Result.RUNNING
-        if not begun:
+        before, here, target, refused = at.spent.copy(), _iterate(at, state), float(state.lower_target), None
+        begun, failures = target >= 0, int(state.failures)
+        if begun:
+            end, refused = _search(at, here, state.plan, target, 0.0 if failures else _closeness(at, state.plan))
+        else:
             target = at.eps**_LOWER_ACCURACY * lower_size(at, here.x, here.W)
             end = solve_at(at, here.x, here.W, target)
-            result = Result.RUNNING if end.sound else trouble(end)
-        else:
-            end, refused = _search(at, here, plan, target, 0.0 if failures else _closeness(at, plan))
-        if end is not None and result is Result.RUNNING:
-            seen = [(here, end), (end, refused)] if begun else []
-            news = [(b.x - a.x, b.gradient - a.gradient) for a, b in seen if b is not None and b.finite]
-            plan, pairs, result = self._planned(at, end, plan, pairs, news)
+        if end is None:
+            end, failures, secants = solve_at(at, here.x, here.W, target), failures + 1, state.secants.without()
+            plan, result = _after_failure(at, end, state.plan, failures)
+        elif begun or end.sound:
+            news = [(b.x - a.x, b.gradient - a.gradient) for a, b in ((here, end), (end, refused)) if begun and b]
+            plan, secants, result = self._planned(at, end, state.plan, state.secants, news)
             failures = 0
-        elif end is None:  # a gradient that is not exact may point nowhere, and a model may mislead
-            end, failures, pairs = solve_at(at, here.x, here.W, target), failures + 1, Pairs.none(*pairs.steps.shape)
-            step = Model(at, end, None, plan.unit).step()
-            result = _verdict(at, here, plan) if plan.promised <= _noise(at, here, plan.spread) or plan.bend else result
-            result = Result.STALLED if result is Result.RUNNING and failures > 1 else result
-            plan = plan if result is not Result.RUNNING else replace(plan, step=step, promised=-end.gradient @ step / 2)
+        else:
+            plan, secants, result = state.plan, state.secants, trouble(end)
+        moving = np.where(plan.step != 0, end.gradient, 0.0)
         after = NewtonState(
             x=at.decision(end.x),
             W=at.coefficients(end.W),
             clock=replace(state.clock, result=result.code),
             ledger=state.ledger.plus(HostLedger.of(at.spent - before)),
-            value=end.value,
-            gradient=end.gradient,
-            lower_gradient=end.lower_gradient,
+            current=Current(end.value, end.gradient, float(np.linalg.norm(moving)), end.lower_gradient),
             sensitivity=np.zeros_like(state.sensitivity) if end.sensitivity is None else end.sensitivity,
             plan=plan,
-            pairs=pairs,
+            secants=secants,
             lower_target=target,
             failures=failures,
         )
@@ -198,54 +195,60 @@ class Newton(Solver):
 
     @plain
     def _planned(
-        self, at: Expansions, point: Point, last: Plan, pairs: Pairs, news: list[tuple[np.ndarray, np.ndarray]]
-    ) -> tuple[Plan, Pairs, Result]:
-        """The next step from a point, the pairs that the Hessian does not explain, and whether that is the end; `news`:
-        the last step with the change of the gradient along it, and the one from its end to where a search was refused
-        (none before the first step)."""
+        self, at: Expansions, point: Point, last: Plan, secants: Secants, news: list[tuple[np.ndarray, np.ndarray]]
+    ) -> tuple[Plan, Secants, Result]:
+        """The next step from a point, the secants that the Hessian does not explain, and whether that is the end.
+
+        `news`: the last step with the change of the gradient along it, and that from its end to where the search was
+        refused; none before the first step.
+        """
         begun, changes, spread = bool(news), news, float(last.spread) if news else _spread(at, point)
         hessian, unit = None, last.unit
         if at.curved and point.sensitivity is not None:
-            hessian, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
-            unit = units_of(hessian)
+            exact, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
+            hessian = exact if np.all(np.isfinite(exact)) else None
+        unit = unit if hessian is None else units_of(hessian)
         if not (np.all(np.isfinite(unit)) and np.any(unit)):
             sizes = at.row_scales(point.x, point.W, point.adjoint, point.value).sizes
             other = np.where(sizes > 0, np.sqrt(spread or 1.0) / sizes, 0.0)
             unit = np.where(np.isfinite(unit) & (unit > 0), unit, other)
         if hessian is not None:
-            hessian, news = explaining(hessian, straight, unit, news, at.eps)
+            hessian, news = explaining(exact, straight, unit, news, at.eps)
         model = Model(at, point, hessian, unit)
-        if hessian is not None and pairs.count and not model.doubt(pairs, changes) < model.doubt(None, changes):
-            pairs = Pairs.none(*pairs.steps.shape, pairs.steps.dtype)
+        if hessian is not None and secants.count and not model.doubt(secants, changes) < model.doubt(None, changes):
+            secants = secants.without()
         for change in news:
-            pairs = pairs.with_one(*change)
-        step = model.step(pairs)
-        promised, kink = -float(point.gradient @ step) / 2, False
-        if promised <= np.sqrt(at.eps) * spread:
-            spread = _spread(at, point)
-        plan = Plan(step, promised, 0.0, unit, spread, False)
+            secants = secants.with_one(*change)
+        step = model.step(secants)
+        promised = -float(point.gradient @ step) / 2
         if begun and point.value < -last.spread / at.eps and point.gradient @ last.step <= -_STEEP * 2 * last.promised:
-            return plan, pairs, Result.UNBOUNDED
-        noise = _noise(at, point, spread)
+            return Plan(step, promised, 0.0, unit, spread), secants, Result.UNBOUNDED
+        spread = _spread(at, point) if promised <= np.sqrt(at.eps) * spread else spread
+        plan, noise = Plan(step, promised, 0.0, unit, spread), _noise(at, point, spread)
         small = promised <= (at.eps**_ACCURACY if self.tolerance is None else self.tolerance) * spread
-        stuck = begun and promised <= noise and promised > last.promised / 4
-        if not (small or stuck or np.all(np.abs(step) <= at.eps * np.abs(point.x))):
-            return plan, pairs, Result.RUNNING
-        falls = model.falling()
-        if falls is not None:
-            return replace(plan, step=falls * np.sqrt(spread or 1.0), bend=-(spread or 1.0)), pairs, Result.RUNNING
-        if pairs.count:
-            kink = -float(point.gradient @ model.step()) / 2 > max(noise, promised)
-        plan = replace(plan, kink=kink)
-        return plan, pairs, _verdict(at, point, plan)
+        level = begun and promised <= noise and promised > last.promised / 4
+        if not (small or level or np.all(np.abs(step) <= at.eps * np.abs(point.x))):
+            return plan, secants, Result.RUNNING
+        if (falls := model.falling()) is not None:
+            size = spread or 1.0
+            return replace(plan, step=falls * np.sqrt(size), bend=-size), secants, Result.RUNNING
+        held = bool(secants.count) and -float(point.gradient @ model.step()) / 2 > max(noise, promised)
+        return plan, secants, Result.KINK if held else Result.CONVERGED
 
     @plain
     def terminate(self, reduced, state):
         return state.clock.outcome(Result.RUNNING.code)
 
 
-def _verdict(at: Expansions, point: Point, plan: Plan) -> Result:
-    return Result.KINK if plan.kink else Result.CONVERGED
+def _after_failure(at: Expansions, point: Point, plan: Plan, failures: int) -> tuple[Plan, Result]:
+    """What comes after a search that has found no lower point: the end, where no more than rounding was promised, or
+    next to a stationary point; else a step along the gradient, since a model may mislead, and then the end too."""
+    if plan.bend or plan.promised <= _noise(at, point, float(plan.spread)):
+        smooth = np.linalg.norm(plan.unit * point.gradient) ** 2 / 2
+        return plan, Result.CONVERGED if plan.bend or smooth <= _noise(at, point, float(plan.spread)) else Result.KINK
+    step = Model(at, point, None, plan.unit).step()
+    plan = replace(plan, step=step, promised=-float(point.gradient @ step) / 2)
+    return plan, Result.STALLED if failures > 1 else Result.RUNNING
 
 
 def _spread(at: Expansions, point: Point) -> float:
@@ -261,10 +264,10 @@ def _noise(at: Expansions, point: Point, spread: float) -> float:
 
 def _iterate(at: Expansions, state: NewtonState) -> Point:
     """The iterate; not sound, so that a search does not end there."""
-    x, W = flattened(state.x), at.table(state.W)
+    x, W, now = flattened(state.x), at.table(state.W), state.current
     sensitivity = np.asarray(state.sensitivity, float) if at.crossed else None
-    gradient = np.asarray(state.gradient, float)
-    return Point(x, W, float(state.value), gradient, float(state.lower_gradient), False, False, W, sensitivity)
+    gradient = np.asarray(now.gradient, float)
+    return Point(x, W, float(now.value), gradient, float(now.lower_gradient), False, False, W, sensitivity)
 
 
 def _closeness(at: Expansions, plan: Plan) -> float:
@@ -274,9 +277,7 @@ def _closeness(at: Expansions, plan: Plan) -> float:
     return at.eps ** (0.3 if far else 0.6) if at.formed else 0.0
 
 
-def _search(
-    at: Expansions, here: Point, plan: Plan, target: float, close: float
-) -> tuple[Point | None, Point | None]:
+def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float) -> tuple[Point | None, Point | None]:
     """A point along the step where the objective is lower by a fair share of what was promised, and the nearest one
     beyond it that was refused; ``None`` where there is none.
 
@@ -297,7 +298,8 @@ def _search(
         if point.sound and (hidden or point.value <= here.value + _FAIR_SHARE * wanted):
             steep = point.gradient @ step < _STEEP * slope
             low, best = length, point
-            if hidden or not steep or bend or length >= most or high <= 4 * low:
+            lost = point.value < -plan.spread / at.eps  # all digits of what the samples show
+            if hidden or not steep or bend or lost or length >= most or high <= 4 * low:
                 return point, refused
         else:
             high, refused, refusals = length, point, refusals + 1
@@ -306,7 +308,7 @@ def _search(
             length = min(length * 4.0**turn, most)
         else:
             length = np.sqrt(low * high) if low else length * shrink**refusals
-        if best is not None and high <= 4 * low or not length > 0:
+        if (best is not None and high <= 4 * low) or not length > 0:
             break
     return best, refused
 

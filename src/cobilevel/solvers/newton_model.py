@@ -22,7 +22,7 @@ _FALLS = 0.5  # the same, of a curvature below zero along which a stationary poi
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Pairs:
+class Secants:
     """The last `steps` and the `changes` of the gradient along them, newest first; `count` are filled, others are 0."""
 
     steps: Any
@@ -30,21 +30,27 @@ class Pairs:
     count: Any
 
     @staticmethod
-    def none(size: int, dx: int, dtype: Any = float) -> "Pairs":
-        return Pairs(np.zeros((size, dx), dtype), np.zeros((size, dx), dtype), np.asarray(0, np.int32))
+    def none(size: int, dx: int, dtype: Any = float) -> "Secants":
+        return Secants(np.zeros((size, dx), dtype), np.zeros((size, dx), dtype), np.asarray(0, np.int32))
 
-    def with_one(self, step: Float[np.ndarray, " dx"], change: Float[np.ndarray, " dx"]) -> "Pairs":
+    def without(self) -> "Secants":
+        """Room for as many, none filled."""
+        return Secants.none(*self.steps.shape, self.steps.dtype)
+
+    def with_one(self, step: Float[np.ndarray, " dx"], change: Float[np.ndarray, " dx"]) -> "Secants":
         """With one more, the oldest dropped."""
         roll = lambda table, row: np.concatenate([row[None].astype(table.dtype), table[:-1]])
         count = min(int(self.count) + 1, len(self.steps))
-        return Pairs(roll(self.steps, step), roll(self.changes, change), np.asarray(count, np.int32))
+        return Secants(roll(self.steps, step), roll(self.changes, change), np.asarray(count, np.int32))
 
     def on(self, unit: Float[np.ndarray, " k"], free: Bool[np.ndarray, " dx"]) -> list[tuple[Any, Any, float]]:
         """Those with positive curvature on the free coordinates, in units of these, newest first."""
         known = [(np.asarray(part[: self.count, free], float)) for part in (self.steps, self.changes)]
-        pairs = zip(np.divide(known[0], unit, where=unit > 0, out=np.zeros_like(known[0])), known[1] * unit, strict=True)
+        secants = zip(
+            np.divide(known[0], unit, where=unit > 0, out=np.zeros_like(known[0])), known[1] * unit, strict=True
+        )
         least = len(free) * np.finfo(float).eps  # below, the two are orthogonal but for rounding
-        return [(s, c, s @ c) for s, c in pairs if s @ c > least * np.linalg.norm(s) * np.linalg.norm(c)]
+        return [(s, c, s @ c) for s, c in secants if s @ c > least * np.linalg.norm(s) * np.linalg.norm(c)]
 
 
 class Model:
@@ -74,13 +80,13 @@ class Model:
         step[self.free] = vectors[:, 0] * self.unit[self.free] / np.sqrt(-values[0])
         return step if self.gradient @ step <= 0 else -step
 
-    def step(self, pairs: Pairs | None = None) -> Float[np.ndarray, " dx"]:
+    def step(self, secants: Secants | None = None) -> Float[np.ndarray, " dx"]:
         """The way to the minimum within the bounds: coordinates that would leave them are held there, and the others
-        adapt. With what pairs know, where they are given."""
+        adapt. With what secants know, where they are given."""
         step, free = np.zeros(len(self.free)), self.free.copy()
         while free.any():
             slope = self.gradient if self.hessian is None else self.gradient + self.hessian @ np.where(free, 0.0, step)
-            step[free] = -self._inverse(slope[free], free, pairs)
+            step[free] = -self._inverse(slope[free], free, secants)
             out = free & ((step < self.low) | (step > self.high))
             if not out.any():
                 break
@@ -90,22 +96,22 @@ class Model:
             return step
         return np.clip(np.where(self.free, -(self.unit**2) * self.gradient, 0.0), self.low, self.high)
 
-    def doubt(self, pairs: Pairs | None, news: list[tuple[np.ndarray, np.ndarray]]) -> float:
-        """How far off steps are that the model, with pairs, makes of changes of the gradient, as a share of them."""
+    def doubt(self, secants: Secants | None, news: list[tuple[np.ndarray, np.ndarray]]) -> float:
+        """How far off steps are that the model, with secants, makes of changes of the gradient, as a share of them."""
         every, unit = np.ones(len(self.unit), bool), np.where(self.unit > 0, self.unit, np.inf)
         size = lambda step: float(np.linalg.norm(step / unit))
-        return sum(size(self._inverse(change, every, pairs) - step) / (size(step) or 1.0) for step, change in news)
+        return sum(size(self._inverse(change, every, secants) - step) / (size(step) or 1.0) for step, change in news)
 
     def _scaled(self, free: Bool[np.ndarray, " dx"]) -> Float[np.ndarray, "k k"]:
         unit = self.unit[free]
         return self.hessian[np.ix_(free, free)] * np.outer(unit, unit)  # pyright: ignore
 
     def _inverse(
-        self, q: Float[np.ndarray, " k"], free: Bool[np.ndarray, " dx"], pairs: Pairs | None
+        self, q: Float[np.ndarray, " k"], free: Bool[np.ndarray, " dx"], secants: Secants | None
     ) -> Float[np.ndarray, " k"]:
         """The inverse of the model's Hessian on the free coordinates, by the two loops of L-BFGS; in units."""
         unit = self.unit[free]
-        known, shares, q = [] if pairs is None else pairs.on(unit, free), [], unit * q
+        known, shares, q = [] if secants is None else secants.on(unit, free), [], unit * q
         for s, c, bend in known:
             shares.append(s @ q / bend)
             q = q - shares[-1] * c
@@ -117,7 +123,7 @@ class Model:
         return unit * r
 
     def _solved(self, matrix: Float[np.ndarray, "k k"], q: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
-        """The inverse of a Hessian with the sizes of its eigenvalues, 1 where they are mere rounding, times a vector."""
+        """The inverse of a Hessian, with the sizes of its eigenvalues and 1 for those that are rounding, times `q`."""
         least = self.eps**_FLAT
         try:
             np.linalg.cholesky(matrix - least * np.eye(len(matrix)))
@@ -148,12 +154,15 @@ def explaining(
     news: list[tuple[np.ndarray, np.ndarray]],
     eps: float,
 ) -> tuple[Float[np.ndarray, "dx dx"], list[tuple[np.ndarray, np.ndarray]]]:
-    """The Hessian, exact or of a policy straight in ``x``, that explains the last change of the gradient better; and
-    those changes of which it does not explain half."""
+    """The exact Hessian, or that of a policy straight in ``x``, where it curves upwards and explains the last change of
+    the gradient better than one that does not curve upwards or explain half of it; and the changes that are not so
+    explained."""
     least = lambda hessian: np.linalg.eigvalsh(hessian * np.outer(unit, unit))[0]
-    upwards = np.all(np.isfinite(straight)) and least(straight) >= -(eps**_FLAT)
-    if not news:
-        return straight if upwards and least(exact) < 0 else exact, []
     off = lambda hessian, step, change: float(np.linalg.norm(unit * (hessian @ step - change)))
-    best = straight if upwards and off(straight, *news[0]) < off(exact, *news[0]) else exact
-    return best, [each for each in news if off(best, *each) >= np.linalg.norm(unit * each[1]) / 2]
+    unexplained = lambda hessian: [each for each in news if off(hessian, *each) >= np.linalg.norm(unit * each[1]) / 2]
+    left = unexplained(exact)
+    if not (left or least(exact) < 0) or not np.all(np.isfinite(straight)) or least(straight) < -(eps**_FLAT):
+        return exact, left
+    if news and off(straight, *news[0]) >= off(exact, *news[0]):
+        return exact, left
+    return straight, unexplained(straight)
