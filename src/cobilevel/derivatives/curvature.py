@@ -18,8 +18,8 @@ from jaxtyping import Float
 
 from ..programs import unfused
 from .expansion import Expansions
-from .rows import AT_ONCE, of_vectors
-from .sums import RowPool, side_by_side, summed_with
+from .rows import AT_ONCE, of_vectors, side_by_side
+from .sums import RowPool, summed_with
 
 
 class Along(NamedTuple):

@@ -8,6 +8,7 @@ whose functions say the same up to numbers share it: programs are kept from one 
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, PyTree
 
 from ..functions import Traced
-from ..programs import FEW, unfused
+from ..precision import double, in_double
+from ..programs import FEW, in_threads, unfused
 
 BLOCK = 1024  # rows, so few that small problems waste little; blocks are larger by _GROWTH where there are many rows
 _GROWTH = 16  # and once more on an accelerator, where a call takes as long as a million rows
@@ -239,10 +241,24 @@ class RowDerivatives(NamedTuple):
     ) -> np.ndarray:
         """The packed derivatives of the leading rows, as many as the table has, in double precision; or what is `kept`
         of each block."""
-        parts = []
-        for part, xi, eta in self.rows:
-            part = slice(part.start, min(part.stop, len(table)))
-            if part.start < part.stop:
-                packed = self.block(x, table[part], part, xi, eta)
-                parts.append(packed if kept is None else kept(packed, part))
+
+        def one(block: tuple[slice, Any, Any]) -> np.ndarray:
+            part = slice(block[0].start, min(block[0].stop, len(table)))
+            packed = self.block(x, table[part], part, *block[1:])
+            return packed if kept is None else kept(packed, part)
+
+        parts = list(side_by_side(one, [block for block in self.rows if block[0].start < len(table)]))
         return np.asarray(parts[0] if len(parts) == 1 else np.concatenate(parts), float)
+
+
+def side_by_side(one: Callable, items: list) -> Iterator[Any]:
+    """A function of each item, in their order; in threads where items are many."""
+    if len(items) == 1:
+        return map(one, items)
+    wide = in_double()
+
+    def work(item: Any) -> Any:
+        with double() if wide else nullcontext():  # the precision is a thread's own
+            return one(item)
+
+    return in_threads(work, items)

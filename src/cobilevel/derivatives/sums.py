@@ -1,8 +1,7 @@
 """Sums over rows: what a basis makes of both levels, the sizes of single rows, and the rows that they are made from."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from operator import add
@@ -15,10 +14,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..basis import OneHot
-from ..precision import double, in_double
-from ..programs import in_threads, module_of
+from ..programs import module_of
 from ..reduction import Batch
-from .rows import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, over_devices
+from .rows import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, over_devices, side_by_side
 
 Sum = TypeVar("Sum", bound=tuple)
 
@@ -294,19 +292,6 @@ def _taken(features: Any, part: Any) -> Any:
 def on_accelerator() -> bool:
     """Whether rows are to stay on an accelerator."""
     return jax.default_backend() != "cpu"
-
-
-def side_by_side(one: Callable, items: list) -> Iterator[Any]:
-    """A function of each item, in their order; in threads where items are many."""
-    if len(items) == 1:
-        return map(one, items)
-    wide = in_double()
-
-    def work(item: Any) -> Any:
-        with double() if wide else nullcontext():  # the precision is a thread's own
-            return one(item)
-
-    return in_threads(work, items)
 
 
 def pools_of(batch: Batch, dtype: Any, numbers: int) -> list[RowPool]:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from ..lower import solve_at
 from .galerkin import Galerkin
 
+_STEPS = 3  # of Newton's method without a group: noise is then right to a percent, at corners of a policy too
 GROUPS = 20  # left out in turn; with 19 degrees of freedom an interval is 7% wider than with endless ones
 
 
@@ -30,13 +31,15 @@ def jackknife(left_out: Float[np.ndarray, "k d"]) -> Float[np.ndarray, "d d"]:
 
 
 def without_each(at: Galerkin) -> list[Galerkin]:
-    """The reduced problem with one group of samples left out at a time, solved from the solution on all of them."""
+    """The reduced problem with one group of samples left out at a time, by a few Newton steps from the solution on all
+    of them."""
     rng, (lower,), (upper,) = np.random.default_rng(0), at.expansions.lower_pools, at.expansions.upper_pools
     below, above = (split_rows(len(pool.shares), rng) for pool in (lower, upper))
     solved = []
     for k in range(max(below.max(), above.max()) + 1):
         part = at.expansions.with_shares(without(lower.shares, below, k), without(upper.shares, above, k))
-        solved.append(replace(at, expansions=part, point=solve_at(part, at.point.x, at.point.W, at.target)))
+        point = solve_at(part, at.point.x, at.point.W, at.target, steps=_STEPS)
+        solved.append(replace(at, expansions=part, point=point))
     return solved
 
 

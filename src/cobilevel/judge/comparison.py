@@ -38,7 +38,7 @@ from ..inference import (
     without,
     without_each,
 )
-from ..lower import Law, law_at, lower_along, solve_each, trouble_with
+from ..lower import Law, law_at, lower_along, solve_along, solve_each, trouble_with
 from ..problem import Finite
 from ..programs import put
 from ..reduction import Reduced, reduce_study
@@ -300,11 +300,6 @@ class Contextual:
             xi, place = np.asarray(domain.values)[values], place.ravel()
         return Contextual(study, at.point.x, xi, place, rows.shares(), law_at(study, xi, draws, key), pool.rows)
 
-    def sensitivity(self, y: Policy, law: Law | None = None) -> tuple[Sensitivity, LowerRows]:
-        """``s = -A^-1 D`` along a policy, and the derivatives it is made of."""
-        local = lower_along(self.study.problem, self.x, y, self.law if law is None else law)
-        return -_solved(local.hessian, local.cross), local
-
     def gradients(self, y: Policy, s: Sensitivity) -> GradientRows:
         """The rows of the gradient, ``d1 f + s^T d2 f``, for a policy and a sensitivity."""
         problem, count = self.study.problem, (self.study.upper.count or 1) if self.study.upper.crossed else 1
@@ -334,15 +329,16 @@ def measure_exactly(
 ) -> Measured:
     """Against true per-context solves, at the contexts of the upper level's samples, given the `sampled` problem."""
     at = Contextual.of(study, sampled, draws, key)
-    exact = solve_each(study.problem, at.x, at.law)
+    exact, along = solve_along(study.problem, at.x, at.law)
     y = as_rows(exact.y)
-    true = at.gradients(y, at.sensitivity(y)[0])
+    true = at.gradients(y, -_solved(along.hessian, along.cross))
     spread, freedom = _noise(at, y, true)
     conditional = at.law.keys is not None and not study.lower.crossed
-    galerkin = _with_conditional_means(at, sampled, draws, key) if conditional else sampled
+    galerkin, local = _with_conditional_means(at, sampled, draws, key) if conditional else (sampled, None)
     policies = PolicyTable.of(galerkin.reduced, at.xi)
     policy = policies(galerkin.point.W)
-    own, local = at.sensitivity(policy)
+    local = lower_along(study.problem, at.x, policy, at.law) if local is None else local
+    own = -_solved(local.hessian, local.cross)
     within = np.tensordot(policies.phi, galerkin.sensitivity, axes=1)
     rows, rows_within = at.gradients(policy, own), at.gradients(policy, within)
     stated, reduced, own_mean = at.shares @ true.by_context, galerkin.point.gradient, at.shares @ rows.by_context
@@ -385,7 +381,8 @@ def _noise(at: Contextual, y: Policy, true: GradientRows) -> tuple[Square, float
     for k in range(group.max() + 1):
         part = law.without(group == k)
         near = as_rows(solve_each(at.study.problem, at.x, part, start=y).y)
-        rows = at.gradients(near, at.sensitivity(near, part)[0])
+        along = lower_along(at.study.problem, at.x, near, part)
+        rows = at.gradients(near, -_solved(along.hessian, along.cross))
         table = rows.by_context if rows.by_data is None else rows.by_data
         means.append(without(shares, group, k) @ table if shared else at.shares @ rows.by_context)
     spread = jackknife(np.stack(means))
@@ -413,8 +410,11 @@ def _solved(H: np.ndarray, right: np.ndarray) -> np.ndarray:
         return np.full_like(right, np.nan) if H.ndim == 2 else np.stack(list(map(_solved, H, right)))
 
 
-def _with_conditional_means(at: Contextual, galerkin: Galerkin, draws: int, key: Array) -> Galerkin:
-    """The reduced problem with conditional means in place of the samples' noise, by Newton steps from its solution.
+def _with_conditional_means(
+    at: Contextual, galerkin: Galerkin, draws: int, key: Array
+) -> tuple[Galerkin, LowerRows | None]:
+    """The reduced problem with conditional means in place of the samples' noise, by Newton steps from its solution; and
+    derivatives along its policy, where its contexts are the upper level's.
 
     With the same draws for it as for the exact solves, their noise is not taken for a gap between the two.
     """
@@ -435,7 +435,7 @@ def _with_conditional_means(at: Contextual, galerkin: Galerkin, draws: int, key:
     pull = here.phi[at.place].T @ (rows.d2 * at.shares[:, None])
     v = _solved(H, pull.reshape(-1)).reshape(W.shape)
     moved = replace(galerkin.point, W=W, adjoint=v, gradient=at.shares @ rows.by_context, sensitivity=s, hessian=H)
-    return replace(galerkin, point=moved)
+    return replace(galerkin, point=moved), local if study.shared else None
 
 
 def _difference_noise(

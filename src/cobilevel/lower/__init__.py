@@ -12,6 +12,7 @@ from .per_context import (
     law_at,
     law_is_known,
     lower_along,
+    solve_along,
     solve_each,
     trouble_with,
 )

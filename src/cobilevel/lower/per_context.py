@@ -1,5 +1,6 @@
 r"""Exact lower-level solutions $y^\star(x, \xi)$, for many contexts at once, and derivatives along them."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from ..trees import as_rows, flattened, shaped_like
 from .damped_newton import Dense, MatrixFree, minimise
 
 _DENSE_Y = 64  # the largest y whose Hessian is formed at each context
+_HELD = 4 * AT_ONCE  # numbers that are drawn once and kept
 _FEW_CROSSED = 256  # numbers of d21 g that are computed in any case: the program is then the one of the solver
 
 
@@ -46,7 +48,7 @@ class Law(eqx.Module):
     """The lower level's noise given each of some contexts, so that conditional means are means over `rows`.
 
     Either rows of data, the same for all contexts, with weights of shape ``(rows,)``, or ``(n, rows)`` where they
-    differ; or a key for each context, from which ``problem.conditional`` draws.
+    differ; or a key for each context, from which ``problem.conditional`` draws, and what it has drawn where that fits.
     """
 
     xi: Shaped[Held, "n ..."]
@@ -76,7 +78,9 @@ def law_at(study: Study, xi: Shaped[Held, "n ..."], draws: int = 1024, key: Any 
     if lower.crossed:
         return Law(xi, lower.eta, None, None, lower.count)
     if problem.conditional is not None:
-        return Law(xi, None, None, jax.random.split(as_key(key), len(xi)), draws)
+        law = Law(xi, None, None, jax.random.split(as_key(key), len(xi)), draws)
+        numbers = len(xi) * draws * sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(lower.example().eta))
+        return replace(law, eta=_drawn(problem, law, slice(None))) if numbers <= _HELD else law
     if isinstance(domain, Finite) and not lower.endless:
         same = np.asarray(domain.index(lower.xi))[None, :] == np.asarray(domain.index(xi))[:, None]
         weights = np.where(same, np.asarray(lower.mean_one_weights(), float), 0.0)
@@ -131,6 +135,7 @@ class Means:
         self.dtype = np.dtype(jax.tree.leaves(problem.y0)[0].dtype)
         self.blocks = RowBlocks(np.repeat(xi, self.rows, axis=0), eta, self.dtype, _numbers(self.sizes))
         self.weights = weights / weights.sum(axis=1, keepdims=True)
+        self._last: tuple[np.ndarray, np.ndarray, LowerRows, np.ndarray] | None = None  # asked for twice at both ends
 
     @staticmethod
     def of(problem: Problem, law: Law, part: slice, crossed: bool) -> "Means":
@@ -139,8 +144,8 @@ class Means:
         if law.keys is None:
             eta = jax.tree.map(lambda a: np.tile(np.asarray(a), (len(xi), *[1] * (a.ndim - 1))), law.eta)
         else:
-            drawn = _drawn_at(problem.conditional, law.keys[part], jnp.asarray(xi), law.rows)
-            eta = jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), drawn)
+            drawn = _drawn(problem, law, part) if law.eta is None else jax.tree.map(lambda a: a[part], law.eta)
+            eta = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), drawn)
         weights = np.ones(law.rows) if law.weights is None else law.weights
         weights = weights[part] if weights.ndim == 2 else np.broadcast_to(weights, (len(xi), law.rows))
         return Means(problem, xi, eta, weights, crossed)
@@ -156,7 +161,18 @@ class Means:
 
     def at(self, x: np.ndarray, y: Float[np.ndarray, "k dy"]) -> LowerRows:
         """Derivatives of the means, a row for each context."""
-        return LowerRows(*map(self._mean, self.by_row(x, y)))
+        return self._at(x, y)[0]
+
+    def slopes(self, x: np.ndarray, y: Float[np.ndarray, "k dy"]) -> Float[np.ndarray, "k rows dy"]:
+        """``d2 g`` of the rows of each context."""
+        return self._at(x, y)[1]
+
+    def _at(self, x: np.ndarray, y: np.ndarray) -> tuple[LowerRows, np.ndarray]:
+        if self._last is None or not (np.array_equal(self._last[0], x) and np.array_equal(self._last[1], y)):
+            rows = self.by_row(x, y)
+            slopes = rows.slope.reshape(self.count, self.rows, -1).copy()
+            self._last = x, y.copy(), LowerRows(*map(self._mean, rows)), slopes
+        return self._last[2:]
 
     def objective(self, x: np.ndarray) -> Dense | MatrixFree:
         """The means as functions of ``y``, to be minimised."""
@@ -173,6 +189,12 @@ class Means:
             return means[:, 0], means[:, 1 : 1 + dy]
 
         return MatrixFree(slope, lambda y, v: table(y, v)[:, 1 + dy :], eps)
+
+
+def _drawn(problem: Problem, law: Law, part: slice) -> PyTree:
+    """What the conditional sampler draws at some contexts: rows of each."""
+    drawn = _drawn_at(problem.conditional, law.keys[part], jnp.asarray(law.xi)[part], law.rows)  # pyright: ignore
+    return jax.tree.map(np.asarray, drawn)
 
 
 @eqx.filter_jit
@@ -202,13 +224,27 @@ def solve_each(
     problem: Problem, x: PyTree, law: Law, tolerance: float | None = None, start: Any = None
 ) -> LowerSolution:
     """The minimiser at each context of a law, from ``y0`` or from `start`, one row a context."""
+    return _solve_each(problem, x, law, tolerance, start, False)[0]
+
+
+def solve_along(problem: Problem, x: PyTree, law: Law) -> tuple[LowerSolution, LowerRows]:
+    """The same, and derivatives of the conditional mean of ``g`` there."""
+    return _solve_each(problem, x, law, None, None, True)
+
+
+def _solve_each(
+    problem: Problem, x: PyTree, law: Law, tolerance: float | None, start: Any, crossed: bool
+) -> tuple[LowerSolution, Any]:
     y0, at, dtype = flattened(problem.y0), flattened(x), jax.tree.leaves(problem.y0)[0].dtype
     share = max(1e-10, 100 * float(np.finfo(dtype).eps)) if tolerance is None else tolerance
     begin = np.tile(y0, (len(law.xi), 1)) if start is None else as_rows(start)
-    solved = [_solved(means, at, y0, begin[part], share / 2, law) for part, means in _in_parts(problem, law, False)]
-    y, *rest = (np.concatenate(parts) for parts in zip(*solved, strict=True))
-    like = jax.tree.map(lambda leaf: np.empty((1, *np.shape(leaf))), problem.y0)
-    return LowerSolution(shaped_like(like, y, dtype, 1), *rest)
+    solved, along = [], []
+    for part, means in _in_parts(problem, law, crossed):
+        solved.append(_solved(means, at, y0, begin[part], share / 2, law))
+        along += [means.at(at, solved[-1][0])] if crossed else []
+    joined = lambda parts: [np.concatenate(each) for each in zip(*parts, strict=True)]
+    (y, *rest), like = joined(solved), jax.tree.map(lambda leaf: np.empty((1, *np.shape(leaf))), problem.y0)
+    return LowerSolution(shaped_like(like, y, dtype, 1), *rest), LowerRows(*joined(along)) if crossed else None
 
 
 def _solved(
@@ -225,7 +261,7 @@ def _solved(
         values = np.linalg.eigvalsh(np.where(finite[:, None, None], end.hessian, np.eye(len(y0))))
         convex = finite & (values[:, 0] >= -1e-8 * np.abs(values).max(axis=1))
         if law.keys is not None and law.rows > 1:  # the variance of the minimum of a mean over draws
-            slopes = means.by_row(x, end.point).slope.reshape(means.count, law.rows, -1)
+            slopes = means.slopes(x, end.point)
             apart = np.linalg.solve(end.hessian, np.swapaxes(slopes - slopes.mean(axis=1, keepdims=True), 1, 2))
             noise = np.sum(apart**2, axis=(1, 2)) / (law.rows * (law.rows - 1))
     size = np.linalg.norm(end.gradient, axis=1) / np.maximum(first, np.finfo(float).tiny)

@@ -56,11 +56,17 @@ class _Formed(Dense):
 
 
 def solve_lower(
-    expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
+    expansions: Expansions,
+    x: Float[np.ndarray, " dx"],
+    W: Float[np.ndarray, "N dy"],
+    target: float,
+    close: float = 0.0,
+    steps: int = 200,
 ) -> Iterates:
     """The lower level at ``x`` minimised over the coefficients, from ``W``.
 
-    Until its gradient is no longer than `target`, and the next step shorter than a share `close` of the coefficients.
+    Until its gradient is no longer than `target`, and the next step shorter than a share `close` of the coefficients;
+    by so many Newton `steps` at most.
     """
     table = lambda z: z.reshape(expansions.functions, -1)
     one = lambda value, gradient: (np.full(1, value), gradient.reshape(1, -1))
@@ -74,7 +80,7 @@ def solve_lower(
     formed, eps = expansions.formed, expansions.eps
     formed_by = lambda: _Formed(model, eps, slope if expansions.long_rows else None)
     objective = formed_by() if formed else MatrixFree(slope, product, eps)
-    return minimise(objective, W.reshape(1, -1), target, close=close)
+    return minimise(objective, W.reshape(1, -1), target, steps, close)
 
 
 def lower_size(expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> float:
@@ -85,11 +91,16 @@ def lower_size(expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.
 
 @np.errstate(over="ignore", invalid="ignore")  # what is not finite is not sound
 def solve_at(
-    expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
+    expansions: Expansions,
+    x: Float[np.ndarray, " dx"],
+    W: Float[np.ndarray, "N dy"],
+    target: float,
+    close: float = 0.0,
+    steps: int = 200,
 ) -> Point:
     r"""Solves the reduced lower level at ``x`` from ``W`` and takes the hypergradient there,
     $\partial_1 f - \partial_{12} g\, v$ with $\partial_{22} g\, v = \partial_2 f$."""
-    end = solve_lower(expansions, x, W, target, close)
+    end = solve_lower(expansions, x, W, target, close, steps)
     W, upper, v, definite, sensitivity = (_adjoint if expansions.formed else _adjoint_by_products)(expansions, x, end)
     crossed = expansions.crossed
     moved = np.tensordot(v, end.hessian.cross, axes=2) if crossed else expansions.cross_product(x, W, v)

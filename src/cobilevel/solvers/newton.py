@@ -177,7 +177,7 @@ class Newton(Solver):
             plan, secants, result = self._planned(at, end, state.plan, state.secants, news)
             failures = 0
         else:
-            plan, secants, result = state.plan, state.secants, trouble(end)
+            plan, secants, result, end = state.plan, state.secants, trouble(end), here
         moving = np.where(plan.step != 0, end.gradient, 0.0)
         after = NewtonState(
             x=at.decision(end.x),
