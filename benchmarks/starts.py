@@ -5,7 +5,8 @@ bounds, where ``f`` or its gradient vanishes, at 1e-300 and at 1e12; coordinates
 1e-9 to 1e9. An answer is right where the objective, in double precision, is no higher than the best that any start has
 found, by 1e-9 of its spread over the samples; for problems with several minima, where no point within a hundredth of
 its size is lower. Prints a line for each kind: answers that are right, that say themselves that they are not, and
-those that are converged and wrong; and the most steps of those that are right.
+those that are converged and wrong; those that stalled, those that are converged though their table says that the run
+ended early, and the most steps of those that are right.
 
 Run: python benchmarks/starts.py [--only newsvendor] [--verbose]
 """
@@ -30,6 +31,7 @@ RNG = np.random.default_rng(0)
 XI = RNG.uniform(0, 1, ROWS)
 NOISE = RNG.normal(size=ROWS)
 RIGHT = 1e-9  # of the spread
+WIDTHS = (6, 6, 8, 6, 8, 6, 6)
 
 
 class Scaled:
@@ -153,8 +155,9 @@ def lower_nearby(objective, x, value, spread):
 
 def main():
     arguments = harness.arguments(__doc__, ("--only", ""), ("--verbose", False, "a line for each that is not right"))
-    print(f"{'kind':12s} {'starts':>6s} {'right':>6s} {'said so':>8s} {'wrong':>6s} {'stalled':>8s} {'steps':>6s}")
-    totals = np.zeros(4, int)
+    head = ("starts", "right", "said so", "wrong", "stalled", "early", "steps")
+    print(f"{'kind':12s} " + " ".join(f"{word:>{width}s}" for word, width in zip(head, WIDTHS, strict=True)))
+    totals = np.zeros(5, int)
     for name in KINDS:
         if arguments.only and name not in arguments.only.split(","):
             continue
@@ -164,23 +167,25 @@ def main():
             x = flattened(solution.x) / np.asarray(unit)
             found.append((start, unit, solution, x, *objective(x)))
         best = min(value for *_, value, _ in found if np.isfinite(value))
-        counts, most = np.zeros(4, int), 0
+        counts, most = np.zeros(5, int), 0
         for start, unit, solution, x, value, spread in found:
             high = value > best + RIGHT * spread
             good = not (lower_nearby(objective, x, value, spread) if not KINDS[name][4] else high)
             kind = 0 if solution.converged and good else 2 if solution.converged else 1
             counts[kind] += 1
             counts[3] += solution.result is cb.Result.STALLED
+            counts[4] += solution.converged and "ended" in solution.uncertainty.table()
             most = max(most, solution.stats["steps"] if kind == 0 else 0)
             if kind and arguments.verbose:
                 print(f"    from {start} in {unit}: {solution.result.name} at {x}, {value - best:.2g} above, "
                       f"{solution.stats['steps']} steps")  # fmt: skip
         totals += counts
-        print(
-            f"{name:12s} {len(found):6d} {counts[0]:6d} {counts[1]:8d} {counts[2]:6d} {counts[3]:8d} {most:6d}",
-            flush=True,
-        )
-    print(f"{'all':12s} {totals[:3].sum():6d} {totals[0]:6d} {totals[1]:8d} {totals[2]:6d} {totals[3]:8d}")
+        print(f"{name:12s} {len(found):6d} {in_line(counts)} {most:6d}", flush=True)
+    print(f"{'all':12s} {totals[:3].sum():6d} {in_line(totals)}")
+
+
+def in_line(counts):
+    return " ".join(f"{count:{width}d}" for count, width in zip(counts, WIDTHS[1:-1], strict=True))
 
 
 if __name__ == "__main__":

@@ -201,12 +201,10 @@ def _about_contexts(problem: Problem, xi: Any) -> dict[str, str]:
 def _words_for_large(study: Study) -> str:
     """What to know of the default solver where ``x`` is large; empty where it is not."""
     dx, _ = study.problem.sizes
-    if dx <= Newton().memory:
-        return ""
     if dx <= DENSE_LIMIT:
-        return f" With the curvature along all {dx} coordinates of x, by products."
+        return ""
     return (
-        f" x has {dx} coordinates, but Newton forms curvature along at most {DENSE_LIMIT}, so it may take thousands of "
+        f" x has {dx} coordinates, but Newton forms the Hessian of at most {DENSE_LIMIT}, so it may take thousands of "
         "steps. If steps are slow, cb.HOAG() has cheaper ones, and cb.SOBA() works on batches."
     )
 

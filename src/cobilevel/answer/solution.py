@@ -61,7 +61,7 @@ class Solution:
     >>> solution.converged
     True
     >>> print(solution.result)
-    Converged: the projected gradient of the reduced problem is below the tolerance.
+    Converged: the projected gradient promises no decrease beyond the tolerance or rounding.
     >>> solution.policy(np.array([-0.5, 0.0, 0.5])).shape
     (3, 1)
     >>> solution.basis.size

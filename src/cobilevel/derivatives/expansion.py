@@ -69,11 +69,8 @@ class Expansions:
     """All that exact methods ask of a reduced problem, and how often they did (`spent`, by kind of oracle).
 
     `formed`: whether the Hessian of the lower level is; else it comes as products with vectors. `crossed`: whether
-    ``d21 g_Phi`` is. Points are vectors, coefficients tables with a row for each function. `curvature`: of the upper
-    objective along ``x``, about, where it is known beforehand.
+    ``d21 g_Phi`` is. Points are vectors, coefficients tables with a row for each function.
     """
-
-    curvature: Float[np.ndarray, "dx dx"] | None = None
 
     def __init__(self, reduced: Bilevel):
         self.reduced, self.problem = reduced, reduced.problem
@@ -433,11 +430,10 @@ class Affine(Expansions):
         scales: Float[np.ndarray, "dx k"],
         start: Float[np.ndarray, " k"],
         bounds: tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]],
-        curvature: Float[np.ndarray, "k k"] | None = None,
     ):
         self.__dict__.update(given.__dict__)
         self.origin, self.scales, self.start, self.bounds = origin, scales, start, bounds
-        self.curvature, self.dx, self._last = curvature, len(start), None
+        self.dx, self._last = len(start), None
 
     def point(self, x):
         return self.origin + self.scales @ x

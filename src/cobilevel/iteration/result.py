@@ -30,9 +30,9 @@ class Result(enum.StrEnum):
     """
 
     RUNNING = "Still running."
-    CONVERGED = "Converged: the projected gradient of the reduced problem is below the tolerance."
+    CONVERGED = "Converged: the projected gradient promises no decrease beyond the tolerance or rounding."
     STALLED = (
-        "Stalled: no step along the gradient lowers the upper objective any more, yet the gradient is not below the "
+        "Stalled: no step along the gradient lowers the upper objective any more, yet it promises more than the "
         "tolerance. Look at history['gradient'], and loosen the tolerance if it is small enough for you."
     )
     BUDGET = (
@@ -54,7 +54,7 @@ class Result(enum.StrEnum):
     )
     KINK = (
         "Converged at a kink of the reduced objective: its gradient jumps there, and the gradients on the two sides "
-        "combine to less than the tolerance."
+        "promise no decrease together."
     )
     UPPER_FAILED = (
         "The upper objective, or its gradient, is infinite or NaN at the starting point. Check upper, or give another "

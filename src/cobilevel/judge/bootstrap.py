@@ -122,7 +122,7 @@ def _resampled(
         known = infer(study, reduced, solution.x)
     given = Expansions(reduced.ordinary())
     at = _in_standard_errors(given, known)
-    solutions, solver = [], Newton(tolerance=study.eps**0.5)  # x is then known to far more digits than it varies by
+    solutions, solver = [], Newton(tolerance=study.eps)  # x is then known to far more digits than it varies by
     with ProgressBar(replicates, "bootstrap", progress) as bar:
         for k in range(replicates):
             solutions.append(_once(study, at, solver, rng) if at.dx else at.origin)
@@ -155,7 +155,7 @@ def _in_standard_errors(given: Expansions, known: Uncertainty) -> Affine:
     if np.isfinite(lo).any() or np.isfinite(hi).any():
         width = np.where(np.isfinite(known.error) & (known.error > 0), known.error, unit)
         ends = np.minimum((lo - x) / width, 0), np.maximum((hi - x) / width, 0)
-        return Affine(given, x, np.diag(width), np.zeros(len(x)), ends, H * np.outer(width, width))
+        return Affine(given, x, np.diag(width), np.zeros(len(x)), ends)
     kept = determined(np.zeros((0, len(unit))) if known.directions is None else known.directions, unit)
     values, vectors = np.linalg.eigh(kept.T @ (H * np.outer(unit, unit)) @ kept)
     values = np.maximum(values, 1e-9 * np.max(np.abs(values), initial=0) + np.finfo(float).tiny)
@@ -163,7 +163,7 @@ def _in_standard_errors(given: Expansions, known: Uncertainty) -> Affine:
     count = scales.shape[1]
     typical = np.sqrt(max(np.sum(H * C), 0) / max(count, 1)) or 1.0
     free = np.full(count, np.inf)
-    return Affine(given, x, scales * typical, np.zeros(count), (-free, free), np.eye(count) * typical**2)
+    return Affine(given, x, scales * typical, np.zeros(count), (-free, free))
 
 
 def _once(study: Study, at: Affine, solver: Newton, rng: np.random.Generator) -> Float[np.ndarray, " dx"] | None:

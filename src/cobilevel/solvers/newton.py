@@ -203,17 +203,17 @@ class Newton(Solver):
         refused; none before the first step.
         """
         begun, changes, spread = bool(news), news, float(last.spread) if news else _spread(at, point)
-        hessian, unit = None, last.unit
+        hessian = straight = None
         if at.curved and point.sensitivity is not None:
-            exact, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
-            hessian = exact if np.all(np.isfinite(exact)) else None
-        unit = unit if hessian is None else units_of(hessian)
+            hessian, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
+            hessian = hessian if np.all(np.isfinite(hessian)) else None
+        unit = last.unit if hessian is None else units_of(hessian)
         if not (np.all(np.isfinite(unit)) and np.any(unit)):
             sizes = at.row_scales(point.x, point.W, point.adjoint, point.value).sizes
             other = np.where(sizes > 0, np.sqrt(spread or 1.0) / sizes, 0.0)
             unit = np.where(np.isfinite(unit) & (unit > 0), unit, other)
         if hessian is not None:
-            hessian, news = explaining(exact, straight, unit, news, at.eps)
+            hessian, news = explaining(hessian, straight, unit, news, at.eps)
         model = Model(at, point, hessian, unit)
         if hessian is not None and secants.count and not model.doubt(secants, changes) < model.doubt(None, changes):
             secants = secants.without()
@@ -223,9 +223,10 @@ class Newton(Solver):
         promised = -float(point.gradient @ step) / 2
         if begun and point.value < -last.spread / at.eps and point.gradient @ last.step <= -_STEEP * 2 * last.promised:
             return Plan(step, promised, 0.0, unit, spread), secants, Result.UNBOUNDED
-        spread = _spread(at, point) if promised <= np.sqrt(at.eps) * spread else spread
+        share = at.eps**_ACCURACY if self.tolerance is None else float(self.tolerance)
+        spread = _spread(at, point) if promised <= max(share, np.sqrt(at.eps)) * spread else spread
         plan, noise = Plan(step, promised, 0.0, unit, spread), _noise(at, point, spread)
-        small = promised <= (at.eps**_ACCURACY if self.tolerance is None else self.tolerance) * spread
+        small = promised <= share * spread
         level = begun and promised <= noise and promised > last.promised / 4
         if not (small or level or np.all(np.abs(step) <= at.eps * np.abs(point.x))):
             return plan, secants, Result.RUNNING
@@ -289,7 +290,7 @@ def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float
     with np.errstate(divide="ignore", invalid="ignore"):
         room = np.where(step > 0, at.bounds[1] - here.x, at.bounds[0] - here.x) / step
     most = max(1.0, float(np.min(room, where=step != 0, initial=np.inf)))
-    low, high, length, refusals, best, refused = 0.0, np.inf, 1.0, 0, None, None
+    low, high, length, shrink, refusals, best, refused = 0.0, np.inf, 1.0, 0.5, 0, None, None
     for turn in range(1, _TRIALS + 1):
         place = np.clip(here.x + length * step, *at.bounds)
         point = solve_at(at, place, here.coefficients_at(place), np.inf if close else target, close)
@@ -303,7 +304,8 @@ def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float
                 return point, refused
         else:
             high, refused, refusals = length, point, refusals + 1
-            shrink = float(np.clip(_share(here, point, length * slope, length * point.gradient @ step), *_SHORTEN))
+            ends = length * slope, length * float(point.gradient @ step)
+            shrink = float(np.clip(_share(here, point, *ends), *_SHORTEN))
         if np.isinf(high):
             length = min(length * 4.0**turn, most)
         else:
