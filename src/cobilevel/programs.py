@@ -105,6 +105,11 @@ def unfused(function: Callable[P, R]) -> Callable[P, R]:
     return _jitted(function, _UNFUSED if jax.default_backend() == "cpu" else {})
 
 
+def quick(function: Callable[P, R]) -> Callable[P, R]:
+    """Compiled without optimisations: in a third of the time, to a program that is two to four times as slow."""
+    return _jitted(function, _QUICKLY if jax.default_backend() == "cpu" else {})
+
+
 def _small(arrays: list[Any]) -> bool:
     """Whether there is little to compute with, on a processor, and outside of other programs."""
     leaves = {id(leaf): leaf for leaf in arrays}.values()  # each once

@@ -16,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from ..programs import unfused
+from ..programs import quick, unfused
 from .expansion import Expansions
 from .rows import AT_ONCE, of_vectors, side_by_side
 from .sums import RowPool, summed_with
+
+_SMALL = 2**17  # numbers along all directions of a block: they are there before a better program would be compiled
 
 
 class Along(NamedTuple):
@@ -46,7 +48,7 @@ def _share(level: _Level, constants: list) -> Callable:
 
 
 @lru_cache(64)
-def _changes(*levels: _Level) -> Callable:
+def _changes(small: bool, *levels: _Level) -> Callable:
     """Compiled, of levels that see the same rows: along each direction, how gradients change, of the sum over a block
     in ``x`` and of each row in ``y``, and the second derivative of each row; a level after the other."""
 
@@ -54,10 +56,10 @@ def _changes(*levels: _Level) -> Callable:
         def changes(level: _Level, own: Any) -> Callable:
             rows = lambda x, y: jnp.sum(jax.vmap(_share(level, own))(x, y, v, xi, eta))
             each = jnp.broadcast_to(x, (len(y), len(x)))
-            change = jax.linearize(jax.grad(rows, argnums=(0, 1)), each, y)[1]  # what directions share, once
 
             def one(p: Any, t: Any) -> tuple[Any, Any, Any]:
-                in_x, in_y = change(jnp.broadcast_to(p, each.shape), t)
+                along = jnp.broadcast_to(p, each.shape), t
+                in_x, in_y = jax.jvp(jax.grad(rows, argnums=(0, 1)), (each, y), along)[1]
                 return shares @ in_x, in_y, in_x @ p + jnp.sum(in_y * t, axis=1)
 
             return one
@@ -65,7 +67,7 @@ def _changes(*levels: _Level) -> Callable:
         every = list(map(changes, levels, constants))
         return jax.vmap(lambda *direction: [one(*direction) for one in every])(*along)
 
-    return unfused(block)
+    return (quick if small else unfused)(block)
 
 
 class Curvature:
@@ -160,7 +162,8 @@ class Curvature:
         at, moved, count = self.at, self._moved(directions), len(directions)
         for pool, uppers in self._levels():
             objectives: list[Any] = [at.problem.upper if upper else at.problem.lower for upper in uppers]
-            program = _changes(*((one.program, upper) for one, upper in zip(objectives, uppers, strict=True)))
+            small = pool.rows.size * count * (at.dx + at.dy) <= _SMALL
+            program = _changes(small, *((one.program, upper) for one, upper in zip(objectives, uppers, strict=True)))
             constants, rows = [one.constants for one in objectives], pool.rows
             cast = lambda a, dtype=rows.dtype: np.asarray(a, dtype)
             steps = cast(at.steps(directions))
