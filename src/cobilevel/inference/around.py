@@ -71,26 +71,18 @@ class Around:
     near_kink: Bool[np.ndarray, " dx"]
 
     @staticmethod
-    def of(
-        study: Study,
-        galerkin: Galerkin,
-        x: np.ndarray,
-        directions: np.ndarray,
-        unit: np.ndarray,
-        smooth: Smooth | None = None,
-        differences: bool = True,
-    ) -> "Around":
-        """Along directions that are shortened to the room that bounds leave."""
+    def of(study: Study, galerkin: Galerkin, x: np.ndarray, directions: np.ndarray, unit: np.ndarray) -> "Around":
+        """By differences, along directions that are shortened to the room that bounds leave."""
         none, sides = np.zeros(len(x), bool), _both_sides(study, x, directions)
-        return Around(study, galerkin, x, *sides, unit, smooth, differences, none, none)
+        return Around(study, galerkin, x, *sides, unit, None, True, none, none)
 
     def look(self, x: np.ndarray, directions: np.ndarray) -> "Around":
         """The same around a point nearby, along as many directions as before."""
         here = np.array_equal(x, self.x)
         if here and np.array_equal(directions, self.directions):
             return self
-        smooth = self.smooth if here else None
-        return Around.of(self.study, self.galerkin, x, directions, self.unit, smooth, self.differences)
+        around = Around.of(self.study, self.galerkin, x, directions, self.unit)
+        return replace(around, smooth=self.smooth if here else None, differences=self.differences)
 
     @cached_property
     def point(self) -> Point:
@@ -247,8 +239,8 @@ def look_around(study: Study, galerkin: Galerkin, differences: str = "") -> Arou
     if galerkin.point.sound and galerkin.point.sensitivity is not None:
         smooth = Smooth(study, galerkin)
         if not smooth.uneven():
-            steps = np.diag(smooth.steps)
-            return Around.of(study, galerkin, galerkin.point.x, steps, smooth.unit, smooth, not differences)
+            around = Around.of(study, galerkin, galerkin.point.x, np.diag(smooth.steps), smooth.unit)
+            return replace(around, smooth=smooth, differences=not differences)
     if differences and galerkin.point.sound:
         if galerkin.point.sensitivity is None:
             return "the policy has too many coefficients"

@@ -125,18 +125,13 @@ class Smooth:
         return left > rounding and (left > whole or not expected / KINK < seen < expected * KINK)
 
 
-def inverse_of(hessian: Float[np.ndarray, "dx dx"], unit: Float[np.ndarray, " dx"]) -> Float[np.ndarray, "dx dx"]:
-    """The inverse of a curvature on the directions in which it clearly is one."""
-    units = np.outer(unit, unit)
-    values, vectors = np.linalg.eigh(hessian * units)
-    kept = values > 1e-6 * max(values[-1], np.finfo(float).tiny)
-    return (vectors[:, kept] / values[kept]) @ vectors[:, kept].T * units
-
-
 def standard_errors(
     hessian: Float[np.ndarray, "dx dx"], noise: Float[np.ndarray, "dx dx"], unit: Float[np.ndarray, " dx"]
 ) -> Float[np.ndarray, " dx"]:
     """About a standard error of each coordinate of ``x``; infinite where the curvature does not show one."""
-    inverse = inverse_of(hessian, unit)
+    units = np.outer(unit, unit)
+    values, vectors = np.linalg.eigh(hessian * units)
+    kept = values > 1e-6 * max(values[-1], np.finfo(float).tiny)
+    inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T * units
     error = np.sqrt(np.maximum(np.diag(inverse @ noise @ inverse), 0))
     return np.where(error > 0, error, np.inf)
