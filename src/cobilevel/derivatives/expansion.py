@@ -319,14 +319,14 @@ class Expansions:
         (pool,) = self.upper_pools
         return self.sizes.split_upper(self._derivatives("upper", pool.rows).table(x, pool.y(W)))
 
-    def tables(self, x: np.ndarray, W: np.ndarray, upper: Callable | None, lower: Callable) -> list[Any]:
+    def tables(self, x: np.ndarray, W: np.ndarray, upper: Callable | None, lower: Callable) -> tuple[Any, Any]:
         """What functions of packed derivatives and the rows they are of keep of both levels, at the policy."""
         made = []
         for level, (pool,), kept in (("upper", self.upper_pools, upper), ("lower", self.lower_pools, lower)):
             if kept is not None:
                 self.charge("upper_gradient") if level == "upper" else self._charge_lower()
             made.append(None if kept is None else self._derivatives(level, pool.rows).table(x, pool.y(W), kept))
-        return made
+        return made[0], made[1]
 
     def upper_values(self, x: np.ndarray, W: np.ndarray) -> Float[np.ndarray, " n"]:
         """Of these ``f`` alone."""
