@@ -173,7 +173,8 @@ class Newton(Solver):
             end, failures, secants = solve_at(at, here.x, here.W, target), failures + 1, state.secants.without()
             plan, result = _after_failure(at, end, state.plan, failures)
         elif begun or end.sound:
-            news = [(b.x - a.x, b.gradient - a.gradient) for a, b in ((here, end), (end, refused)) if begun and b]
+            seen = [(here, end), *([(end, refused)] if refused and refused.sound else [])] if begun else []
+            news = [(b.x - a.x, b.gradient - a.gradient) for a, b in seen]
             plan, secants, result = self._planned(at, end, state.plan, state.secants, news)
             failures = 0
         else:
