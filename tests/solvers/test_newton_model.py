@@ -60,11 +60,13 @@ def test_a_coordinate_pushed_against_its_bound_stays_and_the_others_take_newtons
 def test_curvature_that_is_not_positive_counts_by_its_size():
     hessian, gradient = np.diag([4.0, -1.0]), np.array([1.0, 1.0])
     np.testing.assert_allclose(model_at(hessian, gradient).step(), [-0.25, -1.0])
-    falls = model_at(hessian, np.zeros(2)).falling()
+    falls = model_at(hessian, np.zeros(2)).falling(1.0)
     assert abs(falls[1]) == pytest.approx(1.0)
     assert falls[0] == 0
-    assert model_at(np.diag([4.0, 1.0]), np.zeros(2)).falling() is None
-    assert model_at(hessian, np.array([0.0, 1.0]), lo=[-np.inf, 0.0]).falling() is None  # held by its bound
+    assert model_at(np.diag([4.0, 1.0]), np.zeros(2)).falling(1.0) is None
+    inward = model_at(hessian, np.zeros(2), lo=[-np.inf, 0.0]).falling(1.0)  # away from the bound that it is at
+    assert inward[1] > 0
+    assert model_at(hessian, np.array([0.0, 1.0]), lo=[-np.inf, 0.0]).falling(1.0) is None  # held by its bound
 
 
 def test_units_are_those_of_the_curvature_however_it_is_scaled():

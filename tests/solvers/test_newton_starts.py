@@ -72,6 +72,44 @@ def test_an_exact_maximum_is_left():
     np.testing.assert_allclose(found.x[1] ** 2, np.mean(np.asarray(SAMPLES.xi)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("bounds", [(-1.0, 0.0), (0.0, 1.0)])
+def test_a_maximum_at_a_bound_is_left_inwards(bounds):
+    upper = lambda x, y, xi, eta: -(x**2) + 0.1 * (y - xi) ** 2
+    found = cb.solve(
+        cb.Problem(upper, lambda x, y, xi, eta: (y - eta) ** 2, 0.0, 0.0, LINE, x_bounds=bounds),
+        SAMPLES,
+        basis=cb.Chebyshev(3),
+    )
+    assert found.converged
+    assert abs(float(found.x)) == 1.0
+    assert found.stats["steps"] < 10
+
+
+def test_a_kink_of_a_concave_objective_ends_the_run():
+    """The Hessian sees the concave part alone, along which nothing is lower."""
+    upper = lambda x, y, xi, eta: jnp.abs(x - 0.3) - 0.1 * x**2 + 0.1 * (y - xi) ** 2
+    found = cb.solve(
+        cb.Problem(upper, lambda x, y, xi, eta: (y - eta) ** 2, -0.5, 0.0, LINE, x_bounds=(-1.0, 1.0)),
+        SAMPLES,
+        basis=cb.Chebyshev(3),
+    )
+    assert found.result is cb.Result.KINK
+    assert float(found.x) == pytest.approx(0.3, abs=1e-9)
+
+
+def test_a_coordinate_that_matters_only_later_without_a_hessian():
+    """More coordinates than a Hessian is formed for, and one without gradient at the start."""
+
+    def upper(x, y, xi, eta):
+        late = (x[0] - 1) ** 2 + (x[1] * x[0] - 2) ** 2
+        return late + jnp.sum((x[2:] - 1) ** 2) / 1000 + 0.1 * (y - eta) ** 2
+
+    problem = cb.Problem(upper, lambda x, y, xi, eta: (y - xi) ** 2, jnp.zeros(2001), 0.0, LINE)
+    found = cb.solve(problem, SAMPLES.rows(slice(0, 60)), basis=cb.Chebyshev(2))
+    assert found.converged
+    np.testing.assert_allclose(found.x[:2], [1.0, 2.0], atol=1e-5)
+
+
 @pytest.mark.parametrize("unit", [(1.0, 1.0), (1e-9, 1e9)])
 def test_a_minimum_at_kinks_of_two_coordinates(unit):
     """Least absolute deviations: the objective is linear between the kinks of single samples."""

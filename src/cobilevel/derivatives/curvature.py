@@ -86,8 +86,8 @@ class Curvature:
     ):
         self.at, self.x, self.W, self.V, self.S = at, at.point(x), W, V, S
 
-    def products(self, directions: Float[np.ndarray, "k dx"]) -> Along:
-        """How gradients change along directions, and each row's share."""
+    def products(self, directions: Float[np.ndarray, "k dx"], by_row: bool = True) -> Along:
+        """How gradients change along directions; and each row's share, where that is asked for."""
         at, k, sums, rows = self.at, len(directions), {True: [0.0, 0.0], False: [0.0, 0.0]}, {True: [], False: []}
         for pool, part, block in self._blocks(directions):
             for upper, (in_x, in_y, bend) in block.items():
@@ -95,12 +95,12 @@ class Curvature:
                 turned = np.moveaxis(in_y[:, :count], 0, 1).reshape(count, -1) * pool.shares[part, None]
                 sums[upper][0] += at._along_x(in_x)
                 sums[upper][1] += np.moveaxis(summed_with(pool.taken(part), turned).reshape(-1, k, at.dy), 1, 0)
-                rows[upper].append(bend[:, :count])
+                rows[upper].append(bend[:, : count if by_row else 0])
         upper, lower = (in_x + np.tensordot(pull, self.S, axes=2) for in_x, pull in (sums[True], sums[False]))
         of_rows = (np.concatenate(rows[level], axis=1) for level in (True, False))
         return Along(upper + lower, sums[True][1] + sums[False][1], upper, *of_rows)
 
-    def along(self, directions: Float[np.ndarray, "k dx"]) -> Along:
+    def along(self, directions: Float[np.ndarray, "k dx"], by_row: bool = True) -> Along:
         """The same as `products`, of as many directions at a time as what rows give for them allows; always as many, so
         that one program serves."""
         pools, k = [pool.rows for pool, _ in self._levels()], len(directions)
@@ -110,12 +110,12 @@ class Curvature:
         parts = max(1, -(-k * numbers // AT_ONCE))
         each = -(-k // min(parts, k)) if k else 1
         padded = np.concatenate([directions, np.zeros((-k % each, directions.shape[1]))])
-        along = [self.products(padded[begin : begin + each]) for begin in range(0, len(padded), each)]
+        along = [self.products(padded[begin : begin + each], by_row) for begin in range(0, len(padded), each)]
         return Along(*(np.concatenate(each)[:k] for each in zip(*along, strict=True)))
 
     def hessians(self) -> tuple[Float[np.ndarray, "dx dx"], Float[np.ndarray, "dx dx"]]:
         """That of the reduced objective, and what it would be if the policy were straight in ``x``."""
-        along = self.along(np.eye(self.S.shape[2]))
+        along = self.along(np.eye(self.S.shape[2]), by_row=False)
         return (along.gradient + along.gradient.T) / 2, (along.straight + along.straight.T) / 2
 
     def slopes(self) -> tuple[Float[np.ndarray, "m dx"], Float[np.ndarray, "n dx"]]:

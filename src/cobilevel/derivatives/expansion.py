@@ -104,7 +104,8 @@ class Expansions:
 
     @property
     def curved(self) -> bool:
-        """Whether the curvature of the reduced objective can be formed, by products along each coordinate."""
+        """Whether the curvature of the reduced objective can be formed, by products along each coordinate: of the rows
+        in this process, where others are in partitions."""
         return self.crossed and self.dx <= DENSE_LIMIT
 
     @property

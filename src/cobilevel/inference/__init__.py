@@ -1,6 +1,6 @@
 """What samples show about ``x``: standard errors, what is not determined, what the basis misses; interval levels."""
 
-from .around import Around, look_around
+from .around import Around, look_around, look_by_differences
 from .galerkin import (
     CLEAR,
     MOST_COORDINATES,

@@ -56,7 +56,7 @@ class Smooth:
         self.study, self.galerkin, self.point = study, galerkin, point
         self._curvature = Curvature(at, point.x, point.W, point.adjoint, galerkin.sensitivity)
         (self._pool,) = at.lower_pools
-        along = self._curvature.along(np.eye(len(point.x)))
+        along = self._curvature.along(np.eye(len(point.x)), by_row=False)
         self.hessian = (along.gradient + along.gradient.T) / 2
         self._turn = lower_inverse(point, np.moveaxis(along.pull, 0, 2))  # of the adjoint, with each coordinate
 

@@ -20,6 +20,7 @@ from ..inference import (
     Missed,
     flat_directions,
     look_around,
+    look_by_differences,
     names_of,
     rows_of,
     slope_accuracy,
@@ -124,6 +125,8 @@ def _certified(
     at, missed, left_out = Galerkin.at(reduced, flattened(solution.x), crossed=crossed), None, []
     around = too_large_for_products(study) if wide else ""
     around = around or look_around(study, at, wide)
+    if mode == "neighbours" and not isinstance(around, str) and not around.solved:
+        around = look_by_differences(study, at)
     if isinstance(around, str):
         around, left_out = None, [f"the regret, since {around}"]
     if mode == "exact":

@@ -435,7 +435,8 @@ def _with_conditional_means(
     pull = here.phi[at.place].T @ (rows.d2 * at.shares[:, None])
     v = _solved(H, pull.reshape(-1)).reshape(W.shape)
     moved = replace(galerkin.point, W=W, adjoint=v, gradient=at.shares @ rows.by_context, sensitivity=s, hessian=H)
-    return replace(galerkin, point=moved), local if study.shared else None
+    settled = length <= np.sqrt(study.eps) * np.linalg.norm(W)  # else they are those of the policy before
+    return replace(galerkin, point=moved), local if study.shared and settled else None
 
 
 def _difference_noise(

@@ -17,7 +17,7 @@ from ..derivatives import Curvature, Expansions, HostLedger, flattened
 from ..iteration import ROUNDINGS, Clock, Evolving, Result, Solver
 from ..lower import Point, lower_size, solve_at
 from ..programs import plain
-from .newton_model import Model, Secants, explaining, units_of
+from .newton_model import Model, Secants, explaining, free_at, units_of
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 _FAR_OFF = 1e-3  # of the spread: a decrease promised above which half as many digits of the coefficients will do
@@ -41,8 +41,8 @@ class Plan:
     """What the model says at the iterate.
 
     - `step`: to its minimum; `promised`: the decrease on the way there, half the slope along it (the decrement).
-    - `bend`: where the gradient vanishes but the objective curves downwards, twice the decrease promised along that
-      direction, which the step then is; else 0.
+    - `bend`: where the gradient vanishes but the objective curves downwards, its curvature along that direction, which
+      the step then is; else 0.
     - `unit`: of each coordinate; `spread`: of the objective over the samples, when last measured.
     """
 
@@ -100,10 +100,11 @@ class Newton(Solver):
     At each ``x`` the coefficients minimise $g_\Phi$ by a damped Newton method on the structured Hessian
     $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, applied as products beyond),
     starting from a prediction by the previous solution. The hypergradient is exact, by implicit differentiation; ``x``
-    moves by Newton steps too, on the exact Hessian of the reduced objective, its eigenvalues made positive, within the
-    bounds, with a line search. Far from the solution the Hessian of a policy straight in ``x`` (Gauss and Newton's) is
-    used where it explains the last step better. Where neither explains it, as across kinks of ``f``, secant pairs
-    correct the Hessian; they replace it if it cannot be formed.
+    moves by Newton steps too, on the exact Hessian of the reduced objective (of samples in partitions, that of the rows
+    in this process), its eigenvalues made positive, within the bounds, with a line search. Far from the solution the
+    Hessian of a policy straight in ``x`` (Gauss and Newton's) is used where it explains the last step better. Where
+    neither explains it, as across kinks of ``f``, secant pairs correct the Hessian; they replace it if it cannot be
+    formed.
     Features are whitened first, so the solution depends on the span of the basis and not on its conditioning;
     directions that the observed contexts do not determine keep their initial values.
 
@@ -179,7 +180,7 @@ class Newton(Solver):
             failures = 0
         else:
             plan, secants, result, end = state.plan, state.secants, trouble(end), here
-        moving = np.where(plan.step != 0, end.gradient, 0.0)
+        moving = np.where(free_at(at, end), end.gradient, 0.0)
         after = NewtonState(
             x=at.decision(end.x),
             W=at.coefficients(end.W),
@@ -209,10 +210,11 @@ class Newton(Solver):
             hessian, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
             hessian = hessian if np.all(np.isfinite(hessian)) else None
         unit = last.unit if hessian is None else units_of(hessian)
-        if not (np.all(np.isfinite(unit)) and np.any(unit)):
+        lacking = ~np.isfinite(unit) | (unit == 0) & (point.gradient != 0)
+        if lacking.any() or (not begun and hessian is None):
             sizes = at.row_scales(point.x, point.W, point.adjoint, point.value).sizes
-            other = np.where(sizes > 0, np.sqrt(spread or 1.0) / sizes, 0.0)
-            unit = np.where(np.isfinite(unit) & (unit > 0), unit, other)
+            other = np.sqrt(spread or 1.0) / sizes
+            unit = np.where(lacking | (unit == 0), np.where(np.isfinite(other), other, 0.0), unit)
         if hessian is not None:
             hessian, news = explaining(hessian, straight, unit, news, at.eps)
         model = Model(at, point, hessian, unit)
@@ -231,9 +233,8 @@ class Newton(Solver):
         level = begun and promised <= noise and promised > last.promised / 4
         if not (small or level or np.all(np.abs(step) <= at.eps * np.abs(point.x))):
             return plan, secants, Result.RUNNING
-        if (falls := model.falling()) is not None:
-            size = spread or 1.0
-            return replace(plan, step=falls * np.sqrt(size), bend=-size), secants, Result.RUNNING
+        if (falls := model.falling(np.sqrt(spread or 1.0))) is not None:
+            return replace(plan, step=falls, bend=falls @ hessian @ falls), secants, Result.RUNNING
         held = bool(secants.count) and -float(point.gradient @ model.step()) / 2 > max(noise, promised)
         return plan, secants, Result.KINK if held else Result.CONVERGED
 
@@ -245,12 +246,11 @@ class Newton(Solver):
 def _after_failure(at: Expansions, point: Point, plan: Plan, failures: int) -> tuple[Plan, Result]:
     """What comes after a search that has found no lower point: the end, where no more than rounding was promised, or
     next to a stationary point; else a step along the gradient, since a model may mislead, and then the end too."""
-    if plan.bend or plan.promised <= _noise(at, point, float(plan.spread)):
-        smooth = np.linalg.norm(plan.unit * point.gradient) ** 2 / 2
-        return plan, Result.CONVERGED if plan.bend or smooth <= _noise(at, point, float(plan.spread)) else Result.KINK
-    step = Model(at, point, None, plan.unit).step()
+    noise, step = _noise(at, point, float(plan.spread)), Model(at, point, None, plan.unit).step()
+    if plan.bend or plan.promised <= noise:
+        return plan, Result.CONVERGED if -point.gradient @ step / 2 <= noise else Result.KINK
     plan = replace(plan, step=step, promised=-float(point.gradient @ step) / 2)
-    return plan, Result.STALLED if failures > 1 else Result.RUNNING
+    return plan, Result.RUNNING if failures == 1 and point.sound else Result.STALLED
 
 
 def _spread(at: Expansions, point: Point) -> float:
@@ -296,6 +296,8 @@ def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float
         place = np.clip(here.x + length * step, *at.bounds)
         point = solve_at(at, place, here.coefficients_at(place), np.inf if close else target, close)
         wanted = length * slope + length**2 * bend / 2
+        if bend and -wanted <= noise:
+            break
         hidden = -wanted <= noise and point.value <= here.value + noise
         if point.sound and (hidden or point.value <= here.value + _FAIR_SHARE * wanted):
             steep = point.gradient @ step < _STEEP * slope

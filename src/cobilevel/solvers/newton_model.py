@@ -66,19 +66,23 @@ class Model:
     ):
         self.gradient, self.hessian, self.unit, self.eps = point.gradient, hessian, unit, at.eps
         self.low, self.high = at.bounds[0] - point.x, at.bounds[1] - point.x
-        blocked = (self.low >= 0) & (point.gradient > 0) | (self.high <= 0) & (point.gradient < 0)
-        self.free = ~(blocked | (at.bounds[0] == at.bounds[1]))
+        self.free = free_at(at, point)
 
-    def falling(self) -> Float[np.ndarray, " dx"] | None:
-        """The direction along which the objective curves downwards most, in units; ``None`` where it does not."""
+    def falling(self, length: float) -> Float[np.ndarray, " dx"] | None:
+        """A step within the bounds along the direction in which the objective curves downwards most, so long that it
+        would fall by half the square of a `length`; ``None`` where it does not."""
         if self.hessian is None or not self.free.any():
             return None
         values, vectors = np.linalg.eigh(self._scaled(self.free))
         if values[0] >= -(self.eps**_FALLS):
             return None
         step = np.zeros(len(self.free))
-        step[self.free] = vectors[:, 0] * self.unit[self.free] / np.sqrt(-values[0])
-        return step if self.gradient @ step <= 0 else -step
+        step[self.free] = length * vectors[:, 0] * self.unit[self.free] / np.sqrt(-values[0])
+        both = [np.clip(side * step, self.low, self.high) for side in (1, -1)]
+        bends = [side @ self.hessian @ side for side in both]
+        falls = [self.gradient @ side + bend / 2 for side, bend in zip(both, bends, strict=True)]
+        best = int(np.argmin(falls))
+        return both[best] if falls[best] < 0 and bends[best] < 0 else None
 
     def step(self, secants: Secants | None = None) -> Float[np.ndarray, " dx"]:
         """The way to the minimum within the bounds: coordinates that would leave them are held there, and the others
@@ -131,6 +135,12 @@ class Model:
         except np.linalg.LinAlgError:
             values, vectors = np.linalg.eigh(matrix)
             return vectors @ ((vectors.T @ q) / np.where(np.abs(values) > least, np.abs(values), 1.0))
+
+
+def free_at(at: Expansions, point: Point) -> Bool[np.ndarray, " dx"]:
+    """The coordinates that may move against the gradient: not those that it pushes against a bound."""
+    (lo, hi), pushed = at.bounds, point.gradient
+    return ~((point.x <= lo) & (pushed > 0) | (point.x >= hi) & (pushed < 0) | (lo == hi))
 
 
 def units_of(hessian: Float[np.ndarray, "dx dx"]) -> Float[np.ndarray, " dx"]:
