@@ -244,7 +244,7 @@ class Missed:
         around = self.around
         free = around.free()
         unit = around.unit[free]
-        over = np.abs(around.bend(self.overfit.points) / around.lengths**2)[free] * unit**2  # pyright: ignore
+        over = np.abs(around.bend(self.overfit.points))[free] * (unit / around.lengths[free]) ** 2  # pyright: ignore
         values = np.linalg.eigvalsh(around.hessian()[np.ix_(free, free)] * np.outer(unit, unit))
         return not free.any() or bool(len(unit) * over.max() > NOTICED * values[0])
 

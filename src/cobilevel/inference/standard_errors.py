@@ -303,7 +303,7 @@ def _excess(around: Around, missed: Missed | None, kept: float) -> tuple[np.ndar
         return slope, np.zeros(len(around.x)), around.gradient_covariance()
     lost, k = missed.overfit.part(slice(1, None), 1 / around.lengths), around.lengths
     noise = lost.part(slice(None), kept).covariance(around.gradient_influence())
-    return lost.value, kept * around.bend(missed.overfit.points) / k**2, noise  # pyright: ignore
+    return lost.value, kept * around.bend(missed.overfit.points) / k / k, noise  # pyright: ignore
 
 
 def _left_out(around: Around) -> Float[np.ndarray, " dx"]:
