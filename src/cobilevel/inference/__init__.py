@@ -17,7 +17,7 @@ from .galerkin import (
     too_large,
     value_error_at,
 )
-from .left_out import fitting_bias, jackknife, split_rows, without, without_each
+from .left_out import FOR_NOISE, fitting_bias, jackknife, split_rows, without, without_each
 from .neighbours import Missed, Products, features_of, what_is_missed
 from .smooth import too_large_for_products
 from .standard_errors import determined, flat_directions, infer

@@ -23,6 +23,7 @@ from ..basis import Basis, combine
 from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes
 from ..derivatives import galerkin as galerkin_matrix
 from ..inference import (
+    FOR_NOISE,
     Around,
     Galerkin,
     Missed,
@@ -133,7 +134,7 @@ def measure_reduced(study: Study, at: Galerkin, around: Around | None) -> Measur
         gradient = NoisyVector(at.point.gradient, around.gradient_covariance())
         freedom = freedom_of(study.lower.contexts().shares())
     else:
-        left_out = np.stack([part.point.gradient for part in without_each(at)])
+        left_out = np.stack([part.point.gradient for part in without_each(at, FOR_NOISE)])
         gradient, freedom = NoisyVector.left_out(at.point.gradient, left_out), len(left_out) - 1.0
     words, trouble = "nothing beyond this basis: the gradient is the reduced problem's", f"the {UNSOLVED}"
     value = Estimate.of(at.point.value, value_error_at(study, at))
@@ -161,7 +162,7 @@ def measure_against_richer(study: Study, solution: Solution, poor: Galerkin, ric
         return low.point.gradient, high.point.gradient, s.T @ H @ v, squares
 
     low, high, product, squares = figures(poor, rich)
-    left_out = [figures(*pair) for pair in zip(without_each(poor), without_each(rich), strict=True)]
+    left_out = [figures(*pair) for pair in zip(*(without_each(one, FOR_NOISE) for one in (poor, rich)), strict=True)]
     low_out, high_out, _, squares_out = (np.stack(part) for part in zip(*left_out, strict=True))
     freedom = len(left_out) - 1.0
     policy_noise, adjoint_noise = _own_noise(study, rich)
