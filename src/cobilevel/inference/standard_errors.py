@@ -421,7 +421,7 @@ def _corrected(
         if np.all(np.abs(step) <= _MATERIAL / 10 * np.sqrt(np.diag(covariance))):
             break
         ahead: Any = look_around(at.study, Galerkin.at(at.galerkin.reduced, place, crossed=True))
-        if not ahead.solved:
+        if not (ahead.sound if missed is None else ahead.solved):
             break
         at, missed = ahead, None if missed is None else what_is_missed(ahead)
     return x - place, covariance, np.abs(step) <= _MATERIAL * _errors(covariance), at, missed, inverse

@@ -285,7 +285,7 @@ def _regret(measured: Measured, around: Around, missed: Missed | None, free: np.
     part = around.hessian()[np.ix_(free, free)]
     unit, values, vectors, kept = _scaled(part)
     if missed is not None:  # what the basis and the fit hide of the curvature along each coordinate
-        stated = part + np.diag(around.bend(missed.total.points) / around.lengths**2)[np.ix_(free, free)]
+        stated = part + np.diag(around.bend(missed.total.points) / around.lengths / around.lengths)[np.ix_(free, free)]
         if np.all(np.isfinite(stated)) and np.linalg.eigvalsh(stated * np.outer(unit, unit))[0] > 0:
             unit, values, vectors, kept = _scaled(stated)
     rows = np.concatenate([flat, falls])[:, free] / unit
