@@ -112,7 +112,7 @@ def test_workers_keep_nothing_of_a_solve_that_is_over(client, monkeypatch):
     monkeypatch.setattr(parts._OnDask, "ask", lambda self, *args: asked.append(args[1]) or ask(self, *args))
     samples = cb.Samples.from_frame(delayed(), context="t", eta="d")
     cb.solve(LINE, samples, basis=cb.Chebyshev(3))
-    assert all(client.run(_kept).values())  # what they were asked with is still there
+    assert any(client.run(_kept).values())  # what was asked is still there, where it was asked
     asked.clear()
     gc.collect()
     until = time.monotonic() + 20
