@@ -165,13 +165,19 @@ def _hoisted(body: Jaxpr) -> tuple[Jaxpr, list[Any]]:
     found: list[Any] = [atom for e in body.eqns for k, atom in enumerate(e.invars) if _is_number(e, k, atom)]
     if not found:
         return body, []
-    kinds = [jax.ShapeDtypeStruct((), n.aval.dtype, weak_type=n.aval.weak_type) for n in found]
-    fresh = iter(variables := jax.make_jaxpr(lambda *xs: xs)(*kinds).jaxpr.invars)
+    fresh = iter(variables := _variables(*((n.aval.dtype, n.aval.weak_type) for n in found)))
     equations = [
         e.replace(invars=[next(fresh) if _is_number(e, k, atom) else atom for k, atom in enumerate(e.invars)])
         for e in body.eqns
     ]
     return body.replace(constvars=[*body.constvars, *variables], eqns=equations), found
+
+
+@lru_cache
+def _variables(*kinds: tuple[Any, bool]) -> list[Any]:
+    """Variables of a program, one for each kind of number."""
+    numbers = [jax.ShapeDtypeStruct((), dtype, weak_type=weak) for dtype, weak in kinds]
+    return jax.make_jaxpr(lambda *xs: xs)(*numbers).jaxpr.invars
 
 
 def _is_number(equation: Any, place: int, atom: Any) -> bool:

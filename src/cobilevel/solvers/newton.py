@@ -25,7 +25,8 @@ _TRIALS = 40  # along one direction: enough for any scale, since shortening and 
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
 _FAIR_SHARE = 1e-4  # of the decrease that the slope promised (Armijo), the customary constant
 _STEEP = 0.9  # of the first slope (Wolfe), the customary constant: where as much is left, a step was too short
-_ACCURACY = 1.5  # exponent of the precision: the decrease still promised at the end, as a share of the spread
+_AGREED = (0.25, 0.75)  # of the decrease that the model promised: below, it is trusted less far; above, all the way
+_ACCURACY = 4 / 3  # exponent of the precision: the decrease still promised at the end, as a share of the spread
 
 
 def trouble(point: Point) -> Result:
@@ -43,11 +44,13 @@ class Plan:
     - `step`: to its minimum; `promised`: the decrease on the way there, half the slope along it (the decrement).
     - `bend`: where the gradient vanishes but the objective curves downwards, its curvature along that direction, which
       the step then is; else 0.
-    - `unit`: of each coordinate; `spread`: of the objective over the samples, when last measured.
+    - `first`: the share of the step to try first; `unit`: of each coordinate; `spread`: of the objective over the
+      samples, when last measured.
     """
 
     step: Any
     promised: Any
+    first: Any
     bend: Any
     unit: Any
     spread: Any
@@ -111,7 +114,7 @@ class Newton(Solver):
     **Arguments:**
 
     - `tolerance`: stop when the next step promises to lower the objective by at most this share of its spread over the
-      samples (its standard deviation; its size, if it does not vary), by default the precision to the power 3/2; or
+      samples (its standard deviation; its size, if it does not vary), by default the precision to the power 4/3; or
       when that is less than rounding.
     - `memory`: how many secant pairs are kept.
 
@@ -152,7 +155,7 @@ class Newton(Solver):
             ledger=HostLedger.of({}),
             current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero),
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
-            plan=Plan(none, np.asarray(np.inf), np.zeros(()), none, np.zeros(())),
+            plan=Plan(none, np.asarray(np.inf), np.ones(()), np.zeros(()), none, np.zeros(())),
             secants=Secants.none(self.memory, at.dx, at.dtype),
             lower_target=np.asarray(-1.0),
             failures=np.asarray(0, np.int32),
@@ -176,7 +179,7 @@ class Newton(Solver):
         elif begun or end.sound:
             seen = [(here, end), *([(end, refused)] if refused and refused.sound else [])] if begun else []
             news = [(b.x - a.x, b.gradient - a.gradient) for a, b in seen]
-            plan, secants, result = self._planned(at, end, state.plan, state.secants, news)
+            plan, secants, result = self._planned(at, end, state.plan, state.secants, news, here.value - end.value)
             failures = 0
         else:
             plan, secants, result, end = state.plan, state.secants, trouble(end), here
@@ -197,12 +200,18 @@ class Newton(Solver):
 
     @plain
     def _planned(
-        self, at: Expansions, point: Point, last: Plan, secants: Secants, news: list[tuple[np.ndarray, np.ndarray]]
+        self,
+        at: Expansions,
+        point: Point,
+        last: Plan,
+        secants: Secants,
+        news: list[tuple[np.ndarray, np.ndarray]],
+        fallen: float,
     ) -> tuple[Plan, Secants, Result]:
         """The next step from a point, the secants that the Hessian does not explain, and whether that is the end.
 
         `news`: the last step with the change of the gradient along it, and that from its end to where the search was
-        refused; none before the first step.
+        refused; none before the first step. `fallen`: the decrease of the objective along the last step.
         """
         begun, changes, spread = bool(news), news, float(last.spread) if news else _spread(at, point)
         hessian = straight = None
@@ -225,16 +234,17 @@ class Newton(Solver):
         step = model.step(secants)
         promised = -float(point.gradient @ step) / 2
         if begun and point.value < -last.spread / at.eps and point.gradient @ last.step <= -_STEEP * 2 * last.promised:
-            return Plan(step, promised, 0.0, unit, spread), secants, Result.UNBOUNDED
+            return Plan(step, promised, 1.0, 0.0, unit, spread), secants, Result.UNBOUNDED
         share = at.eps**_ACCURACY if self.tolerance is None else float(self.tolerance)
         spread = _spread(at, point) if promised <= max(share, np.sqrt(at.eps)) * spread else spread
-        plan, noise = Plan(step, promised, 0.0, unit, spread), _noise(at, point, spread)
+        first = _trusted(step, unit, last, changes[0][0], fallen) if begun else 1.0
+        plan, noise = Plan(step, promised, first, 0.0, unit, spread), _noise(at, point, spread)
         small = promised <= share * spread
         level = begun and promised <= noise and promised > last.promised / 4
         if not (small or level or np.all(np.abs(step) <= at.eps * np.abs(point.x))):
             return plan, secants, Result.RUNNING
         if (falls := model.falling(np.sqrt(spread or 1.0))) is not None:
-            return replace(plan, step=falls, bend=falls @ hessian @ falls), secants, Result.RUNNING
+            return replace(plan, step=falls, first=1.0, bend=falls @ hessian @ falls), secants, Result.RUNNING
         held = bool(secants.count) and -float(point.gradient @ model.step()) / 2 > max(noise, promised)
         return plan, secants, Result.KINK if held else Result.CONVERGED
 
@@ -249,7 +259,7 @@ def _after_failure(at: Expansions, point: Point, plan: Plan, failures: int) -> t
     noise, step = _noise(at, point, float(plan.spread)), Model(at, point, None, plan.unit).step()
     if plan.bend or plan.promised <= noise:
         return plan, Result.CONVERGED if -point.gradient @ step / 2 <= noise else Result.KINK
-    plan = replace(plan, step=step, promised=-float(point.gradient @ step) / 2)
+    plan = replace(plan, step=step, first=1.0, promised=-float(point.gradient @ step) / 2)
     return plan, Result.RUNNING if failures == 1 and point.sound else Result.STALLED
 
 
@@ -272,6 +282,18 @@ def _iterate(at: Expansions, state: NewtonState) -> Point:
     return Point(x, W, float(now.value), gradient, float(now.lower_gradient), False, False, W, sensitivity)
 
 
+def _trusted(step: np.ndarray, unit: np.ndarray, last: Plan, taken: np.ndarray, fallen: float) -> float:
+    """The share of a step to try first: all of it, where the model was right along the last one; else what is no longer
+    than that was, or twice as long, since far off the lower level takes long to solve."""
+    size = lambda a: float(np.linalg.norm(np.divide(a, unit, where=unit > 0, out=np.zeros(len(unit)))))
+    if last.bend or not fallen > 0 or not (size(last.step) and size(taken)):
+        return 1.0
+    length = size(taken) / size(last.step)
+    agreed = fallen / (last.promised * length * (2 - length)) if length < 1.5 else 1.0
+    reach = np.inf if agreed >= _AGREED[1] else 2.0 if agreed >= _AGREED[0] else 1.0
+    return min(1.0, reach * size(taken) / (size(step) or 1.0))
+
+
 def _closeness(at: Expansions, plan: Plan) -> float:
     """How far the lower level may be from its solution before its last Newton correction, which squares that, as a
     share of the coefficients; 0 for not at all, where products stand for the Hessian and there is none."""
@@ -283,7 +305,7 @@ def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float
     """A point along the step where the objective is lower by a fair share of what was promised, and the nearest one
     beyond it that was refused; ``None`` where there is none.
 
-    The whole step first; then shorter ones, or longer ones while the slope stays what it was, faster and faster; then
+    The whole step first, or what is trusted of it; then shorter ones, or longer ones while the slope stays what it was, faster and faster; then
     between the two. Where the decrease drowns in rounding, the whole step is taken.
     """
     step, slope, bend = np.asarray(plan.step, float), float(here.gradient @ plan.step), float(plan.bend)
@@ -291,7 +313,7 @@ def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float
     with np.errstate(divide="ignore", invalid="ignore"):
         room = np.where(step > 0, at.bounds[1] - here.x, at.bounds[0] - here.x) / step
     most = max(1.0, float(np.min(room, where=step != 0, initial=np.inf)))
-    low, high, length, shrink, refusals, best, refused = 0.0, np.inf, 1.0, 0.5, 0, None, None
+    low, high, length, shrink, refusals, best, refused = 0.0, np.inf, float(plan.first), 0.5, 0, None, None
     for turn in range(1, _TRIALS + 1):
         place = np.clip(here.x + length * step, *at.bounds)
         point = solve_at(at, place, here.coefficients_at(place), np.inf if close else target, close)
