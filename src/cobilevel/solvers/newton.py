@@ -305,8 +305,8 @@ def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float
     """A point along the step where the objective is lower by a fair share of what was promised, and the nearest one
     beyond it that was refused; ``None`` where there is none.
 
-    The whole step first, or what is trusted of it; then shorter ones, or longer ones while the slope stays what it was, faster and faster; then
-    between the two. Where the decrease drowns in rounding, the whole step is taken.
+    The whole step first, or what is trusted of it; then shorter ones, or longer ones while the slope stays what it was,
+    faster and faster; then between the two. Where the decrease drowns in rounding, the whole step is taken.
     """
     step, slope, bend = np.asarray(plan.step, float), float(here.gradient @ plan.step), float(plan.bend)
     noise = ROUNDINGS * at.eps * abs(here.value)
