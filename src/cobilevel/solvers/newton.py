@@ -26,7 +26,7 @@ _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, 
 _FAIR_SHARE = 1e-4  # of the decrease that the slope promised (Armijo), the customary constant
 _STEEP = 0.9  # of the first slope (Wolfe), the customary constant: where as much is left, a step was too short
 _AGREED = (0.25, 0.75)  # of the decrease that the model promised: below, it is trusted less far; above, all the way
-_ACCURACY = 4 / 3  # exponent of the precision: the decrease still promised at the end, as a share of the spread
+_ACCURACY = 1.5  # exponent of the precision: the decrease still promised at the end, as a share of the spread
 
 
 def trouble(point: Point) -> Result:
@@ -114,7 +114,7 @@ class Newton(Solver):
     **Arguments:**
 
     - `tolerance`: stop when the next step promises to lower the objective by at most this share of its spread over the
-      samples (its standard deviation; its size, if it does not vary), by default the precision to the power 4/3; or
+      samples (its standard deviation; its size, if it does not vary), by default the precision to the power 3/2; or
       when that is less than rounding.
     - `memory`: how many secant pairs are kept.
 
