@@ -9,6 +9,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.basis import Axes, basis_from_json, basis_of, basis_to_json, by_component, combine, richer_basis
+from cobilevel.problem import enter
 from cobilevel.reduction import reduce_study
 from cobilevel.study import Study
 
@@ -18,7 +19,7 @@ PARTS = {"day": cb.Categorical(), "weather": cb.Chebyshev(4), "hour": cb.Fourier
 RNG = np.random.default_rng(0)
 ROWS = 600
 COLUMNS = {"weather": RNG.uniform(0, 2, ROWS), "hour": RNG.uniform(0, 24, ROWS), "day": RNG.integers(0, 3, ROWS)}
-XI = DOMAIN.pack(COLUMNS)
+XI = enter(DOMAIN, COLUMNS, data=True).values
 DEGREES = list(product(range(4), (0, 1, 1), (0, 1, 1, 1)))  # of the weather, the hour and the day
 COUPLINGS = {
     cb.Tensor(): 4 * 3 * 4,
@@ -63,7 +64,7 @@ def test_tensor_and_additive_span_what_they_should():
 def test_a_category_never_seen_has_no_effect():
     """Thursday is in the domain, not in the data: all contrasts vanish there, and have mean zero over the data."""
     fitted = cb.Components(PARTS, coupling=cb.Additive()).fit(DOMAIN, XI)
-    thursday = np.asarray(fitted(DOMAIN.pack(COLUMNS | {"day": "thu"})))
+    thursday = np.asarray(fitted(enter(DOMAIN, COLUMNS | {"day": "thu"}, data=True).values))
     phi = np.asarray(fitted(XI))
     contrasts = np.flatnonzero(np.abs(phi).max(axis=0) * (np.abs(thursday).max(axis=0) == 0) > 0)
     assert len(contrasts) == 2

@@ -8,6 +8,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.gallery.meta_learning import draw_meta_learning, meta_learning
+from cobilevel.problem import enter
 
 
 @cache
@@ -58,7 +59,7 @@ def ridge_of(rows, x):
 
 def test_every_site_is_that_of_scikit_learn():
     instance, solution = answer(True)
-    site = np.asarray(instance.problem.domain.pack(instance.train.xi))
+    site = np.asarray(enter(instance.problem.domain, instance.train.xi, data=True).values)
     eta = {name: np.asarray(column) for name, column in instance.train.eta.items()}
     each = [ridge_of({name: column[site == k] for name, column in eta.items()}, solution.x) for k in range(12)]
     np.testing.assert_allclose(np.asarray(solution.policy(instance.truth.nodes)), each, rtol=0, atol=1e-8)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
+from cobilevel.problem import enter
 
 pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
 LIBRARIES = pytest.mark.parametrize("library", [pandas, polars], ids=["pandas", "polars"])
@@ -184,20 +185,20 @@ def test_a_list_of_contexts_reaches_the_functions_by_name(library):
         weather=cb.Interval(0, 1), day=cb.Finite(["mon", "tue", "sun"]), open=cb.Finite([0, 1]), hour=cb.Periodic(0, 24)
     )
     wanted = [[0.1, 0, 1, 1], [0.5, 1, 0, 2], [0.9, 0, 1, 3], [0.3, 2, 1, 0]]
-    np.testing.assert_array_equal(domain.pack(found.xi), wanted)
+    np.testing.assert_array_equal(enter(domain, found.xi, data=True).values, wanted)
     box = cb.Box([0.0, 0.0], [1.0, 24.0])
     by_order = cb.Samples.from_frame(table(library), context=["weather", "hour"])
-    np.testing.assert_array_equal(box.pack(by_order.xi)[:, 1], TABLE["hour"])
+    np.testing.assert_array_equal(enter(box, by_order.xi, data=True).values[:, 1], TABLE["hour"])
 
 
 @LIBRARIES
 def test_text_is_for_a_finite_domain(library):
     found = cb.Samples.from_frame(table(library), context="day", eta="demand")
-    np.testing.assert_array_equal(cb.Finite(["sun", "mon", "tue"]).pack(found.xi), [1, 2, 1, 0])
+    np.testing.assert_array_equal(enter(cb.Finite(["sun", "mon", "tue"]), found.xi, data=True).values, [1, 2, 1, 0])
     with pytest.raises(TypeError, match=r"holds strings \('mon', 'sun', 'tue'\), but contexts of Interval"):
-        cb.Interval(0.0, 1.0).pack(found.xi)
+        enter(cb.Interval(0.0, 1.0), found.xi, data=True).values
     with pytest.raises(ValueError, match=r"holds 'sun' in 1 of 4 rows"):
-        cb.Finite(["mon", "tue"]).pack(found.xi)
+        enter(cb.Finite(["mon", "tue"]), found.xi, data=True).values
 
 
 def test_categories_of_either_library():
@@ -219,7 +220,7 @@ def test_a_domain_is_proposed(library):
         "hour=Interval(1.0, 24.0))"
     )
     samples = cb.Samples.from_frame(table(library), ["weather", "day", "open", "hour"])
-    assert np.all(found.contains(found.pack(samples.xi)))
+    assert np.all(found.contains(enter(found, samples.xi, data=True).values))
     assert repr(cb.domain_of(table(library), "hour")) == "Interval(1.0, 24.0)"
     with pytest.raises(ValueError, match="'one' is 1 in every row"):
         cb.domain_of(table(library, one=[1, 1, 1, 1]), ["one"])

@@ -47,7 +47,7 @@ def test_categories_that_would_wrap():
     days = cb.Finite([5, 3_000_000_000])
     with pytest.raises(ValueError, match=r"samples.xi.*would become"):
         study(cb.Samples(np.array([5, 3_000_000_000] * 5)), domain=days)
-    with pytest.raises(ValueError, match=r"Finite.*would become"):
+    with pytest.raises(ValueError, match="would become"):
         study(cb.Samples(np.array([5.0, 3e9] * 5)), domain=days)
 
 

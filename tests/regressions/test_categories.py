@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
+from cobilevel.problem import enter
 
 pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
 
@@ -29,7 +30,7 @@ def stated(domain):
 
 
 def coded(domain, xi):
-    return np.asarray(domain.pack(xi)).tolist()
+    return np.asarray(enter(domain, xi, data=True).values).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,9 +48,9 @@ def test_what_a_label_reads_as():
     assert coded(cb.Finite(["nan", "inf"]), [1, 0]) == [1, 0]
     assert coded(cb.Finite(["1_0", "1_1"]), [1, 0]) == [1, 0]  # which Python reads as 10 and 11
     with pytest.raises(ValueError, match="holds 7 in 1 of 2 rows, first in row 1; known are '1', '2', '3'"):
-        cb.Finite(LABELS).pack([1, 7])
+        enter(cb.Finite(LABELS), [1, 7], data=True).values
     with pytest.raises(ValueError, match=r"'1' and '1.0' of .* are the same number. Pass strings"):
-        cb.Finite(["1", "1.0"]).pack([1])
+        enter(cb.Finite(["1", "1.0"]), [1], data=True).values
 
 
 def test_frames_and_questions_agree_with_strings(tmp_path):

@@ -35,7 +35,7 @@ def solve_choosing(job: Job, key: Array) -> Solution:
             break
         with job.chosen_on()[1]:
             # what the lower level was solved for: the policy, before constraints act on it
-            policy = lambda xi, solution=solution: combine(solution.basis(xi), solution.W)
+            policy = lambda xi, solution=solution: combine(solution.basis.at(xi), solution.W)
             again = choose_basis(study, solution.x, key, before=choice, policy=policy)
         if not again.replaces(choice):
             break

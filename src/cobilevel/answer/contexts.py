@@ -11,7 +11,7 @@ import numpy as np
 from ..inference import names_of
 from ..parts import unpickled
 from ..precision import double
-from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, is_frame, one_length
+from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, Strings, enter, is_frame, read_columns
 from ..programs import put
 from ..trees import as_rows
 
@@ -59,19 +59,8 @@ class ContextAxis:
             return self.labels[round(float(value))]
         return ", ".join(f"{number:.4g}" for number in np.atleast_1d(value))
 
-    def codes(self, column: Any) -> np.ndarray:
-        """A column as numbers; strings by their position, NaN if they are not in the domain."""
-        array = np.asarray(column)
-        if self.labels is not None and array.dtype.kind not in "OUT":
-            places = self.part.places(array, self.name)
-            return places if places is array else np.where(places < 0, np.nan, places)
-        if array.dtype.kind not in "OUT":
-            return array
-        known = {label: place for place, label in enumerate(self.labels or ())}
-        return np.array([known.get(str(item), np.nan) for item in array.ravel()]).reshape(array.shape)
-
     def words(self, codes: np.ndarray) -> np.ndarray:
-        """The inverse of ``codes``: strings where the domain has them; empty outside."""
+        """Values as a user writes them: strings where the domain has them; empty outside."""
         if self.labels is None:
             return codes
         inside = self.has(codes)
@@ -88,66 +77,18 @@ def axes_of(domain: Domain) -> list[ContextAxis]:
     return [ContextAxis("xi", domain)]
 
 
-def check_names(domain: Domain, xi: Any) -> None:
-    """Raises if contexts are passed by name but the domain has no names, since their order may differ."""
-    if isinstance(domain, Box) and (isinstance(xi, Mapping) or is_frame(xi)):
-        raise TypeError(
-            f"contexts of {domain!r} have no names, so columns cannot be matched by name. Pass an array with the "
-            "columns in the order used for solving, such as df[['a', 'b']].to_numpy(); or name them in the domain, "
-            "cb.Mixed(a=cb.Interval(lo, hi), ...)."
-        )
-
-
-def columns_of(domain: Domain, contexts: Any, caller: str) -> Any:
-    """The columns of a data frame that are contexts, by name; anything but a frame is returned unchanged."""
-    if not is_frame(contexts):
-        return contexts
-    frame = Frame(contexts, caller)
-    names = domain.names if isinstance(domain, Mixed) else frame.names
-    frame.require(list(names), "the domain")
-    return {name: frame.column(name).values for name in names}
-
-
-def _context_rows(domain: Domain, contexts: Any, caller: str) -> tuple[np.ndarray, dict[str, np.ndarray], Frame | None]:
-    """Contexts from an array, a dict of columns or a data frame, one per row; unknown categories are NaN.
-
-    Returned as one array, as columns to show, and with the frame, if they came in one.
-    """
-    check_names(domain, contexts)
+def _shown(domain: Domain, contexts: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns of contexts, one context a row, as they were given."""
+    form = read_columns(contexts, "solution.table: contexts", getattr(domain, "names", None))
+    if isinstance(form, Mapping):
+        return {name: np.broadcast_to(np.asarray(column).ravel(), len(rows)) for name, column in form.items()}
+    if isinstance(form, Strings):
+        return {"xi": np.asarray(form).ravel().astype(str)}
     axes = axes_of(domain)
     if len(axes) < domain.dimension:  # vectors of which there are finitely many
         axes = [ContextAxis(f"xi[{j}]", domain) for j in range(domain.dimension)]
-    named, frame = isinstance(domain, Mixed), Frame(contexts, caller) if is_frame(contexts) else None
-    if frame is not None:
-        columns = columns_of(domain, contexts, caller)
-    elif isinstance(contexts, Mapping):
-        columns = {name: np.atleast_1d(_table(column, caller)) for name, column in contexts.items()}
-    else:
-        array = axes[0].codes(_table(contexts, caller))
-        if array.shape[array.ndim - len(domain.shape) :] != domain.shape:
-            raise ValueError(f"{caller}: contexts of {domain!r} must end in shape {domain.shape}, got {array.shape}.")
-        rows = array.reshape(-1, *domain.shape)
-        parts: Any = domain.coordinates(rows)  # pyright: ignore[reportArgumentType]
-        return rows, {axis.name: axis.words(parts[:, j]) for j, axis in enumerate(axes)}, None
-    chosen = {axis.name: columns[axis.name] for axis in axes if axis.name in columns} if named else columns
-    if len(chosen) != len(axes):
-        wanted = ", ".join(repr(axis.name) for axis in axes)
-        raise ValueError(
-            f"{caller}: contexts of {domain!r} have {len(axes)} column{'s'[: len(axes) != 1]} ({wanted}), got "
-            f"{len(chosen)}: {', '.join(map(repr, chosen))}. Pass only the contexts."
-        )
-    one_length(chosen, f"{caller}: contexts")
-    coded = [axis.codes(column).astype(float) for axis, column in zip(axes, chosen.values(), strict=True)]
-    table = np.stack(np.broadcast_arrays(*coded), axis=-1)
-    return table if domain.shape else table[:, 0], columns, frame
-
-
-def _table(values: Any, caller: str) -> np.ndarray:
-    """Contexts, or one column of them, as an array of NumPy."""
-    try:
-        return np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{caller}: contexts must be an array, a dict of columns or a data frame: {error}") from error
+    given, kept = (domain.coordinates(np.asarray(part).reshape(rows.shape)) for part in (form, rows))
+    return {axis.name: given[:, j] if axis.labels is None else axis.words(kept[:, j]) for j, axis in enumerate(axes)}
 
 
 def component_names(rows: Any, letter: str = "y") -> tuple[str, ...]:
@@ -156,7 +97,8 @@ def component_names(rows: Any, letter: str = "y") -> tuple[str, ...]:
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[0], rows)
     if not isinstance(one, dict):
         return names_of(one, letter)
-    return tuple(name for key in sorted(one) for name in names_of(one[key], str(key)))
+    keys = [key for (key,), _ in jax.tree_util.tree_leaves_with_path(one, is_leaf=lambda node: node is not one)]
+    return tuple(name for key in keys for name in names_of(one[key.key], str(key.key)))
 
 
 def policy_names(solution: Any) -> tuple[str, ...]:
@@ -169,8 +111,9 @@ def policy_table(solution: Any, contexts: Any) -> Any:
     """A data frame of the library that the contexts came in, or a dict of NumPy columns."""
     if hasattr(contexts, "map_partitions"):  # a data frame of dask: partition by partition, where they are
         return contexts.map_partitions(_PolicyThere(solution), meta=solution.table(contexts._meta))
-    domain = solution.basis.domain
-    xi, columns, frame = _context_rows(domain, contexts, "solution.table")
+    domain, frame = solution.basis.domain, Frame(contexts, "solution.table") if is_frame(contexts) else None
+    xi = np.asarray(enter(domain, contexts, "solution.table: contexts").rows(domain))
+    columns = _shown(domain, contexts, xi)
     free = lambda name: f"policy {name}" if name in columns else name
     names = policy_names(solution)
     y = as_rows(solution.at(xi)).astype(solution.basis.constant.dtype) if len(xi) else np.zeros((0, len(names)))
@@ -178,10 +121,7 @@ def policy_table(solution: Any, contexts: Any) -> Any:
     results[free("in_domain")] = np.asarray(domain.contains(put(xi)), bool)
     if frame is not None:
         return frame.with_results(list(columns), results)
-    whole = {
-        name: np.broadcast_to(column, len(xi)) if np.size(column) == 1 else column for name, column in columns.items()
-    }
-    return {**whole, **results}
+    return {**columns, **results}
 
 
 class _PolicyThere:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ..inference import QUANTILE
-from ..problem import Box, Mixed
+from ..problem import Box, Mixed, enter
 from ..study import joint_contexts
 from ..trees import as_rows
 from .contexts import ContextAxis, axes_of, component_names, policy_names
@@ -104,8 +104,8 @@ def plot_policy(solution: Any, over: Any, at: Mapping[str, Any] | None, samples:
 def _slice(solution: Any, over: Any, at: dict[str, Any], samples: Any) -> Slice:
     domain, observed = solution.basis.domain, None
     if samples is not None:
-        packed = domain.pack(joint_contexts(samples, "plot: samples"), "samples: xi")
-        observed = domain.coordinates(np.asarray(packed, float)).T
+        seen = enter(domain, joint_contexts(samples, "plot: samples"), "samples: xi", data=True)
+        observed = domain.coordinates(np.asarray(seen.values, float)).T
     axes = axes_of(domain)
     names = [axis.name for axis in axes]
     if over is None:
@@ -135,7 +135,7 @@ def _held_value(axis: ContextAxis, at: dict[str, Any], observed: np.ndarray | No
     """The value asked for; else the median, or the most frequent category; without samples the middle of the domain, or
     its first value. And why, in words."""
     if axis.name in at:
-        value = axis.codes(np.asarray(at[axis.name])).astype(float)
+        value = np.asarray(enter(axis.part, at[axis.name], f"plot: at[{axis.name!r}]").values, float)
         if value.ndim or not axis.has(value):
             raise ValueError(f"plot: at holds {axis.name} at {at[axis.name]!r}, which is not in {axis.part!r}.")
         return float(value), ""

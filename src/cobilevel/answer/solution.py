@@ -17,11 +17,11 @@ from ..inference import Uncertainty, unknown
 from ..iteration import Result, Saved
 from ..lower import Feasibility
 from ..precision import double, kept_digits
-from ..problem import Problem
+from ..problem import Problem, enter
 from ..programs import arithmetic, put
 from ..study import Form, Same, Smoothing, Study
 from ..trees import shaped_like
-from .contexts import check_names, columns_of, policy_table
+from .contexts import policy_table
 from .identity import Objectives, check_constraints
 from .plot_policy import plot_policy
 from .saving import write_solution
@@ -123,21 +123,21 @@ class Solution:
         return shaped_like(self.x, lo), shaped_like(self.x, hi)
 
     def policy(self, xi: Any) -> PyTree[Array]:
-        """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain.
+        """``y(xi) = sum_k Phi_k(xi) W[k]``, batched over leading axes; NaN outside the domain, unknown categories
+        included.
 
-        Contexts are passed as in the data: an array, strings, a data frame, or a dict of columns, in which single
-        values are repeated.
+        Contexts are passed as in the data: an array, strings, a data frame or a row of one, or a dict of columns, in
+        which single values are repeated.
         """
-        check_names(self.basis.domain, xi)
-        return self.at(self.basis.domain.pack(columns_of(self.basis.domain, xi, "solution.policy")))
+        return self.at(enter(self.basis.domain, xi, "solution.policy: xi").values)
 
     def at(self, xi: Any) -> PyTree[Array]:
         """``policy`` at contexts as the library keeps them: one array, strings as their positions."""
         if self.precise is None or isinstance(xi, Tracer):
-            return self._as_y(self.x, combine(self.basis(xi), self.W), xi)
+            return self._as_y(self.x, combine(self.basis.at(xi), self.W), xi)
         with double():
             (x, W, transform, constant), xi = put(self.full_parts()), kept_digits(xi)
-            u = combine(replace(self.basis, transform=transform, constant=constant)(xi), W)
+            u = combine(replace(self.basis, transform=transform, constant=constant).at(xi), W)
             y = self._as_y(x, u, xi)
         return _in_dtype(y, self.basis.constant.dtype)
 
@@ -152,7 +152,7 @@ class Solution:
         ``x``; the error of the basis itself is not included (``certify`` measures that). NaN for categories without
         samples.
         """
-        return self.standard_error_at(self.basis.domain.pack(columns_of(self.basis.domain, xi, "solution.policy")))
+        return self.standard_error_at(enter(self.basis.domain, xi, "solution.policy_standard_error: xi").values)
 
     def standard_error_at(self, xi: Any) -> PyTree[np.ndarray]:
         """``policy_standard_error`` at contexts as the library keeps them."""

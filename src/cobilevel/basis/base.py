@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
-from ..problem import Domain
+from ..problem import Domain, enter
 from ..programs import Held, empty_table, module_of, on_host_or_compiled, put
 from .tables import OneHot, Rows
 
@@ -82,7 +82,6 @@ def basis_from_json(entry: dict[str, Any]) -> Any:
 
 class FeatureMap(eqx.Module):
     """A fitted basis: call it with contexts, batched over leading axes, to get features, NaN outside the domain.
-    Numbers in place of strings are their positions.
 
     `transform`, when there is one, mixes the functions of `basis` into `size` new ones; `constant` holds the
     coefficients of the function 1 (or its best fit).
@@ -104,11 +103,12 @@ class FeatureMap(eqx.Module):
         return len(self.constant)
 
     def __call__(self, xi: Any) -> Float[Held, "... N"]:
-        domain, ready = self.domain, isinstance(xi, np.ndarray) and xi.dtype == self.constant.dtype
-        if not ready or type(domain).wrap is not Domain.wrap:
-            numbers = isinstance(xi, np.ndarray | jax.Array) and xi.dtype.kind not in "OUT"
-            xi = put(domain.kept(xi) if numbers else domain.pack(xi))
-        shape = domain.shape
+        return self.at(enter(self.domain, xi).values)
+
+    def at(self, xi: Shaped[Held, "..."]) -> Float[Held, "... N"]:
+        """The same at contexts as the library keeps them."""
+        domain, shape = self.domain, self.domain.shape
+        xi = xi if isinstance(xi, np.ndarray) and xi.dtype == self.constant.dtype else put(xi)
         if xi.shape[xi.ndim - len(shape) :] != shape or xi.ndim < len(shape):
             raise ValueError(f"contexts of {domain!r} must end in shape {shape}, got {xi.shape}.")
         return put(_features(self, xi))
@@ -120,7 +120,7 @@ class FeatureMap(eqx.Module):
 
     def rows(self, xi: Held) -> Rows:
         """The same for a list of contexts, as ``OneHot`` where each has one function alone."""
-        return _places_of(self, xi) if self.one_hot else self(xi)
+        return _places_of(self, xi) if self.one_hot else self.at(xi)
 
 
 @on_host_or_compiled

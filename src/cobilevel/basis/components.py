@@ -272,7 +272,7 @@ class Orthonormal(Basis):
 
     def fit(self, domain, xi, weights=None):
         plain = self.basis.fit(domain, xi, weights)
-        factors = whiten(plain(xi), weights, self.tolerance)
+        factors = whiten(plain.at(xi), weights, self.tolerance)
         turned = dense(factors.transform)
         transform = turned if plain.transform is None else combine(plain.transform, turned)
         constant = combine(factors.inverse, np.asarray(plain.constant, factors.inverse.dtype))

@@ -211,6 +211,11 @@ class Fourier(ProductBasis):
 
     def evaluate(self, domain, xi):
         once = isinstance(domain, Periodic) and self.period > 1
+        if once and self.period != Fourier.period:
+            raise ValueError(
+                f"Fourier: period={self.period:g} is in units of the domain's length, but functions on {domain!r} "
+                "repeat with it: use period=1, the default there, or 1/2, 1/3, ... of it."
+            )
         return ProductBasis.evaluate(replace(self, period=1.0) if once else self, domain, xi)
 
     @plain

@@ -195,7 +195,7 @@ def _supremum(basis: FeatureMap, xi: Any) -> float:
         else:  # many dimensions: corners and points in between, at random
             u = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], (most, d), p=[0.45, 0.1, 0.45])
         places = [domain.place(u.reshape(-1, d).astype(dtype)), domain.snap(np.asarray(xi)[:most], dtype)]
-    return max(float(np.linalg.norm(np.asarray(basis(place)), axis=-1).max()) for place in places)
+    return max(float(np.linalg.norm(np.asarray(basis.at(place)), axis=-1).max()) for place in places)
 
 
 def _misfit(policy: "Expansion", basis: FeatureMap, W: np.ndarray, low: float, high: float) -> float | None:
@@ -203,7 +203,7 @@ def _misfit(policy: "Expansion", basis: FeatureMap, W: np.ndarray, low: float, h
     if policy.u is None or policy.values is None:
         return None
     u, place = policy.u, basis.domain.place(policy.u[:, None].astype(basis.constant.dtype))
-    gap = policy.values - np.asarray(basis(place), dtype=float) @ W
+    gap = policy.values - np.asarray(basis.at(place), dtype=float) @ W
     weight = np.where((u >= low) & (u <= high), np.sqrt(np.maximum(1 - u**2, 0)), 0.0)  # points crowd at the ends
     size = weight @ np.sum(policy.values**2, axis=1)
     return float(np.sqrt(weight @ np.sum(gap**2, axis=1) / size)) if size > 0 else None

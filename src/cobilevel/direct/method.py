@@ -17,7 +17,7 @@ from ..checks import entered, positive, whole
 from ..derivatives import AtContext, flattened, shaped_like
 from ..iteration import Result
 from ..keys import as_key, split_key
-from ..problem import Data, Finite, Level, Problem
+from ..problem import Data, Finite, Level, Problem, enter
 from ..study import Study, precision_for
 
 NO_SAMPLER = (
@@ -63,10 +63,11 @@ class DirectSolution:
         if isinstance(self.follow, str):
             raise TypeError(self.follow)
         domain = self.problem.domain
-        xi = jnp.asarray(domain.pack(xi))
+        inside, xi = domain.contains(contexts := enter(domain, xi, "solution.policy: xi").values), jnp.asarray(contexts)
         lead = xi.shape[: xi.ndim - len(domain.shape)]
         y = self.follow(xi.reshape(-1, *domain.shape))
-        return jax.tree.map(lambda a: a.reshape(*lead, *a.shape[1:]), y)
+        there = lambda a: jnp.where(inside.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan)
+        return jax.tree.map(lambda a: there(a).reshape(*lead, *a.shape[1:]), y)
 
     def __repr__(self) -> str:
         choices = "".join(f"\n  {name}: {words}" for name, words in self.choices.items())

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..answer import COLOURS, shown_figure, tidy
-from ..problem import Box, Finite, Problem, Samples, Uniform
+from ..problem import Box, Finite, Problem, Samples, Uniform, enter
 from .quadratic import Instance
 
 
@@ -121,7 +121,7 @@ def meta_learning(
     if finite:
         names, climate = np.array([f"site {k + 1}" for k in range(sites)]), rng.uniform(-1, 1, (sites, 2))
         domain, nodes, shares = Finite(names), names, np.full(sites, 1 / sites)
-        places = lambda xi: climate[domain.pack(xi)]
+        places = lambda xi: climate[enter(domain, xi).values]
         draw = lambda count: names[rng.integers(sites, size=count)]
     else:
         domain = Box([0.0, 20.0], [40.0, 80.0])  # degrees Celsius, per cent

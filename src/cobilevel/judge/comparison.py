@@ -475,7 +475,7 @@ def _adjoint_error(
         return Estimate.of(np.nan, np.nan, least=0.0)
     xi: Any = domain.snap(put(at.xi[at.place]), at.study.dtype)
     basis = solution.basis if richer is None else richer.fit(domain, xi, put(shares.astype(at.study.dtype)))
-    phi, residual = np.asarray(basis(xi), float), d2 - np.einsum("nab,nb->na", A, v)
+    phi, residual = np.asarray(basis.at(xi), float), d2 - np.einsum("nab,nb->na", A, v)
     spread, vectors = np.linalg.eigh(galerkin_matrix(phi, A * shares[:, None, None]))
     kept = spread > slope_accuracy(at.study.eps) * spread[-1]
     rho = (phi[:, :, None] * residual[:, None, :]).reshape(len(phi), -1)

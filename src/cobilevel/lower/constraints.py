@@ -173,7 +173,7 @@ def feasibility_of(study: Study, solution: Any) -> tuple[Feasibility | None, str
     rows = study.lower.example(_MEASURED_ROWS) if study.endless else study.lower.contexts()
     seen = np.asarray(rows.xi[:_MEASURED_ROWS])
     domain, units, width = study.problem.domain, np.asarray(smoothing.units), float(smoothing.width)
-    policy = lambda xi: as_rows(combine(solution.basis(xi), solution.W))
+    policy = lambda xi: as_rows(combine(solution.basis.at(xi), solution.W))
     slacks = [Slacks(study, solution.x, xi).at(policy(xi))[0] for xi in (seen, np.asarray(_between(domain, seen)))]
     short = [np.maximum(-table, 0) for table in slacks]
     sizes = lambda here, fresh: {
@@ -209,7 +209,7 @@ def gave_way(study: Study, solution: Any, met: Feasibility) -> str:
     if constrained is None or constrained.smoothing is None or not met.largest > float(constrained.smoothing.width):
         return ""
     smoothing, rows = constrained.smoothing, study.lower.look(as_key(0), UNIT_ROWS).samples.rows(slice(0, UNIT_ROWS))
-    u = as_rows(combine(solution.basis(rows.xi), solution.W)).astype(study.dtype)
+    u = as_rows(combine(solution.basis.at(rows.xi), solution.W)).astype(study.dtype)
     scales = scales_at(constrained.lower, constrained.slacks, study.at(solution.x).problem, rows, u)
     force = np.sqrt(np.asarray(scales.pressed, float) / np.asarray(scales.change, float))
     strength, units = np.asarray(smoothing.weight / smoothing.floor, float), np.asarray(smoothing.units, float)

@@ -25,7 +25,7 @@ def hidden_by_barrier(study: Study, solution: Any) -> str:
     if constrained is None or constrained.smoothing is None or study.stated is None:
         return ""
     rows = study.lower.look(as_key(0), UNIT_ROWS).samples.rows(slice(0, UNIT_ROWS))
-    u = as_rows(combine(solution.basis(rows.xi), solution.W))
+    u = as_rows(combine(solution.basis.at(rows.xi), solution.W))
     if not np.isfinite(u).all():
         return ""
     return _hole(study, constrained, solution.x, np.asarray(rows.xi), u) or _flat(study, constrained, solution, rows, u)

@@ -3,8 +3,9 @@
 from .data import CONTEXTS_EACH, SAMPLES_EACH, Data, Levels, Product, Samples, Stream, no_pool
 from .distributions import Distribution, Mixture, Stratified, TruncatedNormal, Uniform
 from .domain import Box, Domain, Finite, Interval, Periodic, Unbounded
+from .door import Contexts, enter, read_columns
 from .frames import Frame, is_frame
-from .input_checks import CHECK_ROWS, CONTEXTS_DRAWN_AT, check_conditional, decision_like, one_length
+from .input_checks import CHECK_ROWS, CONTEXTS_DRAWN_AT, Strings, check_conditional, decision_like
 from .level import LOOK_ROWS, Level, Look
 from .mixed import Mixed, Unpacked, check_contexts_kept, crowded, never_seen
 from .partitions import PartitionedSamples, Roles, samples_in

@@ -19,12 +19,13 @@ from ..keys import as_key, generator, split_key
 from ..precision import Held, kept_digits
 from ..programs import arithmetic, put, rows_at
 from .distributions import Distribution, require_nodes
+from .door import Contexts, read_columns
 from .frames import frame_columns
 from .input_checks import (
     array_of,
     check_stream,
     concrete,
-    contexts_of,
+    data_leaf,
     each_leaf,
     require_contexts,
     require_rows,
@@ -68,12 +69,13 @@ class Samples(Level):
     3
     """
 
-    xi: Any
+    given: Any  # contexts as they were handed over, or `Contexts` once the domain is known
     eta: PyTree[Shaped[Held, "n ..."]]
     weights: Float[Held, " n"] | None
 
     def __init__(self, xi: Any, eta: Any = None, weights: Any = None):
-        self.xi, self.eta = contexts_of(xi, "Samples: xi"), each_leaf(array_of, eta, "Samples: eta")
+        self.given = xi if isinstance(xi, Contexts) else read_columns(xi, "Samples: xi")
+        self.eta = each_leaf(data_leaf, eta, "Samples: eta")
         self.weights = None if weights is None else array_of(weights, "Samples: weights")
 
     def __check_init__(self):
@@ -87,6 +89,11 @@ class Samples(Level):
         require_rows(self.weights, "Samples: weights", rows)
         if concrete(self.weights) and (np.any(self.weights < 0) or not np.any(self.weights > 0)):
             raise ValueError("Samples: weights must be nonnegative and not all zero.")
+
+    @property
+    def xi(self) -> Any:
+        """The contexts: an array, strings, or a dict of columns."""
+        return self.given.values if isinstance(self.given, Contexts) else self.given
 
     @classmethod
     def from_frame(
@@ -155,10 +162,10 @@ class Samples(Level):
         return max(1, min(by_contexts, effective // SAMPLES_EACH if noisy else distinct))
 
     def contexts(self):
-        return Samples(self.xi, None, self.weights)
+        return Samples(self.given, None, self.weights)
 
     def with_contexts(self, change):
-        return eqx.tree_at(lambda s: s.xi, self, change(self.xi), is_leaf=lambda node: node is self.xi)
+        return eqx.tree_at(lambda s: s.given, self, change(self.given), is_leaf=lambda node: node is self.given)
 
     def example(self, rows=1):
         return self.rows(np.arange(rows) % len(self))
@@ -207,14 +214,15 @@ class Product(Level):
     nodes: int = eqx.field(static=True)
 
     def __init__(self, contexts: Any, eta: PyTree, nodes: int = 64):
-        self.given = contexts if isinstance(contexts, Distribution) else contexts_of(contexts, "Product: contexts")
-        self.eta, self.nodes = each_leaf(array_of, eta, "Product: eta"), nodes
+        ready = isinstance(contexts, Distribution | Contexts)
+        self.given = contexts if ready else read_columns(contexts, "Product: contexts")
+        self.eta, self.nodes = each_leaf(data_leaf, eta, "Product: eta"), nodes
 
     def __check_init__(self):
         require_rows(self.eta, "Product: eta", None)
         whole("Product: nodes", self.nodes)
         if self.law is None:
-            require_contexts(self.given, "Product: contexts")
+            require_contexts(self.contexts().xi, "Product: contexts")
         else:
             require_nodes(self.law, self.nodes, "Product: nodes")
 
@@ -230,7 +238,7 @@ class Product(Level):
         if self.law is None:
             return Samples(self.given)
         points, weights = self.law.quadrature(self.nodes)
-        return Samples(points, None, weights)
+        return Samples(Contexts(points), None, weights)
 
     def with_contexts(self, change):
         if self.law is not None:
@@ -241,16 +249,16 @@ class Product(Level):
         """The pairs of context ``i`` and data row ``j``."""
         xp = arithmetic(context, self.eta, i, j)
         at = lambda tree, index: put(jax.tree.map(lambda a: xp.asarray(a)[index], tree))
-        return Samples(at(context.xi, i), at(self.eta, j), at(context.weights, i))
+        return Samples(at(context.given, i), at(self.eta, j), at(context.weights, i))
 
     def example(self, rows=1):
         context, index = self.contexts(), np.arange(rows)
-        return self.pairs(Samples(context.xi), index % len(context), index % self.count)
+        return self.pairs(Samples(context.given), index % len(context), index % self.count)
 
     def look(self, key, rows=LOOK_ROWS, contexts=200):
         """Each context with the same rows of the data, so that the rows add no noise between contexts."""
         for_context, for_data = split_key(key)
-        context = self.contexts() if self.law is None else Samples(self.law.sample(for_context, contexts))
+        context = self.contexts() if self.law is None else Samples(Contexts(self.law.sample(for_context, contexts)))
         chosen = generator(for_context).permutation(len(context))[:contexts]
         level = self.thinned(for_data, max(1, rows // len(chosen)))
         each = np.arange(level.count)

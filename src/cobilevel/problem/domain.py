@@ -1,4 +1,4 @@
-"""Where contexts live: domains, their map to the reference cube, and how contexts become one array.
+"""Where contexts live: domains, and their map to the reference cube.
 
 Every basis is written once, on the reference cube ``[-1, 1]^d``. A domain knows how to carry a context there, and
 whether a context belongs to it at all.
@@ -6,7 +6,6 @@ whether a context belongs to it at all.
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
@@ -18,7 +17,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from ..precision import cast, kept_digits
 from ..programs import Held, module_of, on_host, plain, put
-from .input_checks import Strings, contexts_of, listed_values, one_length, real_numbers, slack
+from .input_checks import Strings, contexts_of, listed_values, plain_whole, real_numbers, slack
+
+_LOST_TURN = 1e-3  # of a period: numbers rounded by more are nowhere in it
 
 
 class Domain(eqx.Module):
@@ -62,7 +63,7 @@ class Domain(eqx.Module):
         Distances are measured from the nearer end, so that the ends map to -1 and 1 exactly and nothing is rounded
         close to them, where polynomials of degree k change k^2 times as fast as their argument.
         """
-        xp, xi = module_of(xi), self.coordinates(_as_floats(xi))
+        xp, xi = module_of(xi), self.coordinates(as_floats(xi))
         lo, hi = (xp.asarray(end, xi.dtype) for end in self.bounds)
         half = xp.where(hi > lo, (hi - lo) / 2, 1).astype(xi.dtype)
         from_lo, from_hi = (xi - lo) / half, (hi - xi) / half
@@ -76,40 +77,17 @@ class Domain(eqx.Module):
         return xi if self.shape else xi[..., 0]
 
     @plain
-    def pack(self, xi: Any, where: str = "xi") -> Any:
-        """Contexts as a user passes them, as one array; a dict of columns is read in its order.
-
-        `where` names them in error messages.
-        """
-        if not isinstance(xi, Mapping):
-            return self.pack_column(xi, where)
-        if len(xi) != self.dimension:
-            raise ValueError(
-                f"{where} has the columns {listed_values(list(xi))}, but contexts of {self!r} have "
-                f"{self.dimension}. Pass that many, or name them in the domain: cb.Mixed(weather=cb.Interval(0, 1))."
+    def coded(self, column: Any, where: str, data: bool = False) -> Any:
+        """A column of contexts, or whole ones, as the library keeps them: strings as numbers, hours within their
+        period, with all digits. Of `data`, what the domain does not know is refused; else it lies outside."""
+        if isinstance(column, Strings):
+            raise TypeError(
+                f"{where} holds strings ({listed_values(column.labels)}), but contexts of {self!r} are numbers. For "
+                "categories, use the domain cb.Finite([...]) with all the strings that may occur."
             )
-        columns = {name: self.pack_column(column, f"{where}[{name!r}]") for name, column in xi.items()}
-        dtype = np.result_type(*[column.dtype for column in columns.values()])
-        return in_one_array(columns, where, dtype) if self.shape else next(iter(columns.values()))
-
-    @plain
-    def pack_column(self, xi: Any, where: str) -> Any:
-        """The same for contexts that are not a dict."""
-        column = contexts_of(xi, where)
-        return self.kept(self.codes_of(column, where) if isinstance(column, Strings) else column)
-
-    def codes_of(self, strings: Strings, where: str) -> np.ndarray:
-        """Strings as numbers; raises where the domain does not know them."""
-        raise TypeError(
-            f"{where} holds strings ({listed_values(strings.labels)}), but contexts of {self!r} are numbers. For "
-            "categories, use the domain cb.Finite([...]) with all the strings that may occur."
-        )
-
-    @plain
-    def kept(self, xi: Any) -> Any:
-        """Contexts wrapped, with all their digits."""
-        wrapped = self.wrap(xi)
-        return xi if wrapped is xi else kept_digits(wrapped)
+        floats = as_floats(column)
+        wrapped = self.wrap(floats)
+        return column if wrapped is column else kept_digits(wrapped)
 
     @plain
     def wrap(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "..."]:
@@ -136,10 +114,20 @@ class Domain(eqx.Module):
         return xp.clip(self.coordinates(xi).astype(dtype), lo, hi).reshape(xi.shape)
 
 
-def _as_floats(xi: Any) -> Any:
-    """Contexts as an array of floats; whole numbers in the precision that JAX has here."""
+def as_floats(xi: Any) -> Any:
+    """Contexts as an array of floats; whole numbers in the precision that JAX has here, if it holds them."""
     xi = module_of(xi).asarray(xi)
-    return xi if jnp.issubdtype(xi.dtype, jnp.floating) else xi.astype(jnp.result_type(float))
+    if jnp.issubdtype(xi.dtype, jnp.floating):
+        return xi
+    return xi.astype(float_for(xi)) if isinstance(xi, Tracer) else np.asarray(xi).astype(float_for(xi))
+
+
+def float_for(xi: Any) -> Any:
+    """The least floating dtype, of those that JAX has here, that holds the numbers of an array."""
+    if jnp.issubdtype(xi.dtype, jnp.floating):
+        return xi.dtype
+    exact = isinstance(xi, Tracer) or not xi.size or int(np.max(np.abs(np.asarray(xi, np.int64)))) <= 2**24
+    return jnp.result_type(float) if exact else np.dtype(float)
 
 
 class _Between(Domain):
@@ -228,7 +216,7 @@ class Periodic(_Between):
     @plain
     def _turn(self, xi: Any) -> Any:
         """Contexts as shares of a turn, from 0 up to 1."""
-        xp, xi = module_of(xi), _as_floats(xi)
+        xp, xi = module_of(xi), as_floats(xi)
         lo, hi = (xp.asarray(end, xi.dtype) for end in (self.lo, self.hi))
         turns = (xi - lo) / (hi - lo)
         return turns - xp.floor(turns)
@@ -239,12 +227,22 @@ class Periodic(_Between):
 
     @on_host
     def wrap(self, xi):
-        if not jnp.issubdtype(xi.dtype, jnp.floating):
-            return xi
-        xp = module_of(xi)
+        """Into one period; NaN where the digits of a number do not say where in a period it lies."""
+        xp, xi = module_of(xi), as_floats(xi)
         lo, hi = (xp.asarray(end, xi.dtype) for end in (self.lo, self.hi))
-        inside = (xi >= lo) & (xi < hi)
-        return xp.where(inside | ~xp.isfinite(xi), xi, lo + (hi - lo) * self._turn(xi))
+        inside, lost = (xi >= lo) & (xi < hi), abs(xi) * float(jnp.finfo(xi.dtype).eps) > _LOST_TURN * (hi - lo)
+        wrapped = xp.where(lost, xp.asarray(np.nan, xi.dtype), lo + (hi - lo) * self._turn(xi))
+        return xp.where(inside | ~xp.isfinite(xi), xi, wrapped)
+
+    @plain
+    def coded(self, column, where, data=False):
+        found = super().coded(column, where, data)
+        if data and not isinstance(found, Tracer) and np.any(lost := np.isnan(np.asarray(found))):
+            raise ValueError(
+                f"{where} holds {np.asarray(column).ravel()[np.argmax(lost)]:g}, whose digits do not say where in "
+                f"{self!r} it lies. Subtract whole periods first."
+            )
+        return found
 
     @on_host
     def snap(self, xi, dtype):
@@ -308,7 +306,7 @@ class Unbounded(Domain):
 
     @on_host
     def reference(self, xi):
-        xp, xi = module_of(xi), _as_floats(xi)
+        xp, xi = module_of(xi), as_floats(xi)
         t = (xi - xp.asarray(self.center, xi.dtype)) / xp.asarray(self.scale, xi.dtype)
         return (t / xp.hypot(xp.ones_like(t), t))[..., None]
 
@@ -362,7 +360,7 @@ class Finite(Domain):
             raise TypeError("Finite takes strings or numbers, got both; 1 and '1' would be the same. Use strings only.")
         read = contexts_of(values, "Finite: values")
         self.labels = tuple(np.asarray(read).ravel().tolist()) if isinstance(read, Strings) else None
-        self.values = np.asarray(values) if self.labels is None else np.arange(len(self.labels))
+        self.values = plain_whole(np.array(values)) if self.labels is None else np.arange(len(self.labels))
 
     def __check_init__(self):
         if self.values.ndim not in (1, 2) or not self.values.size:
@@ -381,12 +379,11 @@ class Finite(Domain):
         return table.min(axis=0), table.max(axis=0)
 
     @plain
-    def pack_column(self, xi, where):
-        column = contexts_of(xi, where)
+    def coded(self, column, where, data=False):
         if self.labels is None:
-            return super().pack_column(column, where)
-        places = self.places(column, where)
-        if isinstance(places, Tracer) or np.all(np.asarray(places) >= 0) or not self._by_value(column):
+            return self._of_one_kind(super().coded(column, where, data) if isinstance(column, Strings) else column)
+        places = self._places(column, where)
+        if isinstance(places, Tracer) or np.all(np.asarray(places) >= 0) or not (data and self._by_value(column)):
             return places
         unknown = np.asarray(places < 0)
         items = np.asarray(column.labels)[np.asarray(column.code)] if isinstance(column, Strings) else column
@@ -397,12 +394,22 @@ class Finite(Domain):
             "domain, cb.Finite([...]), and solve again; or drop these rows, or replace it with a known value."
         )
 
+    def _of_one_kind(self, column: Any) -> Any:
+        """Numbers of the kind of the values: floats, or whole ones if all are; so that functions see no difference."""
+        if not jnp.issubdtype(self.values.dtype, jnp.integer):
+            return kept_digits(as_floats(column)) if not jnp.issubdtype(column.dtype, jnp.floating) else column
+        if isinstance(column, Tracer) or not jnp.issubdtype(column.dtype, jnp.floating):
+            return column if isinstance(column, Tracer) else kept_digits(plain_whole(np.asarray(column)))
+        given = np.asarray(column)
+        all_whole = np.all(np.isfinite(given)) and np.all(given == np.round(given)) and np.all(np.abs(given) < 2**53)
+        return kept_digits(given.astype(np.int64)) if all_whole else column
+
     def _by_value(self, column: Any) -> bool:
         """Whether a column says which of the strings is meant by what they say, and not by their position."""
         return isinstance(column, Strings) or bool(np.any(np.isfinite(_numbers_in(self.labels or ()))))
 
     @plain
-    def places(self, column: Any, where: str) -> Any:
+    def _places(self, column: Any, where: str) -> Any:
         """The position of each item among the strings, -1 if it is not among them."""
         labels: Any = self.labels
         if isinstance(column, Strings):
@@ -478,13 +485,3 @@ class Finite(Domain):
 
     def __repr__(self):
         return f"Finite({list(self.labels or self.values.tolist())})"
-
-
-def in_one_array(columns: dict[str, Any], where: str, default: Any) -> Any:
-    """Columns, or single values for all rows, in one array: in the precision of its floats, else `default`."""
-    one_length(columns, where)
-    floats = [c.dtype for c in columns.values() if c.ndim and jnp.issubdtype(c.dtype, jnp.floating)]
-    dtype = np.result_type(*floats) if floats else default
-    xp = jnp if any(isinstance(column, Tracer) for column in columns.values()) else np
-    table = xp.broadcast_arrays(*[xp.asarray(column, dtype) for column in columns.values()])
-    return kept_digits(xp.stack(table, axis=-1))

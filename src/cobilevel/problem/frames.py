@@ -111,6 +111,12 @@ class Frame:
         values = np.array([fill if gone else item for item, gone in zip(items, missing, strict=True)], dtype)
         return Column(name, kind, values, missing, category)
 
+    def readable(self, name: Any) -> np.ndarray:
+        """The values of a column of contexts; raises if it holds neither numbers nor text."""
+        column = self.column(name)
+        self._refuse_kind(column, "context")
+        return column.values
+
     def columns(self, roles: dict[str, Any]) -> dict[str, list[Column]]:
         """The columns that each argument names; raises if one does not exist, is named twice, or cannot be used."""
         as_list = lambda names: [] if names is None else list(names) if isinstance(names, list | tuple) else [names]

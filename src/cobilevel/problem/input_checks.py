@@ -52,11 +52,31 @@ def listed_values(values: Any, most: int = 8) -> str:
 
 
 def array_of(value: Any, name: str, convert: Callable = kept_digits) -> Any:
-    """`value` as an array that keeps all its digits."""
+    """`value` as an array that keeps all its digits, and that no one else can change."""
     try:
-        return convert(value)
+        return convert(value if isinstance(value, Tracer | jax.Array) else np.array(value))
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__}.") from error
+
+
+def plain_whole(array: Any) -> Any:
+    """Whole numbers that compute like Python's: those of few bits, or without a sign, in more; others unchanged."""
+    if array.dtype.kind not in "iu" or array.dtype in (np.int32, np.int64):
+        return array
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+        raise ValueError(f"a whole number of {int(array.max())} does not fit in 64 bits with a sign.")
+    return array.astype(np.int64 if array.dtype.itemsize > 2 else np.int32)
+
+
+def data_leaf(value: Any, name: str) -> Any:
+    """A leaf of the data as an array; whole numbers compute like Python's."""
+    array = array_of(value, name)
+    if isinstance(array, Tracer) or array.dtype.kind not in "iu":
+        return array
+    try:
+        return kept_digits(plain_whole(np.asarray(array)))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def each_leaf(convert: Callable[[Any, str], Any], tree: PyTree, argument: str) -> PyTree:
@@ -199,7 +219,7 @@ class Strings(eqx.Module):
         return len(self.code)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Shaped[np.ndarray, "..."]:
-        return np.asarray(self.labels)[np.asarray(self.code)].astype(dtype or object)
+        return np.asarray(np.asarray(self.labels)[np.asarray(self.code)], dtype or object)
 
 
 def contexts_of(value: Any, name: str) -> Any:

@@ -96,7 +96,8 @@ class Level(eqx.Module):
         """A copy for everything after the checks: floats in `dtype`, weights in one form."""
 
         def leaf(path: tuple, value: Any) -> Any:
-            return cast(value, dtype, path_name("samples", path)) if hasattr(value, "dtype") else value
+            name = path_name("samples", path).replace(".given.values", ".xi").replace(".given", ".xi")
+            return cast(value, dtype, name) if hasattr(value, "dtype") else value
 
         is_law = lambda node: isinstance(node, Distribution)  # which stays as it is
         return jax.tree_util.tree_map_with_path(leaf, self, is_leaf=is_law)

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..precision import REMEDY
 from ..programs import arithmetic, module_of, on_host, plain
-from .domain import Domain, Finite, Interval, in_one_array
-from .input_checks import Strings, concrete, contexts_of, listed_values
+from .domain import Domain, Finite, Interval
+from .input_checks import concrete, listed_values
 
 _LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
 _CROWDED = 0.05  # of an interval that holds half of the contexts: a polynomial there says little of these
@@ -42,12 +42,15 @@ class Mixed(Domain):
     def __init__(self, parts: Mapping[str, Domain] | None = None, /, **components: Domain):
         if parts is not None and not isinstance(parts, Mapping):
             raise TypeError(f"Mixed takes its parts by name, Mixed(hour=Periodic(0, 24)), got {parts!r}.")
-        named = {**(parts or {}), **components}
-        self.names, self.components = tuple(map(str, named)), tuple(named.values())
+        named = [*(parts or {}).items(), *components.items()]
+        self.names, self.components = tuple(str(name) for name, _ in named), tuple(part for _, part in named)
 
     def __check_init__(self):
         if not self.names:
             raise ValueError("Mixed needs at least one part, such as Mixed(hour=Periodic(0, 24)).")
+        twice = [name for name in self.names if self.names.count(name) > 1]
+        if twice:
+            raise ValueError(f"Mixed: more than one part is called {twice[0]!r}; rename them.")
         for name, part in self.parts.items():
             if not isinstance(part, Domain) or part.shape:
                 raise TypeError(
@@ -113,29 +116,6 @@ class Mixed(Domain):
             return (apart * part.index(column)[..., None]).astype(column.dtype)
 
         return self._each("concatenate", one, xi)
-
-    @plain
-    def pack(self, xi, where="xi"):
-        if not isinstance(xi, Mapping):
-            table = contexts_of(xi, where)
-            if isinstance(table, Strings) or table.ndim == 0 or table.shape[-1] != len(self.names):
-                raise ValueError(
-                    f"{where} must be a dict of the columns {listed_values(self.names)}, or an array of them in that "
-                    f"order, with strings as numbers; got {getattr(table, 'shape', 'strings')}."
-                )
-            xi = {name: table[..., j] for j, name in enumerate(self.names)}
-        for missing in (name for name in self.names if name not in xi):
-            raise ValueError(
-                f"{where} has no column {missing!r}: it has {listed_values(list(xi))}, and the domain has "
-                f"{listed_values(self.names)}."
-            )
-        for unknown in (name for name in xi if name not in self.names):
-            raise ValueError(
-                f"{where} has a column {unknown!r} that is not in the domain. Drop it, or add it to the domain: "
-                f"cb.Mixed({unknown}=cb.Interval(lo, hi), ...)."
-            )
-        columns = {name: part.pack_column(xi[name], f"{where}[{name!r}]") for name, part in self.parts.items()}
-        return self.kept(in_one_array(columns, where, jnp.result_type(float)))
 
     def columns(self, xi, where=""):
         xi = np.asarray(xi) if arithmetic(xi) is np else xi

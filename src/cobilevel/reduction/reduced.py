@@ -178,7 +178,7 @@ class Reduced(Bilevel):
     def features(self, xi: Array) -> Float[Array, "... N"]:
         """The features in the coordinates of this problem."""
         if self.coordinates is None:
-            return self.basis(xi)
+            return self.basis.at(xi)
         return dense(combine(self.basis.rows(xi), self.coordinates.transform))
 
     def whitened(self) -> "Reduced":

@@ -29,6 +29,7 @@ from ..problem import (
     CHECK_ROWS,
     CONTEXTS_DRAWN_AT,
     LOOK_ROWS,
+    Contexts,
     Data,
     Distribution,
     Domain,
@@ -41,6 +42,7 @@ from ..problem import (
     Unpacked,
     check_conditional,
     check_contexts_kept,
+    enter,
 )
 from ..programs import put
 from .standard_form import SOFT_SHARE, Constrained, Smoothing, standard_form
@@ -210,7 +212,7 @@ def parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level:
     if isinstance(level, PartitionedSamples):
         return replace(level, sample=parsed_level(domain, level.sample, dtype, where))
     name = where + (".draw(...).xi" if level.endless else ".contexts" if level.crossed else ".xi")
-    level = level.with_contexts(lambda xi: domain.pack(xi, name))
+    level = level.with_contexts(lambda given: enter(domain, given, name, data=True))
     drawn = level.endless or level.law is not None
     if dtype == np.float32:
         check_contexts_kept(domain, None if drawn else level.contexts().xi, name)
@@ -220,7 +222,7 @@ def parsed_level(domain: Domain, level: Level, dtype: Any, where: str) -> Level:
         return given
     coarse = not drawn and given.contexts().xi.dtype == np.float32
     raised = level.parsed(dtype)
-    return raised.with_contexts(lambda xi: domain.snap(xi, dtype)) if coarse else raised
+    return raised.with_contexts(lambda xi: Contexts(domain.snap(xi.values, dtype))) if coarse else raised
 
 
 def _check_contexts(domain: Domain, level: Level, where: str) -> None:
