@@ -102,10 +102,13 @@ def write_file(path: str | Path, content: str | bytes | Callable[[BinaryIO], obj
     except BaseException as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-        if isinstance(error, OSError):
+        cause = error
+        while isinstance(cause, ValueError) and cause.__context__ is not None:  # a zip that could not be closed
+            cause = cause.__context__
+        if isinstance(cause, OSError):
             raise OSError(
-                error.errno,
-                f"{path} could not be written: {error.strerror or error}. The file that was there is unchanged. Free "
+                cause.errno,
+                f"{path} could not be written: {cause.strerror or cause}. The file that was there is unchanged. Free "
                 "some space, or give a path in a folder that can be written to",
             ) from error
         raise

@@ -177,15 +177,18 @@ def check_functions(study: Study, basis: Basis, resume: Solution | None) -> None
             "resume: the functions of Features have other values than in the run to resume. Pass the same basis, or "
             "leave it out."
         )
-    if resume.objectives is None:
+    instead = "Pass the functions of that run, or start from where it ended: problem.at(solution.x)."
+    check_objectives("resume", resume, study, instead)
+
+
+def check_objectives(caller: str, solution: Any, study: Study, instead: str) -> None:
+    """Raises if a study has other functions than a solution was found with."""
+    if not isinstance(solution, Solution) or solution.objectives is None:
         return
-    others = different_functions(resume.objectives, resume.full_parts()[0], resume.at, study)
+    others = different_functions(solution.objectives, solution.full_parts()[0], solution.at, study)
     if others:
         words = "; ".join(f"{name} has changed: {by}" for name, by in others.items())
-        raise ValueError(
-            f"resume: the solution belongs to another problem: {words}. Pass the functions of that run, or start from "
-            "where it ended: problem.at(solution.x)."
-        )
+        raise ValueError(f"{caller}: the solution belongs to another problem: {words}. {instead}")
 
 
 def _with_errors(solution: Solution, study: Study, seen: Callable[[], Reduced]) -> Solution:

@@ -141,10 +141,13 @@ def _loaded(
         barrier = None if smoothing is None else Smoothing.from_json(smoothing)
         feasible = None if met is None else Feasibility.from_json(met)
     check_constraints(problem, constraints, str(path))
+    history = archive.group(arrays, "history/")
+    if any(curve.dtype.kind not in "biuf" for curve in history.values()):
+        raise ValueError(f"{path} is damaged, or not of this library: its history holds text.")
     with _reading(path, "objectives"):
         objectives = objectives_from_file(document, arrays, problem.x0, problem.y0)
     return Solution(
-        x, W, fitted, result, archive.group(arrays, "history/"), document["stats"], document["choices"], state, detail,
+        x, W, fitted, result, history, document["stats"], document["choices"], state, detail,
         inference=known, form=form, smoothing=barrier, feasibility=feasible, constraints=constraints,
         objectives=objectives,
     )  # fmt: skip

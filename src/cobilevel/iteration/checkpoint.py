@@ -7,23 +7,30 @@ again, with the same outcome; the runs are not.
 import time
 import warnings
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import archive
+from ..checks import path_given
 from .course import Course
 
 _WRITE_EVERY = 10.0  # seconds between two writes
 _WRITE_RARELY = 20.0  # and so many times as long as a write takes: what is large is written less often
 
 
+def _written_by() -> str:
+    """The versions that a run depends on."""
+    return f"cobilevel {version('cobilevel')} with jax {version('jax')}"
+
+
 class Checkpoint:
     """The checkpoint of one solve in a folder. `solve`: what the solve is, as digests by name."""
 
     def __init__(self, folder: str | Path, solve: Mapping[str, str]):
-        self.path = Path(folder).expanduser() / "checkpoint.npz"
+        self.path = path_given("checkpoint", folder) / "checkpoint.npz"
         self._solve = dict(solve)
         self._parts: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []  # a document and arrays for each run
         self._number, self._structure = -1, ""  # of the run that goes on
@@ -60,6 +67,12 @@ class Checkpoint:
     def _read(self) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
         """The runs that the file holds; raises if they belong to another solve."""
         document, arrays = archive.read(self.path, "checkpoint")
+        if document.get("written_by") != _written_by():
+            said = document.get("written_by") or "another version"
+            raise ValueError(
+                f"checkpoint: {self.path} was written by {said}, and this is {_written_by()}: a run goes on in the "
+                "version that it began with. Give another folder, or delete this one to start again."
+            )
         before, runs = document.get("run"), document.get("runs")
         if not isinstance(before, dict) or not isinstance(runs, list) or not all(isinstance(one, dict) for one in runs):
             raise ValueError(f"{self.path} is not a checkpoint that this version can read. Give another folder.")
@@ -97,7 +110,8 @@ class Checkpoint:
             return
         numbers, arrays = course.kept()
         self._parts[self._number :] = [({**numbers, "structure": self._structure}, arrays)]
-        document = {"run": self._solve, "runs": [numbers for numbers, _ in self._parts]}
+        runs = [numbers for numbers, _ in self._parts]
+        document = {"written_by": _written_by(), "run": self._solve, "runs": runs}
         arrays = {f"{k}/{name}": part for k, (_, parts) in enumerate(self._parts) for name, part in parts.items()}
         try:
             archive.write(self.path, document, arrays)

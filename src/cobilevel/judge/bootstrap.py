@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from ..answer import Solution, as_solved, check_levels
+from ..answer import Solution, as_solved, check_levels, check_objectives
 from ..checks import entered, whole
 from ..derivatives import Affine, Expansions, flattened, shaped_like
 from ..inference import Uncertainty, determined, infer
@@ -103,6 +103,7 @@ def bootstrap(
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
         check_levels("bootstrap", solution, study)
+        check_objectives("bootstrap", solution, study, "Pass the problem and the samples it was found with.")
         spread = _resampled(study, in_precision_of(study, solution), replicates, generator(as_key(key)), progress)
     return replace(spread, x=put(wanted.back(jax.tree.map(np.asarray, spread.x))))
 

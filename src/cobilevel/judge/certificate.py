@@ -67,6 +67,19 @@ class Regret:
     step: Float[np.ndarray, " dx"]
     step_error: Float[np.ndarray, " dx"]
 
+    def __float__(self) -> float:
+        return float(self.total)
+
+    @property
+    def error(self) -> float:
+        """The standard error of `total`."""
+        return self.total.error
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of `total`."""
+        return self.total.interval
+
 
 @dataclass(frozen=True, eq=False)
 class Certificate:

@@ -24,10 +24,16 @@ _OWN_BATCHES = "own-batches.json"  # curves of cells with batches of their own, 
 
 
 def _asked_for(request: dict[str, Any], runs: Runs) -> Experiment:
-    budget = EXPERIMENTS[request["experiment"]][request["budget"]]
+    try:
+        budget, data = EXPERIMENTS[request["experiment"]][request["budget"]], request.get("data")
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{_REQUEST} does not say what experiment it is of, and at which budget, so it was not written by "
+            "cobilevel reproduce."
+        ) from error
     if request["experiment"] == "inverse":
         return Inverse(budget, runs)
-    return Cleaning(budget, runs, images.load(request["data"]))
+    return Cleaning(budget, runs, images.load(data))
 
 
 def _read_json(path: Path) -> Any:

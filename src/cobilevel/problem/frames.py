@@ -97,6 +97,8 @@ class Frame:
     def column(self, name: Any) -> Column:
         """One column, read by its dtype, or by its values if they are objects; missing values become NaN or ""."""
         series = self.frame[name]
+        if str(series.dtype) in ("Int128", "UInt128"):  # which NumPy does not have
+            series = series.cast(sys.modules[self.library].Int64)
         values, category = series.to_numpy(), str(series.dtype).lower().startswith(("categor", "enum"))
         if values.dtype.kind in _BY_DTYPE and values.ndim == 1:
             return Column(name, _BY_DTYPE[values.dtype.kind], values, values != values, category)

@@ -231,6 +231,7 @@ def contexts_of(value: Any, name: str) -> Any:
     if isinstance(value, Strings | Tracer | jax.Array):
         return value
     table = array_of(value, name, np.asarray)
+    table = np.char.decode(table) if table.dtype.kind == "S" else table
     return _encoded(table, name) if table.dtype.kind in "OUT" else array_of(value, name)
 
 

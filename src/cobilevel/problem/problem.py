@@ -160,7 +160,10 @@ class Inequalities(Constraint):
             raise TypeError(f"Inequalities takes a function h(x, y, xi), got {type(self.h).__name__}.")
 
     def slack(self, x, y, xi):
-        return -jnp.ravel(jnp.asarray(self.h(x, y, xi)))
+        slack = -jnp.ravel(jnp.asarray(self.h(x, y, xi)))
+        if not slack.size:
+            raise ValueError("Inequalities: h(x, y, xi) returns an empty array. Return what must be at most 0.")
+        return slack
 
     def names(self, y0, count):
         name = getattr(self.h, "__name__", "h")
@@ -195,7 +198,13 @@ class Bounds(Constraint):
         ends = []
         for side, sign, end in (("lower", 1, self.lo), ("upper", -1, self.hi)):
             if callable(end):
-                filled = ravel_pytree(_fill_bound(end(xi), y, side, "Bounds"))[0]
+                given, none = end(xi), lambda value: value is None
+                if any(map(none, jax.tree.leaves(given, is_leaf=none))):
+                    raise ValueError(
+                        f"Bounds: the {side} bound is a function that returns None. Where there is no bound, return "
+                        "-inf or inf; where there is none anywhere, pass None in place of the function."
+                    )
+                filled = ravel_pytree(_fill_bound(given, y, side, "Bounds"))[0]
                 some = np.ones(len(filled), bool)
             else:
                 shapes = jax.tree.map(lambda a: np.empty(a.shape, a.dtype), y)

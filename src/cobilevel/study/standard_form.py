@@ -338,7 +338,10 @@ def _check_bounds(problem: Problem, xi: Any) -> None:
     for place, one in enumerate(problem.constraints):
         if not isinstance(one, Bounds):
             continue
-        ends = jax.vmap(lambda xi, one=one: one.ends(problem.y0, problem.domain.unpack(xi)))(jnp.asarray(xi))
+        try:
+            ends = jax.vmap(lambda xi, one=one: one.ends(problem.y0, problem.domain.unpack(xi)))(jnp.asarray(xi))
+        except Exception as error:
+            raise failure(f"constraints[{place}] (Bounds)", error, "fails on one context") from error
         lo, hi = (np.asarray(end, float) for end in ends)
         unknown = np.isnan(lo) | np.isnan(hi)
         bad = unknown if unknown.any() else lo > hi
