@@ -63,10 +63,12 @@ class DirectSolution:
         if isinstance(self.follow, str):
             raise TypeError(self.follow)
         domain = self.problem.domain
-        inside, xi = domain.contains(contexts := enter(domain, xi, "solution.policy: xi").values), jnp.asarray(contexts)
-        lead = xi.shape[: xi.ndim - len(domain.shape)]
-        y = self.follow(xi.reshape(-1, *domain.shape))
-        there = lambda a: jnp.where(inside.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan)
+        rows = (contexts := enter(domain, xi, "solution.policy: xi")).rows(domain)
+        inside, some = jnp.asarray(domain.contains(rows)), domain.place(np.zeros((1, domain.dimension)))
+        aligned = lambda a: inside.reshape(-1, *[1] * (a.ndim - 1))
+        y = self.follow(jnp.where(aligned(rows), rows, jnp.asarray(domain.snap(some, rows.dtype), rows.dtype)))
+        lead = contexts.values.shape[: contexts.values.ndim - len(domain.shape)]
+        there = lambda a: jnp.where(aligned(a), a, jnp.asarray(jnp.nan, a.dtype))
         return jax.tree.map(lambda a: there(a).reshape(*lead, *a.shape[1:]), y)
 
     def __repr__(self) -> str:
