@@ -11,7 +11,7 @@ import numpy as np
 from ..inference import names_of
 from ..parts import unpickled
 from ..precision import double
-from ..problem import Box, Domain, Finite, Frame, Interval, Mixed, Strings, enter, is_frame, read_columns
+from ..problem import NO_STRING, Box, Domain, Finite, Frame, Interval, Mixed, Strings, enter, is_frame, read_columns
 from ..programs import put
 from ..trees import as_rows
 
@@ -79,16 +79,24 @@ def axes_of(domain: Domain) -> list[ContextAxis]:
 
 def _shown(domain: Domain, contexts: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
     """The columns of contexts, one context a row, as they were given."""
-    form = read_columns(contexts, "solution.table: contexts", getattr(domain, "names", None))
+    form = read_columns(contexts, "solution.table: contexts", getattr(domain, "names", None), data=False)
     if isinstance(form, Mapping):
-        return {name: np.broadcast_to(np.asarray(column).ravel(), len(rows)) for name, column in form.items()}
+        return {name: np.broadcast_to(_written(column), len(rows)) for name, column in form.items()}
     if isinstance(form, Strings):
-        return {"xi": np.asarray(form).ravel().astype(str)}
+        return {"xi": _written(form)}
     axes = axes_of(domain)
     if len(axes) < domain.dimension:  # vectors of which there are finitely many
         axes = [ContextAxis(f"xi[{j}]", domain) for j in range(domain.dimension)]
     given, kept = (domain.coordinates(np.asarray(part).reshape(rows.shape)) for part in (form, rows))
     return {axis.name: given[:, j] if axis.labels is None else axis.words(kept[:, j]) for j, axis in enumerate(axes)}
+
+
+def _written(column: Any) -> np.ndarray:
+    """A column as it was given, a missing string as none."""
+    if not isinstance(column, Strings):
+        return np.asarray(column).ravel()
+    words = np.asarray(column).ravel().astype(str)
+    return np.where(words == NO_STRING, "", words)
 
 
 def component_names(rows: Any, letter: str = "y") -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from ..derivatives import AtContext, flattened, shaped_like
 from ..iteration import Result
 from ..keys import as_key, split_key
 from ..problem import Data, Finite, Level, Problem, enter
+from ..programs import arithmetic
 from ..study import Study, precision_for
 
 NO_SAMPLER = (
@@ -64,11 +65,12 @@ class DirectSolution:
             raise TypeError(self.follow)
         domain = self.problem.domain
         rows = (contexts := enter(domain, xi, "solution.policy: xi")).rows(domain)
-        inside, some = jnp.asarray(domain.contains(rows)), domain.place(np.zeros((1, domain.dimension)))
+        inside, xp = domain.contains(rows), arithmetic(rows)
         aligned = lambda a: inside.reshape(-1, *[1] * (a.ndim - 1))
-        y = self.follow(jnp.where(aligned(rows), rows, jnp.asarray(domain.snap(some, rows.dtype), rows.dtype)))
+        some = xp.asarray(domain.snap(domain.place(np.zeros((1, domain.dimension))), rows.dtype))
+        y = self.follow(jnp.asarray(xp.where(aligned(rows), xp.asarray(rows), some.astype(rows.dtype))))
         lead = contexts.values.shape[: contexts.values.ndim - len(domain.shape)]
-        there = lambda a: jnp.where(aligned(a), a, jnp.asarray(jnp.nan, a.dtype))
+        there = lambda a: jnp.where(aligned(a), a, jnp.nan)
         return jax.tree.map(lambda a: there(a).reshape(*lead, *a.shape[1:]), y)
 
     def __repr__(self) -> str:

@@ -35,10 +35,10 @@ class Contexts(eqx.Module):
         return self.values.reshape(-1, *domain.shape)
 
 
-def read_columns(given: Any, where: str, names: tuple[str, ...] | None = None) -> Any:
+def read_columns(given: Any, where: str, names: tuple[str, ...] | None = None, data: bool = True) -> Any:
     """What is in a form: an array, ``Strings``, or a dict of these by name.
 
-    `names`: those wanted; a frame, or a row of one, may have others.
+    `names`: those wanted; a frame, or a row of one, may have others. Missing values are refused in `data`.
     """
     if is_frame(given):
         frame = Frame(given, where)
@@ -46,7 +46,7 @@ def read_columns(given: Any, where: str, names: tuple[str, ...] | None = None) -
         given = {name: frame.readable(name) for name in (names or frame.names)}
     elif (row := _row(given, names)) is not None:
         given = {name: row[name] for name in names} if set(names or ()) <= set(row) and names else row
-    return contexts_of(given, where)
+    return contexts_of(given, where, data)
 
 
 def _row(given: Any, names: tuple[str, ...] | None) -> dict[str, Any] | None:
@@ -65,7 +65,7 @@ def enter(domain: Domain, given: Any, where: str = "xi", data: bool = False) -> 
     if isinstance(given, Contexts):
         return given
     named = isinstance(domain, Mixed)
-    form = read_columns(given, where, domain.names if named and not data else None)
+    form = read_columns(given, where, domain.names if named and not data else None, data)
     if isinstance(form, Mapping):
         columns = _by_name(domain, form, where) if named else _in_order(domain, form, where, data)
     elif named:

@@ -25,6 +25,7 @@ from ..programs import program, put
 
 CHECK_ROWS = 64  # of a check by chance: as many draws are not in order, or alike, unless they are so made
 CONTEXTS_DRAWN_AT = 8  # of a check, and the rows of a second period: as many do not agree by chance
+NO_STRING = "\ue000"  # in place of a missing one: a character without a meaning
 _INSTEAD = (
     "The function is traced once and compiled, so every batch would hold the same values. Draw with jax.random and the "
     "key, not with NumPy's or Python's random generators"
@@ -222,17 +223,18 @@ class Strings(eqx.Module):
         return np.asarray(np.asarray(self.labels)[np.asarray(self.code)], dtype or object)
 
 
-def contexts_of(value: Any, name: str) -> Any:
-    """Contexts with every column as an array: strings as ``Strings``, a dict of columns as a dict."""
+def contexts_of(value: Any, name: str, data: bool = True) -> Any:
+    """Contexts with every column as an array: strings as ``Strings``, a dict of columns as a dict. Missing values are
+    refused in `data`; else they are NaN, or a string that no one knows."""
     if isinstance(value, Mapping):
-        return {str(key): contexts_of(column, f"{name}[{key!r}]") for key, column in value.items()}
+        return {str(key): contexts_of(column, f"{name}[{key!r}]", data) for key, column in value.items()}
     if isinstance(value, jax.Array) and is_key(value):
         raise TypeError(f"{name} must hold numbers or strings, got random keys.")
     if isinstance(value, Strings | Tracer | jax.Array):
         return value
     table = array_of(value, name, np.asarray)
     table = np.char.decode(table) if table.dtype.kind == "S" else table
-    return _encoded(table, name) if table.dtype.kind in "OUT" else array_of(value, name)
+    return _encoded(table, name, data) if table.dtype.kind in "OUT" else array_of(value, name)
 
 
 def is_missing(item: Any) -> bool:
@@ -240,10 +242,13 @@ def is_missing(item: Any) -> bool:
     return type(item).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(item, float) and item != item)
 
 
-def _encoded(table: np.ndarray, name: str) -> Any:
+def _encoded(table: np.ndarray, name: str, data: bool) -> Any:
     """An array of objects as ``Strings``; or as numbers, where it holds these."""
     flat: Any = table.ravel().tolist()
     missing = list(map(is_missing, flat))
+    if any(missing) and not data:
+        fill = NO_STRING if any(isinstance(item, str) for item in flat) else np.nan
+        flat, missing = [fill if gone else item for item, gone in zip(flat, missing, strict=True)], [False]
     if any(missing):
         raise ValueError(
             f"{name} has no value in {sum(missing)} of {len(flat)} rows, first in row {missing.index(True)}. Drop "
