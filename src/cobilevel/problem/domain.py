@@ -119,15 +119,16 @@ def as_floats(xi: Any) -> Any:
     xi = module_of(xi).asarray(xi)
     if jnp.issubdtype(xi.dtype, jnp.floating):
         return xi
-    return xi.astype(float_for(xi)) if isinstance(xi, Tracer) else np.asarray(xi).astype(float_for(xi))
+    dtype = jnp.result_type(float) if held_by_single(xi) else float
+    return xi.astype(dtype) if isinstance(xi, Tracer) else np.asarray(xi).astype(dtype)
 
 
-def float_for(xi: Any) -> Any:
-    """The least floating dtype, of those that JAX has here, that holds the numbers of an array."""
-    if jnp.issubdtype(xi.dtype, jnp.floating):
-        return xi.dtype
-    exact = isinstance(xi, Tracer) or not xi.size or int(np.max(np.abs(np.asarray(xi, np.int64)))) <= 2**24
-    return jnp.result_type(float) if exact else np.dtype(float)
+def held_by_single(xi: Any) -> bool:
+    """Whether single precision holds whole numbers exactly; floats are taken as they are."""
+    if isinstance(xi, Tracer) or not xi.size or jnp.issubdtype(xi.dtype, jnp.floating):
+        return True
+    values = np.asarray(xi)
+    return max(abs(int(values.min())), abs(int(values.max()))) <= 2**24
 
 
 class _Between(Domain):

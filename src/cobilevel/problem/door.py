@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 
 from ..precision import kept_digits
 from ..programs import Held
-from .domain import Box, Domain, float_for
+from .domain import Box, Domain, held_by_single
 from .frames import Frame, is_frame
 from .input_checks import Strings, contexts_of, listed_values, one_length
 from .mixed import Mixed
@@ -117,10 +117,11 @@ def _in_order(domain: Domain, columns: Mapping[str, Any], where: str, data: bool
 def _in_one_array(columns: Mapping[str, Any], where: str) -> Any:
     """Columns, or single values for all rows, in one array, in a precision that keeps their numbers apart."""
     one_length(columns, where)
-    several = [column for column in columns.values() if column.ndim] or list(columns.values())
-    dtype = np.result_type(np.float32, *map(float_for, several))
-    traced = any(isinstance(column, Tracer) for column in columns.values())
-    xp = jnp if traced else np
-    dtype = jnp.result_type(dtype) if traced else dtype
-    table = xp.broadcast_arrays(*[xp.asarray(column, dtype) for column in columns.values()])
+    parts = list(columns.values())
+    floats = [part for part in parts if jnp.issubdtype(part.dtype, jnp.floating)]
+    wide = [part.dtype for part in floats if part.ndim] or [part.dtype for part in floats]  # one number does not widen
+    wide += [np.dtype(float) for part in parts if not held_by_single(part)]
+    traced, dtype = any(isinstance(part, Tracer) for part in parts), np.result_type(*wide) if wide else float
+    xp, dtype = (jnp, jnp.result_type(dtype)) if traced else (np, dtype)
+    table = xp.broadcast_arrays(*[xp.asarray(part, dtype) for part in parts])
     return kept_digits(xp.stack(table, axis=-1))

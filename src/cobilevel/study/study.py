@@ -231,22 +231,17 @@ def _check_contexts(domain: Domain, level: Level, where: str) -> None:
         wanted = "(n,)" if not domain.shape else f"(n, {domain.dimension})"
         raise ValueError(f"{where} has shape {xi.shape}, but contexts of {domain!r} must be {wanted}.")
     for part, column, name in domain.columns(xi, where):
-        _check_inside(part, column, name, isinstance(domain, Finite))
+        _check_inside(part, column, name)
     if level.law is not None:
         corners = level.law.domain.place(jnp.outer(jnp.array([-1.0, 1.0]), jnp.ones(domain.dimension)))
         if not bool(jnp.all(domain.contains(corners))):
             raise ValueError(f"{where}: the distribution lives on {level.law.domain!r}, not inside {domain!r}.")
 
 
-def _check_inside(domain: Domain, xi: Any, where: str, whole: bool) -> None:
-    """Raises where contexts, or one column of them, are not of the domain; `whole` numbers may be as they are."""
+def _check_inside(domain: Domain, xi: Any, where: str) -> None:
+    """Raises where contexts, or one column of them, are not of the domain."""
     if isinstance(domain, Finite):
         domain.check_distinct()
-    if not whole and not jnp.issubdtype(xi.dtype, jnp.floating):
-        raise TypeError(
-            f"{where} has dtype {xi.dtype}, but contexts of {domain!r} are floats. Convert with .astype(float), or use "
-            "cb.Finite(values) if they are categories."
-        )
     inside = np.asarray(domain.contains(xi))
     if not inside.all():
         first = int(np.argmin(inside))
