@@ -19,7 +19,7 @@ from ..precision import cast, kept_digits
 from ..programs import Held, module_of, on_host, plain, put
 from .input_checks import Strings, contexts_of, listed_values, plain_whole, real_numbers, slack
 
-_LOST_TURN = 1e-3  # of a period: numbers rounded by more are nowhere in it
+LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
 
 
 class Domain(eqx.Module):
@@ -231,7 +231,7 @@ class Periodic(_Between):
         """Into one period; NaN where the digits of a number do not say where in a period it lies."""
         xp, xi = module_of(xi), as_floats(xi)
         lo, hi = (xp.asarray(end, xi.dtype) for end in (self.lo, self.hi))
-        inside, lost = (xi >= lo) & (xi < hi), abs(xi) * float(jnp.finfo(xi.dtype).eps) > _LOST_TURN * (hi - lo)
+        inside, lost = (xi >= lo) & (xi < hi), abs(xi) * float(jnp.finfo(xi.dtype).eps) > LOST_SHARE * (hi - lo)
         wrapped = xp.where(lost, xp.asarray(np.nan, xi.dtype), lo + (hi - lo) * self._turn(xi))
         return xp.where(inside | ~xp.isfinite(xi), xi, wrapped)
 

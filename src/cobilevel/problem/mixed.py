@@ -9,10 +9,9 @@ import numpy as np
 
 from ..precision import REMEDY
 from ..programs import arithmetic, module_of, on_host, plain
-from .domain import Domain, Finite, Interval
+from .domain import LOST_SHARE, Domain, Finite, Interval
 from .input_checks import concrete, listed_values
 
-_LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
 _CROWDED = 0.05  # of an interval that holds half of the contexts: a polynomial there says little of these
 _STILL_DISTINCT = 0.99  # of the distinct contexts, that must stay so
 
@@ -185,14 +184,14 @@ def check_contexts_kept(domain: Domain, xi: Any, where: str) -> None:
             width = float(hi - lo) if np.isfinite(hi - lo) else float(part.scale)  # pyright: ignore
             if not known:
                 apart = float(np.max(np.spacing(np.abs(side).astype(np.float32)))) if np.isfinite(side).all() else 0.0
-                if apart / 2 > _LOST_SHARE * width:
+                if apart / 2 > LOST_SHARE * width:
                     raise ValueError(f"{name}: single-precision numbers are {apart:g} apart on {part!r}. {REMEDY}")
                 continue
             rounded = side.astype(np.float32).astype(float)
             gap = np.abs(side - rounded)
             merged = len(np.unique(rounded)) < _STILL_DISTINCT * len(np.unique(side))
             much = gap.max() > 8 * np.finfo(np.float32).eps * width  # more than contexts of the size of the domain lose
-            if much and (merged or gap.max() > _LOST_SHARE * width):
+            if much and (merged or gap.max() > LOST_SHARE * width):
                 row = int(np.argmax(gap))
                 raise ValueError(
                     f"{name}: in single precision contexts lose digits that matter on {part!r}: {float(side[row])!r} "
