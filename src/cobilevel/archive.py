@@ -81,6 +81,8 @@ def write_file(path: str | Path, content: str | bytes | Callable[[BinaryIO], obj
     there before is then unchanged.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is a folder or a device, and not a file to write to. Give another path.")
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,8 +35,8 @@ def path_given(name: str, value: Any) -> Path:
     """`value` as a path, ``~`` being the user's home folder; raises if it is not a path."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{name} must be the path of a file, as text or a pathlib.Path, got {value!r}.")
-    if "\0" in os.fspath(value):
-        raise ValueError(f"{name} is {value!r}, but paths hold no NUL character.")
+    if not os.fspath(value) or "\0" in os.fspath(value):
+        raise ValueError(f"{name} is {value!r}; give a path that is not empty and holds no NUL character.")
     return Path(value).expanduser()
 
 

@@ -48,9 +48,8 @@ CASES = {
     "no samples": (lambda: samples(xi=np.zeros(0), eta=np.zeros(0)), ValueError, ["xi", "no rows"]),
     "contexts outside": (lambda: solve(data=samples(xi=XI + 0.5)), ValueError, ["samples.xi", "outside", "Widen"]),
     "contexts of another shape": (lambda: solve(data=samples(xi=XI[:, None])), ValueError, ["samples.xi", "(40, 1)", "(n,)"]),
-    "integer contexts": (
-        lambda: solve(data=cb.Samples(np.array([0, 1] * 20), np.zeros(40))), TypeError, ["samples.xi", "int", "astype(float)", "Finite"]
-    ),
+    "complex contexts": (lambda: samples(xi=XI + 1j), TypeError, ["Samples: xi", "complex", "real numbers"]),
+    "masked contexts": (lambda: samples(xi=np.ma.array(XI, mask=XI[3] < XI)), ValueError, ["Samples: xi", "masked at", "Drop"]),
     "value not in a finite domain": (
         lambda: solve(problem_change={"domain": cb.Finite([0.0, 1.0])}), ValueError, ["samples.xi", "Finite", "Add"]
     ),

@@ -7,6 +7,7 @@ by a method that does not reduce. ``QUESTIONS`` in the environment says how many
 import os
 import pickle
 from collections import OrderedDict, namedtuple
+from decimal import Decimal
 from functools import cache
 
 import jax
@@ -45,6 +46,7 @@ DOMAINS = {
     "floats": cb.Finite([0.5, 1.0, 4.0]),
     "plane": cb.Box([0.0, 0.0], [10.0, 24.0]),
     "named": cb.Mixed(w=cb.Interval(0.0, 10.0), h=cb.Periodic(0.0, 24.0), q=cb.Finite(list(WORDS))),
+    "prices": cb.Mixed(p=cb.Finite([0.1, 0.2, 0.3]), t=cb.Interval(0.0, 10.0)),
     "ids": cb.Mixed({"z": cb.Interval(0.0, 10.0), "id": cb.Finite([2**24, 2**24 + 1, 2**24 + 3])}),
 }
 
@@ -144,6 +146,8 @@ FORMS = {
     "objects": one_column(lambda v: v.astype(object)),
     "jax": one_column(lambda v: jnp.asarray(v) if v.dtype.kind in "iuf" else None),
     **{kind: fitting(kind) for kind in ("f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")},
+    "decimals": one_column(lambda v: [Decimal(repr(n)) for n in v.tolist()] if v.dtype.kind == "f" else None),
+    "nothing masked": one_column(lambda v: np.ma.array(v, mask=False)),
     "strided": one_column(lambda v: np.repeat(v, 2)[::2]),
     "bytes": text(lambda v: v.astype("S")),
     "string dtype": text(lambda v: v.astype(np.dtypes.StringDType())),
@@ -166,8 +170,16 @@ FORMS = {
     "pandas objects": several(lambda t: pd.DataFrame(turned(t)).astype(object)),
     "polars": several(lambda t: pl.DataFrame({name: v.tolist() for name, v in turned(t).items()})),
     "records": several(record),
+    "list of records": several(lambda t: list(record(t))),
+    "list of dicts": several(lambda t: pd.DataFrame(turned(t)).to_dict("records")),
+    "list of named tuples": several(lambda t: list(pd.DataFrame(turned(t)).itertuples(index=False))),
+    "list of rows": several(lambda t: [row for _, row in pd.DataFrame(turned(t)).iterrows()]),
+    "polars struct": several(lambda t: pl.DataFrame({k: v.tolist() for k, v in turned(t).items()}).to_struct("any")),
 }
-ASKED = {  # forms of what is asked for alone: a frame may have other columns
+ASKED = {  # forms of what is asked for alone: other columns, and other precisions of the same values
+    "dict with more": several(lambda t: {"more": "x", **turned(t)}),
+    "coarse prices": several(lambda t: t | {"p": t["p"].astype(np.float32)} if "p" in t else None),
+    "coarser prices": several(lambda t: t | {"p": t["p"].astype(np.float16)} if "p" in t else None),
     "pandas with more": several(lambda t: pd.DataFrame({"more": 0.5, **turned(t)})),
     "polars with more": several(lambda t: pl.DataFrame({"more": 0.5, **{k: v.tolist() for k, v in turned(t).items()}})),
 }
@@ -301,6 +313,7 @@ def test_contexts_that_have_entered_are_not_read_again(kind):
 
 UNKNOWN = {
     "line": 11.0, "hours": 24e15 + 3, "words": "summer", "digits": "7", "whole": 3, "floats": 0.75,
+    "prices": {"p": 0.15, "t": 1.0},
     "plane": [11.0, 0.0], "named": {"w": 1.0, "h": 2.0, "q": "7"}, "ids": {"z": 1.0, "id": 2**24 + 2},
 }  # fmt: skip
 
@@ -312,6 +325,10 @@ def test_what_the_domain_does_not_know_is_nan_where_asked_for_and_refused_as_dat
     shown = solved(kind, "solved").table([UNKNOWN[kind]] if kind == "plane" else UNKNOWN[kind])
     assert np.all(np.isnan(shown["b"]))
     assert not np.any(shown["in_domain"])
+    if not isinstance(UNKNOWN[kind], dict | list):
+        masked = np.ma.array(next(iter(columns(kind, 0, 2).values())), mask=[False, True])
+        found = leaves(solved(kind, "solved").policy(masked))
+        np.testing.assert_array_equal(np.isnan(found), [False, True, False, True])
     alone = UNKNOWN[kind]
     xi = {name: [value] for name, value in alone.items()} if isinstance(alone, dict) else [alone]
     with pytest.raises(ValueError, match=r"outside|known are|whose digits"):

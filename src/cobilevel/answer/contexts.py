@@ -77,13 +77,13 @@ def axes_of(domain: Domain) -> list[ContextAxis]:
     return [ContextAxis("xi", domain)]
 
 
-def _shown(domain: Domain, contexts: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _shown(domain: Domain, form: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
     """The columns of contexts, one context a row, as they were given."""
-    form = read_columns(contexts, "solution.table: contexts", getattr(domain, "names", None), data=False)
     if isinstance(form, Mapping):
-        return {name: np.broadcast_to(_written(column), len(rows)) for name, column in form.items()}
+        shape = np.broadcast_shapes(*(np.shape(_written(column)) for column in form.values()))
+        return {name: np.broadcast_to(_written(column), shape).ravel() for name, column in form.items()}
     if isinstance(form, Strings):
-        return {"xi": _written(form)}
+        return {"xi": _written(form).ravel()}
     axes = axes_of(domain)
     if len(axes) < domain.dimension:  # vectors of which there are finitely many
         axes = [ContextAxis(f"xi[{j}]", domain) for j in range(domain.dimension)]
@@ -94,8 +94,8 @@ def _shown(domain: Domain, contexts: Any, rows: np.ndarray) -> dict[str, np.ndar
 def _written(column: Any) -> np.ndarray:
     """A column as it was given, a missing string as none."""
     if not isinstance(column, Strings):
-        return np.asarray(column).ravel()
-    words = np.asarray(column).ravel().astype(str)
+        return np.asarray(column)
+    words = np.asarray(column.labels)[np.asarray(column.code)]
     return np.where(words == NO_STRING, "", words)
 
 
@@ -120,8 +120,9 @@ def policy_table(solution: Any, contexts: Any) -> Any:
     if hasattr(contexts, "map_partitions"):  # a data frame of dask: partition by partition, where they are
         return contexts.map_partitions(_PolicyThere(solution), meta=solution.table(contexts._meta))
     domain, frame = solution.basis.domain, Frame(contexts, "solution.table") if is_frame(contexts) else None
-    xi = np.asarray(enter(domain, contexts, "solution.table: contexts").rows(domain))
-    columns = _shown(domain, contexts, xi)
+    form = read_columns(contexts, "solution.table: contexts", domain)
+    xi = np.asarray(enter(domain, form, "solution.table: contexts").rows(domain))
+    columns = _shown(domain, form, xi)
     free = lambda name: f"policy {name}" if name in columns else name
     names = policy_names(solution)
     y = as_rows(solution.at(xi)).astype(solution.basis.constant.dtype) if len(xi) else np.zeros((0, len(names)))

@@ -78,6 +78,10 @@ class Slice:
 
 def plot_policy(solution: Any, over: Any, at: Mapping[str, Any] | None, samples: Any, most_panels: int = 4) -> Any:
     """A figure of the policy over one context (lines, or points of categories) or two (maps, or lines by category)."""
+    if not isinstance(at, Mapping | None):
+        raise TypeError(f"plot: at takes a dict of values by name, such as {{'hour': 8}}, got {type(at).__name__}.")
+    if not isinstance(over, str | list | tuple | None):
+        raise TypeError(f"plot: over takes the name of a context, or a list of two, got {over!r}.")
     cut = _slice(solution, over, dict(at or {}), samples)
     if len(cut.over) == 1:
         panels, shown, figure = 1, min(len(cut.names), len(COLOURS)), shown_figure(7, 4.4)

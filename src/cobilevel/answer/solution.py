@@ -160,7 +160,7 @@ class Solution:
         if self.form is not None and self.form.null is not None:
             errors = "unknown for a policy under equalities."
         elif self.policy_noise is None:
-            errors = "a solution from a file, or of a stream, keeps no samples."
+            errors = "a solution from a file, a copy of one, or one of a stream, keeps no samples."
         else:
             errors = self.policy_noise(rows)
         if isinstance(errors, str):

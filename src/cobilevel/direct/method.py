@@ -68,7 +68,12 @@ class DirectSolution:
         inside, xp = domain.contains(rows), arithmetic(rows)
         aligned = lambda a: inside.reshape(-1, *[1] * (a.ndim - 1))
         some = xp.asarray(domain.snap(domain.place(np.zeros((1, domain.dimension))), rows.dtype))
-        y = self.follow(jnp.asarray(xp.where(aligned(rows), xp.asarray(rows), some.astype(rows.dtype))))
+        try:
+            y = self.follow(jnp.asarray(xp.where(aligned(rows), xp.asarray(rows), some.astype(rows.dtype))))
+        except jax.errors.TracerArrayConversionError as error:
+            raise TypeError(
+                "solution.policy: this method's policy is not traceable; call it outside of jit."
+            ) from error
         lead = contexts.values.shape[: contexts.values.ndim - len(domain.shape)]
         there = lambda a: jnp.where(aligned(a), a, jnp.nan)
         return jax.tree.map(lambda a: there(a).reshape(*lead, *a.shape[1:]), y)

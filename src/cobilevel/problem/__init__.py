@@ -2,8 +2,9 @@
 
 from .data import CONTEXTS_EACH, SAMPLES_EACH, Data, Levels, Product, Samples, Stream, no_pool
 from .distributions import Distribution, Mixture, Stratified, TruncatedNormal, Uniform
-from .domain import Box, Domain, Finite, Interval, Periodic, Unbounded
+from .domain import Box, Domain, Interval, Periodic, Unbounded
 from .door import Contexts, enter, read_columns
+from .finite import Finite
 from .frames import Frame, is_frame
 from .input_checks import CHECK_ROWS, CONTEXTS_DRAWN_AT, NO_STRING, Strings, check_conditional, decision_like
 from .level import LOOK_ROWS, Level, Look

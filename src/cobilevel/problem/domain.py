@@ -13,11 +13,11 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 
-from ..precision import cast, kept_digits
-from ..programs import Held, module_of, on_host, plain, put
-from .input_checks import Strings, contexts_of, listed_values, plain_whole, real_numbers, slack
+from ..precision import kept_digits
+from ..programs import Held, module_of, on_host, plain
+from .input_checks import Strings, listed_values, plain_whole, real_numbers, slack
 
 LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
 
@@ -85,9 +85,16 @@ class Domain(eqx.Module):
                 f"{where} holds strings ({listed_values(column.labels)}), but contexts of {self!r} are numbers. For "
                 "categories, use the domain cb.Finite([...]) with all the strings that may occur."
             )
-        floats = as_floats(column)
-        wrapped = self.wrap(floats)
-        return column if wrapped is column else kept_digits(wrapped)
+        found = as_floats(column)
+        if found.dtype.itemsize < 4:  # of so few digits, what is at an end of the domain is there
+            ends, inside = self.snap(column, np.float32), self._whole(self.contains(column))
+            found = module_of(found).where(inside, ends, found.astype(np.float32))
+        found = self.wrap(found)
+        return column if found is column else kept_digits(found)
+
+    def _whole(self, inside: Any) -> Any:
+        """What is known of each context, for each of its numbers."""
+        return inside[..., None] if self.shape else inside
 
     @plain
     def wrap(self, xi: Shaped[Held, "..."]) -> Shaped[Held, "..."]:
@@ -217,10 +224,9 @@ class Periodic(_Between):
     @plain
     def _turn(self, xi: Any) -> Any:
         """Contexts as shares of a turn, from 0 up to 1."""
-        xp, xi = module_of(xi), as_floats(xi)
+        xp, xi = module_of(xi), self.wrap(xi)
         lo, hi = (xp.asarray(end, xi.dtype) for end in (self.lo, self.hi))
-        turns = (xi - lo) / (hi - lo)
-        return turns - xp.floor(turns)
+        return xp.where(xp.isfinite(xi), (xi - lo) / (hi - lo), xp.asarray(np.nan, xi.dtype))
 
     @on_host
     def reference(self, xi):
@@ -232,12 +238,17 @@ class Periodic(_Between):
         xp, xi = module_of(xi), as_floats(xi)
         lo, hi = (xp.asarray(end, xi.dtype) for end in (self.lo, self.hi))
         inside, lost = (xi >= lo) & (xi < hi), abs(xi) * float(jnp.finfo(xi.dtype).eps) > LOST_SHARE * (hi - lo)
-        wrapped = xp.where(lost, xp.asarray(np.nan, xi.dtype), lo + (hi - lo) * self._turn(xi))
+        wrapped = lo + xp.mod(xi - lo, hi - lo)
+        wrapped = xp.where(lost, xp.asarray(np.nan, xi.dtype), xp.where(wrapped < hi, wrapped, lo))
         return xp.where(inside | ~xp.isfinite(xi), xi, wrapped)
 
     @plain
     def coded(self, column, where, data=False):
-        found = super().coded(column, where, data)
+        exact = not isinstance(column, Strings | Tracer) and column.dtype.kind in "biu"
+        if exact and self.lo == round(lo := float(self.lo)) and self.hi == round(hi := float(self.hi)):
+            column = np.mod(plain_whole(np.asarray(column)).astype(np.int64) - int(lo), int(hi - lo)) + int(lo)
+        found = super().coded(np.asarray(column, float) if exact else column, where, data)
+        found = kept_digits(np.asarray(found).astype(jnp.result_type(float))) if exact else found
         if data and not isinstance(found, Tracer) and np.any(lost := np.isnan(np.asarray(found))):
             raise ValueError(
                 f"{where} holds {np.asarray(column).ravel()[np.argmax(lost)]:g}, whose digits do not say where in "
@@ -320,169 +331,3 @@ class Unbounded(Domain):
 
     def __repr__(self):
         return f"Unbounded({self.center}, {self.scale})"
-
-
-def _numbers_in(labels: tuple[str, ...]) -> Float[np.ndarray, " m"]:
-    """What strings are as numbers, ``"True"`` and ``"False"`` as 1 and 0; NaN where they are none."""
-
-    def number(label: str) -> float:
-        word = {"true": "1", "false": "0"}.get(label.strip().lower(), label)
-        try:
-            return float(word.replace("_", "x"))  # Python reads "1_0" as ten
-        except ValueError:
-            return np.nan
-
-    values = np.array(list(map(number, labels)), float)
-    return np.where(np.isfinite(values), values, np.nan)
-
-
-class Finite(Domain):
-    """Finitely many contexts: `values` has shape ``(m,)`` or ``(m, d)``, one context per row, or holds strings.
-
-    Functions see a string as its position among the values, 0, 1, 2, ...; data and ``policy`` take the strings
-    themselves. Numbers in their place are read as positions too, unless a string reads as a number or a boolean, such
-    as ``"7"`` or ``"True"``: then all numbers are matched by value.
-
-    **Example:**
-
-    >>> cb.Finite(["mon", "tue", "wed"])
-    Finite(['mon', 'tue', 'wed'])
-    >>> cb.Finite([1.0, 2.0, 4.0]).contains(np.array([2.0, 3.0]))
-    array([ True, False])
-    """
-
-    values: Any
-    labels: tuple[str, ...] | None = eqx.field(static=True)
-
-    def __init__(self, values: Any):
-        if isinstance(values, str | bytes):
-            raise TypeError(f"Finite takes a list of values, such as cb.Finite(['mon', 'tue']), got one: {values!r}.")
-        if isinstance(values, list | tuple) and len({isinstance(value, str) for value in values}) > 1:
-            raise TypeError("Finite takes strings or numbers, got both; 1 and '1' would be the same. Use strings only.")
-        read = contexts_of(values, "Finite: values")
-        self.labels = tuple(np.asarray(read).ravel().tolist()) if isinstance(read, Strings) else None
-        self.values = plain_whole(np.array(values)) if self.labels is None else np.arange(len(self.labels))
-
-    def __check_init__(self):
-        if self.values.ndim not in (1, 2) or not self.values.size:
-            raise ValueError(f"Finite takes values of shape (m,) or (m, d) with m >= 1, got shape {self.values.shape}.")
-        real_numbers(self.values, "Finite: values")
-        if len(np.unique(self.labels or self.values, axis=0)) < len(self.values):
-            raise ValueError("Finite: values must be distinct; drop the repeated ones (see numpy.unique).")
-
-    @property
-    def shape(self):
-        return self.values.shape[1:]
-
-    @property
-    def bounds(self):
-        table = self.values.reshape(len(self.values), -1)
-        return table.min(axis=0), table.max(axis=0)
-
-    @plain
-    def coded(self, column, where, data=False):
-        if self.labels is None:
-            return self._of_one_kind(super().coded(column, where, data) if isinstance(column, Strings) else column)
-        places = self._places(column, where)
-        if isinstance(places, Tracer) or np.all(np.asarray(places) >= 0) or not (data and self._by_value(column)):
-            return places
-        unknown = np.asarray(places < 0)
-        items = np.asarray(column.labels)[np.asarray(column.code)] if isinstance(column, Strings) else column
-        new = np.unique(np.asarray(items)[unknown]).tolist()
-        raise ValueError(
-            f"{where} holds {listed_values(new)} in {np.sum(unknown)} of {unknown.size} rows, first in row "
-            f"{int(np.argmax(unknown.ravel()))}; known are {listed_values(self.labels)}. Add it to the "
-            "domain, cb.Finite([...]), and solve again; or drop these rows, or replace it with a known value."
-        )
-
-    def _of_one_kind(self, column: Any) -> Any:
-        """Numbers of the kind of the values: floats, or whole ones if all are; so that functions see no difference."""
-        if not jnp.issubdtype(self.values.dtype, jnp.integer):
-            return kept_digits(as_floats(column)) if not jnp.issubdtype(column.dtype, jnp.floating) else column
-        if isinstance(column, Tracer) or not jnp.issubdtype(column.dtype, jnp.floating):
-            return column if isinstance(column, Tracer) else kept_digits(plain_whole(np.asarray(column)))
-        given = np.asarray(column)
-        all_whole = np.all(np.isfinite(given)) and np.all(given == np.round(given)) and np.all(np.abs(given) < 2**53)
-        return kept_digits(given.astype(np.int64)) if all_whole else column
-
-    def _by_value(self, column: Any) -> bool:
-        """Whether a column says which of the strings is meant by what they say, and not by their position."""
-        return isinstance(column, Strings) or bool(np.any(np.isfinite(_numbers_in(self.labels or ()))))
-
-    @plain
-    def _places(self, column: Any, where: str) -> Any:
-        """The position of each item among the strings, -1 if it is not among them."""
-        labels: Any = self.labels
-        if isinstance(column, Strings):
-            known = {label: place for place, label in enumerate(labels)}
-            return np.array([known.get(label, -1) for label in column.labels], np.int32)[np.asarray(column.code)]
-        if not self._by_value(column):
-            return column
-        xp = jnp if isinstance(column, Tracer) else np
-        column = xp.asarray(column) if jnp.issubdtype(column.dtype, jnp.floating) else xp.asarray(column, float)
-        values = _numbers_in(labels)
-        order = np.argsort(values)[: np.sum(np.isfinite(values))]
-        table = values[order].astype(column.dtype)
-        if np.any(table[1:] == table[:-1]):
-            one = int(np.argmax(table[1:] == table[:-1]))
-            raise ValueError(
-                f"{where} holds numbers, but {labels[order[one]]!r} and {labels[order[one + 1]]!r} of {self!r} are "
-                "the same number. Pass strings."
-            )
-        above = xp.clip(xp.searchsorted(table, column), 0, len(table) - 1)
-        return xp.where(xp.asarray(table)[above] == column, xp.asarray(order)[above], -1).astype(np.int32)
-
-    @on_host
-    def nearest(self, xi: Shaped[Held, "..."]) -> tuple[Int[Any, "..."], Float[Any, "..."]]:
-        """The position of the value nearest to each context, and its distance.
-
-        Searches an ordered list or a tree: a table of all distances, as compiled programs build for vectors, would
-        have one entry for each pair of a context and a value.
-        """
-        xp = module_of(xi)
-        xi = xp.asarray(xi)
-        both_floats = jnp.issubdtype(xi.dtype, jnp.floating) and jnp.issubdtype(self.values.dtype, jnp.floating)
-        u = self.reference(xi)
-        table = self.reference(xp.asarray(self.values, xi.dtype if both_floats else None)).astype(u.dtype)
-        if self.dimension == 1:
-            u, table = u[..., 0], table[:, 0]
-            order = xp.argsort(table)
-            above = xp.searchsorted(table[order], u)
-            both = order[xp.clip(xp.stack([above - 1, above]), 0, len(table) - 1)]
-            far = abs(table[both] - u)
-            return xp.where(far[1] < far[0], both[1], both[0]), xp.where(xp.isnan(u), u, xp.min(far, axis=0))
-        if xp is jnp:
-            distances = jnp.max(jnp.abs(u[..., None, :] - table), axis=-1)
-            return jnp.argmin(distances, axis=-1), jnp.min(distances, axis=-1)
-        from scipy.spatial import KDTree  # takes long to import, and few need it
-
-        finite: Any = np.all(np.isfinite(u), axis=-1)
-        far, place = KDTree(table).query(np.where(finite[..., None], u, 0), p=np.inf)
-        return place, np.where(finite, far, np.nan).astype(u.dtype)
-
-    def index(self, xi: Shaped[Held, "..."]) -> Int[Any, "..."]:
-        """The position of each context among the values."""
-        return self.nearest(xi)[0]
-
-    def check_distinct(self) -> None:
-        """Raises if two values cannot be distinguished in the current precision."""
-        cast(self.values, None, "domain: Finite")
-        order = np.asarray(self.index(put(self.values)))
-        if not np.array_equal(order, np.arange(len(order))):
-            raise ValueError(
-                "domain: some values of Finite are too close to be distinguished in this precision. Number them 0, 1, "
-                "2, or set jax.config.update('jax_enable_x64', True)."
-            )
-
-    @on_host
-    def contains(self, xi):
-        far = self.nearest(xi)[1]
-        return far <= slack(far.dtype)
-
-    @on_host
-    def snap(self, xi, dtype):
-        values = module_of(xi).asarray(self.values, dtype if jnp.issubdtype(xi.dtype, jnp.floating) else None)
-        return values[self.index(xi)]
-
-    def __repr__(self):
-        return f"Finite({list(self.labels or self.values.tolist())})"

@@ -8,6 +8,9 @@ they differ; else it shows that an output does not depend on the key.
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from typing import Any
 
 import equinox as eqx
@@ -54,15 +57,30 @@ def listed_values(values: Any, most: int = 8) -> str:
 
 def array_of(value: Any, name: str, convert: Callable = kept_digits) -> Any:
     """`value` as an array that keeps all its digits, and that no one else can change."""
+    if isinstance(value, np.ma.MaskedArray):
+        value = _unmasked(value, name)
     try:
-        return convert(value if isinstance(value, Tracer | jax.Array) else np.array(value))
+        array = value if isinstance(value, Tracer | jax.Array) else np.array(value)
+        return convert(array.astype(float) if array.dtype == np.longdouble else array)
     except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__}.") from error
+        reason = str(error).partition("\n")[0][:120]
+        raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__} ({reason}).") from error
+
+
+def _unmasked(value: np.ma.MaskedArray, name: str) -> np.ndarray:
+    """A masked array of which nothing is masked; raises otherwise."""
+    masked = np.ma.getmaskarray(value)
+    if masked.any():
+        raise ValueError(
+            f"{name} is masked at {masked.sum()} of {masked.size} places, so values are missing. Drop these rows."
+        )
+    return value.data
 
 
 def plain_whole(array: Any) -> Any:
-    """Whole numbers that compute like Python's: those of few bits, or without a sign, in more; others unchanged."""
-    if array.dtype.kind not in "iu" or array.dtype in (np.int32, np.int64):
+    """Whole numbers that compute like Python's: those of few bits, or without a sign, in more; booleans as 0 and 1;
+    others unchanged."""
+    if array.dtype.kind not in "biu" or array.dtype in (np.int32, np.int64):
         return array
     if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
         raise ValueError(f"a whole number of {int(array.max())} does not fit in 64 bits with a sign.")
@@ -232,8 +250,17 @@ def contexts_of(value: Any, name: str, data: bool = True) -> Any:
         raise TypeError(f"{name} must hold numbers or strings, got random keys.")
     if isinstance(value, Strings | Tracer | jax.Array):
         return value
+    if isinstance(value, np.ma.MaskedArray) and not data:
+        nothing: Any = None
+        value = np.where(np.ma.getmaskarray(value), nothing, value.data.astype(object))
+    if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
+        value = np.array([item.value if isinstance(item, Enum) else item for item in value], object)
     table = array_of(value, name, np.asarray)
-    table = np.char.decode(table) if table.dtype.kind == "S" else table
+    if table.dtype.kind in "cMm":
+        what = "complex numbers" if table.dtype.kind == "c" else "dates or times"
+        raise TypeError(f"{name} holds {what}. Contexts are real numbers, such as hours since the first; or strings.")
+    if table.dtype.kind == "S":
+        table = array_of(table, name, np.char.decode)
     return _encoded(table, name, data) if table.dtype.kind in "OUT" else array_of(value, name)
 
 
@@ -256,7 +283,8 @@ def _encoded(table: np.ndarray, name: str, data: bool) -> Any:
         )
     strings = [isinstance(item, str) for item in flat]
     if not any(strings):
-        return array_of(flat, name, lambda items: kept_digits(np.array(items).reshape(table.shape)))
+        exact = [float(item) if isinstance(item, Decimal | Fraction) else item for item in flat]
+        return array_of(exact, name, lambda items: kept_digits(items.reshape(table.shape)))
     if not all(strings):
         odd = flat[strings.index(False)]
         raise TypeError(f"{name} holds strings and other values, such as {odd!r}. Write all its values as strings.")

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..precision import REMEDY
 from ..programs import arithmetic, module_of, on_host, plain
-from .domain import LOST_SHARE, Domain, Finite, Interval
+from .domain import LOST_SHARE, Domain, Interval
+from .finite import Finite
 from .input_checks import concrete, listed_values
 
 _CROWDED = 0.05  # of an interval that holds half of the contexts: a polynomial there says little of these

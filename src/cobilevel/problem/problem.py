@@ -66,7 +66,7 @@ class Equalities(Constraint):
     """
 
     A: Any = eqx.field(converter=lambda v: real_numbers(v, "Equalities: A"))
-    b: Any = 0.0
+    b: Any = eqx.field(default=0.0, converter=lambda right: _owned(right))
 
     def __check_init__(self):
         if self.A.ndim != 2 or not self.A.size:
@@ -190,8 +190,8 @@ class Bounds(Constraint):
     True
     """
 
-    lo: Any = None
-    hi: Any = None
+    lo: Any = eqx.field(default=None, converter=lambda end: _owned(end))
+    hi: Any = eqx.field(default=None, converter=lambda end: _owned(end))
 
     def _ends(self, y: PyTree, xi: Any) -> list[tuple[int, Any, np.ndarray]]:
         """Each side that bounds something: its sign, its value on the flattened ``y``, and which entries it bounds."""
@@ -200,10 +200,7 @@ class Bounds(Constraint):
             if callable(end):
                 given, none = end(xi), lambda value: value is None
                 if any(map(none, jax.tree.leaves(given, is_leaf=none))):
-                    raise ValueError(
-                        f"Bounds: the {side} bound is a function that returns None. Where there is no bound, return "
-                        "-inf or inf; where there is none anywhere, pass None in place of the function."
-                    )
+                    raise ValueError(f"Bounds: the {side} bound returns None; where there is none, return -inf or inf.")
                 filled = ravel_pytree(_fill_bound(given, y, side, "Bounds"))[0]
                 some = np.ones(len(filled), bool)
             else:
@@ -304,6 +301,11 @@ class Bounds(Constraint):
             return jnp.where(step * g > x - lo, (x - lo) / safe, jnp.where(-step * g > hi - x, (x - hi) / safe, g))
 
         return jax.tree.map(leaf, x, gradient, self.lo, self.hi)
+
+
+def _owned(tree: PyTree) -> PyTree:
+    """The same, with arrays that no one else can change."""
+    return jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
 def _fill_bound(bound: PyTree, point: PyTree, side: str, argument: str) -> PyTree:

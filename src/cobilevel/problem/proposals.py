@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from ..parts import Common
-from .domain import Domain, Finite, Interval
+from .domain import Domain, Interval
+from .finite import Finite
 from .frames import Column, Frame
 from .mixed import Mixed
 from .partitions import is_partitioned, named_columns, parts_of
