@@ -81,7 +81,8 @@ class LocalWeights(Exact):
 
         leaf = max(1, count // 2)  # leaves of so many at least are below twice that, about
         forest = RandomForestRegressor(self.trees, min_samples_leaf=leaf, random_state=0)
-        forest.fit(seen, targets / np.maximum(targets.std(axis=0), np.finfo(float).tiny))
+        scaled = targets / np.maximum(targets.std(axis=0), np.finfo(float).tiny)
+        forest.fit(seen, scaled[:, 0] if scaled.shape[1] == 1 else scaled)
         own, other = (forest.apply(points) for points in (seen, asked))
         ends = np.cumsum(own.max(axis=0) + 1)  # the leaves of all trees, one after the other
         begins, each = ends - own.max(axis=0) - 1, np.ones(self.trees)
