@@ -123,6 +123,12 @@ def text(make):
     return lambda table: make(single(table)) if single(table) is not None and single(table).dtype.kind == "U" else None
 
 
+def positions(dtype):
+    """Of words that do not read as numbers."""
+    seasons = ["spring", "autumn", "winter"]
+    return lambda v: np.array([seasons.index(word) for word in v], dtype) if set(v) <= set(seasons) else None
+
+
 def one_column(make):
     return lambda table: None if single(table) is None else make(single(table))
 
@@ -154,6 +160,7 @@ FORMS = {
     "category": text(lambda v: pd.Series(v, dtype="category")),
     "pandas string": text(lambda v: pd.Series(v, dtype="string")),
     "polars categorical": text(lambda v: pl.Series(v.tolist(), dtype=pl.Categorical)),
+    **{f"positions, {kind}": text(positions(kind)) for kind in ("u1", "i2", "i8", "f4", "f8")},
     "numbers for words": text(
         lambda v: v.astype(int) if set(v) <= set(WORDS) else (v == "True") if set(v) <= {"True", "False"} else None
     ),
@@ -379,3 +386,54 @@ def test_equalities_that_vary_see_wrapped_hours():
     for ask in (25, 25.0, np.int8(25), {"hour": 25}):
         np.testing.assert_allclose(np.sum(found.policy(ask)), 1 / 24, rtol=1e-9)
         np.testing.assert_allclose(sum(found.table(ask)[f"y[{k}]"] for k in range(2)), 1 / 24, rtol=1e-9)
+
+
+HOURS, IDS = cb.Periodic(0, 24), cb.Mixed(a=cb.Interval(0, 1), k=cb.Finite(list(range(2040, 2060))))
+TIMES = cb.Mixed(a=cb.Interval(0, 1), t=cb.Interval(1.7e9, 1.7e9 + 1000))
+HALF = np.array([0.5], np.float32)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize(
+    ("domain", "given", "wanted"),
+    [
+        (HOURS, np.uint8([25, 49]), [1, 1]),
+        (HOURS, [-1e-18, 48.0, -1.0], [0, 0, 23]),
+        (HOURS, np.float16([25, 30, 49.5]), [1, 6, 1.5]),
+        (HOURS, [24 * 10**12 + 5], [5]),
+        (IDS, {"a": np.float16([0.5, 0.25]), "k": np.array([2049, 2051])}, [[0.5, 2049], [0.25, 2051]]),
+        (TIMES, {"a": HALF, "t": 1.7e9 + 470}, [[0.5, 1.7e9 + 470]]),
+        (TIMES, {"a": HALF, "t": 1_700_000_470}, [[0.5, 1.7e9 + 470]]),
+        (cb.Finite(["a", "b", "c"]), np.uint8([0, 1, 2]), [0, 1, 2]),
+        (cb.Finite(["20240101", "20240102"]), [20240102, 20240101], [1, 0]),
+    ],
+)
+def test_no_digit_is_lost_at_the_door(domain, given, wanted, wide):
+    with jax.enable_x64(wide):
+        np.testing.assert_array_equal(np.asarray(enter(domain, given).values, float), wanted)
+
+
+def test_names_that_are_numbers():
+    frame = pd.DataFrame({2: np.linspace(0, 1, 40), 1: np.linspace(1, 0, 40) ** 2})
+    stated = cb.Problem(
+        lambda x, y, xi, eta: (y - x) ** 2 + x**2, lambda x, y, xi, eta: (y - eta) ** 2, 0.1, 0.0,
+        cb.Mixed({1: cb.Interval(0, 1), 2: cb.Interval(0, 1)}),
+    )  # fmt: skip
+    found = cb.solve(stated, cb.Samples(frame, frame[1].to_numpy()), basis=cb.Chebyshev(2, index=cb.TotalDegree()))
+    wanted = found.policy({1: frame[1].to_numpy(), 2: frame[2].to_numpy()})
+    same(found.policy(frame), wanted)
+    same(found.table(frame)["y"].to_numpy(), wanted)
+    same(found.policy(frame.iloc[3]), wanted[3])
+    with pytest.raises(ValueError, match="two columns of one name"):
+        cb.Samples({1: [1.0], "1": [3.0]})
+
+
+def test_bounds_are_copied_and_only_files_are_written(tmp_path):
+    low = np.array(0.5)
+    bounds = cb.Bounds(low, 3.0)
+    low[...] = 2.9
+    assert bounds.lo == 0.5
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(OSError, match="not a file to write to"):
+            solved("line", "solved").save(path)

@@ -151,9 +151,10 @@ def _in_one_array(columns: Mapping[str, Any], given: list[Any], where: str) -> A
     that keeps whole numbers apart."""
     one_length(columns, where)
     parts = list(columns.values())
-    wide = [p.dtype for p in given if not isinstance(p, Strings) and jnp.issubdtype(p.dtype, jnp.floating)]
+    numbers = [part for part in given if not isinstance(part, Strings)]
+    wide = [part.dtype for part in numbers if jnp.issubdtype(part.dtype, jnp.floating)]
     wide = [np.dtype(np.float32), *wide] if wide else [jnp.result_type(float)]
-    wide += [np.dtype(float) for part in parts if not held_by_single(part)]
+    wide += [np.dtype(float) for part in (*parts, *numbers) if not held_by_single(part)]
     traced = any(isinstance(part, Tracer) for part in parts)
     dtype = np.result_type(*wide)
     xp, dtype = (jnp, jnp.result_type(dtype)) if traced else (np, dtype)

@@ -116,7 +116,7 @@ class Finite(Domain):
         column, whole = xp.asarray(column), not jnp.issubdtype(column.dtype, jnp.floating)
         if not self._by_value(column):
             known = (column >= 0) & (column < len(labels)) & (whole | (column == xp.round(column)))
-            return xp.where(known, column, xp.asarray(nowhere, column.dtype)).astype(np.int32)
+            return xp.where(known, xp.where(known, column, xp.zeros_like(column)).astype(np.int32), np.int32(nowhere))
         values = _numbers_in(labels)
         order = np.argsort(values)[: np.sum(np.isfinite(values))]
         table = values[order]

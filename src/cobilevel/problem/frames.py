@@ -187,7 +187,10 @@ class Frame:
         )
 
     def with_results(self, names: list, results: dict[str, np.ndarray]) -> Any:
-        """The named columns unchanged, followed by the results, in a frame of the same library."""
+        """The columns of these names, as they are written, unchanged, followed by the results, in a frame of the same
+        library."""
+        written = {str(name): name for name in self.names}
+        names = [written[str(name)] for name in names]
         if self.library == "pandas":
             return self.frame[names].assign(**results)
         tool, table = sys.modules[self.library], self.frame.select(names)
