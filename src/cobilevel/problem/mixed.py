@@ -102,10 +102,6 @@ class Mixed(Domain):
         return self._each("stack", lambda part, column: part.snap(column, dtype), xi)
 
     @on_host
-    def wrap(self, xi):
-        return self._each("stack", lambda part, column: part.wrap(column), xi)
-
-    @on_host
     def embedded(self, xi):
         """Circles as circles, and categories far apart, so that the neighbours of a context share its categories."""
         apart = 2 * 2 * len(self.names) ** 0.5  # twice the diameter of the reference cube
