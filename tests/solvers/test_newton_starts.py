@@ -132,3 +132,11 @@ def test_a_tolerance_is_a_share_of_the_spread():
     assert tight.converged
     assert loose.stats["steps"] < tight.stats["steps"]
     assert loose.history["promised"][-1] > tight.history["promised"][-1]
+
+
+def test_where_the_model_was_wrong_the_next_step_begins_no_longer():
+    """Far off the lower level takes long to solve: two trials at the corner took 150 Hessians each."""
+    case = cb.gallery.two_edge_traffic(2)
+    found = cb.solve(case.problem, case.train, basis=cb.Chebyshev(50))
+    assert found.converged
+    assert found.stats["oracles"]["hessian"]["calls"] < 250

@@ -248,7 +248,7 @@ def contexts_of(value: Any, name: str, data: bool = True) -> Any:
         return {str(key): contexts_of(column, f"{name}[{key!r}]", data) for key, column in value.items()}
     if isinstance(value, jax.Array) and is_key(value):
         raise TypeError(f"{name} must hold numbers or strings, got random keys.")
-    if isinstance(value, Strings | Tracer | jax.Array):
+    if isinstance(value, Strings | Tracer) or (isinstance(value, jax.Array) and value.dtype.kind != "c"):
         return value
     if isinstance(value, np.ma.MaskedArray) and not data:
         nothing: Any = None
