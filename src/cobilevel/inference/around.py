@@ -57,6 +57,8 @@ class Around:
     - `smooth`: its derivatives at ``x``; ``None`` where it has kinks, and differences stand for them; `differences`:
       whether these may be taken.
     - `at_kink`: coordinates that a kink of the objective holds; `near_kink`: those whose minimum may lie at one.
+    - `reach`: how many times longer than a standard error the steps are, where that does not show curvature; `noise`:
+      the covariance of the gradient, then, over a standard error.
     """
 
     study: Study
@@ -69,6 +71,8 @@ class Around:
     differences: bool
     at_kink: Bool[np.ndarray, " dx"]
     near_kink: Bool[np.ndarray, " dx"]
+    reach: float = 1.0
+    noise: Float[np.ndarray, "dx dx"] | None = None
 
     @staticmethod
     def of(study: Study, galerkin: Galerkin, x: np.ndarray, directions: np.ndarray, unit: np.ndarray) -> "Around":
@@ -76,13 +80,22 @@ class Around:
         none, sides = np.zeros(len(x), bool), _both_sides(study, x, directions)
         return Around(study, galerkin, x, *sides, unit, None, True, none, none)
 
-    def look(self, x: np.ndarray, directions: np.ndarray) -> "Around":
-        """The same around a point nearby, along as many directions as before."""
+    def look(self, x: np.ndarray, directions: np.ndarray, smooth: bool = True) -> "Around":
+        """The same around a point nearby, along other directions; `smooth`: by derivatives, where these are known."""
         here = np.array_equal(x, self.x)
-        if here and np.array_equal(directions, self.directions):
+        if here and smooth and np.array_equal(directions, self.directions):
             return self
         around = Around.of(self.study, self.galerkin, x, directions, self.unit)
-        return replace(around, smooth=self.smooth if here else None, differences=self.differences)
+        return replace(around, smooth=self.smooth if here and smooth else None, differences=self.differences)
+
+    def wider(self, reach: float) -> "Around":
+        """The same by differences over longer steps.
+
+        Samples that curve rarely and much, as a smoothed step does, make a gradient that is rough: over a standard
+        error its slope is noise, over several it is known. What moves ``x`` is its noise over one.
+        """
+        wide = self.look(self.x, reach * self.directions, smooth=False)
+        return replace(wide, reach=reach, noise=replace(self, smooth=None).gradient_covariance())
 
     @cached_property
     def point(self) -> Point:
@@ -198,6 +211,8 @@ class Around:
         return influence(sum(self.gradient_rows()), self.study.lower.contexts().shares())
 
     def gradient_covariance(self) -> Float[np.ndarray, "dx dx"]:
+        if self.noise is not None:
+            return self.noise
         return self.covariance(*self.gradient_rows()) if self.smooth is None else self.smooth.noise
 
     def free(self) -> Bool[np.ndarray, " dx"]:

@@ -33,6 +33,7 @@ from .words import notes_on, undetermined, without_curvature
 
 _HIDDEN = float(special.ndtri(1 - DOUBT**2 / 2))  # those by which what the basis misses moves x, to be taken for real
 _FEW = 8  # directions for which what the others take up is worked out, and steps of the correction, at most
+_REACHES = (2.0, 4.0, 8.0)  # standard errors over which curvature is looked for, where one does not show it
 _MATERIAL = 0.2  # standard errors from which on a bias is worked out step by step
 
 
@@ -79,8 +80,9 @@ def _inferred(
     the noise of the same samples, which is corrected unless the problem is too `wide`; `slope`: what is left of the
     gradient."""
     study, dx, joint = around.study, len(around.x), joint and not wide
-    free, missed = around.free(), what_is_missed(around) if joint and not study.barred else None
-    flat, falls, covariance, hessian, bias, ends = _sandwich(around, free, missed)
+    free = around.free()
+    around, missed, found = _determined(around, free, joint and not study.barred)
+    flat, falls, covariance, hessian, bias, ends = found
     error, hidden, short, lost, early = _errors(covariance), np.zeros(dx), np.zeros(dx), np.isnan(bias), False
     directions, aside = _moving(around, np.concatenate([flat, falls]), error)
     flat, falls = directions[: len(flat)], directions[len(flat) :]
@@ -222,7 +224,7 @@ def _clear_of(bend: np.ndarray, over: np.ndarray, error: np.ndarray) -> tuple[np
     error, and it is they that are normal: half its error counts then. What one coefficient adds is part of that error
     and stays.
     """
-    square = np.minimum(4 * np.maximum(bend, 0) * over, error**2)
+    square = np.minimum(4 * np.maximum(bend, 0) * np.maximum(over, 0), error**2)
     one = np.divide(square, 4 * bend, out=np.zeros_like(bend), where=bend > 0)
     return bend - np.maximum(over - one, 0), np.sqrt(error**2 - 0.75 * square)
 
@@ -312,6 +314,26 @@ def _left_out(around: Around) -> Float[np.ndarray, " dx"]:
     return -fitting_bias(around.point.gradient, np.stack([part.point.gradient for part in parts]))
 
 
+def _determined(around: Around, free: np.ndarray, pairs: bool) -> tuple[Around, Missed | None, tuple[np.ndarray, ...]]:
+    """A look around ``x``, what `pairs` of neighbours show that is missed, and the sandwich: over steps of a standard
+    error or, where these leave something open, over the first longer ones that do not."""
+    look = lambda at: (at, missed := what_is_missed(at) if pairs else None, _sandwich(at, free, missed))
+    is_open = lambda found: len(found[2][0]) or np.isinf(found[2][-1]).any()
+    first = look(around)
+    if not is_open(first) or not around.differences or around.near_kink.any():
+        return first
+    flat = first[2][0]
+    for reach in _REACHES:
+        across = around.look(around.x, reach * flat, smooth=False)
+        if not across.solved:
+            break
+        if np.all(across.curves() > QUANTILE * across.bend_error()) and (wide := around.wider(reach)).solved:
+            further = look(wide)
+            if not is_open(further):
+                return further
+    return first
+
+
 def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[np.ndarray, ...]:
     """Flat directions and falling ones; covariance of ``x``, curvature of the objective, bias of ``x`` and the ends of
     intervals around ``x`` without it, zero on what bounds hold."""
@@ -325,7 +347,7 @@ def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[
     covariance = inverse @ around.gradient_covariance() @ inverse
     bias, settled, given = inverse @ (_excess(around, missed, kept)[0] + absorbed), np.ones(dx, bool), around
     rounding = np.sqrt(around.study.eps) * (np.abs(around.x) + around.unit)
-    if np.any(np.abs(bias) > np.maximum(_MATERIAL * _errors(covariance), rounding)):
+    if around.reach == 1 and np.any(np.abs(bias) > np.maximum(_MATERIAL * _errors(covariance), rounding)):
         bias, covariance, settled, around, missed, inverse = _corrected(around, free, missed, flat, absorbed, kept)
     ends = _ends(around, missed, inverse, _errors(covariance), kept)
     held = settled & (ends[0] - rounding <= bias) & (bias <= ends[1] + rounding)
@@ -354,7 +376,7 @@ def _ends(
         return ends
     some = (np.diag(inverse) > 0) & (error > 0) & np.isfinite(error)
     steps = np.zeros((dx, dx))
-    steps[some] = (inverse[:, some] / np.diag(inverse)[some] * np.maximum(error, around.shortest)[some]).T
+    steps[some] = (inverse[:, some] / np.diag(inverse)[some] * (around.reach * np.maximum(error, around.shortest))[some]).T
     across = around.look(around.x, steps)
     lengths = np.diag(across.directions)
     if not across.sound:
