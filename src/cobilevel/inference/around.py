@@ -298,25 +298,40 @@ def look_by_differences(study: Study, galerkin: Galerkin) -> Around:
 def _kinks(first: Around, second: Around) -> tuple[Bool[np.ndarray, " dx"], Bool[np.ndarray, " dx"]]:
     """The coordinates held by a kink and those next to one: where curvature is not the same over different steps.
 
-    One that grows as steps shrink, and goes on growing, is a kink at ``x``, which holds it where the gradients on both
-    sides are clear of their noise; a smooth curvature that is larger here than further off stays what it is. One that
-    grows with the steps may be many small kinks, one in each sample, or one large one nearby; half the step then shows
-    all of it, or none.
+    One that grows as steps shrink, down to rounding, is a kink at ``x`` (``_jumps``), which holds it where the gradients
+    on both sides are clear of their noise. One that grows with the steps may be many small kinks, one in each sample,
+    or one large one nearby; half the step then shows all of it, or none.
     """
     narrow = np.abs(first.lengths) <= np.abs(second.lengths)
     bends = [np.diag(look.hessian()) for look in (first, second)]
     close, far = np.where(narrow, *bends), np.where(narrow, *bends[::-1])
-    here, beyond = (close > KINK * np.abs(far)) & (close > 0), far > KINK * np.abs(close)
-    if here.any():
-        steps = np.diag(np.where(narrow, first.lengths, second.lengths)) / _WIDER
-        here &= np.diag(first.look(first.x, steps).hessian()) > KINK * close
+    beyond, grows = far > KINK * np.abs(close), np.flatnonzero((close > KINK * np.abs(far)) & (close > 0))
+    here, narrower = (np.zeros(len(close), bool) for _ in range(2))
+    steps = np.abs(np.where(narrow, first.lengths, second.lengths))
+    for j in grows:
+        here[j], narrower[j] = _jumps(first, int(j), steps[j], close[j])
     sides = [look.table("gradient")[1:].reshape(2, *second.directions.shape) for look in (first, second)]
     ahead, behind = (np.where(narrow, *(np.diag(side[a]) for side in sides)) for a in (0, 1))
     noise = CLEAR * np.sqrt(np.diag(second.gradient_covariance()))
     holds = here & (ahead > noise) & (behind < -noise)
     half = np.diag(second.look(second.x, second.directions / 2).hessian()) if beyond.any() else far
     uneven = beyond & ((half > np.sqrt(KINK) * far) | (half < far / np.sqrt(KINK)))
-    return holds, (here & ~holds) | uneven
+    return holds, (here & ~holds) | narrower | uneven
+
+
+def _jumps(around: Around, j: int, step: float, bend: float) -> tuple[bool, bool]:
+    """Whether the slope along a coordinate jumps at ``x``: its curvature, `bend` over a `step`, grows with each shorter
+    one until rounding hides it. And whether it does not, but grows at first: a smooth well, narrower than the step."""
+    x, (lo, hi), e = around.x, around.galerkin.expansions.bounds, np.eye(len(around.x))[j]
+    least, first = np.sqrt(around.study.eps) * max(abs(x[j]), step), step
+    while step > least:
+        step /= _WIDER
+        ahead, behind = (around.galerkin.nearby(np.clip(x + side * step * e, lo, hi)) for side in (1, -1))
+        closer = (ahead.gradient[j] - behind.gradient[j]) / (ahead.x[j] - behind.x[j])
+        if not closer > KINK * bend:
+            return False, step < first / _WIDER
+        bend = closer
+    return True, False
 
 
 def _in_own_units(around: Around, size: Float[np.ndarray, " dx"]) -> Around:

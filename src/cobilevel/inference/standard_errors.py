@@ -379,7 +379,7 @@ def _ends(
     steps[some] = (inverse[:, some] / np.diag(inverse)[some] * (around.reach * np.maximum(error, around.shortest))[some]).T
     across = around.look(around.x, steps)
     lengths = np.diag(across.directions)
-    if not across.sound:
+    if not (across.sound if missed is None else across.solved):
         return ends
     bend, over = across.curves(), np.zeros(dx)
     if missed is not None and missed.curves:
