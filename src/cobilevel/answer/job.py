@@ -17,11 +17,12 @@ from ..basis import Basis, basis_to_json
 from ..derivatives import Expansions, flattened
 from ..inference import NEGLIGIBLE, Uncertainty, infer, policy_noise
 from ..iteration import Checkpoint, Result, Solver, iterate
-from ..lower import correlated, feasibility_of, gave_way, hidden_by_barrier
+from ..lower import correlated, feasibility_of, gave_way, hidden_by_barrier, policy_with_corners
 from ..precision import double
 from ..programs import put
 from ..reduction import Reduced, reduce_study, reduce_with
 from ..study import Study
+from ..trees import as_rows
 from .identity import Objectives, different_functions, same_features
 from .solution import Solution
 
@@ -209,9 +210,16 @@ def _with_errors(solution: Solution, study: Study, seen: Callable[[], Reduced]) 
         reduced = seen().whitened()
         return policy_noise(study, reduced, solution.x, reduced.enter(solution.W))
 
+    cornered = cache(lambda: policy_with_corners(study, solution))
+
     def of_policy(xi: np.ndarray) -> Any:
         with precision():
-            return noise() if isinstance(noise(), str) else share**0.5 * noise()(xi)
+            if isinstance(noise(), str):
+                return noise()
+            errors = share**0.5 * noise()(xi)
+            if cornered() is None:
+                return errors
+            return np.hypot(errors, as_rows(solution.at(xi)) - cornered()(xi))
 
     return replace(solution, inference=of_x, policy_noise=of_policy)
 

@@ -3,6 +3,7 @@
 from ..derivatives import DENSE_LIMIT
 from .constraints import Feasibility, feasibility_of, gave_way, with_barrier
 from .convexity import correlated, hidden_by_barrier
+from .corners import policy_with_corners
 from .damped_newton import ROUNDINGS, SOLVED, Dense, MatrixFree, cholesky, minimise, newton_steps
 from .per_context import (
     MISSING,

@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Float, PyTree, Shaped
 
 from ..basis import combine
-from ..derivatives import RowBlocks, RowDerivatives
 from ..keys import as_key, generator
 from ..problem import Domain, Finite, Interval
 from ..programs import Held
 from ..study import UNIT_ROWS, Constrained, Study, length_of, scales_at, smoothing_from
 from ..trees import as_rows, flattened
-from .damped_newton import Dense, minimise
+from .corners import Slacks, policy_with_corners
+from .damped_newton import minimise
 from .per_context import Means
 
 _MEASURINGS = 8  # of solving and measuring the barrier anew, at most
@@ -122,32 +122,6 @@ def with_barrier(study: Study) -> Study:
     return study.smoothed(smoothing)
 
 
-class Slacks:
-    """The slacks at some contexts, as functions of the unknown there, with their slopes in it."""
-
-    def __init__(self, study: Study, x: PyTree, xi: Shaped[np.ndarray, "n ..."]):
-        constrained: Any = study.constrained
-        unused = jax.tree.map(lambda a: np.repeat(np.asarray(a)[:1], len(xi), axis=0), study.lower.example().eta)
-        self.count, self.x = len(constrained.names), flattened(x)
-        rows = RowBlocks(xi, unused, study.dtype, self.count * (1 + study.problem.sizes[1]))
-        self._derivatives = RowDerivatives.slack(constrained.slacks, rows)
-
-    def at(self, u: Float[np.ndarray, "n k"]) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, "n m k"]]:
-        table = self._derivatives.table(self.x, u)
-        return table[:, : self.count], table[:, self.count :].reshape(len(table), self.count, -1)
-
-    def least_violation(self, u: Float[np.ndarray, "n k"], units: Float[np.ndarray, " m"]) -> Float[np.ndarray, "n m"]:
-        """The slacks, in units of ``y``, that minimise the sum of squared violations, by Gauss-Newton."""
-
-        def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            slack, slope = self.at(z)
-            short, slope = np.minimum(slack / units, 0), slope / units[:, None]
-            bent = np.einsum("nma,nm,nmb->nab", slope, (short < 0).astype(float), slope)
-            return np.sum(short**2, axis=1), 2 * np.einsum("nm,nma->na", short, slope), 2 * bent
-
-        return self.at(minimise(Dense(model), u, 0.0, steps=50).point)[0] / units
-
-
 def _between(domain: Domain, xi: Shaped[Held, "n ..."]) -> Shaped[Held, "k ..."]:
     """Contexts between pairs of observed ones; for a finite domain, those observed."""
     rng = generator(jax.random.key(1))
@@ -176,6 +150,8 @@ def feasibility_of(study: Study, solution: Any) -> tuple[Feasibility | None, str
     policy = lambda xi: as_rows(combine(solution.basis.at(xi), solution.W))
     slacks = [Slacks(study, solution.x, xi).at(policy(xi))[0] for xi in (seen, np.asarray(_between(domain, seen)))]
     short = [np.maximum(-table, 0) for table in slacks]
+    cornered = policy_with_corners(study, solution)
+    binding = slacks[0] if cornered is None else Slacks(study, solution.x, seen).at(cornered(seen))[0]
     sizes = lambda here, fresh: {
         f"{what}{when}": float(measure(part))
         for when, part in (("", here), ("_fresh", fresh))
@@ -183,7 +159,7 @@ def feasibility_of(study: Study, solution: Any) -> tuple[Feasibility | None, str
     }
 
     def one(k: int, name: str) -> Violation:
-        active, by = slacks[0][:, k] / units[k] < width, short[0][:, k]
+        active, by = binding[:, k] / units[k] < width, short[0][:, k]
         some = np.asarray(seen, float)[active] if active.any() and isinstance(domain, Interval) else None
         return Violation(
             name=name,

@@ -15,7 +15,7 @@ from ..keys import as_key, generator
 from ..problem import Inequalities
 from ..study import UNIT_ROWS, Constrained, Study, scales_at
 from ..trees import as_rows
-from .constraints import Slacks
+from .corners import Slacks
 from .damped_newton import ROUNDINGS
 
 

@@ -19,7 +19,7 @@ from ..study import Study
 from ..trees import as_rows, flattened, shaped_like
 from .damped_newton import Dense, MatrixFree, minimise
 
-_DENSE_Y = 64  # the largest y whose Hessian is formed at each context
+DENSE_Y = 64  # the largest y whose Hessian is formed at each context
 _HELD = 4 * AT_ONCE  # numbers that are drawn once and kept
 _FEW_CROSSED = 256  # numbers of d21 g that are computed in any case: the program is then the one of the solver
 
@@ -177,7 +177,7 @@ class Means:
     def objective(self, x: np.ndarray) -> Dense | MatrixFree:
         """The means as functions of ``y``, to be minimised."""
         eps, dy = float(np.finfo(self.dtype).eps), self.sizes.dy
-        if dy <= _DENSE_Y:
+        if dy <= DENSE_Y:
             return Dense(lambda y: self.at(x, y)[:3], eps)
         products = RowDerivatives.product(self.problem.lower, self.blocks)  # pyright: ignore
 
@@ -209,7 +209,7 @@ def _sizes(problem: Problem, crossed: bool) -> Sizes:
 
 def _numbers(sizes: Sizes) -> int:
     """Those that a row takes."""
-    return sizes.lower if sizes.dy <= _DENSE_Y or sizes.crossed else 1 + 2 * sizes.dy
+    return sizes.lower if sizes.dy <= DENSE_Y or sizes.crossed else 1 + 2 * sizes.dy
 
 
 def _in_parts(problem: Problem, law: Law, crossed: bool) -> Iterator[tuple[slice, Means]]:
