@@ -127,7 +127,7 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
                 study = study.finite(for_stream)
                 drawn = f"{study.lower.count} samples, drawn once from the stream; the problem is solved on them."
                 choices["samples"] = drawn
-        choices |= _about_contexts(problem, study.lower.contexts().xi)
+        choices |= _about_contexts(problem, study.lower.contexts().xi) | _about_copies(study)
         chosen = _configured(chosen, batch, retreats, study)
         if retreats is None:  # halvings down to the fourth root of the precision
             retreats = int(-np.log2(study.eps) / 4) if isinstance(chosen, Stochastic) and chosen.measured else 0
@@ -196,6 +196,17 @@ def _about_contexts(problem: Problem, xi: Any) -> dict[str, str]:
     if close:
         said += [close]
     return {"contexts": " ".join(said)} if said else {}
+
+
+def _about_copies(study: Study) -> dict[str, str]:
+    """What to report if rows repeat others."""
+    if not study.repeated:
+        return {}
+    words = (
+        f"{study.repeated} rows are copies of others, in context and noise: each row counts once, weighted by how often "
+        "it came, since a copy tells nothing new."
+    )
+    return {"samples": words}
 
 
 def _words_for_large(study: Study) -> str:

@@ -12,3 +12,4 @@ from .mixed import Mixed, Unpacked, check_contexts_kept, crowded, never_seen
 from .partitions import PartitionedSamples, Roles, samples_in
 from .problem import Bounds, Equalities, Inequalities, Problem, Simplex, entry_names
 from .proposals import domain_of
+from .repeated import counted_once

@@ -42,6 +42,7 @@ from ..problem import (
     Unpacked,
     check_conditional,
     check_contexts_kept,
+    counted_once,
     enter,
 )
 from ..programs import put
@@ -58,6 +59,7 @@ class Study:
       share it.
     - `lower_noise`: whether ``g`` depends on ``eta``.
     - `constrained`: where ``y`` is constrained, how it follows from the unknown that `problem` has in its place.
+    - `repeated`: how many rows were copies of others, counted once with a weight.
     - `stated`: the problem in ``y`` itself, with its constraints, its functions traced: what it is recognised by.
     """
 
@@ -68,6 +70,7 @@ class Study:
     lower_noise: bool
     constrained: Constrained | None = None
     stated: Problem | None = None
+    repeated: int = 0
 
     @staticmethod
     def of(problem: Problem, samples: Data, precision: Precision | None = None, twice: bool = True) -> "Study":
@@ -80,6 +83,8 @@ class Study:
         lower = parsed_level(problem.domain, samples.lower, wanted.dtype, where.format("lower"))
         shared, given = samples.upper is samples.lower, problem
         upper = lower if shared else parsed_level(problem.domain, samples.upper, wanted.dtype, where.format("upper"))
+        lower, below = counted_once(lower, problem.domain)
+        upper, above = (lower, 0) if shared else counted_once(upper, problem.domain)
         leaves = jax.tree.leaves((problem.x0, problem.y0, *((r.xi, r.eta) for r in (upper.example(), lower.example()))))
         floats = [leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
         dtype = np.result_type(*floats) if wanted.dtype is None else wanted.dtype
@@ -93,7 +98,8 @@ class Study:
             problem = now
         if isinstance(lower, PartitionedSamples):
             upper = lower = replace(lower, stated=lambda: (given, wanted))
-        return Study(problem, upper, lower, dtype, _depends_on_noise(problem, lower), constrained, stated)
+        noise = _depends_on_noise(problem, lower)
+        return Study(problem, upper, lower, dtype, noise, constrained, stated, below + above)
 
     @property
     def shared(self) -> bool:
