@@ -1,6 +1,7 @@
 """The front door: ``solve`` a contextual bilevel problem from samples, or ``reduce`` it for an outside solver."""
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -139,6 +140,7 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
         with _kept(job, checkpoint, basis, key, settings) as job:
             solution = _run(job, basis, resume, tolerance, for_basis)
             solution = solve_again(job, solution, restarts, for_basis) if restarts else solution
+        solution = _derivatives_checked(study, solution)
     if study.dtype != np.float64:
         words = _rounding_words(problem, solution, samples, study, wanted.words)
         solution = replace(solution, choices={**solution.choices, "precision": words})
@@ -178,12 +180,20 @@ def _solve_partitions(
         job = Job(study, chosen, as_key(settings["key"]), limit, settings["progress"], choices)
         recipe, workers = first.basis.basis, samples.parts.workers
         with _kept(job, folder("rows"), recipe, settings["key"], {}) as job:
-            solution = job.run(recipe, begin=begin)
+            solution = _derivatives_checked(study, job.run(recipe, begin=begin))
     seconds = time.perf_counter() - began
     sent = {"messages": workers.messages, "bytes_sent": workers.sent, "bytes_received": workers.received}
     choices, stats = {**solution.choices, "samples": f"{samples.words()}."}, {**solution.stats, **sent}
     solution = replace(solution, choices=choices, stats={**stats, "total_seconds": seconds})
     return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
+
+
+def _derivatives_checked(study: Study, solution: Solution) -> Solution:
+    """The solution, whose ending says where derivatives are not those of the objectives."""
+    if not (words := study.stopped()):
+        return solution
+    warnings.warn(f"{words[0].upper()}{words[1:]}", stacklevel=3)
+    return replace(solution, detail=f"{solution.detail} But {words}".lstrip())
 
 
 def _about_contexts(problem: Problem, xi: Any) -> dict[str, str]:
