@@ -17,13 +17,9 @@ from jaxtyping import PyTree
 from ..programs import quick
 from .traced import Program, Traced
 
-_POINTS = 8  # at which values are compared
-_LITTLE = 0.01  # of what is held: how far it is changed
-_DIGITS = 32  # units of the precision to which values, long sums, are trusted
-
 
 def _changed(body: Jaxpr, moving: dict[Any, set[str]], found: set[str]) -> Jaxpr:
-    """A program with what it holds, of values that depend on ``x`` or ``y``, changed by a little.
+    """A program with what it holds, of values that depend on ``x`` or ``y``, changed by a hundredth.
 
     `moving`: on which of them each value depends; `found`: those on which something held does. Rules stated by hand
     are left alone, and what enters a loop or a branch is taken to enter all of it.
@@ -34,7 +30,7 @@ def _changed(body: Jaxpr, moving: dict[Any, set[str]], found: set[str]) -> Jaxpr
         depends = set().union(*(moving.get(v, ()) for v in equation.invars if not isinstance(v, Literal)))
         if name == "stop_gradient" and depends and jnp.issubdtype(made[0].aval.dtype, jnp.floating):
             found |= depends
-            more = jax.make_jaxpr(lambda a: a * np.asarray(1 + _LITTLE, a.dtype))(made[0].aval)
+            more = jax.make_jaxpr(lambda a: a * np.asarray(1.01, a.dtype))(made[0].aval)
             (times,) = more.jaxpr.eqns
             own = [v if isinstance(v, Literal) else equation.invars[0] for v in times.invars]
             equation = times.replace(invars=own, outvars=made)
@@ -79,22 +75,23 @@ def _with_a_change(program: Program) -> tuple[Callable[..., Any] | None, list[st
     return values, sorted(found)
 
 
-def stopped(objective: Traced, x: PyTree, y: PyTree, rows: Callable[[int], Any]) -> list[str]:
+def stopped(objective: Traced, x: PyTree, y: PyTree, rows: Callable[[int], Any], points: int = 8) -> list[str]:
     """On which of ``x`` and ``y`` something depends that an objective holds, and with which its value changes.
 
-    At a few points around ``x`` and ``y``, with samples that `rows` gives.
+    At a few `points` around ``x`` and ``y``, with samples that `rows` gives; beyond 32 units of the precision, to which
+    values, long sums, are trusted.
     """
     values, names = _with_a_change(objective.program)
     if values is None:
         return []
-    draw = np.random.default_rng(_POINTS)
+    draw = np.random.default_rng(points)
 
     def around(leaf: Any) -> np.ndarray:
         leaf = np.asarray(leaf)
-        away = draw.uniform(-0.3, 0.3, (_POINTS, *leaf.shape)).astype(leaf.dtype)
+        away = draw.uniform(-0.3, 0.3, (points, *leaf.shape)).astype(leaf.dtype)
         return leaf + np.where(leaf != 0, np.abs(leaf), 1).astype(leaf.dtype) * away
 
-    some, places = rows(_POINTS), [jax.tree.map(around, tree) for tree in (x, y)]
+    some, places = rows(points), [jax.tree.map(around, tree) for tree in (x, y)]
     first, second = (np.asarray(a, float) for a in values(objective.constants, *places, some.xi, some.eta))
     known, eps = np.isfinite(first) & np.isfinite(second), float(np.finfo(objective.program.out.dtype).eps)
-    return names if np.any(np.abs(first - second)[known] > _DIGITS * eps * np.abs(first).max()) else []
+    return names if np.any(np.abs(first - second)[known] > 32 * eps * np.abs(first).max()) else []

@@ -26,7 +26,6 @@ AGREE = float(special.ndtri(1 - DOUBT / 2))  # standard errors by which two esti
 NEGLIGIBLE, NOTICED = 1e-3, 1e-2  # of a whole: a share that counts for nothing, and one from which on it does
 MOST_NUMBERS = 1.5e8  # held at one time: 1.2 GB
 MOST_COORDINATES = 200  # of x along which differences are taken
-_STEPS = 4  # of Newton, at most, by which the minimum is looked for from where a run has ended
 _LEFT = 0.01  # of the decrease that the first promised: what the last may still promise, a tenth of the way
 
 
@@ -237,17 +236,18 @@ def to_minimum(
     inverse: Float[np.ndarray, "dx dx"],
     slope: Float[np.ndarray, " dx"],
     little: Float[np.ndarray, " dx"],
+    steps: int = 4,
 ) -> tuple[Float[np.ndarray, " dx"], bool]:
     """How far it is to the minimum from where a run has ended, by the `inverse` of the curvature and the `slope` there;
     and whether that cannot be told.
 
-    Newton steps until one is of `little` length, or promises less than the objective is rounded to; the last must
+    Newton `steps` until one is of `little` length, or promises less than the objective is rounded to; the last must
     promise less than a share of what the first did. So whether a run is near its minimum is a question of decreases of
     the objective and of standard errors, never of units of ``x``.
     """
     now, (lo, hi), rounding = galerkin.point, galerkin.expansions.bounds, galerkin.rounding()
     left, promises, total = slope, [], np.zeros(len(slope))
-    for _ in range(_STEPS):
+    for _ in range(steps):
         step = np.clip(now.x - inverse @ left, lo, hi) - now.x
         promises.append(-float(left @ step) / 2)
         if not promises[-1] > rounding or np.all(np.abs(step) <= little):
