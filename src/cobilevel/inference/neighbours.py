@@ -198,14 +198,17 @@ def _over_kinks(around: Around, near: Neighbours, inverse: np.ndarray, r: np.nda
 
 
 def _floored(matrices: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Matrices with eigenvalues kept away from zero, compared with the typical one; and their inverses."""
+    """Matrices with eigenvalues kept away from zero, in units of ``y`` in which the typical one is even; and their
+    inverses."""
+    unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(np.tensordot(shares, matrices, axes=1))), 1e-300))
+    units = np.outer(unit, unit)
     if matrices.shape[1] == 1:  # the common case, many times as fast
-        values, vectors = matrices[:, :, 0], np.ones_like(matrices)
+        values, vectors = matrices[:, :, 0] * units[0, 0], np.ones_like(matrices)
     else:
-        values, vectors = np.linalg.eigh((matrices + np.swapaxes(matrices, 1, 2)) / 2)
-    values = np.maximum(values, max(NEGLIGIBLE * np.abs(shares @ values).max(), 1e-300))
+        values, vectors = np.linalg.eigh((matrices + np.swapaxes(matrices, 1, 2)) / 2 * units)
+    values = np.maximum(values, NEGLIGIBLE * max(np.abs(shares @ values).max(), 1e-300))
     turned = np.swapaxes(vectors, 1, 2)
-    return (vectors * values[:, None]) @ turned, (vectors / values[:, None]) @ turned
+    return (vectors * values[:, None]) @ turned / units, (vectors / values[:, None]) @ turned * units
 
 
 def _leverage(phi: np.ndarray | OneHot, curvature: np.ndarray, shares: np.ndarray) -> np.ndarray:

@@ -247,7 +247,9 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around, miss
 
 def _square_error(products: Products, freedom: float, size: float) -> Estimate:
     """A mean square; zero where it is rounding of what it is an error of."""
-    square = Estimate.of_square(float(products.value[0]), products.variance(), products.growth, freedom)
+    variance = products.variance()
+    variance = variance if variance > 0 else float(products.covariance()[0, 0])  # negative by chance: that has a floor
+    square = Estimate.of_square(float(products.value[0]), variance, products.growth, freedom)
     return square.beyond_rounding(size)
 
 
