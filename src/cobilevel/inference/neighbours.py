@@ -266,6 +266,29 @@ class Missed:
 
         return at
 
+    @cached_property
+    def beyond(self) -> Float[np.ndarray, " k"]:
+        r"""What the expansion leaves out of the value and of its slopes, at most about: the sizes of terms of third order.
+
+        The step $s$ to the lower level's solution at each sample, from the mean over its neighbours. Along it
+        $m$ should change by $\alpha^T s + \tfrac12 s^T M s$ and $r$ by $-\partial_{22} g\, s$; what $r$ misses moves
+        the policy once more, which counts by what is left of the adjoint's residual there.
+        """
+        around, near, at = self.around, self.total.near, self.around.galerkin.expansions
+        (pool,), back = at.lower_pools, slice(None) if near.order is None else np.argsort(near.order)
+        inverse, left = self.residuals.inverse[back], []
+        for k, point in enumerate(around.points):
+            r, alpha, curvature, bend = (part[k] for part in around.terms)
+            s = _times(inverse, near.sums(near.summand(self.residuals.r[k]))[back])
+            v, moved = pool.y(point.adjoint), at.lower_slopes(point.x, pool.y(point.W) - s)[1]
+            change = at.upper_values(point.x, point.W, -s) - around.f[k] - np.sum(v * (moved - r), axis=1)
+            other, turned = moved - r + _times(curvature, s), alpha + _times(bend, s)
+            expected = np.sum((alpha + _times(bend, s) / 2) * s, axis=1)
+            left.append((change - expected, np.sum(turned * _times(inverse, other), axis=1)))
+        tables = np.moveaxis(np.array(left), 1, 0) * around.study.lower.contexts().shares()
+        once, again = (_with_slopes(around, table) for table in tables)
+        return np.abs(once.sum(axis=0)) + np.abs(again).sum(axis=0)  # steps to both sides do not make up for each other
+
     def policies(self, given: Float[np.ndarray, "n dy"]) -> tuple[Products, Products, bool]:
         """The mean square error of the basis's best policy, that of the one given, and whether this is the one fitted
         to these samples."""
