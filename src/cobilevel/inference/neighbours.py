@@ -25,7 +25,7 @@ from jaxtyping import Float
 from ..basis import OneHot
 from ..derivatives import galerkin
 from .around import Around
-from .galerkin import AGREE, NEGLIGIBLE, NOTICED
+from .galerkin import AGREE, NEGLIGIBLE, NOTICED, influence
 from .pairs import Neighbours, Summand, neighbours_of
 
 _LEAP = 0.3  # of the estimate: what second neighbours may differ from the nearest by
@@ -271,23 +271,33 @@ class Missed:
         r"""What the expansion leaves out of the value and of its slopes, at most about: the sizes of terms of third order.
 
         The step $s$ to the lower level's solution at each sample, from the mean over its neighbours. Along it
-        $m$ should change by $\alpha^T s + \tfrac12 s^T M s$ and $r$ by $-\partial_{22} g\, s$; what $r$ misses moves
-        the policy once more, which counts by what is left of the adjoint's residual there.
+        $m$ should change by $\alpha^T s + \tfrac12 s^T M s$ and $r$ by $-\partial_{22} g\, s$. What $r$ misses moves the
+        policy once more, which counts by what is left of the adjoint's residual there: at most by the root of the
+        product of their mean squares, over pairs. All as far as it is clear of its noise.
         """
         around, near, at = self.around, self.total.near, self.around.galerkin.expansions
         (pool,), back = at.lower_pools, slice(None) if near.order is None else np.argsort(near.order)
-        inverse, left = self.residuals.inverse[back], []
+        inverse, once, tables = self.residuals.inverse, [], []
         for k, point in enumerate(around.points):
             r, alpha, curvature, bend = (part[k] for part in around.terms)
-            s = _times(inverse, near.sums(near.summand(self.residuals.r[k]))[back])
+            s = _times(inverse, near.sums(near.summand(self.residuals.r[k])))[back]
             v, moved = pool.y(point.adjoint), at.lower_slopes(point.x, pool.y(point.W) - s)[1]
             change = at.upper_values(point.x, point.W, -s) - around.f[k] - np.sum(v * (moved - r), axis=1)
-            other, turned = moved - r + _times(curvature, s), alpha + _times(bend, s)
-            expected = np.sum((alpha + _times(bend, s) / 2) * s, axis=1)
-            left.append((change - expected, np.sum(turned * _times(inverse, other), axis=1)))
-        tables = np.moveaxis(np.array(left), 1, 0) * around.study.lower.contexts().shares()
-        once, again = (_with_slopes(around, table) for table in tables)
-        return np.abs(once.sum(axis=0)) + np.abs(again).sum(axis=0)  # steps to both sides do not make up for each other
+            once.append(change - np.sum((alpha + _times(bend, s) / 2) * s, axis=1))
+            tables.append((moved - r + _times(curvature, s), alpha + _times(bend, s)))
+
+        def size(table: Float[np.ndarray, "n dy"]) -> float:
+            table = near.arranged(table)
+            each = near.shares(near.summand(_times(inverse, table)), near.summand(table))
+            return float(np.sqrt(max(each.sum() - AGREE * np.linalg.norm(each), 0.0)))
+
+        other, turned = (np.stack(part) for part in zip(*tables, strict=True))
+        (miss, left), along = (size(other[0]), size(turned[0])), [around.slope(part) for part in (other, turned)]
+        again = [miss * left, *(size(a) * left + miss * size(b) for a, b in zip(*along, strict=True))]
+        shares = around.study.lower.contexts().shares()
+        rows = _with_slopes(around, np.stack(once))
+        noise = np.sqrt(np.sum(influence(rows, shares) ** 2, axis=0))
+        return np.maximum(np.abs(shares @ rows) - AGREE * noise, 0) + again
 
     def policies(self, given: Float[np.ndarray, "n dy"]) -> tuple[Products, Products, bool]:
         """The mean square error of the basis's best policy, that of the one given, and whether this is the one fitted
