@@ -297,7 +297,8 @@ class Missed:
         shares = around.study.lower.contexts().shares()
         rows = _with_slopes(around, np.stack(once))
         noise = np.sqrt(np.sum(influence(rows, shares) ** 2, axis=0))
-        return np.maximum(np.abs(shares @ rows) - AGREE * noise, 0) + again
+        least = np.where(np.arange(len(noise)) == 0, noise, 0.0)  # a term of the value that noise hides may be as large
+        return np.maximum(np.abs(shares @ rows) - AGREE * noise, least) + again
 
     def policies(self, given: Float[np.ndarray, "n dy"]) -> tuple[Products, Products, bool]:
         """The mean square error of the basis's best policy, that of the one given, and whether this is the one fitted
