@@ -266,6 +266,16 @@ class Missed:
 
         return at
 
+    def unknown(self, errors: Float[np.ndarray, " k"]) -> str:
+        """Why nothing is known of what is missed, in words, where the value and its slopes have these standard errors;
+        empty where it is."""
+        if self.unresolved or not np.any(self.beyond > errors):
+            return self.unresolved
+        return (
+            "the policy is so far from the lower level's solutions that second order does not tell what it costs: terms "
+            "of third order exceed the standard errors. Give a richer basis"
+        )
+
     @cached_property
     def beyond(self) -> Float[np.ndarray, " k"]:
         r"""What the expansion leaves out of the value and of its slopes, at most about: the sizes of terms of third order.
@@ -273,7 +283,8 @@ class Missed:
         The step $s$ to the lower level's solution at each sample, from the mean over its neighbours. Along it
         $m$ should change by $\alpha^T s + \tfrac12 s^T M s$ and $r$ by $-\partial_{22} g\, s$. What $r$ misses moves the
         policy once more, which counts by what is left of the adjoint's residual there: at most by the root of the
-        product of their mean squares, over pairs. All as far as it is clear of its noise.
+        product of their mean squares, over pairs. As far as it is clear of its noise; of the value, as
+        far as it exceeds that.
         """
         around, near, at = self.around, self.total.near, self.around.galerkin.expansions
         (pool,), back = at.lower_pools, slice(None) if near.order is None else np.argsort(near.order)
@@ -286,14 +297,17 @@ class Missed:
             once.append(change - np.sum((alpha + _times(bend, s) / 2) * s, axis=1))
             tables.append((moved - r + _times(curvature, s), alpha + _times(bend, s)))
 
-        def size(table: Float[np.ndarray, "n dy"]) -> float:
+        def size(table: Float[np.ndarray, "n dy"], clear: float = AGREE) -> float:
             table = near.arranged(table)
             each = near.shares(near.summand(_times(inverse, table)), near.summand(table))
-            return float(np.sqrt(max(each.sum() - AGREE * np.linalg.norm(each), 0.0)))
+            return float(np.sqrt(max(each.sum() - clear * np.linalg.norm(each), 0.0)))
 
         other, turned = (np.stack(part) for part in zip(*tables, strict=True))
         (miss, left), along = (size(other[0]), size(turned[0])), [around.slope(part) for part in (other, turned)]
-        again = [miss * left, *(size(a) * left + miss * size(b) for a, b in zip(*along, strict=True))]
+        again = [
+            size(other[0], 1.0) * size(turned[0], 1.0),
+            *(size(a) * left + miss * size(b) for a, b in zip(*along, strict=True)),
+        ]
         shares = around.study.lower.contexts().shares()
         rows = _with_slopes(around, np.stack(once))
         noise = np.sqrt(np.sum(influence(rows, shares) ** 2, axis=0))

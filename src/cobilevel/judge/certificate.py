@@ -197,7 +197,10 @@ class Certificate:
         """What is at stake, in units of the objective and of ``x``."""
         rows = [] if self.objective is None else [("objective F", self.objective.words(4))]
         if self.reduced_objective is not None:
-            rows = [("objective F", "not known"), ("objective F_Phi", f"{self.reduced_objective.words(4)}, not corrected")]
+            rows = [
+                ("objective F", "not known"),
+                ("objective F_Phi", f"{self.reduced_objective.words(4)}, not corrected"),
+            ]
         if self.regret is None:
             return rows
         total, basis, size = self.regret.total, self.regret.basis, abs(float(self.objective or 0))

@@ -51,10 +51,6 @@ Policy = Float[np.ndarray, "contexts dy"]
 Sensitivity = Float[np.ndarray, "contexts dy dx"]
 Square = Float[np.ndarray, "dx dx"]
 UNSOLVED = "reduced problem could not be solved at x"
-_FAR_OFF = (
-    "the policy is so far from the lower level's solutions that second order does not tell what it costs: terms of "
-    "third order exceed the standard errors. Give a richer basis"
-)
 
 
 class NoisyVector(NamedTuple):
@@ -233,7 +229,7 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around, miss
     compared, trouble = f"products of {missed.total.near.words}", "" if around.sound else f"the {UNSOLVED}"
     scale = float(np.sqrt(np.sum(shares @ sum(around.gradient_rows()) ** 2)))
     errors = np.concatenate([[value_error], np.sqrt(np.diag(stated.covariance)) * np.abs(k)])
-    if unknown := missed.unresolved or (_FAR_OFF if np.any(missed.beyond > errors) else ""):
+    if unknown := missed.unknown(errors):
         none = NoisyVector(np.full_like(gradient, np.nan), np.full((len(k), len(k)), np.nan))
         return Measured(none, fitted, freedom, compared, trouble, scale=scale, fitted=fitted, unknown=unknown)
     adjoint, sensitivity, cross = missed.slopes()
@@ -260,8 +256,7 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around, miss
 
 def _square_error(products: Products, freedom: float, size: float) -> Estimate:
     """A mean square; zero where it is rounding of what it is an error of."""
-    variance = products.variance()
-    variance = variance if variance > 0 else float(products.covariance()[0, 0])  # negative by chance: that has a floor
+    variance = max(products.variance(), 0.0) or float(products.covariance()[0, 0])  # where negative by chance, a floor
     square = Estimate.of_square(float(products.value[0]), variance, products.growth, freedom)
     return square.beyond_rounding(size)
 
