@@ -1,7 +1,7 @@
 """Does a certificate print wrong numbers for badly scaled problems? Its figures against the truth, by quadrature.
 
-``f`` curves by 1e2 to 1e8 in the policy (a parabola, a quartic or an exponential), ``y`` has one or two entries of sizes
-from 1e-4 to 1e4, ``x`` may end at its bounds, there are 60 to 400 samples, and the policy is wavy: a basis of two or
+``f`` curves by 1e2 to 1e8 in the policy (a parabola, a quartic or an exponential), ``y`` has one or two entries of
+sizes from 1e-4 to 1e4, ``x`` may end at its bounds, there are 60 to 400 samples, and the policy is wavy: a basis of two or
 three functions is given, or none. The lower level is a parabola or steeper, symmetric around a known policy, so that
 the objective, its gradient and its minimum are integrals over the context. Prints a line for each figure: how often it
 is printed, how often it is withheld, and how often it lies farther from the truth than five of its own standard errors
@@ -119,9 +119,11 @@ def main():
                 errors.append(f"{name} {figure!r} +- {figure.error:.3g}, truly {right:.4g}")
         bad += bool(errors)
         if options.verbose and errors:
-            kind = f"{case.kind}{', steep' if case.steep else ''}, {case.rows} rows, dy {case.dy}, {solution.basis.basis!r}"
-            print(f"{seed}: {kind}, noise {case.noise:.2g}, bound {case.bound:.2g}, {solution.result.name}, "
-                  f"{certificate.mode}: {'; '.join(errors)}. {certificate.unresolved} {certificate.left_out}", flush=True)  # fmt: skip
+            kind = f"{case.kind}{', steep' if case.steep else ''}, {case.rows} rows, dy {case.dy}"
+            kind += (
+                f", {solution.basis.basis!r}, noise {case.noise:.2g}, bound {case.bound:.2g}, {solution.result.name}"
+            )
+            print(f"{seed}: {kind}, {certificate.mode}: {'; '.join(errors)}. {certificate.left_out}", flush=True)
     for name in FIGURES:
         print(f"{name:<14} printed {printed[name]:>4}, withheld {withheld[name]:>4}, wrong {wrong[name]:>4}")
     print(f"certificates with a wrong figure: {bad} of {options.runs}")

@@ -36,7 +36,7 @@ def test_the_units_of_y_do_not_matter(unit):
 
 @pytest.mark.parametrize("curves", [1.0, 1e8])
 def test_an_expansion_that_fails_prints_no_number(curves):
-    certificate, truth, _ = certified(np.ones(2), 3.0, curves)
+    certificate, _, _ = certified(np.ones(2), 3.0, curves)
     assert "second order does not tell" in certificate.unresolved
     assert certificate.objective is None
     assert certificate.regret is None

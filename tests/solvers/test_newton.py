@@ -256,10 +256,12 @@ def _square(x, y, xi, eta):
 
 
 _AT_A_MAXIMUM = {
-    "a policy that bends": (lambda x, y, xi, eta: (y - 1) ** 2, lambda x, y, xi, eta: (y - x[0] ** 2 - eta) ** 2, 1, [1.0]),
+    "a policy that bends": (
+        lambda x, y, xi, eta: (y - 1) ** 2, lambda x, y, xi, eta: (y - x[0] ** 2 - eta) ** 2, 1, [1.0]
+    ),
     "a saddle of the policy": (lambda x, y, xi, eta: (y - 1) ** 2 + 0.1 * jnp.sum(x**2), _square, 2, [0.9487, 0.9487]),
     "where f vanishes": (lambda x, y, xi, eta: (0.1 * eta - 1) * x[0] ** 2, _square, 1, [3.0]),
-    "a saddle where f vanishes": (lambda x, y, xi, eta: x[0] * x[1] + 0.1 * jnp.sum(x**4), _square, 2, [1.5811, 1.5811]),
+    "a saddle where f vanishes": (lambda x, y, xi, eta: x[0] * x[1] + 0.1 * jnp.sum(x**4), _square, 2, [1.58, 1.58]),
 }  # fmt: skip
 
 

@@ -272,17 +272,17 @@ class Missed:
         if self.unresolved or not np.any(self.beyond > errors):
             return self.unresolved
         return (
-            "the policy is so far from the lower level's solutions that second order does not tell what it costs: terms "
-            "of third order exceed the standard errors. Give a richer basis"
+            "the policy is so far from the lower level's solutions that second order does not tell what it costs: "
+            "terms of third order exceed the standard errors. Give a richer basis"
         )
 
     @cached_property
     def beyond(self) -> Float[np.ndarray, " k"]:
-        r"""What the expansion leaves out of the value and of its slopes, at most about: the sizes of terms of third order.
+        r"""What the expansion leaves out of the value and of its slopes, about: sizes of terms of third order.
 
         The step $s$ to the lower level's solution at each sample, from the mean over its neighbours. Along it
-        $m$ should change by $\alpha^T s + \tfrac12 s^T M s$ and $r$ by $-\partial_{22} g\, s$. What $r$ misses moves the
-        policy once more, which counts by what is left of the adjoint's residual there: at most by the root of the
+        $m$ should change by $\alpha^T s + \tfrac12 s^T M s$ and $r$ by $-\partial_{22} g\, s$. What $r$ misses moves
+        the policy once more, which counts by what is left of the adjoint's residual there: at most by the root of the
         product of their mean squares, over pairs. As far as it is clear of its noise; of the value, as
         far as it exceeds that.
         """
