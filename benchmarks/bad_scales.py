@@ -1,8 +1,8 @@
 """Does a certificate print wrong numbers for badly scaled problems? Its figures against the truth, by quadrature.
 
 ``f`` curves by 1e2 to 1e8 in the policy (a parabola, a quartic or an exponential), ``y`` has one or two entries of
-sizes from 1e-4 to 1e4, ``x`` may end at its bounds, there are 60 to 400 samples, and the policy is wavy: a basis of two or
-three functions is given, or none. The lower level is a parabola or steeper, symmetric around a known policy, so that
+sizes from 1e-4 to 1e4, ``x`` may end at its bounds, there are 60 to 400 samples, and the policy is wavy: a basis of two
+or three functions is given, or none. The lower level is a parabola or steeper, symmetric around a known policy, so that
 the objective, its gradient and its minimum are integrals over the context. Prints a line for each figure: how often it
 is printed, how often it is withheld, and how often it lies farther from the truth than five of its own standard errors
 (those that its interval shows on that side: a length near zero has one end only).
