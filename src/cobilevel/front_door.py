@@ -1,6 +1,7 @@
 """The front door: ``solve`` a contextual bilevel problem from samples, or ``reduce`` it for an outside solver."""
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -118,9 +119,8 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
     elif problem.constraints and problem.smoothing is None and not isinstance(chosen, Newton):
         problem = problem.smoothed(SOFT_SHARE)
     with wanted.context(), _rounding_interrupted(wanted):
-        study = with_barrier(Study.of(problem, samples, wanted))
+        study, choices = with_barrier(Study.of(problem, samples, wanted)), {}
         for_stream, for_basis, for_solver = split_key(as_key(key), 3)
-        choices = {}
         if solver is None:
             choices["solver"] = f"Newton(): all samples at once, second order.{_words_for_large(study)}"
             if study.endless:
@@ -139,6 +139,7 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
         with _kept(job, checkpoint, basis, key, settings) as job:
             solution = _run(job, basis, resume, tolerance, for_basis)
             solution = solve_again(job, solution, restarts, for_basis) if restarts else solution
+        solution = _checked(study, solution)
     if study.dtype != np.float64:
         words = _rounding_words(problem, solution, samples, study, wanted.words)
         solution = replace(solution, choices={**solution.choices, "precision": words})
@@ -178,12 +179,20 @@ def _solve_partitions(
         job = Job(study, chosen, as_key(settings["key"]), limit, settings["progress"], choices)
         recipe, workers = first.basis.basis, samples.parts.workers
         with _kept(job, folder("rows"), recipe, settings["key"], {}) as job:
-            solution = job.run(recipe, begin=begin)
+            solution = _checked(study, job.run(recipe, begin=begin))
     seconds = time.perf_counter() - began
     sent = {"messages": workers.messages, "bytes_sent": workers.sent, "bytes_received": workers.received}
     choices, stats = {**solution.choices, "samples": f"{samples.words()}."}, {**solution.stats, **sent}
     solution = replace(solution, choices=choices, stats={**stats, "total_seconds": seconds})
     return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
+
+
+def _checked(study: Study, solution: Solution) -> Solution:
+    """The solution, whose ending says where derivatives are not those of the objectives."""
+    if not (words := study.stopped()):
+        return solution
+    warnings.warn(f"{words[0].upper()}{words[1:]}", stacklevel=3)
+    return replace(solution, detail=f"{solution.detail} But {words}".lstrip())
 
 
 def _about_contexts(problem: Problem, xi: Any) -> dict[str, str]:

@@ -200,6 +200,28 @@ def test_a_run_that_ended_early_has_intervals_that_reach_the_minimum(quadratic):
     assert any("ended early" in note for note in early.notes)
 
 
+@pytest.mark.parametrize("solver", [cb.SOBA, cb.SABA, cb.StocBiO, cb.Newton])
+def test_how_far_a_run_is_from_its_minimum_is_measured_alike_for_all_solvers(solver):
+    """What rounding hides of some of many coordinates is no reason to doubt the others."""
+    rng = np.random.default_rng(0)
+    draw = lambda *size: rng.normal(size=size).astype(np.float32)
+    mix, aim, tilt = draw(3, 20) / np.float32(4.5), draw(20), draw(3)
+    samples = cb.Samples(rng.uniform(-1, 1, 1000), 0.3 * rng.normal(size=(1000, 3)))
+    upper = lambda x, y, xi, eta: jnp.sum((y - 1) ** 2) / 2 + jnp.sum(jnp.log(jnp.cosh(x - aim)))
+    lower = lambda x, y, xi, eta: jnp.sum((y - mix @ x - tilt * xi - eta) ** 2) / 2
+    problem = cb.Problem(upper, lower, jnp.zeros(20), jnp.zeros(3), cb.Interval(-1, 1))
+    at = lambda **more: cb.solve(problem, samples, basis=cb.Chebyshev(2), **more)
+    minimum = np.asarray(at(solver=cb.Newton()).x)
+    for steps in (1, 2, 3, 4) if solver is cb.Newton else (100, 300, 1000):
+        run = at(solver=solver(), steps=steps, precision="single")
+        said, apart = run.uncertainty, np.abs(np.asarray(run.x) - minimum)
+        early = [note.startswith("the run ended too early") for note in said.notes]
+        if np.linalg.norm(apart) < 1:
+            assert not any(early)
+            assert np.all(np.isfinite(said.error))
+        assert all(early) or np.all(apart < 2 * said.error)
+
+
 @pytest.mark.parametrize(("lean", "told"), [(1e-5, True), (1.0, False)])
 def test_a_plateau_within_bounds_leaves_alone_what_it_hardly_moves(lean, told):
     """Far out nothing depends on ``x[1]``, if ``x[0]`` follows it by as much as they lean on each other."""

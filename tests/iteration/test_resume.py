@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -30,6 +31,19 @@ def test_a_run_that_can_go_on_says_so(part):
     np.testing.assert_array_equal(on.x, whole.x)
     np.testing.assert_array_equal(on.W, whole.W)
     assert (on.result, on.stats["steps"]) == (whole.result, whole.stats["steps"])
+
+
+@pytest.mark.parametrize("solver", [cb.Newton(), cb.SOBA()], ids=["Newton", "SOBA"])
+def test_fewer_steps_than_were_taken_are_not_said_to_be_used_up(solver, tmp_path):
+    well = replace(scalar(x0=-4.0), upper=lambda x, y, xi, eta: jnp.exp(x) - 20 * x + (y - eta) ** 2)
+    go = lambda steps, **more: cb.solve(well, joint(), basis=BASIS, solver=solver, steps=steps, **more)
+    two = go(2, checkpoint=tmp_path)
+    for one in (go(1, checkpoint=tmp_path), go(1, resume=two)):
+        assert one.result is cb.Result.BEYOND
+        assert "had taken 2 steps, and steps is 1" in one.detail
+        np.testing.assert_array_equal(one.x, two.x)
+        assert go(3, resume=one).stats["steps"] == 3
+    assert go(2, checkpoint=tmp_path).result is two.result
 
 
 @pytest.mark.parametrize(

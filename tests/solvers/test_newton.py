@@ -249,3 +249,36 @@ def test_compiles_once_for_many_instances():
     solve(2.0)
     assert len(traced) - first == 2 * checks  # checks trace each problem; the solver is traced no more
     assert checks < 5
+
+
+def _square(x, y, xi, eta):
+    return (y - jnp.prod(x) - 0.1 * eta) ** 2
+
+
+_AT_A_MAXIMUM = {
+    "a policy that bends": (
+        lambda x, y, xi, eta: (y - 1) ** 2, lambda x, y, xi, eta: (y - x[0] ** 2 - eta) ** 2, 1, [1.0]
+    ),
+    "a saddle of the policy": (lambda x, y, xi, eta: (y - 1) ** 2 + 0.1 * jnp.sum(x**2), _square, 2, [0.9487, 0.9487]),
+    "where f vanishes": (lambda x, y, xi, eta: (0.1 * eta - 1) * x[0] ** 2, _square, 1, [3.0]),
+    "a saddle where f vanishes": (lambda x, y, xi, eta: x[0] * x[1] + 0.1 * jnp.sum(x**4), _square, 2, [1.58, 1.58]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("name", _AT_A_MAXIMUM)
+def test_a_maximum_or_saddle_as_start_is_left(name, scale):
+    """The gradient is zero there; the curvature is not, though a policy straight in ``x`` shows none below zero."""
+    upper, lower, dx, sizes = _AT_A_MAXIMUM[name]
+    rng = np.random.default_rng(0)
+    samples = cb.Samples(rng.uniform(-1, 1, 300), rng.normal(size=300))
+    problem = cb.Problem(
+        lambda x, y, xi, eta: scale * upper(x, y, xi, eta), lower, jnp.zeros(dx), 0.0, cb.Interval(-1, 1),
+        x_bounds=(-3.0, 3.0),
+    )  # fmt: skip
+    solution = cb.solve(problem, samples, basis=cb.Chebyshev(2))
+    assert solution.result is cb.Result.CONVERGED
+    np.testing.assert_allclose(np.abs(solution.x), sizes, atol=0.05)
+    start = cb.solve(problem, samples, basis=cb.Chebyshev(2), solver=cb.SOBA(), steps=5, precision="double")
+    if not np.any(np.asarray(start.x)):
+        assert any("falls along it, so x is not a minimum" in words for words in start.uncertainty.undetermined)

@@ -329,11 +329,11 @@ class Expansions:
             made.append(None if kept is None else self._derivatives(level, pool.rows).table(x, pool.y(W), kept))
         return made[0], made[1]
 
-    def upper_values(self, x: np.ndarray, W: np.ndarray) -> Float[np.ndarray, " n"]:
-        """Of these ``f`` alone."""
+    def upper_values(self, x: np.ndarray, W: np.ndarray, off: Any = 0.0) -> Float[np.ndarray, " n"]:
+        """Of these ``f`` alone, at the policy, or so far `off` it."""
         self.charge("upper_gradient")
         (pool,) = self.upper_pools
-        return self._derivatives("upper", pool.rows).table(x, pool.y(W), lambda packed, _: packed[:, 0])
+        return self._derivatives("upper", pool.rows).table(x, pool.y(W) + off, lambda packed, _: packed[:, 0])
 
     def seen_above(self, x: np.ndarray, W: np.ndarray) -> int:
         """How many directions of ``x`` single samples' ``f`` tells apart with the policy held."""

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, PyTree
 from scipy import special
 
 from ..derivatives import Expansions, flattened, galerkin
-from ..lower import DENSE_LIMIT, Point, lower_size, solve_at
+from ..lower import DENSE_LIMIT, ROUNDINGS, Point, lower_size, solve_at
 from ..problem import Finite, Level
 from ..reduction import Reduced
 from ..study import Study
@@ -26,7 +26,7 @@ AGREE = float(special.ndtri(1 - DOUBT / 2))  # standard errors by which two esti
 NEGLIGIBLE, NOTICED = 1e-3, 1e-2  # of a whole: a share that counts for nothing, and one from which on it does
 MOST_NUMBERS = 1.5e8  # held at one time: 1.2 GB
 MOST_COORDINATES = 200  # of x along which differences are taken
-_LEFT = 0.25  # of a Newton step: what may be left after it, where the objective is about a parabola
+_LEFT = 0.01  # of the decrease that the first promised: what the last may still promise, a tenth of the way
 
 
 # -- the noise of means over rows
@@ -141,6 +141,11 @@ class Galerkin:
             return self.point
         return solve_at(self.expansions, x, self.point.coefficients_at(x), self.target)
 
+    def rounding(self) -> float:
+        """Of the objective: a decrease that is less cannot be told from none."""
+        spread = self.expansions.row_scales(self.point.x, self.point.W, centre=self.point.value).spread
+        return ROUNDINGS * self.expansions.eps * max(abs(self.point.value), spread)
+
     def natural_step(self) -> tuple[Float[np.ndarray, " dx"], Float[np.ndarray, " dx"], float]:
         """The distance along each coordinate of ``x`` over which ``f`` changes by its spread over the samples; the
         sizes of single samples' gradients, and the spread.
@@ -230,21 +235,26 @@ def to_minimum(
     galerkin: Galerkin,
     inverse: Float[np.ndarray, "dx dx"],
     slope: Float[np.ndarray, " dx"],
-    unit: Float[np.ndarray, " dx"],
     little: Float[np.ndarray, " dx"],
+    steps: int = 4,
 ) -> tuple[Float[np.ndarray, " dx"], bool]:
     """How far it is to the minimum from where a run has ended, by the `inverse` of the curvature and the `slope` there;
-    and whether that cannot be told: a Newton step leaves much of the slope. Zero up to rounding; one of `little` length
-    is not looked into."""
-    x, (lo, hi) = galerkin.point.x, galerkin.expansions.bounds
-    step = np.clip(x - inverse @ slope, lo, hi) - x
-    half, natural = np.sqrt(galerkin.expansions.eps), galerkin.natural_step()[0]
-    rounding = half * np.maximum(np.sqrt(abs(galerkin.point.value)) * unit, natural)
-    step = np.where(np.abs(step) > rounding, step, 0.0)
-    if np.all(np.abs(step) <= little):
-        return step, False
-    ahead = galerkin.nearby(x + step)
-    left = ahead.gradient - (galerkin.point.gradient - slope)  # of which what the slope leaves out is no part
-    further = np.clip(ahead.x - inverse @ left, lo, hi) - ahead.x
-    far = np.linalg.norm(further / unit) > _LEFT * np.linalg.norm(step / unit)
-    return step + np.where(step != 0, further, 0.0), bool(far or not ahead.sound)
+    and whether that cannot be told.
+
+    Newton `steps` until one is of `little` length, or promises less than the objective is rounded to; the last must
+    promise less than a share of what the first did. So whether a run is near its minimum is a question of decreases of
+    the objective and of standard errors, never of units of ``x``.
+    """
+    now, (lo, hi), rounding = galerkin.point, galerkin.expansions.bounds, galerkin.rounding()
+    left, promises, total = slope, [], np.zeros(len(slope))
+    for _ in range(steps):
+        step = np.clip(now.x - inverse @ left, lo, hi) - now.x
+        promises.append(-float(left @ step) / 2)
+        if not promises[-1] > rounding or np.all(np.abs(step) <= little):
+            return total + np.clip(step, -2 * little, 2 * little), False  # of what may be rounding, no more
+        total = total + step
+        now = galerkin.nearby(now.x + step)
+        if not now.sound:
+            return total, True
+        left = now.gradient - (galerkin.point.gradient - slope)  # of which what the slope leaves out is no part
+    return total, promises[-1] > _LEFT * promises[0]

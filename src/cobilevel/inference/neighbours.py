@@ -25,7 +25,7 @@ from jaxtyping import Float
 from ..basis import OneHot
 from ..derivatives import galerkin
 from .around import Around
-from .galerkin import AGREE, NEGLIGIBLE, NOTICED
+from .galerkin import AGREE, NEGLIGIBLE, NOTICED, influence
 from .pairs import Neighbours, Summand, neighbours_of
 
 _LEAP = 0.3  # of the estimate: what second neighbours may differ from the nearest by
@@ -198,14 +198,17 @@ def _over_kinks(around: Around, near: Neighbours, inverse: np.ndarray, r: np.nda
 
 
 def _floored(matrices: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Matrices with eigenvalues kept away from zero, compared with the typical one; and their inverses."""
+    """Matrices with eigenvalues kept away from zero, in units of ``y`` in which the typical one is even; and their
+    inverses."""
+    unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(np.tensordot(shares, matrices, axes=1))), 1e-300))
+    units = np.outer(unit, unit)
     if matrices.shape[1] == 1:  # the common case, many times as fast
-        values, vectors = matrices[:, :, 0], np.ones_like(matrices)
+        values, vectors = matrices[:, :, 0] * units[0, 0], np.ones_like(matrices)
     else:
-        values, vectors = np.linalg.eigh((matrices + np.swapaxes(matrices, 1, 2)) / 2)
-    values = np.maximum(values, max(NEGLIGIBLE * np.abs(shares @ values).max(), 1e-300))
+        values, vectors = np.linalg.eigh((matrices + np.swapaxes(matrices, 1, 2)) / 2 * units)
+    values = np.maximum(values, NEGLIGIBLE * max(np.abs(shares @ values).max(), 1e-300))
     turned = np.swapaxes(vectors, 1, 2)
-    return (vectors * values[:, None]) @ turned, (vectors / values[:, None]) @ turned
+    return (vectors * values[:, None]) @ turned / units, (vectors / values[:, None]) @ turned * units
 
 
 def _leverage(phi: np.ndarray | OneHot, curvature: np.ndarray, shares: np.ndarray) -> np.ndarray:
@@ -262,6 +265,54 @@ class Missed:
             return Products(value, (2 * single + back)[:, None], pairs[:, None], near, growth)
 
         return at
+
+    def unknown(self, errors: Float[np.ndarray, " k"]) -> str:
+        """Why nothing is known of what is missed, in words, where the value and its slopes have these standard errors;
+        empty where it is."""
+        if self.unresolved or not np.any(self.beyond > errors):
+            return self.unresolved
+        return (
+            "the policy is so far from the lower level's solutions that second order does not tell what it costs: "
+            "terms of third order exceed the standard errors. Give a richer basis"
+        )
+
+    @cached_property
+    def beyond(self) -> Float[np.ndarray, " k"]:
+        r"""What the expansion leaves out of the value and of its slopes, about: sizes of terms of third order.
+
+        The step $s$ to the lower level's solution at each sample, from the mean over its neighbours. Along it
+        $m$ should change by $\alpha^T s + \tfrac12 s^T M s$ and $r$ by $-\partial_{22} g\, s$. What $r$ misses moves
+        the policy once more, which counts by what is left of the adjoint's residual there: at most by the root of the
+        product of their mean squares, over pairs. As far as it is clear of its noise; of the value, as
+        far as it exceeds that.
+        """
+        around, near, at = self.around, self.total.near, self.around.galerkin.expansions
+        (pool,), back = at.lower_pools, slice(None) if near.order is None else np.argsort(near.order)
+        inverse, once, tables = self.residuals.inverse, [], []
+        for k, point in enumerate(around.points):
+            r, alpha, curvature, bend = (part[k] for part in around.terms)
+            s = _times(inverse, near.sums(near.summand(self.residuals.r[k])))[back]
+            v, moved = pool.y(point.adjoint), at.lower_slopes(point.x, pool.y(point.W) - s)[1]
+            change = at.upper_values(point.x, point.W, -s) - around.f[k] - np.sum(v * (moved - r), axis=1)
+            once.append(change - np.sum((alpha + _times(bend, s) / 2) * s, axis=1))
+            tables.append((moved - r + _times(curvature, s), alpha + _times(bend, s)))
+
+        def size(table: Float[np.ndarray, "n dy"], clear: float = AGREE) -> float:
+            table = near.arranged(table)
+            each = near.shares(near.summand(_times(inverse, table)), near.summand(table))
+            return float(np.sqrt(max(each.sum() - clear * np.linalg.norm(each), 0.0)))
+
+        other, turned = (np.stack(part) for part in zip(*tables, strict=True))
+        (miss, left), along = (size(other[0]), size(turned[0])), [around.slope(part) for part in (other, turned)]
+        again = [
+            size(other[0], 1.0) * size(turned[0], 1.0),
+            *(size(a) * left + miss * size(b) for a, b in zip(*along, strict=True)),
+        ]
+        shares = around.study.lower.contexts().shares()
+        rows = _with_slopes(around, np.stack(once))
+        noise = np.sqrt(np.sum(influence(rows, shares) ** 2, axis=0))
+        least = np.where(np.arange(len(noise)) == 0, noise, 0.0)  # a term of the value that noise hides may be as large
+        return np.maximum(np.abs(shares @ rows) - AGREE * noise, least) + again
 
     def policies(self, given: Float[np.ndarray, "n dy"]) -> tuple[Products, Products, bool]:
         """The mean square error of the basis's best policy, that of the one given, and whether this is the one fitted

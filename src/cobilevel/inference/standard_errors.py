@@ -90,7 +90,7 @@ def _inferred(
     if free.any():
         inverse = _inverse_on(hessian, free, flat, around.unit)
         inner = np.where(uneven | around.at_kink, 0.0, slope)
-        short, early = to_minimum(around.galerkin, inverse, inner, around.unit, _MATERIAL * error)
+        short, early = to_minimum(around.galerkin, inverse, inner, _MATERIAL * error)
     if joint and free.any():
         own = around.galerkin.reduced
         hidden = _by_richer(stated, own, around.x, inverse) if missed is None else _hidden(missed, inverse, error)

@@ -220,6 +220,8 @@ def iterate(
         detail = f"It happened at step {course.step + 1}."
     elif noted and course.going:
         result, detail = Result.INTERRUPTED, f"(At step {course.step} of {steps}.)"
+    elif course.step > steps and result.resumable and result is not Result.SETTLED:
+        result, detail = Result.BEYOND, f"(It had taken {course.step} steps, and steps is {steps}.)"
     x, W, choices = solver.finish(course.state)
     curves = course.history.curves()
     detail = solver.outlook(course.state, curves) if result is Result.BUDGET else detail

@@ -93,6 +93,10 @@ class Result(enum.StrEnum):
         "The upper objective falls without end: x has run so far that rounding exceeds what the samples show, and this "
         "is not an answer. Check the sign of upper, or set x_bounds."
     )
+    BEYOND = (
+        "No step was taken: the run to continue, saved or in a checkpoint, has more steps behind it than steps allows "
+        "(they count from the first one). This is where it stood; allow more steps to go on."
+    )
 
     @property
     def code(self) -> int:
@@ -112,7 +116,7 @@ class Result(enum.StrEnum):
     @property
     def resumable(self) -> bool:
         """Whether more steps could have been taken."""
-        return self in (Result.BUDGET, Result.NOISE, Result.BOUNCING, Result.SETTLED)
+        return self in (Result.BUDGET, Result.NOISE, Result.BOUNCING, Result.SETTLED, Result.BEYOND)
 
     @property
     def good(self) -> bool:

@@ -97,7 +97,9 @@ class Certificate:
       sampling and to the basis, and the step that leads there; ``None`` if the curvature is not known.
     - `typical`: the size of a single sample's gradient, to compare gradient norms with.
     - `mode`: "exact", "neighbours", "enriched" or "held-out"; `compared`: what the solution is compared with, in words.
-    - `unresolved`: why the samples cannot show what the basis misses; empty if they can. If not, nothing is promised.
+    - `unresolved`: why the samples cannot show what the basis misses; empty if they can. If not, nothing is promised:
+      all that rests on it is ``None`` or NaN, and `reduced_objective` is the objective along the policy of the reduced
+      problem, without a correction.
     - `bound`: the corrected theorem's bound on the gradient norm, if constants were given.
     - `trouble`: what went wrong, empty if nothing did; `left_out`: what was not computed, and why.
     - `feasibility`: how far constraints on ``y`` are met on these samples. All other figures are then for the problem
@@ -131,6 +133,7 @@ class Certificate:
     blocked: int
     trouble: str
     objective: Estimate | None = None
+    reduced_objective: Estimate | None = None
     regret: Regret | None = None
     typical: float = float("nan")
     unresolved: str = ""
@@ -172,12 +175,13 @@ class Certificate:
         """Names and values of the figures, in words."""
         scale = "" if np.isnan(self.typical) else f"  (of a single sample: {self.typical:.2g})"
         blocked = f"  ({self.blocked} coordinates blocked by bounds are left out)" if self.blocked else ""
+        own = "not known" if self.unresolved else repr(self.gradient_norm)
         gap = "0" if self.blame == "rounding" else repr(self.hypergradient_gap)
         gap += f"  from {self.blame}" if self.blame == "rounding" or self.hypergradient_gap != 0 else ""
         return self._stake() + [
             (name, words)
             for name, figure, words in (
-                ("gradient of F", self.gradient_norm, f"{self.gradient_norm!r}{scale}{blocked}"),
+                ("gradient of F", self.gradient_norm, f"{own}{scale}{blocked}"),
                 ("gradient of F_Phi", self.reduced_gradient_norm, repr(self.reduced_gradient_norm)),
                 ("their difference", self.hypergradient_gap, gap),
                 ("policy error, squared", self.policy_error, repr(self.policy_error)),
@@ -192,6 +196,11 @@ class Certificate:
     def _stake(self) -> list[tuple[str, str]]:
         """What is at stake, in units of the objective and of ``x``."""
         rows = [] if self.objective is None else [("objective F", self.objective.words(4))]
+        if self.reduced_objective is not None:
+            rows = [
+                ("objective F", "not known"),
+                ("objective F_Phi", f"{self.reduced_objective.words(4)}, not corrected"),
+            ]
         if self.regret is None:
             return rows
         total, basis, size = self.regret.total, self.regret.basis, abs(float(self.objective or 0))

@@ -148,7 +148,7 @@ def _certified(
         left_out.append(f"products of neighbouring samples, since {joint}")
     lower_loss = _lower_loss(study, solution, at)
     found = _certificate(study, solution, measured, mode, around, missed, constants, lower_loss)
-    if around is not None and found.regret is None:
+    if around is not None and found.regret is None and not found.unresolved:
         left_out.append("the regret, since on these samples the curvature of F is not clear of its noise")
     return replace(found, left_out="; ".join(left_out))
 
@@ -215,14 +215,14 @@ def _certificate(
     measured = replace(measured, gradient=widened(measured.gradient), reduced=widened(measured.reduced))
     same = _solved_from_these(measured, free)
     norm = lambda vector: _length(*vector.on(free), measured.freedom, same)
-    value, reduced_norm, bound = measured.value, norm(measured.reduced), None
-    if value is None and around is not None:
-        value = Estimate.of(around.point.value, around.value_error())
+    value, reduced_norm, bound, unknown = measured.value, norm(measured.reduced), None, measured.unknown
+    plain = None if around is None else Estimate.of(around.point.value, around.value_error())
+    value = None if unknown else plain if value is None else value
     gap = None if difference is None else norm_estimate(*difference.on(np.ones_like(free)), measured.freedom)
     if constants is not None and measured.policy_error is not None:
         spread = float(np.sqrt(measured.adjoint_error.high * measured.sensitivity_error.high))  # pyright: ignore
         bound = reduced_norm.high + constants.policy * float(np.sqrt(measured.policy_error.high)) + spread
-    unsure = "" if np.all(np.isfinite(measured.gradient.covariance)) else _UNSURE
+    unsure = "" if unknown or np.all(np.isfinite(measured.gradient.covariance)) else _UNSURE
     return Certificate(
         gradient_norm=norm(measured.gradient),
         reduced_gradient_norm=reduced_norm,
@@ -240,9 +240,10 @@ def _certificate(
         blocked=int(np.sum(~free)),
         trouble="; ".join(filter(None, (measured.trouble, unsure, _SAME_SAMPLES if same else ""))),
         objective=value,
-        regret=None if around is None else _regret(measured, around, missed, free, same),
+        reduced_objective=plain if unknown else None,
+        regret=None if unknown or around is None else _regret(measured, around, missed, free, same),
         typical=measured.scale or float("nan"),
-        unresolved="" if missed is None else missed.unresolved,
+        unresolved=unknown,
         names=names_of(study.problem.x0),
         feasibility=feasibility_of(study, solution)[0],
     )

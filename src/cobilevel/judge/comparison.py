@@ -89,6 +89,7 @@ class Measured:
     - `freedom`: of the estimated covariances; `scale`: the size of single rows, whose rounding gradients inherit.
     - `compared`: with what, in words; `trouble`: what went wrong.
     - `difference`, `parts` and the squared errors: where the reduced problem was compared with a better one.
+    - `unknown`: why what lies between the two is not known, in words; there is then neither gradient nor value.
     - `value`: the upper objective; `fitted`: the reduced gradient on these very samples, where `reduced` is corrected
       for the fit to them.
     """
@@ -106,6 +107,7 @@ class Measured:
     scale: float = 0.0
     value: Estimate | None = None
     fitted: NoisyVector | None = None
+    unknown: str = ""
 
 
 class PolicyTable(NamedTuple):
@@ -223,6 +225,13 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around, miss
     gap = NoisyVector(basis.value, basis.covariance())
     m = (around.f[0] - around.vr[0])[:, None]
     value_error = float(np.sqrt(value.covariance(influence(m, shares))[0, 0]))
+    fitted = NoisyVector(gradient, around.gradient_covariance())
+    compared, trouble = f"products of {missed.total.near.words}", "" if around.sound else f"the {UNSOLVED}"
+    scale = float(np.sqrt(np.sum(shares @ sum(around.gradient_rows()) ** 2)))
+    errors = np.concatenate([[value_error], np.sqrt(np.diag(stated.covariance)) * np.abs(k)])
+    if unknown := missed.unknown(errors):
+        none = NoisyVector(np.full_like(gradient, np.nan), np.full((len(k), len(k)), np.nan))
+        return Measured(none, fitted, freedom, compared, trouble, scale=scale, fitted=fitted, unknown=unknown)
     adjoint, sensitivity, cross = missed.slopes()
     product = cross.value / k
     phi, A = features_of(around), around.terms.curvature[0]
@@ -232,22 +241,23 @@ def measure_by_neighbours(study: Study, solution: Solution, around: Around, miss
         gradient=stated,
         reduced=reduced,
         freedom=freedom,
-        compared=f"products of {missed.total.near.words}",
-        trouble="" if around.sound else f"the {UNSOLVED}",
+        compared=compared,
+        trouble=trouble,
         difference=gap,
         parts={"policy": gap.mean - product, "adjoint and sensitivity": product},
         policy_error=_policy_error(missed, as_rows(solution.at(rows.xi)), freedom),
         adjoint_error=_square_error(adjoint, freedom, square(phi @ around.point.adjoint)),
         sensitivity_error=_square_error(sensitivity, freedom, sum(square(phi @ s) for s in moves)),
-        scale=float(np.sqrt(np.sum(shares @ sum(around.gradient_rows()) ** 2))),
+        scale=scale,
         value=Estimate.of(float(shares @ m[:, 0] + value.value[0]), value_error, freedom),
-        fitted=NoisyVector(gradient, around.gradient_covariance()),
+        fitted=fitted,
     )
 
 
 def _square_error(products: Products, freedom: float, size: float) -> Estimate:
     """A mean square; zero where it is rounding of what it is an error of."""
-    square = Estimate.of_square(float(products.value[0]), products.variance(), products.growth, freedom)
+    variance = max(products.variance(), 0.0) or float(products.covariance()[0, 0])  # where negative by chance, a floor
+    square = Estimate.of_square(float(products.value[0]), variance, products.growth, freedom)
     return square.beyond_rounding(size)
 
 

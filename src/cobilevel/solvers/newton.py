@@ -213,11 +213,12 @@ class Newton(Solver):
         `news`: the last step with the change of the gradient along it, and that from its end to where the search was
         refused; none before the first step. `fallen`: the decrease of the objective along the last step.
         """
-        begun, changes, spread = bool(news), news, float(last.spread) if news else _spread(at, point)
-        hessian = straight = None
+        begun, changes = bool(news), news
+        spread = float(last.spread) if begun and last.spread else _spread(at, point)
+        hessian = straight = exact = None
         if at.curved and point.sensitivity is not None:
             hessian, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
-            hessian = hessian if np.all(np.isfinite(hessian)) else None
+            exact = hessian = hessian if np.all(np.isfinite(hessian)) else None
         unit = last.unit if hessian is None else units_of(hessian)
         lacking = ~np.isfinite(unit) | (unit == 0) & (point.gradient != 0)
         if lacking.any() or (not begun and hessian is None):
@@ -233,7 +234,7 @@ class Newton(Solver):
             secants = secants.with_one(*change)
         step = model.step(secants)
         promised = -float(point.gradient @ step) / 2
-        if begun and point.value < -last.spread / at.eps and point.gradient @ last.step <= -_STEEP * 2 * last.promised:
+        if begun and point.value < -spread / at.eps and point.gradient @ last.step <= -_STEEP * 2 * last.promised:
             return Plan(step, promised, 1.0, 0.0, unit, spread), secants, Result.UNBOUNDED
         share = at.eps**_ACCURACY if self.tolerance is None else float(self.tolerance)
         spread = _spread(at, point) if promised <= max(share, np.sqrt(at.eps)) * spread else spread
@@ -243,8 +244,9 @@ class Newton(Solver):
         level = begun and promised <= noise and promised > last.promised / 4
         if not (small or level or np.all(np.abs(step) <= at.eps * np.abs(point.x))):
             return plan, secants, Result.RUNNING
-        if (falls := model.falling(np.sqrt(spread or 1.0))) is not None:
-            return replace(plan, step=falls, first=1.0, bend=falls @ hessian @ falls), secants, Result.RUNNING
+        falls = Model(at, point, exact, unit).falling(np.sqrt(spread or 1.0))  # which a straight policy does not show
+        if falls is not None:
+            return replace(plan, step=falls, first=1.0, bend=falls @ exact @ falls), secants, Result.RUNNING
         held = bool(secants.count) and -float(point.gradient @ model.step()) / 2 > max(noise, promised)
         return plan, secants, Result.KINK if held else Result.CONVERGED
 

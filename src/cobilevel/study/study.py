@@ -21,6 +21,7 @@ from ..functions import (
     failure,
     first_derivatives,
     second_derivatives,
+    stopped,
     trace_objective,
 )
 from ..keys import as_key, split_key
@@ -137,6 +138,19 @@ class Study:
         if self.lower.here is self.lower and self.upper.here is self.upper:
             return self
         return self.on(self.lower.here) if self.shared else self.on(self.lower.here, self.upper.here)
+
+    def stopped(self) -> str:
+        """Which derivatives of the objectives are not those of their values, in words; empty where all are."""
+        problem, said = self.stated or self.problem, []
+        for name, level in (("upper", self.upper), ("lower", self.lower)):
+            names = stopped(getattr(problem, name), problem.x0, problem.y0, level.here.example)
+            said += [f"{name} changes with {' and '.join(names)} otherwise than its derivative says"] if names else []
+        if not said:
+            return ""
+        return (
+            f"{'; '.join(said)} (jax.lax.stop_gradient): the gradient of the objective is then not that of its values, "
+            "and x need not be a minimum. Remove it, unless it is meant so."
+        )
 
     def check_conditional(self) -> None:
         """Raises where the user's sampler of noise at one context is of use, and is none."""
