@@ -44,7 +44,7 @@ def _changed(body: Jaxpr, moving: dict[Any, set[str]], found: set[str]) -> Jaxpr
 
 def _within(part: Any, equation: Any, moving: dict[Any, set[str]], depends: set[str], found: set[str]) -> Any:
     """The same of a parameter of an operation, where it holds programs."""
-    if isinstance(part, ClosedJaxpr):
+    if isinstance(part, ClosedJaxpr) and part.jaxpr is not part:  # newer versions of JAX have one class for both
         return ClosedJaxpr(_within(part.jaxpr, equation, moving, depends, found), part.consts)
     if isinstance(part, tuple | list) and any(isinstance(one, ClosedJaxpr | Jaxpr) for one in part):
         return type(part)(_within(one, equation, moving, depends, found) for one in part)

@@ -109,7 +109,10 @@ class Smooth:
         than second derivatives say, as they do across kinks."""
         x, (lo, hi), unit = self.point.x, self.galerkin.expansions.bounds, self.unit
         draw = np.random.default_rng(CHECK_ROWS).standard_normal(len(x))
-        values, vectors = np.linalg.eigh(self.noise * np.outer(unit, unit))
+        noise = self.noise * np.outer(unit, unit)
+        if not np.all(np.isfinite(noise)):  # so far out along a plateau that squares of lengths overflow
+            return True
+        values, vectors = np.linalg.eigh(noise)
         along = np.where(held(self.study, x, self.point.gradient, self.noise), 0.0, unit)
         along = along * (vectors @ (np.sqrt(np.maximum(values, 0)) * draw))
         bend, least = along @ self.hessian @ along, self.steps / np.sqrt(len(x))
