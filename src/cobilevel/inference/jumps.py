@@ -18,6 +18,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import special
 
+from ..basis import BSpline, Fourier, Orthonormal, Piecewise, PolynomialBasis, breaks_in
+from ..problem import Interval
+from .around import Around
 from .galerkin import AGREE
 
 _SEEN = 1e-3  # the chance that noise alone shows a jump, among all places of one look
@@ -160,7 +163,23 @@ def _between(low: float, high: float) -> float:
     return next((float(number) for number in rounded if low < number <= high), float(high))
 
 
-def in_words(places: tuple[float, ...]) -> str:
+def jumps_missed(around: Around) -> tuple[float, ...]:
+    """Where the policy jumps and a basis of continuous functions does not, as what it leaves shows."""
+    domain, basis = around.study.problem.domain, around.galerkin.reduced.basis.basis
+    if not isinstance(domain, Interval) or not _continuous(basis):
+        return ()
+    known = tuple(sorted({*domain.breaks, *breaks_in(basis)}))
+    return jumps_of(around.study.lower.contexts().xi, around.terms.r[0], known)
+
+
+def _continuous(basis: Any) -> bool:
+    """Whether functions are known to be continuous, on each piece."""
+    if isinstance(basis, Orthonormal | Piecewise):
+        return _continuous(basis.basis)
+    return isinstance(basis, PolynomialBasis | Fourier) or (isinstance(basis, BSpline) and basis.degree > 0)
+
+
+def jumps_in_words(places: tuple[float, ...]) -> str:
     """``The policy jumps at 7.0 and 10.0``."""
     *most, last = (f"{place:.6g}" if place != round(place) else f"{place:.1f}" for place in places)
     return f"The policy jumps at {', '.join(most)}{' and ' if most else ''}{last}"
