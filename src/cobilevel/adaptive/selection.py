@@ -195,7 +195,8 @@ class ForwardSelection:
         if not isinstance(domain, Interval):
             return False
         rows = np.concatenate([means(one.r) for one in left], axis=1)
-        found = jumps_of(self.fits.samples.xi[:: self.fits.together], rows, domain.breaks)
+        sizes = [np.linalg.norm(one.point.W[1:] @ one.curvature, axis=0) for one in left]
+        found = jumps_of(self.fits.samples.xi[:: self.fits.together], rows, np.concatenate(sizes), domain.breaks)
         if not found:
             return False
         stated = getattr(self.study.problem.domain, "breaks", ())

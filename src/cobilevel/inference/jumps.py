@@ -22,11 +22,13 @@ from ..basis import BSpline, Fourier, Orthonormal, Piecewise, PolynomialBasis, b
 from ..problem import Interval
 from .around import Around
 from .galerkin import AGREE
+from .neighbours import features_of
 
 _SEEN = 1e-3  # the chance that noise alone shows a jump, among all places of one look
 _NARROW = 1 / 24  # of the samples: rises that are narrower may be jumps, wider ones are resolved by smooth functions
 _FEWEST = 16  # samples on each side, at least
-_LEAST = 3.16e-3  # of the spread of the residuals: jumps that are smaller do not matter
+_LEAST = 3.16e-3  # of the spread of the policy: jumps that are smaller do not matter
+_WIDER = 8  # with N functions fitted, windows hold at most n / (2 (N + 8)) samples on a side: functions are lines there
 _TRIES = 6  # places looked at more closely for each width
 _MOST_ROWS, _MOST_COLUMNS = 2**15, 12  # looked at: samples; residuals and, of many, their principal components
 _ROUNDING = 1e-8  # of the spread: standard errors are no smaller
@@ -36,18 +38,21 @@ _STEPS = np.unique(np.round(np.concatenate([np.arange(12), 2 ** np.arange(3.5, 1
 
 @dataclass(frozen=True)
 class _Column:
-    """Residuals `r` at places `t`, ascending, as running sums: lines through any stretch of them are quick."""
+    """Residuals `r` at places `t`, ascending, as running sums: lines through any stretch of them are quick. `least`:
+    the least jump that matters."""
 
     t: Float[np.ndarray, " n"]
     r: Float[np.ndarray, " n"]
     sums: Float[np.ndarray, "6 n"]
     spread: float
+    least: float
 
     @staticmethod
-    def of(t: Float[np.ndarray, " n"], r: Float[np.ndarray, " n"]) -> "_Column":
-        r = r - r.mean()
+    def of(t: Float[np.ndarray, " n"], r: Float[np.ndarray, " n"], size: float) -> "_Column":
+        r, spread = r - r.mean(), float(r.std())
         rows = np.stack([np.ones_like(t), t, t * t, r, t * r, r * r])
-        return _Column(t, r, np.concatenate([np.zeros((6, 1)), np.cumsum(rows, axis=1)], axis=1), float(r.std()))
+        sums = np.concatenate([np.zeros((6, 1)), np.cumsum(rows, axis=1)], axis=1)
+        return _Column(t, r, sums, spread, _LEAST * float(np.hypot(size, spread)))
 
     def _lines(self, a: np.ndarray, b: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Lines through the rows from `a` up to `b`: their values at two places each, variances there, and squares."""
@@ -93,7 +98,7 @@ class _Column:
         size, error, squares = self.gaps(np.full_like(c, a), c, np.full_like(c, b))
         k, kinked = int(np.argmin(squares)), squares[size == 0].min(initial=np.inf)  # lines that cross leave a kink
         c, size, error = c[k : k + 1], size[k], error[k]
-        if abs(c[0] - middle) > width / 2 or abs(size) <= max(bar * error, _LEAST * self.spread):
+        if abs(c[0] - middle) > width / 2 or abs(size) <= max(bar * error, self.least):
             return None
         for narrow in (width // 2, width // 4):
             less, noise, _ = self.gaps(np.maximum(a, c - narrow), c, np.minimum(b, c + narrow))
@@ -122,9 +127,16 @@ class _Column:
         return np.maximum(left @ left - gain, 0.0), np.add.outer(before, after)
 
 
-def jumps_of(xi: Any, residuals: Float[np.ndarray, "n k"], breaks: tuple[float, ...] = ()) -> tuple[float, ...]:
+def jumps_of(
+    xi: Any,
+    residuals: Float[np.ndarray, "n k"],
+    sizes: Float[np.ndarray, " k"],
+    breaks: tuple[float, ...] = (),
+    functions: int = 0,
+) -> tuple[float, ...]:
     """Where residuals jump in the context, besides the breaks known, in ascending order; each as the shortest number
-    between the two samples around it."""
+    between the two samples around it. `sizes`: how far the fitted policy varies, in units of the residuals;
+    `functions`: how many were fitted, if these vary within windows."""
     every = -(-len(residuals) // _MOST_ROWS)
     where, group = np.unique(np.asarray(xi, float)[::every], return_inverse=True)
     if len(where) < 2 * _FEWEST:
@@ -133,24 +145,24 @@ def jumps_of(xi: Any, residuals: Float[np.ndarray, "n k"], breaks: tuple[float, 
     np.add.at(table, group.ravel(), residuals[::every])
     table /= np.bincount(group.ravel())[:, None]
     if table.shape[1] > _MOST_COLUMNS:
-        table = table - table.mean(axis=0)
-        table = table @ np.linalg.svd(table, full_matrices=False)[2][:_MOST_COLUMNS].T
+        turn = np.linalg.svd(table - table.mean(axis=0), full_matrices=False)[2][:_MOST_COLUMNS].T
+        table, sizes = table @ turn, np.sqrt(sizes**2 @ turn**2)
     t = (where - where[0]) / (where[-1] - where[0]) - 0.5
-    columns = [_Column.of(t, column) for column in table.T]
+    columns = [_Column.of(t, column, size) for column, size in zip(table.T, sizes, strict=True)]
+    widest = len(where) // 2 if functions == 0 else len(where) // (2 * (functions + _WIDER))
+    widths = [width for k in range(len(where).bit_length()) if (width := _FEWEST * 2**k) <= widest]
     ends, found = sorted({0, len(where), *np.searchsorted(where, breaks).tolist()}), []
-    while (best := _clearest(columns, ends)) is not None:
+    while (best := _clearest(columns, ends, widths)) is not None:
         ends = sorted([*ends, best])
         found.append(_between(where[best - 1], where[best]))
     return tuple(sorted(found))
 
 
-def _clearest(columns: list[_Column], ends: list[int]) -> int | None:
+def _clearest(columns: list[_Column], ends: list[int], widths: list[int]) -> int | None:
     """The clearest jump that is left within the pieces between `ends`."""
     n, found = len(columns[0].t), []
-    widths = [_FEWEST * 2**k for k in range(n.bit_length()) if 2 * _FEWEST * 2**k <= n]
-    chance = _SEEN / (n * len(widths) * len(columns))
     for width in widths:
-        bar = float(special.stdtrit(width - 2, 1 - chance / 2))
+        bar = float(special.stdtrit(width - 2, 1 - _SEEN / (2 * n * len(widths) * len(columns))))
         pieces = [(begin, end) for begin, end in pairwise(ends) if end - begin >= 2 * width]
         found += [column.clear(*piece, width, bar, _NARROW * n) for piece in pieces for column in columns]
     return max((one for one in found if one is not None), default=(0.0, None))[1]
@@ -168,8 +180,9 @@ def jumps_missed(around: Around) -> tuple[float, ...]:
     domain, basis = around.study.problem.domain, around.galerkin.reduced.basis.basis
     if not isinstance(domain, Interval) or not _continuous(basis):
         return ()
-    known = tuple(sorted({*domain.breaks, *breaks_in(basis)}))
-    return jumps_of(around.study.lower.contexts().xi, around.terms.r[0], known)
+    known, policy = tuple(sorted({*domain.breaks, *breaks_in(basis)})), features_of(around) @ around.point.W
+    sizes = np.abs(around.terms.curvature[0].mean(axis=0)) @ policy.std(axis=0)
+    return jumps_of(around.study.lower.contexts().xi, around.terms.r[0], sizes, known, len(around.point.W))
 
 
 def _continuous(basis: Any) -> bool:
