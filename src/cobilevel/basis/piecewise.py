@@ -1,6 +1,7 @@
 """A copy of a basis on each piece of an interval, for policies that jump, as between peak and off-peak hours."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from ..problem import Domain, Interval, ascending
-from ..programs import module_of
+from ..programs import arithmetic, module_of
 from .base import Basis
 from .families import Categorical
 from .learned import LearnedBasis
@@ -61,14 +62,14 @@ class Piecewise(Basis):
         family: Any = self.basis
         return Piecewise(replace(family, n=-(-n // self.pieces)), self.breaks)
 
-    def _intervals(self, domain: Domain) -> list[Interval]:
+    def _intervals(self, domain: Domain) -> list[Any]:
+        """The pieces as intervals; the ends of the domain may be traced."""
         if not isinstance(domain, Interval):
             raise TypeError(f"{self!r} needs an Interval, got {domain!r}.")
-        lo, hi = float(domain.lo), float(domain.hi)
-        if self.breaks and not lo < self.breaks[0] <= self.breaks[-1] < hi:
+        if self.breaks and arithmetic(domain.lo) is np and not domain.lo < self.breaks[0] <= self.breaks[-1] < domain.hi:
             raise ValueError(f"{self!r} has breaks outside of {domain!r}; leave them out.")
-        ends = [lo, *self.breaks, hi]
-        return [Interval(*pair) for pair in zip(ends, ends[1:], strict=False)]
+        ends = [domain.lo, *map(np.asarray, self.breaks), domain.hi]
+        return [eqx.tree_at(lambda piece: (piece.lo, piece.hi), domain, pair) for pair in pairwise(ends)]
 
     def evaluate(self, domain, xi):
         xp, parts, intervals = module_of(xi), [], self._intervals(domain)

@@ -3,10 +3,10 @@ r"""Jumps of a policy in the context, seen in the residuals of neighbouring samp
 At a place between two samples, a line is fitted to the residuals of so many samples on its left, and one to those on its
 right. Where the residuals jump, the lines do not meet. At every place and for windows of growing width, their distance
 is compared with its standard error. The bar is Bonferroni's, for all places, widths and columns together: where nothing
-jumps, noise passes it with a chance of `_SEEN`, by Student's law. Neither contexts nor residuals have units in it.
+jumps, noise passes it with a chance of one in 1000, by Student's law. Neither contexts nor residuals have units in it.
 
 A rise may be steep and no jump. A jump stays one at narrower windows; and no continuous line of three parts, such as a
-ramp, fits as well. Ramps that hold a share `_NARROW` of all samples must fit worse by half the square of the bar, and
+ramp, fits as well. Ramps that hold 1/24 of all samples must fit worse by half the square of the bar, and
 narrower ones must not fit better beyond noise. Of two lines that cross between two samples, a kink, none jumps.
 """
 
@@ -24,35 +24,27 @@ from .around import Around
 from .galerkin import AGREE
 from .neighbours import features_of
 
-_SEEN = 1e-3  # the chance that noise alone shows a jump, among all places of one look
-_NARROW = 1 / 24  # of the samples: rises that are narrower may be jumps, wider ones are resolved by smooth functions
-_FEWEST = 16  # samples on each side, at least
-_LEAST = 3.16e-3  # of the spread of the policy: jumps that are smaller do not matter
-_WIDER = 8  # with N functions fitted, windows hold at most n / (2 (N + 8)) samples on a side: functions are lines there
-_TRIES = 6  # places looked at more closely for each width
-_MOST_ROWS, _MOST_COLUMNS = 2**15, 12  # looked at: samples; residuals and, of many, their principal components
-_ROUNDING = 1e-8  # of the spread: standard errors are no smaller
-
+# Between a place and the ends of ramps around it, in samples.
 _STEPS = np.unique(np.round(np.concatenate([np.arange(12), 2 ** np.arange(3.5, 15, 0.25)])).astype(int))
 
 
 @dataclass(frozen=True)
 class _Column:
-    """Residuals `r` at places `t`, ascending, as running sums: lines through any stretch of them are quick. `least`:
-    the least jump that matters."""
+    """Residuals `r` at places `t`, ascending, as running sums: lines through any stretch of them are quick. `size`:
+    how far the policy varies."""
 
     t: Float[np.ndarray, " n"]
     r: Float[np.ndarray, " n"]
-    sums: Float[np.ndarray, "6 n"]
+    sums: Float[np.ndarray, "6 m"]
     spread: float
-    least: float
+    size: float
 
     @staticmethod
     def of(t: Float[np.ndarray, " n"], r: Float[np.ndarray, " n"], size: float) -> "_Column":
         r, spread = r - r.mean(), float(r.std())
         rows = np.stack([np.ones_like(t), t, t * t, r, t * r, r * r])
         sums = np.concatenate([np.zeros((6, 1)), np.cumsum(rows, axis=1)], axis=1)
-        return _Column(t, r, sums, spread, _LEAST * float(np.hypot(size, spread)))
+        return _Column(t, r, sums, spread, float(np.hypot(size, spread)))
 
     def _lines(self, a: np.ndarray, b: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Lines through the rows from `a` up to `b`: their values at two places each, variances there, and squares."""
@@ -67,20 +59,21 @@ class _Column:
         the lines' distance at the two samples next to it, the lesser; zero where they cross between."""
         at = np.stack([self.t[c - 1], self.t[c]])
         (left, noise, squares), (right, more, others) = self._lines(a, c, at), self._lines(c, b, at)
-        apart, errors = right - left, np.sqrt(noise + more) + _ROUNDING * self.spread
+        apart, errors = right - left, np.sqrt(noise + more) + np.finfo(float).eps ** 0.5 * self.spread
         near = np.argmin(np.abs(apart), axis=0)[None]
         size, error = (np.take_along_axis(table, near, axis=0)[0] for table in (apart, errors))
         return np.where(apart[0] * apart[1] > 0, size, 0.0), error, squares + others
 
-    def clear(self, begin: int, end: int, width: int, bar: float, most: float) -> tuple[float, int] | None:
-        """The clearest jump between two rows that stands out at a width, and by how much; ``None`` if none does."""
+    def clear(self, begin: int, end: int, width: int, bar: float, most: float, tries: int = 6) -> tuple | None:
+        """The clearest jump between two rows that stands out at a width, and by how much, among the places that stand
+        out most; ``None`` if none does."""
         c = np.arange(begin + width, end - width + 1)
         c = c[self.t[c - 1] < self.t[np.minimum(c, len(self.t) - 1)]]
         if not len(c):
             return None
         size, error, _ = self.gaps(c - width, c, c + width)
         ratio = np.abs(size) / error if self.spread > 0 else 0 * size
-        for _ in range(_TRIES):
+        for _ in range(tries):
             k = int(np.argmax(ratio))
             if ratio[k] <= bar:
                 break
@@ -90,15 +83,16 @@ class _Column:
             ratio[max(0, k - width // 2) : k + width // 2] = 0
         return None
 
-    def _is_jump(self, a: int, middle: int, b: int, bar: float, most: float) -> int | None:
-        """Where within a window lines with a jump fit best, if it is one there."""
+    def _is_jump(self, a: int, middle: int, b: int, bar: float, most: float, least: float = 3e-3) -> int | None:
+        """Where within a window lines with a jump fit best, if it is one there, of at least that share of the policy's
+        size; `most`: how many samples a rise may hold that is taken for one."""
         width = (b - a) // 2
         margin = max(4, width // 8)
         c = np.arange(a + margin, b - margin + 1)
         size, error, squares = self.gaps(np.full_like(c, a), c, np.full_like(c, b))
         k, kinked = int(np.argmin(squares)), squares[size == 0].min(initial=np.inf)  # lines that cross leave a kink
         c, size, error = c[k : k + 1], size[k], error[k]
-        if abs(c[0] - middle) > width / 2 or abs(size) <= max(bar * error, self.least):
+        if abs(c[0] - middle) > width / 2 or abs(size) <= max(bar * error, least * self.size):
             return None
         for narrow in (width // 2, width // 4):
             less, noise, _ = self.gaps(np.maximum(a, c - narrow), c, np.minimum(b, c + narrow))
@@ -133,24 +127,29 @@ def jumps_of(
     sizes: Float[np.ndarray, " k"],
     breaks: tuple[float, ...] = (),
     functions: int = 0,
+    *,
+    fewest: int = 16,
+    rows: int = 2**15,
+    most: int = 12,
 ) -> tuple[float, ...]:
     """Where residuals jump in the context, besides the breaks known, in ascending order; each as the shortest number
     between the two samples around it. `sizes`: how far the fitted policy varies, in units of the residuals;
-    `functions`: how many were fitted, if these vary within windows."""
-    every = -(-len(residuals) // _MOST_ROWS)
+    `functions`: how many were fitted, if these vary within windows. Windows hold `fewest` samples on a side, or more;
+    at most so many `rows` are looked at, and so many columns, principal components of more."""
+    every = -(-len(residuals) // rows)
     where, group = np.unique(np.asarray(xi, float)[::every], return_inverse=True)
-    if len(where) < 2 * _FEWEST:
+    if len(where) < 2 * fewest:
         return ()
     table = np.zeros((len(where), residuals.shape[1]))
     np.add.at(table, group.ravel(), residuals[::every])
     table /= np.bincount(group.ravel())[:, None]
-    if table.shape[1] > _MOST_COLUMNS:
-        turn = np.linalg.svd(table - table.mean(axis=0), full_matrices=False)[2][:_MOST_COLUMNS].T
+    if table.shape[1] > most:
+        turn = np.linalg.svd(table - table.mean(axis=0), full_matrices=False)[2][:most].T
         table, sizes = table @ turn, np.sqrt(sizes**2 @ turn**2)
     t = (where - where[0]) / (where[-1] - where[0]) - 0.5
     columns = [_Column.of(t, column, size) for column, size in zip(table.T, sizes, strict=True)]
-    widest = len(where) // 2 if functions == 0 else len(where) // (2 * (functions + _WIDER))
-    widths = [width for k in range(len(where).bit_length()) if (width := _FEWEST * 2**k) <= widest]
+    widest = len(where) // (functions + 8 if functions else 2)  # N functions are about lines there
+    widths = [width for k in range(len(where).bit_length()) if (width := fewest * 2**k) <= widest]
     ends, found = sorted({0, len(where), *np.searchsorted(where, breaks).tolist()}), []
     while (best := _clearest(columns, ends, widths)) is not None:
         ends = sorted([*ends, best])
@@ -158,13 +157,16 @@ def jumps_of(
     return tuple(sorted(found))
 
 
-def _clearest(columns: list[_Column], ends: list[int], widths: list[int]) -> int | None:
-    """The clearest jump that is left within the pieces between `ends`."""
+def _clearest(
+    columns: list[_Column], ends: list[int], widths: list[int], chance: float = 1e-3, narrow: float = 1 / 24
+) -> int | None:
+    """The clearest jump that is left within the pieces between `ends`. `chance`: that noise alone shows one, among all
+    places; rises that hold a share of the samples less than `narrow` may be jumps, others smooth functions resolve."""
     n, found = len(columns[0].t), []
     for width in widths:
-        bar = float(special.stdtrit(width - 2, 1 - _SEEN / (2 * n * len(widths) * len(columns))))
+        bar = float(special.stdtrit(width - 2, 1 - chance / (2 * n * len(widths) * len(columns))))
         pieces = [(begin, end) for begin, end in pairwise(ends) if end - begin >= 2 * width]
-        found += [column.clear(*piece, width, bar, _NARROW * n) for piece in pieces for column in columns]
+        found += [column.clear(*piece, width, bar, narrow * n) for piece in pieces for column in columns]
     return max((one for one in found if one is not None), default=(0.0, None))[1]
 
 
