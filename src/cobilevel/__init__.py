@@ -61,6 +61,9 @@ if TYPE_CHECKING:
         Partition as Partition,
     )
     from .basis import (
+        Piecewise as Piecewise,
+    )
+    from .basis import (
         Rotated as Rotated,
     )
     from .basis import (
@@ -227,7 +230,8 @@ __version__ = "0.1.0"
 _ROOMS = {
     "answer": "Interrupted Solution load",
     "basis": "Additive BSpline Categorical Chebyshev Components Features Fourier HyperbolicCross Interactions "
-    "KernelFeatures Legendre Listed Monomial Neural Orthonormal Partition Rotated Snapshot Tensor TotalDegree Union",
+    "KernelFeatures Legendre Listed Monomial Neural Orthonormal Partition Piecewise Rotated Snapshot Tensor "
+    "TotalDegree Union",
     "diagnosis": "Diagnosis diagnose",
     "iteration": "Cosine PolynomialDecay Result",
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",

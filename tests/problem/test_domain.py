@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
+from cobilevel.basis import domain_to_json
 
 BOX = cb.Box([0.0, -2.0, 5.0], [1.0, 2.0, 6.0])
 
@@ -72,3 +73,17 @@ def test_contexts_that_crowd_in_a_part_of_their_interval_are_said(promotion):
     mixed = cb.Mixed(size=cb.Interval(0.0, size.max()), hour=cb.Periodic(0, 24))
     said = spread(mixed, {"size": size, "hour": np.linspace(0, 24, 400)})["contexts"]
     assert said.startswith("half of the values of size lie within")
+
+
+def test_breaks_are_between_the_ends_and_ascending():
+    assert repr(cb.Interval(0, 24, breaks=(7, 10))) == "Interval(0.0, 24.0, breaks=(7.0, 10.0))"
+    assert domain_to_json(cb.Interval(0, 24)) == {"name": "Interval", "lo": 0.0, "hi": 24.0}
+    assert domain_to_json(cb.Interval(0, 24, breaks=[7]))["breaks"] == [7.0]
+    with pytest.raises(ValueError, match="between lo"):
+        cb.Interval(0, 24, breaks=(0, 10))
+    with pytest.raises(ValueError, match="ascending"):
+        cb.Interval(0, 24, breaks=(10, 7))
+    with pytest.raises(TypeError, match="tuple of numbers"):
+        cb.Interval(0, 24, breaks=7)
+    with pytest.raises(TypeError, match="real numbers"):
+        cb.Interval(0, 24, breaks=("7",))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from ..basis import Axes, Basis, BSpline, Categorical, Orthonormal, basis_of
+from ..basis import Axes, Basis, BSpline, Categorical, Orthonormal, basis_of, by_component
 from ..covariates import MOST_COEFFICIENTS, Family, compare_families
 from ..derivatives import flattened
 from ..problem import LOOK_ROWS, Finite, Periodic
@@ -29,7 +29,7 @@ _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each
 class Choice:
     """The basis chosen at one ``x``, and why; `members`: the products it was chosen from; `selection` found them, and
     is used again at another ``x``; `family`: its functions, if they are not products over the coordinates; `spent`: the
-    cost of this choice and of those before it."""
+    cost of this choice and of those before it; `breaks`: where they may jump."""
 
     basis: Basis
     words: str
@@ -37,11 +37,12 @@ class Choice:
     members: Int[np.ndarray, "N d"] = field(default_factory=lambda: np.zeros((0, 1), int))
     selection: ForwardSelection | None = None
     family: Family | None = None
+    breaks: tuple[float, ...] = ()
 
     def replaces(self, before: "Choice") -> bool:
         """Whether to solve again with this one, chosen at the solution of another: it has more functions, or others."""
         if self.family is None and before.family is None:
-            return len(self.members) > len(before.members)
+            return len(self.members) > len(before.members) or self.breaks != before.breaks
         return self.family is not before.family
 
     def with_family(self, family: Family, words: str) -> "Choice":
@@ -87,11 +88,12 @@ def choose_basis(
             return before
         return before.with_family(compared[1], f"{before.words} Learned again at the new x: {compared[0]}")
     members, words = selection.at(at, key, None if before is None else before.members)
-    basis, count = basis_of(members, domain), len(members)
-    if fits.axes.nested and not isinstance(domain, Periodic) and _STABLE * len(fits.u) < count**2:
-        basis = Orthonormal(BSpline(min(selection.most, round(_SPLINES_EACH * count))))
+    basis, count, pieces = basis_of(members, fits.domain), len(members), fits.axes.pieces
+    if fits.axes.nested and not isinstance(domain, Periodic) and _STABLE * len(fits.u) * pieces < count**2:
+        splines = BSpline(min(selection.most, round(_SPLINES_EACH * count)) // pieces)
+        basis = Orthonormal(by_component(splines, fits.domain))
         words = f"{words} Splines, since {count} polynomials would be unstable near the ends of the interval."
-    choice = Choice(basis, f"{basis!r}: {words}", spent, members, selection)
+    choice = Choice(basis, f"{basis!r}: {words}", spent, members, selection, breaks=selection.breaks)
     # where no more functions are found than before, families were compared already
     anew = before is None or count > len(before.members)
     compared = compare_families(fits, at, members, selection.most) if anew else None

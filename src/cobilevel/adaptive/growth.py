@@ -54,7 +54,8 @@ class Search:
 
     def _by_degree(self, x: Vector, members: np.ndarray) -> Iterator[np.ndarray]:
         """Of one coordinate: functions of growing degree, from those given on; three sizes an octave."""
-        sizes = sorted({part * 2**k // 4 for k in range(MOST_FUNCTIONS.bit_length()) for part in (4, 5, 6)})
+        sizes = {part * 2**k // 4 for k in range(MOST_FUNCTIONS.bit_length()) for part in (4, 5, 6)}
+        sizes = sorted(set(map(self.fits.axes.complete, sizes)))
         for n in (n for n in sizes if len(members) <= n <= min(self.fits.most, MOST_FUNCTIONS)):
             self.fits.lay(np.arange(n)[:, None])
             yield np.arange(n)[:, None]

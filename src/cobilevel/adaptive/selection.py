@@ -27,8 +27,9 @@ from ..covariates import (
     Vector,
     decisions_near,
 )
+from ..inference import jumps_in_words, jumps_of
 from ..keys import generator
-from ..problem import Mixed
+from ..problem import Interval, Mixed
 from ..study import Study
 
 _ROWS = 100_000  # samples looked at, at most
@@ -171,14 +172,55 @@ class ForwardSelection:
         most = MOST_COEFFICIENTS // study.problem.sizes[1]
         rows = _ROWS if study.noisy or most >= MOST_FUNCTIONS else _ROWS_EACH * most
         self.study, self.fits = study, Fits.looking(study, key, spent, rows=rows)
-        self.axes, most = self.fits.axes, self.fits.most
-        self.most = most if study.noisy else min(most, MOST_FUNCTIONS)
+        self._supported = self.fits.most if study.noisy else min(self.fits.most, MOST_FUNCTIONS)
+        self.about_jumps = ""
+
+    @property
+    def axes(self) -> Axes:
+        return self.fits.axes
+
+    @property
+    def most(self) -> int:
+        """The most functions: of several pieces, as many on each."""
+        return max(1, self._supported // self.axes.pieces) * self.axes.pieces
+
+    @property
+    def breaks(self) -> tuple[float, ...]:
+        """Where the functions may jump, stated or found."""
+        return getattr(self.fits.domain, "breaks", ())
+
+    def _found_jumps(self, left: list[Residuals]) -> bool:
+        """Whether what a few functions leave shows jumps; functions are cut there then, if there may be two a piece."""
+        domain, means = self.fits.domain, self.fits.by_context
+        if not isinstance(domain, Interval):
+            return False
+        rows = np.concatenate([means(one.r) for one in left], axis=1)
+        sizes = [np.linalg.norm(one.point.W[1:] @ one.curvature, axis=0) for one in left]
+        found = jumps_of(self.fits.samples.xi[:: self.fits.together], rows, np.concatenate(sizes), domain.breaks)
+        if not found:
+            return False
+        stated = getattr(self.study.problem.domain, "breaks", ())
+        breaks = tuple(sorted({*found, *domain.breaks}))
+        taken = 2 * (len(breaks) + 1) <= self._supported
+        some = tuple(one for one in breaks if one not in stated)
+        self.about_jumps = f" {jumps_in_words(some)}{'' if taken else ', but samples are too few for its pieces'}."
+        if taken:
+            self.fits.live_on(Interval(domain.lo, domain.hi, breaks))
+            self.__dict__.pop("_nested", None)
+        return taken
 
     def at(self, x: Vector, key: Array, members: np.ndarray | None = None) -> tuple[np.ndarray, str]:
         """The functions needed around ``x``, and why these, in words; `members`: those that are there already."""
         dx, dy = self.study.problem.sizes
-        members = last = self._first() if members is None else members
-        tests, points = Tests(self.study.noisy), [x]
+        if members is not None and isinstance(self.fits.domain, Interval):
+            known = dict(self.fits.known)
+            self.fits.lay(self._first())
+            here = self.fits.residuals(x)
+            if here is not None and self._found_jumps([here]):
+                members, known = self._first(), {}
+            self.fits.known = known
+        looked, members = members is not None, self._first() if members is None else members
+        last, tests, points = members, Tests(self.study.noisy), [x]
         for _ in range(ROUNDS):
             self.fits.lay(members)
             here = self.fits.residuals(x)
@@ -191,9 +233,15 @@ class ForwardSelection:
                 unit = np.divide(scales.spread, scales.sizes, out=unit, where=scales.sizes > 0)
                 unit = np.maximum(unit, _TURN * scales.turning)
                 points += decisions_near(x, unit, expansions.bounds, generator(key))
-            others = (self.fits.residuals(point) for point in points[1:])
+            others = [self.fits.residuals(point) for point in points[1:]]
+            left = [here, *(one for one in others if one is not None)]
+            if not looked and self._found_jumps(left):
+                members = last = self._first()
+                looked = True
+                continue
+            looked = True
             ahead, projection = self._next(members)
-            self._test([here, *(one for one in others if one is not None)], projection, tests)
+            self._test(left, projection, tests)
             grown, last = self._grown(members, ahead, tests), members
             if len(grown) == len(members) or len(members) >= self.most:
                 break
@@ -218,7 +266,9 @@ class ForwardSelection:
             while len(members) < least and len(ahead := self.axes.neighbours(members)):  # those of low degree first
                 members = np.concatenate([members, ahead])
             members = members[:least]
-        return members, words
+        if self.axes.pieces > 1 and self.axes.nested:
+            members = np.arange(self.axes.complete(len(members)))[:, None]
+        return members, words + self.about_jumps
 
     def _first(self) -> np.ndarray:
         """The set to begin with: the constant; through noise also the first functions of each coordinate but
@@ -293,7 +343,7 @@ class ForwardSelection:
     def _grown(self, members: np.ndarray, ahead: np.ndarray, tests: Tests) -> np.ndarray:
         """The set with what is needed added, the strongest first, as far as the samples support it."""
         if self.axes.nested:
-            return np.arange(min(self.most, tests.reach(len(members), len(ahead))))[:, None]
+            return np.arange(min(self.most, self.axes.complete(tests.reach(len(members), len(ahead)))))[:, None]
         grouped = self.study.noisy and isinstance(self.study.problem.domain, Mixed)
         brings = self._brings(members, ahead)
         wanted = tests.grouped(self.axes.groups(ahead), brings) if grouped else tests.single(brings)

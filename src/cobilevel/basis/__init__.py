@@ -27,5 +27,6 @@ from .learned import (
     layered,
     squared_distances,
 )
+from .piecewise import Piecewise, breaks_in, piece_of
 from .sizes import check_sizes, richer_basis
 from .tables import Coordinates, OneHot, Rows, Whitening, combine, dense, upper_triangle, whiten, whitening_of

@@ -2,9 +2,11 @@
 
 The functions of a coordinate are numbered from 0, the constant, and lie in levels. Of a continuous coordinate each
 degree is a level; of a periodic one the sine and the cosine of each frequency; of a categorical one all values are of
-level 1. A set of products grows from one level to the next.
+level 1. Of a coordinate with breaks, each degree has a function on each piece, and level 1 also has the pieces
+themselves. A set of products grows from one level to the next.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -13,13 +15,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from ..problem import Domain, Finite, Mixed, Periodic
+from ..problem import Domain, Finite, Interval, Mixed, Periodic
 from .base import Basis
 from .families import Categorical, Chebyshev, Fourier
+from .piecewise import Piecewise
 
 
-def degree_in(family: type[Basis], k: Any) -> Any:
-    """The degree of functions by number: sine and cosine of a frequency have the same, categories and cells 1."""
+def degree_in(family: type[Basis], k: Any, pieces: int = 1) -> Any:
+    """The degree of functions by number: sine and cosine of a frequency have the same, categories and cells 1, and so
+    has which of several pieces it is."""
+    if pieces > 1:
+        return np.maximum(degree_in(family, k // pieces), np.minimum(k, 1))
     if issubclass(family, Fourier):
         return (k + 1) // 2
     return np.minimum(k, 1) if family.local else k
@@ -27,16 +33,22 @@ def degree_in(family: type[Basis], k: Any) -> Any:
 
 @dataclass(frozen=True)
 class Axis:
-    """One coordinate: the family natural to it, and of a categorical one how many values there are."""
+    """One coordinate: the family natural to it, and of a categorical one how many values there are; `breaks`: those of
+    an interval, `cuts`: their places on ``[-1, 1]``."""
 
     family: type[Basis]
     count: int = 0
+    breaks: tuple[float, ...] = ()
+    cuts: tuple[float, ...] = ()
 
     @staticmethod
     def of(part: Domain) -> "Axis":
         """Of a part of a ``Mixed`` domain."""
         if isinstance(part, Finite):
             return Axis(Categorical, len(part.values))
+        if isinstance(part, Interval) and part.breaks:
+            cuts = np.asarray(part.reference(np.array(part.breaks)), float).ravel()
+            return Axis(Chebyshev, 0, part.breaks, tuple(cuts.tolist()))
         return Axis(Fourier if isinstance(part, Periodic) else Chebyshev)
 
     @property
@@ -44,18 +56,32 @@ class Axis:
         return self.family is Categorical
 
     def basis(self, count: int) -> Any:
-        """The first `count` functions; of categories, all."""
-        return Categorical() if self.categorical else self.family(count)  # pyright: ignore[reportCallIssue]
+        """The first `count` functions; of categories, all; of pieces, as many on each."""
+        if self.categorical:
+            return Categorical()
+        family: Any = self.family
+        return Piecewise(family(-(-count // self.pieces)), self.breaks) if self.breaks else family(count)
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces there are: so many functions have the same degree."""
+        return len(self.breaks) + 1
 
     def level(self, k: Any) -> Any:
         """The level of a function, or of many."""
-        return degree_in(self.family, k)
+        return degree_in(self.family, k, self.pieces)
 
     def at_level(self, level: int) -> range:
         """The numbers of the functions of a level; of a level that there is not, none."""
         if self.categorical:
             return (range(1), range(1, self.count), range(0))[min(level, 2)]
+        if self.breaks:
+            return (range(1), range(1, 2 * self.pieces))[level] if level < 2 else self._of_degree(level)
         return range(max(2 * level - 1, 0), 2 * level + 1) if self.family is Fourier else range(level, level + 1)
+
+    def _of_degree(self, degree: int) -> range:
+        """Of pieces, the numbers of the functions of a degree."""
+        return range(degree * self.pieces, (degree + 1) * self.pieces)
 
     def below(self, k: int) -> list[int]:
         """A function and all that lie on lower levels."""
@@ -65,6 +91,11 @@ class Axis:
         """The first `count` functions; of categories, the constant and whether it is each value but the first."""
         if self.categorical:
             return np.concatenate([np.ones((1, len(u))), np.equal.outer(np.arange(1, count), u).astype(float)])
+        if self.breaks:
+            degrees = Chebyshev(-(-count // self.pieces))
+            table = np.array(Piecewise(degrees, self.cuts).evaluate(Interval(-1.0, 1.0), u).T)[:count]
+            table[0] = 1.0  # with those of the other pieces, it has the span of all
+            return table
         family: Any = Fourier(count, period=1.0) if self.family is Fourier else Chebyshev(count)
         return np.ascontiguousarray(family.univariate(u).T)
 
@@ -79,6 +110,8 @@ class Axes:
     def of(domain: Domain) -> "Axes":
         if isinstance(domain, Mixed):
             return Axes(tuple(map(Axis.of, domain.components)))
+        if isinstance(domain, Interval):
+            return Axes((Axis.of(domain),))
         return Axes((Axis(Fourier if isinstance(domain, Periodic) else Chebyshev),) * domain.dimension)
 
     def __len__(self) -> int:
@@ -90,6 +123,15 @@ class Axes:
         return len(self) == 1 and not self.categories
 
     @property
+    def pieces(self) -> int:
+        """How many pieces there are in all."""
+        return math.prod(axis.pieces for axis in self.each)
+
+    def complete(self, count: int) -> int:
+        """How many functions of one coordinate there are, if each degree is to be there on all pieces."""
+        return -(-count // self.pieces) * self.pieces
+
+    @property
     def categories(self) -> bool:
         """Whether a coordinate has categories, of which samples may not show all products."""
         return any(axis.categorical for axis in self.each)
@@ -97,6 +139,7 @@ class Axes:
     def places(self, domain: Domain, xi: Any) -> Float[np.ndarray, "n d"]:
         """Contexts as places on each coordinate."""
         if not isinstance(domain, Mixed):
+            xi = np.asarray(xi, float) if self.pieces > 1 else xi  # as the breaks are: a context at one stays there
             return np.asarray(domain.reference(xi), float).reshape(len(xi), -1)
         columns = zip(domain.components, np.asarray(xi).T, strict=True)
         place = lambda part, column: part.index(column) if isinstance(part, Finite) else part.reference(column)[..., 0]

@@ -36,10 +36,11 @@ def plain_number(value: Any) -> Any:
 
 
 def _to_json(value: Any, typed: bool) -> Any:
-    """Arrays with their dtype where `typed`; else as lists, and fields that are ``None`` are left out."""
+    """Arrays with their dtype where `typed`; else as lists, and fields that are ``None`` or empty are left out."""
     if isinstance(value, Recipe | Domain):
         named = [(part.name, getattr(value, part.name)) for part in fields(value)]
-        kept = {name: _to_json(v, typed) for name, v in named if not callable(v) and (typed or v is not None)}
+        stated = lambda v: not callable(v) and (typed or not (v is None or (isinstance(v, tuple) and not v)))
+        kept = {name: _to_json(v, typed) for name, v in named if stated(v)}
         return {"name": type(value).__name__, **kept}
     if isinstance(value, jax.Array | np.ndarray):  # a learned basis keeps what it learned
         return {"array": np.asarray(value).tolist(), "dtype": str(value.dtype)} if typed else np.asarray(value).tolist()

@@ -10,12 +10,13 @@ import numpy as np
 from jaxtyping import Float
 
 from ..checks import positive
-from ..problem import Domain, Finite, Mixed
+from ..problem import Domain, Finite, Interval, Mixed
 from ..programs import Held, module_of, on_host_or_compiled, put
 from .axes import Axes, Axis, degree_in
 from .base import Basis, FeatureMap, plain_number
-from .families import Categorical, Chebyshev, Fourier, Partition, ProductBasis, products
+from .families import Categorical, Chebyshev, Features, Fourier, Partition, ProductBasis, products
 from .index_sets import IndexSet, Listed, Tensor
+from .piecewise import Piecewise
 from .tables import combine, dense, whiten
 
 
@@ -70,7 +71,7 @@ class Components(Basis):
                 f"HyperbolicCross() or Listed(members), got {self.coupling!r}."
             )
         for name, basis in self.parts:
-            if not isinstance(basis, ProductBasis | Categorical):
+            if not isinstance(basis.basis if isinstance(basis, Piecewise) else basis, ProductBasis | Categorical):
                 raise TypeError(
                     f"Components: {name} must be Categorical() or a family such as Chebyshev(8) or Fourier(5), got "
                     f"{basis!r}. For your own functions of all parts use Features(function, n)."
@@ -100,7 +101,9 @@ class Components(Basis):
     def degrees(self, domain: Domain) -> list[np.ndarray]:
         """The degree of each function of each part."""
         count = lambda basis, part: len(part.values) if isinstance(basis, Categorical) else basis.n
-        return [degree_in(type(basis), np.arange(count(basis, part))) for basis, part, _ in self._by_part(domain)]
+        cut = lambda basis: (type(basis.basis), basis.pieces) if isinstance(basis, Piecewise) else (type(basis), 1)
+        degree = lambda family, pieces, count: degree_in(family, np.arange(count), pieces)
+        return [degree(*cut(basis), count(basis, part)) for basis, part, _ in self._by_part(domain)]
 
     def evaluate(self, domain: Any, xi):
         parts, degrees = enumerate(self._by_part(domain)), self.degrees(domain)
@@ -138,9 +141,10 @@ def _from_one(basis: Basis, part: Domain, xi: Held, means: Any) -> Float[Held, "
     Of those that add up to 1, the others less their means; where none of those that were seen is at work, all are zero.
     """
     values = basis.evaluate(part, xi)
-    if not basis.local:
-        return values
     xp, count = module_of(values), values.shape[-1]
+    if not basis.local:
+        first = xp.ones_like(values[..., :1])  # with those of the other pieces, it has the span of all
+        return xp.concatenate([first, values[..., 1:]], axis=-1) if isinstance(basis, Piecewise) else values
     means = xp.asarray(np.full(count, 1 / count) if means is None else means, values.dtype)
     seen = (means > 0).astype(values.dtype)
     contrasts = values * seen - (values @ seen)[..., None] * means
@@ -157,16 +161,30 @@ def _means(basis: Basis, part: Domain, xi: Held, j: int, weights: Any) -> Float[
 def by_component(basis: Basis, domain: Domain) -> Basis:
     """A basis adapted to a domain: on a ``Mixed`` domain, a single family is used for each part it suits.
 
-    Periodic parts then get sines and cosines, categories contrasts; each part has as many functions as the family.
+    Periodic parts then get sines and cosines, categories contrasts; each part has as many functions as the family. Where
+    a domain, or a part of it, has breaks, each piece has a copy of the basis.
     """
-    if not isinstance(domain, Mixed) or isinstance(basis, Components):
-        return basis
+    if not isinstance(domain, Mixed):
+        return _cut(basis, domain.breaks) if isinstance(domain, Interval) and domain.breaks else basis
+    if isinstance(basis, Components):
+        on = lambda name, part: by_component(part, domain.parts[name]) if name in domain.names else part
+        return Components([(name, on(name, part)) for name, part in basis.parts], basis.coupling, basis.means)
     if not isinstance(basis, ProductBasis):
         return basis.with_parts(lambda part: by_component(part, domain))
 
     own = lambda axis: axis.family is Chebyshev or (axis.family is Fourier and isinstance(basis, Partition))
-    on = lambda axis: replace(basis, index=Tensor()) if own(axis) else axis.basis(basis.n)
-    return Components({name: on(Axis.of(part)) for name, part in domain.parts.items()}, basis.index)
+    family = lambda axis: replace(basis, index=Tensor()) if own(axis) else axis.basis(basis.n)
+    parts = {name: by_component(family(Axis.of(part)), part) for name, part in domain.parts.items()}
+    return Components(parts, basis.index)
+
+
+def _cut(basis: Basis, breaks: tuple[float, ...]) -> Basis:
+    """A basis with a copy on each piece, the pieces that it has included; what is learned is cut where it is."""
+    if isinstance(basis, Piecewise):
+        return Piecewise(basis.basis, sorted({*breaks, *basis.breaks}))
+    if isinstance(basis, ProductBasis | Features):
+        return Piecewise(basis, breaks)
+    return basis.with_parts(lambda part: _cut(part, breaks))
 
 
 def basis_of(members: np.ndarray, domain: Domain) -> Basis:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..checks import MEMORY_SHARE, MOST_LISTED, gibibytes, memory_limit
-from ..problem import Domain, Finite
+from ..problem import Domain, Finite, Interval
 from .axes import Axes
 from .base import Basis
 from .components import Components, Orthonormal, Union, by_component
 from .families import BSpline, Categorical, Chebyshev, ProductBasis
 from .index_sets import Additive, Listed, Tensor, TotalDegree, require_listed
+from .piecewise import Piecewise
 
 # Numbers held for each context and function, and for each coefficient; for each two functions: see benchmarks/growth.
 _TABLES, _FACTORS = 4, 5
@@ -88,13 +89,19 @@ def richer_basis(basis: Basis, domain: Domain, size: int, most: int) -> Basis | 
         return None if richer is None else Orthonormal(richer)
     if isinstance(basis, Categorical):
         return None  # it holds every policy already
+    if isinstance(basis, Piecewise):
+        whole, m = Interval(*np.concatenate(domain.bounds)), basis.pieces
+        inner = richer_basis(basis.basis, whole, -(-size // m), most // m)
+        if isinstance(inner, Orthonormal):
+            return Orthonormal(Piecewise(inner.basis, basis.breaks))
+        return None if inner is None else Piecewise(inner, basis.breaks)
     if isinstance(basis, ProductBasis | Components):
         return next((wider for wider in _wider(basis, domain, most) if size < wider.count(domain) <= most), None)
     if isinstance(domain, Finite) and domain.shape == () and size >= len(domain.values):
         return None
-    index = Tensor() if domain.dimension == 1 else TotalDegree()
+    index, pieces = Tensor() if domain.dimension == 1 else TotalDegree(), Axes.of(domain).pieces
     for n in range(2 * size + 3, 1, -1):
-        if index.count(n, domain.dimension) <= min(size + 3, most - size):
+        if pieces * index.count(n, domain.dimension) <= min(size + 3, most - size):
             return Orthonormal(Union([basis, by_component(Chebyshev(n, index=index), domain)]))
     return None
 
@@ -114,11 +121,16 @@ def _wider(basis: Any, domain: Any, most: int) -> Iterator[Any]:
         counts = [part.n for _, part in basis.parts if not part.local] if several else [basis.n]
         top = max(counts, default=0)
         for k in range(max(top, 4 - top) if top else 0, 0, -1):
-            grown = lambda part, k=k: part if part.local else replace(part, n=part.n + math.ceil(k * part.n / top))
+            grown = lambda part, k=k: part if part.local else _resized(part, part.n + math.ceil(k * part.n / top))
             yield Components([(name, grown(part)) for name, part in basis.parts], index) if several else grown(basis)
     else:
         whole = isinstance(basis, BSpline)
         yield replace(basis, n=2 * basis.n - min(basis.degree, basis.n - 1) if whole else 2 * basis.n)
+
+
+def _resized(part: Any, n: int) -> Any:
+    """A family with another number of functions; of pieces, as many on each."""
+    return part.resized(n) if isinstance(part, Piecewise) else replace(part, n=n)
 
 
 def _with_members(basis: Any, domain: Any, members: np.ndarray) -> Basis:
@@ -127,5 +139,5 @@ def _with_members(basis: Any, domain: Any, members: np.ndarray) -> Basis:
     if not isinstance(basis, Components):
         return replace(basis, n=max(basis.n, *needed), index=listed)
     wide = dict(zip(domain.names, needed, strict=True))
-    enough = lambda name, part: part if isinstance(part, Categorical) else replace(part, n=max(part.n, wide[name]))
+    enough = lambda name, part: part if isinstance(part, Categorical) else _resized(part, max(part.n, wide[name]))
     return Components([(name, enough(name, part)) for name, part in basis.parts], listed)

@@ -80,18 +80,22 @@ class Fits:
     ):
         self.study, self.dtype, self.samples, self.held, self.together = study, study.dtype, samples, held, together
         self.size, self.shares = study.problem.sizes[1], samples.shares()
-        domain = study.problem.domain if domain is None else domain
-        self.axes, self.shared = Axes.of(domain), upper is None
-        place = lambda part: None if part is None else self.axes.places(domain, domain.snap(part.xi, self.dtype))
-        self._places = [place(part) for part in (samples, held, upper)]
+        self.shared, self._upper_samples = upper is None, upper
+        self.live_on(study.problem.domain if domain is None else domain)
         lower = self._table(samples)
         W0 = jax.tree.map(lambda y: put(np.zeros((1, *y.shape), self.dtype)), study.problem.y0)
         self.rows = Expansions(Bilevel(study.problem, lower if upper is None else self._table(upper), lower, W0))
         self.rows.spent = Counter() if spent is None else spent
         if held is not None:
             self._held_rows = RowBlocks(held.xi, held.eta, self.dtype, self.rows.sizes.lower)
-        self.u: np.ndarray = self._places[0][::together]  # pyright: ignore[reportOptionalSubscript]
         self.context_shares = self.shares.reshape(-1, together).sum(axis=1)
+
+    def live_on(self, domain: Domain) -> None:
+        """Switches to the functions natural to another domain, as one with breaks; lets fits start again."""
+        self.domain, self.axes = domain, Axes.of(domain)
+        place = lambda part: None if part is None else self.axes.places(domain, domain.snap(part.xi, self.dtype))
+        self._places = [place(part) for part in (self.samples, self.held, self._upper_samples)]
+        self.u: np.ndarray = self._places[0][:: self.together]  # pyright: ignore[reportOptionalSubscript]
         self.forget()
 
     @staticmethod

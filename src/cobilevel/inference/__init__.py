@@ -17,6 +17,7 @@ from .galerkin import (
     too_large,
     value_error_at,
 )
+from .jumps import jumps_in_words, jumps_of
 from .left_out import FOR_NOISE, fitting_bias, jackknife, split_rows, without, without_each
 from .neighbours import Missed, Products, features_of, what_is_missed
 from .smooth import too_large_for_products

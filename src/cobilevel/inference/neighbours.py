@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from ..basis import OneHot
+from ..basis import OneHot, piece_of
 from ..derivatives import galerkin
 from .around import Around
 from .galerkin import AGREE, NEGLIGIBLE, NOTICED, influence
@@ -347,7 +347,8 @@ def what_is_missed(around: Around, earlier: Missed | None = None) -> Missed:
     domain, xi = study.problem.domain, study.lower.contexts().xi
     u = np.asarray(domain.embedded(domain.snap(xi, study.dtype)), float).reshape(len(xi), -1)
     own = study.lower.contexts().shares() * len(xi)
-    widths = neighbours_of(domain, u, own, functions) if earlier is None else earlier.widths
+    piece = piece_of(around.galerkin.reduced.basis.basis, domain, domain.snap(xi, study.dtype))
+    widths = neighbours_of(domain, u, own, functions, piece) if earlier is None else earlier.widths
     first, summands = widths[0], lambda tables: [widths[0].summand(table) for table in tables]
     parts = _Residuals.of(around, first)
     left, right = summands(parts.left), summands(parts.r)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -27,12 +28,15 @@ class Summand:
     def running(self) -> np.ndarray:
         return np.concatenate([np.zeros_like(self.weighted[:1]), np.cumsum(self.weighted, axis=0)])
 
-    def windows(self, width: int) -> Float[np.ndarray, "n d"]:
-        """Sums over the rows next to each, `width` on each side, without itself."""
-        n, sums = len(self.table), -self.weighted
-        sums[: n - width] += self.running[width + 1 :]
-        sums[n - width :] += self.running[n]
-        sums[width:] -= self.running[: n - width]
+    def windows(self, width: int, ends: Int[np.ndarray, " p"]) -> Float[np.ndarray, "n d"]:
+        """Sums over the rows next to each, `width` on each side, without itself; within the pieces between `ends`."""
+        sums = -self.weighted
+        for begin, end in pairwise(ends.tolist()):
+            n, wide, part, running = end - begin, min(width, end - begin), sums[begin:end], self.running[begin:]
+            part[: n - wide] += running[wide + 1 : n + 1]
+            part[n - wide :] += running[n]
+            part[wide:] -= running[: n - wide]
+            part[:wide] -= running[0]
         return sums
 
 
@@ -99,10 +103,18 @@ class Neighbours:
 
 
 def neighbours_of(
-    domain: Domain, u: Float[np.ndarray, "n d"], own: Float[np.ndarray, " n"], functions: int
+    domain: Domain,
+    u: Float[np.ndarray, "n d"],
+    own: Float[np.ndarray, " n"],
+    functions: int,
+    piece: Int[np.ndarray, " n"] | None = None,
 ) -> list[Neighbours]:
-    """The neighbours at growing widths; `u`: contexts as ``Domain.embedded`` gives them, `own`: weights of mean one."""
+    """The neighbours at growing widths; `u`: contexts as ``Domain.embedded`` gives them, `own`: weights of mean one,
+    `piece`: the number of the piece between breaks that each lies in, which neighbours share."""
     n, rng = len(u), np.random.default_rng(0)
+    if piece is not None and u.shape[1] > 1:
+        far = 2 * (np.ptp(u[:, 0]) + np.linalg.norm(np.ptp(u, axis=0)))
+        u = np.column_stack([u[:, 0] + far * piece, u[:, 1:]])
     _, group, counts = np.unique(u[:, 0] if u.shape[1] == 1 else u, axis=0, return_inverse=True, return_counts=True)
     if isinstance(domain, Finite) or counts.min() > 1:
         return [_equal(group.ravel(), counts, own, rng)]
@@ -110,7 +122,10 @@ def neighbours_of(
     if u.shape[1] == 1:
         order = np.lexsort((rng.random(n), u[:, 0]))
         widths = [2**k for k in range(n.bit_length()) if k == 0 or 2 * 2**k <= widest]
-        return [_windows(order, own[order], k, rng, u[order]) for k in widths]
+        ends = np.array([0, n])
+        if piece is not None:
+            ends = np.concatenate([[0], 1 + np.flatnonzero(np.diff(piece[order])), [n]])
+        return [_windows(order, own[order], k, rng, u[order], ends) for k in widths]
     times = 4 if u.shape[1] <= _FEW_DIMENSIONS else 1
     most = min(widest // max(times, 2), int(MOST_NUMBERS / 8) // (times * n))  # both ends and the weight, in both rings
     # no more than one near neighbour in each orthant of a few dimensions
@@ -152,24 +167,30 @@ def _equal(group: np.ndarray, counts: np.ndarray, own: np.ndarray, rng: np.rando
     return Neighbours(0, words, own, pairs, weight, 1.0, total, sums, alone=int(np.sum(each == 0)))
 
 
-def _windows(order: np.ndarray, own: np.ndarray, width: int, rng: np.random.Generator, u: np.ndarray) -> Neighbours:
-    """On an interval: the samples next to each in order, `width` on each side; weights and contexts in that order."""
+def _windows(
+    order: np.ndarray, own: np.ndarray, width: int, rng: np.random.Generator, u: np.ndarray, ends: np.ndarray
+) -> Neighbours:
+    """On an interval: the samples next to each in order, `width` on each side, of the same piece between `ends`;
+    weights and contexts in that order."""
     n, wide = len(order), min(2 * width, len(order) - 1)
     lag = rng.integers(1, wide + 1, _pairs(n))
     i = rng.integers(0, n, len(lag))
-    inside = i + lag < n
+    inside = i + lag < ends[np.searchsorted(ends, i, side="right")]
     pairs = np.stack([i[inside], (i + lag)[inside]], axis=1)
     if n > LOOK_ROWS:  # so that rows are read in order
         pairs = pairs[np.argsort(pairs[:, 0])]
     mass, (i, j) = Summand(np.ones((n, 1)), own), pairs.T
-    rings = [(k, 1 / mass.windows(k)) for k in (min(width, n - 1), wide)]
+    many = np.diff(ends)  # in each piece
+    some, reach = np.repeat(many, many) > 1, np.minimum(wide, many - 1)
+    sizes = [(k, np.where(some[:, None], mass.windows(k, ends), np.inf)) for k in (min(width, n - 1), wide)]
+    rings = [(k, 1 / size) for k, size in sizes]
     weight, shares = _combined([(j - i <= k) * (m[i, 0] + m[j, 0]) / 2 for k, m in rings], pairs, own, u)
 
     def sums(summand: Summand) -> np.ndarray:
-        return sum(share * m * summand.windows(k) for share, (k, m) in zip(shares, rings, strict=True))
+        return sum(share * m * summand.windows(k, ends) for share, (k, m) in zip(shares, rings, strict=True))
 
-    count, words = 2.0 * (n - (wide + 1) / 2) * wide, f"neighbouring samples, {width} on each side"
-    return Neighbours(width, words, own, pairs, weight, count, float(own.sum()), sums, order)
+    count, words = float(np.sum(2.0 * (many - (reach + 1) / 2) * reach)), f"neighbouring samples, {width} on each side"
+    return Neighbours(width, words, own, pairs, weight, count, float(own[some].sum()), sums, order)
 
 
 def _nearest(

@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Float, PyTree
 from scipy import special
 
-from ..basis import Orthonormal, richer_basis
+from ..basis import Orthonormal, by_component, richer_basis
 from ..derivatives import flattened
 from ..lower import DENSE_LIMIT
+from ..problem import Interval
 from ..reduction import Reduced, reduce_study
 from ..study import Study
 from .agreement import disagreement
@@ -25,6 +26,7 @@ from .galerkin import (
     too_large,
     value_error_at,
 )
+from .jumps import jumps_in_words, jumps_missed
 from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
 from .smooth import too_large_for_products, too_many_derivatives
@@ -84,6 +86,7 @@ def _inferred(
     around, missed, found = _determined(around, free, joint and not study.barred)
     flat, falls, covariance, hessian, bias, ends = found
     error, hidden, short, lost, early = _errors(covariance), np.zeros(dx), np.zeros(dx), np.isnan(bias), False
+    jumps: tuple[float, ...] = ()
     directions, aside = _moving(around, np.concatenate([flat, falls]), error)
     flat, falls = directions[: len(flat)], directions[len(flat) :]
     touched, uneven, names = np.any(directions != 0, axis=0), around.near_kink, names_of(study.problem.x0)
@@ -94,6 +97,8 @@ def _inferred(
     if joint and free.any():
         own = around.galerkin.reduced
         hidden = _by_richer(stated, own, around.x, inverse) if missed is None else _hidden(missed, inverse, error)
+        jumps = () if missed is None else jumps_missed(around)
+        hidden = _by_pieces(study, own, around.x, inverse, jumps) if jumps else hidden
     touched |= np.any(np.isinf(ends), axis=0) & ~lost
     if dx == 1 and uneven[0] and free[0] and not lost[0] and not len(directions):
         ends, touched = _ends_by_search(around), np.zeros(1, bool)
@@ -109,6 +114,9 @@ def _inferred(
         words.append('This was computed in single precision; precision="double" may determine more.')
     words += without_curvature(study, around.galerkin, start if len(flat) else None)
     remarks = [disagreement(around)] if missed is not None and free.all() and not touched.any() else []
+    if jumps:
+        state = f"cb.Interval({around.study.problem.domain.bounds[0][0]:g}, {around.study.problem.domain.bounds[1][0]:g}"
+        remarks.append(f"{jumps_in_words(jumps)}, which the basis does not. State it: {state}, breaks={jumps}).")
     if wide and early:
         remarks.append(f"{EARLY}.")
     elif wide and np.any(np.abs(short) > noise):
@@ -118,7 +126,7 @@ def _inferred(
         x=around.x,
         error=error,
         bias=bias,
-        notes=notes_on(around, free, touched, uneven, bias, error, seen, short, early),
+        notes=notes_on(around, free, touched, uneven, bias, error, seen, short, early, bool(jumps)),
         undetermined=tuple(words),
         remarks=tuple(filter(None, remarks)),
         value=around.point.value,
@@ -457,6 +465,18 @@ def _hidden(missed: Missed, inverse: np.ndarray, error: np.ndarray) -> Float[np.
     gap = missed.basis.part(slice(1, None), 1 / missed.around.lengths)
     move, spread = -inverse @ gap.value, _errors(inverse @ gap.covariance() @ inverse)
     return np.where((np.abs(move) > _HIDDEN * spread) & (np.abs(move) > error), move, 0.0)
+
+
+def _by_pieces(
+    study: Study, reduced: Reduced, x: np.ndarray, inverse: np.ndarray, breaks: tuple[float, ...]
+) -> Float[np.ndarray, " dx"]:
+    """How far ``x`` would move, to first order, for a basis that may jump there; infinite where it cannot be had."""
+    lo, hi = np.concatenate(study.problem.domain.bounds)
+    recipe = by_component(reduced.basis.basis, Interval(lo, hi, breaks))
+    point, count = None, recipe.count(study.problem.domain)
+    if count is not None and count <= study.lower.contexts().supported(True):
+        point = Galerkin.at(reduce_study(study, recipe).whitened(), x).point
+    return np.full(len(x), np.inf) if point is None or not point.sound else -inverse @ point.gradient
 
 
 def _by_richer(study: Study, reduced: Reduced, x: np.ndarray, inverse: np.ndarray) -> Float[np.ndarray, " dx"]:

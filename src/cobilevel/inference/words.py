@@ -55,8 +55,10 @@ def notes_on(
     hidden: np.ndarray,
     short: np.ndarray,
     early: bool,
+    jumps: bool,
 ) -> tuple[str, ...]:
     """What there is to say of each coordinate."""
+    unseen = "a jump of the policy" if jumps else "structure that neighbouring samples show"
     notes, x, (lo, hi) = [], around.x, bounds_of(around.study)
     for j in range(len(x)):
         note = "not determined" if touched[j] else "" if free[j] else AT_BOUND
@@ -73,8 +75,9 @@ def notes_on(
         elif abs(short[j]) > error[j] / 2 and not touched[j]:
             note = f"the run ended early: the minimum is at about {x[j] + short[j]:.5g}"
         elif hidden[j] and not touched[j]:
-            what = "what a richer basis shows" if around.study.barred else "structure that neighbouring samples show"
-            note = f"the basis misses {what}: with it about {x[j] + hidden[j]:.5g}"
+            what = "what a richer basis shows" if around.study.barred else unseen
+            with_it = f"with it about {x[j] + hidden[j]:.5g}" if np.isfinite(hidden[j]) else "not determined"
+            note = f"the basis misses {what}: {with_it}"
         elif free[j] and not touched[j] and abs(bias[j]) > error[j] / 2 > 0:
             note = f"biased by {bias[j]:+.3g}: few samples per function; {x[j] - bias[j]:.5g} without the bias"
         notes.append(note)

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Shaped
 
 from ..precision import kept_digits
 from ..programs import Held, module_of, on_host, plain
-from .input_checks import Strings, listed_values, plain_whole, real_numbers, slack
+from .input_checks import Strings, ascending, listed_values, plain_whole, real_numbers, slack
 
 LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed
 
@@ -165,6 +165,12 @@ class _Between(Domain):
 class Interval(_Between):
     """The interval ``[lo, hi]``, with finite `lo` and `hi`: a context is a scalar.
 
+    **Arguments:**
+
+    - `lo`, `hi`: the ends.
+    - `breaks`: where policies may jump, as at the begin and the end of the peak hours: each piece, ``[0, 7)``,
+      ``[7, 10)`` and ``[10, 24]`` of ``Interval(0, 24, breaks=(7, 10))``, has a copy of the basis (``Piecewise``).
+
     **Example:**
 
     >>> domain = cb.Interval(0.0, 10.0)
@@ -172,8 +178,23 @@ class Interval(_Between):
     array([ True, False])
     """
 
+    breaks: tuple[float, ...] = eqx.field(static=True)
+
+    def __init__(self, lo: Any, hi: Any, breaks: Any = ()):
+        super().__init__(lo, hi)
+        self.breaks = ascending(breaks, "Interval: breaks")
+
     def __check_init__(self):
         self._check_ends("For contexts that are vectors use Box(lo, hi).")
+        if self.breaks and not self.lo < self.breaks[0] <= self.breaks[-1] < self.hi:
+            raise ValueError(
+                f"Interval: breaks must lie between lo={self.lo} and hi={self.hi}, got {self.breaks}. The ends need no "
+                "break: leave them out."
+            )
+
+    def __repr__(self):
+        breaks = f", breaks={self.breaks}" if self.breaks else ""
+        return f"Interval({self.lo.tolist()}, {self.hi.tolist()}{breaks})"
 
 
 class Box(_Between):

@@ -220,6 +220,16 @@ def real_numbers(value: Any, argument: str) -> np.ndarray:
     return array
 
 
+def ascending(values: Any, argument: str) -> tuple[float, ...]:
+    """`values` as a tuple of finite numbers, each larger than the one before."""
+    given = real_numbers(values, argument) if np.size(values) else np.zeros(0)
+    if given.ndim != 1:
+        raise TypeError(f"{argument} must be a tuple of numbers, such as (7, 10), got {values!r}.")
+    if np.any(np.diff(given) <= 0):
+        raise ValueError(f"{argument} must be ascending, without repeats, got {values!r}. Sort them.")
+    return tuple(given.tolist())
+
+
 def decision_like(value: Any, x: PyTree, argument: str, dtype: Any) -> PyTree:
     """A decision other than `x`, in a floating dtype; raises if its shape differs or it is not finite."""
     value, shapes = with_fixed(value), lambda tree: jax.tree.map(np.shape, tree)
