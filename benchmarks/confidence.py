@@ -26,7 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import optimize
 
+import doubt
 import harness
+import jumps
 
 jax.config.update("jax_enable_x64", True)
 
@@ -846,6 +848,31 @@ def proportional(count: int) -> Iterator[Case]:
         yield Case(f"{groups} groups, noise {size}, {'first held' if pinned else 'softmax'}", check=check)
 
 
+# ---- what was once surer than right, or withheld (doubt.py, jumps.py) ----
+
+
+def of_trials(family: str, seed: int) -> Callable[[int], Iterator[Case]]:
+    """A family of ``doubt.py``, from a seed on."""
+
+    def cases(count: int) -> Iterator[Case]:
+        for k in range(count):
+            trial = doubt.FAMILIES[family](seed + k)
+            yield Case(trial.label, trial.problem, trial.samples, x=trial.truth)
+
+    return cases
+
+
+def jumping(stated: bool) -> Callable[[int], Iterator[Case]]:
+    """Policies that jump in the context."""
+
+    def cases(count: int) -> Iterator[Case]:
+        for k in range(count):
+            one = jumps.jumping(5000 + k, (1500, 5000)[k % 2], stated)
+            yield Case(one.label, one.problem, one.samples, x=one.truth)
+
+    return cases
+
+
 FAMILIES = {
     "1 functions that change": (changing, 5, 60),
     "2 instruments": (instruments, 10, 80),
@@ -865,6 +892,13 @@ FAMILIES = {
     "16 newsvendors": (newsvendors, 6, 30),
     "17 logistic weights": (logistic, 6, 36),
     "18 proportional levels": (proportional, 6, 30),
+    "19 smooth penalties": (of_trials("penalised", 5000), 6, 40),
+    "20 true kinks": (of_trials("kinked", 5000), 6, 40),
+    "21 smoothed newsvendors": (of_trials("newsvendors", 5000), 6, 40),
+    "22 constraints that bind": (of_trials("binding", 5000), 4, 40),
+    "23 repeated rows": (of_trials("repeated", 5000), 4, 20),
+    "24 jumps, stated": (jumping(True), 4, 30),
+    "25 jumps, not stated": (jumping(False), 4, 30),
 }
 
 

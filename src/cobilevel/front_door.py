@@ -212,8 +212,8 @@ def _about_copies(study: Study) -> dict[str, str]:
     if not study.repeated:
         return {}
     words = (
-        f"{study.repeated} rows are copies of others, in context and noise: each row counts once, weighted by how often "
-        "it came, since a copy tells nothing new."
+        f"{study.repeated} rows are copies of others, in context and noise: each row counts once, weighted by how "
+        "often it came, since a copy tells nothing new."
     )
     return {"samples": words}
 

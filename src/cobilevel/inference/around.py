@@ -298,9 +298,9 @@ def look_by_differences(study: Study, galerkin: Galerkin) -> Around:
 def _kinks(first: Around, second: Around) -> tuple[Bool[np.ndarray, " dx"], Bool[np.ndarray, " dx"]]:
     """The coordinates held by a kink and those next to one: where curvature is not the same over different steps.
 
-    One that grows as steps shrink, down to rounding, is a kink at ``x`` (``_jumps``), which holds it where the gradients
-    on both sides are clear of their noise. One that grows with the steps may be many small kinks, one in each sample,
-    or one large one nearby; half the step then shows all of it, or none.
+    One that grows as steps shrink, down to rounding, is a kink at ``x`` (``_jumps``), which holds it where the
+    gradients on both sides are clear of their noise. One that grows with the steps may be many small kinks, one in each
+    sample, or one large one nearby; half the step then shows all of it, or none.
     """
     narrow = np.abs(first.lengths) <= np.abs(second.lengths)
     bends = [np.diag(look.hessian()) for look in (first, second)]

@@ -115,8 +115,9 @@ def _inferred(
     words += without_curvature(study, around.galerkin, start if len(flat) else None)
     remarks = [disagreement(around)] if missed is not None and free.all() and not touched.any() else []
     if jumps:
-        state = f"cb.Interval({around.study.problem.domain.bounds[0][0]:g}, {around.study.problem.domain.bounds[1][0]:g}"
-        remarks.append(f"{jumps_in_words(jumps)}, which the basis does not. State it: {state}, breaks={jumps}).")
+        lo, hi = np.concatenate(study.problem.domain.bounds)
+        state = f"cb.Interval({lo:g}, {hi:g}, breaks={jumps})"
+        remarks.append(f"{jumps_in_words(jumps)}, which the basis does not. State it: {state}.")
     if wide and early:
         remarks.append(f"{EARLY}.")
     elif wide and np.any(np.abs(short) > noise):
@@ -384,7 +385,8 @@ def _ends(
         return ends
     some = (np.diag(inverse) > 0) & (error > 0) & np.isfinite(error)
     steps = np.zeros((dx, dx))
-    steps[some] = (inverse[:, some] / np.diag(inverse)[some] * (around.reach * np.maximum(error, around.shortest))[some]).T
+    lengths = around.reach * np.maximum(error, around.shortest)
+    steps[some] = (inverse[:, some] / np.diag(inverse)[some] * lengths[some]).T
     across = around.look(around.x, steps)
     lengths = np.diag(across.directions)
     if not (across.sound if missed is None else across.solved):

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree, Shaped
+from jaxtyping import Shaped
 
 from ..basis import combine
 from ..keys import as_key, generator

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Shaped, UInt64
+from jaxtyping import UInt64
 
 from .data import Samples
 from .domain import Domain
@@ -38,9 +38,9 @@ def counted_once(samples: Any, domain: Domain) -> tuple[Any, int]:
     if len(first) == count or np.any(met > 1) or share ** np.sum(copies > 1) > _BY_CHANCE:
         return samples, 0
     order = np.argsort(first)
-    weights = np.bincount(group.ravel(), np.asarray(samples.mean_one_weights(), float))[order]
-    kept = samples.rows(first[order])
-    return Samples(kept.given, kept.eta, (weights / weights.mean()).astype(samples.mean_one_weights().dtype)), count - len(first)
+    given, kept = np.asarray(samples.mean_one_weights()), samples.rows(first[order])
+    weights = np.bincount(group.ravel(), given.astype(float))[order]
+    return Samples(kept.given, kept.eta, (weights / weights.mean()).astype(given.dtype)), count - len(first)
 
 
 def _digests(columns: list[Any]) -> UInt64[np.ndarray, " n"]:
