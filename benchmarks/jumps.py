@@ -12,6 +12,7 @@ standard errors compare with the scatter. The truth is by quadrature on each pie
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ STEEP = 20.0  # of tanh on [-1, 1]
 
 
 class Case(NamedTuple):
-    """One run: how the policy follows ``x`` (`gain`) and what it does by itself (`base`), both functions of the hour."""
+    """One run: a problem with its samples, the truth of ``x``, and where the policy jumps."""
 
     problem: cb.Problem
     samples: cb.Samples
@@ -43,7 +44,7 @@ class Case(NamedTuple):
 def pieces_of(breaks) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights on each piece, four panels each."""
     ends = np.concatenate([[0.0], breaks, [24.0]])
-    panels = np.concatenate([np.linspace(a, b, 5)[:-1] for a, b in zip(ends, ends[1:], strict=False)] + [[24.0]])
+    panels = np.concatenate([np.linspace(a, b, 5)[:-1] for a, b in pairwise(ends)] + [[24.0]])
     half = np.diff(panels)[:, None] / 2
     return (panels[:-1, None] + half * (1 + NODES)).ravel(), (half * WEIGHTS / 24).ravel()
 
@@ -82,7 +83,9 @@ def jumping(seed: int, n: int, stated: bool) -> Case:
     policy = lambda x, t: follow(x) * of(level, t) * (1 + 0.2 * jnp.sin(t / 5)) + of(own, t) + wave(t)
     target = lambda t: 3 + c * jnp.cos(t / 4)
     domain = cb.Interval(0, 24, breaks=tuple(breaks)) if stated else cb.Interval(0, 24)
-    label = f"jumps at {', '.join(map(str, breaks))}, size {size}, noise {noise}{'' if seed % 2 else ', nonlinear in x'}"
+    label = (
+        f"jumps at {', '.join(map(str, breaks))}, size {size}, noise {noise}{'' if seed % 2 else ', nonlinear in x'}"
+    )
     return made(policy, target, pieces_of(breaks), 0.5, noise, rng, n, domain, label, tuple(breaks))
 
 

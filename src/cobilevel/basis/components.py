@@ -161,8 +161,8 @@ def _means(basis: Basis, part: Domain, xi: Held, j: int, weights: Any) -> Float[
 def by_component(basis: Basis, domain: Domain) -> Basis:
     """A basis adapted to a domain: on a ``Mixed`` domain, a single family is used for each part it suits.
 
-    Periodic parts then get sines and cosines, categories contrasts; each part has as many functions as the family. Where
-    a domain, or a part of it, has breaks, each piece has a copy of the basis.
+    Periodic parts then get sines and cosines, categories contrasts; each part has as many functions as the family.
+    Where a domain, or a part of it, has breaks, each piece has a copy of the basis.
     """
     if not isinstance(domain, Mixed):
         return _cut(basis, domain.breaks) if isinstance(domain, Interval) and domain.breaks else basis

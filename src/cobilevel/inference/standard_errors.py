@@ -113,7 +113,7 @@ def _inferred(
     words += without_curvature(study, around.galerkin, start if len(flat) else None)
     remarks = [disagreement(around)] if missed is not None and free.all() and not touched.any() else []
     if jumps:
-        state = f"cb.Interval({around.study.problem.domain.bounds[0][0]:g}, {around.study.problem.domain.bounds[1][0]:g}"
+        state = "cb.Interval({:g}, {:g}".format(*np.concatenate(study.problem.domain.bounds))
         remarks.append(f"{jumps_in_words(jumps)}, which the basis does not. State it: {state}, breaks={jumps}).")
     if wide and early:
         remarks.append(f"{EARLY}.")
