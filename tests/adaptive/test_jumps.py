@@ -61,6 +61,12 @@ def test_a_continuous_basis_is_told_what_it_misses():
     assert low < truth() < high
 
 
+def test_nothing_is_promised_where_samples_are_too_few_for_the_pieces():
+    said = cb.solve(cb.Problem(upper, lower, 1.0, 0.0, DAY), samples(460, 0.02), basis=cb.Chebyshev(20)).uncertainty
+    assert np.isinf(said.error[0])
+    assert said.notes[0] == "the basis misses a jump of the policy: not determined"
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize("name", ["steep", "kink", "clipped", "corner", "line"])
 def test_what_is_steep_or_kinked_does_not_jump(name, noise):

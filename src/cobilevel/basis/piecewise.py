@@ -66,11 +66,8 @@ class Piecewise(Basis):
         """The pieces as intervals; the ends of the domain may be traced."""
         if not isinstance(domain, Interval):
             raise TypeError(f"{self!r} needs an Interval, got {domain!r}.")
-        if (
-            self.breaks
-            and arithmetic(domain.lo) is np
-            and not domain.lo < self.breaks[0] <= self.breaks[-1] < domain.hi
-        ):
+        known = self.breaks and arithmetic(domain.lo) is np
+        if known and not domain.lo < self.breaks[0] <= self.breaks[-1] < domain.hi:
             raise ValueError(f"{self!r} has breaks outside of {domain!r}; leave them out.")
         ends = [domain.lo, *map(np.asarray, self.breaks), domain.hi]
         return [eqx.tree_at(lambda piece: (piece.lo, piece.hi), domain, pair) for pair in pairwise(ends)]

@@ -1,9 +1,10 @@
 r"""Jumps of a policy in the context, seen in the residuals of neighbouring samples.
 
-At a place between two samples, a line is fitted to the residuals of so many samples on its left, and one to those on
-its right. Where the residuals jump, the lines do not meet. At every place and for windows of growing width, their distance
-is compared with its standard error. The bar is Bonferroni's, for all places, widths and columns together: where nothing
-jumps, noise passes it with a chance of one in 1000, by Student's law. Neither contexts nor residuals have units in it.
+At a place between two samples, a line is fitted to the residuals of so many samples on the left, and one to those on
+the right. Where the residuals jump, the lines do not meet. At every place and for windows of growing width, their
+distance is compared with its standard error. The bar is Bonferroni's, for all places, widths and columns together:
+where nothing jumps, noise passes it with a chance of one in 1000, by Student's law. Neither contexts nor residuals have
+units in it.
 
 A rise may be steep and no jump. A jump stays one at narrower windows; and no continuous line of three parts, such as a
 ramp, fits as well. Ramps that hold 1/24 of all samples must fit worse by half the square of the bar, and

@@ -1,9 +1,9 @@
 r"""Where inequalities bind: the slacks, and a policy with the corners that a smooth basis rounds off.
 
 The minimum that $g$ would have without inequalities is as smooth in the context as $g$ is. A Newton step from the
-policy leads there, sample by sample, and the basis fits where these steps end. A quadratic model of $g$ around that fit is
-then minimised under the inequalities, context by context. This says where they bind, and how far the policy in the
-basis is from one with corners.
+policy leads there, sample by sample, and the basis fits where these steps end. A quadratic model of $g$ around that
+fit is then minimised under the inequalities, context by context. This says where they bind, and how far the policy in
+the basis is from one with corners.
 """
 
 from collections.abc import Callable
