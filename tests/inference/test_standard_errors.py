@@ -1,5 +1,6 @@
 """Standard errors of ``x``, and the directions in which samples do not determine it."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -262,3 +263,44 @@ def test_what_has_no_noise_is_determined():
     assert said.error[0] < 1e-4
     assert said.notes == ("",)
     assert not said.undetermined
+
+
+@pytest.mark.parametrize("width", [0.0, 1e-5, 1e-3])
+def test_a_smooth_well_narrower_than_a_step_is_no_kink(width):
+    rng = np.random.default_rng(3)
+    root = jnp.abs if width == 0 else lambda x: jnp.sqrt(x**2 + width**2)
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - eta["up"]) ** 2 / 2 + 0.6 * root(x),
+        lambda x, y, xi, eta: (y - x * (1 + xi) - eta["low"]) ** 2 / 2,
+        x0=0.5,
+        y0=0.0,
+        domain=cb.Interval(0.0, 1.0),
+    )
+    noise = {"up": rng.normal(size=1000), "low": rng.normal(size=1000)}
+    said = cb.solve(problem, cb.Samples(rng.uniform(size=1000), noise), basis=cb.Chebyshev(2)).uncertainty
+    assert (said.notes == ("at a kink",)) == (width == 0)
+    (low,), (high,) = said.interval
+    assert low - 1e-7 <= 0 <= high + 1e-7
+    assert (said.error[0] > 0) == (width > 0)
+
+
+def test_a_price_against_a_smoothed_newsvendor_is_known():
+    """Samples curve rarely and much: over a standard error the curvature is noise, over several it is known."""
+    errors, off = [], []
+    for seed in range(4):
+        rng = np.random.default_rng([seed, 7])
+        t = rng.uniform(size=5000)
+        demand = 4 + 2 * np.sin(2 * np.pi * t) + (8 + 2 * np.cos(2 * np.pi * t)) * rng.uniform(-0.5, 0.5, 5000) + 4
+        problem = cb.Problem(
+            lambda x, y, xi, eta: -(x - 1) * y,
+            lambda x, y, xi, eta: (x - 10) * y + jax.nn.softplus((y - eta) / 0.1),
+            x0=5.0,
+            y0=4.0,
+            domain=cb.Interval(0.0, 1.0),
+        )
+        found = cb.solve(problem, cb.Samples(t, demand), basis=cb.Chebyshev(6), precision="double")
+        errors.append(found.uncertainty.error[0])
+        off.append((float(found.x) - 8) / errors[-1])
+    assert np.all(np.isfinite(errors))
+    assert max(errors) < 0.6
+    assert np.abs(off).max() < 4

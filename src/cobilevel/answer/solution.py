@@ -149,8 +149,8 @@ class Solution:
         """The standard error of the policy at contexts, given ``x``, in the shape of ``policy(xi)``.
 
         The policy plus or minus 1.96 standard errors covers, 95% of the time, the best policy in the basis at this
-        ``x``; the error of the basis itself is not included (``certify`` measures that). NaN for categories without
-        samples.
+        ``x``; the error of the basis itself is not included (``certify`` measures that), but under inequalities what it
+        misses at the corners of the policy is. NaN for categories without samples.
         """
         return self.standard_error_at(enter(self.basis.domain, xi, "solution.policy_standard_error: xi").values)
 

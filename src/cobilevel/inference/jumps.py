@@ -199,3 +199,11 @@ def jumps_in_words(places: tuple[float, ...]) -> str:
     """``The policy jumps at 7.0 and 10.0``."""
     *most, last = (f"{place:.6g}" if place != round(place) else f"{place:.1f}" for place in places)
     return f"The policy jumps at {', '.join(most)}{' and ' if most else ''}{last}"
+
+
+def missed_in_words(places: tuple[float, ...], domain: Interval) -> str:
+    """That a basis misses jumps, and how to state them."""
+    lo, hi = np.concatenate(domain.bounds)
+    return (
+        f"{jumps_in_words(places)}, which the basis does not. State it: cb.Interval({lo:g}, {hi:g}, breaks={places})."
+    )

@@ -26,7 +26,7 @@ from .galerkin import (
     too_large,
     value_error_at,
 )
-from .jumps import jumps_in_words, jumps_missed
+from .jumps import jumps_missed, missed_in_words
 from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
 from .smooth import too_large_for_products, too_many_derivatives
@@ -114,10 +114,7 @@ def _inferred(
         words.append('This was computed in single precision; precision="double" may determine more.')
     words += without_curvature(study, around.galerkin, start if len(flat) else None)
     remarks = [disagreement(around)] if missed is not None and free.all() and not touched.any() else []
-    if jumps:
-        lo, hi = np.concatenate(study.problem.domain.bounds)
-        state = f"cb.Interval({lo:g}, {hi:g}, breaks={jumps})"
-        remarks.append(f"{jumps_in_words(jumps)}, which the basis does not. State it: {state}.")
+    remarks += [missed_in_words(jumps, study.problem.domain)] if jumps else []
     if wide and early:
         remarks.append(f"{EARLY}.")
     elif wide and np.any(np.abs(short) > noise):

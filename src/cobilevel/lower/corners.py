@@ -21,8 +21,6 @@ from ..trees import as_rows, flattened
 from .damped_newton import Dense, minimise
 from .per_context import DENSE_Y, Means
 
-_LEAST_CURVED = 1e-3  # of the mean curvature: models of g are curved as much everywhere
-
 
 class Slacks:
     """The slacks at some contexts, as functions of the unknown there, with their slopes in it."""
@@ -80,11 +78,13 @@ def policy_with_corners(study: Study, solution: Any) -> Callable[[Shaped[np.ndar
     bends = fitted(found.hessian - held)
     if not np.isfinite(bends).all():
         return None
+    least = np.linalg.eigvalsh(np.tensordot(rows.shares(), found.hessian - held, axes=1))[0]
 
     def curvature(phi: np.ndarray) -> Float[np.ndarray, "n k k"]:
+        """As the basis fits it, and nowhere less than the least of its mean: noise may take it through zero."""
         table = (phi @ bends).reshape(-1, size, size)
         values, vectors = np.linalg.eigh((table + np.swapaxes(table, 1, 2)) / 2)
-        values = np.maximum(values, max(_LEAST_CURVED * np.abs(values).mean(), np.finfo(float).tiny))
+        values = np.maximum(values, max(least, np.finfo(float).tiny))
         return (vectors * values[:, None]) @ np.swapaxes(vectors, 1, 2)
 
     free = fitted(u - np.linalg.solve(curvature(phi), (found.slope - push)[..., None])[..., 0])

@@ -10,15 +10,13 @@ from .data import Samples
 from .domain import Domain
 from .finite import Finite
 
-_BY_CHANCE = 1e-3  # rows that chance makes equal as rarely as this are copies
 
-
-def counted_once(samples: Any, domain: Domain) -> tuple[Any, int]:
+def counted_once(samples: Any, domain: Domain, chance: float = 1e-3) -> tuple[Any, int]:
     """Samples with each row once, weighted by how often it came, and how many rows went; other data as they are.
 
     Independent draws may be equal too, where noise takes few values. But then it does so at different contexts as well:
     copies are rows whose noise was never met at another context. If that is chance, each pair of equal rows is as
-    likely to be any pair as one at the same context.
+    likely to be any pair as one at the same context; rows that this makes equal more rarely than `chance` are copies.
     """
     if not isinstance(samples, Samples) or not jax.tree.leaves(samples.eta):
         return samples, 0
@@ -35,7 +33,7 @@ def counted_once(samples: Any, domain: Domain) -> tuple[Any, int]:
     )
     met = np.unique(noise[first], return_counts=True)[1]
     share = float(np.sum(often * (often - 1.0))) / (count * (count - 1.0))  # of pairs, at the same context
-    if len(first) == count or np.any(met > 1) or share ** np.sum(copies > 1) > _BY_CHANCE:
+    if len(first) == count or np.any(met > 1) or share ** np.sum(copies > 1) > chance:
         return samples, 0
     order = np.argsort(first)
     given, kept = np.asarray(samples.mean_one_weights()), samples.rows(first[order])
