@@ -941,7 +941,7 @@ def about_x(case: Case, found, said) -> list[str]:
     for j, name in enumerate(said.names):
         if not np.isfinite(said.error[j]):
             open_.append(f"{name} has the standard error {said.error[j]}")
-        elif not open_ and not holds((lo[j], hi[j]), said.error[j], truth[j]):
+        elif not open_ and not holds((lo[j], hi[j]), said.error[j], truth[j], 0.0 if truth[j] else 1.0):
             off = f" ({((lo[j] + hi[j]) / 2 - truth[j]) / said.error[j]:+.3g} se)" if said.error[j] else ""
             wrong.append(f"WRONG {name} = {said.x[j]:.5g} +- {said.error[j]:.2g}, truly {truth[j]:.5g}{off}")
     return open_ or wrong

@@ -269,7 +269,8 @@ class Missed:
     def unknown(self, errors: Float[np.ndarray, " k"]) -> str:
         """Why nothing is known of what is missed, in words, where the value and its slopes have these standard errors;
         empty where it is."""
-        if self.unresolved or not np.any(self.beyond > errors):
+        large = np.abs(self.total.value) > AGREE * errors  # small corrections have no large terms of third order
+        if self.unresolved or not large.any() or not np.any(self.beyond > errors):
             return self.unresolved
         return (
             "the policy is so far from the lower level's solutions that second order does not tell what it costs: "

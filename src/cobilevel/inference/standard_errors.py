@@ -29,7 +29,7 @@ from .galerkin import (
 from .jumps import jumps_missed, missed_in_words
 from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
-from .smooth import too_large_for_products, too_many_derivatives
+from .smooth import KINK, too_large_for_products, too_many_derivatives
 from .uncertainty import EARLY, QUANTILE, Uncertainty, leaves_of, names_of, unknown
 from .words import notes_on, undetermined, without_curvature
 
@@ -354,7 +354,9 @@ def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[
     bias, settled, given = inverse @ (_excess(around, missed, kept)[0] + absorbed), np.ones(dx, bool), around
     rounding = np.sqrt(around.study.eps) * (np.abs(around.x) + around.unit)
     if around.reach == 1 and np.any(np.abs(bias) > np.maximum(_MATERIAL * _errors(covariance), rounding)):
+        before = _errors(covariance)
         bias, covariance, settled, around, missed, inverse = _corrected(around, free, missed, flat, absorbed, kept)
+        settled &= (_errors(covariance) <= KINK * before) & (before <= KINK * _errors(covariance))  # else x is rough
     ends = _ends(around, missed, inverse, _errors(covariance), kept)
     held = settled & (ends[0] - rounding <= bias) & (bias <= ends[1] + rounding)
     if np.any(
