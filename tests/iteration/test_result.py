@@ -19,7 +19,7 @@ def test_what_is_good_and_what_can_go_on():
     good = {result.name for result in cb.Result if result.good}
     assert good == {"CONVERGED", "KINK", "SETTLED", "STATIONARY"}
     on = {result.name for result in cb.Result if result.resumable}
-    assert on == {"BUDGET", "NOISE", "BOUNCING", "SETTLED"}
+    assert on == {"BUDGET", "NOISE", "BOUNCING", "SETTLED", "BEYOND"}
     assert not cb.Result.LIFTED.good
 
 

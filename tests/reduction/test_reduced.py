@@ -43,8 +43,9 @@ def test_weights_are_repetitions():
     one, other = (cb.solve(problem(), samples, basis=cb.Chebyshev(3)) for samples in (weighted, repeated))
     np.testing.assert_allclose(one.x, other.x, rtol=1e-8)
     np.testing.assert_allclose(one.W, other.W, rtol=1e-7)
-    idle = cb.Samples(weighted.xi, weighted.eta, np.where(np.arange(ROWS) < 30, weighted.weights, 0.0))
-    assert len(cb.reduce(problem(), cb.Chebyshev(3), idle).lower_pool) == 30
+    assert len(cb.reduce(problem(), cb.Chebyshev(3), repeated).lower_pool) == 30  # a copy is no row of its own
+    idle = cb.Samples(xi, eta, np.where(np.arange(30) < 20, 1.0, 0.0))
+    assert len(cb.reduce(problem(), cb.Chebyshev(3), idle).lower_pool) == 20
 
 
 def test_pools_are_plain_pytrees_an_outside_solver_can_index():

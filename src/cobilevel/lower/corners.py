@@ -61,8 +61,8 @@ def _barrier(smoothing: Smoothing, slack: np.ndarray, slope: np.ndarray) -> tupl
 
 
 def policy_with_corners(study: Study, solution: Any) -> Callable[[Shaped[np.ndarray, "n ..."]], np.ndarray] | None:
-    """The unknown at contexts, from a solution with its ``x``, ``W`` and ``basis``; ``None`` without inequalities, or
-    where ``y`` is large."""
+    """The unknown at contexts, from a solution with its ``x``, ``W`` and ``basis``; ``None`` without inequalities,
+    where ``y`` is large, or where ``g`` has no minimum without them."""
     size = study.problem.sizes[1]
     if study.constrained is None or study.constrained.smoothing is None or size > DENSE_Y:
         return None
@@ -75,16 +75,20 @@ def policy_with_corners(study: Study, solution: Any) -> Callable[[Shaped[np.ndar
     _, push, held = _barrier(smoothing, *Slacks(study, solution.x, xi).at(u))
     root = np.sqrt(rows.shares())[:, None]
     fitted = lambda table: np.linalg.lstsq(root * phi, root * table.reshape(len(xi), -1), rcond=None)[0]
-    bends = fitted(found.hessian - held)
-    if not np.isfinite(bends).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        own = found.hessian - held
+        if not np.isfinite(own).all():
+            return None
+    least, most = np.linalg.eigvalsh(np.tensordot(rows.shares(), own, axes=1))[[0, -1]]
+    if least <= study.eps**0.5 * most:  # it is the barrier that makes a minimum
         return None
-    least = np.linalg.eigvalsh(np.tensordot(rows.shares(), found.hessian - held, axes=1))[0]
+    bends = fitted(own)
 
     def curvature(phi: np.ndarray) -> Float[np.ndarray, "n k k"]:
         """As the basis fits it, and nowhere less than the least of its mean: noise may take it through zero."""
         table = (phi @ bends).reshape(-1, size, size)
         values, vectors = np.linalg.eigh((table + np.swapaxes(table, 1, 2)) / 2)
-        values = np.maximum(values, max(least, np.finfo(float).tiny))
+        values = np.maximum(values, least)
         return (vectors * values[:, None]) @ np.swapaxes(vectors, 1, 2)
 
     free = fitted(u - np.linalg.solve(curvature(phi), (found.slope - push)[..., None])[..., 0])
