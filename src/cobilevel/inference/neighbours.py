@@ -27,6 +27,7 @@ from ..derivatives import galerkin
 from .around import Around
 from .galerkin import AGREE, NEGLIGIBLE, NOTICED, influence
 from .pairs import Neighbours, Summand, neighbours_of
+from .uncertainty import QUANTILE
 
 _LEAP = 0.3  # of the estimate: what second neighbours may differ from the nearest by
 _ALIKE = 0.9  # the least correlation between what neighbours are known to be
@@ -269,7 +270,7 @@ class Missed:
     def unknown(self, errors: Float[np.ndarray, " k"]) -> str:
         """Why nothing is known of what is missed, in words, where the value and its slopes have these standard errors;
         empty where it is."""
-        large = np.abs(self.total.value) > AGREE * errors  # small corrections have no large terms of third order
+        large = np.abs(self.total.value) > QUANTILE * errors  # small corrections have no large terms of third order
         if self.unresolved or not large.any() or not np.any(self.beyond > errors):
             return self.unresolved
         return (
