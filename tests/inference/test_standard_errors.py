@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
+from cobilevel.inference.around import look_by_differences
+from cobilevel.inference.galerkin import Galerkin
+from cobilevel.inference.standard_errors import clear_of
+from cobilevel.reduction import reduce_study
+from cobilevel.study import Study
 
 LINE = cb.Interval(-1.0, 1.0)
 N = 1000
@@ -268,6 +273,8 @@ def test_what_has_no_noise_is_determined():
 @pytest.mark.parametrize("width", [0.0, 1e-5, 1e-3])
 def test_a_smooth_well_narrower_than_a_step_is_no_kink(width):
     rng = np.random.default_rng(3)
+    for _ in range(2):  # samples on which two growths of curvature look like a kink
+        xi, up, low = rng.uniform(size=1000), rng.normal(size=1000), rng.normal(size=1000)
     root = jnp.abs if width == 0 else lambda x: jnp.sqrt(x**2 + width**2)
     problem = cb.Problem(
         lambda x, y, xi, eta: (y - eta["up"]) ** 2 / 2 + 0.6 * root(x),
@@ -276,12 +283,21 @@ def test_a_smooth_well_narrower_than_a_step_is_no_kink(width):
         y0=0.0,
         domain=cb.Interval(0.0, 1.0),
     )
-    noise = {"up": rng.normal(size=1000), "low": rng.normal(size=1000)}
-    said = cb.solve(problem, cb.Samples(rng.uniform(size=1000), noise), basis=cb.Chebyshev(2)).uncertainty
+    samples = cb.Samples(xi, {"up": up, "low": low})
+    said = cb.solve(problem, samples, basis=cb.Chebyshev(2), precision="double").uncertainty
     assert (said.notes == ("at a kink",)) == (width == 0)
-    (low,), (high,) = said.interval
-    assert low - 1e-7 <= 0 <= high + 1e-7
+    (below,), (above,) = said.interval
+    assert below - 1e-7 <= 0 <= above + 1e-7
     assert (said.error[0] > 0) == (width > 0)
+    study = Study.of(problem, samples)
+    at = Galerkin.at(reduce_study(study, cb.Chebyshev(2)).whitened(), said.x)
+    assert look_by_differences(study, at).at_kink == [width == 0]
+
+
+def test_noise_that_lowers_a_curvature_does_not_widen_its_error():
+    bend, error = clear_of(np.array([1.0]), np.array([-0.5]), np.array([0.1]))
+    assert bend == [1.0]
+    assert error == pytest.approx([0.1])
 
 
 def test_a_price_against_a_smoothed_newsvendor_is_known():

@@ -39,6 +39,14 @@ def test_draws_that_are_equal_by_chance_stay(noise):
     assert counted_once(samples, INTERVAL) == (samples, 0)
 
 
+def test_one_equal_pair_among_few_contexts_is_chance():
+    rng = np.random.default_rng(0)
+    xi, eta = rng.integers(0, 3, 60) / 2, rng.normal(size=60)
+    eta[np.flatnonzero(xi == 0.5)[:2]] = 0.25
+    samples = parsed(xi, eta)
+    assert counted_once(samples, INTERVAL) == (samples, 0)
+
+
 def test_categories_are_not_looked_at():
     xi = np.repeat(np.arange(5.0), 20)
     samples = parsed(xi, xi)

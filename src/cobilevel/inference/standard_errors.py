@@ -151,7 +151,7 @@ def flat_directions(
     coordinates, and the share of its curvature that is left where that share is largest.
 
     A curvature to which the policy contributes a square, as a first stage does, has noise that vanishes with it: the
-    noise of the policy (`over`) says how much of it there is (``_clear_of``).
+    noise of the policy (`over`) says how much of it there is (``clear_of``).
     """
     hessian, k, nothing = around.hessian()[np.ix_(free, free)], int(free.sum()), np.zeros((0, len(free)))
     if not np.any(hessian):
@@ -186,7 +186,7 @@ def flat_directions(
     seen = np.any(across.directions[:k], axis=1)  # whether bounds left room to look at all
     steps = np.where(seen[:, None], across.directions[:k], steps[:k])
     error = across.bend_error()[:k]
-    bend, noise = _clear_of(bend, over, error)
+    bend, noise = clear_of(bend, over, error)
     falls = (bend < -QUANTILE * error) & (values < -zero)
     least = np.maximum(noise, 4 * around.study.eps * abs(around.point.value))  # values are differences of rounded ones
     flat = ((seen & (bend <= QUANTILE * least)) | (values <= zero)) & ~falls
@@ -223,7 +223,7 @@ def _turned(across: Around, missed: Missed, bend: np.ndarray, over: np.ndarray, 
     return (vectors / size[:, None]).T @ steps
 
 
-def _clear_of(bend: np.ndarray, over: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def clear_of(bend: np.ndarray, over: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A curvature without what noise adds to it, and the standard error to compare it with.
 
     A curvature that is the square of a policy's coefficients, whose noise adds `over` to it, has twice their relative
