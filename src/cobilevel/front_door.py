@@ -15,7 +15,6 @@ from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_l
 from .answer import Interrupted, Job, ReducedProblem, Solution, as_solved, run_digests
 from .basis import Basis, check_basis, same_recipe
 from .checks import entered, positive, whole
-from .derivatives import DENSE_LIMIT
 from .direct import Direct, DirectSolution
 from .iteration import Checkpoint, Result, Solver, Stochastic
 from .judge import rounding_error
@@ -23,7 +22,7 @@ from .keys import as_key, split_key
 from .lower import with_barrier
 from .precision import Precision, ranks_promoted
 from .problem import Data, PartitionedSamples, Problem, crowded, never_seen, no_pool
-from .reduction import FarRows, reduce_study
+from .reduction import DENSE_LIMIT, FarRows, reduce_study
 from .solvers import Newton
 from .study import SOFT_SHARE, Study, precision_for
 

@@ -20,7 +20,7 @@ from cobilevel.derivatives import (
     oracles,
     sensitivity,
 )
-from cobilevel.lower import solve_lower
+from cobilevel.lower.reduced_at_x import solve_lower
 from problems import curved_problem
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.derivatives import Expansions
-from cobilevel.lower import solve_lower
+from cobilevel.lower.reduced_at_x import solve_lower
 from problems import LINE
 
 RNG = np.random.default_rng(1)

@@ -13,10 +13,12 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from ..basis import Axes, Basis, BSpline, Categorical, Orthonormal, basis_of, by_component
-from ..covariates import MOST_COEFFICIENTS, Family, compare_families
+from ..covariates import Family, compare_families
 from ..derivatives import flattened
 from ..problem import LOOK_ROWS, Finite, Periodic
+from ..reduction import is_formed
 from ..study import Study
+from .doubling import level_by_doubling
 from .growth import Search
 from .selection import ForwardSelection
 
@@ -29,7 +31,8 @@ _SAMPLES_A_CATEGORY = 3  # asked for each value of a Finite domain, to give each
 class Choice:
     """The basis chosen at one ``x``, and why; `members`: the products it was chosen from; `selection` found them, and
     is used again at another ``x``; `family`: its functions, if they are not products over the coordinates; `spent`: the
-    cost of this choice and of those before it; `breaks`: where they may jump."""
+    cost of this choice and of those before it; `breaks`: where they may jump; `level`: the highest of its functions,
+    where they are all those up to one."""
 
     basis: Basis
     words: str
@@ -38,6 +41,7 @@ class Choice:
     selection: ForwardSelection | None = None
     family: Family | None = None
     breaks: tuple[float, ...] = ()
+    level: int | None = None
 
     def replaces(self, before: "Choice") -> bool:
         """Whether to solve again with this one, chosen at the solution of another: it has more functions, or others."""
@@ -64,11 +68,12 @@ def choose_basis(
         found = _of_categories(study, domain, key, spent)
         if found is not None:
             return found
-    if study.problem.sizes[1] > MOST_COEFFICIENTS:
-        basis = basis_of(members := Axes.of(domain).up_to(0), domain)
-        words = f"{basis!r}: a y of {study.problem.sizes[1]} numbers is too large to test more functions."
-        return Choice(basis, words, spent, members)
     at = flattened(x)
+    if not is_formed(1, study.problem.sizes[1]):
+        least = None if before is None else before.level
+        level, words = level_by_doubling(study, at, spent, key, least, policy)
+        basis = basis_of(members := Axes.of(domain).up_to(level), domain)
+        return Choice(basis, f"{basis!r}: {words}.", spent, members, level=level)
     if study.noisy and study.constrained is not None and study.constrained.smoothing is not None:
         # By samples held out: under a barrier, what is left has forces of the constraints in it, and tests of it
         # against noise say little.

@@ -35,7 +35,7 @@ from ..basis import (
 from ..covariates import MOST_COEFFICIENTS, FirstFit, learned_directions, learned_kernel
 from ..derivatives import Expansions, Ledger, flattened, oracles, shaped_like
 from ..keys import as_key, generator, split_key
-from ..lower import exact_lower, lower_size, newton_steps, solve_lower
+from ..lower import exact_lower, lower_minimum, lower_size, newton_steps
 from ..problem import LOOK_ROWS, Finite, Problem, Samples
 from ..programs import put
 from ..reduction import Bilevel, reduce_study
@@ -115,7 +115,7 @@ def _policies(study: Study, reduced: Bilevel, decisions: Float[np.ndarray, "k dx
     tables = [at.table(reduced.W0)]
     for x in decisions:
         target = study.eps**0.5 * lower_size(at, x, tables[0])
-        tables.append(solve_lower(at, x, tables[-1], target).point.reshape(tables[0].shape))
+        tables.append(lower_minimum(at, x, tables[-1], target))
     return np.stack(tables[1:])
 
 

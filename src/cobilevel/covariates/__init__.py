@@ -2,6 +2,7 @@
 
 from .families import FEW_SAMPLES, Family, FirstFit, compare_families, learned_directions, learned_kernel
 from .fits import (
+    CLEARLY,
     FITTED,
     MOST_COEFFICIENTS,
     MOST_FUNCTIONS,

@@ -4,7 +4,7 @@ from ..trees import flattened, shaped_like
 from . import oracles
 from .at_context import AtContext, parameter_gradient
 from .curvature import Curvature, following
-from .expansion import DENSE_LIMIT, Affine, Expansions
+from .expansion import Affine, Expansions
 from .hypergradient import (
     ConjugateGradient,
     Directions,

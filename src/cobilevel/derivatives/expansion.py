@@ -17,12 +17,13 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
 from ..basis import OneHot
 from ..programs import put
-from ..reduction import Bilevel, FarTable
+from ..reduction import DENSE_LIMIT, Bilevel, FarTable, is_formed
 from ..trees import as_rows, flattened, shaped_like
 from . import oracles
 from .far_sums import far_sums
@@ -43,26 +44,20 @@ from .sums import (
 )
 
 _HELD = 2 * AT_ONCE  # numbers: the derivatives of all rows, while a search may ask for their products
-DENSE_LIMIT = 2000  # the most coefficients whose Hessian is formed; beyond, only its products with vectors are
 
 
 @eqx.filter_jit
 def _asked(oracle: Callable, reduced: Bilevel, upper: bool, *point: PyTree) -> Any:
     """What an oracle says of all rows of a level."""
-    pool = reduced.upper_pool if upper else reduced.lower_pool
-    return oracle(reduced, *point, pool, Ledger.page())[0]
+    source = reduced.upper_source if upper else reduced.lower_source
+    return oracle(reduced, *point, source.whole(), Ledger.page())[0]
 
 
 @eqx.filter_jit
-def _row_sizes(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, most: int) -> Any:
-    """Of evenly spaced rows: ``f``, ``d1 f``, ``d12 g v``, ``d2 g``, ``d12 g d2 g``; and the weights of both levels."""
-    every = lambda pool: max(1, -(-len(pool) // max(most, 1)))
-    some = lambda pool: jax.tree.map(lambda a: a[:: every(pool)], pool)
-    upper, lower = some(reduced.upper_pool), some(reduced.lower_pool)
-    (values, d1, _), _ = oracles.upper_rows(reduced, x, W, upper, Ledger.page())
-    (slope, _, cross), _ = oracles.lower_rows(reduced, x, W, V, lower, Ledger.page())
-    turned = oracles.cross_rows(reduced, x, W, slope, lower)
-    return values, d1, cross, slope, turned, (upper.weight, lower.weight)
+def _spread_around(reduced: Bilevel, x: PyTree, W: PyTree, centre: Any) -> Any:
+    """The mean square of ``f`` over the rows about a centre."""
+    values, weights = reduced.values(reduced.problem.upper, x, W, reduced.upper_source.whole())
+    return jnp.mean(weights * (values - centre) ** 2)
 
 
 class Expansions:
@@ -88,12 +83,13 @@ class Expansions:
             )
         self.spent: Counter[tuple[str, str]] = Counter()
         self._programs: dict[tuple[str, bool, int], RowDerivatives] = {}
+        self._prepared: dict[Callable, Any] = {}
         self._last: tuple[Any, LowerSums] | None = None  # asked for twice where one method goes on from another
 
     def _form(self, functions: int, one_hot: bool) -> None:
         """Settles what is formed with so many functions."""
         count, most = functions * self.dy, DENSE_LIMIT**2
-        self.functions, self.formed = functions, (count * self.dy if one_hot else count**2) <= most
+        self.functions, self.formed = functions, is_formed(functions, self.dy, one_hot)
         # blocks of rows are to be halved once at most
         crossed = self.formed and self.dx * self.dy * BLOCK <= 2 * AT_ONCE and self.dx * count <= most
         self.sizes = Sizes(self.dx, self.dy, crossed)
@@ -152,7 +148,7 @@ class Expansions:
     def _on(self, lower: list[RowPool], upper: list[RowPool]) -> "Expansions":
         """The same with other pools, which share their rows with these."""
         other = copy(self)
-        other.lower_pools, other.upper_pools, other._last = lower, upper, None
+        other.lower_pools, other.upper_pools, other._last, other._prepared = lower, upper, None, {}
         other.__dict__.pop("idle", None)
         return other
 
@@ -179,6 +175,7 @@ class Expansions:
         below = shared(self.lower_pools, lower)
         above = self.upper_pools if upper is None else shared(self.upper_pools, upper)
         other = self._on(below, below if self.upper_pools is self.lower_pools else above)
+        other._prepared = self._prepared
         if not self.crossed:  # products are taken of the reduced problem itself
             weighted = lambda batch, pool: replace(batch, weight=put((len(batch) * pool.shares).astype(self.dtype)))
             upper_batch = weighted(self.reduced.upper_pool, other.upper_pools[0])
@@ -296,15 +293,11 @@ class Expansions:
         return plus(scales, self._summed("lower", lower, x, W))
 
     def _row_scales_by_products(self, x: np.ndarray, W: np.ndarray, V: np.ndarray | None, centre: float) -> RowScales:
-        """The same where rows are large: at evenly spaced ones, so few that their gradients fit."""
-        self.charge("upper_gradient", "cross_product")
-        at = self._trees(x, W, np.zeros_like(W) if V is None else V)
-        values, d1, cross, slope, turned, weights = _row_sizes(self.reduced, *at, AT_ONCE // self.dx)
-        upper, lower = (weight / weight.sum() for weight in (np.asarray(weight, float) for weight in weights))
-        in_x = lambda shares, rows: squares(shares, self._along_x(as_rows(rows)))
-        slopes = squares(lower, np.sum(as_rows(slope) ** 2, axis=1))
-        values = squares(upper, np.asarray(values) - centre)
-        return RowScales(values, in_x(upper, d1), in_x(lower, cross), slopes, in_x(lower, turned))
+        """The same where rows are large, by products."""
+        zero, none = np.zeros(()), np.zeros(self.dx)
+        self.charge("upper_value")
+        values = _spread_around(self.reduced, *self._trees(x, W), np.asarray(centre, self.dtype))
+        return RowScales(np.asarray(values, np.longdouble), none, none, zero, none)
 
     # -- sample by sample
 
@@ -401,7 +394,28 @@ class Expansions:
     def cross_product(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> np.ndarray:
         """``d12 g_Phi V``, after ``x``."""
         self.charge("cross_product")
-        return self._along_x(flattened(_asked(oracles.cross_product, self.reduced, False, *self._trees(x, W, V))))
+        return self.gradient(_asked(oracles.cross_product, self.reduced, False, *self._trees(x, W, V)))
+
+    def asked(
+        self, program: Callable, x: np.ndarray, *tables: np.ndarray, more: tuple = (), on: Bilevel | None = None
+    ) -> Any:
+        """What a compiled program gives for the reduced problem, or that `on` other rows, at ``x`` and tables of
+        coefficients."""
+        return program(self.reduced if on is None else on, *self._trees(x, *tables), *more)
+
+    def prepared(self, program: Callable) -> Any:
+        """What a compiled program gives at the start, once."""
+        if program not in self._prepared:
+            self._prepared[program] = program(self.reduced, self.reduced.x0, self.reduced.W0)
+        return self._prepared[program]
+
+    def moved(self, along: Float[np.ndarray, " dx"]) -> PyTree:
+        """A direction of these coordinates, in the shape of ``x``."""
+        return Expansions.decision(self, self.steps(along))
+
+    def gradient(self, tree: PyTree) -> Float[np.ndarray, " dx"]:
+        """A derivative in ``x``, in these coordinates."""
+        return self._along_x(flattened(tree))
 
     # -- vectors and tables, and the pytrees they stand for
 

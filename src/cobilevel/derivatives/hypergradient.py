@@ -97,33 +97,47 @@ class Neumann(eqx.Module):
         return trees.scale(self.step * times.astype(jnp.result_type(self.step)), power), ledger
 
 
-def conjugate_gradient(product: Callable, right: Float[Array, " n"], tolerance: Any, steps: int, guess: Any = None):
+def conjugate_gradient(
+    product: Callable,
+    right: Float[Array, "*k n"],
+    tolerance: Any,
+    steps: int,
+    guess: Any = None,
+    precondition: Callable = lambda residual: residual,
+):
     """Solves ``A v = right`` for positive definite ``A``: ``(v, products spent, least curvature met)``.
 
     Where a direction of nonpositive curvature turns up it stops with what it has, so that ``v`` stays a direction
-    along which the quadratic decreases; the curvature returned says so.
+    along which the quadratic decreases; the curvature returned says so. `precondition`: about the inverse of ``A``; the
+    residual is measured in its norm. Rows of `right` are systems of their own, solved side by side.
     """
-    goal = tolerance * jnp.linalg.norm(right)
+    dot = lambda a, b: jnp.sum(a * b, axis=-1, keepdims=True)
+    goal = tolerance * jnp.sqrt(dot(right, precondition(right)))
+    going = lambda rho, curvature: (jnp.sqrt(rho) > goal) & (curvature > 0)
 
     def unfinished(carry):
-        _, _, _, rho, spent, curvature = carry
-        return (jnp.sqrt(rho) > goal) & (spent < steps) & (curvature > 0)
+        *_, rho, spent, curvature = carry
+        return jnp.any(going(rho, curvature)) & (spent < steps)
 
     def advance(carry):
         v, residual, direction, rho, spent, curvature = carry
-        image = product(direction)
-        bend = direction @ image
-        curvature = jnp.minimum(curvature, bend / jnp.maximum(direction @ direction, jnp.finfo(right.dtype).tiny))
-        length = jnp.where(bend > 0, rho / bend, 0)
+        on, image = going(rho, curvature), product(direction)
+        bend = dot(direction, image)
+        along = bend / jnp.maximum(dot(direction, direction), jnp.finfo(right.dtype).tiny)
+        curvature = jnp.where(on, jnp.minimum(curvature, along), curvature)
+        length = jnp.where(on & (bend > 0), rho / bend, 0)
         v, residual = v + length * direction, residual - length * image
-        fresh = residual @ residual
-        return v, residual, residual + fresh / rho * direction, fresh, spent + 1, curvature
+        ahead = precondition(residual)
+        fresh = jnp.where(on, dot(residual, ahead), rho)
+        return v, residual, jnp.where(on, ahead + fresh / rho * direction, direction), fresh, spent + 1, curvature
 
     first = jnp.zeros_like(right) if guess is None else guess
     residual, spent = (right, 0) if guess is None else (right - product(guess), 1)
-    start = (first, residual, residual, residual @ residual, jnp.int32(spent), jnp.asarray(jnp.inf, right.dtype))
-    v, _, _, _, spent, curvature = jax.lax.while_loop(unfinished, advance, start)
-    return v, spent, curvature
+    ahead = precondition(residual)
+    rho = dot(residual, ahead)
+    start = (first, residual, ahead, rho, jnp.int32(spent), jnp.full_like(rho, jnp.inf))
+    v, *_, spent, curvature = jax.lax.while_loop(unfinished, advance, start)
+    return v, spent, jnp.min(curvature)
 
 
 def outer_direction(d1: PyTree, cross: PyTree) -> PyTree:

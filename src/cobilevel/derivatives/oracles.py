@@ -101,6 +101,31 @@ def cross_matrix(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: L
     return jax.jacfwd(slope)(flat).T, ledger.add("cross_matrix", batch)
 
 
+def cross_along(reduced: Bilevel, x: PyTree, W: PyTree, along: PyTree, batch: Batch, ledger: Ledger):
+    """``d21 g_Phi p`` along a direction of ``x``, shaped like ``W``."""
+    slope = lambda point: jax.grad(reduced.lower, argnums=1)(point, W, batch)
+    return jax.jvp(slope, (x,), (along,))[1], ledger.add("cross_product", batch)
+
+
+def curved(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, along: PyTree, moved: PyTree, upper: Batch, lower: Batch):
+    r"""How both gradients of $f_\Phi - v^T \partial_2 g_\Phi$ change along a direction of ``x`` while the coefficients
+    move and ``v`` is held."""
+
+    def gradients(x: PyTree, W: PyTree) -> tuple[PyTree, PyTree]:
+        pull = lambda x, W: jax.jvp(lambda weights: reduced.lower(x, weights, lower), (W,), (V,))[1]
+        return jax.grad(lambda x, W: reduced.upper(x, W, upper) - pull(x, W), argnums=(0, 1))(x, W)
+
+    return jax.jvp(gradients, (x, W), (along, moved))[1]
+
+
+def losses(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Batch):
+    r"""Row by row, ``g`` and what the adjoint minimises, $\tfrac12 v^T \partial_{22} g\, v - v^T \partial_2 f$."""
+    rows = lambda level: lambda W: reduced.values(level, x, W, batch)[0]
+    along = lambda level: lambda W: jax.jvp(rows(level), (W,), (V,))[1]
+    bend = jax.jvp(along(reduced.problem.lower), (W,), (V,))[1]
+    return rows(reduced.problem.lower)(W), bend / 2 - along(reduced.problem.upper)(W)
+
+
 def upper_rows(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """Sample by sample: ``(f, d1 f, d2 f)``, the last in ``y``; ``mean_with_features`` leads to coefficients."""
     rows = jax.vmap(jax.value_and_grad(reduced.problem.upper, argnums=(0, 1)), in_axes=(None, 0, 0, 0))

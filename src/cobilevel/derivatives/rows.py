@@ -145,12 +145,6 @@ def _upper(x: Any, y: Any, xi: Any, eta: Any, f: Callable) -> list[Any]:
     return [value, *gradients]
 
 
-def _product(x: Any, both: Any, xi: Any, eta: Any, g: Callable) -> list[Any]:
-    """``g``, ``d2 g`` and ``d22 g v`` at ``(y, v)``: where ``d22 g`` is too large."""
-    y, v = jnp.split(both, 2)
-    return [g(x, y, xi, eta), *jax.jvp(lambda q: jax.grad(g, argnums=1)(x, q, xi, eta), (y,), (v,))]
-
-
 def _bend(x: Any, both: Any, xi: Any, eta: Any, f: Callable, g: Callable) -> list[Any]:
     r"""$\partial_{22} f - \partial_{222} g\, v$ at ``(y, v)``."""
     y, v = jnp.split(both, 2)
@@ -213,10 +207,6 @@ class RowDerivatives(NamedTuple):
     @staticmethod
     def upper(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
         return RowDerivatives._of(_upper, rows, (objective,))
-
-    @staticmethod
-    def product(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
-        return RowDerivatives._of(_product, rows, (objective,))
 
     @staticmethod
     def slack(objective: Traced, rows: RowBlocks) -> "RowDerivatives":

@@ -28,7 +28,7 @@ from ..derivatives import Expansions, flattened
 from ..inference import MOST_COORDINATES, MOST_NUMBERS, natural_step
 from ..iteration import lanczos
 from ..keys import as_key
-from ..lower import cholesky, exact_lower, law_is_known, lower_size, solve_lower, with_barrier
+from ..lower import cholesky, exact_lower, law_is_known, lower_minimum, lower_size, with_barrier
 from ..problem import CONTEXTS_EACH, LOOK_ROWS, Box, Data, Domain, Finite, Interval, Look, Problem, decision_like
 from ..programs import put
 from ..reduction import Bilevel, Reduced, batch_of, reduce_study
@@ -152,7 +152,7 @@ def _fitted(reduced: Reduced, x: Float[np.ndarray, " dx"]) -> Float[np.ndarray, 
     white = reduced.whitened()
     level = Expansions(white.ordinary())
     start, accuracy = level.table(white.W0), level.eps**0.5
-    W = solve_lower(level, x, start, accuracy * lower_size(level, x, start), accuracy).point.reshape(start.shape)
+    W = lower_minimum(level, x, start, accuracy * lower_size(level, x, start), accuracy)
     W = W if np.isfinite(W).all() else start  # no minimum: it ran away
     return level.table(white.restore(put(level.coefficients(W))))
 
@@ -325,7 +325,7 @@ class Policies:
         which coordinate."""
         fits, (N, d), count = self.fits, self.table.shape, len(self.fits.shares)
         level = fits.expansions(N)
-        W = solve_lower(level, x, fits.constant(N), fits.target(x, N), level.eps**0.5).point.reshape(N, -1)
+        W = lower_minimum(level, x, fits.constant(N), fits.target(x, N), level.eps**0.5)
         values, hessian = fits.table @ W, level.lower(x, W).hessian
         if not np.isfinite(W).all() or not cholesky(hessian[None])[1].all():
             return Expansion(None, "the lower level is not convex in y here, so there is no policy to examine")

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, PyTree
 
 from ..derivatives import AT_ONCE, AtContext, flattened, totals_of
 from ..iteration import Result
-from ..lower import Dense, Law, MatrixFree, minimise
+from ..lower import DENSE_Y, Dense, Law, MatrixFree, minimise
 from ..study import Study
 from .method import Direct, Limits, objectives_of, outer_step
 
@@ -156,7 +156,7 @@ class Pointwise:
 
     def objective(self, x: np.ndarray) -> Dense | MatrixFree:
         """The lower level at the nodes, as functions of ``y``."""
-        if self.y.size * self.y.shape[1] <= AT_ONCE:  # the Hessians at all nodes fit
+        if self.y.shape[1] <= DENSE_Y and self.y.size * self.y.shape[1] <= AT_ONCE:  # the Hessians at all nodes fit
             return Dense(lambda y: self._asked("hessian", _models, x, y), self.study.eps)
         slope = lambda y: self._asked("lower_gradient", _slopes, x, y)
         return MatrixFree(slope, lambda y, v: self._asked("hessian_vector", _products, x, y, v), self.study.eps)

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..basis import Chebyshev
-from ..solvers import HOAG
 from .cleaning import cleaning, draw_cleaning
 from .dro import draw_dro, dro
 from .energy import draw_energy, energy
@@ -20,13 +18,11 @@ from .traffic import draw_two_edge_traffic, two_edge_traffic
 
 
 class Entry(NamedTuple):
-    """What ``cobilevel gallery`` solves: what makes an instance (of a seed, and of `sizes`), what draws its solution,
-    and what has to be stated to ``solve``."""
+    """What ``cobilevel gallery`` solves: what makes an instance, of a seed and of `sizes`; what draws its solution."""
 
     make: Callable[..., Instance]
     draw: Callable[[Instance, Any], Any]
     sizes: Callable[[], dict[str, Any]] = dict
-    settings: Callable[[], dict[str, Any]] = dict
 
 
 ENTRIES = {
@@ -41,10 +37,5 @@ ENTRIES = {
     "energy": Entry(energy, draw_energy),
     "federated": Entry(federated, draw_federated),
     "network": Entry(network, draw_network, lambda: {"roads": grid(2, 3, seed=2), "train": 300}),
-    "cleaning": Entry(
-        cleaning,
-        draw_cleaning,
-        lambda: {"train": 400, "validation": 300},
-        lambda: {"basis": Chebyshev(5), "solver": HOAG(outer=1e3), "steps": 10},
-    ),
+    "cleaning": Entry(cleaning, draw_cleaning, lambda: {"train": 400, "validation": 300}),
 }

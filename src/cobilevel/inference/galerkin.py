@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float, PyTree
 from scipy import special
 
 from ..derivatives import Expansions, flattened, galerkin
-from ..lower import DENSE_LIMIT, ROUNDINGS, Point, lower_size, solve_at
+from ..lower import ROUNDINGS, Point, lower_size, solve_at
 from ..problem import Finite, Level
-from ..reduction import Reduced
+from ..reduction import DENSE_LIMIT, Reduced
 from ..study import Study
 
 DOUBT = 0.007  # the chance that noise alone decides a single question

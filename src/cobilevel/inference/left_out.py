@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..lower import solve_at
-from .galerkin import Galerkin
+from .galerkin import NOTICED, Galerkin
 
 FOR_NOISE = 3  # Newton steps without a group: noise is then right to a percent, at corners of a policy too
 GROUPS = 20  # left out in turn; with 19 degrees of freedom an interval is 7% wider than with endless ones
@@ -38,7 +38,8 @@ def without_each(at: Galerkin, steps: int = 200) -> list[Galerkin]:
     solved = []
     for k in range(max(below.max(), above.max()) + 1):
         part = at.expansions.with_shares(without(lower.shares, below, k), without(upper.shares, above, k))
-        point = solve_at(part, at.point.x, at.point.W, at.target, steps=steps)
+        close = 0.0 if part.formed else NOTICED
+        point = solve_at(part, at.point.x, at.point.W, at.target, close, steps, at.point.adjoint)
         solved.append(replace(at, expansions=part, point=point))
     return solved
 

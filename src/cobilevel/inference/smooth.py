@@ -13,9 +13,10 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float
 
-from ..derivatives import DENSE_LIMIT, Curvature, following
+from ..derivatives import Curvature, following
 from ..lower import ROUNDINGS, lower_inverse
 from ..problem import CHECK_ROWS
+from ..reduction import DENSE_LIMIT
 from ..study import Study
 from .galerkin import (
     MOST_NUMBERS,

@@ -9,9 +9,8 @@ from scipy import special
 
 from ..basis import Orthonormal, by_component, richer_basis
 from ..derivatives import flattened
-from ..lower import DENSE_LIMIT
 from ..problem import Interval
-from ..reduction import Reduced, reduce_study
+from ..reduction import DENSE_LIMIT, Reduced, reduce_study
 from ..study import Study
 from .agreement import disagreement
 from .around import Around, look_around, look_by_differences

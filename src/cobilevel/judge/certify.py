@@ -29,12 +29,13 @@ from ..inference import (
     what_is_missed,
 )
 from ..keys import as_key
-from ..lower import DENSE_LIMIT, MISSING, feasibility_of, law_is_known
-from ..problem import Bounds, Data, Problem
+from ..lower import MISSING, feasibility_of, law_is_known
+from ..problem import Bounds, Data, Finite, Problem
 from ..programs import put
-from ..reduction import reduce_with
+from ..reduction import DENSE_LIMIT, Reduced, is_formed, nodes_for, reduce_with
 from ..study import Study, precision_for
 from ..trees import as_rows
+from .by_products import mean_values, measure_by_products
 from .certificate import Certificate, Constants, Regret
 from .comparison import (
     Measured,
@@ -111,8 +112,13 @@ def _certified(
     """The certificate, in the precision of the study."""
     if not bool(trees.finite((solution.x, solution.W))):
         raise ValueError("solution holds NaN or infinity, so there is nothing to certify; see solution.result.")
-    study = study.finite(key)
-    most = min(study.lower.contexts().supported(study.noisy), DENSE_LIMIT // study.problem.sizes[1])
+    study, basis, dy = study.finite(key), solution.basis, study.problem.sizes[1]
+    formed = is_formed(basis.size, dy, basis.one_hot)
+    most = study.lower.contexts().supported(study.noisy)
+    if formed:
+        most = min(most, DENSE_LIMIT // dy)
+    else:
+        study = study.with_nodes(2 * nodes_for(basis))
     richer = richer_basis(solution.basis.basis, study.problem.domain, solution.basis.size, most)
     richer = richer if richer is None or isinstance(richer, Orthonormal) else Orthonormal(richer)
     impossible = _impossible(study, solution, richer)
@@ -120,6 +126,8 @@ def _certified(
     if impossible[mode]:
         raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
     reduced = reduce_with(study, solution.basis, solution.W).whitened()
+    if not formed:
+        return _by_products(study, solution, reduced, mode, richer, constants, draws, key)
     wide = too_large(study, mode == "neighbours")
     crossed = mode in ("exact", "enriched") or not too_large_for_products(study)
     at, missed, left_out = Galerkin.at(reduced, flattened(solution.x), crossed=crossed), None, []
@@ -153,6 +161,30 @@ def _certified(
     return replace(found, left_out="; ".join(left_out))
 
 
+def _by_products(
+    study: Study,
+    solution: Solution,
+    reduced: Reduced,
+    mode: str,
+    richer: Basis | None,
+    constants: Constants | None,
+    draws: int,
+    key: Any,
+) -> Certificate:
+    """The certificate where the policy has too many coefficients for matrices."""
+    at = Galerkin.at(reduced, flattened(solution.x))
+    if mode == "held-out":
+        measured = measure_reduced(study, at, None)
+    else:
+        study.check_conditional()
+        measured = measure_by_products(study, solution, at, draws, key, None if mode == "exact" else richer)
+    values = mean_values(reduced.ordinary(), put(solution.x), reduced.W0, False)
+    lower_loss = mean_estimate(values, study.lower.contexts().shares())
+    found = _certificate(study, solution, measured, mode, None, None, constants, lower_loss)
+    words = f"the regret, since {reduced.basis.size} functions have too many coefficients for its curvature"
+    return replace(found, left_out=words)
+
+
 def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
     """The mean of ``g``, without a barrier, along the policy."""
     rows, level, constrained = study.lower.contexts(), study.lower, study.constrained
@@ -169,6 +201,7 @@ def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
 def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[str, str]:
     """For each mode why it is not possible, empty where it is."""
     d_x, d_y = study.problem.sizes
+    formed = is_formed(solution.basis.size, d_y, solution.basis.one_hot)
     contexts, coefficients = len(study.upper.contexts()), solution.basis.size * d_y
     large = "" if coefficients <= DENSE_LIMIT else f"N d_y = {coefficients} coefficients are more than {DENSE_LIMIT}."
     unknown = "" if law_is_known(study) else f"{MISSING[0].upper()}{MISSING[1:]}"
@@ -187,10 +220,15 @@ def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[
     crossed = "it needs joint samples, but these are Product data."
     crossed = crossed if study.upper.crossed or study.lower.crossed else ""
     alone = "the samples support no richer basis, or there is none." if richer is None else ""
+    if not formed:
+        many = slow = ""
+        large = f"N d_y = {coefficients} coefficients are too many for matrices."
+        if isinstance(study.problem.domain, Finite) and not study.lower.crossed:
+            unknown = unknown or "a function for each sample would have too many coefficients."
     return {
-        "exact": unknown or estimated or many or large,
-        "neighbours": ("" if solution.basis.one_hot else large) or crossed or lacking or (f"{wide}." if wide else ""),
-        "enriched": large or crossed or alone or slow,
+        "exact": unknown or estimated or many,
+        "neighbours": ("" if formed else large) or crossed or lacking or (f"{wide}." if wide else ""),
+        "enriched": crossed or alone or slow,
         "held-out": "",
     }
 

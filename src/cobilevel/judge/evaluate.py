@@ -17,9 +17,10 @@ from ..lower import Feasibility, exact_lower, feasibility_of, trouble_with
 from ..precision import double
 from ..problem import Data, Problem, decision_like
 from ..programs import put
-from ..reduction import Bilevel, Table, batch_of
+from ..reduction import Bilevel, Table, batch_of, is_formed, nodes_for
 from ..study import Study, precision_for
 from ..trees import as_rows
+from .by_products import upper_values
 from .intervals import Estimate, mean_estimate
 
 DRAWS_WANTED = "the number of draws at each context that conditional means and their noise are computed from"
@@ -70,6 +71,8 @@ def in_precision_of(study: Study, solution: Any) -> Solution:
 def _upper_values(study: Study, x: Float[np.ndarray, " dx"], y: Float[np.ndarray, "n dy"]) -> Float[np.ndarray, " n"]:
     """``f`` at a ``y`` for each of the upper level's contexts; its mean over the data where these are crossed."""
     level, sizes, problem = study.upper, Sizes(*study.problem.sizes), study.problem
+    if level.crossed and not is_formed(1, sizes.dy):
+        return upper_values(study, x, y)
     data = jax.tree.map(np.asarray, level.eta)  # pyright: ignore[reportAttributeAccessIssue]
     xi, count = np.asarray(level.contexts().xi), (level.count or 1) if level.crossed else 1
     means, numbers = [], len(xi) * count * sum(a[0].size for a in (xi, *jax.tree.leaves(data)))
@@ -123,6 +126,8 @@ def evaluate(
         if not bool(trees.finite((known.x, known.W))):
             raise ValueError("solution holds NaN or infinity, so there is nothing to evaluate; see solution.result.")
         study.check_conditional()
+        if not is_formed(1, study.problem.sizes[1]):
+            study = study.with_nodes(2 * nodes_for(known.basis))
         rows = study.upper.contexts()
         exact = exact_lower(study, known.x, rows.xi, draws, base)
         for factor in 10.0 ** np.arange(1, np.log10(_SHARPEST) + 1) if known.smoothing is not None else ():

@@ -1,14 +1,16 @@
 """The lower level, exactly: minimised over coefficients or context by context, with the hypergradient there."""
 
-from ..derivatives import DENSE_LIMIT
+from .by_products import curved_along, moved_by_products, preconditioner, solved_by_products, units_by_products
 from .constraints import Feasibility, feasibility_of, gave_way, with_barrier
 from .convexity import correlated, hidden_by_barrier
 from .corners import policy_with_corners
 from .damped_newton import ROUNDINGS, SOLVED, Dense, MatrixFree, cholesky, minimise, newton_steps
 from .per_context import (
+    DENSE_Y,
     MISSING,
     Law,
     LowerSolution,
+    each_context,
     exact_lower,
     law_at,
     law_is_known,
@@ -17,4 +19,4 @@ from .per_context import (
     solve_each,
     trouble_with,
 )
-from .reduced_at_x import Point, lower_inverse, lower_size, solve_at, solve_lower
+from .reduced_at_x import Point, lower_inverse, lower_minimum, lower_size, solve_at

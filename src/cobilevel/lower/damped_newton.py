@@ -18,9 +18,9 @@ from ..derivatives import Ledger, conjugate_gradient, oracles
 from ..reduction import Batch, Bilevel
 
 _FIRST_DAMPING = 1e-3  # relative to the curvature of each coordinate
-_LENGTHS = 40  # evaluations along one direction: enough for any scale, since shortening and stretching accelerate
+LENGTHS = 40  # evaluations along one direction: enough for any scale, since shortening and stretching accelerate
 _LEVEL = 0.5  # of the slope along a direction, left where a step ends: a Newton step leaves none of a quadratic
-_ARMIJO = 1e-4  # of the decrease that the slope promised, the customary constant
+ARMIJO = 1e-4  # of the decrease that the slope promised, the customary constant
 ROUNDINGS = 32  # the noise of values, gradients and steps, in units of their own precision: they are long sums
 SOLVED = 0.75  # exponent of the precision: a residual or a step this small will do, since Newton's steps square it
 _SLACK = 1e3  # times its noise, where the gradient falls no further
@@ -229,10 +229,10 @@ def _along(
     length, low, high = np.ones(k), np.zeros(k), np.full(k, np.inf)
     low_slope, high_slope = steep.copy(), np.full(k, np.inf)
     best, asked, gone, turn = here, usable, np.zeros(k), 0  # best: what is known at `low`
-    for turn in range(1, _LENGTHS + 1 if usable.any() else 1):
+    for turn in range(1, LENGTHS + 1 if usable.any() else 1):
         there = here.moved(here.point + (length * asked)[:, None] * p, objective)
         slope = np.sum(there.gradient * p, axis=1)
-        seen = there.value <= here.value + _ARMIJO * length * steep
+        seen = there.value <= here.value + ARMIJO * length * steep
         hidden = (-length * steep <= 2 * rounding) & (there.value <= here.value + rounding)
         falls = np.isfinite(slope) & (seen | hidden)
         level = asked & falls & (np.abs(slope) <= _LEVEL * np.abs(steep))
@@ -343,7 +343,7 @@ def newton_steps(
 
         def falls(trial):
             length, there, slope_there, _ = trial
-            seen = there <= value + _ARMIJO * length * steep
+            seen = there <= value + ARMIJO * length * steep
             hidden = (there <= value + noise) & (jnp.linalg.norm(slope_there) < size)
             return (steep < 0) & (seen | hidden)
 
@@ -352,7 +352,7 @@ def newton_steps(
             return length / 2, *slope(z + length / 2 * p), tries + 1
 
         first = (jnp.ones_like(value), *slope(z + p), jnp.int32(1))
-        trial = jax.lax.while_loop(lambda t: ~falls(t) & (t[3] < _LENGTHS), halve, first)
+        trial = jax.lax.while_loop(lambda t: ~falls(t) & (t[3] < LENGTHS), halve, first)
         moved = falls(trial)
         length, there, after, tries = trial
         keep = lambda new, old: jnp.where(moved, new, old)

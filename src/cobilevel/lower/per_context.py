@@ -11,13 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
+from ..basis import OneHot
 from ..derivatives import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes
 from ..keys import as_key
 from ..problem import Finite, Problem
-from ..programs import Held
+from ..programs import Held, put
+from ..reduction import Batch, Bilevel, EveryPair, Table
 from ..study import Study
 from ..trees import as_rows, flattened, shaped_like
-from .damped_newton import Dense, MatrixFree, minimise
+from .by_products import minimised_by_products, preconditioner
+from .damped_newton import SOLVED, Dense, minimise
 
 DENSE_Y = 64  # the largest y whose Hessian is formed at each context
 _HELD = 4 * AT_ONCE  # numbers that are drawn once and kept
@@ -174,21 +177,9 @@ class Means:
             self._last = x, y.copy(), LowerRows(*map(self._mean, rows)), slopes
         return self._last[2:]
 
-    def objective(self, x: np.ndarray) -> Dense | MatrixFree:
+    def objective(self, x: np.ndarray) -> Dense:
         """The means as functions of ``y``, to be minimised."""
-        eps, dy = float(np.finfo(self.dtype).eps), self.sizes.dy
-        if dy <= DENSE_Y:
-            return Dense(lambda y: self.at(x, y)[:3], eps)
-        products = RowDerivatives.product(self.problem.lower, self.blocks)  # pyright: ignore
-
-        def table(y: np.ndarray, v: np.ndarray) -> np.ndarray:
-            return self._mean(products.table(x, np.repeat(np.concatenate([y, v], axis=1), self.rows, axis=0)))
-
-        def slope(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            means = table(y, np.zeros_like(y))
-            return means[:, 0], means[:, 1 : 1 + dy]
-
-        return MatrixFree(slope, lambda y, v: table(y, v)[:, 1 + dy :], eps)
+        return Dense(lambda y: self.at(x, y)[:3], float(np.finfo(self.dtype).eps))
 
 
 def _drawn(problem: Problem, law: Law, part: slice) -> PyTree:
@@ -209,7 +200,7 @@ def _sizes(problem: Problem, crossed: bool) -> Sizes:
 
 def _numbers(sizes: Sizes) -> int:
     """Those that a row takes."""
-    return sizes.lower if sizes.dy <= DENSE_Y or sizes.crossed else 1 + 2 * sizes.dy
+    return sizes.lower if sizes.dy <= DENSE_Y or sizes.crossed else 1 + sizes.dy
 
 
 def _in_parts(problem: Problem, law: Law, crossed: bool) -> Iterator[tuple[slice, Means]]:
@@ -239,7 +230,13 @@ def _solve_each(
     share = max(1e-10, 100 * float(np.finfo(dtype).eps)) if tolerance is None else tolerance
     begin = np.tile(y0, (len(law.xi), 1)) if start is None else as_rows(start)
     solved, along = [], []
-    for part, means in _in_parts(problem, law, crossed):
+    if len(y0) > DENSE_Y:
+        each = max(1, len(law.xi) if law.keys is None else AT_ONCE // (law.rows * len(y0)))
+        parts = [slice(k, k + each) for k in range(0, len(law.xi), each)]
+        solved = [_solved_by_products(problem, at, law, part, begin[part], share) for part in parts]
+        if crossed:
+            along = [lower_along(problem, at, np.concatenate([y for y, *_ in solved]), law)]
+    for part, means in _in_parts(problem, law, crossed) if not solved else ():
         solved.append(_solved(means, at, y0, begin[part], share / 2, law))
         along += [means.at(at, solved[-1][0])] if crossed else []
     joined = lambda parts: [np.concatenate(each) for each in zip(*parts, strict=True)]
@@ -266,6 +263,53 @@ def _solved(
             noise = np.sum(apart**2, axis=(1, 2)) / (law.rows * (law.rows - 1))
     size = np.linalg.norm(end.gradient, axis=1) / np.maximum(first, np.finfo(float).tiny)
     return end.point, end.converged, size, convex, noise
+
+
+def each_context(
+    problem: Problem, law: Law, shares: Float[np.ndarray, " m"] | None = None, part: slice = slice(None)
+) -> Bilevel:
+    """The lower level at some contexts of a law as one reduced problem, with a function for each of them; `shares`: of
+    the contexts, by default equal ones."""
+    xi, dtype = np.asarray(law.xi)[part], jax.tree.leaves(problem.y0)[0].dtype
+    m, weights = len(xi), law.weights
+    often_met = np.ones(m) if shares is None else m * shares
+    batch = lambda place, eta, weight: Batch(
+        OneHot(put(place), put(np.ones(len(place), dtype)), m),
+        put(xi[place]),
+        put(eta),
+        put((weight * often_met[place]).astype(dtype)),
+    )
+    if law.keys is not None:
+        drawn = _drawn(problem, law, part) if law.eta is None else jax.tree.map(lambda a: a[part], law.eta)
+        eta = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), drawn)
+        source: Any = Table(batch(np.repeat(np.arange(m), law.rows), eta, np.ones(m * law.rows)))
+    elif law.rows == 1:  # no noise, and perhaps no data at all
+        source = Table(batch(np.arange(m), jax.tree.map(lambda a: np.repeat(a, m, axis=0), law.eta), np.ones(m)))
+    elif weights is not None and weights.ndim == 2:
+        place, row = np.nonzero(weights[part])
+        share = weights[part][place, row] / weights[part].sum(axis=1)[place]
+        source = Table(batch(place, jax.tree.map(lambda a: np.asarray(a)[row], law.eta), share * len(row) / m))
+    else:
+        often = None if weights is None else put((weights / weights.mean()).astype(dtype))
+        source = EveryPair(batch(np.arange(m), None, np.ones(m)), put(law.eta), often)
+    W0 = put(jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], m, axis=0), problem.y0))
+    return Bilevel(problem, source, source, W0)
+
+
+def _solved_by_products(
+    problem: Problem, x: np.ndarray, law: Law, part: slice, begin: np.ndarray, share: float
+) -> tuple[np.ndarray, ...]:
+    """The same for a large ``y``: side by side, each by products."""
+    reduced = each_context(problem, law, part=part)
+    x0, W = (
+        shaped_like(like, a, reduced.dtype, k) for like, a, k in ((problem.x0, x[None], 0), (reduced.W0, begin, 1))
+    )
+    share = max(
+        share / 100, float(np.finfo(reduced.dtype).eps) ** SOLVED
+    )  # of coefficients, of which gradients are larger
+    y, solved, left = minimised_by_products(reduced, x0, W, preconditioner(reduced, x0, W), np.asarray(share))
+    none = np.zeros(len(begin))
+    return as_rows(y), np.asarray(solved), np.asarray(left, float), np.ones(len(begin), bool), none
 
 
 def lower_along(problem: Problem, x: PyTree, y: PyTree, law: Law) -> LowerRows:

@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from ..derivatives import Expansions, LowerSums
-from .damped_newton import Dense, Iterates, MatrixFree, cholesky, conjugate_gradients, minimise, solve_with
+from .by_products import preconditioner, solved_by_products
+from .damped_newton import Dense, Iterates, cholesky, minimise, solve_with
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,17 @@ def solve_lower(
         return *one(lower.value, lower.slope), lower
 
     slope = lambda z: one(*expansions.lower_slope(x, table(z)))
-    product = lambda z, v: expansions.hessian_product(x, table(z), table(v)).reshape(1, -1)
-    formed, eps = expansions.formed, expansions.eps
-    formed_by = lambda: _Formed(model, eps, slope if expansions.long_rows else None)
-    objective = formed_by() if formed else MatrixFree(slope, product, eps)
+    objective = _Formed(model, expansions.eps, slope if expansions.long_rows else None)
     return minimise(objective, W.reshape(1, -1), target, steps, close)
+
+
+def lower_minimum(
+    expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
+) -> Float[np.ndarray, "N dy"]:
+    """The coefficients there, also where the Hessian is not formed; `target` and `close` as above."""
+    if not expansions.formed:
+        return solve_at(expansions, x, W, target, close).W
+    return solve_lower(expansions, x, W, target, close).point.reshape(W.shape)
 
 
 def lower_size(expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"]) -> float:
@@ -97,11 +104,19 @@ def solve_at(
     target: float,
     close: float = 0.0,
     steps: int = 200,
+    adjoint: Float[np.ndarray, "N dy"] | None = None,
+    trial: bool = False,
 ) -> Point:
     r"""Solves the reduced lower level at ``x`` from ``W`` and takes the hypergradient there,
-    $\partial_1 f - \partial_{12} g\, v$ with $\partial_{22} g\, v = \partial_2 f$."""
+    $\partial_1 f - \partial_{12} g\, v$ with $\partial_{22} g\, v = \partial_2 f$.
+
+    `adjoint`: a guess of ``v``, for where it comes by products; `close` is then how exact all of it is to be, and a
+    `trial` is given up where that takes many products: the point is not sound.
+    """
+    if not expansions.formed:
+        return _by_products(expansions, x, W, close, adjoint, steps, trial)
     end = solve_lower(expansions, x, W, target, close, steps)
-    W, upper, v, definite, sensitivity = (_adjoint if expansions.formed else _adjoint_by_products)(expansions, x, end)
+    W, upper, v, definite, sensitivity = _adjoint(expansions, x, end)
     crossed = expansions.crossed
     moved = np.tensordot(v, end.hessian.cross, axes=2) if crossed else expansions.cross_product(x, W, v)
     return Point(
@@ -114,7 +129,7 @@ def solve_at(
         definite=definite,
         adjoint=v,
         sensitivity=sensitivity,
-        hessian=end.hessian.hessian if expansions.formed else None,
+        hessian=end.hessian.hessian,
     )
 
 
@@ -140,10 +155,32 @@ def lower_inverse(point: Point, right: Float[np.ndarray, "N dy k"]) -> Float[np.
     return solve_with(factor, right.reshape(*factor.shape[:2], -1)).reshape(right.shape)
 
 
-def _adjoint_by_products(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Iterates) -> tuple[Any, ...]:
-    """The same by conjugate gradients; they meet nonpositive curvature where the lower level is not convex."""
-    W = end.point.reshape(expansions.functions, -1)
-    upper = expansions.upper(x, W)
-    product = lambda v: expansions.hessian_product(x, W, v.reshape(W.shape)).reshape(1, -1)
-    v, curvature = conjugate_gradients(product, upper.d2.reshape(1, -1))
-    return W, upper, v.reshape(W.shape), bool(curvature[0] > 0) or not np.isfinite(upper.value), None
+def _by_products(
+    expansions: Expansions,
+    x: Float[np.ndarray, " dx"],
+    W: Float[np.ndarray, "N dy"],
+    close: float,
+    adjoint: Any,
+    steps: int,
+    trial: bool,
+) -> Point:
+    """The same in one compiled loop; conjugate gradients meet nonpositive curvature where the lower level is not
+    convex."""
+    v = np.zeros_like(W) if adjoint is None else adjoint
+    accuracy = np.asarray(close or expansions.eps**0.5, expansions.dtype)
+    limits = np.int32(steps), np.int32(2000 if trial else 20_000)
+    end = expansions.asked(solved_by_products, x, W, v, more=(expansions.prepared(preconditioner), accuracy, *limits))
+    slopes, products = (int(part) for part in end.spent)
+    for kind, times in (("lower_gradient", slopes), ("hessian_vector", products), ("cross_product", 1)):
+        expansions.charge(*[kind] * times)
+    expansions.charge("upper_gradient")
+    return Point(
+        x=x,
+        W=expansions.table(end.W),
+        value=float(end.value),
+        gradient=expansions.gradient(end.gradient),
+        lower_gradient=float(np.linalg.norm(end.lower_gradient)),
+        solved=bool(np.all(end.solved)),
+        definite=bool(end.met > 0) or not np.isfinite(end.value),
+        adjoint=expansions.table(end.adjoint),
+    )

@@ -198,7 +198,8 @@ class Product(Level):
     - `contexts`: as for ``Samples``, or a distribution on the domain. Methods that need a finite pool then use its
       Gauss quadrature with ``nodes`` nodes per dimension; stochastic methods draw fresh contexts.
     - `eta`: the data, any pytree of arrays with a common leading axis.
-    - `nodes`: the number of quadrature nodes per dimension.
+    - `nodes`: the number of quadrature nodes per dimension; by default 64, or where ``y`` is large as many as the basis
+      needs.
 
     **Example:**
 
@@ -211,20 +212,21 @@ class Product(Level):
     crossed: ClassVar[bool] = True
     given: Any
     eta: PyTree[Shaped[Held, "n ..."]]
-    nodes: int = eqx.field(static=True)
+    nodes: int | None = eqx.field(static=True)
 
-    def __init__(self, contexts: Any, eta: PyTree, nodes: int = 64):
+    def __init__(self, contexts: Any, eta: PyTree, nodes: int | None = None):
         ready = isinstance(contexts, Distribution | Contexts)
         self.given = contexts if ready else read_columns(contexts, "Product: contexts")
         self.eta, self.nodes = each_leaf(data_leaf, eta, "Product: eta"), nodes
 
     def __check_init__(self):
         require_rows(self.eta, "Product: eta", None)
-        whole("Product: nodes", self.nodes)
+        if self.nodes is not None:
+            whole("Product: nodes", self.nodes)
         if self.law is None:
             require_contexts(self.contexts().xi, "Product: contexts")
         else:
-            require_nodes(self.law, self.nodes, "Product: nodes")
+            require_nodes(self.law, self.nodes or 64, "Product: nodes")
 
     @property
     def count(self):
@@ -237,8 +239,11 @@ class Product(Level):
     def contexts(self):
         if self.law is None:
             return Samples(self.given)
-        points, weights = self.law.quadrature(self.nodes)
+        points, weights = self.law.quadrature(self.nodes or 64)
         return Samples(Contexts(points), None, weights)
+
+    def with_nodes(self, nodes):
+        return self if self.law is None or self.nodes is not None else Product(self.given, self.eta, nodes)
 
     def with_contexts(self, change):
         if self.law is not None:

@@ -72,6 +72,10 @@ class Level(eqx.Module):
         """The same data with their contexts changed; a distribution stays as it is."""
         raise NotImplementedError
 
+    def with_nodes(self, nodes: int) -> "Level":
+        """The same data with so many nodes per dimension where contexts are integrated and no number is stated."""
+        return self
+
     @abstractmethod
     def example(self, rows: int = 1) -> Any:
         """A few joint samples, to look at shapes and dtypes."""

@@ -117,6 +117,20 @@ class Batch(eqx.Module):
         return replace(part, weight=part.weight * rows.share, count=rows.count)
 
 
+class Crossed(eqx.Module):
+    """Contexts with their features, each with every row of the data: a batch of all pairs, none of them formed.
+
+    `often`: how often each row of the data counts, once in the mean."""
+
+    contexts: Batch
+    eta: PyTree[Shaped[Array, "n ..."]]
+    often: Float[Array, " n"] | None = None
+    count: None = None
+
+    def __len__(self) -> int:
+        return len(self.contexts) * len(jax.tree.leaves(self.eta)[0])
+
+
 def batch_of(basis: FeatureMap, samples: Samples) -> Batch:
     """Samples with the features of a fitted basis."""
     dtype = basis.constant.dtype
@@ -143,6 +157,10 @@ class Source(eqx.Module):
 
     def contexts_pool(self) -> Batch:
         """The contexts there are, each once for joint samples; its features are what matters."""
+        return self.pool()
+
+    def whole(self) -> Batch | Crossed:
+        """All there is, for a mean over it: pairs of contexts and data are not formed."""
         return self.pool()
 
     @abstractmethod
@@ -205,19 +223,26 @@ class Table(Source):
         return self.table.take(rows)
 
 
-class Pairs(Source):
-    """Contexts (with features computed once) that meet every row of the data."""
+class EveryPair(Source):
+    """Contexts with their features that meet every row of the data; `often`: how often each of these counts."""
 
     contexts: Batch
-    product: Product
-    basis: FeatureMap
+    eta: PyTree[Shaped[Array, "n ..."]]
+    often: Float[Array, " n"] | None = None
 
     def contexts_pool(self):
         return self.contexts
 
+    def whole(self):
+        return Crossed(self.contexts, self.eta, self.often)
+
+    @property
+    def rows(self):
+        return len(self.whole())
+
     def pool(self):
-        m, n = len(self.contexts), self.product.count
-        row = jax.tree.map(lambda a: a[:1], (self.contexts, self.product.eta))
+        m, n = len(self.contexts), len(jax.tree.leaves(self.eta)[0])
+        row = jax.tree.map(lambda a: a[:1], (self.contexts, self.eta))
         size = m * n * sum(leaf.nbytes for leaf in jax.tree.leaves(row))
         most = min(MOST_KEPT, memory_limit())
         if size > most:
@@ -226,8 +251,46 @@ class Pairs(Source):
                 f"{gibibytes(most)}. Use fewer contexts (Product(..., nodes=...)), or a solver that draws batches, "
                 "such as SOBA."
             )
-        context = jax.tree.map(lambda a: a[jnp.repeat(jnp.arange(m), n)], self.contexts)
-        return replace(context, eta=jax.tree.map(lambda a: a[jnp.tile(jnp.arange(n), m)], self.product.eta))
+        return self._at(jnp.arange(m * n))
+
+    def _at(self, index: Int[Array, " b"]) -> Batch:
+        context, row = jnp.divmod(index, len(jax.tree.leaves(self.eta)[0]))
+        batch = replace(_at(self.contexts, context), eta=_at(self.eta, row))
+        return batch if self.often is None else replace(batch, weight=batch.weight * self.often[row])
+
+    def turned(self, transform):
+        return replace(self, contexts=replace(self.contexts, features=combine(self.contexts.features, transform)))
+
+    def plan(self, key, number, size, shuffle):
+        return None, batch_rows(key, number, size, self.rows, shuffle, self.contexts.weight.dtype)
+
+    def fetch(self, drawn, rows):
+        batch = self._at(rows.index)
+        return replace(batch, weight=batch.weight * rows.share, count=rows.count)
+
+
+class Pairs(Source):
+    """Contexts (with features computed once) that meet every row of the data; where they are an expectation, batches
+    have fresh ones."""
+
+    contexts: Batch
+    product: Product
+    basis: FeatureMap
+
+    def _every(self) -> EveryPair:
+        return EveryPair(self.contexts, self.product.eta)
+
+    def contexts_pool(self):
+        return self.contexts
+
+    def whole(self):
+        return self._every().whole()
+
+    def pool(self):
+        return self._every().pool()
+
+    def turned(self, transform):
+        return self._every().turned(transform)
 
     @property
     def rows(self):

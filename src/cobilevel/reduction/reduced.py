@@ -32,9 +32,24 @@ from ..problem import Finite, PartitionedSamples, Problem
 from ..programs import arithmetic, put
 from ..study import Constrained, Study
 from ..trees import shaped_like
-from .batches import Batch, Source, Table, source_of
+from .batches import Batch, Crossed, Source, Table, source_of
 from .factored import values_in_factors
 from .far_rows import FarRows, FarTable
+
+DENSE_LIMIT = 2000  # the most coefficients whose Hessian is formed; beyond, only its products with vectors are
+
+
+def is_formed(functions: int, dy: int, one_hot: bool = False) -> bool:
+    """Whether the Hessian of the lower level is formed with so many functions; else it comes as products. Where it is
+    formed for one function, it is for a few: else the rows' own second derivatives are too large."""
+    numbers = functions * dy * (dy if one_hot else functions * dy)
+    return numbers <= DENSE_LIMIT**2 and 6 * dy <= DENSE_LIMIT
+
+
+def nodes_for(basis: FeatureMap) -> int:
+    """How many quadrature nodes per dimension integrate products of two of its functions, for which as many would do,
+    and what varies with them: twice as many, and eight."""
+    return 2 * round(basis.size ** (1 / max(1, basis.domain.dimension))) + 8
 
 
 class Turn(eqx.Module):
@@ -76,19 +91,34 @@ class Bilevel(eqx.Module):
         """A gradient in ``W``, from one in these weights."""
         return weights if self.turn is None else self.turn.of(self.turn.matrix.T, weights)
 
-    def _mean(self, function: Any, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
+    def values(
+        self, function: Any, x: PyTree, W: PyTree, batch: Batch | Crossed
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """A function at the policy on each row of a batch, and the rows' weights, 1 in the mean."""
         W = self.weights(W)
+        if isinstance(
+            batch, Crossed
+        ):  # what is linear in y becomes a product of matrices: data times y of all contexts
+            context = batch.contexts
+            of_data = jax.vmap(function, in_axes=(None, None, None, 0))
+            each = jax.vmap(of_data, in_axes=(None, 0, 0, None))
+            shares = context.weight[:, None] * (1 if batch.often is None else batch.often)
+            return each(x, combine(context.features, W), context.xi, batch.eta), shares
         values = values_in_factors(function, x, W, batch.features, batch.xi, batch.eta)
         if values is None:
             y = combine(batch.features, W)
             values = jax.vmap(function, in_axes=(None, 0, 0, 0))(x, y, batch.xi, batch.eta)
-        return jnp.mean(batch.weight * values).astype(batch.weight.dtype)
+        return values, batch.weight
 
-    def upper(self, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
+    def _mean(self, function: Any, x: PyTree, W: PyTree, batch: Batch | Crossed) -> Float[Array, ""]:
+        values, weights = self.values(function, x, W, batch)
+        return jnp.mean(weights * values).astype(weights.dtype)
+
+    def upper(self, x: PyTree, W: PyTree, batch: Batch | Crossed) -> Float[Array, ""]:
         """The batch mean of ``f(x, W Phi(xi), xi, eta)``."""
         return self._mean(self.problem.upper, x, W, batch)
 
-    def lower(self, x: PyTree, W: PyTree, batch: Batch) -> Float[Array, ""]:
+    def lower(self, x: PyTree, W: PyTree, batch: Batch | Crossed) -> Float[Array, ""]:
         """The batch mean of ``g(x, W Phi(xi), xi, eta)``."""
         return self._mean(self.problem.lower, x, W, batch)
 
@@ -208,7 +238,12 @@ def reduce_study(study: Study, basis: Basis) -> Reduced:
 
 
 def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Reduced:
-    """The reduced problem for a basis that is fitted already, perhaps to other samples; from ``W``, or from ``y0``."""
+    """The reduced problem for a basis that is fitted already, perhaps to other samples; from ``W``, or from ``y0``.
+
+    Where its Hessian is not formed, contexts are integrated with as many nodes as the basis needs.
+    """
+    if not is_formed(fitted.size, study.problem.sizes[1], fitted.one_hot):
+        study = study.with_nodes(nodes_for(fitted))
     problem, observed, whitening = study.problem, study.lower.contexts(), None
     lower: Any = source_of(study.lower.here, fitted)
     if isinstance(study.lower, PartitionedSamples):

@@ -15,12 +15,13 @@ import numpy as np
 from ..checks import positive, whole
 from ..derivatives import Curvature, Expansions, HostLedger, flattened
 from ..iteration import ROUNDINGS, Clock, Evolving, Result, Solver
-from ..lower import Point, lower_size, solve_at
+from ..lower import Point, curved_along, lower_size, solve_at, units_by_products
 from ..programs import plain
 from .newton_model import Model, Secants, explaining, free_at, units_of
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 _FAR_OFF = 1e-3  # of the spread: a decrease promised above which half as many digits of the coefficients will do
+_EXACTLY = 10 * _FAR_OFF  # of the gradient, by products: what it may be off; of coefficients and adjoint, a tenth
 _TRIALS = 40  # along one direction: enough for any scale, since shortening and stretching accelerate
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
 _FAIR_SHARE = 1e-4  # of the decrease that the slope promised (Armijo), the customary constant
@@ -59,13 +60,14 @@ class Plan:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Current:
-    """The upper objective at the iterate: `value` and `gradient`, the `size` of what bounds leave of it; and the size
-    of the lower gradient."""
+    """The upper objective at the iterate: `value` and `gradient`, the `size` of what bounds leave of it; the size of
+    the lower gradient; the `adjoint`, where the next one starts from it."""
 
     value: Any
     gradient: Any
     size: Any
     lower_gradient: Any
+    adjoint: Any
 
 
 @jax.tree_util.register_dataclass
@@ -101,13 +103,13 @@ class Newton(Solver):
     r"""Solves the reduced problem over all samples at once.
 
     At each ``x`` the coefficients minimise $g_\Phi$ by a damped Newton method on the structured Hessian
-    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients, applied as products beyond),
-    starting from a prediction by the previous solution. The hypergradient is exact, by implicit differentiation; ``x``
-    moves by Newton steps too, on the exact Hessian of the reduced objective (of samples in partitions, that of the rows
-    in this process), its eigenvalues made positive, within the bounds, with a line search. Far from the solution the
-    Hessian of a policy straight in ``x`` (Gauss and Newton's) is used where it explains the last step better. Where
-    neither explains it, as across kinks of ``f``, secant pairs correct the Hessian; they replace it if it cannot be
-    formed.
+    $\mathrm{mean}(\partial_{22} g \otimes \Phi\Phi^T)$ (formed up to 2000 coefficients; beyond, preconditioned
+    conjugate gradients take its products), starting from a prediction by the previous solution. The hypergradient is
+    exact, by implicit differentiation; ``x`` moves by Newton steps too, on the exact Hessian of the reduced objective
+    (of samples in partitions, that of the rows in this process), its eigenvalues made positive, within the bounds, with
+    a line search. Far from the solution the Hessian of a policy straight in ``x`` (Gauss and Newton's) is used where it
+    explains the last step better. Where neither explains it, as across kinks of ``f``, secant pairs correct the
+    Hessian; they replace it if it cannot be formed.
     Features are whitened first, so the solution depends on the span of the basis and not on its conditioning;
     directions that the observed contexts do not determine keep their initial values.
 
@@ -147,13 +149,19 @@ class Newton(Solver):
 
     def init(self, reduced, key, steps):
         at = self.ready(reduced)
-        zero, none, crossed = np.zeros((), at.dtype), np.zeros(at.dx), at.dx if at.crossed else 0
+        zero, none, crossed = (
+            np.zeros((), at.dtype),
+            np.zeros(at.dx),
+            at.dx if at.crossed or self._by_columns(at) else 0,
+        )
         return NewtonState(
             x=at.decision(np.clip(at.start, *at.bounds)),
             W=at.coefficients(at.table(at.reduced.W0)),
             clock=Clock.start(steps),
             ledger=HostLedger.of({}),
-            current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero),
+            current=Current(
+                zero, np.zeros(at.dx, at.dtype), zero, zero, _kept_adjoint(at, at.table(at.reduced.W0) * 0)
+            ),
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
             plan=Plan(none, np.asarray(np.inf), np.ones(()), np.zeros(()), none, np.zeros(())),
             secants=Secants.none(self.memory, at.dx, at.dtype),
@@ -171,25 +179,30 @@ class Newton(Solver):
         if begun:
             end, refused = _search(at, here, state.plan, target, 0.0 if failures else _closeness(at, state.plan))
         else:
-            target = at.eps**_LOWER_ACCURACY * lower_size(at, here.x, here.W)
-            end = solve_at(at, here.x, here.W, target)
+            target = at.eps**_LOWER_ACCURACY * lower_size(at, here.x, here.W) if at.formed else 0.0
+            end = solve_at(at, here.x, here.W, target, 0.0 if at.formed else _FAR_OFF)
+        bent = None
         if end is None:
             end, failures, secants = solve_at(at, here.x, here.W, target), failures + 1, state.secants.without()
             plan, result = _after_failure(at, end, state.plan, failures)
         elif begun or end.sound:
             seen = [(here, end), *([(end, refused)] if refused and refused.sound else [])] if begun else []
             news = [(b.x - a.x, b.gradient - a.gradient) for a, b in seen]
-            plan, secants, result = self._planned(at, end, state.plan, state.secants, news, here.value - end.value)
+            if self._by_columns(at):
+                bent, moved = curved_along(at, end, np.eye(at.dx), _EXACTLY)
+                end = replace(end, sensitivity=moved)
+            fallen = here.value - end.value
+            plan, secants, result = self._planned(at, end, state.plan, state.secants, news, fallen, bent)
             failures = 0
         else:
             plan, secants, result, end = state.plan, state.secants, trouble(end), here
-        moving = np.where(free_at(at, end), end.gradient, 0.0)
+        moving, adjoint = np.where(free_at(at, end), end.gradient, 0.0), _kept_adjoint(at, end.adjoint)
         after = NewtonState(
             x=at.decision(end.x),
             W=at.coefficients(end.W),
             clock=replace(state.clock, result=result.code),
             ledger=state.ledger.plus(HostLedger.of(at.spent - before)),
-            current=Current(end.value, end.gradient, float(np.linalg.norm(moving)), end.lower_gradient),
+            current=Current(end.value, end.gradient, float(np.linalg.norm(moving)), end.lower_gradient, adjoint),
             sensitivity=np.zeros_like(state.sensitivity) if end.sensitivity is None else end.sensitivity,
             plan=plan,
             secants=secants,
@@ -197,6 +210,11 @@ class Newton(Solver):
             failures=failures,
         )
         return jax.tree.map(lambda new, old: np.asarray(new, old.dtype, order="C"), after, state)
+
+    @plain
+    def _by_columns(self, at: Expansions) -> bool:
+        """Whether the Hessian in ``x`` comes by products along each coordinate: as many would be remembered anyway."""
+        return not at.formed and at.dx <= self.memory
 
     @plain
     def _planned(
@@ -207,11 +225,13 @@ class Newton(Solver):
         secants: Secants,
         news: list[tuple[np.ndarray, np.ndarray]],
         fallen: float,
+        bent: np.ndarray | None,
     ) -> tuple[Plan, Secants, Result]:
         """The next step from a point, the secants that the Hessian does not explain, and whether that is the end.
 
         `news`: the last step with the change of the gradient along it, and that from its end to where the search was
-        refused; none before the first step. `fallen`: the decrease of the objective along the last step.
+        refused; none before the first step. `fallen`: the decrease of the objective along the last step; `bent`: its
+        Hessian, where it comes by products.
         """
         begun, changes = bool(news), news
         spread = float(last.spread) if begun and last.spread else _spread(at, point)
@@ -219,9 +239,15 @@ class Newton(Solver):
         if at.curved and point.sensitivity is not None:
             hessian, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
             exact = hessian = hessian if np.all(np.isfinite(hessian)) else None
+        elif bent is not None and np.all(np.isfinite(bent)):
+            exact = hessian = (bent + bent.T) / 2
+            straight = np.full_like(hessian, np.nan)
         unit = last.unit if hessian is None else units_of(hessian)
         lacking = ~np.isfinite(unit) | (unit == 0) & (point.gradient != 0)
-        if lacking.any() or (not begun and hessian is None):
+        if not begun and not at.crossed and hessian is None:
+            unit = units_by_products(at, point)
+            unit = np.where(np.isfinite(unit), unit, np.min(unit, initial=np.inf))
+        elif lacking.any() or (not begun and hessian is None):
             sizes = at.row_scales(point.x, point.W, point.adjoint, point.value).sizes
             other = np.sqrt(spread or 1.0) / sizes
             unit = np.where(lacking | (unit == 0), np.where(np.isfinite(other), other, 0.0), unit)
@@ -236,9 +262,11 @@ class Newton(Solver):
         promised = -float(point.gradient @ step) / 2
         if begun and point.value < -spread / at.eps and point.gradient @ last.step <= -_STEEP * 2 * last.promised:
             return Plan(step, promised, 1.0, 0.0, unit, spread), secants, Result.UNBOUNDED
-        share = at.eps**_ACCURACY if self.tolerance is None else float(self.tolerance)
+        share = at.eps ** (_ACCURACY if at.formed else 0.5) if self.tolerance is None else float(self.tolerance)
         spread = _spread(at, point) if promised <= max(share, np.sqrt(at.eps)) * spread else spread
         first = _trusted(step, unit, last, changes[0][0], fallen) if begun else 1.0
+        if not begun and hessian is None:  # lengths are not known: a short one, which a search makes longer
+            first = min(1.0, _EXACTLY * spread / promised) if promised > 0 else 1.0
         plan, noise = Plan(step, promised, first, 0.0, unit, spread), _noise(at, point, spread)
         small = promised <= share * spread
         level = begun and promised <= noise and promised > last.promised / 4
@@ -276,12 +304,17 @@ def _noise(at: Expansions, point: Point, spread: float) -> float:
     return ROUNDINGS * at.eps * max(abs(point.value), spread)
 
 
+def _kept_adjoint(at: Expansions, V: np.ndarray) -> np.ndarray:
+    """An adjoint, where it comes by products; else none of it."""
+    return V[:0] if at.formed else V
+
+
 def _iterate(at: Expansions, state: NewtonState) -> Point:
     """The iterate; not sound, so that a search does not end there."""
     x, W, now = flattened(state.x), at.table(state.W), state.current
-    sensitivity = np.asarray(state.sensitivity, float) if at.crossed else None
-    gradient = np.asarray(now.gradient, float)
-    return Point(x, W, float(now.value), gradient, float(now.lower_gradient), False, False, W, sensitivity)
+    sensitivity = np.asarray(state.sensitivity, float) if state.sensitivity.shape[2] else None
+    gradient, adjoint = np.asarray(now.gradient, float), np.asarray(now.adjoint, float)
+    return Point(x, W, float(now.value), gradient, float(now.lower_gradient), False, False, adjoint, sensitivity)
 
 
 def _trusted(step: np.ndarray, unit: np.ndarray, last: Plan, taken: np.ndarray, fallen: float) -> float:
@@ -298,9 +331,11 @@ def _trusted(step: np.ndarray, unit: np.ndarray, last: Plan, taken: np.ndarray, 
 
 def _closeness(at: Expansions, plan: Plan) -> float:
     """How far the lower level may be from its solution before its last Newton correction, which squares that, as a
-    share of the coefficients; 0 for not at all, where products stand for the Hessian and there is none."""
-    far = plan.promised > _FAR_OFF * plan.spread
-    return at.eps ** (0.3 if far else 0.6) if at.formed else 0.0
+    share of the coefficients. By products, how exact they and the adjoint are to be: the gradient, of which the
+    decrease promised is the square, is to be off by a small share."""
+    if at.formed:
+        return at.eps ** (0.3 if plan.promised > _FAR_OFF * plan.spread else 0.6)
+    return float(np.clip(_EXACTLY * np.sqrt(plan.promised / plan.spread), at.eps**0.75, _FAR_OFF))
 
 
 def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float) -> tuple[Point | None, Point | None]:
@@ -318,7 +353,8 @@ def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float
     low, high, length, shrink, refusals, best, refused = 0.0, np.inf, float(plan.first), 0.5, 0, None, None
     for turn in range(1, _TRIALS + 1):
         place = np.clip(here.x + length * step, *at.bounds)
-        point = solve_at(at, place, here.coefficients_at(place), np.inf if close else target, close)
+        goal, begin = np.inf if close else target, here.coefficients_at(place)
+        point = solve_at(at, place, begin, goal, close, adjoint=here.adjoint, trial=True)
         wanted = length * slope + length**2 * bend / 2
         if bend and -wanted <= noise:
             break

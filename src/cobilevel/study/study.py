@@ -180,6 +180,11 @@ class Study:
         """The same problem on other data of the same kind; on `lower` alone, where that is what both levels see."""
         return replace(self, lower=lower, upper=lower if upper is None else upper)
 
+    def with_nodes(self, nodes: int) -> "Study":
+        """The same study with so many nodes per dimension wherever contexts are integrated and no number is stated."""
+        lower = self.lower.with_nodes(nodes)
+        return self.on(lower) if self.shared else self.on(lower, self.upper.with_nodes(nodes))
+
     def _each(self, change: Callable[[Level, Array], Level], key: Array) -> "Study":
         """A change of both levels' data; what they share stays shared."""
         for_upper, for_lower = split_key(key)

@@ -1,0 +1,163 @@
+"""Large ``y`` with nothing set: hyper-cleaning, and a classifier for every context, with the bound by products.
+
+    python benchmarks/large_y.py cleaning --train 400 --validation 300 --seeds 10
+    python benchmarks/large_y.py cleaning --images mnist-size --train 19000 --validation 1000
+    python benchmarks/large_y.py users --rows 2000 --features 1000
+
+Prints, per seed, the seconds of the first and the second call, the exact loss at the answer against the best that
+L-BFGS on exact classifiers finds (`--best`), the certificate, and the rate of a product against that of matrices alone.
+"""
+
+import argparse
+import json
+import resource
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import minimize
+
+import cobilevel as cb
+
+
+def synthetic(count: int, pixels: int, seed: int = 0) -> cb.gallery.Images:
+    """Images of ten classes around smooth means, of the size of MNIST's."""
+    rng = np.random.default_rng(seed)
+    factors = rng.normal(size=(40, pixels)) / np.sqrt(pixels) * np.linspace(3.0, 0.3, 40)[:, None]
+    means = rng.normal(size=(10, 40))
+    labels = rng.integers(10, size=count)
+    pictures = (means[labels] + rng.normal(size=(count, 40)) * 1.5) @ factors + 0.02 * rng.normal(size=(count, pixels))
+    return cb.gallery.Images(pictures, labels, pictures[:1000], labels[:1000], "synthetic")
+
+
+def users(rows: int, features: int, seed: int = 0) -> tuple[cb.Problem, cb.Levels, cb.Levels]:
+    """A classifier over many features for every age, with a ridge for each of ten groups of features."""
+    rng, groups = np.random.default_rng(seed), 10
+    group = np.arange(features) * groups // features
+    size = np.array([3, 3, 2, 1, 1, 0.5, 0.2, 0, 0, 0])[group]
+    truth = rng.normal(size=(features, 3)) * size[:, None]
+
+    def draw(n: int) -> cb.Samples:
+        age, table = rng.uniform(0, 1, n), 3 * rng.normal(size=(n, features)) / np.sqrt(features)
+        score = table @ truth[:, 0] + age * (table @ truth[:, 1]) + np.sin(3 * age) * (table @ truth[:, 2])
+        label = (rng.uniform(size=n) < 1 / (1 + np.exp(-score))).astype(float)
+        return cb.Samples(age, {"features": table, "label": label})
+
+    def loss(x, y, age, eta):
+        score = eta["features"] @ y
+        return jnp.logaddexp(0, score) - eta["label"] * score
+
+    where = jnp.asarray(group)
+    ridge = lambda x, y, age, eta: loss(x, y, age, eta) + jnp.sum(jnp.exp(x)[where] * y**2)
+    x0, bounds = jnp.full(groups, -6.0), (-12.0, 2.0)
+    problem = cb.Problem(loss, ridge, x0=x0, y0=jnp.zeros(features), domain=cb.Interval(0.0, 1.0), x_bounds=bounds)
+    seen = draw(rows)
+    return problem, cb.Levels(draw(rows // 2), seen), cb.Levels(draw(rows // 2), seen)
+
+
+def best_exact(case: cb.gallery.Instance, nodes: int = 24, steps: int = 60) -> tuple[float, float]:
+    """The exact loss, by L-BFGS on exact classifiers at Gauss nodes; and the seconds."""
+    began = time.perf_counter()
+    u, w = np.polynomial.legendre.leggauss(nodes)
+    low, high = (float(np.squeeze(end)) for end in case.problem.domain.bounds)
+    xi, shares = jnp.asarray(low + (high - low) * (u + 1) / 2), jnp.asarray(w / 2)
+    seen, clean = ({k: jnp.asarray(v) for k, v in level.eta.items()} for level in (case.train.lower, case.train.upper))
+    ridge, n = case.truth.lower.regulariser, len(seen["label"])
+    log_losses = lambda y, data: (
+        -jnp.take_along_axis(
+            jax.nn.log_softmax(jnp.einsum("np,mpc->mnc", data["image"], y) / xi[:, None, None]),
+            jnp.broadcast_to(data["label"], (nodes, len(data["label"])))[..., None],
+            axis=2,
+        )[..., 0]
+    )
+    upper = lambda y: shares @ jnp.mean(log_losses(y, clean), axis=1)
+    lower = lambda x, y: jnp.sum(log_losses(y, seen) @ jax.nn.sigmoid(x)) / n + ridge * jnp.sum(y**2)
+
+    @jax.jit
+    def gradient(x, y, v):
+        value, pull = jax.value_and_grad(upper)(y)
+        product = lambda v: jax.jvp(lambda y: jax.grad(lower, 1)(x, y), (y,), (v,))[1]
+        v = jax.scipy.sparse.linalg.cg(product, pull, v, tol=1e-4, maxiter=3000)[0]
+        return value, -jax.grad(lambda x: jax.jvp(lambda y: lower(x, y), (y,), (v,))[1])(x), v
+
+    kept = {"y": None, "v": None}
+
+    def ask(z):
+        x = jnp.asarray(z * n)  # a weight is one of n
+        kept["y"] = case.truth.fit(x, xi, kept["y"], 1e-6).y
+        value, slope, kept["v"] = gradient(x, kept["y"], jnp.zeros_like(kept["y"]) if kept["v"] is None else kept["v"])
+        return 1e2 * float(value), 1e2 * n * np.asarray(slope)
+
+    options = {"maxcor": 20, "maxiter": steps, "ftol": 1e-9, "gtol": 1e-10}
+    found = minimize(ask, np.zeros(n), jac=True, method="L-BFGS-B", options=options)
+    return found.fun / 1e2, time.perf_counter() - began
+
+
+def rate(rows: int, columns: int, inner: int) -> float:
+    """Operations a second of two products of matrices of the sizes of a product with the Hessian."""
+    a, y = (jnp.asarray(np.random.default_rng(0).normal(size=shape)) for shape in ((rows, inner), (inner, columns)))
+    many = jax.jit(lambda a, y: jax.lax.fori_loop(0, 20, lambda _, y: 1e-3 * (a.T @ (a @ y)), y))
+    jax.block_until_ready(many(a, y))
+    began = time.perf_counter()
+    jax.block_until_ready(many(a, y))
+    return 20 * 4 * rows * inner * columns / (time.perf_counter() - began)
+
+
+def timed(call, *arguments):
+    began = time.perf_counter()
+    result = jax.block_until_ready(call(*arguments))
+    return result, time.perf_counter() - began
+
+
+def measured(asked: argparse.Namespace, seed: int) -> dict:
+    """All figures of one seed."""
+    case = None
+    if asked.what == "users":
+        problem, data, fresh = users(asked.rows, asked.features, seed)
+    else:
+        images = synthetic(asked.train + asked.validation, 784) if asked.images == "mnist-size" else asked.images
+        sizes = {"train": asked.train, "validation": asked.validation}
+        case = cb.gallery.cleaning(seed, images=images, dtype=np.float64, **sizes)
+        problem, data, fresh = case.problem, case.train, case.train
+    said = {"seed": seed}
+    _, said["first"] = timed(lambda: cb.solve(problem, data).x)
+    solution, said["second"] = timed(cb.solve, problem, data)
+    oracles, rows = solution.stats["oracles"], solution.stats["rows"]
+    said |= {"converged": solution.converged, "steps": solution.stats["steps"], "N": solution.basis.size}
+    said |= {"objective": float(solution.history["upper"][-1]), "products": oracles["hessian_vector"]["calls"]}
+    if case is not None:
+        pixels, nodes = problem.y0.shape[0], rows["lower"] // asked.train
+        work = 4 * asked.train * pixels * 10 * nodes
+        said["GFLOP_of_a_product"], spent = work / 1e9, solution.stats["total_seconds"]
+        said["GFLOP_per_s"] = work * said["products"] / spent / 1e9
+        said["GFLOP_per_s_of_matrices_alone"] = rate(asked.train, 10 * nodes, pixels) / 1e9
+    if asked.certify:
+        _, said["certify_first"] = timed(cb.certify, problem, solution, fresh)
+        certificate, said["certify_second"] = timed(cb.certify, problem, solution, fresh)
+        said |= {"F": float(certificate.objective), "F_interval": certificate.objective.interval}
+        if not seed:
+            print(certificate)
+    if asked.best and case is not None:
+        said["best"], said["best_seconds"] = best_exact(case)
+        loss = float(cb.evaluate(problem, solution, fresh).loss)
+        said |= {"exact": loss, "gap": loss / said["best"] - 1}
+    return said | {"memory_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["cleaning", "users"])
+    for name, number in {"train": 400, "validation": 300, "seeds": 1, "rows": 2000, "features": 1000}.items():
+        parser.add_argument(f"--{name}", type=int, default=number)
+    parser.add_argument("--images", default="digits")
+    parser.add_argument("--best", action="store_true", help="also L-BFGS on exact classifiers")
+    parser.add_argument("--certify", action="store_true")
+    asked = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    for seed in range(asked.seeds):
+        print(json.dumps(measured(asked, seed), default=float), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""A ``y`` whose second derivatives are not formed: against closed forms, differences, and what matrices give."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+from cobilevel.derivatives import Expansions
+from cobilevel.lower import curved_along, exact_lower, preconditioner, solve_at
+from cobilevel.reduction import reduce_study
+from cobilevel.study import Study
+
+SIZE = 400
+STIFF = jnp.asarray(np.geomspace(0.01, 100.0, SIZE))
+SHAPE = jnp.asarray(np.random.default_rng(0).normal(size=SIZE))
+
+
+def aim(x, context):
+    return SHAPE * x[0] * jnp.exp(context) + x[1]
+
+
+def lower(x, y, xi, eta):
+    return jnp.sum(STIFF * (y - aim(x, xi)) ** 2) / 2 + jnp.sum(y) * eta
+
+
+def upper(x, y, xi, eta):
+    return jnp.mean((y - SHAPE * (1 + xi) - 0.5) ** 2) + 0.01 * jnp.sum(x**2) + eta**2
+
+
+def problem(levels=(upper, lower)):
+    return cb.Problem(*levels, jnp.zeros(2), jnp.zeros(SIZE), cb.Interval(0.0, 1.0))
+
+
+def crossed(count=12):
+    noise = np.random.default_rng(1).normal(size=count)
+    return cb.Product(cb.Uniform(cb.Interval(0.0, 1.0)), noise - noise.mean())
+
+
+def best():
+    """The closed form: with noise of mean zero the policy is the aim, and the objective quadratic in ``x``."""
+    u, w = np.polynomial.legendre.leggauss(40)
+    xi, w = (u + 1) / 2, w / 2
+    rows = np.stack([np.asarray(SHAPE)[None] * np.exp(xi)[:, None], np.ones((len(xi), SIZE))], axis=2)
+    goal = np.asarray(SHAPE)[None] * (1 + xi)[:, None] + 0.5
+    normal = np.einsum("n,naj,nak->jk", w, rows, rows) / SIZE + 0.01 * np.eye(2)
+    return np.linalg.solve(normal, np.einsum("n,naj,na->j", w, rows, goal) / SIZE)
+
+
+@pytest.fixture(scope="module")
+def solved():
+    return cb.solve(problem(), crossed())
+
+
+def test_nothing_set_gives_the_closed_form(solved):
+    assert solved.converged
+    np.testing.assert_allclose(solved.x, best(), rtol=1e-3)  # what further functions may change
+    xi = np.linspace(0.0, 1.0, 7)
+    exact = np.stack([aim(solved.x, c) for c in xi])
+    np.testing.assert_allclose(solved.policy(xi), exact, atol=2e-2)
+    assert "would change the objective by" in solved.choices["basis"]
+    assert solved.stats["rows"]["lower"] < 64 * 12  # as many nodes as the basis needs
+
+
+def test_the_certificate_is_exact_and_covers(solved):
+    judged = cb.certify(problem(), solved, crossed())
+    assert judged.mode == "exact"
+    assert judged.objective.low <= float(judged.objective) <= judged.objective.high
+    exact = cb.evaluate(problem(), solved, crossed())
+    assert exact.loss == pytest.approx(float(judged.objective), rel=1e-6)
+    assert exact.policy_error == pytest.approx(float(judged.policy_error), rel=0.1)
+    assert float(judged.gradient_norm) < 1e-3
+    assert "too many coefficients" in judged.left_out
+
+
+def test_without_noise_each_context_has_a_lower_level_of_its_own():
+    levels = (lambda x, y, xi, eta: jnp.sum(y), lambda x, y, xi, eta: lower(x, y, xi, 0.0) + jnp.sum(jnp.cosh(y / 50)))
+    xi = np.linspace(0.0, 1.0, 6)
+    study = Study.of(problem(levels), cb.Samples(xi))
+    found = exact_lower(study, jnp.array([1.0, -0.3]), xi)
+    assert bool(np.all(found.converged))
+    slope = jax.jit(jax.vmap(lambda y, c: jax.grad(levels[1], 1)(jnp.array([1.0, -0.3]), y, c, None)))
+    assert np.max(np.abs(slope(jnp.asarray(found.y), xi))) < 1e-8
+
+
+def at_point(count=3, formed=False):
+    small = cb.Product(cb.Uniform(cb.Interval(0.0, 1.0)), np.array([-1.0, 0.2, 0.8]), nodes=8)
+    bent = lambda x, y, xi, eta: lower(x, y, xi, eta) + jnp.sum(jnp.cosh(y * x[1])) / 10
+    study = Study.of(problem((upper, bent)), small)
+    at = Expansions(reduce_study(study, cb.Chebyshev(count)).whitened().ordinary())
+    assert not at.formed
+    x = np.array([0.8, 0.4])
+    return at, lambda x: solve_at(at, x, at.table(at.reduced.W0), 0.0, 1e-11), x
+
+
+def test_the_hypergradient_is_that_of_differences():
+    _, solve, x = at_point()
+    here = solve(x)
+    assert here.sound
+    for k, step in enumerate(1e-5 * np.eye(2)):
+        slope = (solve(x + step).value - solve(x - step).value) / 2e-5
+        assert here.gradient[k] == pytest.approx(slope, rel=1e-6)
+
+
+def test_curvature_and_sensitivity_are_those_of_differences():
+    at, solve, x = at_point()
+    here = solve(x)
+    hessian, moved = curved_along(at, here, np.eye(2), 1e-11)
+    for k, step in enumerate(1e-5 * np.eye(2)):
+        ahead, back = solve(x + step), solve(x - step)
+        np.testing.assert_allclose(hessian[k], (ahead.gradient - back.gradient) / 2e-5, rtol=1e-5)
+        np.testing.assert_allclose(moved[:, :, k], (ahead.W - back.W) / 2e-5, atol=1e-6 * np.abs(moved).max())
+
+
+def test_the_preconditioner_saves_products():
+    """Thirty stiff directions, each of its own size: it knows a hundred."""
+    stiff = jnp.asarray(np.concatenate([np.geomspace(10.0, 1e4, 30), np.ones(SIZE - 30)]))
+    pulled = lambda x, y, xi, eta: jnp.sum(stiff * (y - aim(x, xi)) ** 2) / 2
+    study = Study.of(problem((upper, pulled)), crossed())
+    at = Expansions(reduce_study(study, cb.Chebyshev(3)).whitened().ordinary())
+    x, W = np.array([0.8, 0.4]), at.table(at.reduced.W0)
+    solve_at(at, x, W, 0.0, 1e-8)
+    with_it = at.spent["hessian_vector", "calls"]
+    known = at.prepared(preconditioner)
+    at._prepared[preconditioner] = replace(known, vectors=0 * known.vectors)
+    solve_at(at, x, W, 0.0, 1e-8)
+    assert with_it < (at.spent["hessian_vector", "calls"] - with_it) / 2
+
+
+def test_noisy_samples_choose_by_those_held_out():
+    rng = np.random.default_rng(3)
+    xi, eta = rng.uniform(size=600), rng.normal(size=600)
+    samples = cb.Samples(xi, eta)
+    solution = cb.solve(problem(), samples)
+    assert solution.converged
+    np.testing.assert_allclose(solution.x, best(), atol=0.5)
+    assert "held-out samples" in solution.choices["basis"]
+    judged = cb.certify(problem(), solution, cb.Samples(rng.uniform(size=600), rng.normal(size=600)))
+    assert judged.mode in ("enriched", "held-out")
+    assert np.isfinite(float(judged.gradient_norm))
+
+
+def test_a_stated_basis_works_too():
+    solution = cb.solve(problem(), crossed(), basis=cb.Chebyshev(4))
+    assert solution.converged
+    np.testing.assert_allclose(solution.x, best(), rtol=1e-3)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one():
+    whole = cb.solve(problem(), crossed(), basis=cb.Chebyshev(4))
+    part = cb.solve(problem(), crossed(), basis=cb.Chebyshev(4), steps=2)
+    rest = cb.solve(problem(), crossed(), resume=part)
+    np.testing.assert_array_equal(rest.x, whole.x)
+    np.testing.assert_array_equal(rest.W, whole.W)
