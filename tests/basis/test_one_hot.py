@@ -7,8 +7,8 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.basis import Coordinates, OneHot, base, dense, whiten
-from cobilevel.derivatives import expansion
 from cobilevel.lower.damped_newton import solve_positive
+from cobilevel.reduction import reduced
 
 RNG = np.random.default_rng(0)
 PLACE, VALUE = RNG.integers(0, 5, 40), RNG.normal(size=40)
@@ -129,7 +129,7 @@ def test_too_large_blocks_are_left_to_products(monkeypatch):
     samples = cb.Samples(CASES["categories"][2], RNG.normal(size=600))
     problem = _problem(cb.Finite(np.arange(80.0)))
     formed = cb.solve(problem, samples, basis=cb.Categorical())
-    monkeypatch.setattr(expansion, "DENSE_LIMIT", 4)
+    monkeypatch.setattr(reduced, "DENSE_LIMIT", 4)
     products = cb.solve(problem, samples, basis=cb.Categorical(), solver=cb.Newton(memory=19))
     assert "hessian_vector" in products.stats["oracles"]
     np.testing.assert_allclose(products.x, formed.x, rtol=1e-5)

@@ -9,7 +9,7 @@ import scipy.optimize
 
 import cobilevel as cb
 from cobilevel.answer import run
-from cobilevel.derivatives import Expansions, expansion
+from cobilevel.derivatives import Expansions
 from cobilevel.iteration import steps_on_host
 from cobilevel.lower import Dense, minimise, solve_at
 from problems import LINE, Aim, as_pytrees, curved_problem, single
@@ -174,7 +174,7 @@ def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic, few):
 @pytest.mark.thorough
 def test_matrix_free_agrees_with_dense(monkeypatch, quadratic):
     dense = cb.solve(quadratic.problem, quadratic.train, basis=cb.Chebyshev(5))
-    monkeypatch.setattr(expansion, "DENSE_LIMIT", 0)
+    monkeypatch.setattr("cobilevel.reduction.reduced.DENSE_LIMIT", 0)
     samples = quadratic.train.rows(slice(0, 3999))
     free = cb.solve(quadratic.problem, samples, basis=cb.Chebyshev(5))
     assert free.converged, free.result

@@ -61,7 +61,7 @@ class Plan:
 @dataclass(frozen=True)
 class Current:
     """The upper objective at the iterate: `value` and `gradient`, the `size` of what bounds leave of it; the size of
-    the lower gradient; the `adjoint`, where the next one starts from it."""
+    the lower gradient; the `adjoint`, from which the next one starts where it comes by products."""
 
     value: Any
     gradient: Any
@@ -149,19 +149,14 @@ class Newton(Solver):
 
     def init(self, reduced, key, steps):
         at = self.ready(reduced)
-        zero, none, crossed = (
-            np.zeros((), at.dtype),
-            np.zeros(at.dx),
-            at.dx if at.crossed or self._by_columns(at) else 0,
-        )
+        zero, none, W = np.zeros((), at.dtype), np.zeros(at.dx), at.table(at.reduced.W0)
+        crossed = at.dx if at.crossed or self._by_columns(at) else 0
         return NewtonState(
             x=at.decision(np.clip(at.start, *at.bounds)),
-            W=at.coefficients(at.table(at.reduced.W0)),
+            W=at.coefficients(W),
             clock=Clock.start(steps),
             ledger=HostLedger.of({}),
-            current=Current(
-                zero, np.zeros(at.dx, at.dtype), zero, zero, _kept_adjoint(at, at.table(at.reduced.W0) * 0)
-            ),
+            current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero, np.zeros_like(W)),
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
             plan=Plan(none, np.asarray(np.inf), np.ones(()), np.zeros(()), none, np.zeros(())),
             secants=Secants.none(self.memory, at.dx, at.dtype),
@@ -196,13 +191,13 @@ class Newton(Solver):
             failures = 0
         else:
             plan, secants, result, end = state.plan, state.secants, trouble(end), here
-        moving, adjoint = np.where(free_at(at, end), end.gradient, 0.0), _kept_adjoint(at, end.adjoint)
+        moving = np.where(free_at(at, end), end.gradient, 0.0)
         after = NewtonState(
             x=at.decision(end.x),
             W=at.coefficients(end.W),
             clock=replace(state.clock, result=result.code),
             ledger=state.ledger.plus(HostLedger.of(at.spent - before)),
-            current=Current(end.value, end.gradient, float(np.linalg.norm(moving)), end.lower_gradient, adjoint),
+            current=Current(end.value, end.gradient, float(np.linalg.norm(moving)), end.lower_gradient, end.adjoint),
             sensitivity=np.zeros_like(state.sensitivity) if end.sensitivity is None else end.sensitivity,
             plan=plan,
             secants=secants,
@@ -302,11 +297,6 @@ def _spread(at: Expansions, point: Point) -> float:
 def _noise(at: Expansions, point: Point, spread: float) -> float:
     """The rounding of the objective."""
     return ROUNDINGS * at.eps * max(abs(point.value), spread)
-
-
-def _kept_adjoint(at: Expansions, V: np.ndarray) -> np.ndarray:
-    """An adjoint, where it comes by products; else none of it."""
-    return V[:0] if at.formed else V
 
 
 def _iterate(at: Expansions, state: NewtonState) -> Point:
