@@ -25,7 +25,7 @@ from ..programs import put
 from ..reduction import Bilevel, Reduced, Table, batch_of, reduce_study
 from ..study import Study
 
-_FIRST = (3, 1)  # levels to begin with, if the samples support them
+_FIRST = (7, 3, 1)  # levels to begin with, if they are few functions and the samples support them
 _CLOSE = SETTLED / 10  # of coefficients and adjoint: what they may be off
 
 
@@ -124,7 +124,8 @@ def level_by_doubling(
     Twice as many are tried until they make no difference; where noise may hide one of two steps, both.
     """
     search = Doubling(study, x, spent, key)
-    level = next((k for k in _FIRST if 2 * search.count(k) <= search.most), 0) if least is None else least
+    few = min(8, search.most // 2) if search.held is None else min(4, search.most // 2)
+    level = next((k for k in _FIRST if search.count(k) <= few), 0) if least is None else least
     fit, chosen, misses, words = search.fit(level, policy), level, 0, ""
     while misses < (2 if least is None and search.held is not None else 1):
         level = 2 * level + 1

@@ -9,7 +9,7 @@ and Hessians are over these tables row by row; where each sample has one functio
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -83,7 +83,7 @@ class Expansions:
             )
         self.spent: Counter[tuple[str, str]] = Counter()
         self._programs: dict[tuple[str, bool, int], RowDerivatives] = {}
-        self._prepared: dict[Callable, Any] = {}
+        self._prepared: dict[Callable, tuple[tuple[np.ndarray, np.ndarray], Any]] = {}
         self._last: tuple[Any, LowerSums] | None = None  # asked for twice where one method goes on from another
 
     def _form(self, functions: int, one_hot: bool) -> None:
@@ -403,11 +403,16 @@ class Expansions:
         coefficients."""
         return program(self.reduced if on is None else on, *self._trees(x, *tables), *more)
 
-    def prepared(self, program: Callable) -> Any:
-        """What a compiled program gives at the start, once."""
-        if program not in self._prepared:
-            self._prepared[program] = program(self.reduced, self.reduced.x0, self.reduced.W0)
-        return self._prepared[program]
+    def prepared(self, program: Callable, cost: Sequence[str], at: tuple[np.ndarray, np.ndarray] | None = None) -> Any:
+        """What a compiled program gives `at` some ``x`` and coefficients, kept until it is asked for elsewhere; without
+        a place, wherever that was last, or at the start. `cost`: the oracles that it calls."""
+        place, kept = self._prepared.get(program, (None, None))
+        if place is None or (at is not None and not all(map(np.array_equal, place, at))):
+            place = (self.start, self.table(self.reduced.W0)) if at is None else at
+            kept = self.asked(program, *place)
+            self._prepared[program] = place, kept
+            self.charge(*cost)
+        return kept
 
     def moved(self, along: Float[np.ndarray, " dx"]) -> PyTree:
         """A direction of these coordinates, in the shape of ``x``."""

@@ -43,6 +43,11 @@ def hessian_vector(reduced: Bilevel, x: PyTree, W: PyTree, V: PyTree, batch: Bat
     return jax.jvp(slope, (W,), (V,))[1], ledger.add("hessian_vector", batch)
 
 
+def hessian(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch) -> Callable[[PyTree], PyTree]:
+    """``d22 g_Phi`` as a function of a table of coefficients; what does not depend on that is computed once."""
+    return jax.linearize(lambda weights: jax.grad(reduced.lower, argnums=1)(x, weights, batch), W)[1]
+
+
 def lower_gradients(reduced: Bilevel, x: PyTree, W: PyTree, batch: Batch, ledger: Ledger):
     """Both partial gradients of ``g_Phi``: ``(d1 g, d2 g)``, for methods that use first derivatives alone."""
     return jax.grad(reduced.lower, argnums=(0, 1))(x, W, batch), ledger.add("lower_gradient", batch)

@@ -31,14 +31,15 @@ from .intervals import Estimate, mean_estimate
 
 @dataclass(frozen=True)
 class ByProducts:
-    """A reduced problem at one ``x``; what its coefficients are preconditioned with is found once."""
+    """A reduced problem at one ``x``, with coefficients `near` its solution, where the preconditioner is made, once."""
 
     problem: Bilevel
     x: PyTree
+    near: Float[np.ndarray, "N dy"]
 
     @cached_property
     def _precondition(self) -> Any:
-        return preconditioner(self.problem, self.x, self.problem.W0)
+        return preconditioner(self.problem, self.x, self._tree(self.near))
 
     def table(self, W: PyTree) -> Float[np.ndarray, "N dy"]:
         return as_rows(jax.tree.map(np.asarray, W)).astype(float)
@@ -124,8 +125,9 @@ class Compared:
         xi, shares = np.asarray(contexts.xi), contexts.shares()
         each = each_context(study.problem, law_at(study, xi, draws, key), shares)
         each = replace(each, upper_source=upper_at(study, xi, shares))
-        few, many = ByProducts(reduced.ordinary(), x), ByProducts(each, x)
         embed, policies = np.asarray(reduced.features(xi), float), PolicyTable.of(reduced, xi)
+        W = sampled.point.W
+        few, many = ByProducts(reduced.ordinary(), x, W), ByProducts(each, x, policies(W))
         return Compared(few, many, embed, policies, lambda W: W, "exact lower-level solutions at each context")
 
     @staticmethod
@@ -134,7 +136,8 @@ class Compared:
         rich, poor = reduce_study(study, basis).whitened(), sampled.reduced
         xi = study.problem.domain.snap(study.lower.contexts().xi, study.dtype)
         embed = np.linalg.lstsq(np.asarray(rich.features(xi), float), poor.features(xi), rcond=None)[0]
-        few, many, asked = ByProducts(poor.ordinary(), x), ByProducts(rich.ordinary(), x), study.upper.contexts().xi
+        W, asked = sampled.point.W, study.upper.contexts().xi
+        few, many = ByProducts(poor.ordinary(), x, W), ByProducts(rich.ordinary(), x, embed @ W)
         return Compared(few, many, embed, lambda W: embed @ W, PolicyTable.of(rich, asked), repr(basis))
 
     def pull(self, few: Any) -> Float[np.ndarray, "M dy"]:

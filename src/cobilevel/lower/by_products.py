@@ -14,9 +14,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..basis import OneHot
-from ..derivatives import Expansions, Ledger, conjugate_gradient, oracles
+from ..derivatives import AT_ONCE, Expansions, Ledger, conjugate_gradient, oracles
 from ..reduction import Batch, Bilevel, Crossed
 from .damped_newton import ARMIJO, LENGTHS, ROUNDINGS
+
+_RANK = 100  # products with the Hessian, from which its largest eigenvalues are known
 
 
 class Nystrom(eqx.Module):
@@ -44,6 +46,14 @@ class _Lower:
         self.systems = self.functions if isinstance(_contexts(self.batch).features, OneHot) else 1
         self.start = vector.reshape(self.systems, -1)
 
+    @property
+    def side_by_side(self) -> int:
+        """How many products are taken at once, as products of matrices: where pairs are not formed, each holds a ``y``
+        for each context; else perhaps for each row."""
+        size = self.start.size // self.functions
+        held = len(_contexts(self.batch)) * size + len(self.batch)
+        return max(1, 8 * AT_ONCE // held)
+
     def table(self, z: Array) -> PyTree:
         return self._unflatten(z.reshape(-1))
 
@@ -54,9 +64,10 @@ class _Lower:
         (value, slope), _ = oracles.lower_slope(self.reduced, self.x, self.table(z), self.batch, Ledger.page())
         return value, self.rows(slope)
 
-    def product(self, z: Array, v: Array) -> Array:
-        at = self.table(z), self.table(v)
-        return self.rows(oracles.hessian_vector(self.reduced, self.x, *at, self.batch, Ledger.page())[0])
+    def hessian(self, z: Array) -> Callable[[Array], Array]:
+        """Products with the Hessian there."""
+        product = oracles.hessian(self.reduced, self.x, self.table(z), self.batch)
+        return lambda v: self.rows(product(self.table(v)))
 
 
 def _contexts(batch: Batch | Crossed) -> Batch:
@@ -64,13 +75,13 @@ def _contexts(batch: Batch | Crossed) -> Batch:
 
 
 @eqx.filter_jit
-def preconditioner(reduced: Bilevel, x: PyTree, W: PyTree, rank: int = 100) -> Nystrom:
-    r"""From `rank` products of the Hessian $A$ at ``(x, W)`` with an orthonormal random table $\Omega$:
+def preconditioner(reduced: Bilevel, x: PyTree, W: PyTree) -> Nystrom:
+    r"""From products of the Hessian $A$ at ``(x, W)`` with an orthonormal random table $\Omega$:
     $A \approx Y (\Omega^T Y)^{-1} Y^T$ with $Y = A \Omega$ (Frangella, Tropp and Udell, 2023)."""
     lower = _Lower(reduced, x, W)
     (k, n), dtype = lower.start.shape, lower.start.dtype
-    probes = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (k, n, min(rank, n)), dtype))[0]
-    images = jax.lax.map(lambda v: lower.product(lower.start, v), jnp.moveaxis(probes, 2, 0))
+    probes = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (k, n, min(_RANK, n)), dtype))[0]
+    images = jax.lax.map(lower.hessian(lower.start), jnp.moveaxis(probes, 2, 0))
     Y, least = jnp.moveaxis(images, 0, 2), jnp.finfo(dtype).eps
     root = lambda values: jnp.sqrt(jnp.maximum(values, 10 * least * values[:, -1:]))[:, None]
     middle, turn = jnp.linalg.eigh(jnp.swapaxes(probes, 1, 2) @ Y)
@@ -79,6 +90,11 @@ def preconditioner(reduced: Bilevel, x: PyTree, W: PyTree, rank: int = 100) -> N
     vectors, shares = half @ (turn / root(values)), (root(values[:, :1]) / root(values)) ** 2
     sound = jnp.all(jnp.isfinite(vectors), axis=(1, 2), keepdims=True)
     return Nystrom(jnp.where(sound, vectors, 0), jnp.where(sound, jnp.swapaxes(shares, 1, 2), 1))
+
+
+def preconditioned(expansions: Expansions, at: tuple[np.ndarray, np.ndarray] | None = None) -> Nystrom:
+    """The preconditioner `at` some ``x`` and coefficients, or where it was made last."""
+    return expansions.prepared(preconditioner, ["hessian_vector"] * _RANK, at)
 
 
 @eqx.filter_jit
@@ -131,8 +147,8 @@ def solved_by_products(
     z, solved, spent = _minimised(lower, precondition, accuracy, steps, most)
     W = lower.table(z)
     (value, d1, d2), _ = oracles.upper_gradients(reduced, x, W, upper, page)
-    product, guess = lambda v: lower.product(z, v), lower.rows(adjoint)
-    v, more, met = conjugate_gradient(product, lower.rows(d2), accuracy, most, guess, precondition)
+    right, guess = lower.rows(d2), lower.rows(adjoint)
+    v, more, met = conjugate_gradient(lower.hessian(z), right, accuracy, most, guess, precondition)
     cross, _ = oracles.cross_product(reduced, x, W, lower.table(v), lower.batch, page)
     left = lower.slope(z)[1]
     lost = jnp.sum(v * left, axis=1)  # of the objective; where the solution is zero, coefficients are never close to it
@@ -167,9 +183,8 @@ def _minimised(
 
     def one(now: Any) -> Any:
         z, value, gradient, effort, _, solved, count, slopes, products = now
-        p, spent, _ = conjugate_gradient(
-            lambda v: lower.product(z, v), -gradient, effort, most - products, precondition=precondition
-        )
+        product = lower.hessian(z)
+        p, spent, _ = conjugate_gradient(product, -gradient, effort, most - products, precondition=precondition)
         p = jnp.where(solved, 0, jnp.where(dot(gradient, p) < 0, p, -precondition(gradient)))
         fall, noise, before = -dot(gradient, p), ROUNDINGS * eps * jnp.abs(value), size(gradient)
         left = lambda slope: jnp.where(before > 0, size(slope) / before, 0)
@@ -183,7 +198,7 @@ def _minimised(
         first = (jnp.ones_like(value), *lower.slope(z + p), jnp.int32(1))
         length, there, after, tries = trial = jax.lax.while_loop(lambda t: ~falls(t) & (t[3] < LENGTHS), halve, first)
         moved, root = falls(trial), jnp.sqrt(fall)
-        long = jnp.sqrt(jnp.maximum(dot(z, lower.product(z, z)), 0)) + root
+        long = jnp.sqrt(jnp.maximum(dot(z, product(z)), 0)) + root
         off = jnp.where(long > 0, root / long, 0)
         ahead = off * left(after)  # of the coefficients, what is left
         effort = jnp.minimum(jnp.maximum(accuracy / (2 * jnp.maximum(ahead, eps)), ahead), rough)
@@ -205,12 +220,13 @@ def _inverse(
     lower: _Lower, right: Float[Array, "c k n"], precondition: Nystrom, accuracy: Any, most: int = 2000
 ) -> tuple[Float[Array, "c k n"], Array]:
     """The inverse of the Hessian times tables of coefficients, and the products that took."""
-    product = lambda v: lower.product(lower.start, v)
+    product = lower.hessian(lower.start)
     solve = lambda product, right: conjugate_gradient(product, right, accuracy, most, precondition=precondition)[:2]
     if lower.systems > 1:
         tables, spent = jax.lax.map(lambda one: solve(product, one), right)
         return tables, jnp.sum(spent)
-    rows, spent = solve(lambda rows: jax.lax.map(lambda v: product(v[None])[0], rows), right[:, 0])
+    together = lambda rows: jax.lax.map(lambda v: product(v[None])[0], rows, batch_size=lower.side_by_side)
+    rows, spent = solve(together, right[:, 0])
     return rows[:, None], spent * len(right)
 
 
@@ -260,7 +276,7 @@ def curved_along(
 ) -> tuple[Float[np.ndarray, "c dx"], Float[np.ndarray, "N dy c"]]:
     """The Hessian of the reduced objective at a point times directions, and how the coefficients move along them."""
     along = jax.tree.map(lambda *leaves: np.stack(leaves), *map(expansions.moved, directions))
-    more = along, expansions.prepared(preconditioner), np.asarray(accuracy, expansions.dtype)
+    more = along, preconditioned(expansions), np.asarray(accuracy, expansions.dtype)
     seen: Curved = expansions.asked(curved_by_products, point.x, point.W, point.adjoint, more=more)
     spent = int(seen.spent)
     for kind, times in (("upper_gradient", 1), ("cross_product", 1), ("hessian_vector", spent)):

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..derivatives import Expansions, LowerSums
-from .by_products import preconditioner, solved_by_products
+from .by_products import preconditioned, solved_by_products
 from .damped_newton import Dense, Iterates, cholesky, minimise, solve_with
 
 
@@ -169,7 +169,7 @@ def _by_products(
     v = np.zeros_like(W) if adjoint is None else adjoint
     accuracy = np.asarray(close or expansions.eps**0.5, expansions.dtype)
     limits = np.int32(steps), np.int32(2000 if trial else 20_000)
-    end = expansions.asked(solved_by_products, x, W, v, more=(expansions.prepared(preconditioner), accuracy, *limits))
+    end = expansions.asked(solved_by_products, x, W, v, more=(preconditioned(expansions), accuracy, *limits))
     slopes, products = (int(part) for part in end.spent)
     for kind, times in (("lower_gradient", slopes), ("hessian_vector", products), ("cross_product", 1)):
         expansions.charge(*[kind] * times)

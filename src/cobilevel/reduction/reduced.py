@@ -48,8 +48,8 @@ def is_formed(functions: int, dy: int, one_hot: bool = False) -> bool:
 
 def nodes_for(basis: FeatureMap) -> int:
     """How many quadrature nodes per dimension integrate products of two of its functions, for which as many would do,
-    and what varies with them: twice as many, and eight."""
-    return 2 * round(basis.size ** (1 / max(1, basis.domain.dimension))) + 8
+    and what varies with them: twice as many, and 16 at least."""
+    return max(16, 2 * round(basis.size ** (1 / max(1, basis.domain.dimension))))
 
 
 class Turn(eqx.Module):

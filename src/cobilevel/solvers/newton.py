@@ -15,7 +15,7 @@ import numpy as np
 from ..checks import positive, whole
 from ..derivatives import Curvature, Expansions, HostLedger, flattened
 from ..iteration import ROUNDINGS, Clock, Evolving, Result, Solver
-from ..lower import Point, curved_along, lower_size, solve_at, units_by_products
+from ..lower import Point, curved_along, lower_size, preconditioned, solve_at, units_by_products
 from ..programs import plain
 from .newton_model import Model, Secants, explaining, free_at, units_of
 
@@ -80,6 +80,7 @@ class NewtonState(Evolving):
     - `secants`: changes of the gradient that the Hessian does not explain.
     - `lower_target`: the size of the lower gradient to solve to, negative before the first step; `failures`: searches
       in a row that found no lower point.
+    - `known`: the ``x`` and the coefficients at which the preconditioner was made, where products stand for matrices.
     """
 
     x: Any
@@ -92,6 +93,7 @@ class NewtonState(Evolving):
     secants: Any
     lower_target: Any
     failures: Any
+    known: Any
 
     def record(self):
         now = self.current
@@ -162,6 +164,7 @@ class Newton(Solver):
             secants=Secants.none(self.memory, at.dx, at.dtype),
             lower_target=np.asarray(-1.0),
             failures=np.asarray(0, np.int32),
+            known=(at.start[:0], W[:0]) if at.formed else (at.start, W),
         )
 
     @plain
@@ -170,7 +173,10 @@ class Newton(Solver):
         """The first step stays at ``x0`` and solves the lower level there; each later one is a search."""
         at, state = self.ready(reduced), jax.tree.map(np.asarray, state)
         before, here, target, refused = at.spent.copy(), _iterate(at, state), float(state.lower_target), None
-        begun, failures = target >= 0, int(state.failures)
+        begun, failures, known, count = target >= 0, int(state.failures), state.known, int(state.step)
+        if not at.formed:  # made anew where the iterate has moved as often again
+            known = (here.x, here.W) if begun and count & (count - 1) == 0 else known
+            preconditioned(at, known)
         if begun:
             end, refused = _search(at, here, state.plan, target, 0.0 if failures else _closeness(at, state.plan))
         else:
@@ -203,6 +209,7 @@ class Newton(Solver):
             secants=secants,
             lower_target=target,
             failures=failures,
+            known=known,
         )
         return jax.tree.map(lambda new, old: np.asarray(new, old.dtype, order="C"), after, state)
 
