@@ -37,6 +37,7 @@ STRAIGHT = {
     "rows": lambda x, y, xi, eta: jnp.sum(jnp.tanh(jnp.stack([eta["a"], 2 * eta["a"]]) @ y)),
     "by hand": lambda x, y, xi, eta: jnp.cos(jnp.sum(y * eta["long"].reshape(y.shape))) * x[0],
     "called": lambda x, y, xi, eta: jax.jit(lambda z: entropy(eta["a"] @ z, 0) + xi * jnp.sum(z**2))(y),
+    "weighted squares": lambda x, y, xi, eta: jnp.sum(-jnp.exp(x[0] * FIXED[0])[:, None] * y**2) + (y * y / 3).sum(),
     "two products": lambda x, y, xi, eta: jnp.sum((eta["a"] @ y) * (jnp.roll(eta["a"], 1) @ y)),
 }
 # ... and for which it is

@@ -104,7 +104,7 @@ class Doubling:
             errors = np.std(gained, axis=1) / np.sqrt(gained.shape[1])
             clear = float(np.max(np.mean(gained, axis=1) / np.where(errors > 0, errors, np.inf)))
             return clear > CLEARLY, f"improve the policy on held-out samples by {clear:.1f} standard errors"
-        unit, spread = self._scales(many)
+        unit, spread = self._scales(few)
         moved = unit * (many.point.gradient - few.point.gradient)
         share = max(abs(many.point.value - few.point.value), float(moved @ moved) / 2) / spread
         return not share <= SETTLED, f"change the objective by {share:.1g} of its spread over the samples"

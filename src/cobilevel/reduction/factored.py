@@ -151,7 +151,7 @@ class _Walk:
         if not held or len(kinds) > 1:
             return None
         if any(isinstance(value, _Product) for value in given):
-            return self._sum_of_product(operation, given[0]) if operation.name == "reduce_sum" else None
+            return self._of_product(operation, given, held[0]) if len(held) == 1 else None
         if operation.name in _SUMS:
             return self._sum(operation, given)
         if operation.name == "square" or (operation.name == "integer_pow" and equation.params["y"] == 2):
@@ -159,6 +159,16 @@ class _Walk:
         if not set(held) <= set(_LINEAR.get(operation.name, ())):
             return None
         return self._two(operation, given) if len(held) == 2 else self._linear(operation, given, held[0])
+
+    def _of_product(self, operation: Operation, given: list[Any], place: int) -> Any:
+        """What an operation makes of a product: its sum, or a product with one side scaled alike for all samples."""
+        if operation.name == "reduce_sum":
+            return self._sum_of_product(operation, given[0])
+        shared = not any(self._differs(v) for k, v in enumerate(operation.inputs) if k != place)
+        if not shared or operation.name == "div" and place or operation.name not in ("mul", "div", "neg"):
+            return None
+        one = lambda part: operation(*given[:place], part, *given[place + 1 :])[0]
+        return _Product(given[place].left.each(one), given[place].right)
 
     def _sum_of_product(self, operation: Operation, product: _Product) -> Any:
         """The sum of entries of a product."""
