@@ -165,7 +165,7 @@ class _Walk:
         if operation.name == "reduce_sum":
             return self._sum_of_product(operation, given[0])
         shared = not any(self._differs(v) for k, v in enumerate(operation.inputs) if k != place)
-        if not shared or operation.name == "div" and place or operation.name not in ("mul", "div", "neg"):
+        if not shared or (operation.name == "div" and place) or operation.name not in ("mul", "div", "neg"):
             return None
         one = lambda part: operation(*given[:place], part, *given[place + 1 :])[0]
         return _Product(given[place].left.each(one), given[place].right)
