@@ -61,13 +61,15 @@ class Plan:
 @dataclass(frozen=True)
 class Current:
     """The upper objective at the iterate: `value` and `gradient`, the `size` of what bounds leave of it; the size of
-    the lower gradient; the `adjoint`, from which the next one starts where it comes by products."""
+    the lower gradient. Where it comes by products: the `adjoint`, from which the next one starts, and `known`, the
+    ``x`` and the coefficients at which the preconditioner was made."""
 
     value: Any
     gradient: Any
     size: Any
     lower_gradient: Any
     adjoint: Any
+    known: Any
 
 
 @jax.tree_util.register_dataclass
@@ -80,7 +82,6 @@ class NewtonState(Evolving):
     - `secants`: changes of the gradient that the Hessian does not explain.
     - `lower_target`: the size of the lower gradient to solve to, negative before the first step; `failures`: searches
       in a row that found no lower point.
-    - `known`: the ``x`` and the coefficients at which the preconditioner was made, where products stand for matrices.
     """
 
     x: Any
@@ -93,7 +94,6 @@ class NewtonState(Evolving):
     secants: Any
     lower_target: Any
     failures: Any
-    known: Any
 
     def record(self):
         now = self.current
@@ -152,19 +152,19 @@ class Newton(Solver):
     def init(self, reduced, key, steps):
         at = self.ready(reduced)
         zero, none, W = np.zeros((), at.dtype), np.zeros(at.dx), at.table(at.reduced.W0)
+        known = (at.start[:0], W[:0]) if at.formed else (at.start, W)
         crossed = at.dx if at.crossed or self._by_columns(at) else 0
         return NewtonState(
             x=at.decision(np.clip(at.start, *at.bounds)),
             W=at.coefficients(W),
             clock=Clock.start(steps),
             ledger=HostLedger.of({}),
-            current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero, np.zeros_like(W)),
+            current=Current(zero, np.zeros(at.dx, at.dtype), zero, zero, np.zeros_like(W), known),
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
             plan=Plan(none, np.asarray(np.inf), np.ones(()), np.zeros(()), none, np.zeros(())),
             secants=Secants.none(self.memory, at.dx, at.dtype),
             lower_target=np.asarray(-1.0),
             failures=np.asarray(0, np.int32),
-            known=(at.start[:0], W[:0]) if at.formed else (at.start, W),
         )
 
     @plain
@@ -173,7 +173,7 @@ class Newton(Solver):
         """The first step stays at ``x0`` and solves the lower level there; each later one is a search."""
         at, state = self.ready(reduced), jax.tree.map(np.asarray, state)
         before, here, target, refused = at.spent.copy(), _iterate(at, state), float(state.lower_target), None
-        begun, failures, known, count = target >= 0, int(state.failures), state.known, int(state.step)
+        begun, failures, known, count = target >= 0, int(state.failures), state.current.known, int(state.step)
         if not at.formed:  # made anew where the iterate has moved as often again
             known = (here.x, here.W) if begun and count & (count - 1) == 0 else known
             preconditioned(at, known)
@@ -197,19 +197,18 @@ class Newton(Solver):
             failures = 0
         else:
             plan, secants, result, end = state.plan, state.secants, trouble(end), here
-        moving = np.where(free_at(at, end), end.gradient, 0.0)
+        size = float(np.linalg.norm(np.where(free_at(at, end), end.gradient, 0.0)))
         after = NewtonState(
             x=at.decision(end.x),
             W=at.coefficients(end.W),
             clock=replace(state.clock, result=result.code),
             ledger=state.ledger.plus(HostLedger.of(at.spent - before)),
-            current=Current(end.value, end.gradient, float(np.linalg.norm(moving)), end.lower_gradient, end.adjoint),
+            current=Current(end.value, end.gradient, size, end.lower_gradient, end.adjoint, known),
             sensitivity=np.zeros_like(state.sensitivity) if end.sensitivity is None else end.sensitivity,
             plan=plan,
             secants=secants,
             lower_target=target,
             failures=failures,
-            known=known,
         )
         return jax.tree.map(lambda new, old: np.asarray(new, old.dtype, order="C"), after, state)
 
