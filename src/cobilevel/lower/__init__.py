@@ -11,7 +11,7 @@ from .by_products import (
 from .constraints import Feasibility, feasibility_of, gave_way, with_barrier
 from .convexity import correlated, hidden_by_barrier
 from .corners import policy_with_corners
-from .damped_newton import ROUNDINGS, SOLVED, Dense, MatrixFree, cholesky, minimise, newton_steps
+from .damped_newton import ARMIJO, LENGTHS, ROUNDINGS, SOLVED, Dense, MatrixFree, cholesky, minimise, newton_steps
 from .per_context import (
     DENSE_Y,
     MISSING,

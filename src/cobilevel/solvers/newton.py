@@ -15,16 +15,14 @@ import numpy as np
 from ..checks import positive, whole
 from ..derivatives import Curvature, Expansions, HostLedger, flattened
 from ..iteration import ROUNDINGS, Clock, Evolving, Result, Solver
-from ..lower import Point, curved_along, lower_size, preconditioned, solve_at, units_by_products
+from ..lower import ARMIJO, LENGTHS, Point, curved_along, lower_size, preconditioned, solve_at, units_by_products
 from ..programs import plain
 from .newton_model import Model, Secants, explaining, free_at, units_of
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that
 _FAR_OFF = 1e-3  # of the spread: a decrease promised above which half as many digits of the coefficients will do
 _EXACTLY = 10 * _FAR_OFF  # of the gradient, by products: what it may be off; of coefficients and adjoint, a tenth
-_TRIALS = 40  # along one direction: enough for any scale, since shortening and stretching accelerate
 _SHORTEN = (0.1, 0.5)  # the least and the most that is kept of a refused step, so that interpolation cannot mislead
-_FAIR_SHARE = 1e-4  # of the decrease that the slope promised (Armijo), the customary constant
 _STEEP = 0.9  # of the first slope (Wolfe), the customary constant: where as much is left, a step was too short
 _AGREED = (0.25, 0.75)  # of the decrease that the model promised: below, it is trusted less far; above, all the way
 _ACCURACY = 1.5  # exponent of the precision: the decrease still promised at the end, as a share of the spread
@@ -347,7 +345,7 @@ def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float
         room = np.where(step > 0, at.bounds[1] - here.x, at.bounds[0] - here.x) / step
     most = max(1.0, float(np.min(room, where=step != 0, initial=np.inf)))
     low, high, length, shrink, refusals, best, refused = 0.0, np.inf, float(plan.first), 0.5, 0, None, None
-    for turn in range(1, _TRIALS + 1):
+    for turn in range(1, LENGTHS + 1):
         place = np.clip(here.x + length * step, *at.bounds)
         goal, begin = np.inf if close else target, here.coefficients_at(place)
         point = solve_at(at, place, begin, goal, close, adjoint=here.adjoint, trial=True)
@@ -355,7 +353,7 @@ def _search(at: Expansions, here: Point, plan: Plan, target: float, close: float
         if bend and -wanted <= noise:
             break
         hidden = -wanted <= noise and point.value <= here.value + noise
-        if point.sound and (hidden or point.value <= here.value + _FAIR_SHARE * wanted):
+        if point.sound and (hidden or point.value <= here.value + ARMIJO * wanted):
             steep = point.gradient @ step < _STEEP * slope
             low, best = length, point
             lost = point.value < -plan.spread / at.eps  # all digits of what the samples show
