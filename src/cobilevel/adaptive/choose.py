@@ -69,7 +69,7 @@ def choose_basis(
         if found is not None:
             return found
     at = flattened(x)
-    if not is_formed(1, study.problem.sizes[1]):
+    if not is_formed(1, study.problem.sizes, crossed=study.lower.crossed):
         least = None if before is None else before.level
         level, words = level_by_doubling(study, at, spent, key, least, policy)
         basis = basis_of(members := Axes.of(domain).up_to(level), domain)

@@ -272,8 +272,9 @@ def compare_methods(
 
     What the first of these has is kept, where source, limit and seed are the same: a second start goes on from there.
     """
-    if unknown := [name for name in problems if name not in PROBLEMS]:
-        raise ValueError(f"there is no {', '.join(unknown)} to compare on; there are {', '.join(PROBLEMS)}.")
+    for kind, asked, known in (("problem", problems, PROBLEMS), ("method", names, METHOD_NAMES)):
+        if unknown := [name for name in asked if name not in known]:
+            raise ValueError(f"there is no {kind} {'; '.join(unknown)} to compare; there are {'; '.join(known)}.")
     out.mkdir(parents=True, exist_ok=True)
     same = {"seconds": seconds, "seed": seed, "processors": os.cpu_count(), "source": _source()}
     facts = {**same, "load": [], "problems": {}}

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, PyTree
 
 from ..basis import OneHot
 from ..programs import put
-from ..reduction import DENSE_LIMIT, Bilevel, FarTable, is_formed
+from ..reduction import DENSE_LIMIT, Bilevel, EveryPair, FarTable, is_formed
 from ..trees import as_rows, flattened, shaped_like
 from . import oracles
 from .far_sums import far_sums
@@ -89,7 +89,8 @@ class Expansions:
     def _form(self, functions: int, one_hot: bool) -> None:
         """Settles what is formed with so many functions."""
         count, most = functions * self.dy, DENSE_LIMIT**2
-        self.functions, self.formed = functions, is_formed(functions, self.dy, one_hot)
+        every = isinstance(self.reduced.lower_source, EveryPair)
+        self.functions, self.formed = functions, is_formed(functions, (self.dx, self.dy), one_hot, every)
         # blocks of rows are to be halved once at most
         crossed = self.formed and self.dx * self.dy * BLOCK <= 2 * AT_ONCE and self.dx * count <= most
         self.sizes = Sizes(self.dx, self.dy, crossed)

@@ -258,7 +258,7 @@ def look_around(study: Study, galerkin: Galerkin, differences: str = "") -> Arou
             return replace(around, smooth=smooth, differences=not differences)
     if differences and galerkin.point.sound:
         if galerkin.point.sensitivity is None:
-            return "the policy has too many coefficients"
+            return "there are too many coefficients, or coordinates of x, for matrices"
         return (
             "the upper objective has a kink near x, or its curvature changes within a standard error, and x has too "
             "many coordinates for differences along each. Try cb.bootstrap"

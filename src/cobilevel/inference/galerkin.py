@@ -123,7 +123,7 @@ class Galerkin:
     def at(reduced: Reduced, x: Float[np.ndarray, " dx"], crossed: bool = False) -> "Galerkin":
         """Solved from the problem's own start; `crossed`: with the sensitivity, however large it is."""
         expansions = Expansions(reduced.ordinary())
-        if crossed and expansions.formed:  # else the policy has too many coefficients for either
+        if crossed and expansions.formed:  # else there are too many coefficients for either
             expansions.sizes = expansions.sizes._replace(crossed=True)
         x, start = x.astype(expansions.dtype).astype(float), expansions.table(reduced.W0)
         target = expansions.eps**0.9 * lower_size(expansions, x, np.zeros_like(start))  # a digit above rounding

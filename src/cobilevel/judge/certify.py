@@ -112,8 +112,8 @@ def _certified(
     """The certificate, in the precision of the study."""
     if not bool(trees.finite((solution.x, solution.W))):
         raise ValueError("solution holds NaN or infinity, so there is nothing to certify; see solution.result.")
-    study, basis, dy = study.finite(key), solution.basis, study.problem.sizes[1]
-    formed = is_formed(basis.size, dy, basis.one_hot)
+    study, basis, (_, dy) = study.finite(key), solution.basis, study.problem.sizes
+    formed = is_formed(basis.size, study.problem.sizes, basis.one_hot, study.lower.crossed)
     most = study.lower.contexts().supported(study.noisy)
     if formed:
         most = min(most, DENSE_LIMIT // dy)
@@ -171,7 +171,7 @@ def _by_products(
     draws: int,
     key: Any,
 ) -> Certificate:
-    """The certificate where the policy has too many coefficients for matrices."""
+    """The certificate where there are too many coefficients, or coordinates of ``x``, for matrices."""
     at = Galerkin.at(reduced, flattened(solution.x))
     if mode == "held-out":
         measured = measure_reduced(study, at, None)
@@ -181,8 +181,9 @@ def _by_products(
     values = mean_values(reduced.ordinary(), put(solution.x), reduced.W0, False)
     lower_loss = mean_estimate(values, study.lower.contexts().shares())
     found = _certificate(study, solution, measured, mode, None, None, constants, lower_loss)
-    words = f"the regret, since {reduced.basis.size} functions have too many coefficients for its curvature"
-    return replace(found, left_out=words)
+    return replace(
+        found, left_out="the regret, since there are too many coefficients, or coordinates of x, for matrices"
+    )
 
 
 def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
@@ -201,7 +202,7 @@ def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
 def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[str, str]:
     """For each mode why it is not possible, empty where it is."""
     d_x, d_y = study.problem.sizes
-    formed = is_formed(solution.basis.size, d_y, solution.basis.one_hot)
+    formed = is_formed(solution.basis.size, (d_x, d_y), solution.basis.one_hot, study.lower.crossed)
     contexts, coefficients = len(study.upper.contexts()), solution.basis.size * d_y
     large = "" if coefficients <= DENSE_LIMIT else f"N d_y = {coefficients} coefficients are more than {DENSE_LIMIT}."
     unknown = "" if law_is_known(study) else f"{MISSING[0].upper()}{MISSING[1:]}"

@@ -71,7 +71,7 @@ def in_precision_of(study: Study, solution: Any) -> Solution:
 def _upper_values(study: Study, x: Float[np.ndarray, " dx"], y: Float[np.ndarray, "n dy"]) -> Float[np.ndarray, " n"]:
     """``f`` at a ``y`` for each of the upper level's contexts; its mean over the data where these are crossed."""
     level, sizes, problem = study.upper, Sizes(*study.problem.sizes), study.problem
-    if level.crossed and not is_formed(1, sizes.dy):
+    if level.crossed and not is_formed(1, problem.sizes, crossed=study.lower.crossed):
         return upper_values(study, x, y)
     data = jax.tree.map(np.asarray, level.eta)  # pyright: ignore[reportAttributeAccessIssue]
     xi, count = np.asarray(level.contexts().xi), (level.count or 1) if level.crossed else 1
@@ -126,7 +126,7 @@ def evaluate(
         if not bool(trees.finite((known.x, known.W))):
             raise ValueError("solution holds NaN or infinity, so there is nothing to evaluate; see solution.result.")
         study.check_conditional()
-        if not is_formed(1, study.problem.sizes[1]):
+        if not is_formed(1, study.problem.sizes, crossed=study.lower.crossed):
             study = study.with_nodes(2 * nodes_for(known.basis))
         rows = study.upper.contexts()
         exact = exact_lower(study, known.x, rows.xi, draws, base)

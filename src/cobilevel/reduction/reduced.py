@@ -37,11 +37,16 @@ from .factored import values_in_factors
 from .far_rows import FarRows, FarTable
 
 DENSE_LIMIT = 2000  # the most coefficients whose Hessian is formed; beyond, only its products with vectors are
+_FEW_MOVED = 20  # coordinates of x, along each of which pairs of contexts and data are formed
 
 
-def is_formed(functions: int, dy: int, one_hot: bool = False) -> bool:
-    """Whether the Hessian of the lower level is formed with so many functions; else it comes as products. Where it is
-    formed for one function, it is for a few: else the rows' own second derivatives are too large."""
+def is_formed(functions: int, sizes: tuple[int, int], one_hot: bool = False, crossed: bool = False) -> bool:
+    """Whether the Hessian of the lower level is formed with so many functions, for ``x`` and ``y`` of given `sizes`;
+    else it comes as products. Where it is formed for one function, it is for a few: else the rows' own second
+    derivatives are too large. Where contexts and data are `crossed`, products need no pairs of them."""
+    dx, dy = sizes
+    if crossed and dx > _FEW_MOVED:
+        return False
     numbers = functions * dy * (dy if one_hot else functions * dy)
     return numbers <= DENSE_LIMIT**2 and 6 * dy <= DENSE_LIMIT
 
@@ -242,7 +247,7 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
 
     Where its Hessian is not formed, contexts are integrated with as many nodes as the basis needs.
     """
-    if not is_formed(fitted.size, study.problem.sizes[1], fitted.one_hot):
+    if not is_formed(fitted.size, study.problem.sizes, fitted.one_hot, study.lower.crossed):
         study = study.with_nodes(nodes_for(fitted))
     problem, observed, whitening = study.problem, study.lower.contexts(), None
     lower: Any = source_of(study.lower.here, fitted)
