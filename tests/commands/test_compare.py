@@ -40,8 +40,10 @@ def test_tables_name_every_winner(tmp_path, monkeypatch):
     assert "DLSGD failed: no sampler" in page
     assert (tmp_path / "compare.png").stat().st_size > 1000
     assert json.loads((tmp_path / "compare.json").read_text())["problems"]["dro"]["SOBA"]["points"][1][0] == 8.0
-    with pytest.raises(ValueError, match="there is no roads to compare on"):
+    with pytest.raises(ValueError, match="there is no problem roads to compare"):
         compare_methods(["roads"], tmp_path, 1.0, 0, Console(quiet=True))
+    with pytest.raises(ValueError, match="there is no method Newton to compare"):
+        compare_methods(["dro"], tmp_path, 1.0, 0, Console(quiet=True), ["Newton"])
 
 
 def test_a_second_start_goes_on(tmp_path, monkeypatch):

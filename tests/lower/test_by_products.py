@@ -155,3 +155,19 @@ def test_a_resumed_run_is_the_uninterrupted_one():
     rest = cb.solve(problem(), crossed(), resume=part)
     np.testing.assert_array_equal(rest.x, whole.x)
     np.testing.assert_array_equal(rest.W, whole.W)
+
+
+def test_contexts_that_meet_all_data_form_no_pairs_for_many_coordinates_of_x():
+    """Weights of forty images: as good as with the lower level solved at ten nodes, and no plateau of the sigmoids."""
+    images = cb.gallery.images.digits()
+    kept = images.labels < 2
+    pictures = images.images[kept].reshape(-1, 4, 2, 4, 2).mean(axis=(2, 4)).reshape(-1, 16)
+    small = cb.gallery.images.Images(pictures, images.labels[kept], pictures[:5], images.labels[kept][:5], "small")
+    case = cb.gallery.cleaning(0, small, train=40, validation=40)
+    solution = cb.solve(case.problem, case.train)
+    nodes = cb.solve(case.problem, case.train, solver=cb.direct.Collocation(10))
+    assert solution.converged
+    assert solution.stats["rows"]["lower"] < 64 * 40
+    loss = lambda answer: float(cb.evaluate(case.problem, answer, case.train).loss)
+    assert loss(solution) < 1.001 * loss(nodes)
+    assert "coordinates of x" in str(solution)

@@ -198,8 +198,8 @@ class Product(Level):
     - `contexts`: as for ``Samples``, or a distribution on the domain. Methods that need a finite pool then use its
       Gauss quadrature with ``nodes`` nodes per dimension; stochastic methods draw fresh contexts.
     - `eta`: the data, any pytree of arrays with a common leading axis.
-    - `nodes`: the number of quadrature nodes per dimension; by default 64, or where ``y`` is large as many as the basis
-      needs.
+    - `nodes`: the number of quadrature nodes per dimension; by default 64, or where ``y`` or ``x`` is large as many as
+      the basis needs.
 
     **Example:**
 
