@@ -171,3 +171,13 @@ def test_contexts_that_meet_all_data_form_no_pairs_for_many_coordinates_of_x():
     loss = lambda answer: float(cb.evaluate(case.problem, answer, case.train).loss)
     assert loss(solution) < 1.001 * loss(nodes)
     assert "coordinates of x" in str(solution)
+
+
+def test_a_diagnosis_looks_at_the_lower_level_alone():
+    """The upper one has data of another kind."""
+    levels = (lambda x, y, xi, eta: upper(x, y, xi, eta["own"]), lower)
+    xi, noise = np.linspace(0.0, 1.0, 60), np.cos(np.arange(60.0))
+    data = cb.Levels(cb.Samples(xi, {"own": noise}), cb.Samples(xi, noise))
+    found = cb.diagnose(problem(levels), cb.Chebyshev(3), data)
+    white = np.linalg.svd(np.polynomial.chebyshev.chebvander(2 * xi - 1, 2) / np.sqrt(60), compute_uv=False)
+    assert found.L == pytest.approx(100 * white[0] ** 2, rel=0.01)

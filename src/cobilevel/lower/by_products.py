@@ -100,15 +100,16 @@ def preconditioned(expansions: Expansions, at: tuple[np.ndarray, np.ndarray] | N
 @eqx.filter_jit
 def minimised_by_products(
     reduced: Bilevel, x: PyTree, W: PyTree, precondition: Nystrom, accuracy: Any
-) -> tuple[PyTree, Bool[Array, " k"], Float[Array, " k"]]:
+) -> tuple[PyTree, Bool[Array, " k"], Float[Array, " k"], Any]:
     """The lower level at ``x`` minimised from ``W``; for each system, whether the coefficients are off by no more than
-    a share `accuracy`, and the size of what is left of the gradient, as a share of that at the start of the problem."""
+    a share `accuracy`, and the size of what is left of the gradient, as a share of that at the start of the problem;
+    slopes and products spent."""
     lower, first = _Lower(reduced, x, W), _Lower(reduced, x, reduced.W0)
-    z, solved, _ = _minimised(lower, precondition, accuracy)
+    z, solved, spent = _minimised(lower, precondition, accuracy)
     size = lambda slope: jnp.linalg.norm(slope, axis=1)
     left, start = size(lower.slope(z)[1]), size(first.slope(first.start)[1])
     solved = solved | (left <= accuracy * jnp.max(start))
-    return lower.table(z), solved, left / jnp.maximum(start, jnp.finfo(left.dtype).tiny)
+    return lower.table(z), solved, left / jnp.maximum(start, jnp.finfo(left.dtype).tiny), spent
 
 
 class Solved(NamedTuple):

@@ -307,7 +307,7 @@ def _solved_by_products(
     share = max(
         share / 100, float(np.finfo(reduced.dtype).eps) ** SOLVED
     )  # of coefficients, of which gradients are larger
-    y, solved, left = minimised_by_products(reduced, x0, W, preconditioner(reduced, x0, W), np.asarray(share))
+    y, solved, left, _ = minimised_by_products(reduced, x0, W, preconditioner(reduced, x0, W), np.asarray(share))
     none = np.zeros(len(begin))
     return as_rows(y), np.asarray(solved), np.asarray(left, float), np.ones(len(begin), bool), none
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..derivatives import Expansions, LowerSums
-from .by_products import preconditioned, solved_by_products
+from .by_products import minimised_by_products, preconditioned, solved_by_products
 from .damped_newton import Dense, Iterates, cholesky, minimise, solve_with
 
 
@@ -84,9 +84,13 @@ def solve_lower(
 def lower_minimum(
     expansions: Expansions, x: Float[np.ndarray, " dx"], W: Float[np.ndarray, "N dy"], target: float, close: float = 0.0
 ) -> Float[np.ndarray, "N dy"]:
-    """The coefficients there, also where the Hessian is not formed; `target` and `close` as above."""
+    """The coefficients there, also where the Hessian is not formed, whatever the upper level; `target` and `close` as
+    above."""
     if not expansions.formed:
-        return solve_at(expansions, x, W, target, close).W
+        accuracy = np.asarray(close or expansions.eps**0.5, expansions.dtype)
+        W, _, _, spent = expansions.asked(minimised_by_products, x, W, more=(preconditioned(expansions), accuracy))
+        _charge(expansions, spent)
+        return expansions.table(W)
     return solve_lower(expansions, x, W, target, close).point.reshape(W.shape)
 
 
@@ -155,6 +159,12 @@ def lower_inverse(point: Point, right: Float[np.ndarray, "N dy k"]) -> Float[np.
     return solve_with(factor, right.reshape(*factor.shape[:2], -1)).reshape(right.shape)
 
 
+def _charge(expansions: Expansions, spent: Any) -> None:
+    """Slopes of the lower level and products with its Hessian."""
+    for kind, times in zip(("lower_gradient", "hessian_vector"), spent, strict=True):
+        expansions.charge(*[kind] * int(times))
+
+
 def _by_products(
     expansions: Expansions,
     x: Float[np.ndarray, " dx"],
@@ -170,10 +180,8 @@ def _by_products(
     accuracy = np.asarray(close or expansions.eps**0.5, expansions.dtype)
     limits = np.int32(steps), np.int32(2000 if trial else 20_000)
     end = expansions.asked(solved_by_products, x, W, v, more=(preconditioned(expansions), accuracy, *limits))
-    slopes, products = (int(part) for part in end.spent)
-    for kind, times in (("lower_gradient", slopes), ("hessian_vector", products), ("cross_product", 1)):
-        expansions.charge(*[kind] * times)
-    expansions.charge("upper_gradient")
+    _charge(expansions, end.spent)
+    expansions.charge("cross_product", "upper_gradient")
     return Point(
         x=x,
         W=expansions.table(end.W),
