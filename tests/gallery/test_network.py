@@ -11,7 +11,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.gallery import tntp
-from cobilevel.gallery.network import Equilibrium, NetworkTruth
+from cobilevel.gallery.network import Equilibrium, NetworkTruth, places_of
 from cobilevel.gallery.walks import cost
 
 
@@ -23,13 +23,13 @@ def small():
 
 def loaded(roads, t, theta, trips):
     """Flows of the Markov chain at times `t`, destination by destination: plain NumPy, no inverse of all nodes."""
-    (tail, head), n, flows = roads.ends, roads.nodes, np.zeros(len(t))
+    (tail, head), n, flows, closed = roads.ends, roads.nodes, np.zeros(len(t)), roads.first_through - 1
     for d in range(len(trips)):
-        on = tail != d  # who has arrived stays
+        on = (tail != d) & ((head >= closed) | (head == d))  # who has arrived stays, and zones are not passed
         M = np.zeros((n, n))
         np.add.at(M, (tail[on], head[on]), np.exp(-theta * t[on]))
         z = np.linalg.solve(np.eye(n) - M, np.eye(n)[d])
-        chance = np.where(on, np.exp(-theta * t) * z[head] / z[tail], 0)
+        chance = np.where(on, np.exp(-theta * t) * z[head] / np.where(z[tail] > 0, z[tail], 1), 0)
         T = np.zeros((n, n))
         np.add.at(T, (tail, head), chance)
         through = np.linalg.solve(np.eye(n) - T.T, np.concatenate([trips[:, d], np.zeros(n - len(trips))]))
@@ -127,6 +127,58 @@ def test_zones_that_are_not_passed_through():
     tail, head = roads.ends
     np.testing.assert_allclose(flows[tail == 0].sum(), roads.trips[0].sum())
     np.testing.assert_allclose(flows[head == 0].sum(), roads.trips[:, 0].sum())
+
+
+def with_connectors(unit=1.0):
+    """Two zones beside the six nodes of a grid, joined to it by links that take no time."""
+    base = cb.gallery.grid(2, 3, seed=2)
+    more = {"init_node": [1, 3, 2, 8], "term_node": [3, 1, 8, 2], "capacity": [1e6] * 4, "power": [4.0] * 4}
+    links = {name: np.concatenate([column, more.get(name, [0.0] * 4)]) for name, column in base.links.items()}
+    for end in ("init_node", "term_node"):
+        links[end][:14] += 2
+    links["free_flow_time"] = links["free_flow_time"] * unit
+    return tntp.Roads(links, np.array([[0.0, 9000.0], [5000.0, 0.0]]), 8, 3)
+
+
+def test_connectors_take_no_time_and_are_no_unknowns():
+    roads = with_connectors()
+    lower = Equilibrium.of(roads)
+    truth = NetworkTruth(np.linspace(0.8, 1.2, 14), lower, roads)
+    y = truth.y(truth.x, np.ones(1))
+    assert y.shape == (1, 14)
+    flows, capacity = truth.flows(y, np.ones(1))[0], roads.links["capacity"].copy()
+    capacity[:14] *= truth.x
+    times = np.concatenate([y[0], np.zeros(4)])
+    np.testing.assert_allclose(flows, loaded(roads, times, 1.0, roads.trips), rtol=1e-9)
+    np.testing.assert_allclose(lower.times(truth.x, flows[:14]), y[0], rtol=1e-12)  # and times are those of the flows
+    np.testing.assert_allclose(flows[14:], [9000, 5000, 5000, 9000])
+    table = truth.table(truth.x, y[0], 1.0)
+    np.testing.assert_allclose(table["time"][14:], 0)
+    np.testing.assert_allclose(table["capacity"], capacity)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e-2])
+def test_theta_is_chosen_where_walks_would_not_end(unit):
+    """In minutes it is 1; in smaller numbers, twice the smallest with which walks end."""
+    roads = with_connectors(unit)
+    theta = float(Equilibrium.of(roads).walks.theta)
+    assert theta > 1
+    Equilibrium.of(roads, theta=0.51 * theta)
+    with pytest.raises(ValueError, match="too small"):
+        Equilibrium.of(roads, theta=0.49 * theta)
+    still = dict(roads.links, free_flow_time=0 * roads.links["free_flow_time"], b=roads.links["b"])
+    with pytest.raises(ValueError, match="some link must"):
+        Equilibrium.of(tntp.Roads(still, roads.trips, 8, 3))
+
+
+def test_a_network_without_positions_is_calibrated_and_drawn():
+    city = cb.gallery.network(0, roads=with_connectors(), train=60, test=20)
+    assert city.problem.x0.shape == city.problem.y0.shape == city.train.eta.shape[1:] == (14,)
+    exact = SimpleNamespace(x=city.truth.x, policy=lambda xi: city.truth.y(city.truth.x, np.asarray(xi)))
+    assert len(cb.gallery.draw_network(city, exact).axes) == 3
+    places, (tail, head) = places_of(city.truth.roads), city.truth.roads.ends
+    apart = np.linalg.norm(places[:, None] - places, axis=2)
+    assert apart[tail, head].mean() < apart.mean()
 
 
 def test_theta_out_of_range_is_refused():

@@ -13,6 +13,7 @@ solution with kinks as demand varies.
 """
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ..answer import COLOURS, DPI, shown_figure, tidy
 from ..lower import Dense, minimise
@@ -31,16 +32,22 @@ from .quadratic import Instance
 from .tntp import COLUMNS, Roads, read_folder
 from .walks import Walks, cost, distance, flows_of
 
+_SMALL = 2**18  # numbers in the Hessians of 32 contexts: 90 links
+_SEEN = 0.01  # of the mean flow: counts of smaller flows are as inexact as of this
+
 
 class Equilibrium(eqx.Module):
-    r"""The lower objective, a mean per traveller. ``x`` are capacities as shares of those stated, ``y`` link times, and
-    ``xi`` multiplies the trips from each group of zones.
+    r"""The lower objective, a mean per traveller. ``x`` are capacities as shares of those stated, ``y`` times, both of
+    the links that are `open` to congestion; ``xi`` multiplies the trips from each group of zones.
 
-    Below the share `low` of its capacity a link's time goes on as a straight line: so $v_a$ is defined at all times,
-    with a bounded slope.
+    Links without congestion ($b = 0$, or no time at all, such as connectors of zones) take the time `still`. Below the
+    share `low` of its capacity a link's time goes on as a straight line: so $v_a$ is defined at all times, with a
+    bounded slope.
     """
 
     walks: Walks
+    open: Int[Held, " links"]
+    still: Float[Held, " all"]
     capacity: Float[Held, " links"]
     free_time: Float[Held, " links"]
     b: Float[Held, " links"]
@@ -49,11 +56,15 @@ class Equilibrium(eqx.Module):
     low: float = 0.1
 
     @staticmethod
-    def of(roads: Roads, groups: int = 1, theta: float = 1.0) -> "Equilibrium":
+    def of(roads: Roads, groups: int = 1, theta: float | None = None) -> "Equilibrium":
         """Zones are put into groups of about equal numbers of trips, in their order."""
         links, zones, (tail, head) = roads.links, len(roads.trips), roads.ends
-        if not all(np.all(links[name] > 0) for name in ("capacity", "free_flow_time", "b", "power")):
-            raise ValueError("capacity, free_flow_time, b and power of every link must be positive.")
+        numbers = [links[name] for name in ("capacity", "free_flow_time", "b", "power")]
+        if not all(np.all(part >= 0) for part in numbers):
+            raise ValueError("capacity, free_flow_time, b and power of every link must be numbers, none below 0.")
+        still, congested = links["free_flow_time"], (links["b"] > 0) & (links["free_flow_time"] > 0)
+        if not congested.any() or not all(np.all(part[congested] > 0) for part in numbers):
+            raise ValueError("links with congestion, b > 0, must have a positive capacity and power; some link must.")
         closed, nodes = roads.first_through - 1, roads.nodes  # zones that are entered at a copy, which nothing leaves
         head = np.where(head < closed, nodes + head, head)
         ends = np.where(np.arange(zones) < closed, nodes + np.arange(zones), np.arange(zones))
@@ -61,28 +72,43 @@ class Equilibrium(eqx.Module):
         np.fill_diagonal(q, 0)
         before = np.cumsum(q.sum(axis=1)) - q.sum(axis=1) / 2
         group = np.minimum((before / q.sum() * groups).astype(int), groups - 1)
-        numbers = (links[name] for name in ("capacity", "free_flow_time", "b", "power"))
         trips = np.where(np.arange(groups)[:, None, None] == group[:, None], q, 0)
-        walks = Walks(tail, head, ends, np.asarray(theta, float), nodes + closed)
-        chain = np.zeros((nodes + closed, nodes + closed))
-        np.add.at(chain, (tail, head), np.exp(-theta * links["free_flow_time"]))
-        growth = np.abs(np.linalg.eigvals(chain)).max()
-        if not growth < 1:
+
+        def chain(theta: float) -> np.ndarray:
+            weights = np.zeros((nodes + closed, nodes + closed))
+            np.add.at(weights, (tail, head), np.exp(-theta * still))
+            return weights
+
+        growth = lambda theta: float(np.abs(np.linalg.eigvals(chain(theta))).max())
+        if theta is None:
+            theta = 1.0 if growth(0.5) < 1 else 2 * _least_ending(growth)
+        elif not growth(theta) < 1:
             raise ValueError(
-                f"theta={theta:g} is too small: at free-flow times a step multiplies walks by {growth:.3g}, so they "
-                "never end. Use a larger one."
+                f"theta={theta:g} is too small: at free-flow times a step multiplies walks by {growth(theta):.3g}, so "
+                "they never end. Use a larger one, or none."
             )
-        reached = np.linalg.inv(np.eye(len(chain)) - chain)[:zones, ends]
+        reached = np.linalg.inv(np.eye(nodes + closed) - chain(theta))[:zones, ends]
         if not np.all(reached[q > 0] > np.finfo(reached.dtype).tiny):
             raise ValueError(f"some trips have no path to their destination, or theta={theta:g} is too large.")
-        return Equilibrium(walks, *numbers, trips)
+        walks = Walks(tail, head, ends, np.asarray(theta, float), nodes + closed)
+        return Equilibrium(walks, np.flatnonzero(congested), still, *(part[congested] for part in numbers), trips)
+
+    def everywhere(self, values: Float[Array, " links"], others: Any = 0.0) -> Float[Array, " all"]:
+        """Values of the links with congestion among those of all."""
+        count = len(self.still)
+        if len(self.open) == count:
+            return values
+        return jnp.broadcast_to(jnp.asarray(others, values.dtype), count).at[self.open].set(values)
+
+    def all_times(self, y: Float[Array, " links"]) -> Float[Array, " all"]:
+        return self.everywhere(y, self.still)
 
     def demand(self, xi: Float[Array, "..."]) -> Float[Array, "zones zones"]:
         return jnp.tensordot(jnp.atleast_1d(xi), self.trips, axes=1)
 
-    def attracted(self, y: Float[Array, " links"], xi: Float[Array, "..."]) -> Float[Array, " links"]:
-        """The flows that times attract."""
-        return flows_of(self.walks, y, self.demand(xi))
+    def attracted(self, y: Float[Array, " links"], xi: Float[Array, "..."]) -> Float[Array, " all"]:
+        """The flows that times attract, on all links."""
+        return flows_of(self.walks, self.all_times(y), self.demand(xi))
 
     def times(self, x: Float[Array, " links"], flows: Float[Array, " links"]) -> Float[Array, " links"]:
         """The time that each link takes at a flow."""
@@ -100,8 +126,21 @@ class Equilibrium(eqx.Module):
         return x * self.capacity * self.free_time * self.b * jnp.where(over > 0, curve, line)
 
     def __call__(self, x: Any, y: Any, xi: Any, eta: Any) -> Float[Array, ""]:
-        potential = jnp.sum(self.stored(x, y)) - cost(self.walks, y, self.demand(xi))
+        potential = jnp.sum(self.stored(x, y)) - cost(self.walks, self.all_times(y), self.demand(xi))
         return potential / jnp.sum(self.trips)
+
+
+def _least_ending(growth: Callable[[float], float], theta: float = 1.0) -> float:
+    """The smallest parameter with which walks end, to a percent: the larger it is, the fewer they are."""
+    low, high = 0.0, theta
+    while not growth(high) < 1:
+        low, high = high, 2 * high
+        if high > 1e9:
+            raise ValueError("walks never end, whatever theta is: some links that take no time form a circle.")
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if growth(middle) < 1 else (middle, high)
+    return high
 
 
 class Misfit(eqx.Module):
@@ -117,9 +156,10 @@ class Misfit(eqx.Module):
     spread: float = 0.25
 
     def __call__(self, x: Any, y: Any, xi: Any, eta: Any) -> Float[Array, ""]:
-        weight, trips = self.deviation**-2.0 / len(self.deviation), self.lower.demand(xi)
+        lower, weight = self.lower, self.deviation**-2.0 / len(self.deviation)
+        counts, weight = (lower.everywhere(jnp.asarray(part, y.dtype)) for part in (eta, weight))
         prior = jnp.mean(((x - 1) / self.spread) ** 2) / (2 * self.samples)
-        return distance(self.lower.walks, y, trips, eta, weight) + prior
+        return distance(lower.walks, lower.all_times(y), lower.demand(xi), counts, weight) + prior
 
 
 class NetworkTruth(eqx.Module):
@@ -140,50 +180,74 @@ class NetworkTruth(eqx.Module):
         at, groups = self.span[0] + (self.span[1] - self.span[0]) * (at + 1) / 2, len(self.lower.trips)
         grid = lambda values: np.stack(np.meshgrid(*[values] * groups, indexing="ij"), axis=-1).reshape(-1, groups)
         xi, shares = grid(at) if groups > 1 else at, np.prod(grid(shares / 2), axis=1)
-        found, exact = (self.flows(self.y(each, xi), xi) for each in (x, self.x))
+        found, exact = (self.flows(self.y(each, xi), xi)[:, self.lower.open] for each in (x, self.x))
         apart = np.mean(((found - exact) / self.upper.deviation) ** 2, axis=1)
         far = np.mean(((np.asarray(x, float) - 1) / self.upper.spread) ** 2) / self.upper.samples
         return float(1 + shares @ apart + far) / 2  # counts have variance 1, in their own units
 
     def y(self, x: Any, xi: Any) -> Float[np.ndarray, "n links"]:
-        """Times in equilibrium, for each context."""
-        x, xi, each = np.asarray(x, float), np.asarray(xi, float), 32
+        """Times in equilibrium of the links with congestion, for each context: from those in the middle of the demand,
+        or where these lead nowhere, from those at the nearest demand that is solved."""
+        x, xi = np.asarray(x, float), np.asarray(xi, float)
+        each = 32 if 32 * len(self.lower.still) ** 2 <= _SMALL else 1  # at once: small Hessians, in one program
 
-        def solved(xi: np.ndarray, start: np.ndarray) -> np.ndarray:
+        def solved(xi: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             count = len(xi)
             filled = lambda rows: np.concatenate([rows, np.repeat(rows[-1:], each - count, axis=0)])
             local = lambda y: tuple(
                 np.asarray(part)[:count] for part in _derivatives(self.lower, x, filled(y), filled(xi))
             )
             with double():
-                end = minimise(Dense(local), np.tile(start, (count, 1)), 0.0)
-            if not end.converged.all():
-                raise ValueError("no equilibrium was found at some contexts: theta may be too large for them.")
-            return end.point
+                end = minimise(Dense(local), start, 0.0)
+            return end.point, end.converged
+
+        def all_of(xi: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            some = [slice(k, k + each) for k in range(0, len(xi), each)]
+            points, converged = zip(*in_threads(lambda k: solved(xi[k], start[k]), some), strict=True)
+            return np.concatenate(points), np.concatenate(converged)
 
         with double():
-            start = np.asarray(self.lower.times(x, x * self.lower.capacity))
-        start = solved(xi.mean(axis=0, keepdims=True), start)[0]
-        parts = in_threads(lambda k: solved(xi[k : k + each], start), list(range(0, len(xi), each)))
-        return np.concatenate(list(parts))
+            free = np.asarray(self.lower.times(x, x * self.lower.capacity))
+        middle = xi.mean(axis=0, keepdims=True)
+        (known, done), where, at = solved(middle, free[None]), middle.reshape(1, -1), xi.reshape(len(xi), -1)
+        y, left = np.tile(known, (len(xi), 1)), np.flatnonzero(np.any(at != where, axis=1))
+        while done.any() and len(left):
+            nearest = np.argmin(np.sum((at[left, None] - where) ** 2, axis=2), axis=1)
+            points, done = all_of(xi[left], known[nearest])
+            y[left[done]] = points[done]
+            known, where = np.concatenate([known, points[done]]), np.concatenate([where, at[left[done]]])
+            left = left[~done]
+        if not done.all():
+            raise ValueError("no equilibrium was found at some contexts: theta may be too large for them.")
+        return y
 
-    def flows(self, y: Any, xi: Any) -> Float[np.ndarray, "n links"]:
-        """Flows that times attract, for each context: of exact times, or of a policy's."""
+    def flows(self, y: Any, xi: Any) -> Float[np.ndarray, "n all"]:
+        """Flows that times attract, for each context, on all links: of exact times, or of a policy's."""
         with double():
             return np.asarray(_attracted(self.lower, np.asarray(y, float), np.asarray(xi, float)))
+
+    def words(self, x: Any) -> str:
+        """How well capacities are found, in words."""
+        best, reached = (self.objective(each) for each in (self.x, x))
+        off, stated = (float(np.sqrt(np.mean((np.asarray(each) - self.x) ** 2))) for each in (x, np.ones_like(self.x)))
+        return (
+            f"objective {reached:.6g}, {best:.6g} at the true capacities; found to {off:.2g} of those stated, "
+            f"which are off by {stated:.2g} (root mean squares). theta is {float(self.lower.walks.theta):.3g}."
+        )
 
     def table(self, x: Any, y: Any, xi: Any) -> dict[str, np.ndarray]:
         """At one context, a row for each link: for ``pandas.DataFrame``, or for ``write_table``."""
         links, flow = self.roads.links, self.flows(np.asarray(y)[None], np.asarray(xi)[None])[0]
-        tail, head = self.roads.ends
+        (tail, head), share, time = self.roads.ends, np.ones(len(flow)), np.array(self.lower.still)
+        share[self.lower.open], time[self.lower.open] = x, y
         return {
             "link": np.arange(1, len(flow) + 1),
             "from": tail + 1,
             "to": head + 1,
             "capacity_stated": links["capacity"],
-            "capacity": links["capacity"] * np.asarray(x, float),
+            "capacity": links["capacity"] * share,
             "flow": flow,
-            "time": np.asarray(y, float),
+            "time": time,
         }
 
 
@@ -231,7 +295,7 @@ def network(
     groups: int = 1,
     folder: str | Path | None = None,
     roads: Roads | None = None,
-    theta: float = 1.0,
+    theta: float | None = None,
     noise: float = 0.05,
     train: int = 1000,
     test: int = 200,
@@ -244,10 +308,13 @@ def network(
     - `groups`: the number of groups of zones; the context is a factor for each, uniform on `span`.
     - `folder`: a folder of TNTP files, or of an AequilibraE project; or `roads`, such as ``tntp.sioux_falls()``.
       Without either, a generated grid of 9 nodes and 24 links.
-    - `theta`: the logit parameter, per unit of time. As it grows, the equilibrium tends to Wardrop's.
-    - `noise`: the standard deviation of counts, as a share of each link's flow at stated capacities.
+    - `theta`: the logit parameter, per unit of time. As it grows, the equilibrium tends to Wardrop's. By default 1, or
+      where walks would hardly end with it, twice the smallest with which they do: ``truth.lower.walks.theta``.
+    - `noise`: the standard deviation of counts, as a share of each link's flow at stated capacities, or of a hundredth
+      of the mean flow where that is more.
 
-    True capacities are 0.6 to 1.4 times those stated, at random; ``x`` holds these ratios, and ``y`` link times.
+    True capacities are 0.6 to 1.4 times those stated, at random; ``x`` holds these ratios, and ``y`` the times, of all
+    links with congestion. Others, such as connectors of zones, take the time that is stated, and are not counted.
     """
     if roads is None:
         roads = grid(3, 3, seed) if folder is None else read_folder(folder)
@@ -259,14 +326,15 @@ def network(
     stated = np.ones(count)
     truth = NetworkTruth(rng.uniform(0.6, 1.4, count), lower, roads)
     y0 = truth.y(stated, shape(middle))
-    deviation = noise * truth.flows(y0, shape(middle))[0]
+    flows = truth.flows(y0, shape(middle))[0, lower.open]
+    deviation = noise * np.maximum(flows, _SEEN * flows.mean())
 
     upper = Misfit(lower, deviation, float(train))
     truth = NetworkTruth(truth.x, lower, roads, upper, span)
 
     def observe(number: int) -> Samples:
         xi = shape(rng.uniform(*span, (number, groups)))
-        flows = truth.flows(truth.y(truth.x, xi), xi)
+        flows = truth.flows(truth.y(truth.x, xi), xi)[:, lower.open]
         return Samples(xi, flows + deviation * rng.normal(size=flows.shape))
 
     problem = Problem(
@@ -299,22 +367,42 @@ def draw_roads(
     return figure
 
 
+def places_of(roads: Roads) -> Float[np.ndarray, "nodes 2"]:
+    """Where nodes are; if that is not known, so that distances in a picture are like times between them (classical
+    scaling)."""
+    if roads.places is not None and np.all(np.isfinite(roads.places)):
+        return roads.places
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import shortest_path
+
+    time = roads.links["free_flow_time"]
+    time, size = np.maximum(time, 0.1 * np.median(time[time > 0])), (roads.nodes, roads.nodes)
+    lengths = coo_array((1 / time, roads.ends), shape=size).tocsr()  # of links side by side, about the shortest
+    lengths.data = 1 / lengths.data
+    apart = shortest_path(lengths, directed=False)
+    apart = np.where(np.isfinite(apart), apart, np.max(apart, where=np.isfinite(apart), initial=0)) ** 2
+    inner = -(apart - apart.mean(axis=0) - apart.mean(axis=1, keepdims=True) + apart.mean()) / 2
+    values, vectors = np.linalg.eigh(inner)
+    return vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0))
+
+
 def _map(axis: Any, roads: Roads, flow: np.ndarray, error: np.ndarray, label: str) -> None:
     from matplotlib.collections import LineCollection
 
-    if roads.places is None:
-        raise ValueError("the positions of nodes are not known; pass the file of nodes.")
-    one, other = (roads.places[end] for end in roads.ends)
+    places, room = places_of(roads), min(1.0, (30 / roads.nodes) ** 0.5)  # for each node's mark
+    one, other = (places[end] for end in roads.ends)
     along = other - one
     length = np.linalg.norm(along, axis=1, keepdims=True)
+    length = np.where(length > 0, length, 1.0)
     aside = np.stack([along[:, 1], -along[:, 0]], axis=1) / length * 0.06 * np.median(length)
     most = np.max(np.abs(error)) or 1.0
-    lines = LineCollection(np.stack([one + aside, other + aside], axis=1), linewidths=0.5 + 7 * flow / np.max(flow))
+    widths = 0.5 + 7 * room * flow / np.max(flow)
+    lines = LineCollection(np.stack([one + aside, other + aside], axis=1), linewidths=widths)
     lines.set(array=error, cmap="coolwarm", clim=(-most, most), capstyle="butt")
     axis.add_collection(lines)
-    axis.plot(*roads.places.T, "o", color="white", markeredgecolor="#5c5c5c", markersize=13)
-    for node, place in enumerate(roads.places, 1):
-        axis.annotate(str(node), place, ha="center", va="center", fontsize=7)
+    axis.plot(*places.T, "o", color="white", markeredgecolor="#5c5c5c", markersize=13 * room)
+    for node, place in enumerate(places, 1):
+        axis.annotate(str(node), place, ha="center", va="center", fontsize=7 * room)
     axis.set(aspect="equal", xticks=[], yticks=[], title=f"width: flow, up to {np.max(flow):,.0f}")
     tidy(axis)
     axis.spines[["left", "bottom"]].set_visible(False)
@@ -341,13 +429,14 @@ def draw_network(instance: Instance, solution: Any) -> Any:
     context = context if xi.ndim == 2 else context[:, 0]
     found = truth.flows(np.asarray(solution.policy(jnp.asarray(context))), context)
     exact, stated = (truth.flows(truth.y(x, context), context) for x in (truth.x, np.ones_like(truth.x)))
-    middle, error = len(demand) // 2, np.asarray(solution.x, float) - truth.x
+    middle, (open_, error) = len(demand) // 2, (truth.lower.open, np.zeros(exact.shape[1]))
+    error[open_] = np.asarray(solution.x, float) - truth.x
     _map(left, truth.roads, found[middle], error, "error of the capacity, as a share of the stated one")
     tail, head = truth.roads.ends
-    shown = np.argsort(-np.abs(exact - stated)[middle])[: len(COLOURS) // 2]
-    for link, colour in zip(shown, COLOURS, strict=False):
+    shown = np.argsort(-np.abs(exact - stated)[middle, open_])[: len(COLOURS) // 2]
+    for count, link, colour in zip(counts.T[shown], open_[shown], COLOURS, strict=False):
         if xi.ndim == 1:
-            right.plot(xi, counts[:, link], ".", color=colour, ms=2, alpha=0.2)
+            right.plot(xi, count, ".", color=colour, ms=2, alpha=0.2)
         right.plot(demand, found[:, link], color=colour, lw=1.8, label=f"{tail[link] + 1} to {head[link] + 1}")
         right.plot(demand, stated[:, link], ":", color=colour, lw=1.2)
         right.plot(demand, exact[:, link], "--", color="black", lw=0.9)
