@@ -219,12 +219,20 @@ def trials(asked: argparse.Namespace) -> None:
 
     kept = RESULTS / "exact-optimum.json"
     every = json.loads(kept.read_text())
-    images, rows = cb.gallery.images.load(asked.images), every.setdefault(asked.images, [])
+    rows = every.setdefault(asked.images, [])
     for seed in range(len(rows), asked.seeds):
-        case = cb.gallery.cleaning(seed, images=images, dtype=np.float64)
+        case = cb.gallery.cleaning(seed, images=asked.images, dtype=np.float64)
         solution, seconds = timed(cb.solve, case.problem, case.train)
         loss, right = float(cb.evaluate(case.problem, solution, case.train).loss), case.truth.found(solution.x)
-        rows.append({"seed": seed, "seconds": seconds, "exact": loss, "converged": solution.converged, "AUC": right})
+        rows.append(
+            {"seed": seed, "seconds": seconds, "exact": loss, "objective": float(solution.history["upper"][-1])}
+        )
+        rows[-1] |= {
+            "converged": solution.converged,
+            "steps": solution.stats["steps"],
+            "N": solution.basis.size,
+            "AUC": right,
+        }
         print(json.dumps(rows[-1]), flush=True)
         kept.write_text(json.dumps(every, indent=1) + "\n")
     losses = np.array([row["exact"] for row in rows])
@@ -235,7 +243,7 @@ def trials(asked: argparse.Namespace) -> None:
     ends = {row[0]: [float(number) for number in re.findall(r"[\d.]+", row[place])] for row in table["rows"]}
     ends = dict(sorted(ends.items(), key=lambda end: -end[1][0]))
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-    axes.axvline(losses.mean(), color="0.2", label=f"optimum, mean of {len(losses)} trials: {losses.mean():.3f}")
+    axes.axvline(losses.mean(), color="0.2", label=f"minimum found, mean of {len(losses)} trials: {losses.mean():.3f}")
     off = 1.96 * losses.std(ddof=1) / np.sqrt(len(losses))
     axes.axvspan(losses.mean() - off, losses.mean() + off, color="0.85")
     for place, (name, (mean, low, high)) in enumerate(ends.items()):
@@ -245,7 +253,7 @@ def trials(asked: argparse.Namespace) -> None:
         )
         print(f"{name}: {mean:.4f}, {mean / losses.mean() - 1:+.1%}")
     axes.set(yticks=range(len(ends)), yticklabels=list(ends), xlabel="exact validation loss, means with 95% intervals")
-    axes.legend(frameon=False, loc="lower center")
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(0.75, 0.1))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(RESULTS / "figures" / f"beside-the-exact-optimum-{asked.images}.png", dpi=150)
 

@@ -2,6 +2,8 @@
 
 import csv
 import os
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -167,11 +169,36 @@ def test_theta_is_chosen_where_walks_would_not_end(unit):
     with pytest.raises(ValueError, match="too small"):
         Equilibrium.of(roads, theta=0.49 * theta)
     still = dict(roads.links, free_flow_time=0 * roads.links["free_flow_time"], b=roads.links["b"])
-    with pytest.raises(ValueError, match="some link must"):
+    with pytest.raises(ValueError, match="there must be links"):
         Equilibrium.of(tntp.Roads(still, roads.trips, 8, 3))
+    with pytest.raises(ValueError, match="form a circle"):  # to a zone and back, where trips pass through zones
+        Equilibrium.of(tntp.Roads(roads.links, roads.trips, 8, 1))
 
 
-def test_a_network_without_positions_is_calibrated_and_drawn():
+def test_demands_out_of_reach_from_the_middle_start_at_the_nearest(small, monkeypatch):
+    """Where the way to an equilibrium may be little longer than that to the next one."""
+    truth, xi = small.truth, np.linspace(0.7, 1.2, 9)
+    exact, begun = truth.y(truth.x, xi), []
+    reach = 1.2 * np.max(np.linalg.norm(np.diff(exact, axis=0), axis=1))
+    assert reach < np.linalg.norm(exact[-1] - exact[4])
+    module = sys.modules["cobilevel.gallery.network"]
+    minimise = module.minimise
+
+    def near(of, start, target):
+        end = minimise(of, start, target)
+        begun.append(len(start))
+        far = np.linalg.norm(end.point - start, axis=1) > (reach if len(begun) > 1 else np.inf)
+        return replace(end, converged=end.converged & ~far)
+
+    monkeypatch.setattr(module, "minimise", near)
+    np.testing.assert_allclose(truth.y(truth.x, xi), exact, rtol=1e-9)
+    assert len(begun) > 2
+    reach = 0.0
+    with pytest.raises(ValueError, match="no equilibrium was found"):
+        truth.y(truth.x, xi)
+
+
+def test_a_network_without_positions_has_counts_and_a_picture():
     city = cb.gallery.network(0, roads=with_connectors(), train=60, test=20)
     assert city.problem.x0.shape == city.problem.y0.shape == city.train.eta.shape[1:] == (14,)
     exact = SimpleNamespace(x=city.truth.x, policy=lambda xi: city.truth.y(city.truth.x, np.asarray(xi)))

@@ -64,7 +64,9 @@ class Equilibrium(eqx.Module):
             raise ValueError("capacity, free_flow_time, b and power of every link must be numbers, none below 0.")
         still, congested = links["free_flow_time"], (links["b"] > 0) & (links["free_flow_time"] > 0)
         if not congested.any() or not all(np.all(part[congested] > 0) for part in numbers):
-            raise ValueError("links with congestion, b > 0, must have a positive capacity and power; some link must.")
+            raise ValueError(
+                "there must be links with b > 0 and a free-flow time, each with a positive capacity and power."
+            )
         closed, nodes = roads.first_through - 1, roads.nodes  # zones that are entered at a copy, which nothing leaves
         head = np.where(head < closed, nodes + head, head)
         ends = np.where(np.arange(zones) < closed, nodes + np.arange(zones), np.arange(zones))
@@ -85,7 +87,7 @@ class Equilibrium(eqx.Module):
         elif not growth(theta) < 1:
             raise ValueError(
                 f"theta={theta:g} is too small: at free-flow times a step multiplies walks by {growth(theta):.3g}, so "
-                "they never end. Use a larger one, or none."
+                "they never end. Use a larger one, or leave it out."
             )
         reached = np.linalg.inv(np.eye(nodes + closed) - chain(theta))[:zones, ends]
         if not np.all(reached[q > 0] > np.finfo(reached.dtype).tiny):
