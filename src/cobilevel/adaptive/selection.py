@@ -33,7 +33,7 @@ from ..problem import Interval, Mixed
 from ..study import Study
 
 _ROWS = 100_000  # samples looked at, at most
-_ROWS_EACH = 20  # samples looked at for each function, where a large ``y`` allows few and a policy has no noise
+_ROWS_EACH = 8  # looked at for each function that may be needed, where they show the policy without noise
 _TURN = 0.1  # of the distance over which the lower level's noise turns: nearby decisions are no nearer
 # Levels of the tests: of the functions that come next; and how many functions, and groups of them, noise alone may
 # bring in at a time where they are tested in groups.
@@ -251,12 +251,13 @@ class ForwardSelection:
             lacking = dx - self.most * dy  # where less is seen than that, no functions will do: they would fit noise
             seen = self.fits.expansions(self.fits.usable).seen_above(x, here.point.W) if lacking < count else 0
             least = -(-(dx - seen) // dy) if seen >= lacking else 0
+        kind, tested = "contexts" if self.fits.together > 1 else "samples", f"tested at {len(points)} decisions"
         words = (
-            f"more functions would improve neither the policy nor the hypergradient beyond the noise of {count} "
-            f"{'contexts' if self.fits.together > 1 else 'samples'} (tested at {len(points)} decisions)."
+            "more functions would improve neither the policy nor the hypergradient beyond the noise of "
+            f"{count} {kind} ({tested})."
         )
         if not self.study.noisy:
-            words = f"more functions would change the policy by less than 0.3% (tested at {len(points)} decisions)."
+            words = f"more functions would change the policy by less than 0.3% ({tested}, on {count} {kind})."
         if len(members) >= self.most:
             words = f"the most that {count} samples with {self.fits.samples.distinct()} distinct contexts support."
             if self.most < self.fits.supported:

@@ -17,6 +17,7 @@ from ..basis import Basis, basis_to_json
 from ..derivatives import Expansions, flattened
 from ..inference import NEGLIGIBLE, Uncertainty, infer, policy_noise
 from ..iteration import Checkpoint, Result, Solver, iterate
+from ..keys import as_key
 from ..lower import correlated, feasibility_of, gave_way, hidden_by_barrier, policy_with_corners
 from ..precision import double
 from ..programs import put
@@ -27,6 +28,7 @@ from .identity import Objectives, different_functions, same_features
 from .solution import Solution
 
 _CHECKED_ROWS = 100_000  # the largest pool over which a solution's convexity is looked at
+_ENOUGH = 50_000  # rows at random, from which standard errors are known to about half a percent
 _CHECKED_WORK = 4e9  # the most operations that eigenvalues at all its rows may take
 _BENT = 1e-6  # curvature relative to the largest, more negative than rounding makes it
 
@@ -195,22 +197,43 @@ def check_objectives(caller: str, solution: Any, study: Study, instead: str) -> 
 def _with_errors(solution: Solution, study: Study, seen: Callable[[], Reduced]) -> Solution:
     """With standard errors of ``x`` and of the policy, computed when asked for, in the precision of the study.
 
-    For a table in partitions they are computed from the rows in this process, and hold for all rows.
+    They are computed from the rows in this process, and from some of these at random where they are many; they hold for
+    all rows, and so does the objective, which the solver has computed from all.
     """
-    study, share = study.here, study.lower.share
-    precision = lambda: double() if study.dtype == np.float64 else nullcontext()
+    here, share, words = study.here, study.lower.share, ""
+    precision = lambda: double() if here.dtype == np.float64 else nullcontext()
+    last = {name: curve[-1] for name, curve in solution.history.items() if len(curve)}
+    whole = last.get("rows") == solution.stats["rows"]["lower"]  # what it says of the objective is from all rows
+    rows = 0 if here.lower.crossed or not here.shared else here.lower.count or 0
+    if rows > 2 * _ENOUGH:
+        share = share * _ENOUGH / rows
+        words = f"standard errors are those that {_ENOUGH} of the rows show, drawn at random."
+
+    @cache
+    def looked() -> tuple[Study, Reduced]:
+        if not words:
+            return here, seen().whitened()
+        some = here.on(here.lower.thinned(as_key(0), _ENOUGH))
+        return some, reduce_with(some, solution.in_full().basis).whitened()
 
     def of_x() -> Uncertainty:
         with precision():
-            known = infer(study, seen().whitened(), solution.x, study.problem.x0, minimised=share == 1)
-            return known.among(share)
+            known = infer(*looked(), solution.x, here.problem.x0, minimised=share == 1)
+            if share == 1:
+                return known
+            known = known.among(share)
+            if whole:
+                known = replace(known, value=float(last["upper"]))
+            else:
+                known = replace(known, value_error=known.value_error / share**0.5)
+            return replace(known, remarks=(*known.remarks, words)) if words and not known.why_not else known
 
     @cache
     def noise() -> Any:
-        reduced = seen().whitened()
+        study, reduced = looked()
         return policy_noise(study, reduced, solution.x, reduced.enter(solution.W))
 
-    cornered = cache(lambda: policy_with_corners(study, solution))
+    cornered = cache(lambda: policy_with_corners(looked()[0], solution))
 
     def of_policy(xi: np.ndarray) -> Any:
         with precision():

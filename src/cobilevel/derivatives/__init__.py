@@ -5,6 +5,7 @@ from . import oracles
 from .at_context import AtContext, parameter_gradient
 from .curvature import Curvature, following
 from .expansion import Affine, Expansions
+from .fewer import with_fewer
 from .hypergradient import (
     ConjugateGradient,
     Directions,

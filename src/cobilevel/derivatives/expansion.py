@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, PyTree
 
 from ..basis import OneHot
 from ..programs import put
-from ..reduction import DENSE_LIMIT, Bilevel, EveryPair, FarTable, is_formed
+from ..reduction import DENSE_LIMIT, Batch, Bilevel, EveryPair, FarTable, is_formed
 from ..trees import as_rows, flattened, shaped_like
 from . import oracles
 from .far_sums import far_sums
@@ -85,6 +85,7 @@ class Expansions:
         self._programs: dict[tuple[str, bool, int], RowDerivatives] = {}
         self._prepared: dict[Callable, tuple[tuple[np.ndarray, np.ndarray], Any]] = {}
         self._last: tuple[Any, LowerSums] | None = None  # asked for twice where one method goes on from another
+        self.fewer: Expansions | None = None  # on few of the rows, to begin a search with
 
     def _form(self, functions: int, one_hot: bool) -> None:
         """Settles what is formed with so many functions."""
@@ -106,9 +107,14 @@ class Expansions:
         return self.crossed and self.dx <= DENSE_LIMIT
 
     @property
+    def rows_here(self) -> bool:
+        """Whether all rows are in this process."""
+        return self._far is None
+
+    @property
     def long_rows(self) -> bool:
         """Whether a row has so many second derivatives that slopes alone are worth a program of their own."""
-        return self.formed and self._far is None and self.sizes.lower * BLOCK > AT_ONCE
+        return self.formed and self.rows_here and self.sizes.lower * BLOCK > AT_ONCE
 
     # -- the rows of both levels
 
@@ -149,8 +155,16 @@ class Expansions:
     def _on(self, lower: list[RowPool], upper: list[RowPool]) -> "Expansions":
         """The same with other pools, which share their rows with these."""
         other = copy(self)
-        other.lower_pools, other.upper_pools, other._last, other._prepared = lower, upper, None, {}
+        other.lower_pools, other.upper_pools, other._last, other._prepared, other.fewer = lower, upper, None, {}, None
         other.__dict__.pop("idle", None)
+        return other
+
+    def on_rows(self, lower: tuple[RowPool, Batch], upper: tuple[RowPool, Batch]) -> "Expansions":
+        """The same problem on other rows, as a pool and as a batch of it, with a cost of its own."""
+        below = [lower[0]]
+        other = self._on(below, below if upper is lower else [upper[0]])
+        other.reduced = self.reduced.with_pools(upper[1], lower[1])
+        other.rows, other.spent = {"lower": len(lower[1]), "upper": len(upper[1])}, Counter()
         return other
 
     def with_features(

@@ -84,15 +84,27 @@ class RowBlocks:
     `dtype` is the precision of the program.
     """
 
-    def __init__(self, xi: Any, eta: PyTree, dtype: Any, numbers: int):
+    def __init__(self, xi: Any, eta: PyTree, dtype: Any, numbers: int, size: int | None = None):
         self.count, self.dtype = len(xi), np.dtype(dtype)
-        large = _GROWTH * BLOCK
-        self.size = BLOCK if self.count <= 2 * large else large if jax.default_backend() == "cpu" else _GROWTH * large
-        while self.size > 1 and self.size * numbers > most_numbers():
-            self.size //= 2
+        self.size = self._size(numbers) if size is None else size
         self.begins = range(0, self.count, self.size)
         host, place = jax.tree.map(np.asarray, (xi, eta)), over_devices(self.size)
         self._data = [jax.device_put(jax.tree.map(lambda a, b=b: self.filled(a, b), host), place) for b in self.begins]
+
+    def _size(self, numbers: int) -> int:
+        """Rows in a block, where each has so many numbers."""
+        large = _GROWTH * BLOCK
+        size = BLOCK if self.count <= 2 * large else large if jax.default_backend() == "cpu" else _GROWTH * large
+        while size > 1 and size * numbers > most_numbers():
+            size //= 2
+        return size
+
+    def like(self, xi: Any, eta: PyTree) -> "RowBlocks":
+        """Other rows, in blocks of the same size where they fill one by half, else of a smaller one."""
+        size = self.size
+        while size // 2 >= len(xi):
+            size //= 2
+        return RowBlocks(xi, eta, self.dtype, 0, size)
 
     def filled(self, table: np.ndarray, begin: int) -> np.ndarray:
         """One block of a table."""

@@ -21,6 +21,22 @@ from jaxtyping import Array, PyTree
 # operations that only arrange numbers: done again rather than kept, for what they give may be larger than what they get
 _ARRANGE = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "transpose", "iota"}
 _TINY = 64  # numbers in a matrix, up to which a product of its own is not worth the call
+# operations at which a derivative may jump, or that have such within
+_SHARP = {"abs", "argmax", "argmin", "ceil", "clamp", "cond", "cummax", "cummin", "eq", "floor", "ge", "gt", "le", "lt"}
+_SHARP |= {
+    "max",
+    "min",
+    "ne",
+    "reduce_max",
+    "reduce_min",
+    "round",
+    "scan",
+    "select_n",
+    "sign",
+    "sort",
+    "top_k",
+    "while",
+}
 _KEPT_TIMES, _KEPT_BYTES = 4, 2**26  # what is kept may take so many times the data, or so many bytes in all
 
 
@@ -85,17 +101,22 @@ def _small_product(a: Array, b: Array, contract: tuple[Sequence[int], Sequence[i
     return jnp.sum(left * right, axis=-1).reshape(shape)
 
 
-def _opened(body: Jaxpr, names: dict[Any, Any], fresh: Iterator[int]) -> tuple[list[Operation], list[Any]]:
-    """The operations of a program in order, calls opened up; and where its results are."""
+def _opened(
+    body: Jaxpr, names: dict[Any, Any], fresh: Iterator[int], rules: bool = False
+) -> tuple[list[Operation], list[Any]]:
+    """The operations of a program in order, calls opened up; and where its results are. With `rules`, what has
+    derivatives of its own is opened up too."""
     found = []
     name = lambda var: var if isinstance(var, Literal) else names[var]
     for equation in body.eqns:
         inner = equation.params.get("jaxpr") if equation.primitive.name in ("jit", "pjit") else None
+        if rules and equation.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+            inner = equation.params.get("call_jaxpr")
         inputs = tuple(map(name, equation.invars))
         if inner is not None:
             held = [Literal(value, var.aval) for value, var in zip(inner.consts, inner.jaxpr.constvars, strict=True)]
             variables = (*inner.jaxpr.constvars, *inner.jaxpr.invars)
-            part, results = _opened(inner.jaxpr, dict(zip(variables, (*held, *inputs), strict=True)), fresh)
+            part, results = _opened(inner.jaxpr, dict(zip(variables, (*held, *inputs), strict=True)), fresh, rules)
             found += part
             names.update(zip(equation.outvars, results, strict=True))
             continue
@@ -104,16 +125,27 @@ def _opened(body: Jaxpr, names: dict[Any, Any], fresh: Iterator[int]) -> tuple[l
     return found, [name(var) for var in body.outvars]
 
 
-def depends_on(body: Jaxpr, arguments: slice) -> list[bool]:
-    """Which results of a program can depend on some of its arguments."""
+def _reached(body: Jaxpr, arguments: slice, rules: bool = False) -> tuple[list[Operation], list[bool]]:
+    """The operations of a program that some of its arguments enter, and whether each result can depend on them."""
     fresh = itertools.count()
     names: dict[Any, Any] = {var: next(fresh) for var in (*body.constvars, *body.invars)}
-    moving = {names[var] for var in body.invars[arguments]}
-    operations, results = _opened(body, names, fresh)
+    moving, found = {names[var] for var in body.invars[arguments]}, []
+    operations, results = _opened(body, names, fresh, rules)
     for operation in operations:
         if any(operation.uses(moving)):
             moving.update(operation.outputs)
-    return [not isinstance(place, Literal) and place in moving for place in results]
+            found.append(operation)
+    return found, [not isinstance(place, Literal) and place in moving for place in results]
+
+
+def depends_on(body: Jaxpr, arguments: slice) -> list[bool]:
+    """Which results of a program can depend on some of its arguments."""
+    return _reached(body, arguments)[1]
+
+
+def may_jump(body: Jaxpr, arguments: slice) -> bool:
+    """Whether derivatives of a program can jump as some of its arguments change, as far as its operations show."""
+    return any(operation.name in _SHARP for operation in _reached(body, arguments, rules=True)[0])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jaxtyping import Array, PyTree
 
 from ..programs import put
 from .description import digest, has_custom_derivatives, key_of
-from .operations import ByKey, Listing, as_traced, depends_on
+from .operations import ByKey, Listing, as_traced, depends_on, may_jump
 
 _MAKE = getattr(jax, "make_user_context", None)
 _CACHES = None if _MAKE is None else _MAKE(None)  # made at import: everything cached before it is made is lost
@@ -89,8 +89,18 @@ class Traced(eqx.Module):
 
     def uses_last_argument(self) -> bool:
         """Whether the output can depend on the last argument, as far as its operations show."""
+        last = self._last()
+        return last is not None and any(depends_on(self.program.body, last))
+
+    def may_jump_with_last(self) -> bool:
+        """Whether its derivatives can jump as the last argument changes, as far as its operations show."""
+        last = self._last()
+        return last is not None and may_jump(self.program.body, last)
+
+    def _last(self) -> slice | None:
+        """Where the leaves of the last argument are; ``None`` where it has none."""
         leaves = self.program.structure.children()[-1].num_leaves
-        return bool(leaves) and any(depends_on(self.program.body, slice(-leaves, None)))
+        return slice(-leaves, None) if leaves else None
 
 
 def trace_objective(function: Callable, args: tuple, derivatives: Callable[[Callable], Callable]) -> Traced:

@@ -5,6 +5,7 @@ solved; the damping and the line search in the coefficients are in ``lower.dampe
 its own, and the decrease that it promises is in units of the objective: nothing here depends on the units of ``x``.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 from ..checks import positive, whole
-from ..derivatives import Curvature, Expansions, HostLedger, flattened
+from ..derivatives import Curvature, Expansions, HostLedger, flattened, with_fewer
 from ..iteration import ROUNDINGS, Clock, Evolving, Result, Solver
 from ..lower import ARMIJO, LENGTHS, Point, curved_along, lower_size, preconditioned, solve_at, units_by_products
 from ..programs import plain
@@ -80,6 +81,8 @@ class NewtonState(Evolving):
     - `secants`: changes of the gradient that the Hessian does not explain.
     - `lower_target`: the size of the lower gradient to solve to, negative before the first step; `failures`: searches
       in a row that found no lower point.
+    - `stage`: how many stages on fewer rows are done; `rows`: of the lower level in the last step; `begun`: whether the
+      lower level is solved at the iterate, on the rows of this stage.
     """
 
     x: Any
@@ -92,11 +95,14 @@ class NewtonState(Evolving):
     secants: Any
     lower_target: Any
     failures: Any
+    stage: Any
+    rows: Any
+    begun: Any
 
     def record(self):
         now = self.current
         first = {"upper": now.value, "gradient": now.size, "promised": self.plan.promised}
-        return first | {"lower_gradient": now.lower_gradient}
+        return first | {"lower_gradient": now.lower_gradient, "rows": self.rows}
 
 
 class Newton(Solver):
@@ -145,7 +151,7 @@ class Newton(Solver):
 
     @plain
     def ready(self, reduced):
-        return reduced if isinstance(reduced, Expansions) else Expansions(reduced)
+        return reduced if isinstance(reduced, Expansions) else with_fewer(Expansions(reduced))
 
     def init(self, reduced, key, steps):
         at = self.ready(reduced)
@@ -163,22 +169,29 @@ class Newton(Solver):
             secants=Secants.none(self.memory, at.dx, at.dtype),
             lower_target=np.asarray(-1.0),
             failures=np.asarray(0, np.int32),
+            stage=np.asarray(0, np.int32),
+            rows=np.asarray(0),
+            begun=np.asarray(False),
         )
 
     @plain
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # far out; what is not finite is not taken
     def step(self, reduced, state):
-        """The first step stays at ``x0`` and solves the lower level there; each later one is a search."""
-        at, state = self.ready(reduced), jax.tree.map(np.asarray, state)
-        before, here, target, refused = at.spent.copy(), _iterate(at, state), float(state.lower_target), None
-        begun, failures, known, count = target >= 0, int(state.failures), state.current.known, int(state.step)
+        """The first step of a stage stays where it is and solves the lower level there; each later one is a search."""
+        whole, state = self.ready(reduced), jax.tree.map(np.asarray, state)
+        stages, stage = _stages(whole), int(state.stage)
+        at, (few, *_) = stages[stage], [*stages[:stage][::-1], None]
+        spent = lambda: at.spent + (Counter() if few is None else few.spent)
+        before, here, target, refused = spent(), _iterate(at, state), float(state.lower_target), None
+        begun, failures, known, count = bool(state.begun), int(state.failures), state.current.known, int(state.step)
         if not at.formed:  # made anew where the iterate has moved as often again
             known = (here.x, here.W) if begun and count & (count - 1) == 0 else known
             preconditioned(at, known)
+        if target < 0:
+            target = at.eps**_LOWER_ACCURACY * lower_size(at, here.x, here.W) if at.formed else 0.0
         if begun:
             end, refused = _search(at, here, state.plan, target, 0.0 if failures else _closeness(at, state.plan))
         else:
-            target = at.eps**_LOWER_ACCURACY * lower_size(at, here.x, here.W) if at.formed else 0.0
             end = solve_at(at, here.x, here.W, target, 0.0 if at.formed else _FAR_OFF)
         bent = None
         if end is None:
@@ -191,7 +204,7 @@ class Newton(Solver):
                 bent, moved = curved_along(at, end, np.eye(at.dx), _EXACTLY)
                 end = replace(end, sensitivity=moved)
             fallen = here.value - end.value
-            plan, secants, result = self._planned(at, end, state.plan, state.secants, news, fallen, bent)
+            plan, secants, result = self._planned(at, few, end, state.plan, state.secants, news, fallen, bent)
             failures = 0
         else:
             plan, secants, result, end = state.plan, state.secants, trouble(end), here
@@ -200,15 +213,37 @@ class Newton(Solver):
             x=at.decision(end.x),
             W=at.coefficients(end.W),
             clock=replace(state.clock, result=result.code),
-            ledger=state.ledger.plus(HostLedger.of(at.spent - before)),
+            ledger=state.ledger.plus(HostLedger.of(spent() - before)),
             current=Current(end.value, end.gradient, size, end.lower_gradient, end.adjoint, known),
             sensitivity=np.zeros_like(state.sensitivity) if end.sensitivity is None else end.sensitivity,
             plan=plan,
             secants=secants,
             lower_target=target,
             failures=failures,
+            stage=stage,
+            rows=at.rows["lower"],
+            begun=True,
         )
+        if stage < len(stages) - 1 and (result is not Result.RUNNING or count + 1 >= int(state.limit) // 2):
+            after = self._at_next_stage(whole, after, result, len(stages))
+        elif few is not None and not begun and not end.sound:  # all rows see what few did not: from the start on these
+            after = self._anew(whole, after, len(stages))
         return jax.tree.map(lambda new, old: np.asarray(new, old.dtype, order="C"), after, state)
+
+    @plain
+    def _at_next_stage(self, whole: Expansions, after: NewtonState, result: Result, stages: int) -> NewtonState:
+        """From where a search on fewer rows has ended; from the start, and on all rows, where it has failed."""
+        if result not in (Result.RUNNING, Result.CONVERGED, Result.KINK, Result.STALLED):
+            return self._anew(whole, after, stages)
+        clock = replace(after.clock, result=Result.RUNNING.code)
+        secants = after.secants.without()
+        return replace(after, clock=clock, stage=after.stage + 1, begun=False, failures=0, secants=secants)
+
+    @plain
+    def _anew(self, whole: Expansions, after: NewtonState, stages: int) -> NewtonState:
+        first = self.init(whole, None, after.clock.limit)
+        clock = replace(after.clock, result=Result.RUNNING.code)
+        return replace(first, clock=clock, ledger=after.ledger, stage=stages - 1, rows=after.rows)
 
     @plain
     def _by_columns(self, at: Expansions) -> bool:
@@ -219,6 +254,7 @@ class Newton(Solver):
     def _planned(
         self,
         at: Expansions,
+        few: Expansions | None,
         point: Point,
         last: Plan,
         secants: Secants,
@@ -230,13 +266,15 @@ class Newton(Solver):
 
         `news`: the last step with the change of the gradient along it, and that from its end to where the search was
         refused; none before the first step. `fallen`: the decrease of the objective along the last step; `bent`: its
-        Hessian, where it comes by products.
+        Hessian, where it comes by products. On `few` rows, where they are given, the Hessian is formed as long as that
+        explains how the gradient has changed.
         """
         begun, changes = bool(news), news
         spread = float(last.spread) if begun and last.spread else _spread(at, point)
         hessian = straight = exact = None
         if at.curved and point.sensitivity is not None:
-            hessian, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
+            seen = Curvature(few or at, point.x, point.W, point.adjoint, point.sensitivity)
+            hessian, straight = seen.hessians()
             exact = hessian = hessian if np.all(np.isfinite(hessian)) else None
         elif bent is not None and np.all(np.isfinite(bent)):
             exact = hessian = (bent + bent.T) / 2
@@ -251,7 +289,10 @@ class Newton(Solver):
             other = np.sqrt(spread or 1.0) / sizes
             unit = np.where(lacking | (unit == 0), np.where(np.isfinite(other), other, 0.0), unit)
         if hessian is not None:
-            hessian, news = explaining(hessian, straight, unit, news, at.eps)
+            hessian, unexplained = explaining(hessian, straight, unit, news, at.eps)
+            if few is not None and unexplained:
+                return self._planned(at, None, point, last, secants, news, fallen, bent)
+            news = unexplained if few is None else news
         model = Model(at, point, hessian, unit)
         if hessian is not None and secants.count and not model.doubt(secants, changes) < model.doubt(None, changes):
             secants = secants.without()
@@ -262,7 +303,9 @@ class Newton(Solver):
         if begun and point.value < -spread / at.eps and point.gradient @ last.step <= -_STEEP * 2 * last.promised:
             return Plan(step, promised, 1.0, 0.0, unit, spread), secants, Result.UNBOUNDED
         share = at.eps ** (_ACCURACY if at.formed else 0.5) if self.tolerance is None else float(self.tolerance)
-        spread = _spread(at, point) if promised <= max(share, np.sqrt(at.eps)) * spread else spread
+        near = lambda promised: promised <= max(share, np.sqrt(at.eps)) * spread
+        if near(promised) and not (begun and near(last.promised)):
+            spread = _spread(at, point)
         first = _trusted(step, unit, last, changes[0][0], fallen) if begun else 1.0
         if not begun and hessian is None:  # lengths are not known: a short one, which a search makes longer
             first = min(1.0, _EXACTLY * spread / promised) if promised > 0 else 1.0
@@ -272,6 +315,8 @@ class Newton(Solver):
         if not (small or level or np.all(np.abs(step) <= at.eps * np.abs(point.x))):
             return plan, secants, Result.RUNNING
         falls = Model(at, point, exact, unit).falling(np.sqrt(spread or 1.0))  # which a straight policy does not show
+        if falls is not None and few is not None:
+            return self._planned(at, None, point, last, secants, news, fallen, bent)
         if falls is not None:
             return replace(plan, step=falls, first=1.0, bend=falls @ exact @ falls), secants, Result.RUNNING
         held = bool(secants.count) and -float(point.gradient @ model.step()) / 2 > max(noise, promised)
@@ -280,6 +325,11 @@ class Newton(Solver):
     @plain
     def terminate(self, reduced, state):
         return state.clock.outcome(Result.RUNNING.code)
+
+
+def _stages(whole: Expansions) -> list[Expansions]:
+    """The same on fewer rows, the fewest first; at last on all."""
+    return [whole] if whole.fewer is None else [*_stages(whole.fewer), whole]
 
 
 def _after_failure(at: Expansions, point: Point, plan: Plan, failures: int) -> tuple[Plan, Result]:

@@ -1,0 +1,157 @@
+r"""Few rows in place of all: where passes over all rows are dear, a search begins on a few and ends on all.
+
+A quadrature of the contexts integrates every product of two functions of the basis as all rows do,
+$\sum_k w_k\, \Phi_k \Phi_k^T$: nonnegative least squares picks nodes and weights. It serves a level that depends on the
+context alone, and one whose derivatives noise enters as a factor, as in sums of squares: there a node takes the mean of
+the noise, $w_k\, \eta_k = \sum_i w_i\, L_k(\xi_i)\, \eta_i$ with functions $L_k$ that are 1 at the node and 0 at the
+others. Elsewhere a share of the rows is drawn at random.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int, PyTree
+
+from ..basis import OneHot
+from ..reduction import Batch
+from .expansion import Expansions
+from .rows import RowDerivatives
+from .sums import RowPool
+
+_DEAR = 2**20  # numbers in the derivatives of all rows, from which on passes over these are dear
+_SHARE, _LEAST = 16, 4096  # of so many rows one is drawn, but so many at least
+_NODES, _AMONG = 256, 1000  # of a quadrature, at most; and rows drawn at random among which they are picked
+_MEANS = 16  # operations that the means of noise may take, for each number in the derivatives of all rows
+_LOOKED = 4  # pairs of rows at which is tried how noise enters
+_ALIKE = (0.5, 2.0)  # the mean squares that functions of mean square 1 over all rows may have over few
+
+
+def with_fewer(at: Expansions) -> Expansions:
+    """The same, on few rows too where that pays, and on fewer than these."""
+    at.fewer = None
+    if at.curved and at.rows_here and _numbers(at) >= _DEAR:
+        few = _few(at)
+        at.fewer = None if few is None or 4 * _numbers(few) > _numbers(at) else with_fewer(few)
+    return at
+
+
+def _numbers(at: Expansions) -> int:
+    """Those in the derivatives of all rows."""
+    return at.rows["lower"] * at.sizes.lower + at.rows["upper"] * (1 + at.dx + at.dy)
+
+
+class _Nodes(NamedTuple):
+    """A quadrature: the rows that are its nodes, and their weights. `lagrange`: the mean of ``L_k`` times something, by
+    the means of all products of two functions times that."""
+
+    index: Int[np.ndarray, " k"]
+    weights: Float[np.ndarray, " k"]
+    lagrange: Float[np.ndarray, "k m"]
+
+    def means(self, pool: RowPool, eta: PyTree) -> PyTree:
+        """The mean of the noise at each node."""
+
+        def mean(leaf: Any) -> np.ndarray:
+            columns = np.asarray(leaf).reshape(len(leaf), -1).T
+            means = np.stack([_means(pool, pool.shares * column) for column in columns], axis=1)
+            return (self.lagrange @ means / self.weights[:, None]).reshape(-1, *leaf.shape[1:]).astype(leaf.dtype)
+
+        return jax.tree.map(mean, eta)
+
+
+def _few(at: Expansions) -> Expansions | None:
+    """On few rows; ``None`` where these hardly see a function that all rows see."""
+    rng, shared = np.random.default_rng(0), at.upper_pools is at.lower_pools
+    below = at.lower_pools[0], at.reduced.lower_pool
+    levels = {"lower": below, "upper": below if shared else (at.upper_pools[0], at.reduced.upper_pool)}
+    noisy = {level: getattr(at.problem, level).uses_last_argument() for level in levels}
+    nodes: dict[str, _Nodes | None] = dict.fromkeys(levels)
+    for level in levels:  # rows that the lower level has anyway do for the upper one too
+        if not noisy[level] or _is_factor(at, level, *levels[level]):
+            second = shared and level == "upper"
+            nodes[level] = nodes["lower"] if second else _nodes_of(levels[level][0], rng)
+    one = shared and nodes["lower"] is nodes["upper"]
+
+    def few(level: str) -> tuple[RowPool, Batch]:
+        pool, batch = levels[level]
+        if (found := nodes[level]) is None:
+            count = min(len(batch), max(_LEAST, -(-len(batch) // _SHARE)))
+            index = np.sort(rng.choice(len(batch), count, replace=False))
+            shares, eta = pool.shares[index] / pool.shares[index].sum(), _rows(batch.eta, index)
+        else:
+            index, shares = found[:2]
+            mean = noisy[level] or (one and any(noisy.values()))
+            eta = found.means(pool, batch.eta) if mean else _rows(batch.eta, index)
+        features, xi = pool.taken(index), _rows(batch.xi, index)
+        weight = (len(index) * shares).astype(at.dtype)
+        return RowPool(features, shares, pool.rows.like(xi, eta)), Batch(features, xi, eta, weight)
+
+    lower = few("lower")
+    if not _alike(lower[0], at):
+        return None
+    return at.on_rows(lower, lower if one else few("upper"))
+
+
+def _rows(tree: PyTree, index: Any) -> PyTree:
+    """Some rows."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[index], tree)
+
+
+def _nodes_of(pool: RowPool, rng: np.random.Generator) -> _Nodes | None:
+    """A quadrature; ``None`` where that takes many nodes."""
+    if isinstance(pool.features, OneHot):
+        return None
+    from scipy.optimize import nnls
+
+    count, size = pool.features.shape
+    index, (one, other) = np.sort(rng.permutation(count)[:_AMONG]), np.triu_indices(size)
+    phi = pool.features[index].astype(float)
+    left, values, right = np.linalg.svd(phi[:, one] * phi[:, other], full_matrices=False)
+    exact = np.finfo(pool.features.dtype).eps ** 0.5
+    rank = int(np.sum(values > exact * values[0]))
+    if rank > _NODES:
+        return None
+    left, of_products = left[:, :rank], right[:rank] / values[:rank, None]
+    weights, _ = nnls(left.T, of_products @ _means(pool, pool.shares))
+    used = weights > exact * weights.max()
+    lagrange = np.linalg.pinv(left[used]).T @ of_products
+    return _Nodes(index[used], weights[used] / weights[used].sum(), lagrange)
+
+
+def _means(pool: RowPool, shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
+    """The means of all products of two functions."""
+    gram = (pool.features.T * shares.astype(pool.features.dtype)) @ pool.features
+    return gram[np.triu_indices(len(gram))].astype(float)
+
+
+def _is_factor(at: Expansions, level: str, pool: RowPool, batch: Batch) -> bool:
+    """Whether noise enters the derivatives of a level as a factor: those at the middle of two rows' noise are in the
+    middle of theirs, wherever one looks, and do not jump."""
+    objective, leaves = getattr(at.problem, level), jax.tree.leaves(batch.eta)
+    numbers = sum(leaf.size for leaf in leaves)
+    if pool.features.shape[1] ** 2 * numbers > _MEANS * _numbers(at) or objective.may_jump_with_last():
+        return False
+    if len(batch) < 2 * _LOOKED or not all(np.issubdtype(leaf.dtype, np.floating) for leaf in leaves):
+        return False
+    rng, (lo, hi) = np.random.default_rng(0), at.bounds
+    index = rng.permutation(len(batch))[: 2 * _LOOKED]
+    eta = _rows(batch.eta, index)
+    middle = jax.tree.map(lambda leaf: (leaf[::2] + leaf[1::2]) / 2, eta)
+    three = jax.tree.map(lambda leaf, half: np.concatenate([leaf[::2], leaf[1::2], half]), eta, middle)
+    rows = pool.rows.like(np.tile(_rows(batch.xi, index[::2]), (3, *[1] * (batch.xi.ndim - 1))), three)
+    off = lambda z: z + (1 + np.abs(z)) * rng.uniform(-0.5, 0.5, z.shape)
+    y = np.tile(off(pool.taken(index[::2]) @ at.table(at.reduced.W0)), (3, 1))
+    lower = level == "lower"
+    made = RowDerivatives.lower(objective, rows, at.crossed) if lower else RowDerivatives.upper(objective, rows)
+    one, other, between = np.split(made.table(at.point(np.clip(off(at.start), lo, hi)), y)[:, 1:], 3)
+    size = np.max(np.abs(np.stack([one, other])), axis=(0, 1))
+    return bool(np.all(np.abs(between - (one + other) / 2) <= at.eps**0.5 * size))
+
+
+def _alike(few: RowPool, at: Expansions) -> bool:
+    """Whether functions of the basis, which are orthonormal over all rows, are nearly so over few."""
+    phi = few.features
+    squares = phi.blocks(few.shares) if isinstance(phi, OneHot) else np.linalg.eigvalsh((phi.T * few.shares) @ phi)
+    seen = np.sort(squares)[np.count_nonzero(at.idle) :]
+    return bool(np.all((seen >= _ALIKE[0]) & (seen <= _ALIKE[1])))

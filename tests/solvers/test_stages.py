@@ -1,0 +1,134 @@
+"""A search that begins on few rows ends where one on all rows does."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cobilevel as cb
+from cobilevel.derivatives import Expansions, fewer
+from cobilevel.reduction import reduce_study
+from cobilevel.study import Study
+
+ROWS = 12_000
+
+
+@pytest.fixture
+def dear(monkeypatch):
+    """Passes over a few thousand rows count as dear, of which a thousand are drawn."""
+    monkeypatch.setattr(fewer, "_DEAR", 1000)
+    monkeypatch.setattr(fewer, "_LEAST", 1000)
+
+
+def data(rows=ROWS, seed=0):
+    rng = np.random.default_rng(seed)
+    xi, t, o = rng.uniform(-1, 1, rows), rng.normal(size=rows), rng.normal(size=rows)
+    return cb.Samples(xi, {"t": 0.3 * t, "o": 0.3 * o + 0.1 * t}, rng.uniform(0.5, 1.5, rows))
+
+
+def stated(g, f):
+    goal = lambda x, xi: jnp.sin(2 * xi) + x[0] * xi + 0.3 * x[1] * jnp.cos(xi)
+    lower = lambda x, y, xi, eta: g(y - goal(x, xi), eta["t"])
+    upper = lambda x, y, xi, eta: f(y - xi, eta["o"]) + 0.1 * jnp.sum((x - 1) ** 2) + 0.1 * jnp.cosh(x[0] * y)
+    return cb.Problem(upper, lower, x0=np.zeros(2), y0=0.0, domain=cb.Interval(-1.0, 1.0))
+
+
+PROBLEMS = {  # what noise is in g and in f, and how many rows the lower and the upper level begin on
+    "none": (lambda r, t: jnp.cosh(r), lambda r, o: r**2, (9, 9)),
+    "a factor in f": (lambda r, t: jnp.cosh(r), lambda r, o: (r - o) ** 2, (9, 9)),
+    "in f": (lambda r, t: jnp.cosh(r), lambda r, o: jnp.cosh(r - o), (9, 1000)),
+    "a factor in both": (lambda r, t: (r - t) ** 2 + r**4 / 9, lambda r, o: (r - o) ** 2, (9, 9)),
+    "in g": (lambda r, t: jnp.cosh(r - t), lambda r, o: (r - o) ** 2, (1000, 1000)),
+    "with kinks": (lambda r, t: (r - t) ** 2, lambda r, o: jnp.abs(r - o), (9, 1000)),
+}
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_answer_is_that_of_all_rows(dear, monkeypatch, kind):
+    g, f, few = PROBLEMS[kind]
+    problem, samples = stated(g, f), data()
+    solution = cb.solve(problem, samples, cb.Chebyshev(5))
+    monkeypatch.setattr(fewer, "_DEAR", np.inf)
+    whole = cb.solve(problem, samples, cb.Chebyshev(5))
+    assert set(whole.history["rows"]) == {ROWS}
+    assert solution.converged
+    assert list(dict.fromkeys(solution.history["rows"])) == [few[0], ROWS]
+    off = np.abs(solution.in_full().x - whole.in_full().x)
+    assert np.all(off <= 1e-6 * whole.uncertainty.error)
+    assert np.isclose(solution.history["upper"][-1], whole.history["upper"][-1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_rows_that_stand_for_all(dear, kind):
+    g, f, few = PROBLEMS[kind]
+    reduced = reduce_study(Study.of(stated(g, f), data()), cb.Chebyshev(5)).whitened().ordinary()
+    at = fewer.with_fewer(Expansions(reduced))
+    assert (at.fewer.rows["lower"], at.fewer.rows["upper"]) == few
+    if few[0] != 9:
+        return
+    (pool,), (nodes,) = at.lower_pools, at.fewer.lower_pools
+    gram = lambda pool: (pool.features.T * pool.shares) @ pool.features
+    assert np.all(nodes.shares > 0)
+    assert np.allclose(gram(nodes), gram(pool), atol=1e-10)
+    if few[1] == 9:  # also of what is noise times a polynomial
+        x, W = np.array([0.3, -0.2]), 0.1 * np.eye(5, 1)
+        for few_sums, all_sums in zip(at.fewer.upper(x, W)[1:], at.upper(x, W)[1:], strict=True):
+            assert np.allclose(few_sums, all_sums, atol=3e-4)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda r, o: jnp.maximum(r - o, 0),
+        lambda r, o: (r - o) ** 4,
+        lambda r, o: r**2 * o**2,
+        lambda r, o: jnp.exp(r * o),
+    ],
+)
+def test_noise_that_is_no_factor_is_not_averaged(dear, f):
+    reduced = reduce_study(Study.of(stated(PROBLEMS["none"][0], f), data()), cb.Chebyshev(4)).whitened().ordinary()
+    assert fewer.with_fewer(Expansions(reduced)).fewer.rows == {"lower": 7, "upper": 1000}
+
+
+def test_cheap_rows_are_not_left_out():
+    g, f, _ = PROBLEMS["in g"]
+    solution = cb.solve(stated(g, f), data(), cb.Chebyshev(5))
+    assert set(solution.history["rows"]) == {ROWS}
+
+
+def test_all_rows_are_begun_with_where_few_mislead(dear, monkeypatch):
+    """One row, which few rows miss, rules out what they find."""
+    samples, noise = data(), np.clip(data().eta["t"], -0.5, 0.5)
+    drawn = np.random.default_rng(0).choice(ROWS, 1000, replace=False)
+    noise[np.setdiff1d(np.arange(ROWS), drawn)[0]] = -3.0
+    samples = cb.Samples(samples.xi, {"t": noise, "o": samples.eta["o"]})
+    wall = lambda r, t: r**2 - 1e-3 * jnp.log(r + t + 2.9)
+    problem = stated(wall, lambda r, o: (r - o) ** 2)
+    problem = cb.Problem(problem.upper, problem.lower, x0=np.zeros(2), y0=2.0, domain=problem.domain)
+    anew, own = [], cb.Newton._anew
+    monkeypatch.setattr(cb.Newton, "_anew", lambda self, *given: anew.append(given) or own(self, *given))
+    solution = cb.solve(problem, samples, cb.Chebyshev(4))
+    assert len(anew) == 1
+    assert solution.converged
+    monkeypatch.setattr(fewer, "_DEAR", np.inf)
+    whole = cb.solve(problem, samples, cb.Chebyshev(4))
+    assert np.allclose(solution.in_full().x, whole.in_full().x, rtol=1e-9)
+
+
+def test_few_steps_all_see_all_rows(dear):
+    """However few steps are allowed, the last ones are on all rows; and a run that goes on ends at the same point."""
+    g, f, _ = PROBLEMS["in g"]
+    problem, samples = stated(g, f), data()
+    cut = cb.solve(problem, samples, cb.Chebyshev(5), steps=2)
+    assert cut.result is cb.Result.BUDGET
+    assert cut.history["rows"].tolist() == [1000, ROWS]
+    on, whole = cb.solve(problem, samples, cb.Chebyshev(5), resume=cut), cb.solve(problem, samples, cb.Chebyshev(5))
+    assert np.allclose(on.in_full().x, whole.in_full().x, rtol=1e-10)
+
+
+def test_counts_are_those_of_the_rows_seen(dear):
+    g, f, _ = PROBLEMS["in g"]
+    solution = cb.solve(stated(g, f), data(), cb.Chebyshev(5))
+    spent, few = solution.stats["oracles"]["hessian"], np.sum(solution.history["rows"] == 1000)
+    assert spent["samples"] < spent["calls"] * ROWS
+    assert (spent["samples"] - 1000 * spent["calls"]) % (ROWS - 1000) == 0
+    assert few > 0
