@@ -16,7 +16,7 @@ ROWS = 12_000
 def dear(monkeypatch):
     """Passes over a few thousand rows count as dear, of which a thousand are drawn."""
     monkeypatch.setattr(fewer, "_DEAR", 1000)
-    monkeypatch.setattr(fewer, "_LEAST", 1000)
+    monkeypatch.setattr(fewer, "BLOCK", 250)
 
 
 def data(rows=ROWS, seed=0):

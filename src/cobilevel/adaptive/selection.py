@@ -29,11 +29,9 @@ from ..covariates import (
 )
 from ..inference import jumps_in_words, jumps_of
 from ..keys import generator
-from ..problem import Interval, Mixed
+from ..problem import SAMPLE_ROWS, SAMPLES_EACH, Interval, Mixed
 from ..study import Study
 
-_ROWS = 100_000  # samples looked at, at most
-_ROWS_EACH = 8  # looked at for each function that may be needed, where they show the policy without noise
 _TURN = 0.1  # of the distance over which the lower level's noise turns: nearby decisions are no nearer
 # Levels of the tests: of the functions that come next; and how many functions, and groups of them, noise alone may
 # bring in at a time where they are tested in groups.
@@ -170,7 +168,7 @@ class ForwardSelection:
 
     def __init__(self, study: Study, key: Array, spent: Counter):
         most = MOST_COEFFICIENTS // study.problem.sizes[1]
-        rows = _ROWS if study.noisy or most >= MOST_FUNCTIONS else _ROWS_EACH * most
+        rows = SAMPLE_ROWS if study.noisy or most >= MOST_FUNCTIONS else SAMPLES_EACH * most
         self.study, self.fits = study, Fits.looking(study, key, spent, rows=rows)
         self._supported = self.fits.most if study.noisy else min(self.fits.most, MOST_FUNCTIONS)
         self.about_jumps = ""

@@ -20,6 +20,7 @@ from ..iteration import Checkpoint, Result, Solver, iterate
 from ..keys import as_key
 from ..lower import correlated, feasibility_of, gave_way, hidden_by_barrier, policy_with_corners
 from ..precision import double
+from ..problem import SAMPLE_ROWS
 from ..programs import put
 from ..reduction import Reduced, reduce_study, reduce_with
 from ..study import Study
@@ -27,8 +28,6 @@ from ..trees import as_rows
 from .identity import Objectives, different_functions, same_features
 from .solution import Solution
 
-_CHECKED_ROWS = 100_000  # the largest pool over which a solution's convexity is looked at
-_ENOUGH = 50_000  # rows at random, from which standard errors are known to about half a percent
 _CHECKED_WORK = 4e9  # the most operations that eigenvalues at all its rows may take
 _BENT = 1e-6  # curvature relative to the largest, more negative than rounding makes it
 
@@ -205,15 +204,15 @@ def _with_errors(solution: Solution, study: Study, seen: Callable[[], Reduced]) 
     last = {name: curve[-1] for name, curve in solution.history.items() if len(curve)}
     whole = last.get("rows") == solution.stats["rows"]["lower"]  # what it says of the objective is from all rows
     rows = 0 if here.lower.crossed or not here.shared else here.lower.count or 0
-    if rows > 2 * _ENOUGH:
-        share = share * _ENOUGH / rows
-        words = f"standard errors are those that {_ENOUGH} of the rows show, drawn at random."
+    if rows > SAMPLE_ROWS:
+        share = share * (enough := SAMPLE_ROWS // 2) / rows  # known to about half a percent
+        words = f"standard errors are those that {enough} of the rows show, drawn at random."
 
     @cache
     def looked() -> tuple[Study, Reduced]:
         if not words:
             return here, seen().whitened()
-        some = here.on(here.lower.thinned(as_key(0), _ENOUGH))
+        some = here.on(here.lower.thinned(as_key(0), SAMPLE_ROWS // 2))
         return some, reduce_with(some, solution.in_full().basis).whitened()
 
     def of_x() -> Uncertainty:
@@ -299,7 +298,7 @@ def _check_convexity(study: Study, reduced: Reduced, solution: Solution) -> Solu
         return replace(solution, result=Result.NOT_CONVEX, detail=hidden)
     if rows is None or study.lower.crossed or study.lower_noise:
         return solution
-    if rows > _CHECKED_ROWS or rows * size**3 > _CHECKED_WORK:
+    if rows > SAMPLE_ROWS or rows * size**3 > _CHECKED_WORK:
         return solution
     expansions = Expansions(reduced.ordinary())
     hessians = expansions.lower_rows(flattened(solution.x), expansions.table(solution.W)).hessian

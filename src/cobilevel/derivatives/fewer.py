@@ -16,15 +16,13 @@ from jaxtyping import Float, Int, PyTree
 from ..basis import OneHot
 from ..reduction import Batch
 from .expansion import Expansions
-from .rows import RowDerivatives
+from .rows import BLOCK, RowDerivatives
 from .sums import RowPool
 
 _DEAR = 2**20  # numbers in the derivatives of all rows, from which on passes over these are dear
-_SHARE, _LEAST = 16, 4096  # of so many rows one is drawn, but so many at least
-_NODES, _AMONG = 256, 1000  # of a quadrature, at most; and rows drawn at random among which they are picked
+_SHARE = 16  # of so many rows one is drawn
+_AMONG = 1000  # rows drawn at random, among which nodes are picked: a quarter of these at most
 _MEANS = 16  # operations that the means of noise may take, for each number in the derivatives of all rows
-_LOOKED = 4  # pairs of rows at which is tried how noise enters
-_ALIKE = (0.5, 2.0)  # the mean squares that functions of mean square 1 over all rows may have over few
 
 
 def with_fewer(at: Expansions) -> Expansions:
@@ -76,7 +74,7 @@ def _few(at: Expansions) -> Expansions | None:
     def few(level: str) -> tuple[RowPool, Batch]:
         pool, batch = levels[level]
         if (found := nodes[level]) is None:
-            count = min(len(batch), max(_LEAST, -(-len(batch) // _SHARE)))
+            count = min(len(batch), max(4 * BLOCK, -(-len(batch) // _SHARE)))
             index = np.sort(rng.choice(len(batch), count, replace=False))
             shares, eta = pool.shares[index] / pool.shares[index].sum(), _rows(batch.eta, index)
         else:
@@ -110,7 +108,7 @@ def _nodes_of(pool: RowPool, rng: np.random.Generator) -> _Nodes | None:
     left, values, right = np.linalg.svd(phi[:, one] * phi[:, other], full_matrices=False)
     exact = np.finfo(pool.features.dtype).eps ** 0.5
     rank = int(np.sum(values > exact * values[0]))
-    if rank > _NODES:
+    if rank > _AMONG // 4:
         return None
     left, of_products = left[:, :rank], right[:rank] / values[:rank, None]
     weights, _ = nnls(left.T, of_products @ _means(pool, pool.shares))
@@ -132,10 +130,10 @@ def _is_factor(at: Expansions, level: str, pool: RowPool, batch: Batch) -> bool:
     numbers = sum(leaf.size for leaf in leaves)
     if pool.features.shape[1] ** 2 * numbers > _MEANS * _numbers(at) or objective.may_jump_with_last():
         return False
-    if len(batch) < 2 * _LOOKED or not all(np.issubdtype(leaf.dtype, np.floating) for leaf in leaves):
+    if len(batch) < 8 or not all(np.issubdtype(leaf.dtype, np.floating) for leaf in leaves):
         return False
     rng, (lo, hi) = np.random.default_rng(0), at.bounds
-    index = rng.permutation(len(batch))[: 2 * _LOOKED]
+    index = rng.permutation(len(batch))[:8]
     eta = _rows(batch.eta, index)
     middle = jax.tree.map(lambda leaf: (leaf[::2] + leaf[1::2]) / 2, eta)
     three = jax.tree.map(lambda leaf, half: np.concatenate([leaf[::2], leaf[1::2], half]), eta, middle)
@@ -154,4 +152,4 @@ def _alike(few: RowPool, at: Expansions) -> bool:
     phi = few.features
     squares = phi.blocks(few.shares) if isinstance(phi, OneHot) else np.linalg.eigvalsh((phi.T * few.shares) @ phi)
     seen = np.sort(squares)[np.count_nonzero(at.idle) :]
-    return bool(np.all((seen >= _ALIKE[0]) & (seen <= _ALIKE[1])))
+    return bool(np.all((seen >= 0.5) & (seen <= 2)))

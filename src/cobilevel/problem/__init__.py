@@ -1,6 +1,6 @@
 """What the user states: contexts, data (with how many functions they support), objectives, constraints."""
 
-from .data import CONTEXTS_EACH, SAMPLES_EACH, Data, Levels, Product, Samples, Stream, no_pool
+from .data import CONTEXTS_EACH, SAMPLE_ROWS, SAMPLES_EACH, Data, Levels, Product, Samples, Stream, no_pool
 from .distributions import Distribution, Mixture, Stratified, TruncatedNormal, Uniform
 from .domain import Box, Domain, Interval, Periodic, Unbounded
 from .door import Contexts, enter, read_columns

@@ -73,16 +73,30 @@ class Current:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Stage:
+    """A search on some of the rows.
+
+    - `number`: of the stages before it, on fewer rows; `rows`: of the lower level in the last step.
+    - `begun`: whether the lower level is solved at the iterate, on these rows; `target`: the size of the lower gradient
+      to solve to, negative before the first step; `failures`: searches in a row that found no lower point.
+    """
+
+    number: Any
+    rows: Any
+    begun: Any
+    target: Any
+    failures: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class NewtonState(Evolving):
     """What evolves, besides what every state has.
 
     - `current`: the upper objective at the iterate; `plan`: the next step.
     - `sensitivity`: how the coefficients move with ``x``, from which those of the next ``x`` are predicted.
     - `secants`: changes of the gradient that the Hessian does not explain.
-    - `lower_target`: the size of the lower gradient to solve to, negative before the first step; `failures`: searches
-      in a row that found no lower point.
-    - `stage`: how many stages on fewer rows are done; `rows`: of the lower level in the last step; `begun`: whether the
-      lower level is solved at the iterate, on the rows of this stage.
+    - `stage`: on which rows, and how far it has come.
     """
 
     x: Any
@@ -93,16 +107,12 @@ class NewtonState(Evolving):
     sensitivity: Any
     plan: Any
     secants: Any
-    lower_target: Any
-    failures: Any
     stage: Any
-    rows: Any
-    begun: Any
 
     def record(self):
         now = self.current
         first = {"upper": now.value, "gradient": now.size, "promised": self.plan.promised}
-        return first | {"lower_gradient": now.lower_gradient, "rows": self.rows}
+        return first | {"lower_gradient": now.lower_gradient, "rows": self.stage.rows}
 
 
 class Newton(Solver):
@@ -167,11 +177,7 @@ class Newton(Solver):
             sensitivity=np.zeros((at.functions, at.dy, crossed), at.dtype),
             plan=Plan(none, np.asarray(np.inf), np.ones(()), np.zeros(()), none, np.zeros(())),
             secants=Secants.none(self.memory, at.dx, at.dtype),
-            lower_target=np.asarray(-1.0),
-            failures=np.asarray(0, np.int32),
-            stage=np.asarray(0, np.int32),
-            rows=np.asarray(0),
-            begun=np.asarray(False),
+            stage=Stage(*np.zeros(2, np.int64), np.asarray(False), np.asarray(-1.0), np.asarray(0, np.int32)),
         )
 
     @plain
@@ -179,11 +185,12 @@ class Newton(Solver):
     def step(self, reduced, state):
         """The first step of a stage stays where it is and solves the lower level there; each later one is a search."""
         whole, state = self.ready(reduced), jax.tree.map(np.asarray, state)
-        stages, stage = _stages(whole), int(state.stage)
+        stages, now = _stages(whole), state.stage
+        stage = int(now.number)
         at, (few, *_) = stages[stage], [*stages[:stage][::-1], None]
         spent = lambda: at.spent + (Counter() if few is None else few.spent)
-        before, here, target, refused = spent(), _iterate(at, state), float(state.lower_target), None
-        begun, failures, known, count = bool(state.begun), int(state.failures), state.current.known, int(state.step)
+        before, here, target, refused = spent(), _iterate(at, state), float(now.target), None
+        begun, failures, known, count = bool(now.begun), int(now.failures), state.current.known, int(state.step)
         if not at.formed:  # made anew where the iterate has moved as often again
             known = (here.x, here.W) if begun and count & (count - 1) == 0 else known
             preconditioned(at, known)
@@ -218,11 +225,7 @@ class Newton(Solver):
             sensitivity=np.zeros_like(state.sensitivity) if end.sensitivity is None else end.sensitivity,
             plan=plan,
             secants=secants,
-            lower_target=target,
-            failures=failures,
-            stage=stage,
-            rows=at.rows["lower"],
-            begun=True,
+            stage=Stage(stage, at.rows["lower"], True, target, failures),
         )
         if stage < len(stages) - 1 and (result is not Result.RUNNING or count + 1 >= int(state.limit) // 2):
             after = self._at_next_stage(whole, after, result, len(stages))
@@ -236,14 +239,15 @@ class Newton(Solver):
         if result not in (Result.RUNNING, Result.CONVERGED, Result.KINK, Result.STALLED):
             return self._anew(whole, after, stages)
         clock = replace(after.clock, result=Result.RUNNING.code)
-        secants = after.secants.without()
-        return replace(after, clock=clock, stage=after.stage + 1, begun=False, failures=0, secants=secants)
+        stage = replace(after.stage, number=after.stage.number + 1, begun=False, failures=0)
+        return replace(after, clock=clock, stage=stage, secants=after.secants.without())
 
     @plain
     def _anew(self, whole: Expansions, after: NewtonState, stages: int) -> NewtonState:
         first = self.init(whole, None, after.clock.limit)
         clock = replace(after.clock, result=Result.RUNNING.code)
-        return replace(first, clock=clock, ledger=after.ledger, stage=stages - 1, rows=after.rows)
+        stage = replace(first.stage, number=stages - 1, rows=after.stage.rows)
+        return replace(first, clock=clock, ledger=after.ledger, stage=stage)
 
     @plain
     def _by_columns(self, at: Expansions) -> bool:
@@ -271,14 +275,8 @@ class Newton(Solver):
         """
         begun, changes = bool(news), news
         spread = float(last.spread) if begun and last.spread else _spread(at, point)
-        hessian = straight = exact = None
-        if at.curved and point.sensitivity is not None:
-            seen = Curvature(few or at, point.x, point.W, point.adjoint, point.sensitivity)
-            hessian, straight = seen.hessians()
-            exact = hessian = hessian if np.all(np.isfinite(hessian)) else None
-        elif bent is not None and np.all(np.isfinite(bent)):
-            exact = hessian = (bent + bent.T) / 2
-            straight = np.full_like(hessian, np.nan)
+        exact, straight = _hessians(few or at, point, bent)
+        hessian = exact
         unit = last.unit if hessian is None else units_of(hessian)
         lacking = ~np.isfinite(unit) | (unit == 0) & (point.gradient != 0)
         if not begun and not at.crossed and hessian is None:
@@ -330,6 +328,18 @@ class Newton(Solver):
 def _stages(whole: Expansions) -> list[Expansions]:
     """The same on fewer rows, the fewest first; at last on all."""
     return [whole] if whole.fewer is None else [*_stages(whole.fewer), whole]
+
+
+def _hessians(at: Expansions, point: Point, bent: np.ndarray | None) -> tuple[np.ndarray | None, Any]:
+    """The Hessian in ``x``, formed from the rows of `at` or given, and that of a policy straight in ``x``; ``None``
+    where there is none."""
+    if at.curved and point.sensitivity is not None:
+        exact, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
+    elif bent is not None:
+        exact, straight = (bent + bent.T) / 2, np.full_like(bent, np.nan)
+    else:
+        return None, None
+    return (exact if np.all(np.isfinite(exact)) else None), straight
 
 
 def _after_failure(at: Expansions, point: Point, plan: Plan, failures: int) -> tuple[Plan, Result]:

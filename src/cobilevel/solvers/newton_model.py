@@ -17,7 +17,6 @@ from ..derivatives import Expansions
 from ..lower import Point
 
 _FLAT = 0.75  # exponent of the precision: curvature below this share of a coordinate's own is rounding
-_FALLS = 0.5  # the same, of a curvature below zero along which a stationary point is left
 
 
 @jax.tree_util.register_dataclass
@@ -74,7 +73,7 @@ class Model:
         if self.hessian is None or not self.free.any():
             return None
         values, vectors = np.linalg.eigh(self._scaled(self.free))
-        if values[0] >= -(self.eps**_FALLS):
+        if values[0] >= -(np.sqrt(self.eps)):
             return None
         step = np.zeros(len(self.free))
         step[self.free] = length * vectors[:, 0] * self.unit[self.free] / np.sqrt(-values[0])
