@@ -92,8 +92,9 @@ class Expansions:
         count, most = functions * self.dy, DENSE_LIMIT**2
         every = isinstance(self.reduced.lower_source, EveryPair)
         self.functions, self.formed = functions, is_formed(functions, (self.dx, self.dy), one_hot, every)
-        # blocks of rows are to be halved once at most
-        crossed = self.formed and self.dx * self.dy * BLOCK <= 2 * AT_ONCE and self.dx * count <= most
+        # no more numbers than second derivatives in y have; or so few that blocks of rows are halved once at most
+        short = self.dx <= self.dy or self.dx * self.dy * BLOCK <= 2 * AT_ONCE
+        crossed = self.formed and short and self.dx * count <= most
         self.sizes = Sizes(self.dx, self.dy, crossed)
 
     @property
