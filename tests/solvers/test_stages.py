@@ -50,6 +50,7 @@ def test_answer_is_that_of_all_rows(dear, monkeypatch, kind):
     monkeypatch.setattr(fewer, "_DEAR", np.inf)
     whole = cb.solve(problem, samples, cb.Chebyshev(5))
     assert set(whole.history["rows"]) == {ROWS}
+    assert ("rows" in solution.choices, "rows" in whole.choices) == (True, False)
     assert solution.converged
     assert list(dict.fromkeys(solution.history["rows"])) == [few[0], ROWS]
     off = np.abs(solution.in_full().x - whole.in_full().x)
@@ -112,6 +113,13 @@ def test_all_rows_are_begun_with_where_few_mislead(dear, monkeypatch):
     monkeypatch.setattr(fewer, "_DEAR", np.inf)
     whole = cb.solve(problem, samples, cb.Chebyshev(4))
     assert np.allclose(solution.in_full().x, whole.in_full().x, rtol=1e-9)
+
+
+def test_failure_on_few_rows_and_on_all_ends_the_run(dear):
+    problem = stated(lambda r, t: -jnp.cosh(r - t), lambda r, o: (r - o) ** 2)
+    solution = cb.solve(problem, data(), cb.Chebyshev(4))  # and says nothing of infinities met in threads
+    assert solution.result is cb.Result.LOWER_FAILED
+    assert solution.history["rows"].tolist() == [1000, ROWS]
 
 
 def test_few_steps_all_see_all_rows(dear):

@@ -257,10 +257,11 @@ def side_by_side(one: Callable, items: list) -> Iterator[Any]:
     """A function of each item, in their order; in threads where items are many."""
     if len(items) == 1:
         return map(one, items)
-    wide = in_double()
+    wide, answers = in_double(), np.geterr()
 
     def work(item: Any) -> Any:
-        with double() if wide else nullcontext():  # the precision is a thread's own
+        # the precision is a thread's own, and so is what NumPy says of infinities
+        with double() if wide else nullcontext(), np.errstate(**answers):
             return one(item)
 
     return in_threads(work, items)

@@ -229,7 +229,7 @@ class Newton(Solver):
         )
         if stage < len(stages) - 1 and (result is not Result.RUNNING or count + 1 >= int(state.limit) // 2):
             after = self._at_next_stage(whole, after, result, len(stages))
-        elif few is not None and not begun and not end.sound:  # all rows see what few did not: from the start on these
+        elif now.target >= 0 and not begun and not end.sound:  # all rows see what few did not: from the start on these
             after = self._anew(whole, after, len(stages))
         return jax.tree.map(lambda new, old: np.asarray(new, old.dtype, order="C"), after, state)
 
@@ -323,6 +323,15 @@ class Newton(Solver):
     @plain
     def terminate(self, reduced, state):
         return state.clock.outcome(Result.RUNNING.code)
+
+    def finish(self, state):
+        x, W, words = super().finish(state)
+        if not int(state.stage.number):
+            return x, W, words
+        few = (
+            f"the search began on few of the {int(state.stage.rows)} rows (history['rows']); the answer is that of all."
+        )
+        return x, W, words | {"rows": few}
 
 
 def _stages(whole: Expansions) -> list[Expansions]:
