@@ -1,11 +1,14 @@
 """A search that begins on few rows ends where one on all rows does."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import cobilevel as cb
 from cobilevel.derivatives import Expansions, fewer
+from cobilevel.derivatives.sums import RowPool
 from cobilevel.reduction import reduce_study
 from cobilevel.study import Study
 
@@ -80,6 +83,7 @@ def test_rows_that_stand_for_all(dear, kind):
     "f",
     [
         lambda r, o: jnp.maximum(r - o, 0),
+        lambda r, o: jnp.maximum(r - o + 50, 0),  # the kink is out of sight
         lambda r, o: (r - o) ** 4,
         lambda r, o: r**2 * o**2,
         lambda r, o: jnp.exp(r * o),
@@ -88,6 +92,13 @@ def test_rows_that_stand_for_all(dear, kind):
 def test_noise_that_is_no_factor_is_not_averaged(dear, f):
     reduced = reduce_study(Study.of(stated(PROBLEMS["none"][0], f), data()), cb.Chebyshev(4)).whitened().ordinary()
     assert fewer.with_fewer(Expansions(reduced)).fewer.rows == {"lower": 7, "upper": 1000}
+
+
+def test_rows_that_hardly_see_a_function_do_not_stand_for_all():
+    at, shares = SimpleNamespace(idle=np.zeros(2, bool)), np.full(2, 0.5)
+    alike = lambda rows: fewer._alike(RowPool(np.array(rows), shares, None), at)
+    assert alike([[1.0, 1.0], [1.0, -1.0]])
+    assert not alike([[1.0, 0.1], [1.0, -0.1]])
 
 
 def test_cheap_rows_are_not_left_out():
