@@ -21,6 +21,8 @@ def test_products_are_those_of_the_matrix(phi):
     assert table.shape == phi.shape == (40, 6)
     np.testing.assert_allclose(phi @ W, table @ W)
     np.testing.assert_allclose(phi.sums(rows), table.T @ rows)
+    long = RNG.normal(size=(40, 9, 9))
+    np.testing.assert_allclose(phi.sums(long), np.tensordot(table.T, long, axes=1))
     matrices = RNG.normal(size=(40, 2, 2))
     whole = np.einsum("nk,nab,nl->kalb", table, matrices, table)
     np.testing.assert_allclose(phi.blocks(matrices), np.einsum("kakb->kab", whole))

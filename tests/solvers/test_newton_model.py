@@ -109,3 +109,14 @@ def test_which_hessian_explains_the_last_change():
     assert asked([jump])[1] == [jump]
     assert asked([])[0] is exact
     assert asked([], -exact)[0] is straight  # a first step does not follow curvature downwards
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1, 1e-3])
+def test_a_shorter_way_ends_lower_than_the_whole_way_cut(share):
+    hessian, gradient = positive(np.random.default_rng(3), 4), np.array([1.0, -2.0, 0.5, 3.0])
+    model = model_at(hessian, gradient)
+    whole, size = model.step(), lambda step: np.linalg.norm(step / model.unit)
+    short = model.shorter(whole, share, None)
+    assert share / 16 * size(whole) <= size(short) <= share * size(whole)
+    value = lambda step: gradient @ step + step @ hessian @ step / 2
+    assert value(short) < value(whole * size(short) / size(whole))

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.derivatives import Expansions, fewer
+from cobilevel.derivatives import Expansions, expansion, fewer
 from cobilevel.derivatives.sums import RowPool
+from cobilevel.lower import solve_at
 from cobilevel.reduction import reduce_study
 from cobilevel.study import Study
 
@@ -99,6 +100,65 @@ def test_rows_that_hardly_see_a_function_do_not_stand_for_all():
     alike = lambda rows: fewer._alike(RowPool(np.array(rows), shares, None), at)
     assert alike([[1.0, 1.0], [1.0, -1.0]])
     assert not alike([[1.0, 0.1], [1.0, -0.1]])
+
+
+def test_derivatives_that_are_finite_near_the_start_alone_tell_a_factor(dear):
+    f = lambda r, o: (r - o) ** 2 - jnp.log(0.2 - r**2 * 1e-4)  # undefined from 45 on
+    problem = stated(PROBLEMS["none"][0], f)
+    problem = cb.Problem(problem.upper, problem.lower, x0=np.zeros(2), y0=40.0, domain=problem.domain)
+    reduced = reduce_study(Study.of(problem, data()), cb.Chebyshev(4)).whitened().ordinary()
+    assert fewer.with_fewer(Expansions(reduced)).fewer.rows == {"lower": 7, "upper": 7}
+
+
+@pytest.fixture
+def long(dear, monkeypatch):
+    """Rows count as long: a stage comes first in which each row has coefficients of its own."""
+    monkeypatch.setattr(fewer, "AT_ONCE", 0)
+
+
+@pytest.mark.parametrize("kind", ["none", "in f", "a factor in both"])
+@pytest.mark.parametrize("formed", [True, False])
+def test_a_stage_of_nodes_comes_first_where_rows_are_long(long, monkeypatch, kind, formed):
+    if not formed:  # the matrices of all rows are none, those of few are taken in their place
+        monkeypatch.setattr(expansion, "DENSE_LIMIT", 4)
+        monkeypatch.setattr(fewer, "DENSE_LIMIT", 4)
+    g, f, few = PROBLEMS[kind]
+    problem, samples = stated(g, f), data()
+    solution = cb.solve(problem, samples, cb.Chebyshev(5))
+    assert list(dict.fromkeys(solution.history["rows"])) == [5, few[0], ROWS]
+    monkeypatch.setattr(fewer, "_DEAR", np.inf)
+    whole = cb.solve(problem, samples, cb.Chebyshev(5))
+    assert solution.converged
+    assert whole.converged
+    bound = 1e-6 if formed else 1e-3  # by products the end is that of the tolerance
+    assert np.all(np.abs(solution.in_full().x - whole.in_full().x) <= bound * whole.uncertainty.error)
+
+
+def test_nodes_are_a_quadrature_of_the_functions(long):
+    g, f, _ = PROBLEMS["none"]
+    reduced = reduce_study(Study.of(stated(g, f), data()), cb.Chebyshev(5)).whitened().ordinary()
+    at = fewer.with_fewer(Expansions(reduced))
+    nodal, W = at.fewer.fewer, np.arange(5.0).reshape(5, 1)
+    (pool,), (nodes,) = at.lower_pools, nodal.lower_pools
+    assert np.all(nodes.shares > 0)
+    assert np.allclose(nodal.nodal.T @ np.sqrt(nodes.shares), pool.shares @ pool.features)
+    assert np.allclose(nodal.outer(nodal.inner(W)), W)
+    assert nodal.lower(np.zeros(2), nodal.inner(W)).hessian.shape == (5, 1, 1)  # each has coefficients of its own
+
+
+def test_matrices_of_few_rows_give_the_gradient_of_all(dear):
+    g, f, _ = PROBLEMS["none"]
+    reduced = reduce_study(Study.of(stated(g, f), data()), cb.Chebyshev(5)).whitened().ordinary()
+    at, x = fewer.with_fewer(Expansions(reduced)), np.array([0.3, -0.2])
+    assert at.close is at.fewer
+    W, target = at.table(reduced.W0), 1e-12
+    by_few = solve_at(at, x, W, target)
+    assert at.spent["hessian"] == 0
+    at.fewer = None
+    by_all = solve_at(at, x, W, target)
+    assert by_few.sound
+    for name in ("W", "value", "gradient", "adjoint"):
+        assert np.allclose(getattr(by_few, name), getattr(by_all, name), rtol=1e-9, atol=1e-10), name
 
 
 def test_cheap_rows_are_not_left_out():

@@ -72,8 +72,13 @@ class OneHot(eqx.Module):
         if not isinstance(weighted, np.ndarray):
             return jax.ops.segment_sum(weighted, self.place, self.size)
         flat = weighted.reshape(len(weighted), -1)
-        columns = [np.bincount(self.place, column, self.size) for column in flat.T]
-        return np.stack(columns, axis=1).reshape(self.size, *rows.shape[1:])
+        if flat.shape[0] < flat.shape[1]:  # few long rows
+            sums = np.zeros((self.size, flat.shape[1]), flat.dtype)
+            for column, row in zip(self.place, flat, strict=True):
+                sums[column] += row
+        else:
+            sums = np.stack([np.bincount(self.place, column, self.size) for column in flat.T], axis=1)
+        return sums.reshape(self.size, *rows.shape[1:])
 
     def blocks(self, matrices: Any) -> Any:
         """The blocks on the diagonal of ``sum_n A_n (x) Phi_n Phi_n^T``, from matrices ``A_n``; there are no others."""

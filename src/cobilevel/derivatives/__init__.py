@@ -2,9 +2,10 @@
 
 from ..trees import flattened, shaped_like
 from . import oracles
+from .affine import Affine
 from .at_context import AtContext, parameter_gradient
 from .curvature import Curvature, following
-from .expansion import Affine, Expansions
+from .expansion import Expansions
 from .fewer import with_fewer
 from .hypergradient import (
     ConjugateGradient,

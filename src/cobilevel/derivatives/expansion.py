@@ -33,6 +33,7 @@ from .sums import (
     LowerSums,
     RowPool,
     RowScales,
+    Turned,
     lower_sums,
     on_accelerator,
     plus,
@@ -40,6 +41,7 @@ from .sums import (
     slope_sums,
     squares,
     total,
+    turned_sums,
     upper_sums,
 )
 
@@ -86,6 +88,9 @@ class Expansions:
         self._prepared: dict[Callable, tuple[tuple[np.ndarray, np.ndarray], Any]] = {}
         self._last: tuple[Any, LowerSums] | None = None  # asked for twice where one method goes on from another
         self.fewer: Expansions | None = None  # on few of the rows, to begin a search with
+        self.nodes = False  # whether the rows of the lower level are a quadrature of others
+        self.nodal: np.ndarray | None = None  # coefficients here are this times those of whose fewer rows these are
+        self.spread_over: Expansions | None = None  # whose objective varies as that of single samples does, else these
 
     def _form(self, functions: int, one_hot: bool) -> None:
         """Settles what is formed with so many functions."""
@@ -96,6 +101,12 @@ class Expansions:
         short = self.dx <= self.dy or self.dx * self.dy * BLOCK <= 2 * AT_ONCE
         crossed = self.formed and short and self.dx * count <= most
         self.sizes = Sizes(self.dx, self.dy, crossed)
+
+    def form_few(self, one_hot: bool) -> None:
+        """Forms all, of twice as many coefficients as where rows are many."""
+        count, most = self.functions * self.dy, 4 * DENSE_LIMIT**2
+        self.formed = count * (self.dy if one_hot else count) <= most
+        self.sizes = Sizes(self.dx, self.dy, self.formed and self.dx * count <= most)
 
     @property
     def crossed(self) -> bool:
@@ -113,9 +124,25 @@ class Expansions:
         return self._far is None
 
     @property
+    def close(self) -> "Expansions | None":
+        """On few rows, whose matrices are about those of all; ``None`` where there are none."""
+        few = self.fewer
+        return few if self.formed and few is not None and few.nodes and few.nodal is None else None
+
+    @property
     def long_rows(self) -> bool:
         """Whether a row has so many second derivatives that slopes alone are worth a program of their own."""
         return self.formed and self.rows_here and self.sizes.lower * BLOCK > AT_ONCE
+
+    def inner(self, W: Float[np.ndarray, "N dy *k"]) -> Float[np.ndarray, "N dy *k"]:
+        """Coefficients of all rows, or how they move, as those of these rows."""
+        return W if self.nodal is None else np.tensordot(self.nodal, W, axes=1)
+
+    def outer(self, W: Float[np.ndarray, "N dy *k"]) -> Float[np.ndarray, "N dy *k"]:
+        """The other way round."""
+        if self.nodal is None:
+            return W
+        return np.linalg.solve(self.nodal, W.reshape(len(W), -1)).reshape(W.shape)
 
     # -- the rows of both levels
 
@@ -157,6 +184,7 @@ class Expansions:
         """The same with other pools, which share their rows with these."""
         other = copy(self)
         other.lower_pools, other.upper_pools, other._last, other._prepared, other.fewer = lower, upper, None, {}, None
+        other.nodes, other.nodal, other.spread_over = False, None, None
         other.__dict__.pop("idle", None)
         return other
 
@@ -267,7 +295,7 @@ class Expansions:
 
     def _summed(self, level: str, of: Callable, x: np.ndarray, W: np.ndarray) -> Any:
         pools, x = self.upper_pools if level == "upper" else self.lower_pools, self.point(x)
-        whole = of in (lower_sums, upper_sums, slope_sums)
+        whole = of in (lower_sums, upper_sums, slope_sums, turned_sums)
         if self._far is not None and whole:
             return far_sums(self._far, level == "upper", x, W, self.sizes)
         summed = RowPool.summed_on_device if on_accelerator() and whole else RowPool.summed
@@ -280,6 +308,7 @@ class Expansions:
             made = {
                 "lower": lambda: RowDerivatives.lower(problem.lower, rows, self.crossed),
                 "slope": lambda: RowDerivatives.slope(problem.lower, rows),
+                "turned": lambda: RowDerivatives.turned(problem.lower, rows),
                 "upper": lambda: RowDerivatives.upper(problem.upper, rows),
             }
             self._programs[key] = made[level]()
@@ -402,6 +431,12 @@ class Expansions:
         value, slope = _asked(oracles.lower_slope, self.reduced, False, *self._trees(x, W))
         return float(value), self.table(slope)
 
+    def turned(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> Turned:
+        """``d22 g_Phi V`` and ``d12 g_Phi V``, row by row, where Hessians are formed but take longer."""
+        self.charge("hessian_vector", "cross_product")
+        sums = self._summed("turned", turned_sums, x, np.concatenate([W, V], axis=1))
+        return sums._replace(upper=self._along_x(sums.upper))
+
     def hessian_product(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> np.ndarray:
         """``d22 g_Phi V``."""
         self.charge("hessian_vector")
@@ -454,31 +489,3 @@ class Expansions:
     def table(self, W: PyTree) -> Float[np.ndarray, "N dy"]:
         """Coefficients as a table."""
         return as_rows(W)
-
-
-class Affine(Expansions):
-    """Expansions after ``u`` with ``x = origin + scales @ u``, from a `start` and within bounds of its own."""
-
-    def __init__(
-        self,
-        given: Expansions,
-        origin: Float[np.ndarray, " dx"],
-        scales: Float[np.ndarray, "dx k"],
-        start: Float[np.ndarray, " k"],
-        bounds: tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]],
-    ):
-        self.__dict__.update(given.__dict__)
-        self.origin, self.scales, self.start, self.bounds = origin, scales, start, bounds
-        self.dx, self._last = len(start), None
-
-    def point(self, x):
-        return self.origin + self.scales @ x
-
-    def steps(self, directions):
-        return directions @ self.scales.T
-
-    def decision(self, x):
-        return np.asarray(x, self.dtype)
-
-    def _along_x(self, rows):
-        return rows @ self.scales

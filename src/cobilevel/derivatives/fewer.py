@@ -7,6 +7,7 @@ the noise, $w_k\, \eta_k = \sum_i w_i\, L_k(\xi_i)\, \eta_i$ with functions $L_k
 others. Elsewhere a share of the rows is drawn at random.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +15,10 @@ import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from ..basis import OneHot
-from ..reduction import Batch
+from ..reduction import DENSE_LIMIT, Batch
 from .expansion import Expansions
-from .rows import BLOCK, RowDerivatives
-from .sums import RowPool
+from .rows import AT_ONCE, BLOCK, RowDerivatives
+from .sums import RowPool, on_accelerator
 
 _DEAR = 2**20  # numbers in the derivatives of all rows, from which on passes over these are dear
 _SHARE = 16  # of so many rows one is drawn
@@ -28,9 +29,23 @@ _MEANS = 16  # operations that the means of noise may take, for each number in t
 def with_fewer(at: Expansions) -> Expansions:
     """The same, on few rows too where that pays, and on fewer than these."""
     at.fewer = None
-    if at.curved and at.rows_here and _numbers(at) >= _DEAR:
-        few = _few(at)
-        at.fewer = None if few is None or 4 * _numbers(few) > _numbers(at) else with_fewer(few)
+    if not at.rows_here or at.dx > DENSE_LIMIT or _numbers(at) < _DEAR:
+        return at
+    few = _few(at)
+    if few is None or 4 * _numbers(few) > _numbers(at):
+        return at
+    if at.curved:
+        at.fewer = with_fewer(few)
+    elif few.nodes:
+        few.form_few(one_hot=False)
+        if few.crossed:  # whose matrices do for all rows
+            at.form_few(one_hot=False)
+            at.fewer = few
+    if few.nodes and few.fewer is None and _side_by_side(few) is not None:
+        (few if at.fewer is few else at).fewer = nodal = _nodal(at, few)
+        for nodes in (few, nodal):  # where noise is a mean
+            if nodes is not None:
+                nodes.spread_over = at
     return at
 
 
@@ -83,12 +98,66 @@ def _few(at: Expansions) -> Expansions | None:
             eta = found.means(pool, batch.eta) if mean else _rows(batch.eta, index)
         features, xi = pool.taken(index), _rows(batch.xi, index)
         weight = (len(index) * shares).astype(at.dtype)
-        return RowPool(features, shares, pool.rows.like(xi, eta)), Batch(features, xi, eta, weight)
+        return RowPool(features, shares, pool.rows.like(xi, eta, _side_by_side(at))), Batch(features, xi, eta, weight)
 
     lower = few("lower")
     if not _alike(lower[0], at):
         return None
-    return at.on_rows(lower, lower if one else few("upper"))
+    made = at.on_rows(lower, lower if one else few("upper"))
+    made.nodes = nodes["lower"] is not None
+    return made
+
+
+def _side_by_side(at: Expansions) -> int | None:
+    """Long rows in a block, on a processor: half as many as there are functions, so that threads share few rows, and
+    the same programs do for nodes. ``None`` where rows are short."""
+    if at.sizes.lower * BLOCK <= AT_ONCE:
+        return None
+    return BLOCK if on_accelerator() else -(-at.functions // 2)
+
+
+def _nodal(at: Expansions, few: Expansions) -> Expansions | None:
+    """On as many rows as there are functions, where policies may take any values: each row has coefficients and second
+    derivatives of its own. ``None`` where these rows would be no quadrature of the functions.
+
+    Rows whose features, made equally long, are the least dependent are about Gauss's nodes. The upper level may have
+    the rows that it has in `few`.
+    """
+    from scipy.linalg import qr
+
+    (pool,), batch = at.lower_pools, at.reduced.lower_pool
+    rows = np.sort(np.random.default_rng(0).permutation(len(batch))[:_AMONG])
+    phi = pool.features[rows].astype(float)
+    order = qr((phi / np.linalg.norm(phi, axis=1, keepdims=True)).T, mode="r", pivoting=True)[1]
+    index = rows[np.sort(order[: phi.shape[1]])]
+    phi = pool.features[index].astype(float)
+    if np.linalg.matrix_rank(phi) < len(phi):
+        return None
+    lagrange = np.linalg.solve(phi.T, pool.features.T)  # functions that are 1 at one node and 0 at the others
+    weights = lagrange @ pool.shares
+    if not np.all(weights > 0):
+        return None
+    turn, weight = np.sqrt(weights)[:, None] * phi, (len(index) * weights).astype(at.dtype)
+
+    def noise(leaf: np.ndarray) -> np.ndarray:
+        if not np.issubdtype(leaf.dtype, np.floating):
+            return leaf[index]
+        return (np.tensordot(lagrange * pool.shares, leaf, axes=1).T / weights).T.astype(leaf.dtype)
+
+    xi, eta = _rows(batch.xi, index), jax.tree.map(lambda leaf: noise(np.asarray(leaf)), batch.eta)
+    features = OneHot(np.arange(len(index)), (weights**-0.5).astype(at.dtype), len(index))
+    lower = upper = (
+        RowPool(features, weights, pool.rows.like(xi, eta, _side_by_side(at))),
+        Batch(features, xi, eta, weight),
+    )
+    if few.upper_pools is not few.lower_pools:
+        (above,), batch = few.upper_pools, few.reduced.upper_pool
+        turned = np.linalg.solve(turn.T, above.features.T.astype(float)).T.astype(at.dtype)
+        upper = replace(above, features=turned), replace(batch, features=turned)
+    made = at.on_rows(lower, upper)
+    made.nodal = turn
+    made.form_few(one_hot=True)
+    return made if made.crossed else None
 
 
 def _rows(tree: PyTree, index: Any) -> PyTree:
@@ -138,13 +207,19 @@ def _is_factor(at: Expansions, level: str, pool: RowPool, batch: Batch) -> bool:
     middle = jax.tree.map(lambda leaf: (leaf[::2] + leaf[1::2]) / 2, eta)
     three = jax.tree.map(lambda leaf, half: np.concatenate([leaf[::2], leaf[1::2], half]), eta, middle)
     rows = pool.rows.like(np.tile(_rows(batch.xi, index[::2]), (3, *[1] * (batch.xi.ndim - 1))), three)
-    off = lambda z: z + (1 + np.abs(z)) * rng.uniform(-0.5, 0.5, z.shape)
-    y = np.tile(off(pool.taken(index[::2]) @ at.table(at.reduced.W0)), (3, 1))
     lower = level == "lower"
     made = RowDerivatives.lower(objective, rows, at.crossed) if lower else RowDerivatives.upper(objective, rows)
-    one, other, between = np.split(made.table(at.point(np.clip(off(at.start), lo, hi)), y)[:, 1:], 3)
-    size = np.max(np.abs(np.stack([one, other])), axis=(0, 1))
-    return bool(np.all(np.abs(between - (one + other) / 2) <= at.eps**0.5 * size))
+    start = pool.taken(index[::2]) @ at.table(at.reduced.W0)
+    for reach in 0.5 * 10.0 ** -np.arange(4):  # of the way to twice the start: where derivatives are finite
+        off = lambda z, reach=reach: z + reach * (1 + np.abs(z)) * rng.uniform(-1, 1, z.shape)
+        x, y = np.clip(off(at.start), lo, hi), np.tile(off(start), (3, 1))
+        derivatives = made.table(at.point(x), y)[:, 1:]
+        if np.all(np.isfinite(derivatives)):
+            one, other, between = np.split(derivatives, 3)
+            size = np.max(np.abs(np.stack([one, other])), axis=(0, 1))
+            rounding = at.eps**0.75 * np.max(size)
+            return bool(np.all(np.abs(between - (one + other) / 2) <= at.eps**0.5 * size + rounding))
+    return False
 
 
 def _alike(few: RowPool, at: Expansions) -> bool:

@@ -99,9 +99,10 @@ class RowBlocks:
             size //= 2
         return size
 
-    def like(self, xi: Any, eta: PyTree) -> "RowBlocks":
-        """Other rows, in blocks of the same size where they fill one by half, else of a smaller one."""
-        size = self.size
+    def like(self, xi: Any, eta: PyTree, most: int | None = None) -> "RowBlocks":
+        """Other rows, in blocks of the same size where they fill one by half, else of a smaller one, or of at `most` so
+        many rows."""
+        size = self.size if most is None else min(self.size, most)
         while size // 2 >= len(xi):
             size //= 2
         return RowBlocks(xi, eta, self.dtype, 0, size)
@@ -149,6 +150,13 @@ def _lower(x: Any, y: Any, xi: Any, eta: Any, g: Callable, crossed: bool) -> lis
 def _slope(x: Any, y: Any, xi: Any, eta: Any, g: Callable) -> list[Any]:
     """``g`` and ``d2 g`` alone."""
     return list(jax.value_and_grad(g, argnums=1)(x, y, xi, eta))
+
+
+def _turned(x: Any, both: Any, xi: Any, eta: Any, g: Callable) -> list[Any]:
+    """``d22 g v`` and ``d12 g v`` at ``(y, v)``."""
+    y, v = jnp.split(both, 2)
+    along = lambda p, q: jax.jvp(lambda q: g(p, q, xi, eta), (q,), (v,))[1]
+    return list(jax.grad(along, argnums=(1, 0))(x, y))
 
 
 def _upper(x: Any, y: Any, xi: Any, eta: Any, f: Callable) -> list[Any]:
@@ -215,6 +223,10 @@ class RowDerivatives(NamedTuple):
     @staticmethod
     def slope(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
         return RowDerivatives._of(_slope, rows, (objective,))
+
+    @staticmethod
+    def turned(objective: Traced, rows: RowBlocks) -> "RowDerivatives":
+        return RowDerivatives._of(_turned, rows, (objective,))
 
     @staticmethod
     def upper(objective: Traced, rows: RowBlocks) -> "RowDerivatives":

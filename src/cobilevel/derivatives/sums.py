@@ -45,6 +45,19 @@ def slope_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> LowerRows:
     return LowerRows((packed[:, 0] * shares).sum(dtype=float), xp.asarray(slope, float), xp.zeros(()), xp.zeros(()))
 
 
+class Turned(NamedTuple):
+    """``d22 g_Phi V`` and ``d12 g_Phi V``."""
+
+    lower: Float[np.ndarray, "N dy"]
+    upper: Float[np.ndarray, " dx"]
+
+
+def turned_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> Turned:
+    """Products from the features, shares and products of some rows."""
+    xp, (in_y, in_x) = module_of(packed), (packed[:, : sizes.dy], packed[:, sizes.dy :])
+    return Turned(xp.asarray(summed_with(phi, _weighted(in_y, shares)), float), xp.asarray(shares @ in_x, float))
+
+
 def lower_matrix_sums(phi: Any, shares: Any, packed: Any, sizes: Sizes) -> tuple[Any, Any]:
     """Of these the Hessian and the cross derivative. Rows of one context that follow each other, as in crossed data,
     are added up before they are multiplied with its features."""

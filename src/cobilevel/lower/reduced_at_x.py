@@ -1,14 +1,16 @@
 """The reduced problem at one ``x``, exactly: the lower level solved, the hypergradient by implicit differentiation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from ..derivatives import Expansions, LowerSums
 from .by_products import minimised_by_products, preconditioned, solved_by_products
-from .damped_newton import Dense, Iterates, cholesky, minimise, solve_with
+from .damped_newton import LENGTHS, Dense, Iterates, cholesky, minimise, solve_with
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,37 @@ class Point:
         return ahead if np.all(np.isfinite(ahead)) else self.W
 
 
+@dataclass(frozen=True, eq=False)
+class _Matrices:
+    """What is kept of a Hessian: the expansion it is part of, whose cross derivative is needed at the end."""
+
+    of: LowerSums
+
+    @property
+    def blocks(self) -> Float[np.ndarray, "b m m"]:
+        return self.of.hessian if self.of.hessian.ndim == 3 else self.of.hessian[None]
+
+    @cached_property
+    def factor(self) -> tuple[Float[np.ndarray, "b m m"], Bool[np.ndarray, " b"]]:
+        """Cholesky factors, once for all that is solved with them, and which blocks have one."""
+        return cholesky(self.blocks)
+
+
 class _Formed(Dense):
-    """What is kept of a Hessian is the expansion it is part of: its cross derivative is needed at the end."""
+    """The lower level with matrices as above."""
 
-    def matrices(self, hessian: LowerSums) -> Float[np.ndarray, "b m m"]:
-        return hessian.hessian if hessian.hessian.ndim == 3 else hessian.hessian[None]
+    def matrices(self, hessian: _Matrices) -> Float[np.ndarray, "b m m"]:
+        return hessian.blocks
 
-    def metric(self, hessian: LowerSums, gradient: Float[np.ndarray, "k n"]) -> Float[np.ndarray, "k n"]:
-        return np.abs(hessian.diagonal).reshape(gradient.shape)
+    def solve(self, hessian, right, damping, effort):
+        if np.any(damping):
+            return super().solve(hessian, right, damping, effort)
+        factor, usable = hessian.factor
+        p = solve_with(factor, right.reshape(*factor.shape[:2], 1))[:, :, 0]
+        return np.where(usable[:, None], p, 0.0).reshape(right.shape), usable.all(keepdims=True)
+
+    def metric(self, hessian: _Matrices, gradient: Float[np.ndarray, "k n"]) -> Float[np.ndarray, "k n"]:
+        return np.abs(hessian.of.diagonal).reshape(gradient.shape)
 
 
 def solve_lower(
@@ -63,21 +88,24 @@ def solve_lower(
     target: float,
     close: float = 0.0,
     steps: int = 200,
+    matrices: Expansions | None = None,
 ) -> Iterates:
     """The lower level at ``x`` minimised over the coefficients, from ``W``.
 
     Until its gradient is no longer than `target`, and the next step shorter than a share `close` of the coefficients;
-    by so many Newton `steps` at most.
+    by so many Newton `steps` at most. `matrices`: few rows, whose Hessian and cross derivative are taken for those of
+    all.
     """
     table = lambda z: z.reshape(expansions.functions, -1)
     one = lambda value, gradient: (np.full(1, value), gradient.reshape(1, -1))
 
-    def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, LowerSums]:
-        lower = expansions.lower(x, table(z))
-        return *one(lower.value, lower.slope), lower
-
     slope = lambda z: one(*expansions.lower_slope(x, table(z)))
-    objective = _Formed(model, expansions.eps, slope if expansions.long_rows else None)
+
+    def model(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Matrices]:
+        lower = (matrices or expansions).lower(x, table(z))
+        return *(one(lower.value, lower.slope) if matrices is None else slope(z)), _Matrices(lower)
+
+    objective = _Formed(model, expansions.eps, slope if matrices or expansions.long_rows else None)
     return minimise(objective, W.reshape(1, -1), target, steps, close)
 
 
@@ -119,10 +147,43 @@ def solve_at(
     """
     if not expansions.formed:
         return _by_products(expansions, x, W, close, adjoint, steps, trial)
-    end = solve_lower(expansions, x, W, target, close, steps)
-    W, upper, v, definite, sensitivity = _adjoint(expansions, x, end)
-    crossed = expansions.crossed
-    moved = np.tensordot(v, end.hessian.cross, axes=2) if crossed else expansions.cross_product(x, W, v)
+    if (few := expansions.close) is not None:
+        end = solve_lower(expansions, x, W, target, close, steps, few)
+        point = _at_end(expansions, x, end, few, adjoint, (close or expansions.eps**0.6) ** 1.25)
+        if point.sound:
+            return point
+    return _at_end(expansions, x, solve_lower(expansions, x, W, target, close, steps))
+
+
+def _at_end(
+    expansions: Expansions,
+    x: Float[np.ndarray, " dx"],
+    end: Iterates,
+    few: Expansions | None = None,
+    guess: np.ndarray | None = None,
+    accuracy: float = 0.0,
+) -> Point:
+    """The reduced problem where the lower level has been minimised.
+
+    A last Newton correction with the Hessian at hand comes first: it brings the residual to rounding, and with it the
+    noise of the objective.
+    """
+    W, last, (factor, usable) = end.point.reshape(expansions.functions, -1), end.hessian.of, end.hessian.factor
+    definite, v, sensitivity = bool(usable.all()), np.full(W.shape, np.nan), None
+    solve = lambda right: solve_with(factor, right.reshape(*factor.shape[:2], -1)).reshape(right.shape)
+    if definite:
+        W = W - solve(end.gradient.reshape(W.shape))
+    if definite and few is not None:  # whose Hessian does not square what is off
+        W = W - solve(expansions.lower_slope(x, W)[1])
+    upper = expansions.upper(x, W)
+    if definite and few is not None:
+        v, moved = _refined(expansions, (x, W), upper.d2, solve, guess, accuracy)
+        upper = upper._replace(value=upper.value - np.sum(v * expansions.lower_slope(x, W)[1]))
+    else:
+        v = solve(upper.d2) if definite else v
+        moved = np.tensordot(v, last.cross, axes=2) if expansions.crossed else expansions.cross_product(x, W, v)
+    if definite and expansions.crossed:
+        sensitivity = -solve(last.cross)
     return Point(
         x=x,
         W=W,
@@ -133,24 +194,37 @@ def solve_at(
         definite=definite,
         adjoint=v,
         sensitivity=sensitivity,
-        hessian=end.hessian.hessian,
+        hessian=last.hessian,
     )
 
 
-def _adjoint(expansions: Expansions, x: Float[np.ndarray, " dx"], end: Iterates) -> tuple[Any, ...]:
-    """``(W, upper, v, definite, sensitivity)`` at the end of a minimisation.
-
-    A last Newton correction with the Hessian at hand comes first: it brings the residual to rounding, and with it the
-    noise of the objective.
-    """
-    W, last = end.point.reshape(expansions.functions, -1), end.hessian
-    factor, usable = cholesky(last.hessian if last.hessian.ndim == 3 else last.hessian[None])
-    if not usable.all():
-        return W, expansions.upper(x, W), np.full(W.shape, np.nan), False, None
-    solve = lambda right: solve_with(factor, right.reshape(*factor.shape[:2], -1)).reshape(right.shape)
-    W = W - solve(end.gradient.reshape(W.shape))
-    upper = expansions.upper(x, W)
-    return W, upper, solve(upper.d2), True, -solve(last.cross) if expansions.crossed else None
+def _refined(
+    expansions: Expansions,
+    place: tuple[np.ndarray, np.ndarray],
+    right: np.ndarray,
+    solve: Callable[[np.ndarray], np.ndarray],
+    guess: np.ndarray | None,
+    accuracy: float,
+) -> tuple[Float[np.ndarray, "N dy"], Float[np.ndarray, " dx"]]:
+    r"""The adjoint $v$ and $\partial_{12} g_\Phi\, v$ by conjugate gradients over all rows, where `solve` inverts about
+    their Hessian; not numbers where that is far off, or not positive. Off by a share `accuracy`, in its norm."""
+    v = ahead = solve(right) if guess is None or not guess.any() else guess
+    products = expansions.turned(*place, v)
+    left, moved, size = right - products.lower, products.upper, 0.0
+    least = accuracy**2 * float(np.sum(right * solve(right)))
+    for _ in range(LENGTHS):
+        step, before = solve(left), size
+        size = float(np.sum(left * step))
+        if not size > least:
+            return v, moved
+        ahead = step + (size / before * ahead if before else 0)
+        products = expansions.turned(*place, ahead)
+        bend = float(np.sum(ahead * products.lower))
+        if not bend > 0:
+            break
+        length = size / bend
+        v, left, moved = v + length * ahead, left - length * products.lower, moved + length * products.upper
+    return np.full_like(v, np.nan), moved
 
 
 def lower_inverse(point: Point, right: Float[np.ndarray, "N dy k"]) -> Float[np.ndarray, "N dy k"]:

@@ -16,7 +16,17 @@ import numpy as np
 from ..checks import positive, whole
 from ..derivatives import Curvature, Expansions, HostLedger, flattened, with_fewer
 from ..iteration import ROUNDINGS, Clock, Evolving, Result, Solver
-from ..lower import ARMIJO, LENGTHS, Point, curved_along, lower_size, preconditioned, solve_at, units_by_products
+from ..lower import (
+    ARMIJO,
+    LENGTHS,
+    Point,
+    curved_along,
+    lower_inverse,
+    lower_size,
+    preconditioned,
+    solve_at,
+    units_by_products,
+)
 from ..programs import plain
 from .newton_model import Model, Secants, explaining, free_at, units_of
 
@@ -167,7 +177,7 @@ class Newton(Solver):
         at = self.ready(reduced)
         zero, none, W = np.zeros((), at.dtype), np.zeros(at.dx), at.table(at.reduced.W0)
         known = (at.start[:0], W[:0]) if at.formed else (at.start, W)
-        crossed = at.dx if at.crossed or self._by_columns(at) else 0
+        crossed = at.dx if at.crossed or at.fewer is not None or self._by_columns(at) else 0
         return NewtonState(
             x=at.decision(np.clip(at.start, *at.bounds)),
             W=at.coefficients(W),
@@ -188,6 +198,7 @@ class Newton(Solver):
         stages, now = _stages(whole), state.stage
         stage = int(now.number)
         at, (few, *_) = stages[stage], [*stages[:stage][::-1], None]
+        few = None if few is not None and few.nodal is not None and at.crossed else few
         spent = lambda: at.spent + (Counter() if few is None else few.spent)
         before, here, target, refused = spent(), _iterate(at, state), float(now.target), None
         begun, failures, known, count = bool(now.begun), int(now.failures), state.current.known, int(state.step)
@@ -218,11 +229,11 @@ class Newton(Solver):
         size = float(np.linalg.norm(np.where(free_at(at, end), end.gradient, 0.0)))
         after = NewtonState(
             x=at.decision(end.x),
-            W=at.coefficients(end.W),
+            W=at.coefficients(at.outer(end.W)),
             clock=replace(state.clock, result=result.code),
             ledger=state.ledger.plus(HostLedger.of(spent() - before)),
-            current=Current(end.value, end.gradient, size, end.lower_gradient, end.adjoint, known),
-            sensitivity=np.zeros_like(state.sensitivity) if end.sensitivity is None else end.sensitivity,
+            current=Current(end.value, end.gradient, size, end.lower_gradient, at.outer(end.adjoint), known),
+            sensitivity=np.zeros_like(state.sensitivity) if end.sensitivity is None else at.outer(end.sensitivity),
             plan=plan,
             secants=secants,
             stage=Stage(stage, at.rows["lower"], True, target, failures),
@@ -300,7 +311,7 @@ class Newton(Solver):
         promised = -float(point.gradient @ step) / 2
         if begun and point.value < -spread / at.eps and point.gradient @ last.step <= -_STEEP * 2 * last.promised:
             return Plan(step, promised, 1.0, 0.0, unit, spread), secants, Result.UNBOUNDED
-        share = at.eps ** (_ACCURACY if at.formed else 0.5) if self.tolerance is None else float(self.tolerance)
+        share = self._least(at)
         near = lambda promised: promised <= max(share, np.sqrt(at.eps)) * spread
         if near(promised) and not (begun and near(last.promised)):
             spread = _spread(at, point)
@@ -308,6 +319,9 @@ class Newton(Solver):
         if not begun and hessian is None:  # lengths are not known: a short one, which a search makes longer
             first = min(1.0, _EXACTLY * spread / promised) if promised > 0 else 1.0
         plan, noise = Plan(step, promised, first, 0.0, unit, spread), _noise(at, point, spread)
+        if first < 1 and hessian is not None:
+            short = model.shorter(step, first, secants)
+            plan = replace(plan, step=short, promised=-float(point.gradient @ short) / 2, first=1.0)
         small = promised <= share * spread
         level = begun and promised <= noise and promised > last.promised / 4
         if not (small or level or np.all(np.abs(step) <= at.eps * np.abs(point.x))):
@@ -319,6 +333,12 @@ class Newton(Solver):
             return replace(plan, step=falls, first=1.0, bend=falls @ exact @ falls), secants, Result.RUNNING
         held = bool(secants.count) and -float(point.gradient @ model.step()) / 2 > max(noise, promised)
         return plan, secants, Result.KINK if held else Result.CONVERGED
+
+    @plain
+    def _least(self, at: Expansions) -> float:
+        """The decrease promised that is not worth a step, as a share of the spread."""
+        share = at.eps ** (_ACCURACY if at.formed else 0.5) if self.tolerance is None else float(self.tolerance)
+        return share if at.nodal is None else max(share, _FAR_OFF**2)  # the next rows move the minimum further
 
     @plain
     def terminate(self, reduced, state):
@@ -342,6 +362,11 @@ def _stages(whole: Expansions) -> list[Expansions]:
 def _hessians(at: Expansions, point: Point, bent: np.ndarray | None) -> tuple[np.ndarray | None, Any]:
     """The Hessian in ``x``, formed from the rows of `at` or given, and that of a policy straight in ``x``; ``None``
     where there is none."""
+    if at.nodal is not None and point.sensitivity is None:
+        W, v = at.inner(point.W), at.inner(point.adjoint)
+        sums = at.lower(point.x, W)
+        moved = -lower_inverse(replace(point, hessian=sums.hessian), sums.cross)
+        point = replace(point, W=W, adjoint=v, sensitivity=moved)
     if at.curved and point.sensitivity is not None:
         exact, straight = Curvature(at, point.x, point.W, point.adjoint, point.sensitivity).hessians()
     elif bent is not None:
@@ -363,7 +388,9 @@ def _after_failure(at: Expansions, point: Point, plan: Plan, failures: int) -> t
 
 def _spread(at: Expansions, point: Point) -> float:
     """The standard deviation of the objective over the samples; its size, where it does not vary beyond rounding."""
-    spread = at.row_scales(point.x, point.W, centre=point.value).spread
+    rows, W = at.spread_over or at, at.outer(point.W)
+    centre = point.value if rows is at else rows.upper(point.x, W).value
+    spread = rows.row_scales(point.x, W, centre=centre).spread
     return spread if spread > ROUNDINGS * at.eps * abs(point.value) else abs(point.value)
 
 
@@ -374,9 +401,9 @@ def _noise(at: Expansions, point: Point, spread: float) -> float:
 
 def _iterate(at: Expansions, state: NewtonState) -> Point:
     """The iterate; not sound, so that a search does not end there."""
-    x, W, now = flattened(state.x), at.table(state.W), state.current
-    sensitivity = np.asarray(state.sensitivity, float) if state.sensitivity.shape[2] else None
-    gradient, adjoint = np.asarray(now.gradient, float), np.asarray(now.adjoint, float)
+    x, W, now = flattened(state.x), at.inner(at.table(state.W)), state.current
+    sensitivity = at.inner(np.asarray(state.sensitivity, float)) if state.sensitivity.shape[2] else None
+    gradient, adjoint = np.asarray(now.gradient, float), at.inner(np.asarray(now.adjoint, float))
     return Point(x, W, float(now.value), gradient, float(now.lower_gradient), False, False, adjoint, sensitivity)
 
 
@@ -388,7 +415,8 @@ def _trusted(step: np.ndarray, unit: np.ndarray, last: Plan, taken: np.ndarray, 
         return 1.0
     length = size(taken) / size(last.step)
     agreed = fallen / (last.promised * length * (2 - length)) if length < 1.5 else 1.0
-    reach = np.inf if agreed >= _AGREED[1] else 2.0 if agreed >= _AGREED[0] else 1.0
+    far = np.inf if length > 0.99 else 2.0  # where the search made the step shorter, that is how far the model is right
+    reach = far if agreed >= _AGREED[1] else 2.0 if agreed >= _AGREED[0] else 1.0
     return min(1.0, reach * size(taken) / (size(step) or 1.0))
 
 

@@ -6,6 +6,7 @@ x_j$. In these, the step does not depend on the units of ``x``. Where a coordina
 it a unit: that in which the gradients of single samples are as large as the spread of the objective over them.
 """
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..derivatives import Expansions
-from ..lower import Point
+from ..lower import LENGTHS, Point
 
 _FLAT = 0.75  # exponent of the precision: curvature below this share of a coordinate's own is rounding
 
@@ -99,6 +100,22 @@ class Model:
             return step
         return np.clip(np.where(self.free, -(self.unit**2) * self.gradient, 0.0), self.low, self.high)
 
+    def shorter(
+        self, whole: Float[np.ndarray, " dx"], share: float, secants: Secants | None
+    ) -> Float[np.ndarray, " dx"]:
+        """The way to the minimum within a distance, about this share of the whole way: the model curves more, in all
+        coordinates alike."""
+        with np.errstate(divide="ignore"):
+            unit = np.where(self.unit > 0, self.unit, np.inf)
+            bend, size = np.diag(1 / unit**2), lambda step: float(np.linalg.norm(step / unit))
+        damped, step, damping = copy(self), whole, 0.25 * np.linalg.norm(self.gradient * self.unit) / size(whole)
+        for _ in range(LENGTHS):
+            damped.hessian = self.hessian + damping * bend
+            step, damping = damped.step(secants), 4 * damping
+            if size(step) <= share * size(whole):
+                break
+        return step
+
     def doubt(self, secants: Secants | None, news: list[tuple[np.ndarray, np.ndarray]]) -> float:
         """How far off steps are that the model, with secants, makes of changes of the gradient, as a share of them."""
         every, unit = np.ones(len(self.unit), bool), np.where(self.unit > 0, self.unit, np.inf)
@@ -172,6 +189,7 @@ def explaining(
     left = unexplained(exact)
     if not (left or least(exact) < 0) or not np.all(np.isfinite(straight)) or least(straight) < -(eps**_FLAT):
         return exact, left
-    if news and off(straight, *news[0]) >= off(exact, *news[0]):
+    left_of_straight = unexplained(straight)
+    if left_of_straight and off(straight, *news[0]) >= off(exact, *news[0]):
         return exact, left
-    return straight, unexplained(straight)
+    return straight, left_of_straight
