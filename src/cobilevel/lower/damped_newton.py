@@ -306,7 +306,7 @@ def minimise(
         relaxed = np.where(relaxed > here.eps**0.5, relaxed, 0)
         after = np.where(better, relaxed, np.maximum(10 * damping, _FIRST_DAMPING))
         damping = np.where(going, after, damping)
-        idle = hidden & ~(better & (there.size <= here.size / 2)) | moved & ~(gained > 0) & ~shrinks
+        idle = hidden & ~(better & (there.size <= 0.9 * here.size)) | moved & ~(gained > 0) & ~shrinks
         exhausted = exhausted | usable & idle  # what rounding leaves to do never ends
         slow = there.stale and bool(better.all()) and not there.size[0] <= here.size[0] / 4
         here = Iterates.at(there.point, objective) if slow else there.where(better, here)

@@ -282,7 +282,7 @@ class Newton(Solver):
         `news`: the last step with the change of the gradient along it, and that from its end to where the search was
         refused; none before the first step. `fallen`: the decrease of the objective along the last step; `bent`: its
         Hessian, where it comes by products. On `few` rows, where they are given, the Hessian is formed as long as that
-        explains how the gradient has changed.
+        explains how the gradient has changed, or where rows are long.
         """
         begun, changes = bool(news), news
         spread = float(last.spread) if begun and last.spread else _spread(at, point)
@@ -299,7 +299,7 @@ class Newton(Solver):
             unit = np.where(lacking | (unit == 0), np.where(np.isfinite(other), other, 0.0), unit)
         if hessian is not None:
             hessian, unexplained = explaining(hessian, straight, unit, news, at.eps)
-            if few is not None and unexplained:
+            if few is not None and unexplained and not at.long_rows:
                 return self._planned(at, None, point, last, secants, news, fallen, bent)
             news = unexplained if few is None else news
         model = Model(at, point, hessian, unit)
