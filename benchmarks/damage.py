@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cobilevel as cb
-from cobilevel import archive
+from cobilevel.ground import archive
 
 COUNT = 5000
 AT_MOST = 2**24, 60  # bytes of memory for any file, and for each byte of it

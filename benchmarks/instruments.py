@@ -154,7 +154,7 @@ def with_splines(data: Regression, pieces: int) -> tuple[cb.Features, Regression
 
 
 def _in_double(call):
-    from cobilevel.precision import double
+    from cobilevel.ground.precision import double
 
     with double():
         return call()

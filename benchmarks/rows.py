@@ -281,7 +281,7 @@ def stochastic(steps=20_000):
     from distributed import Client
 
     import cobilevel as cb
-    from cobilevel.parts import Common
+    from cobilevel.ground.parts import Common
 
     problem, rows = stated(), part(0, 100_000)
     samples = cb.Samples.from_frame(rows, context="t", eta="d")

@@ -19,7 +19,7 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 import cobilevel as cb
-from cobilevel import programs
+from cobilevel.ground import programs
 
 # Without the emitters of fused loops, whose code takes longest to make, and without the passes over loops that take
 # longest; in one piece, since each core has a worker of its own; with as few passes over it as there are, but for the

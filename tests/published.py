@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cobilevel.keys import below, derived, hashed
+from cobilevel.ground.keys import below, derived, hashed
 from cobilevel.reduction import RowIndex
 
 STEPS, SMALL, ROWS = 5, 8, {"upper": 20, "lower": 24}

@@ -20,7 +20,7 @@ TOPICS = {
     "Data": ("Samples, and distributions of contexts.", "cobilevel.problem"),
     "Solving": (
         "The front door, what it returns, and how runs are kept.",
-        "cobilevel.front_door cobilevel.answer cobilevel.iteration.result cobilevel.programs",
+        "cobilevel.front_door cobilevel.answer cobilevel.iteration.result cobilevel.ground",
     ),
     "Judging": ("Before and after solving: how good is it?", "cobilevel.diagnosis cobilevel.judge"),
     "Bases": ("Functions of the context, in which policies are written.", "cobilevel.basis"),

@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from .diagnosis import diagnose as diagnose
     from .front_door import reduce as reduce
     from .front_door import solve as solve
+    from .ground import keep_programs as keep_programs
     from .iteration import (
         Cosine as Cosine,
     )
@@ -175,7 +176,6 @@ if TYPE_CHECKING:
     from .problem import (
         domain_of as domain_of,
     )
-    from .programs import keep_programs as keep_programs
     from .solvers import (
         BSA as BSA,
     )
@@ -235,7 +235,7 @@ _ROOMS = {
     "diagnosis": "Diagnosis diagnose",
     "iteration": "Cosine PolynomialDecay Result",
     "judge": "Bootstrap Certificate Constants Estimate Evaluation bootstrap certify evaluate",
-    "programs": "keep_programs",
+    "ground": "keep_programs",
     "problem": "Bounds Box Equalities Finite Inequalities Interval Levels Mixed Mixture Periodic Problem Product "
     "Samples Simplex Stream TruncatedNormal Unbounded Uniform domain_of",
     "front_door": "reduce solve",

@@ -25,7 +25,7 @@ def main() -> None:
     """Double precision is switched on for the command line, and for it alone; its programs are kept on disk."""
     import jax
 
-    from .programs import keep_programs
+    from .ground import keep_programs
 
     jax.config.update("jax_enable_x64", True)
     try:

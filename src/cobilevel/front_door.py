@@ -14,13 +14,11 @@ import numpy as np
 from .adaptive import learn, solve_again, solve_choosing, solve_growing, solve_learning
 from .answer import Interrupted, Job, ReducedProblem, Solution, as_solved, run_digests
 from .basis import Basis, check_basis, same_recipe
-from .checks import entered, positive, whole
 from .direct import Direct, DirectSolution
+from .ground import Precision, as_key, entered, positive, ranks_promoted, split_key, whole
 from .iteration import Checkpoint, Result, Solver, Stochastic
 from .judge import rounding_error
-from .keys import as_key, split_key
 from .lower import with_barrier
-from .precision import Precision, ranks_promoted
 from .problem import Data, PartitionedSamples, Problem, crowded, never_seen, no_pool
 from .reduction import DENSE_LIMIT, FarRows, reduce_study
 from .solvers import Newton

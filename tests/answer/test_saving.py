@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel import archive
 from cobilevel.answer import Objectives, identity
 from cobilevel.answer.job import check_functions
+from cobilevel.ground import archive
 from cobilevel.iteration import Saved
 from cobilevel.study import Study
 from problems import LINE, NOISE, XI

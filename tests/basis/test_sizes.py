@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel import checks
 from cobilevel.basis import check_sizes
+from cobilevel.ground import checks
 
 SETS = (cb.Tensor(), cb.TotalDegree(), cb.Additive(), cb.Interactions(2), cb.Interactions(3), cb.HyperbolicCross())
 RNG = np.random.default_rng(0)

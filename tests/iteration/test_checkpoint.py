@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel import archive
+from cobilevel.ground import archive
 from cobilevel.iteration import checkpoint as checkpoints
 from cobilevel.iteration import course as courses
 from problems import NOISE, XI, Line, joint, scalar

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.keys import as_key, split_key
+from cobilevel.ground.keys import as_key, split_key
 from cobilevel.study import Study
 from problems import LINE, NOISE, XI, joint, scalar
 

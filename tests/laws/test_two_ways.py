@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cobilevel as cb
+from cobilevel.ground.programs import empty_table
 from cobilevel.problem import Contexts, enter
-from cobilevel.programs import empty_table
 
 QUESTIONS = int(os.environ.get("QUESTIONS", "150"))
 ROWS = 240

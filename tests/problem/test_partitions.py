@@ -161,7 +161,7 @@ def test_a_checkpoint_goes_on_where_partitions_lie_elsewhere(tmp_path, monkeypat
             for numbers in groups:
                 yield function([(k, self.workers.parts[k].frame) for k in numbers], common, *args)
 
-        monkeypatch.setattr("cobilevel.parts.Parts.ask", ask)
+        monkeypatch.setattr("cobilevel.ground.parts.Parts.ask", ask)
         samples = cb.Samples.from_frame(cut(frame), **roles, sample=500)
         return cb.solve(LINE, samples, basis=cb.Chebyshev(6), checkpoint=tmp_path)
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from cobilevel.precision import double
+from cobilevel.ground.precision import double
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "instruments.py"
 _SPEC = importlib.util.spec_from_file_location("instruments", _PATH)

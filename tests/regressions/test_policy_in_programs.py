@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.precision import double
+from cobilevel.ground.precision import double
 
 
 @pytest.fixture(scope="module")

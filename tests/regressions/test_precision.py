@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel import precision
+from cobilevel.ground import precision
 
 START = """
 import warnings; warnings.simplefilter("error")

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import cobilevel as cb
-from cobilevel import archive
 from cobilevel.cli import app
+from cobilevel.ground import archive
 
 XI = np.linspace(0, 1, 120)
 DATA = cb.Samples(XI, np.sin(3 * XI))

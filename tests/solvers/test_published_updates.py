@@ -10,8 +10,8 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.derivatives import Ledger
+from cobilevel.ground.programs import program
 from cobilevel.iteration import Scales, Start, stochastic
-from cobilevel.programs import program
 from cobilevel.reduction import batches
 from cobilevel.solvers import STOCHASTIC, newton
 from published import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cobilevel import archive
+from cobilevel.ground import archive
 from cobilevel.sweep import Run, Runs, name_of, store
 
 SPECS = [{"k": k} for k in range(3)]

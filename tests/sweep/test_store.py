@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from cobilevel import archive
+from cobilevel.ground import archive
 from cobilevel.sweep import Run, Runs, Task, name_of, sweep
 
 

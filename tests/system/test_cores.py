@@ -5,7 +5,7 @@ from threading import current_thread
 
 import pytest
 
-from cobilevel.programs import in_threads
+from cobilevel.ground.programs import in_threads
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel import parts
+from cobilevel.ground import parts
 from partitioned import BOUNDED, LINE, MIXED, cut, same, table
 
 distributed = pytest.importorskip("distributed")

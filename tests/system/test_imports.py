@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import cobilevel as cb
-from cobilevel.programs import keep_programs
+from cobilevel.ground.programs import keep_programs
 
 
 def declared():

@@ -19,9 +19,8 @@ from jaxtyping import Array, Float, PyTree
 from ..basis import Axes, basis_of, dense
 from ..covariates import CLEARLY, FITTED, MOST_FUNCTIONS, SETTLED
 from ..derivatives import Expansions, oracles
-from ..keys import generator
+from ..ground import generator, put
 from ..lower import Point, solve_at, units_by_products
-from ..programs import put
 from ..reduction import Bilevel, Reduced, Table, batch_of, reduce_study
 from ..study import Study
 

@@ -34,10 +34,9 @@ from ..basis import (
 )
 from ..covariates import MOST_COEFFICIENTS, FirstFit, learned_directions, learned_kernel
 from ..derivatives import Expansions, Ledger, flattened, oracles, shaped_like
-from ..keys import as_key, generator, split_key
+from ..ground import as_key, generator, put, split_key
 from ..lower import exact_lower, lower_minimum, lower_size, newton_steps
 from ..problem import LOOK_ROWS, Finite, Problem, Samples
-from ..programs import put
 from ..reduction import Bilevel, reduce_study
 from ..study import Study
 from .selection import ForwardSelection

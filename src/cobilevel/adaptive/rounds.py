@@ -12,9 +12,9 @@ from ..answer import Job, Solution
 from ..basis import Axes, Basis, basis_of, combine
 from ..covariates import FEW_SAMPLES, ROUNDS, SETTLED
 from ..derivatives import Expansions, flattened, shaped_like, totals_of
+from ..ground import generator
 from ..inference import natural_step
 from ..iteration import Result
-from ..keys import generator
 from ..lower import solve_at
 from ..problem import Finite
 from ..reduction import reduce_study

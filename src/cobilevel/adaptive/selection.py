@@ -27,8 +27,8 @@ from ..covariates import (
     Vector,
     decisions_near,
 )
+from ..ground import generator
 from ..inference import jumps_in_words, jumps_of
-from ..keys import generator
 from ..problem import SAMPLE_ROWS, SAMPLES_EACH, Interval, Mixed
 from ..study import Study
 

@@ -8,12 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..ground import as_rows, double, put, unpickled
 from ..inference import names_of
-from ..parts import unpickled
-from ..precision import double
 from ..problem import NO_STRING, Box, Domain, Finite, Frame, Interval, Mixed, Strings, enter, is_frame, read_columns
-from ..programs import put
-from ..trees import as_rows
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,8 @@ from jaxtyping import Array, Float, PyTree
 
 from ..basis import Basis, basis_to_json
 from ..functions import PARTIAL, Traced, digest, first_derivatives, second_derivatives, trace_objective
-from ..keys import as_key
-from ..precision import double
+from ..ground import as_key, double, program
 from ..problem import LOOK_ROWS, Domain, Level, Problem, Samples, Unpacked
-from ..programs import program
 from ..study import Study, as_of_now, some_context, statement_of
 
 _POINTS = 16  # at which values are compared: four samples for each way of moving x and y

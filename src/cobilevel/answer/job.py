@@ -15,16 +15,13 @@ from jaxtyping import Array, PyTree
 
 from ..basis import Basis, basis_to_json
 from ..derivatives import Expansions, flattened
+from ..ground import as_key, as_rows, double, put
 from ..inference import NEGLIGIBLE, Uncertainty, infer, policy_noise
 from ..iteration import Checkpoint, Result, Solver, iterate
-from ..keys import as_key
 from ..lower import correlated, feasibility_of, gave_way, hidden_by_barrier, policy_with_corners
-from ..precision import double
 from ..problem import SAMPLE_ROWS
-from ..programs import put
 from ..reduction import Reduced, reduce_study, reduce_with
 from ..study import Study
-from ..trees import as_rows
 from .identity import Objectives, different_functions, same_features
 from .solution import Solution
 

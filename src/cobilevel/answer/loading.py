@@ -11,15 +11,12 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from .. import archive
 from ..basis import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json
-from ..checks import MOST_LISTED, path_given
+from ..ground import MOST_LISTED, archive, double, in_double, path_given, put, ranks_promoted
 from ..inference import Uncertainty
 from ..iteration import Result, Saved
 from ..lower import Feasibility
-from ..precision import double, in_double, ranks_promoted
 from ..problem import Problem
-from ..programs import put
 from ..study import Smoothing, form_of
 from .identity import check_constraints, close_to, different_functions, features_at
 from .saving import FIRST_FORMAT, FORMAT, objectives_from_file

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..ground import as_rows
 from ..inference import QUANTILE
 from ..problem import Box, Mixed, enter
 from ..study import joint_contexts
-from ..trees import as_rows
 from .contexts import ContextAxis, axes_of, component_names, policy_names
 
 COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#edae49", "#a0a0a0", "#5c5c5c", "#6a4c93", "#00798c")

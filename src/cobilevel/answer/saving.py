@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from .. import archive
 from ..basis import basis_to_json, domain_to_json
+from ..ground import archive
 from .identity import Objectives, Probe, ProbeRows, features_at, needs_function, some_contexts
 
 FIRST_FORMAT, FORMAT = 1, 3  # the first: results as sentences, solver states of another shape, no digest at the end

@@ -12,15 +12,12 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from ..basis import FeatureMap, combine, domain_to_json
-from ..checks import path_given
+from ..ground import arithmetic, double, kept_digits, path_given, put, shaped_like
 from ..inference import Uncertainty, unknown
 from ..iteration import Result, Saved
 from ..lower import Feasibility
-from ..precision import double, kept_digits
 from ..problem import Problem, enter
-from ..programs import arithmetic, put
 from ..study import Form, Same, Smoothing, Study
-from ..trees import shaped_like
 from .contexts import policy_table
 from .identity import Objectives, check_constraints
 from .plot_policy import plot_policy

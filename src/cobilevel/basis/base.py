@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
+from ..ground import Held, empty_table, module_of, on_host_or_compiled, put
 from ..problem import Domain, enter
-from ..programs import Held, empty_table, module_of, on_host_or_compiled, put
 from .tables import OneHot, Rows
 
 _FEWEST_PLACES = 64  # functions from which on places are kept rather than rows of zeros and a one

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from ..checks import positive
+from ..ground import Held, module_of, on_host_or_compiled, positive, put
 from ..problem import Domain, Finite, Interval, Mixed
-from ..programs import Held, module_of, on_host_or_compiled, put
 from .axes import Axes, Axis, degree_in
 from .base import Basis, FeatureMap, plain_number
 from .families import Categorical, Chebyshev, Features, Fourier, Partition, ProductBasis, products

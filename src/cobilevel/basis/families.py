@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from ..checks import positive, whole
 from ..functions import failure
+from ..ground import Held, module_of, plain, positive, program, whole
 from ..problem import Domain, Finite, Mixed, Periodic
-from ..programs import Held, module_of, plain, program
 from .base import Basis, plain_number
 from .index_sets import IndexSet, Tensor
 from .tables import one_hot

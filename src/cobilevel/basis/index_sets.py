@@ -14,8 +14,7 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from ..checks import MOST_LISTED, whole
-from ..programs import plain
+from ..ground import MOST_LISTED, plain, whole
 from .base import NUMBERS_AT_ONCE, Recipe, plain_number
 
 

@@ -14,9 +14,8 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from ..checks import positive, whole
+from ..ground import Held, module_of, positive, whole
 from ..problem import Box
-from ..programs import Held, module_of
 from .base import Basis, plain_number
 from .families import Chebyshev, ProductBasis
 from .index_sets import TotalDegree

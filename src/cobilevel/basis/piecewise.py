@@ -8,8 +8,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Int
 
+from ..ground import arithmetic, module_of
 from ..problem import Domain, Interval, ascending
-from ..programs import arithmetic, module_of
 from .base import Basis
 from .families import Categorical
 from .learned import LearnedBasis

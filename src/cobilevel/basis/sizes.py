@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import MEMORY_SHARE, MOST_LISTED, gibibytes, memory_limit
+from ..ground import MEMORY_SHARE, MOST_LISTED, gibibytes, memory_limit
 from ..problem import Domain, Finite, Interval
 from .axes import Axes
 from .base import Basis

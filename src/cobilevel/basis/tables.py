@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
-from .. import trees
-from ..programs import Held, arithmetic, in_threads, module_of, on_host, put, rows_at
+from ..ground import Held, arithmetic, in_threads, module_of, on_host, put, rows_at, trees
 
 _TRIANGLE_ROWS = 2**15  # of a table that are factorised at once
 

@@ -173,7 +173,7 @@ class MethodRuns:
     def tuned(self) -> tuple[dict[str, Any], str]:
         """The settings that lead furthest in a short run, and what was tried."""
         from ..direct import rough_outer_step
-        from ..precision import double
+        from ..ground import double
         from ..study import Study, precision_for
 
         with double():

@@ -17,8 +17,8 @@ from rich.table import Table
 from ..answer import Solution
 from ..basis import Basis, Chebyshev, Fourier, Partition
 from ..gallery import two_edge_traffic
+from ..ground import ProgressBar
 from ..problem import Problem
-from ..progress import ProgressBar
 
 _LIBRARY = Path(__file__).parents[1]
 _SIZES = ((Chebyshev, 3), (Chebyshev, 5), (Chebyshev, 10), (Fourier, 10), (Partition, 10), (Partition, 50))

@@ -12,9 +12,9 @@ from jaxtyping import Array, Float
 
 from ..basis import Axes
 from ..derivatives import Expansions, RowBlocks, flattened
+from ..ground import put
 from ..lower import Point, solve_at
 from ..problem import LOOK_ROWS, Domain, Samples
-from ..programs import put
 from ..reduction import Batch, Bilevel, Table
 from ..study import Study
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..basis import METRICS, KernelFeatures, Rotated, TotalDegree, kernel_profile, kernel_slope, squared_distances
-from ..programs import put
+from ..ground import put
 from .fits import MULTIPLICATIONS, SETTLED, Responses, nested_errors, orthonormalising
 
 FEWEST_DIMENSIONS = 4  # from which on coordinates are too many for all their products

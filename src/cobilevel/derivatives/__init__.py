@@ -1,6 +1,6 @@
 """What is differentiated: row derivatives and their sums for exact methods, oracles with their cost for the others."""
 
-from ..trees import flattened, shaped_like
+from ..ground import flattened, shaped_like
 from . import oracles
 from .affine import Affine
 from .at_context import AtContext, parameter_gradient

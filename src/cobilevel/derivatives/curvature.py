@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from ..programs import quick, unfused
+from ..ground import quick, unfused
 from .expansion import Expansions
 from .rows import AT_ONCE, of_vectors, side_by_side
 from .sums import RowPool, summed_with

@@ -22,9 +22,8 @@ import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
 from ..basis import OneHot
-from ..programs import put
+from ..ground import as_rows, flattened, put, shaped_like
 from ..reduction import DENSE_LIMIT, Batch, Bilevel, EveryPair, FarTable, is_formed
-from ..trees import as_rows, flattened, shaped_like
 from . import oracles
 from .far_sums import far_sums
 from .ledger import Ledger

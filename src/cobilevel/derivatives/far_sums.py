@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..parts import Common, room
+from ..ground import Common, room
 from ..reduction import FarRows, read_partition
 from ..study import Study
 from .rows import RowDerivatives, Sizes

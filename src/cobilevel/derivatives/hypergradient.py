@@ -14,9 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from .. import trees
-from ..checks import whole
-from ..programs import Held
+from ..ground import Held, trees, whole
 from ..reduction import Batch, Bilevel
 from . import oracles
 from .ledger import Ledger

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
-from ..keys import below
-from ..programs import put
+from ..ground import below, put
 from ..reduction import Batch, Batches
 
 _UNITS = ("calls", "samples")

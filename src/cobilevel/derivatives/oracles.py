@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from .. import trees
 from ..basis import combine, dense
+from ..ground import trees
 from ..reduction import Batch, Bilevel
 from .ledger import Ledger
 from .sums import galerkin, summed_with

@@ -20,8 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, PyTree
 
 from ..functions import Traced
-from ..precision import double, in_double
-from ..programs import FEW, in_threads, unfused
+from ..ground import FEW, double, in_double, in_threads, unfused
 
 BLOCK = 1024  # rows, so few that small problems waste little; blocks are larger by _GROWTH where there are many rows
 _GROWTH = 16  # and once more on an accelerator, where a call takes as long as a million rows

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..basis import OneHot
-from ..programs import module_of
+from ..ground import module_of
 from ..reduction import Batch
 from .rows import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes, UpperRows, over_devices, side_by_side
 

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..basis import Basis, FeatureMap, OneHot, Tensor, TotalDegree, check_basis
-from ..checks import entered
 from ..covariates import (
     FEWEST_DIMENSIONS,
     MOST_COEFFICIENTS,
@@ -25,15 +24,13 @@ from ..covariates import (
     structure_of,
 )
 from ..derivatives import Expansions, flattened
+from ..ground import as_key, as_rows, entered, put
 from ..inference import MOST_COORDINATES, MOST_NUMBERS, natural_step
 from ..iteration import lanczos
-from ..keys import as_key
 from ..lower import cholesky, exact_lower, law_is_known, lower_minimum, lower_size, with_barrier
 from ..problem import CONTEXTS_EACH, LOOK_ROWS, Box, Data, Domain, Finite, Interval, Look, Problem, decision_like
-from ..programs import put
 from ..reduction import Bilevel, Reduced, batch_of, reduce_study
 from ..study import Study, precision_for
-from ..trees import as_rows
 from .decay import GRIDS, Decay, Kink, find_kinks, find_noisy_kinks, from_coefficients, from_values
 from .diagnosis import Diagnosis, Seen, advise, conditions_of
 

@@ -19,10 +19,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from ..checks import positive, whole
 from ..derivatives import AtContext, flattened, parameter_gradient, totals_of
+from ..ground import as_key, generator, positive, whole
 from ..iteration import Result
-from ..keys import as_key, generator
 from ..problem import Domain, Finite, Level, Mixed
 from ..study import Study
 from .local_weights import LocalWeights, shaped

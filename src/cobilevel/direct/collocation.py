@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..basis import Basis, Categorical, Chebyshev, Components
-from ..checks import whole
+from ..ground import whole
 from ..lower import law_at, law_is_known
 from ..problem import Box, Domain, Finite, Interval, Mixed
 from .local_weights import LocalWeights, shaped

@@ -12,11 +12,9 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from ..checks import whole
+from ..ground import as_rows, double, shaped_like, whole
 from ..lower import law_at
-from ..precision import double
 from ..study import Study
-from ..trees import as_rows, shaped_like
 from .method import DirectRun
 from .pointwise import Exact, NoiseRows, Pointwise, descend_exactly
 

@@ -13,12 +13,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..answer import Solution
-from ..checks import entered, positive, whole
 from ..derivatives import AtContext, flattened, shaped_like
+from ..ground import arithmetic, as_key, entered, positive, split_key, whole
 from ..iteration import Result
-from ..keys import as_key, split_key
 from ..problem import Data, Finite, Level, Problem, enter
-from ..programs import arithmetic
 from ..study import Study, precision_for
 
 NO_SAMPLER = (

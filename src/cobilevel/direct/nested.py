@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..checks import positive, whole
 from ..derivatives import AtContext, flattened, totals_of
+from ..ground import positive, whole
 from ..iteration import Result
 from ..problem import Level
 from ..study import Study

@@ -6,7 +6,7 @@ conditional means are exact.
 
 import equinox as eqx
 
-from ..checks import whole
+from ..ground import whole
 from ..lower import law_at
 from .local_weights import run_at_contexts
 from .pointwise import Exact, NoiseRows

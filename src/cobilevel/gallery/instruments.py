@@ -21,8 +21,8 @@ from jaxtyping import Array, Float
 
 from ..answer import COLOURS, DOTS, shown_figure, tidy
 from ..basis import Features
+from ..ground import module_of
 from ..problem import Box, Interval, Problem, Samples
-from ..programs import module_of
 from .quadratic import Instance
 
 

@@ -24,10 +24,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..answer import COLOURS, DPI, shown_figure, tidy
+from ..ground import Held, double, in_threads
 from ..lower import Dense, minimise
-from ..precision import Held, double
 from ..problem import Box, Interval, Problem, Samples
-from ..programs import in_threads
 from .quadratic import Instance
 from .tntp import COLUMNS, Roads, read_folder
 from .walks import Walks, cost, distance, flows_of

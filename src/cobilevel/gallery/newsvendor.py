@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..answer import COLOURS, DOTS, shown_figure, tidy
+from ..ground import module_of
 from ..problem import Finite, Interval, Mixed, Problem, Samples
-from ..programs import module_of
 from .quadratic import Instance
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

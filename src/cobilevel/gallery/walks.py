@@ -10,7 +10,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
-from ..precision import Held
+from ..ground import Held
 
 
 @jax.custom_jvp

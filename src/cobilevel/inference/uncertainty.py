@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from ..trees import flattened
+from ..ground import flattened
 
 LEVEL = 0.95  # how often an interval covers the truth: of all intervals, the certificate's included
 QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # standard errors to each end of one

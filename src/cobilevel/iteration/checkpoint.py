@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import archive
-from ..checks import path_given
+from ..ground import archive, path_given
 from .course import Course
 
 _WRITE_EVERY = 10.0  # seconds between two writes

@@ -7,7 +7,7 @@ from typing import Any, cast
 import equinox as eqx
 import numpy as np
 
-from .. import archive
+from ..ground import archive
 from .result import Result
 
 _SOUND = 10.0  # times the least of the gradients so far: while they are no larger, a run has not begun to diverge

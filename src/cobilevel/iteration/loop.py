@@ -17,12 +17,10 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, PyTree, UInt32
 
-from .. import archive, trees
 from ..basis import basis_to_json
 from ..derivatives import Ledger, added
 from ..functions import digest
-from ..programs import program, program_of_steps, put, rows_at
-from ..progress import ProgressBar
+from ..ground import ProgressBar, archive, program, program_of_steps, put, rows_at, trees
 from ..reduction import Bilevel, Reduced, Table
 from .checkpoint import Checkpoint
 from .course import Course, History

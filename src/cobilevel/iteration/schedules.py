@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..programs import Held, arithmetic
+from ..ground import Held, arithmetic
 
 Schedule = Any  # a number, or a function of the step
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from ..derivatives import Ledger
-from ..programs import Held, arithmetic
+from ..ground import Held, arithmetic
 from ..reduction import Bilevel, Reduced
 from .result import Result
 

@@ -19,13 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from .. import trees
 from ..derivatives import Expansions, HostLedger, Ledger, galerkin
+from ..ground import Held, arithmetic, put, shaped_like, trees
 from ..lower import SOLVED, Point, lower_size, solve_at
 from ..problem import Bounds
-from ..programs import Held, arithmetic, put
 from ..reduction import Batch, Bilevel, Reduced, Source, Table, Turn
-from ..trees import shaped_like
 
 
 class Scales(eqx.Module):

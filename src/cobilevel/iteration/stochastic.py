@@ -14,13 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
-from .. import trees
 from ..basis import OneHot
-from ..checks import whole
 from ..derivatives import Ledger
-from ..keys import below, derived, hashed
+from ..ground import arithmetic, below, derived, hashed, program, put, trees, whole
 from ..lower import ROUNDINGS
-from ..programs import arithmetic, program, put
 from ..reduction import Batch, Batches, Bilevel, RowIndex, Source, Table, batch_rows
 from .result import Result, outlook
 from .schedules import Schedule, at, check_schedule, is_optax, traced

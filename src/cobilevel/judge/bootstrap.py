@@ -8,14 +8,11 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from ..answer import Solution, as_solved, check_levels, check_objectives
-from ..checks import entered, whole
 from ..derivatives import Affine, Expansions, flattened, shaped_like
+from ..ground import ProgressBar, as_key, entered, generator, put, whole
 from ..inference import Uncertainty, determined, infer
 from ..iteration import Result, steps_on_host
-from ..keys import as_key, generator
 from ..problem import Data, Problem
-from ..programs import put
-from ..progress import ProgressBar
 from ..reduction import reduce_with
 from ..solvers import Newton
 from ..study import Study, precision_for

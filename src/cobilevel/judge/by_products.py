@@ -19,12 +19,11 @@ from jaxtyping import Array, Float, PyTree
 from ..answer import Solution
 from ..basis import Basis, OneHot
 from ..derivatives import Ledger, oracles
+from ..ground import as_rows, flattened, put, shaped_like
 from ..inference import FOR_NOISE, NOTICED, Galerkin, fitting_bias, jackknife, split_rows, without
 from ..lower import each_context, law_at, moved_by_products, preconditioner, solved_by_products
-from ..programs import put
 from ..reduction import Batch, Bilevel, EveryPair, Source, Table, reduce_study
 from ..study import Study
-from ..trees import as_rows, flattened, shaped_like
 from .comparison import Measured, NoisyVector, PolicyTable
 from .intervals import Estimate, mean_estimate
 

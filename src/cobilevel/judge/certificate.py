@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..answer import COLOURS, html_block, shown_figure, tidy
-from ..checks import positive
 from ..derivatives import flattened
+from ..ground import positive
 from ..inference import MOST_NAMED
 from ..lower import Feasibility
 from .intervals import ROUNDED, Estimate

@@ -8,11 +8,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy import special
 
-from .. import trees
 from ..answer import Solution, as_solved, check_levels
 from ..basis import Basis, Orthonormal, richer_basis
-from ..checks import entered, whole
 from ..derivatives import RowDerivatives, flattened, shaped_like
+from ..ground import as_key, as_rows, entered, put, trees, whole
 from ..inference import (
     MOST_NUMBERS,
     Around,
@@ -28,13 +27,10 @@ from ..inference import (
     too_large_for_products,
     what_is_missed,
 )
-from ..keys import as_key
 from ..lower import MISSING, feasibility_of, law_is_known
 from ..problem import Bounds, Data, Finite, Problem
-from ..programs import put
 from ..reduction import DENSE_LIMIT, Reduced, is_formed, nodes_for, reduce_with
 from ..study import Study, precision_for
-from ..trees import as_rows
 from .by_products import mean_values, measure_by_products
 from .certificate import Certificate, Constants, Regret
 from .comparison import (

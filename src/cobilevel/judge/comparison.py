@@ -22,6 +22,7 @@ from ..answer import Solution
 from ..basis import Basis, combine
 from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes
 from ..derivatives import galerkin as galerkin_matrix
+from ..ground import as_rows, put
 from ..inference import (
     FOR_NOISE,
     Around,
@@ -41,10 +42,8 @@ from ..inference import (
 )
 from ..lower import Law, law_at, lower_along, solve_along, solve_each, trouble_with
 from ..problem import Finite
-from ..programs import put
 from ..reduction import Reduced, reduce_study
 from ..study import Study
-from ..trees import as_rows
 from .intervals import Estimate, freedom_of, mean_estimate, measurable
 
 Policy = Float[np.ndarray, "contexts dy"]

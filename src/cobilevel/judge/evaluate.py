@@ -7,19 +7,14 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from .. import trees
 from ..answer import Solution, as_solved, check_solution
-from ..checks import entered, whole
 from ..derivatives import Expansions, RowBlocks, RowDerivatives, Sizes, flattened
+from ..ground import as_key, as_rows, double, entered, put, trees, whole
 from ..inference import MOST_NUMBERS
-from ..keys import as_key
 from ..lower import Feasibility, exact_lower, feasibility_of, trouble_with
-from ..precision import double
 from ..problem import Data, Problem, decision_like
-from ..programs import put
 from ..reduction import Bilevel, Table, batch_of, is_formed, nodes_for
 from ..study import Study, precision_for
-from ..trees import as_rows
 from .by_products import upper_values
 from .intervals import Estimate, mean_estimate
 

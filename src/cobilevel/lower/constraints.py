@@ -9,11 +9,9 @@ import numpy as np
 from jaxtyping import Shaped
 
 from ..basis import combine
-from ..keys import as_key, generator
+from ..ground import Held, as_key, as_rows, flattened, generator
 from ..problem import Domain, Finite, Interval
-from ..programs import Held
 from ..study import UNIT_ROWS, Constrained, Study, length_of, scales_at, smoothing_from
-from ..trees import as_rows, flattened
 from .corners import Slacks, policy_with_corners
 from .damped_newton import minimise
 from .per_context import Means

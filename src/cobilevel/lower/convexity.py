@@ -11,10 +11,9 @@ import numpy as np
 from jaxtyping import Float
 
 from ..basis import combine
-from ..keys import as_key, generator
+from ..ground import as_key, as_rows, generator
 from ..problem import Inequalities
 from ..study import UNIT_ROWS, Constrained, Study, scales_at
-from ..trees import as_rows
 from .corners import Slacks
 from .damped_newton import ROUNDINGS
 

@@ -15,9 +15,8 @@ from jaxtyping import Float, PyTree, Shaped
 
 from ..basis import combine
 from ..derivatives import RowBlocks, RowDerivatives
-from ..keys import as_key
+from ..ground import as_key, as_rows, flattened
 from ..study import Smoothing, Study
-from ..trees import as_rows, flattened
 from .damped_newton import Dense, minimise
 from .per_context import DENSE_Y, Means
 

@@ -13,12 +13,10 @@ from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from ..basis import OneHot
 from ..derivatives import AT_ONCE, LowerRows, RowBlocks, RowDerivatives, Sizes
-from ..keys import as_key
+from ..ground import Held, as_key, as_rows, flattened, put, shaped_like
 from ..problem import Finite, Problem
-from ..programs import Held, put
 from ..reduction import Batch, Bilevel, EveryPair, Table
 from ..study import Study
-from ..trees import as_rows, flattened, shaped_like
 from .by_products import minimised_by_products, preconditioner
 from .damped_newton import SOLVED, Dense, minimise
 

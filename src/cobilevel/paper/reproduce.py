@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ..archive import write_file
 from ..gallery import images
+from ..ground import write_file
 from ..report import joined, page_data, panel_figures, write_page
 from ..sweep import Runs, sweep
 from .claims import ELSEWHERE, complete, concluded

@@ -13,11 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from ..checks import whole
 from ..functions import Sampler
-from ..keys import as_key, generator, split_key
-from ..precision import Held, kept_digits
-from ..programs import arithmetic, put, rows_at
+from ..ground import Held, arithmetic, as_key, generator, kept_digits, put, rows_at, split_key, whole
 from .distributions import Distribution, require_nodes
 from .door import Contexts, read_columns
 from .frames import frame_columns

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..checks import MOST_NODES, gibibytes, memory_limit, whole
-from ..programs import arithmetic, program, put
+from ..ground import MOST_NODES, arithmetic, gibibytes, memory_limit, program, put, whole
 from .domain import Box, Domain, Interval
 from .input_checks import real_numbers
 

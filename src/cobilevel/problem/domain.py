@@ -15,8 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Bool, Float, Shaped
 
-from ..precision import kept_digits
-from ..programs import Held, module_of, on_host, plain
+from ..ground import Held, kept_digits, module_of, on_host, plain
 from .input_checks import Strings, ascending, listed_values, plain_whole, real_numbers, slack
 
 LOST_SHARE = 1e-4  # of the width of the domain: contexts rounded by more are no longer the ones observed

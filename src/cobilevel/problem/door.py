@@ -14,8 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Shaped
 
-from ..precision import kept_digits
-from ..programs import Held
+from ..ground import Held, kept_digits
 from .domain import Domain, held_by_single
 from .finite import Finite
 from .frames import Frame, is_frame

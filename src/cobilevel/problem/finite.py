@@ -8,8 +8,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float, Int, Shaped
 
-from ..precision import cast, kept_digits
-from ..programs import Held, module_of, on_host, plain, put
+from ..ground import Held, cast, kept_digits, module_of, on_host, plain, put
 from .domain import Domain
 from .input_checks import Strings, contexts_of, listed_values, plain_whole, real_numbers, slack
 

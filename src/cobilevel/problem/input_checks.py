@@ -22,9 +22,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Int, PyTree, Shaped
 
 from ..functions import anew, depends_on, failure, key_of
-from ..keys import as_key, is_key, split_key
-from ..precision import Held, kept_digits
-from ..programs import program, put
+from ..ground import Held, as_key, is_key, kept_digits, program, put, split_key
 
 CHECK_ROWS = 64  # of a check by chance: as many draws are not in order, or alike, unless they are so made
 CONTEXTS_DRAWN_AT = 8  # of a check, and the rows of a second period: as many do not agree by chance

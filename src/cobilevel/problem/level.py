@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from ..precision import cast
+from ..ground import cast
 from .distributions import Distribution
 from .input_checks import path_name
 

@@ -7,8 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from ..precision import REMEDY
-from ..programs import arithmetic, module_of, on_host, plain
+from ..ground import REMEDY, arithmetic, module_of, on_host, plain
 from .domain import LOST_SHARE, Domain, Interval
 from .finite import Finite
 from .input_checks import concrete, listed_values

@@ -11,8 +11,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ..checks import whole
-from ..parts import Common, Parts
+from ..ground import Common, Parts, whole
 from .frames import Frame, frame_columns, is_frame
 from .level import Level
 

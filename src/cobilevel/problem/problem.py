@@ -11,9 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from ..checks import positive
-from ..precision import REMEDY, Held, cast
-from ..programs import arithmetic, put
+from ..ground import REMEDY, Held, arithmetic, cast, positive, put
 from .domain import Domain
 from .input_checks import concrete, each_leaf, float_tree, path_name, real_numbers
 

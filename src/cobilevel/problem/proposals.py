@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..parts import Common
+from ..ground import Common
 from .domain import Domain, Interval
 from .finite import Finite
 from .frames import Column, Frame

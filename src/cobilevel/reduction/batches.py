@@ -18,8 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 
 from ..basis import FeatureMap, Rows, combine
-from ..checks import MOST_KEPT, gibibytes, memory_limit
-from ..keys import below, derived, hashed, mix
+from ..ground import MOST_KEPT, below, derived, gibibytes, hashed, memory_limit, mix
 from ..problem import Product, Samples, Stream, no_pool
 
 

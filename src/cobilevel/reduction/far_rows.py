@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from ..basis import FeatureMap, OneHot, Whitening, combine, upper_triangle, whitening_of
-from ..parts import Common
-from ..precision import Precision
+from ..ground import Common, Precision
 from ..problem import Finite, PartitionedSamples, Problem, Roles, Samples, samples_in
 from ..study import parsed_level
 from .batches import Batch, Table, batch_of

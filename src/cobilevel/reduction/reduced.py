@@ -25,13 +25,10 @@ from ..basis import (
     dense,
     whiten,
 )
-from ..checks import whole
 from ..functions import known_parts
-from ..keys import as_key
+from ..ground import arithmetic, as_key, put, shaped_like, whole
 from ..problem import Finite, PartitionedSamples, Problem
-from ..programs import arithmetic, put
 from ..study import Constrained, Study
-from ..trees import shaped_like
 from .batches import Batch, Crossed, Source, Table, source_of
 from .factored import values_in_factors
 from .far_rows import FarRows, FarTable

@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..archive import write_file
+from ..ground import write_file
 from .panels import by_figure, label_styles
 
 VERDICTS = {

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..answer import COLOURS, DOTS, DPI, tidy
-from ..archive import write_file
+from ..ground import write_file
 from ..problem import Samples
 
 FAMILY_STYLES: dict[str, tuple[str, tuple[float, ...]]] = {

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from .. import trees
 from ..derivatives import ConjugateGradient, Ledger, hypergradient, linear_direction, oracles, outer_direction
+from ..ground import arithmetic, program, trees
 from ..iteration import SOLVED, PolynomialDecay, Result, Schedule, Stochastic, at, is_optax, traced
 from ..lower import newton_steps
-from ..programs import arithmetic, program
 from .parts import descend, tabulated
 
 _MOST_STRETCH = 10.0  # of the step size of HOAG

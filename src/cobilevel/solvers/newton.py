@@ -13,8 +13,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ..checks import positive, whole
 from ..derivatives import Curvature, Expansions, HostLedger, flattened, with_fewer
+from ..ground import plain, positive, whole
 from ..iteration import ROUNDINGS, Clock, Evolving, Result, Solver
 from ..lower import (
     ARMIJO,
@@ -27,7 +27,6 @@ from ..lower import (
     solve_at,
     units_by_products,
 )
-from ..programs import plain
 from .newton_model import Model, Secants, explaining, free_at, units_of
 
 _LOWER_ACCURACY = 0.9  # exponent of the precision: the lower gradient, relative to its first; Newton reaches that

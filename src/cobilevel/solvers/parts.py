@@ -8,8 +8,8 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Int, PyTree
 
-from .. import trees
 from ..derivatives import Ledger, oracles
+from ..ground import trees
 from ..iteration import Draws, PolynomialDecay, Scales, Schedule, StochasticState
 from ..problem import no_pool
 from ..reduction import Bilevel

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from .. import trees
 from ..derivatives import Draw, Ledger, Neumann, hypergradient, oracles
+from ..ground import trees
 from ..iteration import Draws, PolynomialDecay, Schedule, Stochastic, StochasticState, at, check_schedule, storm, traced
 from ..reduction import Batch, Bilevel
 from .parts import Previous, descend, recursive_schedules

@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .. import trees
-from ..checks import fits
 from ..derivatives import Directions, directions, oracles
+from ..ground import arithmetic, fits, program, trees
 from ..iteration import PolynomialDecay, Schedule, Start, Stochastic, StochasticState, at, check_schedule, storm, traced
-from ..programs import arithmetic, program
 from ..reduction import Batch, Bilevel, RowIndex
 from .parts import recursive_schedules, tabulated
 

@@ -10,11 +10,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from .. import trees
-from ..checks import fits
 from ..derivatives import Factored, hypergradient, oracles, outer_direction, sensitivity
+from ..ground import fits, program, trees
 from ..iteration import Schedule, Stochastic, storm, traced
-from ..programs import program
 from .parts import Previous, recursive_schedules
 
 

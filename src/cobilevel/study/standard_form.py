@@ -24,10 +24,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..functions import Traced, depends_on, failure, first_derivatives, second_derivatives, trace_objective
-from ..keys import as_key
-from ..precision import double, in_double
+from ..ground import as_key, double, in_double, shaped_like
 from ..problem import CHECK_ROWS, LOOK_ROWS, Bounds, Level, Problem, Samples, Unpacked, entry_names
-from ..trees import shaped_like
 
 _SHARE = 1e-4  # the weight, where none is asked for, in units of curvature times squared distance
 SOFT_SHARE = 1e-2  # the same where no few samples may carry the barrier: for batches, to test, and to measure noise

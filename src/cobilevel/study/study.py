@@ -24,8 +24,7 @@ from ..functions import (
     stopped,
     trace_objective,
 )
-from ..keys import as_key, split_key
-from ..precision import Precision
+from ..ground import Precision, as_key, put, split_key
 from ..problem import (
     CHECK_ROWS,
     CONTEXTS_DRAWN_AT,
@@ -46,7 +45,6 @@ from ..problem import (
     counted_once,
     enter,
 )
-from ..programs import put
 from .standard_form import SOFT_SHARE, Constrained, Smoothing, standard_form
 
 

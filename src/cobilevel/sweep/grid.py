@@ -6,13 +6,10 @@ from typing import Any
 from ..adaptive import solve_learning
 from ..answer import Job, Solution
 from ..basis import Basis, check_basis
-from ..checks import whole
+from ..ground import Precision, ProgressBar, as_key, split_key, whole
 from ..iteration import Solver
-from ..keys import as_key, split_key
 from ..lower import with_barrier
-from ..precision import Precision
 from ..problem import Data, Problem
-from ..progress import ProgressBar
 from ..solvers import Newton
 from ..study import Study, precision_for
 

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .. import archive
+from ..ground import archive
 
 _DIGITS = 20  # of the name of a run
 _LOCKED_FOR = 60.0  # seconds to wait for another process that writes

@@ -23,8 +23,7 @@ import jax
 import numpy as np
 
 from ..answer import Solution
-from ..checks import whole
-from ..progress import ProgressBar
+from ..ground import ProgressBar, whole
 from .store import DamageError, Run, Runs, name_of
 from .workers import LocalProcesses, NoWorkersError, Outcome, carry_out, packed_task, working_executor
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from ..checks import whole
+from ..ground import whole
 from .store import Run, versions
 
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")  # the last is XLA's

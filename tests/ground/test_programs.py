@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cobilevel import programs
+from cobilevel.ground import programs
 
 
 def _options(monkeypatch):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel import checks
-from cobilevel.keys import as_key
+from cobilevel.ground import checks
+from cobilevel.ground.keys import as_key
 from problems import joint, scalar
 
 BASIS = cb.Chebyshev(3)
@@ -50,7 +50,7 @@ FORKED = """
 import multiprocessing, warnings
 warnings.simplefilter("ignore")
 import jax.numpy as jnp
-from cobilevel.checks import require_threads
+from cobilevel.ground.checks import require_threads
 if {started}:
     jnp.zeros(3).block_until_ready()
 def guarded(queue):

@@ -12,7 +12,6 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from .checks import memory_limit
-from .programs import Held as Held
 from .programs import one_thread
 
 REMEDY = (
