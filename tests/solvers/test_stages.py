@@ -113,7 +113,8 @@ def test_derivatives_that_are_finite_near_the_start_alone_tell_a_factor(dear):
 @pytest.fixture
 def long(dear, monkeypatch):
     """Rows count as long: a stage comes first in which each row has coefficients of its own."""
-    monkeypatch.setattr(fewer, "AT_ONCE", 0)
+    for module in (fewer, expansion):
+        monkeypatch.setattr(module, "AT_ONCE", 0)
 
 
 @pytest.mark.parametrize("kind", ["none", "in f", "a factor in both"])
@@ -146,7 +147,7 @@ def test_nodes_are_a_quadrature_of_the_functions(long):
     assert nodal.lower(np.zeros(2), nodal.inner(W)).hessian.shape == (5, 1, 1)  # each has coefficients of its own
 
 
-def test_matrices_of_few_rows_give_the_gradient_of_all(dear):
+def test_matrices_of_few_rows_give_the_gradient_of_all(long):
     g, f, _ = PROBLEMS["none"]
     reduced = reduce_study(Study.of(stated(g, f), data()), cb.Chebyshev(5)).whitened().ordinary()
     at, x = fewer.with_fewer(Expansions(reduced)), np.array([0.3, -0.2])

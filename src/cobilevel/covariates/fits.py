@@ -150,11 +150,16 @@ class Fits:
         return self._expansions[count]
 
     def target(self, x: Vector, count: int) -> float:
-        """The size of the gradient to solve to, relative to that at the zero policy."""
+        """The size of the gradient to solve to, relative to that at the zero policy; where it has none, at ``y0``."""
         at = x.tobytes()
         if at not in self._slopes:
-            _, slopes = self.rows.lower_slopes(x, np.zeros((len(self.table), self.size)))
-            self._slopes[at] = np.where(np.isfinite(slopes), slopes, 0.0) * self.shares[:, None]
+            slopes = np.zeros((len(self.table), self.size))
+            for policy in (np.zeros(self.size), flattened(self.study.problem.y0)):
+                _, found = self.rows.lower_slopes(x, np.tile(policy, (len(slopes), 1)))
+                slopes = np.where(np.isfinite(found), found, 0.0)
+                if slopes.any():
+                    break
+            self._slopes[at] = slopes * self.shares[:, None]
         return self.rows.eps**0.5 * float(np.linalg.norm(self.table[:, :count].T @ self._slopes[at]))
 
     def constant(self, count: int) -> Float[np.ndarray, "N dy"]:

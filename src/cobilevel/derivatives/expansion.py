@@ -124,9 +124,9 @@ class Expansions:
 
     @property
     def close(self) -> "Expansions | None":
-        """On few rows, whose matrices are about those of all; ``None`` where there are none."""
+        """On few rows, whose matrices are taken for those of all, where rows are long."""
         few = self.fewer
-        return few if self.formed and few is not None and few.nodes and few.nodal is None else None
+        return few if self.long_rows and few is not None and few.nodes and few.nodal is None else None
 
     @property
     def long_rows(self) -> bool:

@@ -209,7 +209,7 @@ def _is_factor(at: Expansions, level: str, pool: RowPool, batch: Batch) -> bool:
     rows = pool.rows.like(np.tile(_rows(batch.xi, index[::2]), (3, *[1] * (batch.xi.ndim - 1))), three)
     lower = level == "lower"
     made = RowDerivatives.lower(objective, rows, at.crossed) if lower else RowDerivatives.upper(objective, rows)
-    start = pool.taken(index[::2]) @ at.table(at.reduced.W0)
+    start = pool.taken(index[::2]) @ at.table(at._W0)
     for reach in 0.5 * 10.0 ** -np.arange(4):  # of the way to twice the start: where derivatives are finite
         off = lambda z, reach=reach: z + reach * (1 + np.abs(z)) * rng.uniform(-1, 1, z.shape)
         x, y = np.clip(off(at.start), lo, hi), np.tile(off(start), (3, 1))

@@ -21,11 +21,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ..answer import COLOURS, DPI, shown_figure, tidy
 from ..ground import Held, double, in_threads
-from ..lower import Dense, minimise
+from ..lower import LENGTHS, Dense, minimise
 from ..problem import Box, Interval, Problem, Samples
 from .quadratic import Instance
 from .tntp import COLUMNS, Roads, read_folder
@@ -188,37 +188,29 @@ class NetworkTruth(eqx.Module):
 
     def y(self, x: Any, xi: Any) -> Float[np.ndarray, "n links"]:
         """Times in equilibrium of the links with congestion, for each context: from those in the middle of the demand,
-        or where these lead nowhere, from those at the nearest demand that is solved."""
+        or where these lead nowhere, from those at the nearest demand that is solved, or at one between."""
         x, xi = np.asarray(x, float), np.asarray(xi, float)
-        each = 32 if 32 * len(self.lower.still) ** 2 <= _SMALL else 1  # at once: small Hessians, in one program
-
-        def solved(xi: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            count = len(xi)
-            filled = lambda rows: np.concatenate([rows, np.repeat(rows[-1:], each - count, axis=0)])
-            local = lambda y: tuple(
-                np.asarray(part)[:count] for part in _derivatives(self.lower, x, filled(y), filled(xi))
-            )
-            with double():
-                end = minimise(Dense(local), start, 0.0)
-            return end.point, end.converged
-
-        def all_of(xi: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            some = [slice(k, k + each) for k in range(0, len(xi), each)]
-            points, converged = zip(*in_threads(lambda k: solved(xi[k], start[k]), some), strict=True)
-            return np.concatenate(points), np.concatenate(converged)
-
+        solved = lambda at, start: _equilibria(self.lower, x, at.reshape(-1, *xi.shape[1:]), start)
         with double():
             free = np.asarray(self.lower.times(x, x * self.lower.capacity))
-        middle = xi.mean(axis=0, keepdims=True)
-        (known, done), where, at = solved(middle, free[None]), middle.reshape(1, -1), xi.reshape(len(xi), -1)
-        y, left = np.tile(known, (len(xi), 1)), np.flatnonzero(np.any(at != where, axis=1))
-        while done.any() and len(left):
-            nearest = np.argmin(np.sum((at[left, None] - where) ** 2, axis=2), axis=1)
-            points, done = all_of(xi[left], known[nearest])
-            y[left[done]] = points[done]
-            known, where = np.concatenate([known, points[done]]), np.concatenate([where, at[left[done]]])
-            left = left[~done]
-        if not done.all():
+        at = xi.reshape(len(xi), -1)
+        where = at.mean(axis=0, keepdims=True)
+        known, done = solved(where, free[None])
+        y, left, share = np.tile(known, (len(at), 1)), np.flatnonzero(np.any(at != where, axis=1)), 1.0
+        while len(left) and done.all() and share > 1e-3:
+            distances = np.sum((at[left, None] - where) ** 2, axis=2)
+            nearest = np.argmin(distances, axis=1)
+            if share < 1:  # where none is reached: a share of the way to that nearest to what is known
+                aim = np.argmin(np.min(distances, axis=1))
+                tried, nearest = where[nearest[aim]] + share * (at[left[[aim]]] - where[nearest[aim]]), nearest[[aim]]
+            else:
+                tried = at[left]
+            points, found = solved(tried, known[nearest])
+            known, where = np.concatenate([known, points[found]]), np.concatenate([where, tried[found]])
+            if share == 1:
+                y[left[found]], left = points[found], left[~found]
+            share = 1.0 if found.any() else share / 2
+        if len(left):
             raise ValueError("no equilibrium was found at some contexts: theta may be too large for them.")
         return y
 
@@ -250,6 +242,24 @@ class NetworkTruth(eqx.Module):
             "flow": flow,
             "time": time,
         }
+
+
+def _equilibria(
+    lower: Equilibrium, x: np.ndarray, xi: np.ndarray, start: np.ndarray
+) -> tuple[Float[np.ndarray, "n links"], Bool[np.ndarray, " n"]]:
+    """Times in equilibrium for each context, from times given for each; and where they were found."""
+    each = 32 if 32 * len(lower.still) ** 2 <= _SMALL else 1  # at once: small Hessians, in one program
+
+    def solved(part: slice) -> tuple[np.ndarray, np.ndarray]:
+        at, count = xi[part], len(xi[part])
+        filled = lambda rows: np.concatenate([rows, np.repeat(rows[-1:], each - count, axis=0)])
+        of = lambda program, y: tuple(np.asarray(out)[:count] for out in program(lower, x, filled(y), filled(at)))
+        with double():
+            end = minimise(Dense(lambda y: of(_derivatives, y)), start[part], 0.0, steps=LENGTHS)
+        return end.point, end.converged
+
+    points, converged = zip(*in_threads(solved, [slice(k, k + each) for k in range(0, len(xi), each)]), strict=True)
+    return np.concatenate(points), np.concatenate(converged)
 
 
 @eqx.filter_jit

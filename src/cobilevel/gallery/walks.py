@@ -67,8 +67,9 @@ class Walks(eqx.Module):
         return w, _passages(jnp.zeros((self.nodes, self.nodes), t.dtype).at[self.tail, self.head].add(w))
 
     def costs(self, t: Float[Array, " links"]) -> Float[Array, "zones zones"]:
-        """Expected least costs between zones."""
-        logs = jnp.log(self.weights(t)[1])
+        """Expected least costs between zones; NaN where no walk leads, or where times are so long that none shows."""
+        Z = self.weights(t)[1]
+        logs = jnp.log(jnp.where(Z > 0, Z, jnp.nan))
         return (logs[self.ends, self.ends] - logs[: len(self.ends), self.ends]) / self.theta
 
     def _shares(self, t: Float[Array, " links"], q: Float[Array, "zones zones"]) -> tuple[Array, ...]:

@@ -209,7 +209,8 @@ class Newton(Solver):
         if begun:
             end, refused = _search(at, here, state.plan, target, 0.0 if failures else _closeness(at, state.plan))
         else:
-            end = solve_at(at, here.x, here.W, target, 0.0 if at.formed else _FAR_OFF)
+            first = _FAR_OFF if not at.formed else 0.0 if at.close is None else at.eps**0.6
+            end = solve_at(at, here.x, here.W, target, first)
         bent = None
         if end is None:
             end, failures, secants = solve_at(at, here.x, here.W, target), failures + 1, state.secants.without()
