@@ -184,8 +184,8 @@ def test_demands_out_of_reach_from_the_middle_start_at_the_nearest(small, monkey
     module = sys.modules["cobilevel.gallery.network"]
     minimise = module.minimise
 
-    def near(of, start, target):
-        end = minimise(of, start, target)
+    def near(of, start, target, steps):
+        end = minimise(of, start, target, steps)
         begun.append(len(start))
         far = np.linalg.norm(end.point - start, axis=1) > (reach if len(begun) > 1 else np.inf)
         return replace(end, converged=end.converged & ~far)

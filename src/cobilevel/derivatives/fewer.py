@@ -34,19 +34,25 @@ def with_fewer(at: Expansions) -> Expansions:
     few = _few(at)
     if few is None or 4 * _numbers(few) > _numbers(at):
         return at
+    nodal = _nodal(at, few) if few.nodes and _side_by_side(few) is not None else None
+    if nodal is not None:  # noise is a mean there
+        few.spread_over = nodal.spread_over = at
     if at.curved:
         at.fewer = with_fewer(few)
-    elif few.nodes:
+        few.fewer = few.fewer or nodal
+    elif nodal is not None and _convex(nodal):
         few.form_few(one_hot=False)
+        at.fewer = nodal
         if few.crossed:  # whose matrices do for all rows
             at.form_few(one_hot=False)
-            at.fewer = few
-    if few.nodes and few.fewer is None and _side_by_side(few) is not None:
-        (few if at.fewer is few else at).fewer = nodal = _nodal(at, few)
-        for nodes in (few, nodal):  # where noise is a mean
-            if nodes is not None:
-                nodes.spread_over = at
+            at.fewer, few.fewer = few, nodal
     return at
+
+
+def _convex(nodal: Expansions) -> bool:
+    """Whether the lower level is, at each node, where a search begins: a saddle is left by products alone."""
+    W = nodal.inner(nodal.table(nodal.reduced.W0))
+    return bool(np.all(np.linalg.eigvalsh(nodal.lower(nodal.start, W).hessian) > 0))
 
 
 def _numbers(at: Expansions) -> int:

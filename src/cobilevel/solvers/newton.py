@@ -315,7 +315,7 @@ class Newton(Solver):
         near = lambda promised: promised <= max(share, np.sqrt(at.eps)) * spread
         if near(promised) and not (begun and near(last.promised)):
             spread = _spread(at, point)
-        first = _trusted(step, unit, last, changes[0][0], fallen) if begun else 1.0
+        first = _trusted(step, unit, last, changes[0][0], fallen, at.long_rows) if begun else 1.0
         if not begun and hessian is None:  # lengths are not known: a short one, which a search makes longer
             first = min(1.0, _EXACTLY * spread / promised) if promised > 0 else 1.0
         plan, noise = Plan(step, promised, first, 0.0, unit, spread), _noise(at, point, spread)
@@ -407,7 +407,7 @@ def _iterate(at: Expansions, state: NewtonState) -> Point:
     return Point(x, W, float(now.value), gradient, float(now.lower_gradient), False, False, adjoint, sensitivity)
 
 
-def _trusted(step: np.ndarray, unit: np.ndarray, last: Plan, taken: np.ndarray, fallen: float) -> float:
+def _trusted(step: np.ndarray, unit: np.ndarray, last: Plan, taken: np.ndarray, fallen: float, dear: bool) -> float:
     """The share of a step to try first: all of it, where the model was right along the last one; else what is no longer
     than that was, or twice as long, since far off the lower level takes long to solve."""
     size = lambda a: float(np.linalg.norm(np.divide(a, unit, where=unit > 0, out=np.zeros(len(unit)))))
@@ -415,7 +415,7 @@ def _trusted(step: np.ndarray, unit: np.ndarray, last: Plan, taken: np.ndarray, 
         return 1.0
     length = size(taken) / size(last.step)
     agreed = fallen / (last.promised * length * (2 - length)) if length < 1.5 else 1.0
-    far = np.inf if length > 0.99 else 2.0  # where the search made the step shorter, that is how far the model is right
+    far = 2.0 if dear and length < 0.99 else np.inf  # where the search made the step shorter, the model is right so far
     reach = far if agreed >= _AGREED[1] else 2.0 if agreed >= _AGREED[0] else 1.0
     return min(1.0, reach * size(taken) / (size(step) or 1.0))
 
