@@ -20,8 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..answer import Solution
 from ..basis import Basis, combine
-from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes
-from ..derivatives import galerkin as galerkin_matrix
+from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes, galerkin as galerkin_matrix
 from ..ground import as_rows, put
 from ..inference import (
     FOR_NOISE,
