@@ -110,13 +110,10 @@ class Batch(eqx.Module):
     def __len__(self) -> int:
         return len(self.weight)
 
-    def weighted(self, rows: RowIndex) -> "Batch":
-        """These rows, weighted so that the mean over the batch is the mean over the real ones."""
-        return replace(self, weight=self.weight * rows.share, count=rows.count)
-
     def take(self, rows: RowIndex) -> "Batch":
-        """The given rows of a pool, so weighted."""
-        return _at(self, rows.index).weighted(rows)
+        """The given rows of a pool, weighted so that the mean over the batch is the mean over the real ones."""
+        part = _at(self, rows.index)
+        return replace(part, weight=part.weight * rows.share, count=rows.count)
 
 
 class Crossed(eqx.Module):
@@ -165,11 +162,10 @@ class Source(eqx.Module):
         """All there is, for a mean over it: pairs of contexts and data are not formed."""
         return self.pool()
 
+    @abstractmethod
     def plan(self, key: Array, number: Integer[Array, ""], size: int, shuffle: bool) -> tuple[Any, RowIndex | None]:
         """What batch `number` is made of, of those the key stands for: what is drawn, and rows of the pool, these with
         replacement, or (`shuffle`) each once an epoch."""
-        assert self.rows is not None  # else a level says how it draws
-        return None, batch_rows(key, number, size, self.rows, shuffle, self.contexts_pool().weight.dtype)
 
     @abstractmethod
     def fetch(self, drawn: Any, rows: Any) -> Batch:
@@ -219,16 +215,19 @@ class Table(Source):
     def rows(self):
         return len(self.table)
 
+    def plan(self, key, number, size, shuffle):
+        return None, batch_rows(key, number, size, self.rows, shuffle, self.table.weight.dtype)
+
     def fetch(self, drawn, rows):
         return self.table.take(rows)
 
 
-class Meeting(Source):
+class EveryPair(Source):
     """Contexts with their features that meet every row of the data; `often`: how often each of these counts."""
 
-    contexts: eqx.AbstractVar[Batch]
-    eta: eqx.AbstractVar[PyTree[Shaped[Array, "n ..."]]]
-    often: eqx.AbstractVar[Float[Array, " n"] | None]
+    contexts: Batch
+    eta: PyTree[Shaped[Array, "n ..."]]
+    often: Float[Array, " n"] | None = None
 
     def contexts_pool(self):
         return self.contexts
@@ -259,33 +258,42 @@ class Meeting(Source):
         return batch if self.often is None else replace(batch, weight=batch.weight * self.often[row])
 
     def turned(self, transform):
-        features = combine(self.contexts.features, transform)
-        return EveryPair(replace(self.contexts, features=features), self.eta, self.often)
+        return replace(self, contexts=replace(self.contexts, features=combine(self.contexts.features, transform)))
 
-
-class EveryPair(Meeting):
-    """Such a pool, from which pairs are drawn."""
-
-    contexts: Batch
-    eta: PyTree[Shaped[Array, "n ..."]]
-    often: Float[Array, " n"] | None = None
+    def plan(self, key, number, size, shuffle):
+        return None, batch_rows(key, number, size, self.rows, shuffle, self.contexts.weight.dtype)
 
     def fetch(self, drawn, rows):
-        return self._at(rows.index).weighted(rows)
+        batch = self._at(rows.index)
+        return replace(batch, weight=batch.weight * rows.share, count=rows.count)
 
 
-class Pairs(Meeting):
+class Pairs(Source):
     """Contexts (with features computed once) that meet every row of the data; where they are an expectation, batches
     have fresh ones."""
 
     contexts: Batch
     product: Product
     basis: FeatureMap
-    often = None
+
+    def _every(self) -> EveryPair:
+        return EveryPair(self.contexts, self.product.eta)
+
+    def contexts_pool(self):
+        return self.contexts
+
+    def whole(self):
+        return self._every().whole()
+
+    def pool(self):
+        return self._every().pool()
+
+    def turned(self, transform):
+        return self._every().turned(transform)
 
     @property
-    def eta(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.product.eta
+    def rows(self):
+        return len(self.contexts) * self.product.count
 
     def plan(self, key, number, size, shuffle):
         """Fresh contexts, whatever happens to the data: they are an expectation to sample, not a pool to go through."""
@@ -299,7 +307,7 @@ class Pairs(Meeting):
 
     def fetch(self, drawn, rows):
         """Contexts with rows of the data, one each."""
-        return replace(drawn, eta=_at(self.eta, rows.index)).weighted(rows)
+        return replace(drawn, eta=_at(self.product.eta, rows.index), weight=drawn.weight * rows.share, count=rows.count)
 
 
 class Endless(Source):
