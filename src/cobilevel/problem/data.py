@@ -161,9 +161,6 @@ class Samples(Level):
     def contexts(self):
         return Samples(self.given, None, self.weights)
 
-    def with_contexts(self, change):
-        return eqx.tree_at(lambda s: s.given, self, change(self.given), is_leaf=lambda node: node is self.given)
-
     def example(self, rows=1):
         return self.rows(np.arange(rows) % len(self))
 
@@ -241,11 +238,6 @@ class Product(Level):
 
     def with_nodes(self, nodes):
         return self if self.law is None or self.nodes is not None else Product(self.given, self.eta, nodes)
-
-    def with_contexts(self, change):
-        if self.law is not None:
-            return self
-        return eqx.tree_at(lambda p: p.given, self, change(self.given), is_leaf=lambda node: node is self.given)
 
     def pairs(self, context: Samples, i: Any, j: Any) -> Samples:
         """The pairs of context ``i`` and data row ``j``."""
