@@ -13,16 +13,7 @@ from jaxtyping import Bool, Float
 
 from ..lower import ROUNDINGS, Point
 from ..study import Study
-from .galerkin import (
-    CLEAR,
-    NEGLIGIBLE,
-    NOTICED,
-    Galerkin,
-    bounds_of,
-    held,
-    slope_accuracy,
-    value_error_at,
-)
+from .galerkin import CLEAR, NEGLIGIBLE, NOTICED, Galerkin, bounds_of, held, slope_accuracy, value_error_at
 from .noise import covariance_of, influence
 from .smooth import KINK, Smooth, standard_errors
 

@@ -18,15 +18,7 @@ from ..lower import ROUNDINGS, lower_inverse
 from ..problem import CHECK_ROWS
 from ..reduction import DENSE_LIMIT
 from ..study import Study
-from .galerkin import (
-    NEGLIGIBLE,
-    NOTICED,
-    Galerkin,
-    held,
-    rows_of,
-    slope_accuracy,
-    too_many,
-)
+from .galerkin import NEGLIGIBLE, NOTICED, Galerkin, held, rows_of, slope_accuracy, too_many
 from .noise import covariance_of
 
 KINK = 3.0  # the ratio of two curvatures, over no step and over one of a standard error, that is a kink

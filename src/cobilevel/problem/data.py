@@ -18,15 +18,7 @@ from ..ground import Held, arithmetic, as_key, generator, kept_digits, put, rows
 from .distributions import Distribution, require_nodes
 from .door import Contexts, read_columns
 from .frames import frame_columns
-from .input_checks import (
-    array_of,
-    check_stream,
-    concrete,
-    data_leaf,
-    each_leaf,
-    require_contexts,
-    require_rows,
-)
+from .input_checks import array_of, check_stream, concrete, data_leaf, each_leaf, require_contexts, require_rows
 from .level import LOOK_ROWS, Level, Look
 from .partitions import PartitionedSamples, Roles, is_partitioned
 
