@@ -187,12 +187,12 @@ def too_large(study: Study, joint: bool) -> str:
     (dx, dy), rows = study.problem.sizes, rows_of(study)
     held = sum(rows) * (1 + (2 * dy + 2 * dy**2 if joint else 0))
     numbers, what = max((held, "numbers would be stored"), _derived(study))
-    return too_many(dx, MOST_COORDINATES, (2 * dx + 1) * numbers, what)
+    return too_many((2 * dx + 1) * numbers, what, dx, MOST_COORDINATES)
 
 
 def too_many_derivatives(study: Study) -> str:
     """Why not even one expansion is taken, in words; empty where it can be."""
-    return too_many(0, 0, *_derived(study))
+    return too_many(*_derived(study))
 
 
 def _derived(study: Study) -> tuple[int, str]:
@@ -201,7 +201,7 @@ def _derived(study: Study) -> tuple[int, str]:
     return rows[0] * (1 + dx + dy) + rows[1] * (1 + dy + dy**2 + dy * dx), "derivatives would be computed"
 
 
-def too_many(dx: int, most: int, numbers: int, what: str) -> str:
+def too_many(numbers: int, what: str, dx: int = 0, most: int = 0) -> str:
     """That ``x`` has more coordinates than `most`, or that there are too many numbers, in words; empty where not."""
     if dx > most:
         return f"x has {dx} coordinates, more than {most}"

@@ -29,7 +29,7 @@ def too_large_for_products(study: Study) -> str:
     the curvature."""
     dx, rows = study.problem.sizes[0], rows_of(study)
     numbers = 3 * dx * (dx + (max(rows) if study.shared else sum(rows)))
-    return too_many(dx, DENSE_LIMIT, numbers, "numbers would be stored")
+    return too_many(numbers, "numbers would be stored", dx, DENSE_LIMIT)
 
 
 class Smooth:
