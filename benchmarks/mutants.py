@@ -140,15 +140,9 @@ NAMED = (
     ("step to the minimum the wrong way", _CERTIFY, "step=-moved", "step=moved"),
     (
         "noise of contexts for crossed data",
-        "inference/around.py",
-        "return spread if level.law is not None else spread + mean_covariance(table.mean(axis=1), shares)",
-        "return spread",
-    ),
-    (
-        "noise of contexts for crossed data, in exact mode",
-        _COMPARISON,
-        "parts = [(by_context, self.shares)] if self.study.upper.law is None else []",
-        "parts = [(by_context, self.shares)] if by_data is None else []",
+        "inference/noise.py",
+        "parts = [] if level.law is not None else",
+        "parts = [] if by_data is not None else",
     ),
     (
         "noise of contexts for crossed data, left-out groups",

@@ -8,8 +8,7 @@ import scipy.optimize
 import scipy.special
 
 import cobilevel as cb
-from cobilevel.gallery import best_coefficients, softmax
-from cobilevel.gallery import images as loader
+from cobilevel.gallery import best_coefficients, images as loader, softmax
 from cobilevel.lower import exact_lower
 from cobilevel.study import Study
 

@@ -11,8 +11,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.ground import archive
-from cobilevel.iteration import checkpoint as checkpoints
-from cobilevel.iteration import course as courses
+from cobilevel.iteration import checkpoint as checkpoints, course as courses
 from problems import NOISE, XI, Line, joint, scalar
 
 BASIS = cb.Chebyshev(3)

@@ -114,8 +114,8 @@ def level_by_doubling(
     x: Float[np.ndarray, " dx"],
     spent: Counter,
     key: Array,
-    least: int | None = None,
-    policy: Callable | None = None,
+    least: int | None,
+    policy: Callable | None,
 ) -> tuple[int, str]:
     """The level up to which functions are needed at ``x``, and the reason in words; `least`: one chosen before, which
     led to a `policy`.

@@ -45,7 +45,7 @@ class ContextAxis:
         rows = np.atleast_1d(np.asarray(values, float))
         return np.asarray(self.part.contains(put(rows)), bool).reshape(np.shape(values))
 
-    def along(self, count: int = 201) -> np.ndarray:
+    def along(self, count: int) -> np.ndarray:
         """`count` values from one end to the other; in a domain without ends, over about four times its scale."""
         end = 1.0 if self.bounded else 0.9  # on the reference interval
         return np.asarray(self.part.place(np.linspace(-end, end, count)[:, None]), float)

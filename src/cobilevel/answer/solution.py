@@ -133,9 +133,7 @@ class Solution:
         if self.precise is None or isinstance(xi, Tracer):
             return self._as_y(self.x, combine(self.basis.at(xi), self.W), xi)
         with double():
-            (x, W, transform, constant), xi = put(self.full_parts()), kept_digits(xi)
-            u = combine(replace(self.basis, transform=transform, constant=constant).at(xi), W)
-            y = self._as_y(x, u, xi)
+            y = self.in_full().at(kept_digits(xi))
         return _in_dtype(y, self.basis.constant.dtype)
 
     def _as_y(self, x: PyTree, u: PyTree, xi: Any) -> PyTree[Array]:
@@ -176,18 +174,20 @@ class Solution:
 
     def in_full(self) -> "Solution":
         """The solution with all its digits, for a caller who computes in double precision."""
-        x, W, transform, constant = put(self.full_parts())
-        return replace(self, x=x, W=W, basis=replace(self.basis, transform=transform, constant=constant), precise=None)
+        return self.with_parts(put(self.full_parts()))
+
+    def with_parts(self, parts: tuple[PyTree, PyTree, Any, Any], precise: Precise | None = None) -> "Solution":
+        """The same with other digits of what ``full_parts`` gives."""
+        x, W, transform, constant = parts
+        basis = replace(self.basis, transform=transform, constant=constant)
+        return replace(self, x=x, W=W, basis=basis, precise=precise)
 
     def rounded(self, dtype: Any) -> "Solution":
         """The solution in a floating dtype; the values it was computed in are kept in `precise`."""
         parts = (self.x, self.W, self.basis.transform, self.basis.constant)
         if all(leaf.dtype == dtype for leaf in jax.tree.leaves(parts)):
             return self
-        precise = Precise(*jax.tree.map(np.asarray, parts))
-        x, W, transform, constant = _in_dtype(parts, dtype)
-        basis = replace(self.basis, transform=transform, constant=constant)
-        return replace(self, x=x, W=W, basis=basis, precise=precise)
+        return self.with_parts(_in_dtype(parts, dtype), Precise(*jax.tree.map(np.asarray, parts)))
 
     def save(self, path: str | Path) -> Path:
         """Writes the solution to one file, atomically; ``cobilevel.load`` reads it back.

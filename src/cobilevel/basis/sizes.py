@@ -20,10 +20,13 @@ from .piecewise import Piecewise
 _TABLES, _FACTORS = 4, 5
 
 
-def check_sizes(basis: Basis, domain: Domain, rows: int, outputs: int = 1, distinct: int | None = None) -> None:
+def check_sizes(
+    basis: Basis, domain: Domain, rows: int, outputs: int = 1, distinct: int | None = None, functions: int | None = None
+) -> None:
     """Raises if a basis has more functions than can be listed, than there are `distinct` contexts, or than fit in
-    memory at `rows` rows for a ``y`` of `outputs` numbers; says what would fit. Bases of unknown size pass."""
-    count, most = basis.count(domain), memory_limit()
+    memory at `rows` rows for a ``y`` of `outputs` numbers; says what would fit. Bases whose size is not known pass,
+    until it is: then it is `functions`."""
+    count, most = basis.count(domain) if functions is None else functions, memory_limit()
     if count is None:
         return
     named = f"basis {basis!r}"

@@ -14,7 +14,6 @@ from .fits import (
     Responses,
     Vector,
     decisions_near,
-    orthonormalising,
 )
 from .regression import FEWEST_DIMENSIONS
 from .structure import Structure, additive_members, structure_of

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..basis import Basis, Chebyshev, KernelFeatures, Orthonormal, Rotated, TotalDegree
-from ..inference import QUANTILE
+from ..inference import QUANTILE, mean_error
 from ..problem import SAMPLES_EACH, Box
 from .fits import CLEARLY, FITTED, MULTIPLICATIONS, ROUNDS, SETTLED, Fits, Responses, Vector, orthonormalising
 from .regression import (
@@ -158,7 +158,7 @@ def _decide(
     means = judged @ held
     best = int(np.nanargmin(means)) if np.isfinite(means).any() else 0
     apart = judged - judged[best]
-    errors = np.sqrt((apart - (apart @ held)[:, None]) ** 2 @ held**2)
+    errors = mean_error(apart.T, held)
     pick = int(np.argmax(means - means[best] <= errors_apart * errors))
     parts = [f"{one.name} {mean:.4g} ({one.count} functions)" for one, mean in zip(families, means, strict=True)]
     others = ", ".join(f"{error:.2g}" for k, error in enumerate(errors) if k != best)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from ..basis import Axes
 from ..derivatives import Expansions, RowBlocks, flattened
 from ..ground import put
+from ..inference import mean_error
 from ..lower import Point, solve_at
 from ..problem import LOOK_ROWS, Domain, Samples
 from ..reduction import Batch, Bilevel, Table
@@ -233,7 +234,7 @@ class Responses:
 
     def error_of(self, values: Float[np.ndarray, " n"]) -> float:
         """The standard error of the weighted mean of values, one per row."""
-        return float(np.sqrt(np.sum(self.shares**2 * (values - self.shares @ values) ** 2)))
+        return float(mean_error(values[:, None], self.shares)[0])
 
     def part(self, start: float, end: float) -> "Responses":
         """The rows between two shares of them."""

@@ -25,7 +25,7 @@ from ..covariates import (
 )
 from ..derivatives import Expansions, flattened
 from ..ground import as_key, as_rows, entered, put
-from ..inference import MOST_COORDINATES, MOST_NUMBERS, natural_step
+from ..inference import MOST_COORDINATES, MOST_NUMBERS, natural_step, scores
 from ..iteration import lanczos
 from ..lower import cholesky, exact_lower, law_is_known, lower_minimum, lower_size, with_barrier
 from ..problem import CONTEXTS_EACH, LOOK_ROWS, Box, Data, Domain, Finite, Interval, Look, Problem, decision_like
@@ -348,9 +348,9 @@ class Policies:
         r"""How each group of samples moves the coefficients, scaled so that squares add up to their variance: by the
         sandwich formula $H^{-1} \mathrm{cov}(\partial_2 g\, \Phi) H^{-1} / n$."""
         fits, (n, dy), N = self.fits, slopes.shape, len(self.table)
-        scores = (n * fits.shares)[:, None, None] * fits.table[:, :, None] * slopes[:, None, :]
-        scores = scores.reshape(self.groups, -1, N * dy).mean(axis=1)
-        moves = np.linalg.lstsq(hessian, scores.T, rcond=None)[0].T / np.sqrt(self.groups * max(self.groups - N, 1))
+        by_row = scores(fits.table, (n * fits.shares)[:, None] * slopes)
+        by_group = by_row.reshape(self.groups, -1, N * dy).mean(axis=1)
+        moves = np.linalg.lstsq(hessian, by_group.T, rcond=None)[0].T / np.sqrt(self.groups * max(self.groups - N, 1))
         return moves.reshape(self.groups, N, dy)
 
     def _decay(self, W: np.ndarray, moves: np.ndarray, rms: float, kinks: tuple[Kink, ...] = ()) -> Decay:

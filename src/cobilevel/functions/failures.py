@@ -43,7 +43,7 @@ _REMEDIES: tuple[tuple[Any, str], ...] = (
 )
 
 
-def failure(what: str, error: BaseException, under: str = "fails") -> ValueError:
+def failure(what: str, error: BaseException, under: str) -> ValueError:
     """The error to raise, from the one a function raised: `what` names the function, `under` says where it failed."""
     words = str(error)
     lines = words.splitlines()

@@ -22,21 +22,10 @@ from jaxtyping import Array, PyTree
 _ARRANGE = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "transpose", "iota"}
 _TINY = 64  # numbers in a matrix, up to which a product of its own is not worth the call
 # operations at which a derivative may jump, or that have such within
-_SHARP = {"abs", "argmax", "argmin", "ceil", "clamp", "cond", "cummax", "cummin", "eq", "floor", "ge", "gt", "le", "lt"}
-_SHARP |= {
-    "max",
-    "min",
-    "ne",
-    "reduce_max",
-    "reduce_min",
-    "round",
-    "scan",
-    "select_n",
-    "sign",
-    "sort",
-    "top_k",
-    "while",
-}
+_SHARP = {
+    "abs", "argmax", "argmin", "ceil", "clamp", "cond", "cummax", "cummin", "eq", "floor", "ge", "gt", "le", "lt",
+    "max", "min", "ne", "reduce_max", "reduce_min", "round", "scan", "select_n", "sign", "sort", "top_k", "while",
+}  # fmt: skip
 _KEPT_TIMES, _KEPT_BYTES = 4, 2**26  # what is kept may take so many times the data, or so many bytes in all
 
 

@@ -12,8 +12,9 @@ from scipy import special
 from ..basis import OneHot
 from ..derivatives import galerkin
 from .around import Around
-from .galerkin import AGREE, MOST_NUMBERS, mean_covariance
+from .galerkin import AGREE, MOST_NUMBERS
 from .neighbours import features_of
+from .noise import mean_error, scores
 from .uncertainty import LEVEL
 
 
@@ -32,7 +33,7 @@ def disagreement(around: Around) -> str:
         return ""
     phi, shares = features_of(around), around.study.lower.contexts().shares()
     own = around.galerkin.expansions.upper_rows(around.x, point.W).d1
-    trades = np.abs(shares @ own) > AGREE * np.sqrt(np.diag(mean_covariance(own, shares)))
+    trades = np.abs(shares @ own) > AGREE * mean_error(own, shares)
     if trades.any() or not dx < count < len(shares) or 3 * len(shares) * count > MOST_NUMBERS:
         return ""
     phi = phi @ np.eye(len(point.W)) if isinstance(phi, OneHot) else phi
@@ -41,12 +42,11 @@ def disagreement(around: Around) -> str:
         for one, A, alpha in zip(around.points, terms.curvature, terms.alpha, strict=True)
     ]
     moments = np.stack([(phi.T @ (shares[:, None] * slope)).ravel() for slope in slopes])
-    by_row = lambda table: (phi[:, :, None] * table[:, None, :]).reshape(len(phi), -1)
     inverse = np.linalg.pinv(galerkin(phi, terms.curvature[0] * shares[:, None, None]), hermitian=True)
 
     def rows_at(k: int) -> np.ndarray:
         bend = galerkin(phi, terms.bend[k] * shares[:, None, None])
-        return (by_row(slopes[k]) - by_row(terms.r[k]) @ (inverse @ bend)) * shares[:, None]
+        return (scores(phi, slopes[k]) - scores(phi, terms.r[k]) @ (inverse @ bend)) * shares[:, None]
 
     rows = rows_at(0)
     values, vectors = np.linalg.eigh(rows.T @ rows)  # their mean is zero where they agree

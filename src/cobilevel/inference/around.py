@@ -13,20 +13,11 @@ from jaxtyping import Bool, Float
 
 from ..lower import ROUNDINGS, Point
 from ..study import Study
-from .galerkin import (
-    CLEAR,
-    NEGLIGIBLE,
-    NOTICED,
-    Galerkin,
-    bounds_of,
-    covariance_of,
-    held,
-    influence,
-    slope_accuracy,
-    value_error_at,
-)
+from .galerkin import CLEAR, NEGLIGIBLE, NOTICED, Galerkin, bounds_of, held, slope_accuracy, value_error_at
+from .noise import covariance_of, influence
 from .smooth import KINK, Smooth, standard_errors
 
+TOO_MANY = "there are too many coefficients, or coordinates of x, for matrices"
 _WIDER = 4.0  # a ratio of two steps at which kinks show; steps within twice that of a standard error will do
 
 
@@ -247,18 +238,19 @@ def _both_sides(study: Study, x: np.ndarray, directions: np.ndarray) -> tuple[np
     return directions * forward[:, None], np.where(forward != 0, backward / np.where(forward != 0, forward, 1), 1.0)
 
 
-def look_around(study: Study, galerkin: Galerkin, differences: str = "") -> Around | str:
+def look_around(study: Study, galerkin: Galerkin, differences: str = "", pairs: bool = False) -> Around | str:
     """The reduced problem around ``x``, over about a standard error along each coordinate: by derivatives, or, where
     these do not see all, by differences. Why not, in words, where it has kinks and `differences` says why none are
-    taken."""
+    taken. `pairs`: for products of neighbouring samples, which ask for it on both sides of ``x``."""
     if galerkin.point.sound and galerkin.point.sensitivity is not None:
         smooth = Smooth(study, galerkin)
         if not smooth.uneven():
             around = Around.of(study, galerkin, galerkin.point.x, np.diag(smooth.steps), smooth.unit)
-            return replace(around, smooth=smooth, differences=not differences)
+            around = replace(around, smooth=smooth, differences=not differences)
+            return around if not pairs or around.solved else look_by_differences(study, galerkin)
     if differences and galerkin.point.sound:
         if galerkin.point.sensitivity is None:
-            return "there are too many coefficients, or coordinates of x, for matrices"
+            return TOO_MANY
         return (
             "the upper objective has a kink near x, or its curvature changes within a standard error, and x has too "
             "many coordinates for differences along each. Try cb.bootstrap"

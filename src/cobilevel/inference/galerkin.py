@@ -1,4 +1,4 @@
-r"""The reduced problem solved at one ``x``, sample by sample, and the noise of means over its samples.
+r"""The reduced problem solved at one ``x``, sample by sample.
 
 The value of the reduced problem is the mean of $m_i(x) = f_i - v^T r_i$ with the policy and the adjoint solved for at
 that ``x``, $r = \partial_2 g$. Since $m$ does not change, to first order, with either of them, its derivative along
@@ -7,7 +7,7 @@ sample in the stacked conditions lower stationarity, adjoint, upper stationarity
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from scipy import special
 
 from ..derivatives import Expansions, flattened, galerkin
 from ..lower import ROUNDINGS, Point, lower_size, solve_at
-from ..problem import Finite, Level
+from ..problem import Finite
 from ..reduction import DENSE_LIMIT, Reduced
 from ..study import Study
+from .noise import covariance_of, level_covariance, scores, split_rows, without
 
 DOUBT = 0.007  # the chance that noise alone decides a single question
 CLEAR = float(special.ndtri(1 - DOUBT))  # standard errors by which a gradient pushes against what holds x
@@ -29,34 +30,9 @@ MOST_COORDINATES = 200  # of x along which differences are taken
 _LEFT = 0.01  # of the decrease that the first promised: what the last may still promise, a tenth of the way
 
 
-# -- the noise of means over rows
-
-
 def slope_accuracy(eps: float) -> float:
     """The relative accuracy that slopes are trusted to: that of a difference quotient with the best step."""
     return eps ** (2 / 3)
-
-
-def influence(rows: Float[np.ndarray, "n k"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n k"]:
-    """How far each of independent rows moves their weighted mean."""
-    return (rows - shares @ rows) * shares[:, None]
-
-
-def mean_covariance(rows: Float[np.ndarray, "n k"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, "k k"]:
-    """The covariance of the weighted mean of independent rows."""
-    moved = influence(rows, shares)
-    return moved.T @ moved
-
-
-def level_covariance(level: Level, rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "k k"]:
-    """The covariance of the mean of rows over a level's pool; of contexts and data apart where they are crossed."""
-    shares = level.contexts().shares()
-    if not level.crossed:
-        return mean_covariance(rows, shares)
-    table = rows.reshape(len(shares), -1, rows.shape[1])
-    by_data = np.tensordot(shares, table, axes=1)
-    spread = mean_covariance(by_data, np.full(len(by_data), 1 / len(by_data)))
-    return spread if level.law is not None else spread + mean_covariance(table.mean(axis=1), shares)
 
 
 def policy_noise(
@@ -83,8 +59,7 @@ def policy_noise(
     if not study.lower.crossed:
         leverage = np.sum(np.linalg.qr(phi * np.sqrt(shares)[:, None])[0] ** 2, axis=1)
         slopes = slopes / np.maximum(1 - leverage, 0.1)[:, None]  # tenfold: a fit that follows one further is silent
-    scores = (phi[:, :, None] * slopes[:, None, :]).reshape(len(phi), -1)
-    half = np.linalg.solve(hessian, level_covariance(study.lower, scores))
+    half = np.linalg.solve(hessian, level_covariance(study.lower, scores(phi, slopes)))
     sizes = phi.shape[1], slopes.shape[1]
     spread = np.einsum("kjlj->jkl", np.linalg.solve(hessian, half.T).reshape(*sizes, *sizes))
 
@@ -169,6 +144,20 @@ class Galerkin:
         return np.maximum(step, NOTICED * scales.turning), sizes, spread
 
 
+def without_each(at: Galerkin, steps: int = 200) -> list[Galerkin]:
+    """The reduced problem with one group of samples left out at a time, solved from the solution on all of them, by so
+    many Newton steps at most."""
+    rng, (lower,), (upper,) = np.random.default_rng(0), at.expansions.lower_pools, at.expansions.upper_pools
+    below, above = (split_rows(len(pool.shares), rng) for pool in (lower, upper))
+    solved = []
+    for k in range(max(below.max(), above.max()) + 1):
+        part = at.expansions.with_shares(without(lower.shares, below, k), without(upper.shares, above, k))
+        close = 0.0 if part.formed else NOTICED
+        point = solve_at(part, at.point.x, at.point.W, at.target, close, steps, at.point.adjoint)
+        solved.append(replace(at, expansions=part, point=point))
+    return solved
+
+
 def value_error_at(study: Study, galerkin: Galerkin) -> float:
     """The standard error of the reduced objective."""
     at, point, (pool,) = galerkin.expansions, galerkin.point, galerkin.expansions.lower_pools
@@ -179,15 +168,6 @@ def value_error_at(study: Study, galerkin: Galerkin) -> float:
 
 def bounds_of(study: Study) -> tuple[np.ndarray, np.ndarray]:
     return flattened(study.problem.bounds.lo), flattened(study.problem.bounds.hi)
-
-
-def covariance_of(
-    study: Study, upper: Float[np.ndarray, "m k"], lower: Float[np.ndarray, "n k"]
-) -> Float[np.ndarray, "k k"]:
-    """The covariance of the sum of the means of the two levels' rows."""
-    if study.shared:
-        return level_covariance(study.lower, upper + lower)
-    return level_covariance(study.upper, upper) + level_covariance(study.lower, lower)
 
 
 def held(
@@ -206,18 +186,26 @@ def too_large(study: Study, joint: bool) -> str:
     """
     (dx, dy), rows = study.problem.sizes, rows_of(study)
     held = sum(rows) * (1 + (2 * dy + 2 * dy**2 if joint else 0))
-    derived = derivatives_of(study)
-    if dx > MOST_COORDINATES:
-        return f"x has {dx} coordinates, more than {MOST_COORDINATES}"
-    numbers, what = max((held, "numbers would be stored"), (derived, "derivatives would be computed"))
-    numbers *= 2 * dx + 1
-    return f"{numbers:.1g} {what}" if numbers > MOST_NUMBERS else ""
+    numbers, what = max((held, "numbers would be stored"), _derived(study))
+    return too_many((2 * dx + 1) * numbers, what, dx, MOST_COORDINATES)
 
 
-def derivatives_of(study: Study) -> int:
-    """How many numbers an expansion of both levels takes from all rows."""
+def too_many_derivatives(study: Study) -> str:
+    """Why not even one expansion is taken, in words; empty where it can be."""
+    return too_many(*_derived(study))
+
+
+def _derived(study: Study) -> tuple[int, str]:
+    """How many numbers an expansion of both levels takes from all rows, and what they are."""
     (dx, dy), rows = study.problem.sizes, rows_of(study)
-    return rows[0] * (1 + dx + dy) + rows[1] * (1 + dy + dy**2 + dy * dx)
+    return rows[0] * (1 + dx + dy) + rows[1] * (1 + dy + dy**2 + dy * dx), "derivatives would be computed"
+
+
+def too_many(numbers: int, what: str, dx: int = 0, most: int = 0) -> str:
+    """That ``x`` has more coordinates than `most`, or that there are too many numbers, in words; empty where not."""
+    if dx > most:
+        return f"x has {dx} coordinates, more than {most}"
+    return f"{numbers:.1g} {what}" if numbers > MOST_NUMBERS else ""
 
 
 def rows_of(study: Study) -> tuple[int, int]:

@@ -25,7 +25,8 @@ from jaxtyping import Float
 from ..basis import OneHot, piece_of
 from ..derivatives import galerkin
 from .around import Around
-from .galerkin import AGREE, NEGLIGIBLE, NOTICED, influence
+from .galerkin import AGREE, NEGLIGIBLE, NOTICED
+from .noise import mean_error
 from .pairs import Neighbours, Summand, neighbours_of
 from .uncertainty import QUANTILE
 
@@ -312,7 +313,7 @@ class Missed:
         ]
         shares = around.study.lower.contexts().shares()
         rows = _with_slopes(around, np.stack(once))
-        noise = np.sqrt(np.sum(influence(rows, shares) ** 2, axis=0))
+        noise = mean_error(rows, shares)
         least = np.where(np.arange(len(noise)) == 0, noise, 0.0)  # a term of the value that noise hides may be as large
         return np.maximum(np.abs(shares @ rows) - AGREE * noise, least) + again
 

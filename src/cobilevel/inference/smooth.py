@@ -18,17 +18,8 @@ from ..lower import ROUNDINGS, lower_inverse
 from ..problem import CHECK_ROWS
 from ..reduction import DENSE_LIMIT
 from ..study import Study
-from .galerkin import (
-    MOST_NUMBERS,
-    NEGLIGIBLE,
-    NOTICED,
-    Galerkin,
-    covariance_of,
-    derivatives_of,
-    held,
-    rows_of,
-    slope_accuracy,
-)
+from .galerkin import NEGLIGIBLE, NOTICED, Galerkin, held, rows_of, slope_accuracy, too_many
+from .noise import covariance_of
 
 KINK = 3.0  # the ratio of two curvatures, over no step and over one of a standard error, that is a kink
 
@@ -37,16 +28,8 @@ def too_large_for_products(study: Study) -> str:
     """Why products are not taken, in words; empty where they can be: samples by coordinates are held, three times, and
     the curvature."""
     dx, rows = study.problem.sizes[0], rows_of(study)
-    if dx > DENSE_LIMIT:
-        return f"x has {dx} coordinates, more than {DENSE_LIMIT}"
     numbers = 3 * dx * (dx + (max(rows) if study.shared else sum(rows)))
-    return f"{numbers:.1g} numbers would be stored" if numbers > MOST_NUMBERS else ""
-
-
-def too_many_derivatives(study: Study) -> str:
-    """Why not even one expansion is taken, in words; empty where it can be."""
-    numbers = derivatives_of(study)
-    return f"{numbers:.1g} derivatives would be computed" if numbers > MOST_NUMBERS else ""
+    return too_many(numbers, "numbers would be stored", dx, DENSE_LIMIT)
 
 
 class Smooth:

@@ -13,22 +13,23 @@ from ..problem import Interval
 from ..reduction import DENSE_LIMIT, Reduced, reduce_study
 from ..study import Study
 from .agreement import disagreement
-from .around import Around, look_around, look_by_differences
+from .around import Around, look_around
 from .galerkin import (
     DOUBT,
     NEGLIGIBLE,
     NOTICED,
     Galerkin,
     bounds_of,
-    influence,
     to_minimum,
     too_large,
+    too_many_derivatives,
     value_error_at,
+    without_each,
 )
 from .jumps import jumps_missed, missed_in_words
-from .left_out import fitting_bias, without_each
 from .neighbours import Missed, what_is_missed
-from .smooth import KINK, too_large_for_products, too_many_derivatives
+from .noise import fitting_bias, influence
+from .smooth import KINK, too_large_for_products
 from .uncertainty import EARLY, QUANTILE, Uncertainty, leaves_of, names_of, unknown
 from .words import notes_on, undetermined, without_curvature
 
@@ -61,9 +62,7 @@ def infer(
         value, error = galerkin.point.value, value_error_at(study, galerkin)
         return replace(unknown(x, f"{words}.", value), value_error=error)
     galerkin = Galerkin.at(reduced, flattened(x), crossed=True)
-    around = look_around(study, galerkin, wide)
-    if not isinstance(around, str) and joint and not (wide or study.barred or around.solved):
-        around = look_by_differences(study, galerkin)
+    around = look_around(study, galerkin, wide, pairs=joint and not (wide or study.barred))
     if isinstance(around, str):
         return unknown(x, f"standard errors were not computed: {around}.", galerkin.point.value)
     if not around.sound:
@@ -394,8 +393,7 @@ def _ends(
         over = np.maximum(-kept * across.bend(what_is_missed(across, missed).overfit.points), 0)  # pyright: ignore
     noise = across.covariance(*map(np.hstack, zip(across.slope_rows(), across.bend_rows(), strict=True)))
     spread = np.sqrt(np.maximum(np.diag(noise)[dx:], 0))
-    one = np.divide(spread**2, 4 * bend, out=np.zeros(dx), where=bend > 0)
-    clear = bend - np.maximum(over - one, 0)
+    clear = clear_of(bend, over, spread)[0]
     for j in range(dx):
         h, s = clear[j], spread[j] / 2
         if not some[j] or lengths[j] == 0:

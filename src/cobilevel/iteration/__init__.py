@@ -2,7 +2,7 @@
 
 from ..lower import ROUNDINGS, SOLVED
 from .checkpoint import Checkpoint
-from .loop import Ended, Saved, advance, iterate, steps_on_host
+from .loop import Saved, advance, iterate, steps_on_host
 from .result import Result
 from .schedules import Cosine, PolynomialDecay, Schedule, at, check_schedule, is_optax, traced
 from .solver import Clock, Evolving, Solver, State

@@ -185,11 +185,11 @@ def iterate(
     reduced: Reduced,
     key: Array,
     steps: int,
-    progress: bool | None = None,
-    resume: tuple[Saved, Mapping[str, np.ndarray]] | None = None,
-    checkpoint: Checkpoint | None = None,
-    retreats: int = 0,
-    resumable: bool = True,
+    progress: bool | None,
+    resume: tuple[Saved, Mapping[str, np.ndarray]] | None,
+    checkpoint: Checkpoint | None,
+    retreats: int,
+    resumable: bool,
 ) -> tuple[Ended, int | None]:
     """Runs a solver to its end; returns the outcome, and the number of the signal that interrupted it, if any.
 

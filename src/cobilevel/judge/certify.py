@@ -11,15 +11,15 @@ from scipy import special
 from ..answer import Solution, as_solved, check_levels
 from ..basis import Basis, Orthonormal, richer_basis
 from ..derivatives import RowDerivatives, flattened, shaped_like
-from ..ground import as_key, as_rows, entered, put, trees, whole
+from ..ground import as_key, as_rows, entered, put, whole
 from ..inference import (
     MOST_NUMBERS,
+    TOO_MANY,
     Around,
     Galerkin,
     Missed,
     flat_directions,
     look_around,
-    look_by_differences,
     names_of,
     rows_of,
     slope_accuracy,
@@ -29,7 +29,7 @@ from ..inference import (
 )
 from ..lower import MISSING, feasibility_of, law_is_known
 from ..problem import Bounds, Data, Finite, Problem
-from ..reduction import DENSE_LIMIT, Reduced, is_formed, nodes_for, reduce_with
+from ..reduction import DENSE_LIMIT, is_formed, nodes_for, reduce_with
 from ..study import Study, precision_for
 from .by_products import mean_values, measure_by_products
 from .certificate import Certificate, Constants, Regret
@@ -41,7 +41,7 @@ from .comparison import (
     measure_exactly,
     measure_reduced,
 )
-from .evaluate import DRAWS_WANTED, in_precision_of
+from .evaluate import DRAWS_WANTED, to_judge
 from .intervals import Estimate, length_around, mean_estimate, norm_estimate
 
 _CHANCE = 1e-6  # probability of a gradient as small on fresh samples: below, these are the ones it was solved from
@@ -96,7 +96,7 @@ def certify(
     with wanted.context():
         study = Study.of(as_solved(problem, solution), samples, wanted)
         check_levels("certify", solution, study)
-        certificate = _certified(study, in_precision_of(study, solution), mode, constants, draws, as_key(key))
+        certificate = _certified(study, to_judge("certify", study, solution), mode, constants, draws, as_key(key))
     gradient, parts = put(wanted.back(jax.tree.map(np.asarray, (certificate.gradient, certificate.parts))))
     return replace(certificate, gradient=gradient, parts=parts)
 
@@ -106,8 +106,6 @@ def _certified(
     study: Study, solution: Solution, mode: str | None, constants: Constants | None, draws: int, key: Any
 ) -> Certificate:
     """The certificate, in the precision of the study."""
-    if not bool(trees.finite((solution.x, solution.W))):
-        raise ValueError("solution holds NaN or infinity, so there is nothing to certify; see solution.result.")
     study, basis, (_, dy) = study.finite(key), solution.basis, study.problem.sizes
     formed = is_formed(basis.size, study.problem.sizes, basis.one_hot, study.lower.crossed)
     most = study.lower.contexts().supported(study.noisy)
@@ -117,32 +115,31 @@ def _certified(
         study = study.with_nodes(2 * nodes_for(basis))
     richer = richer_basis(solution.basis.basis, study.problem.domain, solution.basis.size, most)
     richer = richer if richer is None or isinstance(richer, Orthonormal) else Orthonormal(richer)
-    impossible = _impossible(study, solution, richer)
+    impossible = _impossible(study, solution, richer, formed)
     mode = next(name for name in MODES if not impossible[name]) if mode is None else mode
     if impossible[mode]:
         raise ValueError(f'mode="{mode}" is not possible: {impossible[mode]}')
     reduced = reduce_with(study, solution.basis, solution.W).whitened()
-    if not formed:
-        return _by_products(study, solution, reduced, mode, richer, constants, draws, key)
     wide = too_large(study, mode == "neighbours")
-    crossed = mode in ("exact", "enriched") or not too_large_for_products(study)
+    crossed = formed and (mode in ("exact", "enriched") or not too_large_for_products(study))
     at, missed, left_out = Galerkin.at(reduced, flattened(solution.x), crossed=crossed), None, []
-    around = too_large_for_products(study) if wide else ""
-    around = around or look_around(study, at, wide)
-    if mode == "neighbours" and not isinstance(around, str) and not around.solved:
-        around = look_by_differences(study, at)
+    around = (too_large_for_products(study) if wide else "") if formed else TOO_MANY
+    around = around or look_around(study, at, wide, pairs=mode == "neighbours")
     if isinstance(around, str):
         around, left_out = None, [f"the regret, since {around}"]
-    if mode == "exact":
+    if mode == "exact" or (mode == "enriched" and not formed):
         study.check_conditional()
-        measured = measure_exactly(study, solution, at, draws, key, richer)
-    elif mode == "neighbours" and around is not None:
+    if mode == "neighbours" and around is not None:
         missed = what_is_missed(around)
         measured = measure_by_neighbours(study, solution, around, missed)
+    elif mode not in ("exact", "enriched"):
+        measured = measure_reduced(study, at, around)
+    elif not formed:
+        measured = measure_by_products(study, solution, at, draws, key, None if mode == "exact" else richer)
     elif mode == "enriched" and richer is not None:
         measured = measure_against_richer(study, solution, at, richer)
     else:
-        measured = measure_reduced(study, at, around)
+        measured = measure_exactly(study, solution, at, draws, key, richer)
     if around is not None and not around.sound:
         around, left_out = None, ["the regret, since near x the reduced problem cannot be solved on these samples"]
     if around is not None and measured.fitted is None:  # the noise of policy and adjoint counted
@@ -150,41 +147,19 @@ def _certified(
     joint = too_large(study, True)
     if joint and impossible["neighbours"] == f"{joint}.":
         left_out.append(f"products of neighbouring samples, since {joint}")
-    lower_loss = _lower_loss(study, solution, at)
+    lower_loss = _lower_loss(study, solution, at, formed)
     found = _certificate(study, solution, measured, mode, around, missed, constants, lower_loss)
     if around is not None and found.regret is None and not found.unresolved:
         left_out.append("the regret, since on these samples the curvature of F is not clear of its noise")
     return replace(found, left_out="; ".join(left_out))
 
 
-def _by_products(
-    study: Study,
-    solution: Solution,
-    reduced: Reduced,
-    mode: str,
-    richer: Basis | None,
-    constants: Constants | None,
-    draws: int,
-    key: Any,
-) -> Certificate:
-    """The certificate where there are too many coefficients, or coordinates of ``x``, for matrices."""
-    at = Galerkin.at(reduced, flattened(solution.x))
-    if mode == "held-out":
-        measured = measure_reduced(study, at, None)
-    else:
-        study.check_conditional()
-        measured = measure_by_products(study, solution, at, draws, key, None if mode == "exact" else richer)
-    values = mean_values(reduced.ordinary(), put(solution.x), reduced.W0, False)
-    lower_loss = mean_estimate(values, study.lower.contexts().shares())
-    found = _certificate(study, solution, measured, mode, None, None, constants, lower_loss)
-    return replace(
-        found, left_out="the regret, since there are too many coefficients, or coordinates of x, for matrices"
-    )
-
-
-def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
+def _lower_loss(study: Study, solution: Solution, at: Galerkin, formed: bool) -> Estimate:
     """The mean of ``g``, without a barrier, along the policy."""
     rows, level, constrained = study.lower.contexts(), study.lower, study.constrained
+    if not formed:
+        values = mean_values(at.reduced.ordinary(), put(solution.x), at.reduced.W0, False)
+        return mean_estimate(values, rows.shares())
     x, count = flattened(solution.x), (level.count or 1) if level.crossed else 1
     y = np.repeat(as_rows(solution.at(rows.xi)), count, axis=0)
     if constrained is None:
@@ -195,10 +170,9 @@ def _lower_loss(study: Study, solution: Solution, at: Galerkin) -> Estimate:
     return mean_estimate(values.reshape(len(rows), count).mean(axis=1), rows.shares())
 
 
-def _impossible(study: Study, solution: Solution, richer: Basis | None) -> dict[str, str]:
-    """For each mode why it is not possible, empty where it is."""
+def _impossible(study: Study, solution: Solution, richer: Basis | None, formed: bool) -> dict[str, str]:
+    """For each mode why it is not possible, empty where it is; `formed`: whether there are matrices."""
     d_x, d_y = study.problem.sizes
-    formed = is_formed(solution.basis.size, (d_x, d_y), solution.basis.one_hot, study.lower.crossed)
     contexts, coefficients = len(study.upper.contexts()), solution.basis.size * d_y
     large = "" if coefficients <= DENSE_LIMIT else f"N d_y = {coefficients} coefficients are more than {DENSE_LIMIT}."
     unknown = "" if law_is_known(study) else f"{MISSING[0].upper()}{MISSING[1:]}"

@@ -20,8 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..answer import Solution
 from ..basis import Basis, combine
-from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes
-from ..derivatives import galerkin as galerkin_matrix
+from ..derivatives import LowerRows, RowBlocks, RowDerivatives, Sizes, galerkin as galerkin_matrix
 from ..ground import as_rows, put
 from ..inference import (
     FOR_NOISE,
@@ -29,11 +28,12 @@ from ..inference import (
     Galerkin,
     Missed,
     Products,
+    covariance_in_parts,
     features_of,
     fitting_bias,
     influence,
     jackknife,
-    mean_covariance,
+    scores,
     slope_accuracy,
     split_rows,
     value_error_at,
@@ -44,7 +44,7 @@ from ..lower import Law, law_at, lower_along, solve_along, solve_each, trouble_w
 from ..problem import Finite
 from ..reduction import Reduced, reduce_study
 from ..study import Study
-from .intervals import Estimate, freedom_of, mean_estimate, measurable
+from .intervals import Estimate, freedom_of, mean_estimate, measurable, unbiased
 
 Policy = Float[np.ndarray, "contexts dy"]
 Sensitivity = Float[np.ndarray, "contexts dy dx"]
@@ -204,8 +204,7 @@ def _own_noise(study: Study, rich: Galerkin) -> tuple[float, float]:
     phi, lower = np.asarray(at.lower_pools[0].features, float), at.lower_rows(point.x, point.W)
     alpha = np.einsum("nab,nb->na", lower.hessian, phi @ point.adjoint)
     alpha = alpha - at.upper_rows(point.x, point.W).d2 if study.shared else alpha
-    spread = lambda rows: (phi[:, :, None] * rows[:, None, :]).reshape(len(phi), -1)
-    of_policy, of_adjoint = spread(lower.slope), spread(alpha)
+    of_policy, of_adjoint = scores(phi, lower.slope), scores(phi, alpha)
     moved = np.linalg.solve(point.hessian, np.concatenate([of_policy, of_adjoint]).T).T
     policy, adjoint = np.sum(moved[: len(phi)] ** 2, axis=1), np.sum(of_adjoint * moved[len(phi) :], axis=1)
     return float(shares**2 @ policy), float(shares**2 @ adjoint)
@@ -328,10 +327,7 @@ class Contextual:
 
     def covariance(self, by_context: np.ndarray, by_data: np.ndarray | None) -> Square:
         """Of the mean of rows: over independent ones; over contexts and over data where they are crossed."""
-        parts = [(by_context, self.shares)] if self.study.upper.law is None else []
-        parts += [] if by_data is None else [(by_data, np.full(len(by_data), 1 / len(by_data)))]
-        unbiased = lambda shares: 1 + 1 / freedom_of(shares) if measurable(shares) else np.nan
-        return sum((mean_covariance(*part) * unbiased(part[1]) for part in parts), np.zeros((len(self.x),) * 2))
+        return covariance_in_parts(self.study.upper, by_context, by_data, unbiased)
 
 
 def measure_exactly(
@@ -487,8 +483,7 @@ def _adjoint_error(
     phi, residual = np.asarray(basis.at(xi), float), d2 - np.einsum("nab,nb->na", A, v)
     spread, vectors = np.linalg.eigh(galerkin_matrix(phi, A * shares[:, None, None]))
     kept = spread > slope_accuracy(at.study.eps) * spread[-1]
-    rho = (phi[:, :, None] * residual[:, None, :]).reshape(len(phi), -1)
-    white = rho @ (vectors[:, kept] / np.sqrt(spread[kept]))
+    white = scores(phi, residual) @ (vectors[:, kept] / np.sqrt(spread[kept]))
     within = np.kron(np.linalg.lstsq(phi, own[at.place], rcond=None)[0], np.eye(v.shape[1]))
     followed = np.linalg.qr((vectors[:, kept] * np.sqrt(spread[kept])).T @ within)[0]
     white = white - (white @ followed) @ followed.T

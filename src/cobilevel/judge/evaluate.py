@@ -58,9 +58,16 @@ class Evaluation:
 def in_precision_of(study: Study, solution: Any) -> Solution:
     """The solution in the precision of a study; raises where it belongs to another problem."""
     check_solution(study.problem, solution)
-    x, W, transform, constant = put(jax.tree.map(lambda a: np.asarray(a, study.dtype), solution.full_parts()))
-    basis = replace(solution.basis, transform=transform, constant=constant)
-    return replace(solution, x=x, W=W, basis=basis, precise=None, form=None)  # its policy is then the unknown
+    parts = put(jax.tree.map(lambda a: np.asarray(a, study.dtype), solution.full_parts()))
+    return replace(solution.with_parts(parts), form=None)  # its policy is then the unknown
+
+
+def to_judge(verb: str, study: Study, solution: Any) -> Solution:
+    """The same, to be judged; raises where it is no solution at all."""
+    known = in_precision_of(study, solution)
+    if not bool(trees.finite((known.x, known.W))):
+        raise ValueError(f"solution holds NaN or infinity, so there is nothing to {verb}; see solution.result.")
+    return known
 
 
 def _upper_values(study: Study, x: Float[np.ndarray, " dx"], y: Float[np.ndarray, "n dy"]) -> Float[np.ndarray, " n"]:
@@ -117,9 +124,7 @@ def evaluate(
         base = as_key(key)
         study = Study.of(as_solved(problem, solution), samples, wanted)
         study = study.finite(jax.random.fold_in(base, 1)) if study.endless else study
-        known = in_precision_of(study, solution)
-        if not bool(trees.finite((known.x, known.W))):
-            raise ValueError("solution holds NaN or infinity, so there is nothing to evaluate; see solution.result.")
+        known = to_judge("evaluate", study, solution)
         study.check_conditional()
         if not is_formed(1, study.problem.sizes, crossed=study.lower.crossed):
             study = study.with_nodes(2 * nodes_for(known.basis))

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
-from ..inference import LEVEL
+from ..inference import LEVEL, mean_error
 
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at the two ends of an interval
 ROUNDED = 1e-10  # relative differences that rounding explains
@@ -115,6 +115,11 @@ def measurable(shares: Float[np.ndarray, " n"]) -> bool:
     return round(freedom_of(shares)) >= 1
 
 
+def unbiased(shares: Float[np.ndarray, " n"]) -> float:
+    """By which a variance as rows with these weights show it is multiplied; NaN where they are too few to show one."""
+    return 1 + 1 / freedom_of(shares) if measurable(shares) else np.nan
+
+
 def mean_estimate(values: Any, shares: Any, least: float | None = None) -> Estimate:
     """A weighted mean of independent values, the weights summing to 1.
 
@@ -123,11 +128,8 @@ def mean_estimate(values: Any, shares: Any, least: float | None = None) -> Estim
     table, shares = np.asarray(values, dtype=float), np.asarray(shares, dtype=float)
     if least is None:
         least = 0.0 if np.all(table >= 0) else -np.inf
-    mean, freedom = float(shares @ table), freedom_of(shares)
-    if not measurable(shares):
-        return Estimate.of(mean, np.nan, least=least)
-    error = float(np.sqrt(np.sum(shares**2 * (table - mean) ** 2) * (1 + 1 / freedom)))
-    return Estimate.of(mean, error, freedom, least)
+    error = float(mean_error(table[:, None], shares)[0] * np.sqrt(unbiased(shares)))
+    return Estimate.of(float(shares @ table), error, freedom_of(shares), least)
 
 
 def runs_estimate(values: Any) -> Estimate:

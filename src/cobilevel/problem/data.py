@@ -18,15 +18,7 @@ from ..ground import Held, arithmetic, as_key, generator, kept_digits, put, rows
 from .distributions import Distribution, require_nodes
 from .door import Contexts, read_columns
 from .frames import frame_columns
-from .input_checks import (
-    array_of,
-    check_stream,
-    concrete,
-    data_leaf,
-    each_leaf,
-    require_contexts,
-    require_rows,
-)
+from .input_checks import array_of, check_stream, concrete, data_leaf, each_leaf, require_contexts, require_rows
 from .level import LOOK_ROWS, Level, Look
 from .partitions import PartitionedSamples, Roles, is_partitioned
 
@@ -161,9 +153,6 @@ class Samples(Level):
     def contexts(self):
         return Samples(self.given, None, self.weights)
 
-    def with_contexts(self, change):
-        return eqx.tree_at(lambda s: s.given, self, change(self.given), is_leaf=lambda node: node is self.given)
-
     def example(self, rows=1):
         return self.rows(np.arange(rows) % len(self))
 
@@ -241,11 +230,6 @@ class Product(Level):
 
     def with_nodes(self, nodes):
         return self if self.law is None or self.nodes is not None else Product(self.given, self.eta, nodes)
-
-    def with_contexts(self, change):
-        if self.law is not None:
-            return self
-        return eqx.tree_at(lambda p: p.given, self, change(self.given), is_leaf=lambda node: node is self.given)
 
     def pairs(self, context: Samples, i: Any, j: Any) -> Samples:
         """The pairs of context ``i`` and data row ``j``."""

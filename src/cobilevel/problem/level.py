@@ -69,8 +69,11 @@ class Level(eqx.Module):
         return self.contexts().distinct()
 
     def with_contexts(self, change: Callable[[Any], Any]) -> "Level":
-        """The same data with their contexts changed; a distribution stays as it is."""
-        raise NotImplementedError
+        """The same data with their contexts, which are `given`, changed; a distribution stays as it is."""
+        if self.law is not None:
+            return self
+        given: Any = self.given  # pyright: ignore[reportAttributeAccessIssue]
+        return eqx.tree_at(lambda level: level.given, self, change(given), is_leaf=lambda node: node is given)
 
     def with_nodes(self, nodes: int) -> "Level":
         """The same data with so many nodes per dimension where contexts are integrated and no number is stated."""

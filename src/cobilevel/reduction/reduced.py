@@ -27,7 +27,7 @@ from ..basis import (
 )
 from ..functions import known_parts
 from ..ground import arithmetic, as_key, put, shaped_like, whole
-from ..problem import Finite, PartitionedSamples, Problem
+from ..problem import Domain, Finite, PartitionedSamples, Problem
 from ..study import Constrained, Study
 from .batches import Batch, Crossed, Source, Table, source_of
 from .factored import values_in_factors
@@ -235,7 +235,9 @@ def reduce_study(study: Study, basis: Basis) -> Reduced:
     check_sizes(basis, domain, rows, study.problem.sizes[1], distinct)
     fitted = basis.fit(domain, domain.snap(observed.xi, study.dtype), observed.weights)
     if distinct is not None:
-        _check_size(basis, fitted, distinct)
+        functions = len(fitted.constant) if fitted.transform is None else len(fitted.transform)
+        check_sizes(basis, domain, rows, study.problem.sizes[1], distinct, functions)
+        _warn_of_many(basis, domain, functions, distinct)
     return reduce_with(study, fitted)
 
 
@@ -262,18 +264,12 @@ def reduce_with(study: Study, fitted: FeatureMap, W: PyTree | None = None) -> Re
     return Reduced(problem, upper, lower, W0, fitted, whitening, constrained=study.constrained)
 
 
-def _check_size(basis: Basis, fitted: FeatureMap, distinct: int) -> None:
-    """More functions than distinct contexts cannot be distinguished; near that, they fit noise."""
-    count = len(fitted.constant) if fitted.transform is None else len(fitted.transform)
-    if count > distinct:
-        raise ValueError(
-            f"basis {basis!r} has {count} functions, but samples hold only {distinct} distinct contexts. Use a "
-            f"smaller n, or more contexts."
-        )
-    parts = getattr(fitted.domain, "parts", {"": fitted.domain}).values()
+def _warn_of_many(basis: Basis, domain: Domain, count: int, distinct: int) -> None:
+    """Nearly as many functions as distinct contexts fit noise."""
+    parts = getattr(domain, "parts", {"": domain}).values()
     if all(isinstance(part, Finite) for part in parts):
         return  # there is nothing between contexts
-    if count > 1 + fitted.domain.dimension and 2 * count > distinct:  # as few are linear, and do not swing
+    if count > 1 + domain.dimension and 2 * count > distinct:  # as few are linear, and do not swing
         warnings.warn(
             f"basis {basis!r} has {count} functions for {distinct} distinct contexts: expect overfitting between them. "
             "Use an n that leaves several contexts per function.",
