@@ -242,7 +242,7 @@ def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_reported
 
 @pytest.mark.parametrize("kind", [cb.SABA, cb.SPABA], ids=lambda kind: kind.__name__)
 def test_finite_sums_are_solved_to_the_end(kind):
-    """Of a condition number that takes some thousands of steps."""
+    """Where batches would leave noise; well conditioned, so that it takes fewer steps."""
     instance, _, gap = judged(3.0)
     solution = cb.solve(instance.problem, instance.train, basis=BASIS, solver=kind(), steps=60_000)
     assert solution.converged, solution.result

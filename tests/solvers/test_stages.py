@@ -14,7 +14,7 @@ from cobilevel.lower import solve_at
 from cobilevel.reduction import reduce_study
 from cobilevel.study import Study
 
-ROWS = 12_000
+ROWS = 6_000
 
 
 @pytest.fixture
