@@ -74,8 +74,8 @@ def dense(solution):
         v = jnp.linalg.solve(hessian, pull.ravel()).reshape(W.shape)
         return each(upper, x, W) - jax.jvp(lambda W: each(lower, x, W), (W,), (v,))[1]
 
-    H = np.asarray(jax.hessian(lambda x: jnp.mean(each(upper, x, policy(x)[0])))(flat))
-    scores = np.asarray(jax.jacfwd(terms)(flat))
+    bend = jax.hessian(lambda x: jnp.mean(each(upper, x, policy(x)[0])))
+    H, scores = map(np.asarray, jax.jit(lambda x: (bend(x), jax.jacfwd(terms)(x)))(flat))  # one program
     noise = (scores - scores.mean(axis=0)).T @ (scores - scores.mean(axis=0)) / ROWS**2
     return H, np.linalg.inv(H) @ noise @ np.linalg.inv(H)
 

@@ -70,7 +70,8 @@ def judged(instance):
     reduced = cb.reduce(instance.problem, cb.Chebyshev(2), instance.train)
     solution = reduced.lift(x, reduced.W0)
     nodes, weights = instance.truth.contexts.quadrature(64)
-    quiet = {"upper": jax.vmap(instance.truth.target)(nodes), "lower": jax.vmap(instance.truth.offset)(nodes)}
+    both = {"upper": instance.truth.target, "lower": instance.truth.offset}
+    quiet = {level: jax.jit(jax.vmap(mean))(nodes) for level, mean in both.items()}
     whole = cb.reduce(instance.problem, cb.Chebyshev(2), cb.Samples(nodes, quiet, weights)).whitened()
     gradient = np.asarray(instance.truth.gradient(x))
     gap = gradient - Galerkin.at(whole, np.asarray(x)).point.gradient
@@ -127,7 +128,7 @@ def test_held_out_mode(instance, judged):
     assert found.hypergradient_gap is None
     assert found.policy_error is None
     assert found.gradient_norm == pytest.approx(np.linalg.norm(gradient - gap), abs=5 * found.gradient_norm.error)
-    values = jax.vmap(instance.problem.lower, in_axes=(None, 0, 0, 0))(
+    values = jax.jit(jax.vmap(instance.problem.lower, in_axes=(None, 0, 0, 0)))(
         solution.x, solution.policy(instance.test.xi), instance.test.xi, instance.test.eta
     )
     assert found.lower_loss == pytest.approx(float(jnp.mean(values)))
@@ -236,7 +237,7 @@ def test_product_data_and_single_precision():
 
 def test_a_solution_from_levels_is_not_judged_by_the_same_rows_for_both(tmp_path, quadratic):
     rows = lambda first, last: quadratic.train.rows(np.arange(first, last))
-    lower = cb.Samples(quadratic.train.xi[:300], jax.tree.map(lambda a: a[300:600], quadratic.train.eta))
+    lower = cb.Samples(rows(0, 300).xi, rows(300, 600).eta)
     data = cb.Levels(upper=rows(0, 300), lower=lower)  # at the same contexts
     solution = cb.solve(quadratic.problem, data, basis=cb.Chebyshev(4))
     solution.save(tmp_path / "run.npz")

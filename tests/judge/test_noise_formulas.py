@@ -57,6 +57,8 @@ def at(problem, samples, W=(1.0, 1.0)):
 
 # -- crossed data: contexts and data are drawn apart, and both have noise
 
+CONTEXTS, DATA = 10, 20  # few contexts, so that their noise shows; of one size, so that what crosses them is shared
+
 
 def crossed(x, xi, eta):
     """What each context with each row of data contributes to the value and to its slope, policy and adjoint exact."""
@@ -79,7 +81,7 @@ def noise(table, contexts=True):
 @pytest.mark.parametrize("known", [False, True])
 def test_crossed_data_have_the_noise_of_contexts_and_of_data(known):
     """That of data alone where the law of contexts is known, and integrated over."""
-    xi, (_, eta) = drawn(30)[0], drawn(25, 1)
+    xi, (_, eta) = drawn(CONTEXTS)[0], drawn(DATA, 1)
     solution = cb.solve(stated(), cb.Product(cb.Uniform(LINE) if known else xi, eta), basis=cb.Monomial(2))
     if known:
         xi = (np.arange(2000) + 0.5) / 2000
@@ -92,8 +94,8 @@ def test_crossed_data_have_the_noise_of_contexts_and_of_data(known):
 
 @pytest.mark.parametrize("known", [False, True])
 def test_the_certificate_of_crossed_data_counts_each_noise_once(known):
-    """Twenty rows of data, each left out in turn; few contexts, so that their noise shows."""
-    xi, (_, eta) = drawn(10)[0], drawn(20, 1)
+    """Twenty rows of data, each left out in turn."""
+    xi, (_, eta) = drawn(CONTEXTS)[0], drawn(DATA, 1)
     data = cb.Product(cb.Uniform(LINE) if known else xi, eta)
     found = cb.certify(stated(), at(stated(), data), data)
     if known:
@@ -111,7 +113,7 @@ def test_the_certificate_of_crossed_data_counts_each_noise_once(known):
 
 
 def test_crossed_data_without_noise_below_have_that_of_contexts_and_of_data():
-    xi, (_, eta) = drawn(15)[0], drawn(25, 1)
+    xi, (_, eta) = drawn(CONTEXTS)[0], drawn(DATA, 1)
     eta = eta * [0.0, 0.0, 1.0]
     quiet = lambda x, y, xi, eta: (y - x * moves(xi) - level(xi)) ** 2 / 2
     problem, data = cb.Problem(upper, quiet, X, 0.0, LINE), cb.Product(xi, eta)

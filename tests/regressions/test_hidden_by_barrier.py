@@ -1,16 +1,69 @@
-"""Under inequalities: constraints that are not convex, and a lower level without curvature of its own, are said."""
+"""Under inequalities: constraints that are not convex, and a lower level without curvature of its own, are said.
 
+Cases that differ in numbers alone are members of one family, so that they share compiled programs: with a barrier these
+take a second each.
+"""
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import cobilevel as cb
+from problems import numbers, only
 
 RNG = np.random.default_rng(0)
 XI = RNG.uniform(size=200)
 NOISE = 0.1 * RNG.normal(size=200)
 LINE = cb.Interval(0.0, 1.0)
+
+
+class Curve(eqx.Module):
+    """A lower level in a single ``y``: ``slope . (1, xi, x, x^2, x xi) y + square y^2 + cube y^3``, and ``noise eta y``
+    where noise is given; at contexts above `above` it is ``(y - xi)^2``."""
+
+    slope: jax.Array = eqx.field(converter=numbers, default=(0.0, 0.0, 0.0, 0.0, 0.0))
+    square: jax.Array = eqx.field(converter=numbers, default=0.0)
+    cube: jax.Array = eqx.field(converter=numbers, default=0.0)
+    above: jax.Array = eqx.field(converter=numbers, default=2.0)
+    noise: jax.Array | None = None
+
+    def __call__(self, x, y, xi, eta):
+        slope = self.slope @ jnp.stack([jnp.ones_like(xi), xi, x, x**2, x * xi])
+        slope = slope if self.noise is None else slope + self.noise * eta
+        return jnp.where(xi > self.above, (y - xi) ** 2, slope * y + self.square * y**2 + self.cube * y**3)
+
+
+class Pair(eqx.Module):
+    """A lower level in two: ``y . slopes (1, xi, x, x xi) + y . squares y``."""
+
+    slopes: jax.Array = eqx.field(converter=numbers)
+    squares: jax.Array = eqx.field(converter=numbers)
+
+    def __call__(self, x, y, xi, eta):
+        return y @ self.slopes @ jnp.stack([jnp.ones_like(xi), xi, x, x * xi]) + y @ self.squares @ y
+
+
+class Limit(eqx.Module):
+    """A constraint on a single ``y``: ``terms . (1, y, y^2, y^3, xi, xi^2, xi y) + wave sin(6 y) + rise exp(3 y)``."""
+
+    terms: jax.Array = eqx.field(converter=numbers, default=(0.0,) * 7)
+    wave: jax.Array = eqx.field(converter=numbers, default=0.0)
+    rise: jax.Array = eqx.field(converter=numbers, default=0.0)
+
+    def __call__(self, x, y, xi):
+        terms = self.terms @ jnp.stack([jnp.ones_like(y), y, y**2, y**3, xi, xi**2, xi * y])
+        return terms + self.wave * jnp.sin(6 * y) + self.rise * jnp.exp(only(self.rise, 3 * y))
+
+
+class Ball(eqx.Module):
+    """Within it, or outside of it where the scale is negative."""
+
+    scale: jax.Array = eqx.field(converter=numbers)
+
+    def __call__(self, x, y, xi):
+        return self.scale * (jnp.sum(y**2) - 1)
 
 
 def solved(lower, constraints, y0, best=0.0):
@@ -30,19 +83,19 @@ def nearest(x, y, xi, eta):
 
 TWO = np.array([1.0, 0.5])
 HOLES = {
-    "waves": (lambda x, y, xi: jnp.sin(6 * y), 0.0),
-    "outside of a ball": (lambda x, y, xi: 1 - jnp.sum(y**2), TWO),
-    "a gap": (lambda x, y, xi: 0.01 - (y - xi) ** 2, 0.0),
+    "waves": (Limit(wave=1.0), 0.0),
+    "outside of a ball": (Ball(-1.0), TWO),
+    "a gap": (Limit([0.01, 0, -1, 0, 0, -1, 2]), 0.0),  # (y - xi)^2 >= 0.01
     "a ring": (lambda x, y, xi: jnp.stack([0.6 - jnp.sum(y**2), jnp.sum(y**2) - 1]), TWO),
 }
 CONVEX = {
-    "linear": (lambda x, y, xi: y - 0.8 - 0.1 * xi, 0.0),
-    "nearly flat": (lambda x, y, xi: y - 0.8 + 1e-10 * y**2, 0.0),
-    "a ball": (lambda x, y, xi: jnp.sum(y**2) - 1, TWO / 9),
-    "a ball in other units": (lambda x, y, xi: 1e-6 * (jnp.sum(y**2) - 1), TWO / 9),
+    "linear": (Limit([-0.8, 1, 0, 0, -0.1, 0, 0]), 0.0),
+    "nearly flat": (Limit([-0.8, 1, 1e-10, 0, 0, 0, 0]), 0.0),
+    "a ball": (Ball(1.0), TWO / 9),
+    "a ball in other units": (Ball(1e-6), TWO / 9),
     "log-sum-exp": (lambda x, y, xi: jax.nn.logsumexp(50 * jnp.stack([y - 0.7, -y])) / 50, 0.1),
-    "exponential": (lambda x, y, xi: jnp.exp(3 * y) - 8.0, 0.0),
-    "a set that is convex": (lambda x, y, xi: y**3 - 0.5, 0.0),  # though its function is not
+    "exponential": (Limit([-8.0, 0, 0, 0, 0, 0, 0], rise=1.0), 0.0),
+    "a set that is convex": (Limit([-0.5, 0, 0, 1, 0, 0, 0]), 0.0),  # y^3 <= 1/2, though the function is not
     "several": (lambda x, y, xi: jnp.stack([jnp.abs(y) - 0.7, y**4 - 0.5, y - 2 * xi - 1]), 0.0),
 }
 
@@ -65,18 +118,20 @@ def test_convex_constraints_give_no_alarm(name):
 
 BOX = [cb.Bounds(0.0, 1.0)]
 HALF = np.array([0.5, 0.5])
+LINEAR = (0.0, 1.0, -0.5, 0.0, 0.0)  # (xi - x / 2) y
 FLAT = {
-    "linear": (lambda x, y, xi, eta: (xi - x / 2) * y, BOX, 0.5),
-    "linear, with noise": (lambda x, y, xi, eta: (xi - x / 2 + eta) * y, BOX, 0.5),
-    "one of two": (lambda x, y, xi, eta: (xi - x / 2) * y[0] + (y[1] - xi) ** 2, BOX, HALF),
-    "a difference": (lambda x, y, xi, eta: (xi - x / 2) * (y[0] - y[1]) + (y[0] + y[1] - 1) ** 2, BOX, HALF),
-    "on a simplex": (lambda x, y, xi, eta: (xi - x / 2) * y[0], [cb.Simplex()], HALF),
-    "at most contexts": (lambda x, y, xi, eta: jnp.where(xi > 0.8, (y - xi) ** 2, (xi - x / 2) * y), BOX, 0.5),
-    "nothing": (lambda x, y, xi, eta: 0 * y, BOX, 0.5),
+    "linear": (Curve(LINEAR), BOX, 0.5),
+    "linear, with noise": (Curve(LINEAR, noise=numbers(1.0)), BOX, 0.5),
+    "one of two": (Pair([[0, 1, -0.5, 0], [0, -2, 0, 0]], [[0, 0], [0, 1]]), BOX, HALF),
+    # (xi - x / 2) (y_0 - y_1) + (y_0 + y_1 - 1)^2
+    "a difference": (Pair([[-2, 1, -0.5, 0], [-2, -1, 0.5, 0]], np.ones((2, 2))), BOX, HALF),
+    "on a simplex": (Pair([[0, 1, -0.5, 0], [0, 0, 0, 0]], np.zeros((2, 2))), [cb.Simplex()], HALF),
+    "at most contexts": (Curve(LINEAR, above=0.8), BOX, 0.5),
+    "nothing": (Curve(), BOX, 0.5),
 }
 CURVED = {
-    "a small term": (lambda x, y, xi, eta: (xi - x / 2) * y + 0.05 * (y - 0.5) ** 2, BOX, 0.5),
-    "held on one side": (lambda x, y, xi, eta: (xi + 0.2 + x**2) * y, BOX, 0.5),
+    "a small term": (Curve((-0.05, 1.0, -0.5, 0.0, 0.0), 0.05), BOX, 0.5),  # and (y - 1/2)^2 / 20
+    "held on one side": (Curve((0.2, 1.0, 0.0, 1.0, 0.0)), BOX, 0.5),
     "linear on a ball": (
         lambda x, y, xi, eta: (xi - x / 2) * y[0] + y[1],
         [cb.Inequalities(lambda x, y, xi: jnp.sum(y**2) - 1)],
@@ -87,13 +142,13 @@ CURVED = {
         [cb.Inequalities(lambda x, y, xi: jnp.stack([y[0] - xi - y[1], xi - y[0] - y[1]]))],
         np.array([0.1, 2.0]),
     ),
-    "at most contexts": (lambda x, y, xi, eta: jnp.where(xi > 0.2, (y - xi) ** 2, (xi - x / 2) * y), BOX, 0.5),
+    "at most contexts": (Curve(LINEAR, above=0.2), BOX, 0.5),
     "outside of a ball that is far away": (
         lambda x, y, xi, eta: jnp.sum((y - xi - 2 * x - eta) ** 2) + y[0] * y[1],
         [cb.Inequalities(lambda x, y, xi: 0.01 - jnp.sum(y**2))],
         HALF * 4,
     ),
-    "curved within bounds alone": (lambda x, y, xi, eta: y**3 - (xi - 0.5) * y + 0.02 * y**2, BOX, 0.5),
+    "curved within bounds alone": (Curve((0.5, -1.0, 0.0, 0.0, 0.0), 0.02, 1.0), BOX, 0.5),
     "units": (
         lambda x, y, xi, eta: 1e6 * (y[0] - xi - x) ** 2 + (1e-5 * y[1] - xi) ** 2,
         [cb.Bounds(0.0, np.array([1.0, 1e6]))],
@@ -111,10 +166,12 @@ def test_a_lower_level_without_curvature_of_its_own_is_said(name):
 
 
 BENT = {
-    "concave": (lambda x, y, xi, eta: -((y - 0.3) ** 2) - x * y * xi, BOX, 0.1),
-    "with noise": (lambda x, y, xi, eta: -((y - 0.6 - eta) ** 2), BOX, 0.9),
-    "one of two": (lambda x, y, xi, eta: (y[0] - xi) ** 2 - (y[1] - 0.3 - x * xi) ** 2, BOX, HALF),
-    "a saddle": (lambda x, y, xi, eta: (y[0] - xi) * (y[1] - 0.4), BOX, HALF),
+    "concave": (Curve((0.6, 0.0, 0.0, 0.0, -1.0), -1.0), BOX, 0.1),  # -(y - 0.3)^2 - x y xi
+    "with noise": (Curve((1.2, 0.0, 0.0, 0.0, 0.0), -1.0, noise=numbers(2.0)), BOX, 0.9),  # -(y - 0.6 - eta)^2
+    # (y_0 - xi)^2 - (y_1 - 0.3 - x xi)^2
+    "one of two": (Pair([[0, -2, 0, 0], [0.6, 0, 0, 2]], [[1, 0], [0, -1]]), BOX, HALF),
+    # (y_0 - xi) (y_1 - 0.4)
+    "a saddle": (Pair([[-0.4, 0, 0, 0], [0, -1, 0, 0]], [[0, 0.5], [0.5, 0]]), BOX, HALF),
 }
 
 

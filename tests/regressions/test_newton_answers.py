@@ -123,7 +123,7 @@ def test_upper_contexts_the_lower_level_never_saw_are_reported():
     left, right = rng.uniform(0, 0.45, 200), rng.uniform(0.55, 1, 100)
     data = cb.Levels(upper=cb.Samples(right, 0 * right), lower=cb.Samples(left, 0 * left))
     with pytest.warns(UserWarning, match="100 of 100 upper-level contexts"):
-        solution = cb.solve(scalar(upper=Aim(row(), noise=1.0), x0=0.5), data, basis=cb.Partition(10))
+        solution = cb.solve(scalar(upper=Aim(row(), noise=1.0), x0=0.5), data, basis=cb.Partition(10), steps=3)
     assert "unseen" in solution.choices
 
 

@@ -17,7 +17,7 @@ EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 def problems():
     """What they were solved for: the traffic, and a small quadratic."""
     road = cb.gallery.two_edge_traffic(0).problem
-    small = cb.gallery.quadratic(0, dx=2, dy=2, train=400).problem
+    small = cb.gallery.quadratic(0, dx=2, dy=2).problem
     return {name: road if name in ("newton", "snapshot") else small for name in EXPECTED}
 
 
@@ -44,7 +44,7 @@ def test_a_run_of_the_first_format_starts_anew(problems):
     problem = problems["soba"]
     solution = cb.load(FOLDER / "soba.npz", problem)
     assert solution.state is None
-    samples = cb.gallery.quadratic(0, dx=2, dy=2, train=400).train
+    samples = cb.gallery.quadratic(0, dx=2, dy=2).train.rows(slice(0, 400))
     with pytest.raises(ValueError, match="no solver state"):
         cb.solve(problem, samples, solver=cb.SOBA(), resume=solution)
 

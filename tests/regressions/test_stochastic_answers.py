@@ -2,6 +2,7 @@
 
 import re
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.iteration import measure
-from problems import NOISE, XI, Aim, Line, joint, row, scalar
+from problems import LINE, NOISE, XI, Aim, Line, joint, numbers, row, scalar
 
 BASIS, ONE = cb.Chebyshev(3), cb.Chebyshev(1)
 FLAT_START = {"upper": Aim(row(), ridge=1.0, centre=1.0, pull=3.0), "lower": Line(row(1.0, 1.0), noise=0.0)}
@@ -106,25 +107,48 @@ def test_a_run_is_resumed_with_its_own_settings_only():
     assert solve(0.5, solver=cb.SOBA(0.1, 0.01, 0.1), steps=40, resume=start).stats["steps"] == 40
 
 
+class Follower(eqx.Module):
+    """``weight (y - x xi - level - wave cos(3 xi) - eta / 10)^2``."""
+
+    weight: jax.Array = eqx.field(converter=numbers)
+    level: jax.Array = eqx.field(converter=numbers)
+    wave: jax.Array = eqx.field(converter=numbers)
+
+    def __call__(self, x, y, xi, eta):
+        return self.weight * (y - x * xi - self.level - self.wave * jnp.cos(3 * xi) - 0.1 * eta) ** 2
+
+
+class Leader(eqx.Module):
+    """``(y - level - slope xi)^2 + (x - centre)^2 / 10``."""
+
+    level: jax.Array = eqx.field(converter=numbers)
+    slope: jax.Array = eqx.field(converter=numbers)
+    centre: jax.Array = eqx.field(converter=numbers)
+
+    def __call__(self, x, y, xi, eta):
+        return (y - self.level - self.slope * xi) ** 2 + 0.1 * (x - self.centre) ** 2
+
+
+def under_bounds(upper, lower, x0, y0, most, **more):
+    """Two problems of one family, on the same samples with as many functions, so that they share compiled loops."""
+    return cb.Problem(upper, lower, x0, y0, LINE, constraints=[cb.Bounds(0.0, most)], **more)
+
+
+BOUNDED, SIX = cb.Samples(XI, NOISE), cb.Chebyshev(6)
+
+
 @pytest.mark.parametrize("kind", [cb.SOBA, cb.SABA, cb.F2SA], ids=lambda kind: kind.__name__)
 def test_a_bound_that_is_met_downhill_does_not_throw_off_measured_steps(kind):
     """At x0 the policy is inside and the barrier flat; where the run goes it is hundreds of times as steep."""
-    problem = cb.Problem(
-        lambda x, y, xi, eta: (y - 0.6) ** 2 + 0.1 * (x - 1) ** 2,
-        lambda x, y, xi, eta: (y - x * xi - 0.2 * jnp.cos(3 * xi) - 0.1 * eta) ** 2,
-        x0=0.5,
-        y0=0.3,
-        domain=cb.Interval(0.0, 1.0),
-        constraints=[cb.Bounds(0.0, 0.5)],
-    )
+    problem = under_bounds(Leader(0.6, 0.0, 1.0), Follower(1.0, 0.0, 0.2), 0.5, 0.3, 0.5)
     best = 1.1084  # by Newton, with the barrier that solvers on batches take
-    found = cb.solve(problem, cb.Samples(XI, NOISE), basis=cb.Chebyshev(5), solver=kind(), steps=400)
+    found = cb.solve(problem, BOUNDED, basis=SIX, solver=kind(), steps=400)
     assert found.result is not cb.Result.DIVERGED
     assert abs(float(found.x) - best) < abs(0.5 - best)
 
 
 def test_measured_steps_do_not_depend_on_how_the_basis_is_written():
-    bases = cb.Monomial(4), cb.Orthonormal(cb.Chebyshev(4))
+    bases = cb.Monomial(3), cb.Orthonormal(BASIS)
     found = [solve(0.5, basis, joint(0.1), solver=cb.SOBA(), steps=100) for basis in bases]
     np.testing.assert_allclose(found[0].x, found[1].x, rtol=1e-6)
     at = np.linspace(0.1, 0.9, 5)
@@ -153,25 +177,13 @@ def test_measured_steps_that_turn_out_too_long_are_shortened():
     assert "times as long" in found.choices["retreats"]
 
 
-def bounded(**more):
+def bounded():
     """Bounds bind at no context for the first x, and at half of them for the best."""
-    return cb.Problem(
-        lambda x, y, xi, eta: (y - 1.5 * xi - 0.2) ** 2 + 0.1 * (x - 1.5) ** 2,
-        lambda x, y, xi, eta: (y - (x * xi + 0.2 + 0.1 * eta)) ** 2 / 2,
-        x0=0.3,
-        y0=0.5,
-        domain=cb.Interval(0.0, 1.0),
-        constraints=[cb.Bounds(0.0, 1.0)],
-        smoothing=1e-2,
-        **more,
-    )
-
-
-BOUNDED = cb.Samples(XI, NOISE)
+    return under_bounds(Leader(0.2, 1.5, 1.5), Follower(0.5, 0.2, 0.0), 0.3, 0.5, 1.0, smoothing=1e-2)
 
 
 def test_a_barrier_is_evenly_curved_in_the_coordinates_of_measured_steps():
-    reduced = cb.reduce(bounded(), cb.Chebyshev(6), BOUNDED)
+    reduced = cb.reduce(bounded(), SIX, BOUNDED)
     condition = lambda problem: float(measure(problem, jax.random.key(0), 64).scales.condition)
     ours = cb.SOBA().prepare(reduced)
     assert condition(reduced.whitened()) > 200
@@ -186,8 +198,8 @@ def test_a_barrier_is_evenly_curved_in_the_coordinates_of_measured_steps():
 
 @pytest.mark.parametrize("kind", [cb.SOBA, cb.SABA, cb.RSVRB], ids=lambda kind: kind.__name__)
 def test_a_bound_that_binds_does_not_take_the_whole_budget(kind):
-    best = cb.solve(bounded(), BOUNDED, basis=cb.Chebyshev(6))
-    found = cb.solve(bounded(), BOUNDED, basis=cb.Chebyshev(6), solver=kind(), steps=1000)
+    best = cb.solve(bounded(), BOUNDED, basis=SIX)
+    found = cb.solve(bounded(), BOUNDED, basis=SIX, solver=kind(), steps=1000)
     assert abs(float(found.x - best.x)) < 0.1 * abs(0.3 - float(best.x))
 
 

@@ -1,5 +1,7 @@
 """Newton against closed forms: the optimum of the sample, to eight digits, in every guise of the data."""
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from cobilevel.answer import run
 from cobilevel.derivatives import Expansions
 from cobilevel.iteration import steps_on_host
 from cobilevel.lower import Dense, minimise, solve_at
-from problems import LINE, Aim, as_pytrees, curved_problem, single
+from problems import LINE, Aim, as_pytrees, curved_problem, numbers, single
 
 ROWS, BASIS = 400, cb.Chebyshev(5)  # the same for all, so that they share one compiled program
 
@@ -47,7 +49,7 @@ def test_pytrees(quadratic, few):
 
 
 def test_levels_and_weights(quadratic, few):
-    weighted = cb.Samples(few.xi, few.eta, jnp.linspace(0.5, 2.0, ROWS))
+    weighted = cb.Samples(few.xi, few.eta, np.linspace(0.5, 2.0, ROWS))
     upper = quadratic.test.rows(slice(0, ROWS))
     solution = cb.solve(quadratic.problem, cb.Levels(upper=upper, lower=weighted), basis=BASIS)
     agree_with_closed_form(quadratic, solution, upper, weighted)
@@ -56,14 +58,14 @@ def test_levels_and_weights(quadratic, few):
 def pairs(product):
     context = product.contexts()
     m, n = len(context), product.count
-    i, j = jnp.repeat(jnp.arange(m), n), jnp.tile(jnp.arange(n), m)
+    i, j = np.repeat(np.arange(m), n), np.tile(np.arange(n), m)
     return product.pairs(context, i, j)
 
 
 @pytest.mark.parametrize("kind", ["array", "distribution"])
 def test_product(quadratic, kind):
     """Twenty contexts with twenty rows of data."""
-    contexts = jnp.linspace(-1.0, 1.0, 20) if kind == "array" else cb.Uniform(quadratic.problem.domain)
+    contexts = np.linspace(-1.0, 1.0, 20) if kind == "array" else cb.Uniform(quadratic.problem.domain)
     product = cb.Product(contexts, quadratic.train.rows(slice(0, 20)).eta, nodes=20)
     solution = cb.solve(quadratic.problem, product, basis=BASIS)
     agree_with_closed_form(quadratic, solution, pairs(product), pairs(product))
@@ -138,17 +140,18 @@ def test_partition_is_separate_cells(traffic):
 
 def test_bounds_are_honoured_and_the_bounded_optimum_is_found(quadratic, few):
     free = cb.solve(quadratic.problem, few, basis=BASIS)
-    lo, hi = free.x - 0.3, free.x + 0.4
-    lo, hi = lo.at[0].set(free.x[0] + 0.1), hi.at[0].set(free.x[0] + 1.0)  # three active bounds
-    hi, lo = hi.at[3].set(free.x[3] - 0.2), lo.at[3].set(free.x[3] - 2.0)
-    lo = lo.at[4].set(free.x[4] + 0.05)
+    best = np.asarray(free.x)
+    lo, hi = best - 0.3, best + 0.4
+    lo[0], hi[0] = best[0] + 0.1, best[0] + 1.0  # three active bounds
+    lo[3], hi[3] = best[3] - 2.0, best[3] - 0.2
+    lo[4] = best[4] + 0.05
     x0 = (lo + hi) / 2
     bounded = cb.Problem(
-        quadratic.problem.upper, quadratic.problem.lower, x0, jnp.zeros(3), quadratic.problem.domain, (lo, hi)
+        quadratic.problem.upper, quadratic.problem.lower, x0, np.zeros(3), quadratic.problem.domain, (lo, hi)
     )
     solution = cb.solve(bounded, few, basis=BASIS)
     assert solution.converged, solution.result
-    assert bool(jnp.all((solution.x >= lo) & (solution.x <= hi)))
+    assert np.all((np.asarray(solution.x) >= lo) & (np.asarray(solution.x) <= hi))
     reduced = cb.reduce(bounded, BASIS, few).whitened()
     expansions = Expansions(reduced.ordinary())
     start = expansions.table(reduced.W0)
@@ -251,18 +254,39 @@ def test_compiles_once_for_many_instances():
     assert checks < 5
 
 
-def _square(x, y, xi, eta):
-    return (y - jnp.prod(x) - 0.1 * eta) ** 2
+class Even(eqx.Module):
+    """``pull (y - 1)^2 + ridge |x|^2 + (fall eta - rise) x_0^2 + cross x_0 x_1 + fourth sum x^4``, even in ``x``."""
+
+    pull: jax.Array = eqx.field(converter=numbers, default=0.0)
+    ridge: jax.Array = eqx.field(converter=numbers, default=0.0)
+    fall: jax.Array = eqx.field(converter=numbers, default=0.0)
+    rise: jax.Array = eqx.field(converter=numbers, default=0.0)
+    cross: jax.Array = eqx.field(converter=numbers, default=0.0)
+    fourth: jax.Array = eqx.field(converter=numbers, default=0.0)
+    scale: jax.Array = eqx.field(converter=numbers, default=1.0)
+
+    def __call__(self, x, y, xi, eta):
+        value = self.pull * (y - 1) ** 2 + self.ridge * jnp.sum(x**2) + (self.fall * eta - self.rise) * x[0] ** 2
+        return self.scale * (value + self.cross * x[0] * x[-1] + self.fourth * jnp.sum(x**4))
+
+
+class Product(eqx.Module):
+    """``(y - square x_0^2 - product x_0 x_1 - noise eta)^2``; of a single coordinate ``x_0``."""
+
+    square: jax.Array = eqx.field(converter=numbers, default=0.0)
+    product: jax.Array = eqx.field(converter=numbers, default=1.0)
+    noise: jax.Array = eqx.field(converter=numbers, default=0.1)
+
+    def __call__(self, x, y, xi, eta):
+        return (y - self.square * x[0] ** 2 - self.product * jnp.prod(x) - self.noise * eta) ** 2
 
 
 _AT_A_MAXIMUM = {
-    "a policy that bends": (
-        lambda x, y, xi, eta: (y - 1) ** 2, lambda x, y, xi, eta: (y - x[0] ** 2 - eta) ** 2, 1, [1.0]
-    ),
-    "a saddle of the policy": (lambda x, y, xi, eta: (y - 1) ** 2 + 0.1 * jnp.sum(x**2), _square, 2, [0.9487, 0.9487]),
-    "where f vanishes": (lambda x, y, xi, eta: (0.1 * eta - 1) * x[0] ** 2, _square, 1, [3.0]),
-    "a saddle where f vanishes": (lambda x, y, xi, eta: x[0] * x[1] + 0.1 * jnp.sum(x**4), _square, 2, [1.58, 1.58]),
-}  # fmt: skip
+    "a policy that bends": (Even(pull=1.0), Product(1.0, 0.0, 1.0), 1, [1.0]),
+    "a saddle of the policy": (Even(pull=1.0, ridge=0.1), Product(), 2, [0.9487, 0.9487]),
+    "where f vanishes": (Even(fall=0.1, rise=1.0), Product(), 1, [3.0]),
+    "a saddle where f vanishes": (Even(cross=1.0, fourth=0.1), Product(), 2, [1.58, 1.58]),
+}
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -272,10 +296,8 @@ def test_a_maximum_or_saddle_as_start_is_left(name, scale):
     upper, lower, dx, sizes = _AT_A_MAXIMUM[name]
     rng = np.random.default_rng(0)
     samples = cb.Samples(rng.uniform(-1, 1, 300), rng.normal(size=300))
-    problem = cb.Problem(
-        lambda x, y, xi, eta: scale * upper(x, y, xi, eta), lower, jnp.zeros(dx), 0.0, cb.Interval(-1, 1),
-        x_bounds=(-3.0, 3.0),
-    )  # fmt: skip
+    upper = replace(upper, scale=scale)
+    problem = cb.Problem(upper, lower, jnp.zeros(dx), 0.0, cb.Interval(-1, 1), x_bounds=(-3.0, 3.0))
     solution = cb.solve(problem, samples, basis=cb.Chebyshev(2))
     assert solution.result is cb.Result.CONVERGED
     np.testing.assert_allclose(np.abs(solution.x), sizes, atol=0.05)

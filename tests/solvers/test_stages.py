@@ -1,5 +1,6 @@
 """A search that begins on few rows ends where one on all rows does."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from cobilevel.lower import solve_at
 from cobilevel.reduction import reduce_study
 from cobilevel.study import Study
 
-ROWS = 12_000
+ROWS = 6_000
 
 
 @pytest.fixture
@@ -46,13 +47,25 @@ PROBLEMS = {  # what noise is in g and in f, and how many rows the lower and the
 }
 
 
+@cache
+def found_by_all(kind):
+    """The solution that sees all rows from the first step on."""
+    g, f, _ = PROBLEMS[kind]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fewer, "_DEAR", np.inf)
+        return cb.solve(stated(g, f), data(), cb.Chebyshev(5))
+
+
+@pytest.fixture
+def whole(kind):
+    """Found before anything of the test is patched."""
+    return found_by_all(kind)
+
+
 @pytest.mark.parametrize("kind", PROBLEMS)
-def test_answer_is_that_of_all_rows(dear, monkeypatch, kind):
+def test_answer_is_that_of_all_rows(whole, dear, kind):
     g, f, few = PROBLEMS[kind]
-    problem, samples = stated(g, f), data()
-    solution = cb.solve(problem, samples, cb.Chebyshev(5))
-    monkeypatch.setattr(fewer, "_DEAR", np.inf)
-    whole = cb.solve(problem, samples, cb.Chebyshev(5))
+    solution = cb.solve(stated(g, f), data(), cb.Chebyshev(5))
     assert set(whole.history["rows"]) == {ROWS}
     assert ("rows" in solution.choices, "rows" in whole.choices) == (True, False)
     assert solution.converged
@@ -119,16 +132,13 @@ def long(dear, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["none", "in f", "a factor in both"])
 @pytest.mark.parametrize("formed", [True, False])
-def test_a_stage_of_nodes_comes_first_where_rows_are_long(long, monkeypatch, kind, formed):
+def test_a_stage_of_nodes_comes_first_where_rows_are_long(whole, long, monkeypatch, kind, formed):
     if not formed:  # the matrices of all rows are none, those of few are taken in their place
         monkeypatch.setattr(expansion, "DENSE_LIMIT", 4)
         monkeypatch.setattr(fewer, "DENSE_LIMIT", 4)
     g, f, few = PROBLEMS[kind]
-    problem, samples = stated(g, f), data()
-    solution = cb.solve(problem, samples, cb.Chebyshev(5))
+    solution = cb.solve(stated(g, f), data(), cb.Chebyshev(5))
     assert list(dict.fromkeys(solution.history["rows"])) == [5, few[0], ROWS]
-    monkeypatch.setattr(fewer, "_DEAR", np.inf)
-    whole = cb.solve(problem, samples, cb.Chebyshev(5))
     assert solution.converged
     assert whole.converged
     bound = 1e-6 if formed else 1e-3  # by products the end is that of the tolerance

@@ -94,16 +94,20 @@ class BarrierScales(eqx.Module):
     bent: Float[Array, "n k k"] | None = None
 
 
-@eqx.filter_jit
 def scales_at(lower: Any, slack: Any, problem: Problem, rows: Samples, y: Any) -> BarrierScales:
     """At a ``y`` for each sample, flattened; without one, where a step down the slope from ``y0`` leads, of the length
     that the mean curvature suggests."""
-    flat, unravel = ravel_pytree(problem.y0)
+    return _scales_at(lower, slack, problem.x0, problem.y0, rows, y)  # not its functions, which may be made anew
+
+
+@eqx.filter_jit
+def _scales_at(lower: Any, slack: Any, x0: PyTree, y0: PyTree, rows: Samples, y: Any) -> BarrierScales:
+    flat, unravel = ravel_pytree(y0)
     size = len(flat)
     directions = size**0.5 * jnp.eye(size, dtype=flat.dtype)  # means of squares along these are exact
     if size > CHECK_ROWS:  # along some at random
         directions = jax.random.normal(jax.random.key(0), (CHECK_ROWS, size), flat.dtype)
-    objective = lambda z, xi, eta: lower(problem.x0, unravel(z), xi, eta)
+    objective = lambda z, xi, eta: lower(x0, unravel(z), xi, eta)
     slopes = jax.vmap(jax.grad(objective))
 
     def images(function, z):  # of the directions, by the Hessian
@@ -118,7 +122,7 @@ def scales_at(lower: Any, slack: Any, problem: Problem, rows: Samples, y: Any) -
         y = start - jnp.where(first > 0, slopes(start, rows.xi, rows.eta) / jnp.where(first > 0, first, 1), 0)
 
     def of_slack(z, slope, xi, eta):
-        h = lambda w: slack(problem.x0, unravel(w), xi, eta)
+        h = lambda w: slack(x0, unravel(w), xi, eta)
         change = jax.vmap(lambda v: jax.jvp(h, (z,), (v,))[1])(directions)
         size = jnp.mean(change**2, axis=0)
         total = lambda w: -jnp.sum(h(w) / jnp.sqrt(jnp.where(size > 0, size, 1)))
