@@ -232,14 +232,18 @@ def quadratic(
     def observe(key, count):
         for_contexts, for_noise = jax.random.split(key)
         xi = law.sample(for_contexts, count)
-        eta = jax.vmap(lambda k, c: jax.tree.map(lambda a: a[0], conditional(k, c, 1)))(
-            jax.random.split(for_noise, count), xi
-        )
-        return Samples(xi, eta)
+        return Samples(xi, _one_each(conditional, for_noise, xi))
 
     problem = Problem(upper, lower, x0=jnp.zeros(dx), y0=jnp.zeros(dy), domain=domain, conditional=conditional)
     first, second = jax.random.split(jax.random.key(seed))
     return Instance(problem, observe(first, train), observe(second, test), truth)
+
+
+@jax.jit
+def _one_each(conditional: QuadraticNoise, key: Array, xi: Array) -> PyTree:
+    """One draw at each context: in one program, where operations one by one would each be compiled."""
+    keys = jax.random.split(key, len(xi))
+    return jax.vmap(lambda k, c: jax.tree.map(lambda a: a[0], conditional(k, c, 1)))(keys, xi)
 
 
 def _truth(lower, upper, offset, target, law, noise, rates) -> QuadraticTruth:
