@@ -24,7 +24,8 @@ def test_permutations_are_permutations(rows):
 def test_permutations_look_random():
     """Where a row lands is uniform: a chi-square test over many keys, at odds of one in a thousand."""
     rows, keys = 12, 6000
-    places = jax.vmap(lambda key: permute(key, jnp.arange(rows), rows))(jax.random.split(jax.random.key(0), keys))
+    one = lambda key: permute(key, jnp.arange(rows), rows)
+    places = jax.jit(lambda key: jax.vmap(one)(jax.random.split(key, keys)))(jax.random.key(0))
     counts = np.stack([np.bincount(np.asarray(places)[:, j], minlength=rows) for j in range(rows)])
     expected = keys / rows
     statistic = np.sum((counts - expected) ** 2 / expected)
@@ -55,13 +56,15 @@ def test_the_ragged_batch_is_the_mean_of_its_rows():
     problem = scalar(Line(row(1.0)), Aim(row(), ridge=0.0, noise=1.0))
     reduced = cb.reduce(problem, cb.Chebyshev(2), samples)
     total = 0.0
+    draw = jax.jit(lambda key, number: reduced.upper_source.batch(key, number, 4, True))
+    mean = jax.jit(lambda batch: reduced.upper(0.0, reduced.W0, batch))
     for number in range(3):
-        batch = reduced.upper_source.batch(jax.random.key(0), jnp.uint32(number), 4, True)
+        batch = draw(jax.random.key(0), np.uint32(number))
         real = np.asarray(batch.weight) > 0
         values = np.asarray(batch.eta)[real] ** 2 * np.asarray(batch.weight)[real] * real.sum() / 4
-        np.testing.assert_allclose(reduced.upper(0.0, reduced.W0, batch), values.mean(), rtol=1e-12)
+        np.testing.assert_allclose(mean(batch), values.mean(), rtol=1e-12)
         total += values.sum()
-    np.testing.assert_allclose(total / 10, reduced.upper(0.0, reduced.W0, reduced.upper_pool), rtol=1e-12)
+    np.testing.assert_allclose(total / 10, mean(reduced.upper_pool), rtol=1e-12)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -85,9 +88,12 @@ def test_batches_drawn_at_once_are_those_drawn_one_by_one(nodes, shuffle, rows):
     contexts = cb.Uniform(LINE) if nodes is None else np.linspace(0.0, 1.0, nodes)
     reduced = cb.reduce(scalar(), cb.Chebyshev(2), cb.Product(contexts, np.arange(float(rows))))
     source, key = reduced.lower_source, jax.random.key(3)
-    together = source.batches(key, jnp.uint32(5), 4, 4, shuffle)
+    together, draw = (
+        source.batches(key, jnp.uint32(5), 4, 4, shuffle),
+        jax.jit(lambda number: source.batch(key, number, 4, shuffle)),
+    )
     for number in range(4):
-        one, other = source.batch(key, jnp.uint32(5 + number), 4, shuffle), together(number)
+        one, other = draw(np.uint32(5 + number)), together(number)
         for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-14, atol=1e-14)
         if together.counts is not None:
