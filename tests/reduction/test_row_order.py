@@ -10,12 +10,15 @@ from cobilevel.reduction import batch_rows
 from cobilevel.reduction.batches import permute
 from problems import LINE, Aim, Line, row, scalar
 
+PERMUTED = jax.jit(lambda key, rows: permute(key, jnp.arange(rows), rows), static_argnums=1)
+DRAWN = jax.jit(batch_rows, static_argnums=(2, 3, 4, 5))
+
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 64, 65, 1000])
 def test_permutations_are_permutations(rows):
     seen = set()
     for seed in range(6):
-        order = np.asarray(permute(jax.random.key(seed), jnp.arange(rows), rows))
+        order = np.asarray(PERMUTED(jax.random.key(seed), rows))
         np.testing.assert_array_equal(np.sort(order), np.arange(rows))
         seen.add(tuple(order))
     assert rows < 4 or len(seen) == 6
@@ -39,7 +42,7 @@ def test_an_epoch_holds_every_row_once(rows, size):
     for epoch in range(2):
         drawn, shares = [], []
         for slot in range(batches):
-            batch = batch_rows(jax.random.key(0), jnp.uint32(epoch * batches + slot), size, rows, True, float)
+            batch = DRAWN(jax.random.key(0), np.uint32(epoch * batches + slot), size, rows, True, float)
             real = np.asarray(batch.share) > 0
             assert int(batch.count) == real.sum()
             drawn += list(np.asarray(batch.index)[real])
@@ -69,7 +72,7 @@ def test_the_ragged_batch_is_the_mean_of_its_rows():
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_any_batch_can_be_drawn_again_and_batches_differ(shuffle):
-    draw = lambda number: np.asarray(batch_rows(jax.random.key(1), jnp.uint32(number), 8, 100, shuffle, float).index)
+    draw = lambda number: np.asarray(DRAWN(jax.random.key(1), np.uint32(number), 8, 100, shuffle, float).index)
     np.testing.assert_array_equal(draw(5), draw(5))
     assert np.any(draw(5) != draw(6))
 
@@ -88,13 +91,17 @@ def test_batches_drawn_at_once_are_those_drawn_one_by_one(nodes, shuffle, rows):
     contexts = cb.Uniform(LINE) if nodes is None else np.linspace(0.0, 1.0, nodes)
     reduced = cb.reduce(scalar(), cb.Chebyshev(2), cb.Product(contexts, np.arange(float(rows))))
     source, key = reduced.lower_source, jax.random.key(3)
-    together, draw = (
-        source.batches(key, jnp.uint32(5), 4, 4, shuffle),
-        jax.jit(lambda number: source.batch(key, number, 4, shuffle)),
-    )
+    draw = jax.jit(lambda number: source.batch(key, number, 4, shuffle))
+
+    @jax.jit
+    def together():
+        made = source.batches(key, jnp.uint32(5), 4, 4, shuffle)
+        return [made(number) for number in range(4)], made.counts
+
+    others, counts = together()
     for number in range(4):
-        one, other = draw(np.uint32(5 + number)), together(number)
+        one, other = draw(np.uint32(5 + number)), others[number]
         for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-14, atol=1e-14)
-        if together.counts is not None:
-            assert together.counts[number] == one.count
+        if counts is not None:
+            assert counts[number] == one.count
