@@ -8,7 +8,7 @@ import scipy.optimize
 
 import cobilevel as cb
 
-SEEDS = range(30)  # a mean and twice its standard error are held to the limit: fewer would be held to less
+SEEDS = range(30)  # the limit holds for their mean and twice its standard error: fewer have less room below it
 
 
 @eqx.filter_jit
