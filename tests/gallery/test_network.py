@@ -103,21 +103,29 @@ def test_the_misfit_is_convex_along_the_times_as_gauss_and_newton_have_it(small)
     f, xi, eta = small.problem.upper, small.train.xi[0], jnp.asarray(small.train.eta[0])
     x, y = jnp.ones(14), jnp.asarray(small.problem.y0)
     plain = lambda t: jnp.mean(((small.truth.lower.attracted(t, xi) - eta) / f.deviation) ** 2) / 2
-    np.testing.assert_allclose(jax.grad(f, 1)(x, y, xi, eta), jax.grad(plain)(y), rtol=1e-9)
-    flows = jax.jacfwd(lambda t: small.truth.lower.attracted(t, xi))(y) / f.deviation[:, None]
-    np.testing.assert_allclose(jax.hessian(f, 1)(x, y, xi, eta), flows.T @ flows / 14, rtol=1e-8, atol=1e-12)
+    attracted = jax.jacfwd(lambda t: small.truth.lower.attracted(t, xi))
+
+    @jax.jit  # operation by operation, each would be compiled
+    def looks(y):
+        return jax.grad(f, 1)(x, y, xi, eta), jax.grad(plain)(y), jax.hessian(f, 1)(x, y, xi, eta), attracted(y)
+
+    slope, plain_slope, bend, flows = map(np.asarray, looks(y))
+    np.testing.assert_allclose(slope, plain_slope, rtol=1e-9)
+    flows = flows / np.asarray(f.deviation)[:, None]
+    np.testing.assert_allclose(bend, flows.T @ flows / 14, rtol=1e-8, atol=1e-12)
 
 
 def test_the_potential_is_smooth_and_strongly_convex(small):
     """Also where times are below those of free roads: gradient and curvature have no jump at the line's end."""
     lower, x = small.truth.lower, jnp.asarray(small.truth.x)
-    corner, bend = lower.times(x, lower.low * lower.capacity * x), jax.jit(jax.hessian(lower, 1))
+    times, bend = jax.jit(lambda x, flow: lower.times(x, flow)), jax.jit(jax.hessian(lower, 1))
+    corner = times(x, np.asarray(lower.low * lower.capacity * x))
     for off in (-0.05, 0.0, 0.3):
         assert np.linalg.eigvalsh(bend(x, corner + off * lower.free_time, 1.0, 0.0))[0] > 0
-    integral = jax.vmap(jax.grad(lambda t: jnp.sum(lower.stored(x, t))))
+    integral = jax.jit(jax.vmap(jax.grad(lambda t: jnp.sum(lower.stored(x, t)))))
     for load in (0.02, 0.1, 0.8):
-        flow = load * x * lower.capacity
-        np.testing.assert_allclose(integral(lower.times(x, flow)[None])[0], flow, rtol=1e-9)
+        flow = load * np.asarray(x) * np.asarray(lower.capacity)
+        np.testing.assert_allclose(integral(times(x, flow)[None])[0], flow, rtol=1e-9)
 
 
 def test_zones_that_are_not_passed_through():
@@ -238,7 +246,7 @@ def test_the_objective_is_the_misfit_of_endless_samples(small):
     at, shares = np.polynomial.legendre.leggauss(9)
     xi = 0.95 + 0.25 * at
     counts, y = truth.flows(truth.y(truth.x, xi), xi), truth.y(x, xi)
-    each = [small.problem.upper(x, *row) for row in zip(y, xi, counts, strict=True)]
+    each = jax.jit(jax.vmap(small.problem.upper, (None, 0, 0, 0)))(x, y, xi, counts)
     assert truth.objective(x) == pytest.approx(0.5 + shares @ np.array(each) / 2, rel=1e-9)
     assert 0.5 < truth.objective(truth.x) < 0.505
 

@@ -1,4 +1,4 @@
-"""Two-edge traffic, 50 instances: the reduced optimum against the exact-lower-level optimum of the same sample."""
+"""Two-edge traffic, 30 instances: the reduced optimum against the exact-lower-level optimum of the same sample."""
 
 import equinox as eqx
 import jax
@@ -8,12 +8,17 @@ import scipy.optimize
 
 import cobilevel as cb
 
-SEEDS = range(50)
+SEEDS = range(30)  # the limit holds for their mean and twice its standard error: fewer have less room below it
 
 
 @eqx.filter_jit
 def exact_loss(x, truth, samples):
     return jax.value_and_grad(truth.loss)(x, samples)
+
+
+@eqx.filter_jit
+def loss_alone(x, truth, samples):
+    return truth.loss(x, samples)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def instances():
         value = lambda x, i=instance: tuple(np.asarray(v, dtype=float) for v in exact_loss(x, i.truth, i.train))
         start, options = np.asarray(instance.truth.x), {"gtol": 1e-9}  # kinks: from far away it may get stuck
         best = scipy.optimize.minimize(value, start, jac=True, bounds=[(0.05, 3.0)] * 2, options=options)
-        losses = [float(exact_loss(x, instance.truth, instance.test)[0]) for x in (best.x, instance.truth.x)]
+        losses = [float(loss_alone(x, instance.truth, instance.test)) for x in (best.x, instance.truth.x)]
         found.append((instance, *losses))
     return found
 
@@ -46,7 +51,7 @@ def test_within_a_thousandth_of_the_exact_optimum(instances, basis, limit):
         solution = cb.solve(instance.problem, instance.train, basis=basis)
         assert solution.converged, solution.result
         assert solution.history["gradient"][-1] < 1e-6
-        loss = float(exact_loss(solution.x, instance.truth, instance.test)[0])
+        loss = float(loss_alone(solution.x, instance.truth, instance.test))
         over_best.append(loss / best)
         over_reference.append(loss / reference)
     mean, error = np.mean(over_best), np.std(over_best, ddof=1) / np.sqrt(len(over_best))

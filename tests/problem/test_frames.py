@@ -166,13 +166,19 @@ def test_what_is_no_frame_of_rows():
 
 
 def test_no_library_of_frames_is_imported_for_the_other():
+    """Each in a fork of a process that has imported the package alone."""
     code = (
-        "import sys, cobilevel as cb, {0} as library;"
-        "cb.Samples.from_frame(library.DataFrame({{'a': [1.0, 2.0], 'b': [1, 2]}}), 'a', 'b');"
-        "assert not {{'pandas', 'polars', 'narwhals'}} - {{'{0}'}} & set(sys.modules), '{0}'"
+        "import importlib, os, sys, cobilevel as cb\n"
+        "for name in ('pandas', 'polars'):\n"
+        "    if child := os.fork():\n"
+        "        assert os.waitpid(child, 0)[1] == 0, name\n"
+        "        continue\n"
+        "    frame = importlib.import_module(name).DataFrame({'a': [1.0, 2.0], 'b': [1, 2]})\n"
+        "    cb.Samples.from_frame(frame, 'a', 'b')\n"
+        "    assert name in sys.modules\n"
+        "    os._exit(len(({'pandas', 'polars', 'narwhals'} - {name}) & set(sys.modules)))\n"
     )
-    for name in ("pandas", "polars"):
-        subprocess.run([sys.executable, "-c", code.format(name)], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @LIBRARIES

@@ -1,6 +1,7 @@
 """Objectives followed in factors give what they give at a policy that is formed, and no policy is formed."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,7 @@ def reduced(lower, y0=None):
 
 
 def nudged(tree, by=1.0):
-    wave = lambda a: a + jnp.cos(by * jnp.arange(a.size, dtype=a.dtype)).reshape(a.shape) / 5
+    wave = lambda a: np.asarray(a) + np.cos(by * np.arange(a.size)).reshape(a.shape) / 5
     return jax.tree.map(wave, tree)
 
 
@@ -91,12 +92,14 @@ def formed(problem):
     """Whether a policy is formed for each sample, of which no ``None`` tells."""
     batch = problem.lower_pool
     given = (problem.x0, problem.W0, batch.features, batch.xi, batch.eta)
-    return factored.values_in_factors(problem.problem.lower, *given) is None
+    found = []
+    jax.eval_shape(lambda *args: found.append(factored.values_in_factors(problem.problem.lower, *args)), *given)
+    return found[0] is None
 
 
 def same(one, other):
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11 * (1 + float(jnp.max(jnp.abs(b)))))
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11 * (1 + np.max(np.abs(b))))
 
 
 def at_formed_policies(problem):
@@ -186,13 +189,18 @@ def shapes(program):
                 yield from shapes(inner)
 
 
+@cache
+def cleaning():
+    instance = cb.gallery.cleaning(0)
+    problem = cb.reduce(instance.problem, cb.Chebyshev(5), instance.train).ordinary()
+    return problem, problem.draw(0, 128)
+
+
 @pytest.mark.parametrize("level", ["upper", "lower"])
 def test_cleaning_forms_no_classifier_for_each_image(level):
     """Neither its gradients nor products with its Hessian hold an array of batch x pixels x classes."""
-    instance = cb.gallery.cleaning(0)
-    problem = cb.reduce(instance.problem, cb.Chebyshev(5), instance.train).ordinary()
-    batch = problem.draw(0, 128)[level == "lower"]
-    objective = getattr(problem, level)
+    problem, batches = cleaning()
+    batch, objective = batches[level == "lower"], getattr(problem, level)
 
     def all_of_it(x, W, V):
         slopes = lambda W: jax.grad(objective, argnums=(0, 1))(x, W, batch)

@@ -10,12 +10,15 @@ from cobilevel.reduction import batch_rows
 from cobilevel.reduction.batches import permute
 from problems import LINE, Aim, Line, row, scalar
 
+PERMUTED = jax.jit(lambda key, rows: permute(key, jnp.arange(rows), rows), static_argnums=1)
+DRAWN = jax.jit(batch_rows, static_argnums=(2, 3, 4, 5))
+
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 64, 65, 1000])
 def test_permutations_are_permutations(rows):
     seen = set()
     for seed in range(6):
-        order = np.asarray(permute(jax.random.key(seed), jnp.arange(rows), rows))
+        order = np.asarray(PERMUTED(jax.random.key(seed), rows))
         np.testing.assert_array_equal(np.sort(order), np.arange(rows))
         seen.add(tuple(order))
     assert rows < 4 or len(seen) == 6
@@ -24,7 +27,8 @@ def test_permutations_are_permutations(rows):
 def test_permutations_look_random():
     """Where a row lands is uniform: a chi-square test over many keys, at odds of one in a thousand."""
     rows, keys = 12, 6000
-    places = jax.vmap(lambda key: permute(key, jnp.arange(rows), rows))(jax.random.split(jax.random.key(0), keys))
+    one = lambda key: permute(key, jnp.arange(rows), rows)
+    places = jax.jit(lambda key: jax.vmap(one)(jax.random.split(key, keys)))(jax.random.key(0))
     counts = np.stack([np.bincount(np.asarray(places)[:, j], minlength=rows) for j in range(rows)])
     expected = keys / rows
     statistic = np.sum((counts - expected) ** 2 / expected)
@@ -38,7 +42,7 @@ def test_an_epoch_holds_every_row_once(rows, size):
     for epoch in range(2):
         drawn, shares = [], []
         for slot in range(batches):
-            batch = batch_rows(jax.random.key(0), jnp.uint32(epoch * batches + slot), size, rows, True, float)
+            batch = DRAWN(jax.random.key(0), np.uint32(epoch * batches + slot), size, rows, True, float)
             real = np.asarray(batch.share) > 0
             assert int(batch.count) == real.sum()
             drawn += list(np.asarray(batch.index)[real])
@@ -55,18 +59,20 @@ def test_the_ragged_batch_is_the_mean_of_its_rows():
     problem = scalar(Line(row(1.0)), Aim(row(), ridge=0.0, noise=1.0))
     reduced = cb.reduce(problem, cb.Chebyshev(2), samples)
     total = 0.0
+    draw = jax.jit(lambda key, number: reduced.upper_source.batch(key, number, 4, True))
+    mean = jax.jit(lambda batch: reduced.upper(0.0, reduced.W0, batch))
     for number in range(3):
-        batch = reduced.upper_source.batch(jax.random.key(0), jnp.uint32(number), 4, True)
+        batch = draw(jax.random.key(0), np.uint32(number))
         real = np.asarray(batch.weight) > 0
         values = np.asarray(batch.eta)[real] ** 2 * np.asarray(batch.weight)[real] * real.sum() / 4
-        np.testing.assert_allclose(reduced.upper(0.0, reduced.W0, batch), values.mean(), rtol=1e-12)
+        np.testing.assert_allclose(mean(batch), values.mean(), rtol=1e-12)
         total += values.sum()
-    np.testing.assert_allclose(total / 10, reduced.upper(0.0, reduced.W0, reduced.upper_pool), rtol=1e-12)
+    np.testing.assert_allclose(total / 10, mean(reduced.upper_pool), rtol=1e-12)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_any_batch_can_be_drawn_again_and_batches_differ(shuffle):
-    draw = lambda number: np.asarray(batch_rows(jax.random.key(1), jnp.uint32(number), 8, 100, shuffle, float).index)
+    draw = lambda number: np.asarray(DRAWN(jax.random.key(1), np.uint32(number), 8, 100, shuffle, float).index)
     np.testing.assert_array_equal(draw(5), draw(5))
     assert np.any(draw(5) != draw(6))
 
@@ -85,10 +91,17 @@ def test_batches_drawn_at_once_are_those_drawn_one_by_one(nodes, shuffle, rows):
     contexts = cb.Uniform(LINE) if nodes is None else np.linspace(0.0, 1.0, nodes)
     reduced = cb.reduce(scalar(), cb.Chebyshev(2), cb.Product(contexts, np.arange(float(rows))))
     source, key = reduced.lower_source, jax.random.key(3)
-    together = source.batches(key, jnp.uint32(5), 4, 4, shuffle)
+    draw = jax.jit(lambda number: source.batch(key, number, 4, shuffle))
+
+    @jax.jit
+    def together():
+        made = source.batches(key, jnp.uint32(5), 4, 4, shuffle)
+        return [made(number) for number in range(4)], made.counts
+
+    others, counts = together()
     for number in range(4):
-        one, other = source.batch(key, jnp.uint32(5 + number), 4, shuffle), together(number)
+        one, other = draw(np.uint32(5 + number)), others[number]
         for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-14, atol=1e-14)
-        if together.counts is not None:
-            assert together.counts[number] == one.count
+        if counts is not None:
+            assert counts[number] == one.count

@@ -122,7 +122,7 @@ class QuadraticTruth(eqx.Module):
 
     def y(self, x: Float[Array, " dx"], xi: Float[Array, "n ..."]) -> Float[Array, "n dy"]:
         """``C(xi) x + c(xi)`` for each context."""
-        return jax.vmap(lambda c: self.lower.slope(c) @ x + self.offset(c))(xi)
+        return _policies(self.lower.slope, self.offset, jnp.asarray(x), jnp.asarray(xi))
 
     def F(self, x: Float[Array, " dx"]) -> Float[Array, ""]:
         """The population upper objective."""
@@ -142,8 +142,7 @@ class QuadraticTruth(eqx.Module):
         dx, dy = len(self.upper.centre), len(self.upper.Q)
         phi = np.asarray(features(lower.xi))
         share = lower.shares()
-        metric = np.asarray(jax.vmap(self.lower.metric)(lower.xi))
-        slope = np.asarray(jax.vmap(self.lower.slope)(lower.xi))
+        metric, slope = (np.asarray(part) for part in _metrics_and_slopes(self.lower, jnp.asarray(lower.xi)))
         shift = np.asarray(lower.eta["lower"])
         count = phi.shape[1] * dy
         gram = np.einsum("n,nk,nab,nl->kalb", share, phi, metric, phi, optimize=True).reshape(count, count)
@@ -232,14 +231,28 @@ def quadratic(
     def observe(key, count):
         for_contexts, for_noise = jax.random.split(key)
         xi = law.sample(for_contexts, count)
-        eta = jax.vmap(lambda k, c: jax.tree.map(lambda a: a[0], conditional(k, c, 1)))(
-            jax.random.split(for_noise, count), xi
-        )
-        return Samples(xi, eta)
+        return Samples(xi, _one_each(conditional, for_noise, xi))
 
     problem = Problem(upper, lower, x0=jnp.zeros(dx), y0=jnp.zeros(dy), domain=domain, conditional=conditional)
     first, second = jax.random.split(jax.random.key(seed))
     return Instance(problem, observe(first, train), observe(second, test), truth)
+
+
+@jax.jit
+def _policies(slope: Waves, offset: Waves, x: Array, xi: Array) -> Array:
+    return jax.vmap(lambda c: slope(c) @ x + offset(c))(xi)
+
+
+@jax.jit
+def _metrics_and_slopes(lower: QuadraticLower, xi: Array) -> tuple[Array, Array]:
+    return jax.vmap(lower.metric)(xi), jax.vmap(lower.slope)(xi)
+
+
+@jax.jit
+def _one_each(conditional: QuadraticNoise, key: Array, xi: Array) -> PyTree:
+    """One draw at each context: in one program, where operations one by one would each be compiled."""
+    keys = jax.random.split(key, len(xi))
+    return jax.vmap(lambda k, c: jax.tree.map(lambda a: a[0], conditional(k, c, 1)))(keys, xi)
 
 
 def _truth(lower, upper, offset, target, law, noise, rates) -> QuadraticTruth:

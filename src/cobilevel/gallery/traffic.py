@@ -93,7 +93,7 @@ class TrafficTruth(eqx.Module):
 
     def y(self, x: Float[Array | np.ndarray, " e"], xi: Float[Array | np.ndarray, "*n"]) -> Float[Array, "*n e"]:
         """Exact equilibrium flows."""
-        return self.lower.flows(x, xi)
+        return _flows(self.lower, jnp.asarray(x), jnp.asarray(xi))
 
     def loss(self, x: Float[Array | np.ndarray, " e"], samples: Samples) -> Float[Array, ""]:
         """The mean distance of the exact flows to the observed ones; ``loss(truth.x, test)`` is the paper's F_ref."""
@@ -113,6 +113,11 @@ class TrafficTruth(eqx.Module):
         bounds = [BOUNDS] * len(self.x)
         found = [minimize(value, x, jac=True, bounds=bounds, options={"gtol": 1e-9}) for x in starts]
         return min(found, key=lambda run: run.fun).x
+
+
+@eqx.filter_jit
+def _flows(lower: Beckmann, x: Array, xi: Array) -> Array:
+    return lower.flows(x, xi)
 
 
 @jax.jit
