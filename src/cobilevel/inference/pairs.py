@@ -121,7 +121,8 @@ def neighbours_of(
     widest = n // (_WIDEST * (functions + 8))
     if u.shape[1] == 1:
         order = np.lexsort((rng.random(n), u[:, 0]))
-        widths = [2**k for k in range(n.bit_length()) if k == 0 or 2 * 2**k <= widest]
+        steps = [0, *range(1, n.bit_length(), 1 if n <= LOOK_ROWS else 2)]  # where samples are many, four times as wide
+        widths = [2**k for k in steps if k == 0 or 2 * 2**k <= widest]
         ends = np.array([0, n])
         if piece is not None:
             ends = np.concatenate([[0], 1 + np.flatnonzero(np.diff(piece[order])), [n]])
