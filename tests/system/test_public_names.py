@@ -12,6 +12,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 from typer.main import get_command
 
 import cobilevel as cb
@@ -90,8 +91,9 @@ def test_public_names_are_those_of_1_0():
     assert not said, f"{said}\nIf this is meant, and docs/stability.md allows it: python {Path(__file__).name}"
 
 
-def test_a_name_renamed_before_1_0_still_imports():
-    assert cb.Polynomial is cb.PolynomialDecay
+def test_a_deprecated_name_works_and_says_what_to_use():
+    with pytest.warns(DeprecationWarning, match=r"now cobilevel\.PolynomialDecay; .* removed in 2\.0"):
+        assert cb.Polynomial is cb.PolynomialDecay
 
 
 if __name__ == "__main__":
