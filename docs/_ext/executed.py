@@ -37,7 +37,7 @@ solve_entry("{name}", Path("{name}.png"), Console(file=words, width=118))
 print(words.getvalue().rpartition("\\n\\n")[0].strip())
 """
 # For the list of problems: one panel of the last figure, drawn again at the size of a card.
-PANELS = {"cleaning": 1}  # where it is not the first
+PANELS = {"cleaning": 1, "portfolio": 1}  # where it is not the first
 CARD = """
 import matplotlib.pyplot as plt
 figure = plt.gcf()
