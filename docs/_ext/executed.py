@@ -37,8 +37,9 @@ solve_entry("{name}", Path("{name}.png"), Console(file=words, width=118))
 print(words.getvalue().rpartition("\\n\\n")[0].strip())
 """
 # For the list of problems: one panel of the last figure, drawn again at the size of a card.
-PANELS = {"cleaning": 1, "portfolio": 1}  # where it is not the first
+PANELS = {"cleaning": 1, "meta_learning": 1, "portfolio": 1}  # where it is not the first
 CARD = """
+import textwrap
 import matplotlib.pyplot as plt
 figure = plt.gcf()
 panels = [axis for axis in figure.axes if axis.get_subplotspec() is not None]
@@ -51,6 +52,8 @@ figure.suptitle("")
 for legend in [*figure.legends, panels[{panel}].get_legend()]:
     if legend is not None:
         legend.remove()
+for label in (panels[{panel}].xaxis.label, panels[{panel}].yaxis.label):
+    label.set_text(textwrap.fill(label.get_text(), 28))
 figure.set_size_inches(3.6, 2.6)
 figure.savefig("{name}-card.png", dpi=200)
 """
