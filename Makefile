@@ -33,7 +33,7 @@ bench: $(STAMP)
 # the site, into site/: needs no network once its tools are installed
 DOCS_STAMP := $(VENV)/.docs-installed
 docs: $(DOCS_STAMP)
-	$(BIN)/python -m sphinx -b html -q -W --keep-going -d docs/_build/doctrees docs site
+	$(BIN)/python -m sphinx -b html -j auto -q -W --keep-going -d docs/_build/doctrees docs site
 	@echo "open site/index.html"
 
 # links of the site, and every page in a browser, where there is one

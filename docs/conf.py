@@ -79,6 +79,10 @@ nb_execution_in_temp = True
 nb_merge_streams = True
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# compiled programs outlive changes of the code around them
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE / "_build" / "programs"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 executed_kept = str(KEPT)
 
 # --- reference

@@ -25,10 +25,11 @@ from cobilevel.ground import programs
 # longest; in one piece, since each core has a worker of its own; with as few passes over it as there are, but for the
 # tests that run for long.
 FLAGS = {
-    "xla_cpu_use_fusion_emitters": "false",
     "xla_cpu_parallel_codegen_split_count": "1",
     "xla_disable_hlo_passes": "while-loop-invariant-code-motion,simplify-while-loops",
 }
+if jax.__version_info__ < (0, 11):  # later ones have it among a program's options alone
+    FLAGS["xla_cpu_use_fusion_emitters"] = "false"
 LEVEL, LEVEL_THOROUGH = "0", "2"
 
 

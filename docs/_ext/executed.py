@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,8 +22,10 @@ DRAWN_BY_THE_PAGE = {
     "network": "The network: flows as widths, errors of capacities as colours.",
     "cleaning": "Numbers of images by weight: those with wrong labels have smaller ones.",
 }
+MARK = "=== the entry ==="
+# After the code of a page, in the same process, so that what is compiled for one serves the other.
 ENTRY = """
-import sys
+print("=== the entry ===")
 from io import StringIO
 from pathlib import Path
 import jax
@@ -30,33 +33,55 @@ jax.config.update("jax_enable_x64", True)
 from rich.console import Console
 from cobilevel.commands import solve_entry
 words = StringIO()
-solve_entry(sys.argv[1], Path(sys.argv[2]), Console(file=words, width=118))
+solve_entry("{name}", Path("{name}.png"), Console(file=words, width=118))
 print(words.getvalue().rpartition("\\n\\n")[0].strip())
+"""
+# For the list of problems: one panel of the last figure, drawn again at the size of a card.
+PANELS = {"cleaning": 1, "meta_learning": 1, "portfolio": 1}  # where it is not the first
+CARD = """
+import textwrap
+import matplotlib.pyplot as plt
+figure = plt.gcf()
+panels = [axis for axis in figure.axes if axis.get_subplotspec() is not None]
+for axis in figure.axes:
+    if axis is not panels[{panel}]:
+        axis.remove()
+panels[{panel}].set_subplotspec(figure.add_gridspec()[0])
+panels[{panel}].set_title("")
+figure.suptitle("")
+for legend in [*figure.legends, panels[{panel}].get_legend()]:
+    if legend is not None:
+        legend.remove()
+for label in (panels[{panel}].xaxis.label, panels[{panel}].yaxis.label):
+    label.set_text(textwrap.fill(label.get_text(), 28))
+figure.set_size_inches(3.6, 2.6)
+figure.savefig("{name}-card.png", dpi=200)
 """
 
 
-def _run(code: str, *arguments: str) -> tuple[str, dict[str, bytes]]:
+def _run(code: str) -> tuple[str, dict[str, bytes]]:
     """What a script prints, and the pictures it leaves."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "page.py"
         script.write_text(code)
         done = subprocess.run(
-            [sys.executable, str(script), *arguments], capture_output=True, text=True, cwd=folder, env=dict(os.environ)
+            [sys.executable, str(script)], capture_output=True, text=True, cwd=folder, env=dict(os.environ)
         )
         if done.returncode:
             raise RuntimeError(f"a page of the gallery failed:\n{done.stderr}")
         return done.stdout.rstrip(), {path.name: path.read_bytes() for path in Path(folder).glob("*.png")}
 
 
-def _kept(app, kind: str, name: str, code: str, *arguments: str) -> str:
+def _kept(app, name: str, code: str) -> str:
     """The same, from what was kept of it; pictures go where pages look for them."""
-    digest = hashlib.sha256(repr((code, arguments)).encode()).hexdigest()[:16]
-    folder = Path(app.config.executed_kept) / kind
+    digest = hashlib.sha256(code.encode()).hexdigest()[:16]
+    folder = Path(app.config.executed_kept) / "pages"
     text, pictures = folder / f"{name}-{digest}.json", Path(app.srcdir) / "_pictures"
     pictures.mkdir(exist_ok=True)
     if not text.exists():
-        print(f"running {kind} {name}", flush=True)
-        printed, drawn = _run(code, *arguments)
+        start = time.perf_counter()
+        printed, drawn = _run(code)
+        print(f"{name} took {time.perf_counter() - start:.0f} s", flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in drawn.items():
             (folder / f"{name}-{digest}-{file}").write_bytes(content)
@@ -73,20 +98,21 @@ def run_all(app) -> None:
     """Every page with code, and every entry that the command can solve."""
     from cobilevel.gallery import ENTRIES
 
-    app.executed_pages, app.executed_entries = {}, {}
+    app.executed_pages, app.executed_entries = {}, {}  # what they print, by name
     if app.config.nb_execution_mode == "off":  # a quick look at the pages, as they are written
         return
-    jobs = []
+    jobs = {}
     for page in sorted((Path(app.srcdir) / "gallery").glob("*.md")):
         name, code = page.stem, "".join(CODE.findall(page.read_text()))
+        code += ENTRY * (name in ENTRIES) + CARD * (name in ENTRIES or name in DRAWN_BY_THE_PAGE)
         if code:
-            jobs.append((app.executed_pages, "page", name, code))
-        if name in ENTRIES:
-            jobs.append((app.executed_entries, "entry", name, ENTRY, name, f"{name}.png"))
+            jobs[name] = code.replace("{name}", name).replace("{panel}", str(PANELS.get(name, 0)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each runs in a process of its own
-        list(pool.map(lambda job: _kept(app, *job[1:]), jobs))
-    for found, kind, name, *rest in jobs:  # in this order, since the last picture of a name is the one shown
-        found[name] = _kept(app, kind, name, *rest)
+        printed = pool.map(lambda name: _kept(app, name, jobs[name]), jobs)
+    for name, words in zip(jobs, printed, strict=True):
+        app.executed_pages[name], _, entry = (part.strip("\n") for part in words.partition(MARK + "\n"))
+        if name in ENTRIES:
+            app.executed_entries[name] = entry
 
 
 def _with_cards(app, text: str) -> str:
@@ -97,16 +123,24 @@ def _with_cards(app, text: str) -> str:
     for page in pages:
         title = (folder / f"{page}.md").read_text().partition("\n")[0].removeprefix("# ")
         cards += [":::{grid-item-card} " + title, f":link: {page}", ":link-type: doc"]
-        if (Path(app.srcdir) / "_pictures" / f"{page}.png").exists():
-            cards += [f":img-bottom: /_pictures/{page}.png", f":img-alt: {title}"]
+        if (Path(app.srcdir) / "_pictures" / f"{page}-card.png").exists():
+            cards += [f":img-top: /_pictures/{page}-card.png", f":img-alt: {title}"]
         cards += [":::", ""]
     tree = ["```{toctree}", ":hidden:", "", *pages, "```"]
     head, table = text.split("\n| entry |", 1)
     return head + "\n" + "\n".join([*cards, "::::", "", *tree, ""]) + "\n| entry |" + table
 
 
+def _example(app) -> str:
+    """The picture and the example of the README, for the first page."""
+    text = (Path(app.srcdir).parent / "README.md").read_text()
+    shown = text[text.index("![") : text.index("## Where next")].replace("](docs/", "](")
+    return re.sub(r"!\[.*?\]", lambda match: match[0].replace("\n", " "), shown, flags=re.S)
+
+
 def _show(app, docname: str, source: list[str]) -> None:
     """The page as this version has it."""
+    source[0] = source[0].replace("<!-- the example of the README -->", _example(app))
     if not docname.startswith("gallery/"):
         return
     name, text = docname.partition("/")[2], source[0]

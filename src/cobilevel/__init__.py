@@ -3,6 +3,7 @@
 Each name is imported from its room when it is first asked for, so that nothing is loaded that a program does not use.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ if TYPE_CHECKING:
         StocBiO as StocBiO,
     )
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _ROOMS = {
     "answer": "Interrupted Solution load",
@@ -109,15 +110,19 @@ _ROOMS = {
     "solvers": "BSA F2SA HOAG MRBO RSVRB SABA SOBA SPABA STABLE SUSTAIN TTSA VRBO AmIGO FdeHBO Newton StocBiO",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
-_RENAMED = {"Polynomial": "PolynomialDecay"}  # its name before
+_RENAMED = {"Polynomial": "PolynomialDecay"}  # old names, until 2.0
 
 __all__ = [*_HOME, "direct", "gallery"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    wanted = _RENAMED.get(name, name)
-    if wanted in _HOME:
-        value = getattr(import_module(f".{_HOME[wanted]}", __name__), wanted)
+    if name in _RENAMED:
+        now = _RENAMED[name]
+        words = f"cobilevel.{name} is now cobilevel.{now}; the old name is removed in 2.0."
+        warnings.warn(words, DeprecationWarning, stacklevel=2)
+        return __getattr__(now)
+    if name in _HOME:
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     else:
         try:
             value = import_module(f".{name}", __name__)

@@ -5,7 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import typer
+try:
+    import rich  # noqa: F401
+    import typer
+except ModuleNotFoundError:  # said by the command itself: nothing else imports this file
+    raise SystemExit('The command line needs typer and rich: pip install "cobilevel[cli]"') from None
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Contextual bilevel optimization in JAX.")
 

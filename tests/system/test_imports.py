@@ -26,7 +26,8 @@ def test_names_are_those_declared():
     names = list(declared())
     assert len(names) > 60
     for room, name, public in names:
-        assert getattr(cb, public) is getattr(import_module(f"cobilevel.{room}"), name)
+        if public != "Polynomial":  # deprecated: test_public_names
+            assert getattr(cb, public) is getattr(import_module(f"cobilevel.{room}"), name)
     assert {public for *_, public in names} - {"Polynomial"} == set(cb.__all__) - {"direct", "gallery"}
     assert set(cb.__all__) <= set(dir(cb))
     with pytest.raises(AttributeError, match="no attribute 'Newtone'"):

@@ -9,7 +9,6 @@ or directions the policy varies. All learn at ``problem.x0``; what was learned i
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -34,7 +33,8 @@ from ..basis import (
 )
 from ..covariates import MOST_COEFFICIENTS, FirstFit, learned_directions, learned_kernel
 from ..derivatives import Expansions, Ledger, flattened, oracles, shaped_like
-from ..ground import as_key, generator, put, split_key
+from ..ground import as_key, generator, put, split_key, trees
+from ..iteration import Adam, Cosine
 from ..lower import exact_lower, lower_minimum, lower_size, newton_steps
 from ..problem import LOOK_ROWS, Finite, Problem, Samples
 from ..reduction import Bilevel, reduce_study
@@ -161,12 +161,9 @@ def _train(
     """Adam on a random network with layers of these `sizes`; the network, and its outputs at the samples. Coefficients
     are brought near their best at every step, by `settling` steps of Newton, where derivatives in the network are
     partial ones."""
-    import optax  # here alone, as it takes a while to load
-
     pool = reduced.lower_pool
     inputs = reduced.problem.domain.reference(pool.xi).astype(pool.features.dtype)
-    falling: Any = optax.cosine_decay_schedule(rate, steps)  # pyright: ignore[reportArgumentType]
-    optimizer = optax.adam(falling, b2=0.99, eps=1e-12)  # a shorter memory than usual: the coefficients move along
+    falling = Cosine(rate, steps)
     key, layers = jax.random.split(key, 3)[0], ()
     for height, width in pairwise(sizes):
         key, of_layer = jax.random.split(key)
@@ -182,16 +179,17 @@ def _train(
 
     targets = jnp.finfo(pool.weight.dtype).eps ** 0.5 * jax.vmap(size)(decisions, heads)
 
-    def step(carry, _):
-        layers, heads, memory = carry
+    def step(carry, number):
+        layers, heads, moments = carry
         batch = replace(pool, features=layered(layers, inputs))
         heads = jax.vmap(settle, in_axes=(0, 0, 0, None))(decisions, heads, targets, batch)
         slopes = jax.vmap(lambda x, W: oracles.feature_gradient(reduced, layered, layers, inputs, x, W, pool))
         slope = jax.tree.map(lambda a: jnp.mean(a, axis=0), slopes(decisions, heads))
-        updates, memory = optimizer.update(slope, memory)
-        return (optax.apply_updates(layers, updates), heads, memory), None
+        direction, moments = moments.after(slope, 0.99, 1e-12)  # a shorter memory than usual: coefficients move too
+        layers = trees.step(layers, falling(number), direction)
+        return (layers, heads, moments), None
 
-    (trained, _, _), _ = jax.lax.scan(step, (layers, heads, optimizer.init(layers)), None, length=steps)
+    (trained, _, _), _ = jax.lax.scan(step, (layers, heads, Adam.none(layers)), jnp.arange(steps))
     return trained, layered(trained, inputs)[:, 1:]  # pyright: ignore[reportReturnType]
 
 

@@ -3,6 +3,6 @@
 from .identity import Objectives, different_functions, function_digests, run_digests
 from .job import Interrupted, Job, ReducedProblem, check_objectives, run
 from .loading import load
-from .plot_policy import COLOURS, DOTS, DPI, shown_figure, tidy
+from .plot_policy import COLOURS, DOTS, DPI, shown_figure, tidy, written_figure
 from .solution import Solution, as_solved, check_levels, check_solution
 from .summary import html_block

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ground import as_rows
+from ..ground import as_rows, needed
 from ..inference import QUANTILE
 from ..problem import Box, Mixed, enter
 from ..study import joint_contexts
@@ -26,9 +26,16 @@ _LINE = 70  # characters that fit across one panel
 
 def shown_figure(width: float | int, height: float | int) -> Any:
     """A figure by pyplot, so that notebooks and ``plt.show`` show it."""
-    import matplotlib.pyplot as plt
+    return _matplotlib("pyplot").figure(figsize=(width, height), layout="constrained")
 
-    return plt.figure(figsize=(width, height), layout="constrained")
+
+def written_figure(width: float | int, height: float | int) -> Any:
+    """A figure that is only written to a file: pyplot, whose backend is the user's, is not touched."""
+    return _matplotlib("figure").Figure(figsize=(width, height), layout="constrained")
+
+
+def _matplotlib(part: str) -> Any:
+    return needed(f"matplotlib.{part}", "figures need", "plots")
 
 
 def tidy(*axes: Any) -> None:

@@ -219,12 +219,13 @@ def _draw_bars(path: Path, lines: Sequence[Measurement], longest: float = 100.0)
 
     Bars end where a value is `longest` times better or worse than its goal.
     """
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
+
+    from ..answer import written_figure
 
     aimed = [line for line in lines if line.share is not None]
     rows = len(aimed) + 1.4 * len({line.script for line in aimed})
-    figure = Figure(figsize=(10, max(2.2, 0.25 * rows + 1.3)), layout="constrained")
+    figure = written_figure(10, max(2.2, 0.25 * rows + 1.3))
     axis = figure.subplots()
     literal = lambda text: text.replace("$", r"\$")
     place, names, ends = 0.0, {}, [1.0]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ..answer import COLOURS, DPI, html_block, shown_figure, tidy
+from ..answer import COLOURS, DPI, html_block, shown_figure, tidy, written_figure
 from ..basis import (
     Basis,
     BSpline,
@@ -167,10 +167,7 @@ def plot_decay(decay: Decay, functions: int, path: str | Path | None) -> Any:
 
     A figure that is only written never touches ``pyplot``, whose backend is the user's.
     """
-    from matplotlib.figure import Figure
-
-    size = (7, 4.4)  # inches
-    figure = shown_figure(*size) if path is None else Figure(figsize=size, layout="constrained")
+    figure = (shown_figure if path is None else written_figure)(7, 4.4)
     _draw_decay(figure.add_subplot(), decay, functions)
     if path is None:
         return figure

@@ -16,12 +16,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float
 
 from ..derivatives import AtContext, flattened, parameter_gradient, totals_of
 from ..ground import as_key, generator, positive, whole
-from ..iteration import Result
+from ..iteration import Adam, Result
 from ..problem import Domain, Finite, Level, Mixed
 from ..study import Study
 from .local_weights import LocalWeights, shaped
@@ -55,7 +54,7 @@ class _State(NamedTuple):
     x: Array
     policy: Network
     adjoint: Network
-    moments: tuple[Any, Any]  # of Adam, for both
+    moments: tuple[Adam, Adam]  # of Adam, for both
 
 
 class Amortized(Direct):
@@ -111,7 +110,7 @@ class Amortized(Direct):
             layers = eqx.nn.MLP(inputs, y.shape[1], self.width, self.depth, jnp.tanh, dtype=dtype, key=seed)
             scale = np.where(size > 0, size, 1.0)
             networks.append(Network(layers, domain, jnp.asarray(table.mean(axis=0), dtype), jnp.asarray(scale, dtype)))
-        moments: Any = tuple(_adam().init(eqx.filter(one.layers, eqx.is_array)) for one in networks)
+        moments: Any = tuple(Adam.none(eqx.filter(one.layers, eqx.is_array)) for one in networks)
         outer = 0.1 * outer_step(slope, x) if self.outer is None else float(self.outer)
         return _State(x, networks[0], networks[1], moments), outer
 
@@ -124,17 +123,8 @@ class Amortized(Direct):
             keys = jax.vmap(lambda k: jax.random.fold_in(for_run, k))(numbers)
             rising = jnp.minimum(1, 10 * (numbers + 1) / limits.steps).astype(study.dtype)  # the networks go ahead
             lengths = outer * rising * shares, self.inner * shares
-            with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
-                after, slope = _advance(
-                    replace(self, outer=None, inner=None),
-                    functions,
-                    study.upper,
-                    study.lower,
-                    state,
-                    bounds,
-                    lengths,
-                    keys,
-                )
+            alone = replace(self, outer=None, inner=None)
+            after, slope = _advance(alone, functions, study.upper, study.lower, state, bounds, lengths, keys)
             diverged = not all(np.isfinite(a).all() for a in jax.tree.leaves(eqx.filter(after, eqx.is_array)))
             if diverged:
                 break
@@ -192,10 +182,6 @@ def rough_outer_step(study: Study, contexts: int = 64) -> float:
     )
 
 
-def _adam() -> optax.GradientTransformation:
-    return optax.scale_by_adam()
-
-
 @eqx.filter_jit
 def _advance(
     method: Amortized, functions: AtContext, upper: Level, lower: Level, state: _State, bounds: Any,
@@ -205,7 +191,7 @@ def _advance(
     one, size = jnp.ones(1, state.x.dtype), method.batch
     alone = lambda eta: jax.tree.map(lambda a: a[None], eta)
 
-    def fitted(network: Network, moments: Any, directions: Any, xi: Any, share: Any) -> tuple[Network, Any]:
+    def fitted(network: Network, moments: Adam, directions: Any, xi: Any, share: Any) -> tuple[Network, Any]:
         """One step of Adam against directions at the network's values."""
 
         def loss(layers: Any) -> Any:
@@ -213,7 +199,7 @@ def _advance(
             return jnp.sum(values * jax.lax.stop_gradient(directions)) / len(xi)
 
         slope = parameter_gradient(loss, network.layers)
-        change, moments = _adam().update(slope, moments)
+        change, moments = moments.after(slope)
         scaled = jax.tree.map(lambda a: -share * a, change)
         return eqx.tree_at(lambda n: n.layers, network, eqx.apply_updates(network.layers, scaled)), moments
 

@@ -16,6 +16,7 @@ from .checks import (
     whole,
 )
 from .keys import as_key, below, derived, generator, hashed, is_key, mix, split_key
+from .packages import needed
 from .parts import Common, Parts, room, unpickled
 from .precision import REMEDY, Precision, cast, double, in_double, kept_digits, ranks_promoted
 from .programs import (

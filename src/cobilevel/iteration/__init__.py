@@ -1,6 +1,7 @@
 """The solver protocol, the loop, the results of runs; and what solvers share: schedules, draws, step scales."""
 
 from ..lower import ROUNDINGS, SOLVED
+from .adam import Adam
 from .checkpoint import Checkpoint
 from .loop import Saved, advance, iterate, steps_on_host
 from .result import Result

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..answer import COLOURS, DOTS, DPI, tidy
+from ..answer import COLOURS, DOTS, DPI, tidy, written_figure
 from ..ground import write_file
 from ..problem import Samples
 
@@ -64,8 +64,6 @@ def panel_figures(summary: Mapping[str, Any], folder: str | Path) -> list[Path]:
     Panels of one figure stand side by side under one legend. Missing values are gaps, and so is what a logarithmic
     axis cannot show.
     """
-    from matplotlib.figure import Figure
-
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     styles = label_styles(summary)
@@ -73,7 +71,7 @@ def panel_figures(summary: Mapping[str, Any], folder: str | Path) -> list[Path]:
     for name, panels in by_figure(summary).items():
         columns = len(panels) if len(panels) <= 3 else 2 if len(panels) == 4 else 3
         rows = -(-len(panels) // columns)
-        figure = Figure(figsize=(max(4.6 * columns, 6.4), 3.7 * rows + 0.6), layout="constrained")
+        figure = written_figure(max(4.6 * columns, 6.4), 3.7 * rows + 0.6)
         axes = figure.subplots(rows, columns, squeeze=False)
         keys: dict[str, Any] = {}
         for axis, panel in zip(axes.flat, panels, strict=False):
@@ -197,9 +195,7 @@ def policy_figure(
     ``(contexts, edges)``; `shown` names the one drawn on the left. On a logarithmic axis, errors below `least` are
     drawn there.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = written_figure(11, 4.6)
     left, right = figure.subplots(1, 2)
     policy, exact = policies[shown]
     for k, colour in enumerate(COLOURS[: policy.shape[1]]):
