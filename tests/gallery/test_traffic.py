@@ -50,7 +50,8 @@ def test_within_a_thousandth_of_the_exact_optimum(instances, basis, limit):
     for instance, best, reference in instances:
         solution = cb.solve(instance.problem, instance.train, basis=basis)
         assert solution.converged, solution.result
-        assert solution.history["gradient"][-1] < 1e-6
+        kink = solution.result is cb.Result.KINK  # flows that vanish at a context make some, and a gradient jumps there
+        assert kink or solution.history["gradient"][-1] < 1e-6
         loss = float(loss_alone(solution.x, instance.truth, instance.test))
         over_best.append(loss / best)
         over_reference.append(loss / reference)

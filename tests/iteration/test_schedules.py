@@ -18,4 +18,5 @@ def test_schedules(promotion):
 
 
 def test_one_name_before_and_one_now():
-    assert cb.Polynomial is cb.PolynomialDecay
+    with pytest.warns(DeprecationWarning, match="now cobilevel.PolynomialDecay"):
+        assert cb.Polynomial is cb.PolynomialDecay
