@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import cobilevel as cb
 from cobilevel.iteration import at
