@@ -167,6 +167,12 @@ def test_connectors_take_no_time_and_are_no_unknowns():
     np.testing.assert_allclose(table["capacity"], capacity)
 
 
+def test_times_too_long_for_the_range_of_numbers_are_no_minimum(small):
+    lower, y = small.truth.lower, jnp.asarray(small.problem.y0)
+    assert np.isfinite(lower(jnp.ones(14), y, 1.0, 1.0))
+    assert np.isnan(lower(jnp.ones(14), 1e3 * y, 1.0, 1.0))  # their weights are 0, and costs would be infinite
+
+
 @pytest.mark.parametrize("unit", [1e-3, 1e-2])
 def test_theta_is_chosen_where_walks_would_not_end(unit):
     """In minutes it is 1; in smaller numbers, twice the smallest with which walks end."""
@@ -201,6 +207,9 @@ def test_demands_out_of_reach_from_the_middle_start_at_the_nearest(small, monkey
     monkeypatch.setattr(module, "minimise", near)
     np.testing.assert_allclose(truth.y(truth.x, xi), exact, rtol=1e-9)
     assert len(begun) > 2
+    reach *= 0.6  # less than to the next demand: on to some between
+    begun.clear()
+    np.testing.assert_allclose(truth.y(truth.x, xi), exact, rtol=1e-9)
     reach = 0.0
     with pytest.raises(ValueError, match="no equilibrium was found"):
         truth.y(truth.x, xi)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
+from cobilevel.inference import pairs
 from cobilevel.inference.pairs import neighbours_of
 
 AROUND = cb.Interval(-1.0, 1.0)
@@ -122,6 +123,14 @@ def test_the_distance_of_neighbours_does_not_bias_a_mean_square(dimension, worst
     found = shares(near, table, table).sum()
     assert abs(found - square) < worst * square
     assert abs(found - square) < abs(plain - square) / 4
+
+
+def test_windows_of_many_samples_grow_by_four(monkeypatch):
+    u = np.linspace(0, 1, 2000)[:, None]
+    widths = lambda: [near.width for near in neighbours_of(AROUND, u, np.ones(2000), 1)]
+    few = widths()
+    monkeypatch.setattr(pairs, "LOOK_ROWS", 1000)
+    assert widths() == [few[0], *few[1::2]]
 
 
 def test_groups_are_weighted_by_their_rows():

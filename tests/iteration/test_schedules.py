@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import cobilevel as cb
 from cobilevel.iteration import at
@@ -16,8 +15,3 @@ def test_schedules(promotion):
     np.testing.assert_allclose(at(cb.Cosine(1.0, 60.0), step, float), 0.5)
     np.testing.assert_allclose(at(cb.Cosine(1.0, 20.0, 0.1), step, float), 0.1)
     np.testing.assert_allclose(at(optax.exponential_decay(1.0, 10, 0.5), step, float), 0.125)
-
-
-def test_one_name_before_and_one_now():
-    with pytest.warns(DeprecationWarning, match="now cobilevel.PolynomialDecay"):
-        assert cb.Polynomial is cb.PolynomialDecay

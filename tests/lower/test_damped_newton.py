@@ -90,3 +90,11 @@ def test_one_hessian_serves_for_several_steps_where_they_take_long():
     np.testing.assert_array_equal(found.hessian, plain.local(found.point)[2])
     assert found.converged.all()
     assert len(spent) < known.evaluations
+
+
+def test_a_hessian_that_is_far_off_leads_to_the_end_below_the_rounding_of_values():
+    """Each step leaves six tenths of the gradient, long after no decrease is seen."""
+    about = np.diag([1 / 0.4, 1 / 1.6])[None]
+    end = minimise(Dense(lambda z: (1 + np.sum(z**2, axis=1) / 2, z, about)), np.ones((1, 2)), 1e-13)
+    assert end.converged.all()
+    assert np.linalg.norm(end.point) < 1e-13
