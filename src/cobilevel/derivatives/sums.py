@@ -310,5 +310,15 @@ def on_accelerator() -> bool:
 def pools_of(batch: Batch, dtype: Any, numbers: int) -> list[RowPool]:
     """The rows of a level, as one pool."""
     features, weight, xi, eta = jax.tree.map(np.asarray, (batch.features, batch.weight, batch.xi, batch.eta))
-    features = jax.tree.map(np.asfortranarray, features)  # one function after the other: sums run along memory
+    features = jax.tree.map(_turned, features)  # one function after the other: sums run along memory
     return [RowPool(features, weight.astype(float) / len(batch), RowBlocks(xi, eta, dtype, numbers))]
+
+
+def _turned(table: np.ndarray) -> np.ndarray:
+    """A table whose columns lie in one piece, copied in blocks that the cache holds."""
+    if table.flags.f_contiguous:
+        return table
+    turned, block = np.empty(table.shape, table.dtype, order="F"), 1024
+    for begin in range(0, len(table), block):
+        turned[begin : begin + block] = table[begin : begin + block]
+    return turned

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..basis import OneHot, piece_of
+from ..basis.base import NUMBERS_AT_ONCE
 from ..derivatives import galerkin
 from .around import Around
 from .galerkin import AGREE, NEGLIGIBLE, NOTICED
@@ -188,13 +189,16 @@ def _over_kinks(around: Around, near: Neighbours, inverse: np.ndarray, r: np.nda
     mean = near.sums(near.summand(r))
     full = step = _times(inverse, mean)
     back = np.argsort(near.order) if near.order is not None else slice(None)
+    size = np.linalg.norm(mean, axis=1)
     for _ in range(8):  # a slope of straight pieces takes one for each piece
         rows = at.lower_rows(point.x, point.W, -step[back])
         left = near.arranged(rows.slope) - r + mean
+        met = np.linalg.norm(left, axis=1) <= NEGLIGIBLE * size
+        if met.all():
+            break
         step = step + _times(_floored(near.arranged(rows.hessian), near.row_shares)[1], left)
-    size, gap = np.linalg.norm(mean, axis=1), np.linalg.norm(left, axis=1)
     off = np.linalg.norm(step - full, axis=1) > np.linalg.norm(full, axis=1) / 2
-    used = off & (gap <= NEGLIGIBLE * size)
+    used = off & met
     turn = (step - full)[:, :, None] * mean[:, None, :] / np.where(size > 0, size, 1)[:, None, None] ** 2
     return inverse + np.where(used[:, None, None], turn, 0.0)
 
@@ -219,9 +223,14 @@ def _leverage(phi: np.ndarray | OneHot, curvature: np.ndarray, shares: np.ndarra
     if isinstance(phi, OneHot):
         inverse = np.linalg.pinv(phi.blocks(weighted), hermitian=True)
         return (shares * phi.value**2)[:, None, None] * inverse[phi.place]
-    inverse = np.linalg.pinv(galerkin(phi, weighted), hermitian=True)
-    turned = (phi @ inverse.reshape(phi.shape[1], -1)).reshape(len(phi), dy, -1, dy)
-    return shares[:, None, None] * np.einsum("nalb,nl->nab", turned, phi, optimize=True)
+    step = max(1, NUMBERS_AT_ONCE // (phi.shape[1] * dy**2))
+    parts = [slice(k, k + step) for k in range(0, len(phi), step)]
+    inverse = np.linalg.pinv(sum(galerkin(phi[part], weighted[part]) for part in parts), hermitian=True)
+    inverse, levered = inverse.reshape(phi.shape[1], -1), np.empty((len(phi), dy, dy))
+    for part in parts:
+        turned = (phi[part] @ inverse).reshape(-1, dy, phi.shape[1], dy)
+        levered[part] = np.einsum("nalb,nl->nab", turned, phi[part], optimize=True)
+    return shares[:, None, None] * levered
 
 
 @dataclass(frozen=True)
