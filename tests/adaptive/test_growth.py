@@ -8,6 +8,7 @@ import pytest
 import cobilevel as cb
 from cobilevel.adaptive import choose_basis
 from cobilevel.basis import basis_of
+from cobilevel.covariates import Fits
 from cobilevel.study import Study
 from problems import AROUND, Aim, Line, row, scalar
 
@@ -106,3 +107,29 @@ def test_index_sets_grow_where_it_matters(dimension):
     assert repr(choice.basis) == repr(basis_of(members, problem.domain))
     first, *others = members.max(axis=0)
     assert first > max(others)
+
+
+@pytest.mark.parametrize("jump", [0.0, 3.0])
+def test_nodes_of_a_quadrature_stand_for_samples_of_a_large_y(jump, monkeypatch):
+    """Without noise in ``g`` the choice is that of all samples, from a quarter of the rows; a jump takes all."""
+    rates = np.linspace(0.2, 4, 40)
+    problem = cb.Problem(
+        lambda x, y, xi, eta: jnp.sum((y - eta) ** 2) / 2,
+        lambda x, y, xi, eta: jnp.sum((y - x * jnp.sin(rates * xi) - jnp.where(xi > 0.3, jump, 0.0)) ** 2) / 2,
+        x0=1.5,
+        y0=np.zeros(40),
+        domain=cb.Interval(-1.0, 1.0),
+    )
+    rng = np.random.default_rng(0)
+    xi = rng.uniform(-1, 1, 3000)
+    study = Study.of(problem, cb.Samples(xi, np.sin(np.outer(xi, rates)) + rng.normal(size=(3000, 40)) / 10))
+    few = choose_basis(study, np.asarray(1.5), jax.random.key(0))
+    monkeypatch.setattr(Fits, "at_nodes", lambda *_: None)
+    every = choose_basis(study, np.asarray(1.5), jax.random.key(0))
+    assert few.selection.on_nodes == (jump == 0)
+    assert not every.selection.on_nodes
+    assert repr(few.basis) == repr(every.basis)
+    assert few.breaks == every.breaks
+    assert bool(few.breaks) == bool(jump)
+    if not jump:
+        assert 4 * few.spent["hessian", "samples"] < 1.1 * every.spent["hessian", "samples"]

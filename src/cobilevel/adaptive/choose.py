@@ -93,8 +93,9 @@ def choose_basis(
             return before
         return before.with_family(compared[1], f"{before.words} Learned again at the new x: {compared[0]}")
     members, words = selection.at(at, key, None if before is None else before.members)
+    fits = selection.fits
     basis, count, pieces = basis_of(members, fits.domain), len(members), fits.axes.pieces
-    if fits.axes.nested and not isinstance(domain, Periodic) and _STABLE * len(fits.u) * pieces < count**2:
+    if fits.axes.nested and not isinstance(domain, Periodic) and _STABLE * selection.looked * pieces < count**2:
         splines = BSpline(min(selection.most, round(_SPLINES_EACH * count)) // pieces)
         basis = Orthonormal(by_component(splines, fits.domain))
         words = f"{words} Splines, since {count} polynomials would be unstable near the ends of the interval."

@@ -168,10 +168,27 @@ class ForwardSelection:
 
     def __init__(self, study: Study, key: Array, spent: Counter):
         most = MOST_COEFFICIENTS // study.problem.sizes[1]
-        rows = SAMPLE_ROWS if study.noisy or most >= MOST_FUNCTIONS else SAMPLES_EACH * most
-        self.study, self.fits = study, Fits.looking(study, key, spent, rows=rows)
+        few = not study.noisy and most < MOST_FUNCTIONS
+        self.study, self.about_jumps = study, ""
+        self.fits = self._all = Fits.looking(study, key, spent, rows=SAMPLES_EACH * most if few else SAMPLE_ROWS)
         self._supported = self.fits.most if study.noisy else min(self.fits.most, MOST_FUNCTIONS)
-        self.about_jumps = ""
+        if few and self.axes.nested and not study.lower.crossed and not self.breaks:
+            self.fits = self._all.at_nodes(np.arange(self.most)[:, None]) or self._all
+
+    @property
+    def looked(self) -> int:
+        """How many samples are looked at, and stand behind the nodes."""
+        return len(self._all.u)
+
+    @property
+    def on_nodes(self) -> bool:
+        """Whether fits are at the nodes of a quadrature of these samples: without noise these say as much, as long as
+        nothing jumps and functions are few."""
+        return self.fits is not self._all
+
+    def _leave_nodes(self) -> None:
+        self.fits = self._all
+        self.__dict__.pop("_nested", None)
 
     @property
     def axes(self) -> Axes:
@@ -197,6 +214,9 @@ class ForwardSelection:
         found = jumps_of(self.fits.samples.xi[:: self.fits.together], rows, np.concatenate(sizes), domain.breaks)
         if not found:
             return False
+        if self.on_nodes:  # where exactly, all samples show
+            self._leave_nodes()
+            return True
         stated = getattr(self.study.problem.domain, "breaks", ())
         breaks = tuple(sorted({*found, *domain.breaks}))
         taken = 2 * (len(breaks) + 1) <= self._supported
@@ -209,15 +229,14 @@ class ForwardSelection:
 
     def at(self, x: Vector, key: Array, members: np.ndarray | None = None) -> tuple[np.ndarray, str]:
         """The functions needed around ``x``, and why these, in words; `members`: those that are there already."""
-        dx, dy = self.study.problem.sizes
         if members is not None and isinstance(self.fits.domain, Interval):
             known = dict(self.fits.known)
             self.fits.lay(self._first())
             here = self.fits.residuals(x)
             if here is not None and self._found_jumps([here]):
-                members, known = self._first(), {}
+                members, known = None, {}
             self.fits.known = known
-        looked, members = members is not None, self._first() if members is None else members
+        looked, members = members is not None or bool(self.breaks), self._first() if members is None else members
         last, tests, points = members, Tests(self.study.noisy), [x]
         for _ in range(ROUNDS):
             self.fits.lay(members)
@@ -235,27 +254,38 @@ class ForwardSelection:
             left = [here, *(one for one in others if one is not None)]
             if not looked and self._found_jumps(left):
                 members = last = self._first()
-                looked = True
+                looked = bool(self.breaks)
                 continue
             looked = True
             ahead, projection = self._next(members)
             self._test(left, projection, tests)
             grown, last = self._grown(members, ahead, tests), members
+            if self.on_nodes and 2 * len(grown) > self.most:
+                self._leave_nodes()
+                members = grown
+                continue
             if len(grown) == len(members) or len(members) >= self.most:
                 break
             members = grown
-        least, count = -(-dx // dy), len(self.fits.u)
+        return self._enough_for_x(members, here, len(points))
+
+    def _enough_for_x(self, members: np.ndarray, here: Residuals, decisions: int) -> tuple[np.ndarray, str]:
+        """The functions found by tests at so many decisions, and more where ``x`` takes more; and why, in words."""
+        dx, dy = self.study.problem.sizes
+        least, count = -(-dx // dy), self.looked
         if len(members) < least:  # what f sees of x itself takes no functions
             lacking = dx - self.most * dy  # where less is seen than that, no functions will do: they would fit noise
-            seen = self.fits.expansions(self.fits.usable).seen_above(x, here.point.W) if lacking < count else 0
+            at, point = self.fits.expansions(self.fits.usable), here.point
+            seen = at.seen_above(point.x, point.W) if lacking < count else 0
             least = -(-(dx - seen) // dy) if seen >= lacking else 0
-        kind, tested = "contexts" if self.fits.together > 1 else "samples", f"tested at {len(points)} decisions"
+        kind, tested = "contexts" if self.fits.together > 1 else "samples", f"tested at {decisions} decisions"
+        where = f"{len(self.fits.u)} nodes of " if self.on_nodes else ""
         words = (
             "more functions would improve neither the policy nor the hypergradient beyond the noise of "
             f"{count} {kind} ({tested})."
         )
         if not self.study.noisy:
-            words = f"more functions would change the policy by less than 0.3% ({tested}, on {count} {kind})."
+            words = f"more functions would change the policy by less than 0.3% ({tested}, on {where}{count} {kind})."
         if len(members) >= self.most:
             words = f"the most that {count} samples with {self.fits.samples.distinct()} distinct contexts support."
             if self.most < self.fits.supported:

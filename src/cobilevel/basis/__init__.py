@@ -1,7 +1,16 @@
 """Functions of the context: the families a user can name, fitted to the contexts observed."""
 
 from .axes import Axes
-from .base import Basis, FeatureMap, basis_from_json, basis_to_json, check_basis, domain_to_json, same_recipe
+from .base import (
+    NUMBERS_AT_ONCE,
+    Basis,
+    FeatureMap,
+    basis_from_json,
+    basis_to_json,
+    check_basis,
+    domain_to_json,
+    same_recipe,
+)
 from .components import Components, Orthonormal, Union, basis_of, by_component
 from .families import (
     BSpline,

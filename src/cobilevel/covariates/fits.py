@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Float
 
 from ..basis import Axes
-from ..derivatives import Expansions, RowBlocks, flattened
+from ..derivatives import Expansions, Nodes, RowBlocks, flattened
 from ..ground import put
 from ..inference import mean_error
 from ..lower import Point, solve_at
@@ -109,6 +110,16 @@ class Fits:
             return Fits(study, samples, upper, spent, look.together)
         held, upper = samples.rows(slice(cut, None)), samples if upper is None else upper
         return Fits(study, samples.rows(slice(0, cut)), upper, spent, held=held)
+
+    def at_nodes(self, members: np.ndarray) -> "Fits | None":
+        """The same at the nodes of a quadrature of the samples, for products of these functions."""
+        table = self.axes.table(self.u, members)
+        nodes = Nodes.of(table @ orthonormalising(table, self.shares), self.shares, np.random.default_rng(0))
+        if nodes is None:
+            return None
+        rows = self.samples.rows(nodes.index)
+        weighted = eqx.tree_at(lambda s: s.weights, rows, nodes.weights * len(rows), is_leaf=lambda leaf: leaf is None)
+        return Fits(self.study, weighted, self._upper_samples, self.rows.spent)
 
     def _table(self, rows: Samples) -> Table:
         weight = np.asarray(rows.mean_one_weights(), self.dtype)

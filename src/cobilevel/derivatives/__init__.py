@@ -6,7 +6,7 @@ from .affine import Affine
 from .at_context import AtContext, parameter_gradient
 from .curvature import Curvature, following
 from .expansion import Expansions
-from .fewer import with_fewer
+from .fewer import Nodes, with_fewer
 from .hypergradient import (
     ConjugateGradient,
     Directions,

@@ -34,9 +34,11 @@ def with_fewer(at: Expansions) -> Expansions:
     few = _few(at)
     if few is None or 4 * _numbers(few) > _numbers(at):
         return at
-    nodal = _nodal(at, few) if few.nodes and _side_by_side(few) is not None else None
-    if nodal is not None:  # noise is a mean there
-        few.spread_over = nodal.spread_over = at
+    nodal = None
+    if few.nodes and _side_by_side(few) is not None:
+        few.spread_over = at  # noise is a mean there
+        if (nodal := _nodal(at, few)) is not None:
+            nodal.spread_over = at
     if at.curved:
         at.fewer = with_fewer(few)
         few.fewer = few.fewer or nodal
@@ -60,7 +62,7 @@ def _numbers(at: Expansions) -> int:
     return at.rows["lower"] * at.sizes.lower + at.rows["upper"] * (1 + at.dx + at.dy)
 
 
-class _Nodes(NamedTuple):
+class Nodes(NamedTuple):
     """A quadrature: the rows that are its nodes, and their weights. `lagrange`: the mean of ``L_k`` times something, by
     the means of all products of two functions times that."""
 
@@ -68,12 +70,30 @@ class _Nodes(NamedTuple):
     weights: Float[np.ndarray, " k"]
     lagrange: Float[np.ndarray, "k m"]
 
+    @staticmethod
+    def of(phi: Float[np.ndarray, "n N"], shares: Float[np.ndarray, " n"], rng: np.random.Generator) -> "Nodes | None":
+        """For products of functions with these values; ``None`` where that takes many nodes."""
+        from scipy.optimize import nnls
+
+        index, (one, other) = np.sort(rng.permutation(len(phi))[:_AMONG]), np.triu_indices(phi.shape[1])
+        some = phi[index].astype(float)
+        left, values, right = np.linalg.svd(some[:, one] * some[:, other], full_matrices=False)
+        exact = np.finfo(phi.dtype).eps ** 0.5
+        rank = int(np.sum(values > exact * values[0]))
+        if rank > _AMONG // 4:
+            return None
+        left, of_products = left[:, :rank], right[:rank] / values[:rank, None]
+        weights, _ = nnls(left.T, of_products @ _means(phi, shares))
+        used = weights > exact * weights.max()
+        lagrange = np.linalg.pinv(left[used]).T @ of_products
+        return Nodes(index[used], weights[used] / weights[used].sum(), lagrange)
+
     def means(self, pool: RowPool, eta: PyTree) -> PyTree:
         """The mean of the noise at each node."""
 
         def mean(leaf: Any) -> np.ndarray:
             columns = np.asarray(leaf).reshape(len(leaf), -1).T
-            means = np.stack([_means(pool, pool.shares * column) for column in columns], axis=1)
+            means = np.stack([_means(pool.features, pool.shares * column) for column in columns], axis=1)
             return (self.lagrange @ means / self.weights[:, None]).reshape(-1, *leaf.shape[1:]).astype(leaf.dtype)
 
         return jax.tree.map(mean, eta)
@@ -85,11 +105,14 @@ def _few(at: Expansions) -> Expansions | None:
     below = at.lower_pools[0], at.reduced.lower_pool
     levels = {"lower": below, "upper": below if shared else (at.upper_pools[0], at.reduced.upper_pool)}
     noisy = {level: getattr(at.problem, level).uses_last_argument() for level in levels}
-    nodes: dict[str, _Nodes | None] = dict.fromkeys(levels)
+    nodes: dict[str, Nodes | None] = dict.fromkeys(levels)
     for level in levels:  # rows that the lower level has anyway do for the upper one too
         if not noisy[level] or _is_factor(at, level, *levels[level]):
-            second = shared and level == "upper"
-            nodes[level] = nodes["lower"] if second else _nodes_of(levels[level][0], rng)
+            features, shares = levels[level][0].features, levels[level][0].shares
+            if shared and level == "upper":
+                nodes[level] = nodes["lower"]
+            elif not isinstance(features, OneHot):
+                nodes[level] = Nodes.of(features, shares, rng)
     one = shared and nodes["lower"] is nodes["upper"]
 
     def few(level: str) -> tuple[RowPool, Batch]:
@@ -171,30 +194,9 @@ def _rows(tree: PyTree, index: Any) -> PyTree:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[index], tree)
 
 
-def _nodes_of(pool: RowPool, rng: np.random.Generator) -> _Nodes | None:
-    """A quadrature; ``None`` where that takes many nodes."""
-    if isinstance(pool.features, OneHot):
-        return None
-    from scipy.optimize import nnls
-
-    count, size = pool.features.shape
-    index, (one, other) = np.sort(rng.permutation(count)[:_AMONG]), np.triu_indices(size)
-    phi = pool.features[index].astype(float)
-    left, values, right = np.linalg.svd(phi[:, one] * phi[:, other], full_matrices=False)
-    exact = np.finfo(pool.features.dtype).eps ** 0.5
-    rank = int(np.sum(values > exact * values[0]))
-    if rank > _AMONG // 4:
-        return None
-    left, of_products = left[:, :rank], right[:rank] / values[:rank, None]
-    weights, _ = nnls(left.T, of_products @ _means(pool, pool.shares))
-    used = weights > exact * weights.max()
-    lagrange = np.linalg.pinv(left[used]).T @ of_products
-    return _Nodes(index[used], weights[used] / weights[used].sum(), lagrange)
-
-
-def _means(pool: RowPool, shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
+def _means(phi: Float[np.ndarray, "n N"], shares: Float[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
     """The means of all products of two functions."""
-    gram = (pool.features.T * shares.astype(pool.features.dtype)) @ pool.features
+    gram = (phi.T * shares.astype(phi.dtype)) @ phi
     return gram[np.triu_indices(len(gram))].astype(float)
 
 

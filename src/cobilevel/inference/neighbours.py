@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from ..basis import OneHot, piece_of
-from ..basis.base import NUMBERS_AT_ONCE
+from ..basis import NUMBERS_AT_ONCE, OneHot, piece_of
 from ..derivatives import galerkin
 from .around import Around
 from .galerkin import AGREE, NEGLIGIBLE, NOTICED

@@ -31,12 +31,14 @@ class Dense:
     """``k`` objectives whose Hessians are formed: `local(z)` returns values, gradients and what is kept of Hessians.
 
     These are matrices ``(k, n, n)``, or the blocks of one ``n x n`` matrix; `eps` is the precision of values and
-    gradients. `slope(z)`, for one objective: values and gradients alone, where Hessians take much longer.
+    gradients. `slope(z)`, for one objective: values and gradients alone, where Hessians take much longer; `rough`:
+    whether these are never quite the objective's.
     """
 
     local: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, Any]]
     eps: float = float(np.finfo(float).eps)
     slope: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+    rough: bool = False
 
     def matrices(self, hessian: Any) -> Float[np.ndarray, "b m m"]:
         """The Hessians that were kept."""
@@ -274,10 +276,11 @@ def minimise(
     definite (or where it vanishes, as it does at zero flow in a traffic network). The search is for kinks of the
     second derivative, as penalties have them, across which full steps go back and forth; damping would slow that
     down. Once the decrease drowns in rounding, the gradient decides. Where Hessians take long, one serves for several
-    steps, as long as each leaves a quarter of the gradient or less; the last is that of the end.
+    steps, as long as each leaves a quarter of the gradient or less, or not much more than its first step where it is
+    `rough`; the last is that of the end.
     """
     here, evaluations, k = Iterates.at(start, objective), 1, len(start)
-    damping, exhausted = np.zeros(k), np.zeros(k, bool)
+    damping, exhausted, enough = np.zeros(k), np.zeros(k, bool), 0.25
     for _ in range(steps):
         finite = np.isfinite(here.gradient).all(axis=1)
         going = ~exhausted & (damping * here.eps <= 1) & finite & ~here.small(target, close)
@@ -308,7 +311,9 @@ def minimise(
         damping = np.where(going, after, damping)
         idle = hidden & ~(better & (there.size <= 0.9 * here.size)) | moved & ~(gained > 0) & ~shrinks
         exhausted = exhausted | usable & idle  # what rounding leaves to do never ends
-        slow = there.stale and bool(better.all()) and not there.size[0] <= here.size[0] / 4
+        if there.stale and not here.stale and objective.rough:  # pyright: ignore[reportAttributeAccessIssue]
+            enough = max(0.25, min(0.9, 2 * float(there.size[0] / here.size[0])))
+        slow = there.stale and bool(better.all()) and not there.size[0] <= enough * here.size[0]
         here = Iterates.at(there.point, objective) if slow else there.where(better, here)
         evaluations += slow
     here = Iterates.at(here.point, objective) if here.stale else here

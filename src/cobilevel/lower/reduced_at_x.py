@@ -105,7 +105,8 @@ def solve_lower(
         lower = (matrices or expansions).lower(x, table(z))
         return *(one(lower.value, lower.slope) if matrices is None else slope(z)), _Matrices(lower)
 
-    objective = _Formed(model, expansions.eps, slope if matrices or expansions.long_rows else None)
+    slopes = slope if matrices or expansions.long_rows else None
+    objective = _Formed(model, expansions.eps, slopes, rough=matrices is not None)
     return minimise(objective, W.reshape(1, -1), target, steps, close)
 
 

@@ -210,7 +210,7 @@ class Newton(Solver):
             end, refused = _search(at, here, state.plan, target, 0.0 if failures else _closeness(at, state.plan))
         else:
             first = _FAR_OFF if not at.formed else 0.0 if at.close is None else at.eps**0.6
-            end = solve_at(at, here.x, here.W, target, first)
+            end = solve_at(at, here.x, here.W, np.inf if at.formed and first else target, first)
         bent = None
         if end is None:
             end, failures, secants = solve_at(at, here.x, here.W, target), failures + 1, state.secants.without()
@@ -338,7 +338,7 @@ class Newton(Solver):
     def _least(self, at: Expansions) -> float:
         """The decrease promised that is not worth a step, as a share of the spread."""
         share = at.eps ** (_ACCURACY if at.formed else 0.5) if self.tolerance is None else float(self.tolerance)
-        return share if at.nodal is None else max(share, _FAR_OFF**2)  # the next rows move the minimum further
+        return share if at.spread_over is None else max(share, _FAR_OFF**2)  # the next rows move the minimum further
 
     @plain
     def terminate(self, reduced, state):
@@ -408,14 +408,15 @@ def _iterate(at: Expansions, state: NewtonState) -> Point:
 
 
 def _trusted(step: np.ndarray, unit: np.ndarray, last: Plan, taken: np.ndarray, fallen: float, dear: bool) -> float:
-    """The share of a step to try first: all of it, where the model was right along the last one; else what is no longer
-    than that was, or twice as long, since far off the lower level takes long to solve."""
+    """The share of a step to try first: all of it, where the model was right along the last one, or four times as long
+    a step where rows are dear; else what is no longer than that was, or twice as long, since far off the lower level
+    takes long to solve."""
     size = lambda a: float(np.linalg.norm(np.divide(a, unit, where=unit > 0, out=np.zeros(len(unit)))))
     if last.bend or not fallen > 0 or not (size(last.step) and size(taken)):
         return 1.0
     length = size(taken) / size(last.step)
     agreed = fallen / (last.promised * length * (2 - length)) if length < 1.5 else 1.0
-    far = 2.0 if dear and length < 0.99 else np.inf  # where the search made the step shorter, the model is right so far
+    far = 4.0 if dear else np.inf
     reach = far if agreed >= _AGREED[1] else 2.0 if agreed >= _AGREED[0] else 1.0
     return min(1.0, reach * size(taken) / (size(step) or 1.0))
 
