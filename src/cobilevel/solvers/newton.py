@@ -338,7 +338,9 @@ class Newton(Solver):
     def _least(self, at: Expansions) -> float:
         """The decrease promised that is not worth a step, as a share of the spread."""
         share = at.eps ** (_ACCURACY if at.formed else 0.5) if self.tolerance is None else float(self.tolerance)
-        return share if at.spread_over is None else max(share, _FAR_OFF**2)  # the next rows move the minimum further
+        if at.spread_over is None:
+            return share
+        return max(share, _FAR_OFF ** (3 if at.nodal is None else 2))  # the next rows move the minimum further
 
     @plain
     def terminate(self, reduced, state):
