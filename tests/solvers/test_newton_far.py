@@ -148,3 +148,21 @@ def test_a_bound_nearby_is_reached_before_it_converges():
     found = cb.solve(problem, SAMPLES, basis=cb.Chebyshev(3))
     assert found.converged
     np.testing.assert_array_equal(found.x, bounds)
+
+
+def test_the_lower_level_is_solved_in_a_corner_that_one_step_leads_to():
+    """Far off it is solved to half the digits: not where the search ends."""
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - eta) ** 2 - 40 * x,
+        lambda x, y, xi, eta: jnp.exp(y) - jnp.exp(x * xi) * y + y**4,
+        x0=-0.9,
+        y0=1.0,
+        domain=cb.Interval(-1.0, 1.0),
+        x_bounds=(-1.0, 1.5),
+    )
+    xi = np.linspace(-1, 1, 200)
+    solution = cb.solve(problem, cb.Samples(xi, np.sin(7 * xi)), cb.Chebyshev(6))
+    assert solution.converged
+    assert solution.x == 1.5
+    assert len(solution.history["step"]) == 2
+    assert solution.history["lower_gradient"][-1] < 1e-8

@@ -207,10 +207,11 @@ class Newton(Solver):
         if target < 0:
             target = at.eps**_LOWER_ACCURACY * lower_size(at, here.x, here.W) if at.formed else 0.0
         if begun:
-            end, refused = _search(at, here, state.plan, target, 0.0 if failures else _closeness(at, state.plan))
+            close = 0.0 if failures else _closeness(at, state.plan)
+            end, refused = _search(at, here, state.plan, target, close)
         else:
-            first = _FAR_OFF if not at.formed else 0.0 if at.close is None else at.eps**0.6
-            end = solve_at(at, here.x, here.W, np.inf if at.formed and first else target, first)
+            close = _FAR_OFF if not at.formed else 0.0 if at.close is None else at.eps**0.6
+            end = solve_at(at, here.x, here.W, np.inf if at.formed and close else target, close)
         bent = None
         if end is None:
             end, failures, secants = solve_at(at, here.x, here.W, target), failures + 1, state.secants.without()
@@ -224,6 +225,10 @@ class Newton(Solver):
             fallen = here.value - end.value
             plan, secants, result = self._planned(at, few, end, state.plan, state.secants, news, fallen, bent)
             failures = 0
+            if result is not Result.RUNNING and at.formed and close > at.eps**0.6:  # as in a corner of the bounds
+                nearer = solve_at(at, end.x, end.W, np.inf, at.eps**0.6, adjoint=end.adjoint)
+                end = nearer if nearer.sound else end
+                plan, secants, result = self._planned(at, few, end, state.plan, state.secants, news, fallen, bent)
         else:
             plan, secants, result, end = state.plan, state.secants, trouble(end), here
         size = float(np.linalg.norm(np.where(free_at(at, end), end.gradient, 0.0)))
