@@ -149,6 +149,9 @@ def _solve_partitions(
 ) -> Solution:
     """On the rows in this process, which choose the basis and where to start; then on all rows, by an exact solver."""
     began, solver, steps = time.perf_counter(), settings["solver"], settings["steps"]
+    workers: Any = samples.parts.workers
+    counted = lambda: np.array([workers.messages, workers.sent, workers.received])
+    before = counted()
     if resume is not None:
         raise TypeError("resume: a solve on partitions continues from its checkpoint: solve(..., checkpoint=folder).")
     folder = lambda stage: None if checkpoint is None else Path(checkpoint) / stage
@@ -174,11 +177,11 @@ def _solve_partitions(
             begin = replace(begin, basis=begin.basis.basis.fit(problem.domain, xi, contexts.weights), W=None)
         limit = chosen.default_steps if steps is None else steps
         job = Job(study, chosen, as_key(settings["key"]), limit, settings["progress"], choices)
-        recipe, workers = first.basis.basis, samples.parts.workers
+        recipe = first.basis.basis
         with _kept(job, folder("rows"), recipe, settings["key"], {}) as job:
             solution = _checked(study, job.run(recipe, begin=begin))
     seconds = time.perf_counter() - began
-    sent = {"messages": workers.messages, "bytes_sent": workers.sent, "bytes_received": workers.received}
+    sent = dict(zip(("messages", "bytes_sent", "bytes_received"), (counted() - before).tolist(), strict=True))
     choices, stats = {**solution.choices, "samples": f"{samples.words()}."}, {**solution.stats, **sent}
     solution = replace(solution, choices=choices, stats={**stats, "total_seconds": seconds})
     return solution.rounded(wanted.returned) if wanted.dtype == np.float64 else solution
