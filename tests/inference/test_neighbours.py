@@ -144,3 +144,23 @@ def test_groups_are_weighted_by_their_rows():
         both = np.outer(left[i, 0], right[i, 0])
         total += i.sum() / 60 * (both.sum() - np.trace(both)) / (i.sum() * (i.sum() - 1))
     assert shares(near, left, right).sum() == pytest.approx(total)
+
+
+def test_the_policy_error_stops_where_the_slope_does():
+    """Beyond a cap the slope is 21 times as steep: Newton steps from before it would lead far across."""
+    steep, cap = 20.0, 0.5
+    problem = cb.Problem(
+        lambda x, y, xi, eta: (y - 1) ** 2 / 2 + x**2 / 2,
+        lambda x, y, xi, eta: (y - 2 * xi - x - eta) ** 2 / 2 + steep * jnp.maximum(y - cap, 0.0) ** 2 / 2,
+        x0=0.0,
+        y0=0.0,
+        domain=AROUND,
+    )
+    rng = np.random.default_rng(0)
+    draw = lambda rows: cb.Samples(rng.uniform(-1, 1, rows), 0.3 * rng.normal(size=rows))
+    solution = cb.solve(problem, draw(2000), cb.Chebyshev(8))
+    xi = np.linspace(-1, 1, 2001)
+    mean = 2 * xi + solution.x
+    best = np.where(mean < cap, mean, (mean + steep * cap) / (1 + steep))
+    low, high = cb.certify(problem, solution, draw(4000)).policy_error.interval
+    assert low <= np.mean((solution.policy(xi) - best) ** 2) <= high
