@@ -109,10 +109,16 @@ def test_index_sets_grow_where_it_matters(dimension):
     assert first > max(others)
 
 
-@pytest.mark.parametrize("jump", [0.0, 3.0])
-def test_nodes_of_a_quadrature_stand_for_samples_of_a_large_y(jump, monkeypatch):
-    """Without noise in ``g`` the choice is that of all samples, from a quarter of the rows; a jump takes all."""
-    rates = np.linspace(0.2, 4, 40)
+def means_of_products(fits):
+    table = fits.axes.table(fits.u, np.arange(20)[:, None])
+    return (table.T * fits.shares) @ table
+
+
+@pytest.mark.parametrize(("fastest", "jump"), [(4.0, 0.0), (4.0, 3.0), (30.0, 0.0)])
+def test_nodes_of_a_quadrature_stand_for_samples_of_a_large_y(fastest, jump, monkeypatch):
+    """Without noise in ``g`` the choice is that of all samples, from a quarter of them; jumps and many functions take
+    all."""
+    rates, smooth = np.linspace(0.2, fastest, 40), not jump and fastest < 10
     problem = cb.Problem(
         lambda x, y, xi, eta: jnp.sum((y - eta) ** 2) / 2,
         lambda x, y, xi, eta: jnp.sum((y - x * jnp.sin(rates * xi) - jnp.where(xi > 0.3, jump, 0.0)) ** 2) / 2,
@@ -126,10 +132,11 @@ def test_nodes_of_a_quadrature_stand_for_samples_of_a_large_y(jump, monkeypatch)
     few = choose_basis(study, np.asarray(1.5), jax.random.key(0))
     monkeypatch.setattr(Fits, "at_nodes", lambda *_: None)
     every = choose_basis(study, np.asarray(1.5), jax.random.key(0))
-    assert few.selection.on_nodes == (jump == 0)
+    assert few.selection.on_nodes == smooth
     assert not every.selection.on_nodes
     assert repr(few.basis) == repr(every.basis)
     assert few.breaks == every.breaks
     assert bool(few.breaks) == bool(jump)
-    if not jump:
+    if smooth:
         assert 4 * few.spent["hessian", "samples"] < 1.1 * every.spent["hessian", "samples"]
+        np.testing.assert_allclose(*(means_of_products(choice.selection.fits) for choice in (few, every)), atol=1e-6)

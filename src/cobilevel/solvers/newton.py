@@ -415,9 +415,8 @@ def _iterate(at: Expansions, state: NewtonState) -> Point:
 
 
 def _trusted(step: np.ndarray, unit: np.ndarray, last: Plan, taken: np.ndarray, fallen: float, dear: bool) -> float:
-    """The share of a step to try first: all of it, where the model was right along the last one, or four times as long
-    a step where rows are dear; else what is no longer than that was, or twice as long, since far off the lower level
-    takes long to solve."""
+    """The share of a step to try first, since far off the lower level takes long to solve: all of it, where the model
+    was right along the last one, but no more than four times as far where rows are dear; else as far, or twice."""
     size = lambda a: float(np.linalg.norm(np.divide(a, unit, where=unit > 0, out=np.zeros(len(unit)))))
     if last.bend or not fallen > 0 or not (size(last.step) and size(taken)):
         return 1.0
