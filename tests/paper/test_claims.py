@@ -24,7 +24,7 @@ from cobilevel.paper.methods import (
     searched,
 )  # fmt: skip
 from cobilevel.paper.theory import complexity_verdict
-from cobilevel.sweep import Run, Runs
+from cobilevel.sweep import Run, name_of
 
 COUNT = 16
 SIZES = (3, 5, 10, 20, 50, 100)
@@ -38,10 +38,26 @@ def as_claimed(family, N):
     return (1.02 if N < 10 else 1.001), error
 
 
-def findings(folder, world, newton=as_claimed, outlier=None, bare=None):
+class Held:
+    """Runs in memory: nothing here is about files."""
+
+    def __init__(self):
+        self._runs = {}
+
+    def add(self, runs):
+        self._runs |= {name_of(run.spec): run for run in runs}
+
+    def get(self, spec):
+        return self._runs[name_of(spec)]
+
+    def whole(self, specs):
+        return [self.get(spec) for spec in specs]
+
+
+def findings(world, newton=as_claimed, outlier=None, bare=None):
     """The inverse experiment with made-up results: small noise by instance, and perhaps one instance gone wrong."""
     budget = Budget(COUNT, 100, 50, (SearchRung(1, 1, 50),), Grid(), SIZES, SIZES, SIZES)
-    lab = Inverse(budget, Runs(folder))
+    lab = Inverse(budget, Held())
     rng = np.random.default_rng(0)
     made = [Run(lab.reference_spec(0.05, seed), {"loss_best": 0.999}) for seed in range(COUNT)]
     for method, most in lab.plan():
@@ -62,8 +78,8 @@ def verdicts(found):
     return {entry["id"]: entry for entry in inverse_verdicts(found)}
 
 
-def test_all_hold_where_all_is_as_claimed(tmp_path):
-    found = verdicts(findings(tmp_path, as_claimed))
+def test_all_hold_where_all_is_as_claimed():
+    found = verdicts(findings(as_claimed))
     assert {name: entry["verdict"] for name, entry in found.items()} == dict.fromkeys(
         ("I1", "I2", "I3", "I4", "I5"), "holds"
     )
@@ -94,15 +110,15 @@ def changed(change):
         ("I5", lambda f, N, loss, error: (1.0 if f == "cells" else loss, error)),
     ],
 )
-def test_each_fails_in_its_turn(name, change, tmp_path):
-    entry = verdicts(findings(tmp_path, changed(change)))[name]
+def test_each_fails_in_its_turn(name, change):
+    entry = verdicts(findings(changed(change)))[name]
     assert (entry["verdict"], entry["reading"]) == ("fails", "none")
     assert "With Newton on the same reduced problems it holds" in entry["why"]
 
 
-def test_the_primary_reading_decides_and_others_are_told(tmp_path):
+def test_the_primary_reading_decides_and_others_are_told():
     """One instance gone wrong fails the means and not the medians; cells that are too good fail another reading."""
-    entry = verdicts(findings(tmp_path / "one", as_claimed, outlier=4))["I2"]
+    entry = verdicts(findings(as_claimed, outlier=4))["I2"]
     assert entry["verdict"] == ELSEWHERE
     assert entry["reading"].startswith("4 of 7 others, first: each cell")
     assert entry["reading"].endswith("medians")
@@ -111,7 +127,7 @@ def test_the_primary_reading_decides_and_others_are_told(tmp_path):
     assert primary["verdict"] == "fails"
     assert primary["measured"] == entry["measured"]
     good = changed(lambda f, N, loss, error: (1.0, error) if f == "cells" else (loss, error))
-    entry = verdicts(findings(tmp_path / "bare", as_claimed, bare=good))["I1"]
+    entry = verdicts(findings(as_claimed, bare=good))["I1"]
     assert (entry["verdict"], entry["reading"]) == ("holds", "primary and 3 of 7 others")
     assert [one["verdict"] for one in entry["readings"] if one["reading"].startswith("bare")] == ["fails"] * 4
 
@@ -167,13 +183,13 @@ def test_one_way_of_several_is_enough():
     assert Judgement([[no, no], [no, yes]]).misses() == ["no -1: misses 0 by 1, -1 would have passed"]
 
 
-def test_verdicts_are_had_again_from_what_was_kept(tmp_path):
+def test_verdicts_are_had_again_from_what_was_kept():
     """Without the runs, and with another limit if one likes."""
-    for entry in inverse_verdicts(findings(tmp_path, as_claimed, outlier=4)):
+    for entry in inverse_verdicts(findings(as_claimed, outlier=4)):
         again = concluded(json.loads(json.dumps(entry)))
         assert again["verdict"] == entry["verdict"]
         assert again == concluded(again)
-    strict = json.loads(json.dumps(verdicts(findings(tmp_path / "b", as_claimed))["I1"]))
+    strict = json.loads(json.dumps(verdicts(findings(as_claimed))["I1"]))
     for one in strict["readings"]:
         one["comparisons"][0][0]["most"] = 1.01
     assert concluded(strict)["verdict"] == "fails"
@@ -182,11 +198,11 @@ def test_verdicts_are_had_again_from_what_was_kept(tmp_path):
         concluded(strict)
 
 
-def test_cells_that_get_worse_again_have_not_arrived(tmp_path):
+def test_cells_that_get_worse_again_have_not_arrived():
     back = changed(
         lambda f, N, loss, error: ({20: 1.0, 50: 1.1, 100: 1.0}.get(N, loss) if f == "cells" else loss, error)
     )
-    assert InverseView(findings(tmp_path, back), Reading()).from_size(1.03) == 100
+    assert InverseView(findings(back), Reading()).from_size(1.03) == 100
 
 
 def test_medians_are_covered():
