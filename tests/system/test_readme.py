@@ -19,6 +19,7 @@ def blocks(page):
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
 
 
+CUT = "-- another page"
 NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]\d+)?")
 
 
@@ -33,20 +34,17 @@ def is_shown(printed, page, first):
     return True
 
 
-def test_quick_start_runs_and_is_right(tmp_path):
-    (code,), (same, _, further) = blocks("README.md"), blocks("docs/start.md")
+@pytest.fixture(scope="module")
+def quick_start(tmp_path_factory):
+    """What the example of the README prints, and after it those of two pages that begin with it: in one process."""
+    pytest.importorskip("pandas")
+    (code,), (same, frame, further), (judging,) = map(blocks, ("README.md", "docs/start.md", "docs/how_good.md"))
     assert same == code
-    assert len([line for line in code.splitlines() if line.strip()]) <= 15
-    check = "\nprint(float(solution.x), *map(float, solution.policy(jnp.array([0.1, 0.5, 0.9]))))\n"
-    script = tmp_path / "quick_start.py"
-    script.write_text(code + further + check)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert is_shown(done.stdout, "README.md", "Solution(")
-    assert is_shown(done.stdout, "docs/start.md", "Solution(")
-    assert is_shown(done.stdout, "docs/reading.md", "Solution(")
-    price, *stock = map(float, done.stdout.splitlines()[-1].split())
-    mean_demand = 5 + 3 * np.sin(4 * np.array([0.1, 0.5, 0.9]))
-    np.testing.assert_allclose(stock, mean_demand - 0.8 * price, atol=0.3)
+    check = "print(float(solution.x), *map(float, solution.policy(jnp.array([0.1, 0.5, 0.9]))))\n"
+    parts = [code + further + check, "first = solution\n" + frame + "print(solution.x == first.x)\n", judging]
+    script = tmp_path_factory.mktemp("start") / "page.py"
+    printed = "\n".join(run_script(script, f"\nprint({CUT!r})\n".join(parts)))
+    return printed.split(f"{CUT}\n")
 
 
 def run_script(path, code):
@@ -56,10 +54,19 @@ def run_script(path, code):
     return done.stdout.splitlines()
 
 
-def test_the_example_from_a_data_frame_runs(tmp_path):
-    pytest.importorskip("pandas")
-    code, frame, _ = blocks("docs/start.md")
-    printed = run_script(tmp_path / "frame.py", code + "first = solution\n" + frame + "print(solution.x == first.x)")
+def test_quick_start_runs_and_is_right(quick_start):
+    printed, _, _ = quick_start
+    assert len([line for line in blocks("README.md")[0].splitlines() if line.strip()]) <= 15
+    assert is_shown(printed, "README.md", "Solution(")
+    assert is_shown(printed, "docs/start.md", "Solution(")
+    assert is_shown(printed, "docs/reading.md", "Solution(")
+    price, *stock = map(float, printed.splitlines()[-1].split())
+    mean_demand = 5 + 3 * np.sin(4 * np.array([0.1, 0.5, 0.9]))
+    np.testing.assert_allclose(stock, mean_demand - 0.8 * price, atol=0.3)
+
+
+def test_the_example_from_a_data_frame_runs(quick_start):
+    printed = quick_start[1].splitlines()
     assert printed[-5].split() == ["weather", "y", "in_domain"]
     assert [line.split()[-1] for line in printed[-4:]] == ["True"] * 4
 
@@ -81,9 +88,8 @@ def test_the_page_on_frames_runs_as_it_stands(tmp_path):
     assert (tmp_path / "policy.png").exists()
 
 
-def test_judging_prints_what_the_pages_show(tmp_path):
-    (code,), (judging,) = blocks("README.md"), blocks("docs/how_good.md")
-    printed = "\n".join(run_script(tmp_path / "judging.py", code + judging))
+def test_judging_prints_what_the_pages_show(quick_start):
+    printed = quick_start[2]
     assert "Diagnosis of Chebyshev(8)" in printed
     assert is_shown(printed, "docs/how_good.md", "Certificate(")
     assert is_shown(printed, "docs/reading.md", "Certificate(")
