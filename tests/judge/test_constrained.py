@@ -106,7 +106,7 @@ def test_noise_under_constraints(constraint, nearest, best):
         y = nearest(middle(t, x))
         return np.mean(np.sum((y - wanted(t, np)) ** 2, axis=1)) / 2 + 0.05 * (x - 0.3) ** 2
 
-    def draw(rng, n=2000):
+    def draw(rng, n=1000):
         xi = rng.uniform(-1, 1, n)
         return cb.Samples(xi, middle(xi, 0.0) + 0.1 * rng.normal(size=(n, 3)))
 

@@ -72,10 +72,10 @@ def work(k):
         rng = np.random.default_rng(k)
         return [Run({"bundle": k, "run": j}, {"loss": rng.normal()}, {"curve": rng.normal(size=500)}) for j in range(8)]
     return run
-tasks = [Task(str(k), [{"bundle": k, "run": j} for j in range(8)], work(k)) for k in range(25)]
-print("begun", flush=True)
-sweep(tasks, Runs(sys.argv[1]), len(tasks), "test", False, executor="here")
-print("done", flush=True)
+def main(folder):
+    tasks = [Task(str(k), [{"bundle": k, "run": j} for j in range(8)], work(k)) for k in range(25)]
+    print("begun", flush=True)
+    sweep(tasks, Runs(folder), len(tasks), "test", False, executor="here")
 """
 
 
@@ -88,17 +88,19 @@ def _contents(folder):
 
 def test_killed_at_random_moments_gives_the_same_store(tmp_path):
     """Killed without warning, several times, then run to its end: nothing lost, nothing twice, nothing half."""
-    command = lambda folder: [sys.executable, "-c", SWEEP, str(folder)]
-    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
+    here: dict = {}
+    exec(SWEEP, here)
+    here["main"](tmp_path / "whole")
     rng = np.random.default_rng(int(time.time()))
     broken = tmp_path / "broken"
+    command = [sys.executable, "-c", SWEEP + "main(sys.argv[1])", str(broken)]
     for _ in range(3):
-        with subprocess.Popen(command(broken), stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout.readline() == "begun\n"
             time.sleep(rng.uniform(0.05, 0.5))
             os.kill(process.pid, signal.SIGKILL)
     assert Runs(broken).missing([{"bundle": 24, "run": 0}]), "killed too late to show anything"
-    subprocess.run(command(broken), check=True, capture_output=True)
+    here["main"](broken)
     whole, again = _contents(tmp_path / "whole"), _contents(broken)
     assert whole == again
     assert len(whole[0]) == 200
