@@ -140,3 +140,20 @@ def test_nodes_of_a_quadrature_stand_for_samples_of_a_large_y(fastest, jump, mon
     if smooth:
         assert 4 * few.spent["hessian", "samples"] < 1.1 * every.spent["hessian", "samples"]
         np.testing.assert_allclose(*(means_of_products(choice.selection.fits) for choice in (few, every)), atol=1e-6)
+
+
+def test_a_basis_that_cannot_grow_is_not_chosen_again(monkeypatch):
+    """In several dimensions nothing but more functions could come of it."""
+    problem = cb.Problem(
+        lambda x, y, xi, eta: jnp.sum((y - eta) ** 2) / 2,
+        lambda x, y, xi, eta: jnp.sum((y - x * jnp.exp(2 * xi[0] * xi[1])) ** 2) / 2,
+        x0=1.5,
+        y0=np.zeros(222),
+        domain=cb.Box(-np.ones(2), np.ones(2)),
+    )
+    xi = np.random.default_rng(0).uniform(-1, 1, (60, 2))
+    study = Study.of(problem, cb.Samples(xi, np.ones((60, 222))))
+    first = choose_basis(study, np.asarray(1.5), jax.random.key(0))
+    assert len(first.members) == first.selection.most == 9
+    monkeypatch.setattr(Fits, "fit", None)
+    assert choose_basis(study, np.asarray(1.0), jax.random.key(0), before=first) is first

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
+from cobilevel.answer import Job
 from cobilevel.derivatives import Expansions, expansion, fewer
 from cobilevel.derivatives.sums import RowPool
 from cobilevel.lower import solve_at
 from cobilevel.reduction import reduce_study
+from cobilevel.solvers import Newton
 from cobilevel.solvers.newton import _spread
 from cobilevel.study import Study
 
@@ -248,3 +250,31 @@ def test_counts_are_those_of_the_rows_seen(dear):
     assert spent["samples"] < spent["calls"] * ROWS
     assert (spent["samples"] - 1000 * spent["calls"]) % (ROWS - 1000) == 0
     assert few > 0
+
+
+@pytest.mark.parametrize("kind", ["none", "in g"])
+def test_where_the_basis_is_chosen_all_rows_are_seen_with_the_last_one_alone(dear, monkeypatch, tmp_path, kind):
+    """Few rows say where to choose again; the run on them goes on, also from a checkpoint, as if it had not stopped."""
+    problem, scouted, found = stated(*PROBLEMS[kind][:2]), Job.scouted, []
+    monkeypatch.setattr(Job, "scouted", lambda self, basis: found.append(scouted(self, basis)) or found[-1])
+    solution = cb.solve(problem, data(), checkpoint=tmp_path)
+    assert found
+    assert all(max(one.history["rows"]) < ROWS for one in found)
+    last, steps = found[-1], found[-1].stats["steps"]
+    assert solution.converged
+    assert solution.history["rows"][-1] == ROWS
+    np.testing.assert_array_equal(solution.history["upper"][:steps], last.history["upper"])
+    in_one = cb.solve(problem.at(problem.x0), data(), solution.basis.basis)
+    assert np.all(np.abs(solution.in_full().x - in_one.in_full().x) <= 1e-6 * in_one.uncertainty.error)
+    found.clear()
+    monkeypatch.setattr(Newton, "step", None)  # all of it is in the checkpoint
+    again = cb.solve(problem, data(), checkpoint=tmp_path)
+    np.testing.assert_array_equal(again.x, solution.x)
+
+
+def test_where_rows_are_not_dear_the_first_run_is_the_whole_one(monkeypatch):
+    scouted, found = Job.scouted, []
+    monkeypatch.setattr(Job, "scouted", lambda self, basis: found.append(scouted(self, basis)) or found[-1])
+    solution = cb.solve(stated(*PROBLEMS["none"][:2]), data(300))
+    assert np.array_equal(solution.x, found[-1].x)
+    assert found[-1].converged

@@ -30,7 +30,7 @@ ORDER = (
 ROOMS = tuple(name for name in ORDER if (ROOT / name).is_dir())
 # What a class of one room may override of a class of a room before it: hooks that are meant to be.
 HOOKS = {
-    "Solver": {"prepare", "ready", "init", "step", "terminate", "finish"},
+    "Solver": {"prepare", "ready", "init", "step", "terminate", "finish", "lasting"},
     "Stochastic": {"prepare", "defaults", "needed", "begin", "update", "terminate", "finish"},
     "Evolving": {"record"},
     "State": {"record"},

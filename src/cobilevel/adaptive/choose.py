@@ -85,6 +85,8 @@ def choose_basis(
         return Choice(basis, f"{basis!r}: {sizes} the corners of the smoothed constraints.", spent, members)
     selection = None if before is None else before.selection
     selection = ForwardSelection(study, key, spent) if selection is None else selection
+    if before is not None and before.family is None and selection.is_full(before.members):
+        return before
     fits = selection.fits
     fits.forget(None if policy is None else fits.rows.table(policy(fits.samples.xi)))
     if before is not None and before.family is not None:  # kept while the same one learned here is not clearly better

@@ -29,7 +29,8 @@ def solve_choosing(job: Job, key: Array) -> Solution:
     study, precisely = job.chosen_on()
     with precisely:
         choice = choose_basis(study, study.problem.x0, key)
-    solution = job.choosing(basis=choice.words).run(choice.basis)
+    running, before = job.choosing(basis=choice.words), None
+    solution = running.scouted(choice.basis)  # not to the end, where another basis may be chosen
     for _ in range(ROUNDS):
         if solution.result is Result.UNBOUNDED:
             break
@@ -40,9 +41,11 @@ def solve_choosing(job: Job, key: Array) -> Solution:
         if not again.replaces(choice):
             break
         words = f"{again.words} (Chosen again at the solution with {choice.basis!r}.)"
-        solution = _run_from(job.choosing(basis=words), again.basis, solution)
-        choice = again
-    return _add_costs(solution, totals_of(choice.spent))
+        running, before = job.choosing(basis=words).at(solution.x), _after(before, running, solution)
+        solution, choice = running.scouted(again.basis), again
+    if running.unfinished(solution):
+        solution = running.run(choice.basis, resume=solution)
+    return _add_costs(_after(before, running, solution), totals_of(choice.spent))
 
 
 def solve_growing(job: Job, key: Array, tolerance: float) -> Solution:
@@ -120,12 +123,19 @@ def solve_learning(job: Job, basis: Basis) -> Solution:
 
 
 def _run_from(job: Job, basis: Basis, before: Solution) -> Solution:
-    """Solves with another basis from where an earlier solution ended; what that one cost is added.
+    """Solves with another basis from where an earlier solution ended."""
+    job = job.at(before.x)
+    return _after(before, job, job.run(basis))
+
+
+def _after(before: Solution | None, job: Job, found: Solution) -> Solution:
+    """What was found from where an earlier solution ended; what that one cost is added.
 
     Where that was the solution already, there is nothing left to find, and the run may stall at once: what counts as
     small is taken from the way that led there.
     """
-    found = job.at(before.x).run(basis)
+    if before is None:
+        return found
     curve = before.history.get("upper", np.zeros(0))
     if len(curve):
         first = float(before.stats.get("first_upper", curve[0]))

@@ -199,6 +199,10 @@ class ForwardSelection:
         """The most functions: of several pieces, as many on each."""
         return max(1, self._supported // self.axes.pieces) * self.axes.pieces
 
+    def is_full(self, members: np.ndarray) -> bool:
+        """Whether another ``x`` cannot change these: there are as many as may be, and no jumps to look for."""
+        return len(members) >= self.most and not isinstance(self.fits.domain, Interval)
+
     @property
     def breaks(self) -> tuple[float, ...]:
         """Where the functions may jump, stated or found."""

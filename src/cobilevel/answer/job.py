@@ -21,6 +21,7 @@ from ..iteration import Checkpoint, Result, Solver, iterate
 from ..lower import correlated, feasibility_of, gave_way, hidden_by_barrier, policy_with_corners
 from ..problem import SAMPLE_ROWS
 from ..reduction import Reduced, reduce_study, reduce_with
+from ..solvers import Newton, Scout
 from ..study import Study
 from .identity import Objectives, different_functions, same_features
 from .solution import Solution
@@ -62,6 +63,18 @@ class Job:
         """The same job, with more to report on what was chosen."""
         return replace(self, choices={**self.choices, **choices})
 
+    def scouted(self, basis: Basis) -> Solution:
+        """Where ``Newton`` comes on few rows, if rows are dear; it goes on with ``run(basis, resume=...)``, to the same
+        answer as in one run. Of other runs, and where rows are not dear, the end."""
+        if self.one_of_many or type(self.solver) is not Newton:
+            return self.run(basis)
+        scout = Scout(self.solver.tolerance, self.solver.memory)
+        return replace(self, solver=scout).choosing(solver=self.choices.get("solver", "Newton().")).run(basis)
+
+    def unfinished(self, solution: Solution) -> bool:
+        """Whether there is more to its run, on all rows."""
+        return solution.result is Result.BUDGET and solution.stats["steps"] < self.steps
+
     def run(self, basis: Basis, resume: Solution | None = None, begin: Solution | None = None) -> Solution:
         """Reduces with the basis, which must have nothing left to learn, and runs the solver to its end; starts from
         the coefficients of a solution with that basis, if `begin` is given."""
@@ -75,6 +88,8 @@ class Job:
             self.solver, reduced, self.key, self.steps, self.progress, resume, self.checkpoint, self.retreats,
             resumable=not self.one_of_many, choices=choices, objectives=functions,
         )  # fmt: skip
+        if self.unfinished(solution):
+            return solution
         if not study.endless:
             far, fitted = study.here is not study, reduced.basis
             known = None if far or self.one_of_many else reduced  # partitions are not held by a solution

@@ -209,7 +209,10 @@ def iterate(
         if course.going:  # compiles; no step
             _steps(solver, bare, eqx.tree_at(lambda s: s.clock.limit, course.state, put(np.int32(0))), 1)
     compiled = time.perf_counter() - clock
-    with ProgressBar(steps, type(solver).__name__, progress) as bar, _signals_noted(checkpoint is not None) as noted:
+    with (
+        ProgressBar(steps, type(solver.lasting()).__name__, progress) as bar,
+        _signals_noted(checkpoint is not None) as noted,
+    ):
         _steps_to_end(solver, bare, course, checkpoint, retreats, bar, noted)
     if course.result is Result.RUNNING and not course.going:  # a run with no steps left
         course.state = (_judged if solver.on_host else _judged_in_program)(solver, bare, course.state)
@@ -345,8 +348,8 @@ def _identity(solver: Solver, reduced: Reduced, state: Any, rows: int = 64) -> s
     levels = [data(source) for source in (reduced.upper_source, reduced.lower_source)]
     arrays = eqx.filter((levels, reduced.problem.x_bounds, reduced.coordinates, reduced.turn), eqx.is_array)
     held = [np.ascontiguousarray(leaf).tobytes() for leaf in jax.tree.leaves(arrays)]
-    bare = replace(solver, tolerance=None) if hasattr(solver, "tolerance") else solver  # that one may be changed
-    settings = jax.tree.structure(eqx.filter(bare, eqx.is_array))  # whole numbers, and which step sizes were given
+    # whole numbers, and which step sizes were given
+    settings = jax.tree.structure(eqx.filter(solver.lasting(), eqx.is_array))
     recipe = json.dumps(basis_to_json(reduced.basis.basis), sort_keys=True)
     return f"{archive.fingerprint(state)} {settings} {recipe} {digest(held)}"
 

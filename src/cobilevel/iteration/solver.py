@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -117,6 +117,10 @@ class Solver(eqx.Module):
     @abstractmethod
     def terminate(self, reduced: Any, state: Any) -> Any:
         """The code of the result after a step: ``Result.RUNNING`` to continue, or how it ended."""
+
+    def lasting(self) -> "Solver":
+        """The same, without what may be changed when a run is resumed."""
+        return replace(self, tolerance=None) if hasattr(self, "tolerance") else self
 
     def outlook(self, state: Any, curves: Mapping[str, np.ndarray]) -> str:
         """In words, how far a run that has used up its steps has come, and how many more it would take."""

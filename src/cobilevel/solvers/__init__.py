@@ -2,6 +2,7 @@
 
 from .double_loop import F2SA, HOAG, AmIGO
 from .newton import Newton
+from .scout import Scout
 from .series import BSA, MRBO, SUSTAIN, TTSA, VRBO, StocBiO
 from .single_loop import SABA, SOBA, SPABA, FdeHBO
 from .tracked_hessian import RSVRB, STABLE

@@ -141,8 +141,8 @@ class Newton(Solver):
     **Arguments:**
 
     - `tolerance`: stop when the next step promises to lower the objective by at most this share of its spread over the
-      samples (its standard deviation; its size, if it does not vary), by default the precision to the power 3/2; or
-      when that is less than rounding.
+      samples (its standard deviation; its size, if it does not vary), by default the precision to the power 3/2,
+      or 1e-18 where rows are dear; or when that is less than rounding.
     - `memory`: how many secant pairs are kept.
 
     **Example:**
@@ -194,7 +194,7 @@ class Newton(Solver):
     def step(self, reduced, state):
         """The first step of a stage stays where it is and solves the lower level there; each later one is a search."""
         whole, state = self.ready(reduced), jax.tree.map(np.asarray, state)
-        stages, now = _stages(whole), state.stage
+        stages, now = stages_of(whole), state.stage
         stage = int(now.number)
         at, (few, *_) = stages[stage], [*stages[:stage][::-1], None]
         few = None if few is not None and few.nodal is not None and at.crossed else few
@@ -343,9 +343,9 @@ class Newton(Solver):
     def _least(self, at: Expansions) -> float:
         """The decrease promised that is not worth a step, as a share of the spread."""
         share = at.eps ** (_ACCURACY if at.formed else 0.5) if self.tolerance is None else float(self.tolerance)
-        if at.spread_over is None:
-            return share
-        return max(share, _FAR_OFF ** (3 if at.nodal is None else 2))  # the next rows move the minimum further
+        if at.spread_over is not None:  # the next rows move the minimum further
+            return max(share, _FAR_OFF ** (3 if at.nodal is None else 2))
+        return max(share, _FAR_OFF**6) if at.long_rows and self.tolerance is None else share
 
     @plain
     def terminate(self, reduced, state):
@@ -361,9 +361,9 @@ class Newton(Solver):
         return x, W, words | {"rows": few}
 
 
-def _stages(whole: Expansions) -> list[Expansions]:
+def stages_of(whole: Expansions) -> list[Expansions]:
     """The same on fewer rows, the fewest first; at last on all."""
-    return [whole] if whole.fewer is None else [*_stages(whole.fewer), whole]
+    return [whole] if whole.fewer is None else [*stages_of(whole.fewer), whole]
 
 
 def _hessians(at: Expansions, point: Point, bent: np.ndarray | None) -> tuple[np.ndarray | None, Any]:
