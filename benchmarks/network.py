@@ -3,6 +3,7 @@
 The network is that of ``--folder`` (TNTP files); else Sioux Falls, where AequilibraE is installed; else a grid.
 Both methods see the same samples; L-BFGS has as many seconds as ``cb.solve`` took, compilation included in both. It
 assigns every sample's demand exactly (Newton's method from the times of the last call) and differentiates implicitly.
+For one group, so does SciPy's ``least_squares``, given the true flows, without noise, at nine demands.
 Errors: of capacities, as shares of those stated (root mean square over links), and of flows at fresh contexts.
 
 ``--large``: seconds a sample for the potential and its derivatives on a generated grid of 898 links, and nothing else.
@@ -27,7 +28,7 @@ jax.config.update("jax_enable_x64", True)
 
 import cobilevel as cb
 from cobilevel.gallery import tntp
-from cobilevel.gallery.network import Equilibrium
+from cobilevel.gallery.network import Equilibrium, _equilibria
 
 
 def roads_of(given):
@@ -79,6 +80,39 @@ class Assignment:
         self.calls += 1
         self.best = min(self.best, (float(value), tuple(x)))
         return value, slope
+
+
+def with_the_truth(instance, nodes=9):
+    """Least squares on the exact flows at a few demands, weighted as in the objective; with exact slopes."""
+    truth, lower = instance.truth, instance.truth.lower
+    at, shares = np.polynomial.legendre.leggauss(nodes)
+    xi = truth.span[0] + (truth.span[1] - truth.span[0]) * (at + 1) / 2
+    weights = np.sqrt(shares / 2 / len(truth.x))[:, None] / truth.upper.deviation
+    prior = 1 / np.sqrt(len(truth.x) * truth.upper.samples) / truth.upper.spread
+
+    def moved(x, y, xi):
+        cross, bend = jax.jacfwd(jax.grad(lower, argnums=1), argnums=(0, 1))(x, y, xi, xi)
+        return jax.jacfwd(lower.attracted)(y, xi)[lower.open] @ -jnp.linalg.solve(bend, cross)
+
+    slopes = jax.jit(jax.vmap(moved, (None, 0, 0)))
+    exact, last = truth.flows(truth.y(truth.x, xi), xi)[:, lower.open], [None, truth.y(np.ones(len(truth.x)), xi)]
+
+    def times(x):
+        """Of the last capacities, if these are the same; else from those on."""
+        if last[0] is None or np.any(x != last[0]):
+            y, solved = _equilibria(lower, x, xi, last[1])
+            last[:] = x.copy(), y if solved.all() else truth.y(x, xi)
+        return last[1]
+
+    def apart(x):
+        return np.append(weights * (truth.flows(times(x), xi)[:, lower.open] - exact), prior * (x - 1))
+
+    def jacobian(x):
+        by_node = weights[..., None] * np.asarray(slopes(x, times(x), xi))
+        return np.concatenate([by_node.reshape(-1, len(x)), prior * np.eye(len(x))])
+
+    start = np.ones(len(truth.x))
+    return scipy.optimize.least_squares(apart, start, jacobian, bounds=(0.5, 2.0), xtol=1e-12, ftol=1e-12)
 
 
 def errors(instance, x):
@@ -153,6 +187,10 @@ def main():
         cb.gallery.draw_roads(
             roads, table["flow"], error, given.picture / "network.png", "error of the capacity, as a share"
         )
+    if given.groups == 1:
+        found, spent = harness.timed(lambda: with_the_truth(instance))
+        figures = {"objective": instance.truth.objective(found.x), "calls": found.nfev}
+        shown("the truth", spent, errors(instance, found.x) | figures)
     began = time.perf_counter()
     assignment = Assignment(instance, seconds)
     try:

@@ -412,7 +412,7 @@ def _map(axis: Any, roads: Roads, flow: np.ndarray, error: np.ndarray, label: st
     lines.set(array=error, cmap="coolwarm", clim=(-most, most), capstyle="butt")
     axis.add_collection(lines)
     axis.plot(*places.T, "o", color="white", markeredgecolor="#5c5c5c", markersize=13 * room)
-    for node, place in enumerate(places, 1):
+    for node, place in enumerate(places if room > 0.5 else (), 1):  # smaller, nobody could read it
         axis.annotate(str(node), place, ha="center", va="center", fontsize=7 * room)
     axis.set(aspect="equal", xticks=[], yticks=[], title=f"width: flow, up to {np.max(flow):,.0f}")
     tidy(axis)
