@@ -37,7 +37,6 @@ def made_runs(count):
 def make_store(folder, table):
     runs = Runs(folder)
     runs.add(table)
-    runs.note("how", {"block": 4, "workers": 2})
     runs.spend(1.5)
 
 
@@ -51,8 +50,7 @@ def answers(folder, table):
         "find": lambda runs: [plain(run, {}) for run in runs.find(kind="solve")],
         "missing": lambda runs: [name_of(spec) for spec in runs.missing([one.spec for one in table])],
         "origins": lambda runs: dict(runs.origins()),
-        "how": lambda runs: runs.noted("how"),
-        "seconds": lambda runs: runs.noted("seconds"),
+        "seconds": lambda runs: runs.seconds,
     }
     for k, one in enumerate(table):
         questions[f"get {k}"] = lambda runs, one=one: plain(runs.get(one.spec), runs.curves(one.spec))
@@ -102,11 +100,11 @@ def damage(path, kind, rng):
 def judge(before, after, gone):
     """What is wrong with the answers after damage, if anything; and how many questions were refused.
 
-    Where the index is `gone`, as after moving a damaged one away, runs are found by their files; notes are not.
+    Where the index is `gone`, as after moving a damaged one away, runs are found by their files; their time is not.
     """
     refused = bool(after["missing"])
     for name, expected in before.items():
-        if gone and name in ("how", "seconds"):
+        if gone and name == "seconds":
             continue
         found = after[name]
         if isinstance(found, Exception):
@@ -132,7 +130,7 @@ def mended(folder, before, table):
     runs.add([one for one in table if name_of(one.spec) in again])
     after = answers(folder, table)
     for name, expected in before.items():
-        if name not in ("how", "seconds") and repr(after[name]) != repr(expected):  # notes may be lost with the index
+        if name != "seconds" and repr(after[name]) != repr(expected):  # it may be lost with the index
             return f"after mending, {name}: {after[name]!r} instead of {expected!r}"
     return None
 

@@ -62,7 +62,7 @@ def resealed(folder, change):
 )
 def test_a_file_that_changed_is_noticed_and_computed_again(tmp_path, damage):
     runs = made(tmp_path)
-    runs.note("how", {"block": 4})
+    runs.spend(4.0)
     damage(tmp_path)
     for question in (runs.find, runs.origins, lambda: runs.get(SPECS[1]), lambda: runs.curves(SPECS[1])):
         with pytest.raises(ValueError, match=f"run {NAME} .* damaged: .* Start the sweep again"):
@@ -77,7 +77,7 @@ def test_a_file_that_changed_is_noticed_and_computed_again(tmp_path, damage):
     assert losses(runs) == LOSSES
     assert runs.missing(SPECS) == []
     np.testing.assert_array_equal(runs.curves(SPECS[1])["curve"], np.arange(4.0))
-    assert runs.noted("how") == {"block": 4}
+    assert runs.seconds == 4.0
     assert runs.mend() == []
 
 
@@ -85,7 +85,7 @@ def test_an_index_that_changed_is_noticed(tmp_path):
     runs = made(tmp_path)
     runs.spend(3.5)
     spoil(tmp_path / "index.npz")
-    for question in (runs.find, runs.mend, lambda: runs.noted("seconds"), lambda: runs.spend(1.0)):
+    for question in (runs.find, runs.mend, lambda: runs.seconds, lambda: runs.spend(1.0)):
         with pytest.raises(ValueError, match=r"index.npz .* damaged: .* Move it away"):
             question()
 
@@ -160,7 +160,7 @@ def test_a_store_that_cannot_be_written_can_be_read(shared):
         assert runs.missing(SPECS) == []
         assert runs.get(SPECS[0]).result == {"loss": 0.5}
         np.testing.assert_array_equal(runs.curves(SPECS[0])["curve"], np.arange(4.0))
-        for change in (lambda: runs.add([]), lambda: runs.note("a", 1), runs.mend):
+        for change in (lambda: runs.add([]), lambda: runs.spend(1.0), runs.mend):
             with pytest.raises(PermissionError, match="is read-only"):
                 change()
         with pytest.raises(PermissionError, match="holds no runs and cannot be written to"):
@@ -181,8 +181,8 @@ def test_a_lock_is_waited_for_and_then_named(tmp_path, monkeypatch):
     runs = made(tmp_path)
     monkeypatch.setattr(store, "_LOCKED_FOR", 0.05)
     with archive.lock(tmp_path / "lock"), pytest.raises(TimeoutError, match="locked by another process"):
-        runs.note("a", 1)
-    runs.note("a", 1)
+        runs.spend(1.0)
+    runs.spend(1.0)
 
 
 def test_numbers_of_numpy_are_kept_as_numbers(tmp_path):

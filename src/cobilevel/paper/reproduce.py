@@ -149,7 +149,7 @@ def _from_runs(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         )
     summary, claims = asked.summary() | {"budget": request["budget"]}, complete(asked.verdicts())
     summary["about"] += [
-        ["wall time", f"{(runs.noted('seconds') or 0.0) / 60:.1f} minutes, all starts together"],
+        ["wall time", f"{runs.seconds / 60:.1f} minutes, all starts together"],
         ["computed on", "; ".join(f"{words}: {count} runs" for words, count in runs.origins().most_common())],
     ]
     return summary, claims

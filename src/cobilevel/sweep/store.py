@@ -1,7 +1,7 @@
 """Runs on disk: one sealed file each, so that finished work is never done twice and none of it is lost.
 
 ``runs/NAME.npz`` holds the specification of a run, its result, what it cost, the versions it was run with, and its
-curves. ``index.npz`` names the runs that are finished, and holds notes. Both are archives, which are held against their
+curves. ``index.npz`` names the runs that are finished, and the time they took. Both are archives, compared with their
 SHA-256 as they are read. The index is written after the files of the runs it adds, so a sweep can be stopped at any
 moment; what it lists and is no longer there is noticed.
 """
@@ -243,18 +243,14 @@ class Runs:
         every = (self._read(name)[1] for name in sorted(self._index()[0]))
         return Counter(f"{used['device']}, jax {used['jax']}, Python {used['python']}" for used in every)
 
-    # -- notes
+    # -- time
 
     def spend(self, seconds: float) -> None:
         """Adds to the total time spent on these runs."""
         with self._changing() as (_, notes):
             notes["seconds"] = notes.get("seconds", 0.0) + seconds
 
-    def note(self, topic: str, words: Any) -> None:
-        """Keeps a note for the next start."""
-        with self._changing() as (_, notes):
-            notes[topic] = words
-
-    def noted(self, topic: str) -> Any:
-        """What was noted under a topic, or ``None``."""
-        return self._index()[1].get(topic)
+    @property
+    def seconds(self) -> float:
+        """The total time spent on these runs, so far."""
+        return self._index()[1].get("seconds", 0.0)
