@@ -6,8 +6,8 @@ by leaving groups of samples out in turn.
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import equinox as eqx
@@ -18,66 +18,14 @@ from jaxtyping import Array, Float, PyTree
 
 from ..answer import Solution
 from ..basis import Basis, OneHot
-from ..derivatives import Ledger, oracles
-from ..ground import as_rows, flattened, put, shaped_like
+from ..derivatives import Expansions
+from ..ground import as_rows, put, shaped_like
 from ..inference import FOR_NOISE, NOTICED, Galerkin, fitting_bias, jackknife, split_rows, without
-from ..lower import each_context, law_at, moved_by_products, preconditioner, solved_by_products
+from ..lower import Point, curved_along, each_context, law_at, preconditioned, solve_at
 from ..reduction import Batch, Bilevel, EveryPair, Source, Table, reduce_study
 from ..study import Study
 from .comparison import Measured, NoisyVector, PolicyTable
 from .intervals import Estimate, mean_estimate
-
-
-@dataclass(frozen=True)
-class ByProducts:
-    """A reduced problem at one ``x``, with coefficients `near` its solution, where the preconditioner is made, once."""
-
-    problem: Bilevel
-    x: PyTree
-    near: Float[np.ndarray, "N dy"]
-
-    @cached_property
-    def _precondition(self) -> Any:
-        return preconditioner(self.problem, self.x, self._tree(self.near))
-
-    def table(self, W: PyTree) -> Float[np.ndarray, "N dy"]:
-        return as_rows(jax.tree.map(np.asarray, W)).astype(float)
-
-    def _tree(self, table: np.ndarray) -> PyTree:
-        return put(shaped_like(self.problem.W0, table, self.problem.dtype, 1))
-
-    def solved(self, W: np.ndarray, V: np.ndarray, accuracy: float, steps: int = 100, on: Bilevel | None = None) -> Any:
-        """Coefficients, adjoint, objective and gradient, from tables nearby; `on`: with other weights of the rows."""
-        accurate = np.asarray(accuracy, self.problem.dtype)
-        problem = self.problem if on is None else on
-        return solved_by_products(
-            problem, self.x, self._tree(W), self._tree(V), self._precondition, accurate, np.int32(steps)
-        )
-
-    def moved(self, W: np.ndarray, along: PyTree) -> list[Float[np.ndarray, "N dy"]]:
-        """How coefficients move along directions of ``x``, stacked."""
-        accurate = np.asarray(NOTICED**2, self.problem.dtype)
-        tables = moved_by_products(self.problem, self.x, self._tree(W), along, self._precondition, accurate)
-        return [self.table(jax.tree.map(lambda a, k=k: a[k], tables)) for k in range(len(jax.tree.leaves(along)[0]))]
-
-    def square(self, W: np.ndarray, table: np.ndarray) -> float:
-        """The square of coefficients in the norm of the Hessian."""
-        return float(_square(self.problem, self.x, self._tree(W), self._tree(table)))
-
-    def without(self, groups: tuple[np.ndarray, np.ndarray], k: int) -> Bilevel:
-        """The problem without a group of the rows of both levels."""
-        lower, upper = (
-            _left_out(source, group, k)
-            for source, group in zip((self.problem.lower_source, self.problem.upper_source), groups, strict=True)
-        )
-        return replace(self.problem, lower_source=lower, upper_source=upper)
-
-
-@eqx.filter_jit
-def _square(problem: Bilevel, x: PyTree, W: PyTree, table: PyTree) -> Array:
-    batch = problem.lower_source.whole()
-    image, _ = oracles.hessian_vector(problem, x, W, table, batch, Ledger.page())
-    return jnp.sum(oracles.flatten(image)[0] * oracles.flatten(table)[0])
 
 
 def _rows(source: Any) -> int:
@@ -106,85 +54,81 @@ def upper_at(study: Study, xi: Any, shares: Float[np.ndarray, " m"]) -> Source:
 
 @dataclass(frozen=True)
 class Compared:
-    """A reduced problem and a better one at the same ``x``: `embed` maps coefficients of the first to the second's;
-    `policies` gives policies of the first in coefficients of the second; `at_contexts` those of the second at contexts.
+    """A reduced problem and a better one: `embed` maps coefficients of the first to the second's; `policies` gives
+    policies of the first in coefficients of the second; `at_contexts` those of the second at contexts.
     """
 
-    few: ByProducts
-    many: ByProducts
+    few: Expansions
+    many: Expansions
     embed: Float[np.ndarray, "M N"]
     policies: Callable[[np.ndarray], np.ndarray]
     at_contexts: Callable[[np.ndarray], np.ndarray]
     words: str
 
     @staticmethod
-    def exactly(study: Study, sampled: Galerkin, x: PyTree, draws: int, key: Array) -> "Compared":
+    def exactly(study: Study, sampled: Galerkin, draws: int, key: Array) -> "Compared":
         """With the lower level solved at each context."""
         contexts, reduced = study.upper.contexts(), sampled.reduced
         xi, shares = np.asarray(contexts.xi), contexts.shares()
         each = each_context(study.problem, law_at(study, xi, draws, key), shares)
-        each = replace(each, upper_source=upper_at(study, xi, shares))
+        many = Expansions(replace(each, upper_source=upper_at(study, xi, shares)))
+        many.formed, many.sizes = False, many.sizes._replace(crossed=False)  # whose pairs are many, if its y is short
         embed, policies = np.asarray(reduced.features(xi), float), PolicyTable.of(reduced, xi)
-        W = sampled.point.W
-        few, many = ByProducts(reduced.ordinary(), x, W), ByProducts(each, x, policies(W))
-        return Compared(few, many, embed, policies, lambda W: W, "exact lower-level solutions at each context")
+        words = "exact lower-level solutions at each context"
+        return Compared(sampled.expansions, many, embed, policies, lambda W: W, words)
 
     @staticmethod
-    def richer(study: Study, sampled: Galerkin, x: PyTree, basis: Basis) -> "Compared":
+    def richer(study: Study, sampled: Galerkin, basis: Basis) -> "Compared":
         """With a richer basis."""
         rich, poor = reduce_study(study, basis).whitened(), sampled.reduced
         xi = study.problem.domain.snap(study.lower.contexts().xi, study.dtype)
         embed = np.linalg.lstsq(np.asarray(rich.features(xi), float), poor.features(xi), rcond=None)[0]
-        W, asked = sampled.point.W, study.upper.contexts().xi
-        few, many = ByProducts(poor.ordinary(), x, W), ByProducts(rich.ordinary(), x, embed @ W)
-        return Compared(few, many, embed, lambda W: embed @ W, PolicyTable.of(rich, asked), repr(basis))
+        many, at_contexts = Expansions(rich.ordinary()), PolicyTable.of(rich, study.upper.contexts().xi)
+        return Compared(sampled.expansions, many, embed, lambda W: embed @ W, at_contexts, repr(basis))
 
-    def pull(self, few: Any) -> Float[np.ndarray, "M dy"]:
-        """The adjoint of the first, in coefficients of the second."""
-        return self.embed @ self.few.table(few.adjoint)
+    def square(self, many: Point, table: Float[np.ndarray, "M dy"]) -> float:
+        """Of coefficients of the second, in the norm of its Hessian."""
+        return float(np.sum(table * self.many.hessian_product(many.x, many.W, table)))
 
-    def adjoint_square(self, few: Any, many: Any) -> float:
-        W, V = self.many.table(many.W), self.many.table(many.adjoint)
-        return self.many.square(W, V - self.pull(few))
-
-    def sensitivity_squares(self, few: Any, many: Any, dx: int, probes: int = 8) -> Float[np.ndarray, " k"]:
+    def sensitivity_squares(self, few: Point, many: Point, probes: int = 8) -> Float[np.ndarray, " k"]:
         """Of how both move along random directions of ``x``: the mean is the sum over the coordinates."""
-        directions = np.random.default_rng(0).choice((-1.0, 1.0), (probes, dx))
-        lead, dtype = jax.tree.map(lambda a: np.asarray(a)[None], self.few.x), self.few.problem.dtype
-        along, W = put(shaped_like(lead, directions, dtype, 1)), self.many.table(many.W)
-        pairs = zip(self.many.moved(W, along), self.few.moved(self.few.table(few.W), along), strict=True)
-        return np.array([self.many.square(W, own - self.embed @ within) for own, within in pairs])
+        directions = np.random.default_rng(0).choice((-1.0, 1.0), (probes, len(few.x)))
+        moved = lambda at, point: curved_along(at, point, directions, NOTICED**2)[1]
+        off = moved(self.many, many) - np.tensordot(self.embed, moved(self.few, few), axes=1)
+        return np.array([self.square(many, off[:, :, k]) for k in range(probes)])
 
-    def left_out(self, few: Any, many: Any, shared: bool) -> list[tuple[Any, Any]]:
+    def left_out(self, few: Point, many: Point, shared: bool) -> list[tuple[Point, Point]]:
         """Both without one group of samples at a time."""
-        rng, problem = np.random.default_rng(0), self.few.problem
+        rng, problem = np.random.default_rng(0), self.few.reduced
         below, above = (split_rows(_rows(source), rng) for source in (problem.lower_source, problem.upper_source))
-        groups = (below, below if shared else above)
+        above = below if shared else above
 
-        def near(level: ByProducts, end: Any, k: int) -> Any:
-            start = level.table(end.W), level.table(end.adjoint)
-            return level.solved(*start, NOTICED, FOR_NOISE, level.without(groups, k))
+        def near(at: Expansions, point: Point, k: int) -> Point:
+            part, whole = copy(at), at.reduced
+            lower, upper = _left_out(whole.lower_source, below, k), _left_out(whole.upper_source, above, k)
+            part.reduced = replace(whole, lower_source=lower, upper_source=upper)
+            return solve_at(part, point.x, point.W, 0.0, NOTICED, FOR_NOISE, point.adjoint)
 
-        return [(near(self.few, few, k), near(self.many, many, k)) for k in range(max(map(np.max, groups)) + 1)]
+        return [(near(self.few, few, k), near(self.many, many, k)) for k in range(max(below.max(), above.max()) + 1)]
 
 
 def measure_by_products(
     study: Study, solution: Solution, sampled: Galerkin, draws: int, key: Array, richer: Basis | None
 ) -> Measured:
     """Against true per-context solves; or a `richer` basis, where one is given."""
-    x = put(shaped_like(study.problem.x0, sampled.point.x[None], study.dtype, 0))
-    exactly = richer is None
-    of = Compared.exactly(study, sampled, x, draws, key) if exactly else Compared.richer(study, sampled, x, richer)
-    contexts, tight = study.upper.contexts(), study.eps**0.4
+    exactly, few = richer is None, sampled.point
+    of = Compared.exactly(study, sampled, draws, key) if exactly else Compared.richer(study, sampled, richer)
+    contexts = study.upper.contexts()
     shares, given = contexts.shares(), as_rows(solution.at(contexts.xi))
-    few = of.few.solved(sampled.point.W, sampled.point.adjoint, tight)
-    start = of.policies(of.few.table(few.W)), of.pull(few)
-    many, own = of.many.solved(*start, tight), of.many.solved(*start, tight, steps=0)
-    off = lambda many: np.sum((of.at_contexts(of.many.table(many.W)) - given) ** 2, axis=1)
-    figures = lambda few, many: np.array([shares @ off(many), of.adjoint_square(few, many), float(many.value)])
+    W, V = of.policies(few.W), of.embed @ few.adjoint
+    for at, near in ((of.few, few.W), (of.many, W)):
+        preconditioned(at, (few.x, near))
+    many, own = (solve_at(of.many, few.x, W, 0.0, study.eps**0.4, steps, V) for steps in (100, 0))
+    off = lambda many: np.sum((of.at_contexts(many.W) - given) ** 2, axis=1)
+    adjoint_square = lambda few, many: of.square(many, many.adjoint - of.embed @ few.adjoint)
+    figures = lambda few, many: np.array([shares @ off(many), adjoint_square(few, many), many.value])
     ends = of.left_out(few, many, study.shared)
-    slopes = lambda parts: np.stack([flattened(part.gradient) for part in parts]).astype(float)
-    low_out, high_out = (slopes(parts) for parts in zip(*ends, strict=True))
+    low_out, high_out = (np.stack([part.gradient for part in parts]) for parts in zip(*ends, strict=True))
     squares, squares_out = figures(few, many), np.stack([figures(*pair) for pair in ends])
     if study.noisy:  # what the richer one has fitted to few samples
         squares = squares - fitting_bias(squares, squares_out)
@@ -192,17 +136,15 @@ def measure_by_products(
     policy, adjoint, value = (
         Estimate.of(a, b, freedom, least=c) for a, b, c in zip(squares, noise, (0.0, 0.0, -np.inf), strict=True)
     )
-    low, high, middle = slopes((few, many, own))
-    lost = of.sensitivity_squares(few, many, len(low))
-    solved = sampled.point.sound and bool(np.all(many.solved))
+    low, high, lost = few.gradient, many.gradient, of.sensitivity_squares(few, many)
     return Measured(
         gradient=NoisyVector.left_out(high, high_out),
         reduced=NoisyVector.left_out(low, low_out),
         freedom=freedom,
         compared=of.words,
-        trouble="" if solved else "a lower level could not be solved",
+        trouble="" if few.sound and many.solved else "a lower level could not be solved",
         difference=NoisyVector.left_out(high - low, high_out - low_out),
-        parts={"policy": high - middle, "adjoint and sensitivity": middle - low},
+        parts={"policy": high - own.gradient, "adjoint and sensitivity": own.gradient - low},
         # of the policy as it is: with other samples it would be another
         policy_error=mean_estimate(off(many), shares, least=0.0) if exactly else policy,
         adjoint_error=adjoint,

@@ -1,13 +1,6 @@
 """The lower level, exactly: minimised over coefficients or context by context, with the hypergradient there."""
 
-from .by_products import (
-    curved_along,
-    moved_by_products,
-    preconditioned,
-    preconditioner,
-    solved_by_products,
-    units_by_products,
-)
+from .by_products import curved_along, preconditioned, preconditioner, units_by_products
 from .constraints import Feasibility, feasibility_of, gave_way, with_barrier
 from .convexity import correlated, hidden_by_barrier
 from .corners import policy_with_corners

@@ -237,16 +237,6 @@ def _moved(lower: _Lower, along: PyTree, precondition: Nystrom, accuracy: Any) -
     return _inverse(lower, jax.lax.map(lambda p: -lower.rows(right(p)), along), precondition, accuracy)
 
 
-@eqx.filter_jit
-def moved_by_products(
-    reduced: Bilevel, x: PyTree, W: PyTree, along: PyTree, precondition: Nystrom, accuracy: Any
-) -> PyTree:
-    r"""How the coefficients move along directions $p$ of ``x``, stacked:
-    $S p = -(\partial_{22} g_\Phi)^{-1} \partial_{21} g_\Phi\, p$."""
-    lower = _Lower(reduced, x, W)
-    return jax.vmap(lower.table)(_moved(lower, along, precondition, accuracy)[0])
-
-
 class Curved(NamedTuple):
     """Along directions of ``x``, stacked: the Hessian of the reduced objective times each, how the coefficients move,
     and the products that took."""
