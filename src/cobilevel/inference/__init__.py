@@ -31,5 +31,5 @@ from .noise import (
 )
 from .smooth import too_large_for_products
 from .standard_errors import determined, flat_directions, infer
-from .uncertainty import LEVEL, QUANTILE, Uncertainty, names_of, unknown
+from .uncertainty import LEVEL, QUANTILE, Uncertainty, aligned, names_of, unknown
 from .words import MOST_NAMED

@@ -1,5 +1,6 @@
 """``Uncertainty``: how well the samples determine ``x``, coordinate by coordinate, and which directions they do not."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -121,13 +122,7 @@ class Uncertainty:
 
     def table(self, every: bool = False) -> str:
         """The same as text; `every`: one row per coordinate, however many there are."""
-        lines = [_HEAD, *self.coordinate_cells()] if every else [self.head, *self.cells()]
-        width = [max(len(line[k]) for line in lines) for k in range(4)]
-        rows = [
-            "  ".join([line[0].ljust(width[0]), *(line[k].rjust(width[k]) for k in (1, 2, 3)), line[4]])
-            for line in lines
-        ]
-        return "\n".join(row.rstrip() for row in rows)
+        return "\n".join(aligned([_HEAD, *self.coordinate_cells()] if every else [self.head, *self.cells()]))
 
     def to_file(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What a file keeps: a document, and arrays."""
@@ -151,6 +146,13 @@ class Uncertainty:
         if len(known.notes) != size or wrong:
             raise ValueError("the file is damaged: its standard errors do not match the coordinates they name.")
         return known
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A table as lines: numbers to the right, names in front and words at the end to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ((first.ljust(widths[0]), *map(str.rjust, middle, widths[1:-1]), last) for first, *middle, last in rows)
+    return ["  ".join(line).rstrip() for line in lines]
 
 
 def names_of(x: PyTree, letter: str = "x") -> tuple[str, ...]:

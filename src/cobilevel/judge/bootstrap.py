@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from ..answer import Solution, as_solved, check_levels, check_objectives
 from ..derivatives import Affine, Expansions, flattened, shaped_like
 from ..ground import ProgressBar, as_key, entered, generator, put, whole
-from ..inference import Uncertainty, determined, infer
+from ..inference import Uncertainty, aligned, determined, infer
 from ..iteration import Result, steps_on_host
 from ..problem import Data, Problem
 from ..reduction import reduce_with
@@ -58,10 +58,8 @@ class Bootstrap:
         for cell, own, other in zip(known.cells(), *errors, strict=True):
             figures = f"{own:.3g}", "unknown" if np.isnan(other) else f"{other:.3g}"
             lines.append((cell[0], *figures, cell[4]))
-        widths = [max(len(line[k]) for line in lines) for k in range(3)]
-        rows = [f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}" for a, b, c, d in lines]
-        rows += [*known.undetermined, *([known.why_not] if known.why_not else [])]
-        return f"Bootstrap({count} resamplings{lost})\n  " + "\n  ".join(row.rstrip() for row in rows)
+        said = [*known.undetermined, *([known.why_not] if known.why_not else [])]
+        return "\n  ".join([f"Bootstrap({count} resamplings{lost})", *aligned(lines), *said])
 
 
 def bootstrap(
@@ -119,11 +117,11 @@ def _resampled(
     if known.why_not or known.hessian is None or not np.allclose(known.x, x, rtol=np.finfo(np.float32).eps, atol=0):
         known = infer(study, reduced, solution.x)
     given = Expansions(reduced.ordinary())
-    at = _in_standard_errors(given, known)
+    at = _along_determined(given, known)
     solutions, solver = [], Newton(tolerance=study.eps)  # x is then known to far more digits than it varies by
     with ProgressBar(replicates, "bootstrap", progress) as bar:
         for k in range(replicates):
-            solutions.append(_once(study, at, solver, rng) if at.dx else at.origin)
+            solutions.append(_once(study, at, solver, rng) if at.dx else x)
             bar.update(k + 1)
     kept = [place for place in solutions if place is not None]
     failed = replicates - len(kept)
@@ -137,34 +135,20 @@ def _resampled(
     return Bootstrap(table, shaped_like(solution.x, error), (low, high), failed, known)
 
 
-def _in_standard_errors(given: Expansions, known: Uncertainty) -> Affine:
-    """Coordinates around the solution in units of the standard errors; those of ``x`` if none are known.
-
-    In these the objective has similar curvature in all directions, whatever the units of ``x``, and directions that are
-    not determined are left out. With bounds, coordinates are not mixed, and none is left out.
-    """
-    x, (lo, hi) = given.start, given.bounds
-    if known.why_not:
-        return Affine(given, np.zeros(given.dx), np.eye(given.dx), x, (lo, hi))
-    H, C = np.asarray(known.hessian), np.asarray(known.covariance)
-    C = np.where(np.isfinite(C), C, 0.0)
-    own = np.diag(H)
+def _along_determined(given: Expansions, known: Uncertainty) -> Expansions:
+    """In coordinates of what the samples determine of ``x``; in ``x`` itself, where they determine all of it, and where
+    there are bounds, since coordinates are not mixed then."""
+    lost, x = known.directions, given.start
+    if lost is None or not len(lost) or np.isfinite(given.bounds).any():
+        return given
+    own = np.diag(np.asarray(known.hessian))
     unit = np.where(own > 0, 1 / np.sqrt(np.where(own > 0, own, 1)), np.where(x != 0, np.abs(x), 1.0))
-    if np.isfinite(lo).any() or np.isfinite(hi).any():
-        width = np.where(np.isfinite(known.error) & (known.error > 0), known.error, unit)
-        ends = np.minimum((lo - x) / width, 0), np.maximum((hi - x) / width, 0)
-        return Affine(given, x, np.diag(width), np.zeros(len(x)), ends)
-    kept = determined(np.zeros((0, len(unit))) if known.directions is None else known.directions, unit)
-    values, vectors = np.linalg.eigh(kept.T @ (H * np.outer(unit, unit)) @ kept)
-    values = np.maximum(values, 1e-9 * np.max(np.abs(values), initial=0) + np.finfo(float).tiny)
-    scales = unit[:, None] * (kept @ vectors / np.sqrt(values))
-    count = scales.shape[1]
-    typical = np.sqrt(max(np.sum(H * C), 0) / max(count, 1)) or 1.0
-    free = np.full(count, np.inf)
-    return Affine(given, x, scales * typical, np.zeros(count), (-free, free))
+    kept = unit[:, None] * determined(lost, unit)
+    free = np.full(kept.shape[1], np.inf)
+    return Affine(given, x, kept, np.zeros(len(free)), (-free, free))
 
 
-def _once(study: Study, at: Affine, solver: Newton, rng: np.random.Generator) -> Float[np.ndarray, " dx"] | None:
+def _once(study: Study, at: Expansions, solver: Newton, rng: np.random.Generator) -> Float[np.ndarray, " dx"] | None:
     """The solution on resampled data; ``None`` if it was not found."""
     above, below = (level.resample(rng) for level in (study.upper, study.lower))
     counted = lambda pool, often: pool.shares * often / np.sum(pool.shares * often)
