@@ -131,14 +131,11 @@ class Solution:
     def at(self, xi: Any) -> PyTree[Array]:
         """``policy`` at contexts as the library keeps them: one array, strings as their positions."""
         if self.precise is None or isinstance(xi, Tracer):
-            return self._as_y(self.x, combine(self.basis.at(xi), self.W), xi)
+            u = combine(self.basis.at(xi), self.W)
+            return u if self.form is None else self.form.along(self.x, u, jnp.asarray(xi), len(self.basis.domain.shape))
         with double():
             y = self.in_full().at(kept_digits(xi))
         return _in_dtype(y, self.basis.constant.dtype)
-
-    def _as_y(self, x: PyTree, u: PyTree, xi: Any) -> PyTree[Array]:
-        """``y`` at many contexts from the unknown there."""
-        return u if self.form is None else self.form.along(x, u, jnp.asarray(xi), len(self.basis.domain.shape))
 
     def policy_standard_error(self, xi: Any) -> PyTree[np.ndarray]:
         """The standard error of the policy at contexts, given ``x``, in the shape of ``policy(xi)``.

@@ -186,16 +186,11 @@ def too_large(study: Study, joint: bool) -> str:
     """
     (dx, dy), rows = study.problem.sizes, rows_of(study)
     held = sum(rows) * (1 + (2 * dy + 2 * dy**2 if joint else 0))
-    numbers, what = max((held, "numbers would be stored"), _derived(study))
+    numbers, what = max((held, "numbers would be stored"), numbers_derived(study))
     return too_many((2 * dx + 1) * numbers, what, dx, MOST_COORDINATES)
 
 
-def too_many_derivatives(study: Study) -> str:
-    """Why not even one expansion is taken, in words; empty where it can be."""
-    return too_many(*_derived(study))
-
-
-def _derived(study: Study) -> tuple[int, str]:
+def numbers_derived(study: Study) -> tuple[int, str]:
     """How many numbers an expansion of both levels takes from all rows, and what they are."""
     (dx, dy), rows = study.problem.sizes, rows_of(study)
     return rows[0] * (1 + dx + dy) + rows[1] * (1 + dy + dy**2 + dy * dx), "derivatives would be computed"

@@ -20,9 +20,10 @@ from .galerkin import (
     NOTICED,
     Galerkin,
     bounds_of,
+    numbers_derived,
     to_minimum,
     too_large,
-    too_many_derivatives,
+    too_many,
     value_error_at,
     without_each,
 )
@@ -56,7 +57,7 @@ def infer(
     wide = too_large(study, joint)
     if wide and (wider := too_large_for_products(study)):
         words = f"standard errors were not computed: {wider}"
-        if more := too_many_derivatives(study):  # not even the objective's: whoever prints it would wait
+        if more := too_many(*numbers_derived(study)):  # not even the objective's: whoever prints it would wait
             return unknown(x, f"{words}, and {more}.")
         galerkin = Galerkin.at(reduced, flattened(x))
         value, error = galerkin.point.value, value_error_at(study, galerkin)
@@ -388,12 +389,10 @@ def _ends(
     lengths = np.diag(across.directions)
     if not (across.sound if missed is None else across.solved):
         return ends
-    bend, over = across.curves(), np.zeros(dx)
-    if missed is not None and missed.curves:
-        over = np.maximum(-kept * across.bend(what_is_missed(across, missed).overfit.points), 0)  # pyright: ignore
+    bend, over = _curves(across, missed, dx)
     noise = across.covariance(*map(np.hstack, zip(across.slope_rows(), across.bend_rows(), strict=True)))
     spread = np.sqrt(np.maximum(np.diag(noise)[dx:], 0))
-    clear = clear_of(bend, over, spread)[0]
+    clear = clear_of(bend, np.maximum(kept * over, 0), spread)[0]
     for j in range(dx):
         h, s = clear[j], spread[j] / 2
         if not some[j] or lengths[j] == 0:

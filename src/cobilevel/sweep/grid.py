@@ -50,7 +50,12 @@ def solve_grid(
         check_basis(basis)
     chosen = Newton() if solver is None else solver
     limit = chosen.default_steps if steps is None else whole("steps", steps)
-    jobs = [_job(case, chosen, limit, split_key(as_key(key), 3)[2]) for case in cases]
+    key, jobs = split_key(as_key(key), 3)[2], []
+    for case in cases:
+        wanted = precision_for(*case, exact=isinstance(chosen, Newton))
+        with wanted.context():
+            study = with_barrier(Study.of(*case, wanted))
+        jobs.append((Job(study, chosen, key, limit, False, one_of_many=True), wanted))
     return _rows(jobs, bases, progress)
 
 
@@ -60,17 +65,9 @@ def _rows(
     with ProgressBar(len(bases) * len(jobs), "grid", progress) as bar:
         for number, basis in enumerate(bases):
             bar.update(number * len(jobs), f"{basis!r}")
-            yield [_solved(basis, job) for job in jobs]
-
-
-def _job(case: tuple[Problem, Data], solver: Solver, steps: int, key: Any) -> tuple[Job, Precision]:
-    wanted = precision_for(*case, exact=isinstance(solver, Newton))
-    with wanted.context():
-        return Job(with_barrier(Study.of(*case, wanted)), solver, key, steps, False, one_of_many=True), wanted
-
-
-def _solved(basis: Basis, case: tuple[Job, Precision]) -> Solution:
-    job, wanted = case
-    with wanted.context():
-        found = job.run(basis) if basis.learned else solve_learning(job, basis)
-    return found.rounded(wanted.returned)
+            solutions = []
+            for job, wanted in jobs:
+                with wanted.context():
+                    solution = job.run(basis) if basis.learned else solve_learning(job, basis)
+                solutions.append(solution.rounded(wanted.returned))
+            yield solutions
