@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import cobilevel as cb
-from cobilevel.answer import run
+from cobilevel.answer import Job
 from cobilevel.derivatives import Ledger, rows
 from cobilevel.reduction import Batch
 from problems import curved_problem
@@ -40,7 +40,7 @@ def test_ledger_equals_what_was_really_evaluated(solver, monkeypatch):
     problem, seen = counting(problem)
     reduced = cb.reduce(problem, cb.Chebyshev(3), samples)
     seen.clear()
-    found = run(solver, reduced, jax.random.key(0), 6)
+    found = Job(None, solver, jax.random.key(0), 6).on(reduced)
     jax.effects_barrier()
     spent = found.stats["oracles"]
     upper = sum(count["samples"] for kind, count in spent.items() if kind.startswith("upper"))

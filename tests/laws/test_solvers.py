@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import cobilevel as cb
-from cobilevel.answer import run
+from cobilevel.answer import Job
 from cobilevel.derivatives import Expansions, Ledger, flattened, oracles
 from cobilevel.iteration import Result, Scales, advance, at, measure
 from cobilevel.iteration.loop import CHUNKS
@@ -220,10 +220,10 @@ def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_reported
             np.testing.assert_allclose(getattr(together, name)[i], getattr(alone, name), rtol=1e-12, atol=1e-12)
     assert len({float(value) for value in together.x[:, 0]}) == 3
 
-    whole = run(solver, reduced, jax.random.key(5), 14)
-    half = run(solver, reduced, jax.random.key(5), 7)
+    whole = Job(None, solver, jax.random.key(5), 14).on(reduced)
+    half = Job(None, solver, jax.random.key(5), 7).on(reduced)
     loaded = cb.load(half.save(tmp_path / "half.npz"), instance.problem)
-    resumed = run(solver, reduced, jax.random.key(5), 14, resume=loaded)
+    resumed = Job(None, solver, jax.random.key(5), 14).on(reduced, loaded)
     assert resumed.history.keys() == whole.history.keys()
     for name, curve in whole.history.items():
         np.testing.assert_array_equal(resumed.history[name], curve)
@@ -232,7 +232,7 @@ def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_reported
     assert np.any(half.x != whole.x)
 
     wild = 1e200 if kind is cb.HOAG else 1e6  # HOAG halves its steps, so it takes more to throw it off
-    solution = run(replace(solver, outer=solver.outer * wild), reduced, jax.random.key(0), 200)
+    solution = Job(None, replace(solver, outer=solver.outer * wild), jax.random.key(0), 200).on(reduced)
     assert not solution.converged
     assert solution.result.startswith("Diverged")
     assert f"at step {solution.stats['steps'] + 1}" in solution.detail

@@ -10,7 +10,7 @@ import pytest
 import scipy.optimize
 
 import cobilevel as cb
-from cobilevel.answer import run
+from cobilevel.answer import Job
 from cobilevel.derivatives import Expansions
 from cobilevel.iteration import steps_on_host
 from cobilevel.lower import Dense, minimise, solve_at
@@ -242,7 +242,7 @@ def test_compiles_once_for_many_instances():
 
     def solve(shift):
         problem = cb.Problem(Aim(), Lower(jnp.array(shift)), 0.5, 0.0, LINE)
-        run(cb.Newton(), cb.reduce(problem, cb.Chebyshev(3), samples), jax.random.key(0), 20)
+        Job(None, cb.Newton(), jax.random.key(0), 20).on(cb.reduce(problem, cb.Chebyshev(3), samples))
 
     samples = cb.Samples(np.linspace(0, 1, 30), np.zeros(30))
     solve(0.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from cobilevel.answer import run
+from cobilevel.answer import Job
 from cobilevel.iteration import Result, advance
 from cobilevel.sweep import solve_all, stacked
 
@@ -43,11 +43,11 @@ def test_a_bundle_is_its_runs_one_by_one(bundle, how):
 
 @pytest.mark.thorough
 def test_a_solve_is_what_the_sweep_does(bundle):
-    """``run`` on one problem, and the same trial in a bundle."""
+    """``Job`` on one problem, and the same trial in a bundle."""
     reduced, pool, _, solver = bundle
     one = cb.StocBiO(0.2, 0.1, neumann=0.2, terms=3, inner_steps=2, batch=16)
     key = jax.random.key(7)
-    alone = run(one, reduced[1], key, 40)
+    alone = Job(None, one, key, 40).on(reduced[1])
     settings = {"inner": jnp.full(1, 0.2), "outer": jnp.full(1, 0.1)}
     found, _, _ = solve_all(solver, pool, jnp.array([1]), key[None], settings, 40, 20, 1, 1, 1)
     np.testing.assert_allclose(found.average.x[0], alone.x, rtol=1e-10)

@@ -84,10 +84,7 @@ class Job:
         reduced = reduce_study(study, basis) if begin is None else reduce_with(study, begin.basis, begin.W)
         choices = {**self.choices, **_deficiency(reduced)}
         choices.setdefault("solver", f"{type(self.solver).__name__}().")
-        solution = run(
-            self.solver, reduced, self.key, self.steps, self.progress, resume, self.checkpoint, self.retreats,
-            resumable=not self.one_of_many, choices=choices, objectives=functions,
-        )  # fmt: skip
+        solution = self.on(reduced, resume, choices, functions)
         if self.unfinished(solution):
             return solution
         if not study.endless:
@@ -97,6 +94,28 @@ class Job:
             seen = lambda: again() if known is None else known
             solution = _with_errors(solution, study, seen)
         return _check_constraints(study.here, _check_convexity(study.here, reduced, solution))
+
+    def on(
+        self,
+        reduced: Reduced,
+        resume: Solution | None = None,
+        choices: Mapping[str, str] | None = None,
+        objectives: Objectives | None = None,
+    ) -> Solution:
+        """Runs the solver on a reduced problem; raises ``Interrupted`` if a signal ends it."""
+        if resume is not None and resume.state is None:
+            raise ValueError("resume: this solution holds no solver state. Solve from the beginning.")
+        saved = None if resume is None else (resume.state, resume.history)
+        limits = self.steps, self.progress, saved, self.checkpoint, self.retreats
+        ended, stopped = iterate(self.solver, reduced, self.key, *limits, resumable=not self.one_of_many)
+        parts = vars(ended) | {"choices": {**(choices or {}), **ended.choices}} | _constraint_fields(reduced)
+        solution = Solution(basis=reduced.basis, objectives=objectives, **parts)
+        if stopped is None:
+            return solution
+        end = f"Interrupted at step {solution.stats['steps']} of {self.steps}."
+        onward = "solve(..., resume=error.solution) continues from there."
+        onward = onward if self.checkpoint is None else self.checkpoint.words()
+        raise Interrupted(f"{end} {onward}", solution, stopped)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -125,37 +144,6 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, words: str, solution: Solution, number: int = signal.SIGINT):
         super().__init__(words)
         self.solution, self.signal = solution, number
-
-
-def run(
-    solver: Solver,
-    reduced: Reduced,
-    key: Array,
-    steps: int,
-    progress: bool | None = None,
-    resume: Solution | None = None,
-    checkpoint: Checkpoint | None = None,
-    retreats: int = 0,
-    resumable: bool = True,
-    choices: Mapping[str, str] | None = None,
-    objectives: Objectives | None = None,
-) -> Solution:
-    """Runs a solver as ``iterate`` does; raises ``Interrupted`` if a signal ends it.
-
-    `choices`, `objectives`: the choices made before and the functions, for the solution to report.
-    """
-    saved = None
-    if resume is not None:
-        if resume.state is None:
-            raise ValueError("resume: this solution holds no solver state. Solve from the beginning.")
-        saved = resume.state, resume.history
-    ended, stopped = iterate(solver, reduced, key, steps, progress, saved, checkpoint, retreats, resumable)
-    parts = vars(ended) | {"choices": {**(choices or {}), **ended.choices}} | _constraint_fields(reduced)
-    solution = Solution(basis=reduced.basis, objectives=objectives, **parts)
-    if stopped is None:
-        return solution
-    go_on = "solve(..., resume=error.solution) continues from there." if checkpoint is None else checkpoint.words()
-    raise Interrupted(f"Interrupted at step {solution.stats['steps']} of {steps}. {go_on}", solution, stopped)
 
 
 def _constraint_fields(reduced: Reduced) -> dict[str, Any]:
