@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from scipy import special
 
 from ..answer import Solution, as_solved, check_levels
@@ -18,6 +18,7 @@ from ..inference import (
     Around,
     Galerkin,
     Missed,
+    determined,
     flat_directions,
     look_around,
     names_of,
@@ -258,21 +259,15 @@ def _certificate(
     )
 
 
-def _scaled(matrix: Float[np.ndarray, "k k"]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """A symmetric matrix in units in which its diagonal is 1: these, eigenvalues and eigenvectors, and which of them
-    are beyond rounding."""
-    unit = 1 / np.sqrt(np.maximum(np.abs(np.diag(matrix)), np.finfo(float).tiny))
-    values, vectors = np.linalg.eigh(matrix * np.outer(unit, unit))
-    return unit, values, vectors, values > 1e-9 * np.abs(values).max()
-
-
 def _solved_from_these(measured: Measured, free: Bool[np.ndarray, " dx"]) -> bool:
     """Whether the gradient on these samples is smaller than chance allows: they are those ``x`` was found from."""
     part = measured.reduced if measured.fitted is None else measured.fitted
     g, noise = part.on(free)
     if not len(g) or not np.all(np.isfinite(noise)) or not np.trace(noise) > 0:
         return False
-    unit, values, vectors, kept = _scaled(noise)
+    unit = 1 / np.sqrt(np.maximum(np.diag(noise), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(noise * np.outer(unit, unit))
+    kept = values > 1e-9 * values[-1]  # beyond rounding
     size = np.sum((vectors[:, kept].T @ (g * unit)) ** 2 / values[kept])
     return bool(size < special.chdtri(kept.sum(), 1 - _CHANCE))
 
@@ -291,20 +286,20 @@ def _regret(measured: Measured, around: Around, missed: Missed | None, free: np.
     """
     if not free.any():
         return None
-    flat, falls = flat_directions(around, free, missed)[:2]
-    part = around.hessian()[np.ix_(free, free)]
-    unit, values, vectors, kept = _scaled(part)
+    lost, unit, hessian = np.concatenate(flat_directions(around, free, missed)[:2]), around.unit[free], around.hessian()
+    basis = unit[:, None] * determined(lost[:, free], unit)
+    inside = np.ix_(free, free)
+    curves = lambda matrix: np.linalg.eigh(basis.T @ matrix[inside] @ basis)
+    values, vectors = curves(hessian)
     if missed is not None:  # what the basis and the fit hide of the curvature along each coordinate
-        stated = part + np.diag(around.bend(missed.total.points) / around.lengths / around.lengths)[np.ix_(free, free)]
-        if np.all(np.isfinite(stated)) and np.linalg.eigvalsh(stated * np.outer(unit, unit))[0] > 0:
-            unit, values, vectors, kept = _scaled(stated)
-    rows = np.concatenate([flat, falls])[:, free] / unit
-    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(float).tiny)
-    kept = kept & (np.linalg.norm(rows @ vectors, axis=0) < 0.7)
+        stated = hessian + np.diag(around.bend(missed.total.points) / around.lengths / around.lengths)
+        if np.all(np.isfinite(stated[inside])) and np.all(curves(stated)[0] > 0):
+            values, vectors = curves(stated)
+    kept = values > 1e-9 * np.max(np.abs(values), initial=0)
     if not kept.any():
         return None
     turn = np.zeros((int(kept.sum()), len(free)))
-    turn[:, free] = (vectors[:, kept] / np.sqrt(values[kept])).T * unit
+    turn[:, free] = (basis @ (vectors[:, kept] / np.sqrt(values[kept]))).T
     gained = lambda vector, same: _length(*vector.through(turn), measured.freedom, same).half_square()
     inverse = turn.T @ turn
     moved, covariance = measured.gradient.through(inverse)
