@@ -105,7 +105,7 @@ class Job:
         """Runs the solver on a reduced problem; raises ``Interrupted`` if a signal ends it."""
         if resume is not None and resume.state is None:
             raise ValueError("resume: this solution holds no solver state. Solve from the beginning.")
-        saved = None if resume is None else (resume.state, resume.history)
+        saved: Any = None if resume is None else (resume.state, resume.history)
         limits = self.steps, self.progress, saved, self.checkpoint, self.retreats
         ended, stopped = iterate(self.solver, reduced, self.key, *limits, resumable=not self.one_of_many)
         parts = vars(ended) | {"choices": {**(choices or {}), **ended.choices}} | _constraint_fields(reduced)

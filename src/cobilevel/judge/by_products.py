@@ -117,7 +117,7 @@ def measure_by_products(
 ) -> Measured:
     """Against true per-context solves; or a `richer` basis, where one is given."""
     exactly, few = richer is None, sampled.point
-    of = Compared.exactly(study, sampled, draws, key) if exactly else Compared.richer(study, sampled, richer)
+    of = Compared.exactly(study, sampled, draws, key) if richer is None else Compared.richer(study, sampled, richer)
     contexts = study.upper.contexts()
     shares, given = contexts.shares(), as_rows(solution.at(contexts.xi))
     W, V = of.policies(few.W), of.embed @ few.adjoint
