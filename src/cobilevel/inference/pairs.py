@@ -187,9 +187,8 @@ def _windows(
     rings = [(k, 1 / size) for k, size in sizes]
     weight, shares = _combined([(j - i <= k) * (m[i, 0] + m[j, 0]) / 2 for k, m in rings], pairs, own, u)
 
-    def sums(summand: Summand) -> np.ndarray:
-        return sum(share * m * summand.windows(k, ends) for share, (k, m) in zip(shares, rings, strict=True))
-
+    near, far = [(k, share * m) for share, (k, m) in zip(shares, rings, strict=True)]
+    sums = lambda summand: near[1] * summand.windows(near[0], ends) + far[1] * summand.windows(far[0], ends)
     count, words = float(np.sum(2.0 * (many - (reach + 1) / 2) * reach)), f"neighbouring samples, {width} on each side"
     return Neighbours(width, words, own, pairs, weight, count, float(own[some].sum()), sums, order)
 
