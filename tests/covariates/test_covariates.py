@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
+from cobilevel import KernelFeatures
 from cobilevel.covariates import Responses, structure_of
 from cobilevel.covariates.fits import nested_errors
 from cobilevel.covariates.regression import (
-    KernelMap,
-    KernelSettings,
-    Projected,
+    along_directions,
     fit_directions,
     fit_kernel,
+    kernel_functions,
     refined,
     tune_directions,
     tune_kernel,
@@ -51,11 +51,11 @@ def test_weights_are_those_of_repeated_rows():
 
 def test_gradients_of_the_kernel_fit_show_the_directions():
     """The outer product of gradients has the range of the true directions; by coordinates, its diagonal says which."""
-    _, outer = fit_kernel(responses(ALONG), "gaussian", ("isotropic",), None, 0)
+    _, outer = fit_kernel(responses(ALONG), KernelFeatures(8))
     found = np.linalg.eigh(outer)[1][:, -2:]
     assert np.linalg.svd(found.T @ AXES)[1].min() > 0.99
-    settings, _ = fit_kernel(responses(ADDITIVE), "matern", ("coordinates",), None, 0)
-    sizes = np.diag(settings["coordinates"].axes)
+    (recipe,), _ = fit_kernel(responses(ADDITIVE), KernelFeatures(8, "matern"), ("coordinates",))
+    sizes = recipe.scale * np.diag(recipe.axes)
     assert sizes[:3].min() > 5 * sizes[3:].max()
     assert np.isclose(np.sum(sizes**2), D)
 
@@ -63,17 +63,17 @@ def test_gradients_of_the_kernel_fit_show_the_directions():
 @pytest.mark.parametrize("kernel", ["gaussian", "matern"])
 def test_gradients_of_the_kernel_fit_are_those_of_a_known_function(kernel):
     """``E[grad h grad h^T]`` of ``h = u_0 + u_1^2``, whose diagonal is 1 and 4/3; without noise."""
-    _, outer = fit_kernel(responses(U[:, 0] + U[:, 1] ** 2, 0.0), kernel, ("isotropic",), None, 0)
+    _, outer = fit_kernel(responses(U[:, 0] + U[:, 1] ** 2, 0.0), KernelFeatures(8, kernel))
     assert np.abs(outer - np.diag([1, 4 / 3, 0, 0, 0, 0])).max() < 0.1
 
 
 def test_directions_are_refined_to_the_parametric_rate():
     """From directions 0.3 off, to an error of order ``sqrt(d / n)`` times noise over slope."""
     rough = AXES + 0.3 * RNG.normal(size=AXES.shape)
-    found = refined(responses(ALONG), Projected(rough, np.zeros(2), 5))
+    found = refined(responses(ALONG), along_directions(rough, 5))
     missed = np.sin(np.arccos(np.clip(np.linalg.svd(np.linalg.qr(found.axes)[0].T @ AXES)[1], 0, 1)))
     assert missed.max() < 3 * 0.3 * np.sqrt(D / N)
-    z = found.place(U)
+    z = found.projected(U)
     assert np.abs(z).max() == 1
     assert np.mean(np.abs(z) < 1) > 0.99
 
@@ -81,7 +81,7 @@ def test_directions_are_refined_to_the_parametric_rate():
 def test_directions_of_several_components():
     """Two components of ``y``, each along a direction of its own."""
     rows = responses(np.stack([np.sin(2 * U @ AXES[:, 0]), np.cos(2 * U @ AXES[:, 1])], axis=1))
-    outer = fit_kernel(rows, "gaussian", ("isotropic",), None, 0)[1]
+    outer = fit_kernel(rows, KernelFeatures(8))[1]
     *_, found = fit_directions(rows, outer, 2, (2, 3, 5))
     assert np.linalg.svd(np.linalg.qr(found.axes)[0].T @ AXES)[1].min() > 0.999
 
@@ -89,7 +89,7 @@ def test_directions_of_several_components():
 def test_tuned_degree_and_directions():
     """A polynomial of degree 2 along one direction is found as such."""
     rows = responses((U @ AXES[:, 0]) ** 2)
-    outer = fit_kernel(rows, "gaussian", ("isotropic",), None, 0)[1]
+    outer = fit_kernel(rows, KernelFeatures(8))[1]
     fitted, held = rows.to_tune(N)
     found, errors = tune_directions(fitted, held, outer, 100)
     assert found.axes.shape == (D, 1)
@@ -98,17 +98,17 @@ def test_tuned_degree_and_directions():
 
 def test_kernel_functions_come_smoothest_first():
     """Of a wide kernel, the first functions span the linear ones."""
-    made = KernelMap.of(KernelSettings("gaussian", "isotropic", np.eye(D), 20.0), U, D + 2, landmarks=200)
-    table = made.features(U)
+    made = kernel_functions(KernelFeatures(D + 2, axes=np.eye(D) / 20), U, landmarks=200)
+    table = made.on_cube(U)
     linear = np.concatenate([np.ones((N, 1)), U], axis=1)
     left = linear - table @ np.linalg.lstsq(table, linear, rcond=None)[0]
     assert np.abs(left).max() < 0.02
 
 
 def test_tuned_kernel_takes_relevant_directions():
-    settings, count, error, _ = tune_kernel(responses(ALONG), (8, 16, 32, 64, 128))
-    assert settings.metric == "directions"
-    assert 8 < count < 128
+    tuned, error, _ = tune_kernel(responses(ALONG), (8, 16, 32, 64, 128), KernelFeatures(128))
+    assert tuned.metric == "directions"
+    assert 8 < tuned.n < 128
     assert error < 0.09 + 0.1 * np.var(ALONG)
 
 

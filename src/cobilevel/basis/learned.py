@@ -29,6 +29,13 @@ class LearnedBasis(Basis):
 
     to_learn: ClassVar[tuple[str, ...]]  # the names of these fields, the first an array or a tuple of arrays
 
+    def on_cube(self, u: Float[Held, "... d"]) -> Float[Held, "... n"]:
+        """The functions at places on the reference cube."""
+        raise NotImplementedError
+
+    def evaluate(self, domain, xi):
+        return self.on_cube(domain.reference(xi))
+
     @property
     def learned(self):
         return bool(jax.tree.leaves(getattr(self, self.to_learn[0])))
@@ -162,9 +169,9 @@ class Neural(LearnedBasis):
         positive("Neural: rate", self.rate)
         positive("Neural: spread", self.spread)
 
-    def evaluate(self, domain, xi):
+    def on_cube(self, u):
         (layers,) = self._parts()
-        return layered(layers, domain.reference(xi))
+        return layered(layers, u)
 
     def constant(self, domain):
         (layers,) = self._parts()
@@ -246,9 +253,8 @@ class KernelFeatures(LearnedBasis):
         if self.scale is not None:
             positive("KernelFeatures: scale", self.scale)
 
-    def evaluate(self, domain, xi):
-        parts, u = self._parts(), domain.reference(xi)
-        table, axes, landmarks = (part.astype(u.dtype) for part in parts)
+    def on_cube(self, u):
+        table, axes, landmarks = (part.astype(u.dtype) for part in self._parts())
         return _with_one(kernel_profile(self.kernel, squared_distances(u @ axes, landmarks)) @ table)
 
     def constant(self, domain):
@@ -289,20 +295,25 @@ class Rotated(LearnedBasis):
         if not isinstance(self.basis, ProductBasis):
             raise TypeError(f"Rotated: basis must be a family such as Chebyshev(6), got {self.basis!r}.")
 
-    def _cube(self) -> Box:
+    @property
+    def cube(self) -> Box:
+        """Where the basis lives."""
         return Box(-np.ones(self.k), np.ones(self.k))
 
-    def evaluate(self, domain, xi):
-        parts, u = self._parts(), domain.reference(xi)
-        axes, shift = (part.astype(u.dtype) for part in parts)
+    def projected(self, u: Float[Held, "... d"]) -> Float[Held, "... k"]:
+        """Places on the reference cube as places in the cube of the directions; those further out lie on its faces."""
+        axes, shift = (part.astype(u.dtype) for part in self._parts())
         z = u @ axes + shift
-        return self.basis.evaluate(self._cube(), module_of(z).clip(z, -1, 1))
+        return module_of(z).clip(z, -1, 1)
+
+    def on_cube(self, u):
+        return self.basis.evaluate(self.cube, self.projected(u))
 
     def count(self, domain):
-        return self.basis.count(self._cube())
+        return self.basis.count(self.cube)
 
     def constant(self, domain):
-        return self.basis.constant(self._cube())
+        return self.basis.constant(self.cube)
 
     def __repr__(self):
         return f"Rotated({self.k}, {self.basis!r})"

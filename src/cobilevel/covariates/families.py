@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ..basis import Basis, Chebyshev, KernelFeatures, Orthonormal, Rotated, TotalDegree
+from ..basis import Basis, KernelFeatures, Orthonormal, Rotated
+from ..ground import put
 from ..inference import QUANTILE, mean_error
 from ..problem import SAMPLES_EACH, Box
 from .fits import CLEARLY, FITTED, MULTIPLICATIONS, ROUNDS, SETTLED, Fits, Responses, Vector, orthonormalising
 from .regression import (
     COUNTS,
     FEWEST_DIMENSIONS,
-    KernelMap,
-    Projected,
     degrees_up_to,
     fit_directions,
     fit_kernel,
+    kernel_functions,
     refined,
     refreshed,
     tune_directions,
@@ -70,9 +70,9 @@ class FirstFit:
 def learned_kernel(basis: KernelFeatures, fit: FirstFit) -> KernelFeatures:
     """Tunes metric and scale on held-out rows, then takes the functions from all rows."""
     rows = fit.responses
-    settings, count, _, _ = tune_kernel(rows, [basis.n], basis.kernel, basis.metric, basis.scale, basis.seed)
-    settings = settings if basis.scale is not None else refreshed(rows, settings, basis.seed)
-    return KernelMap.of(settings, rows.u, count, basis.seed).kept_in(basis)
+    tuned, *_ = tune_kernel(rows, [basis.n], basis)
+    made = kernel_functions(tuned if basis.scale is not None else refreshed(rows, tuned), rows.u)
+    return put(replace(basis, axes=made.axes, landmarks=made.landmarks, table=made.table))
 
 
 def learned_directions(basis: Rotated, fit: FirstFit, most: int) -> Rotated:
@@ -81,14 +81,15 @@ def learned_directions(basis: Rotated, fit: FirstFit, most: int) -> Rotated:
     if basis.k > d:
         raise ValueError(f"Rotated: k = {basis.k}, but contexts have {d} coordinates; use at most {d} directions.")
     degrees = [n for n in degrees_up_to(basis.k, most) if n < max(basis.basis.n, 3)] or [2]  # pyright: ignore
-    *_, found = fit_directions(fit.leading(1.0), fit_kernel(fit.responses)[1], basis.k, degrees)
-    return found.kept_in(basis)
+    _, outer = fit_kernel(fit.responses, KernelFeatures(COUNTS[-1]))
+    *_, found = fit_directions(fit.leading(1.0), outer, basis.k, degrees)
+    return put(replace(basis, axes=found.axes, shift=found.shift))
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of functions on the reference cube: its name, their values, how many; if it is learned, what was learned
-    and how to learn it from a share of a fit."""
+    """A family of functions on the reference cube: its name, their values, how many; if it is learned, the basis and
+    how to learn it from a share of a fit."""
 
     name: str
     features: Callable[[np.ndarray], np.ndarray]
@@ -99,34 +100,32 @@ class Family:
     def learned_from(self, fit: FirstFit, share: float) -> "Family":
         assert self.learn is not None  # products are all there is already
         learned = self.learn(fit, share)
-        return replace(self, features=learned.features, learned=learned)
+        return replace(self, features=learned.on_cube, learned=learned)
 
     @property
     def basis(self) -> Basis:
-        """What was learned as a basis, whitened."""
-        if isinstance(made := self.learned, Projected):
-            return Orthonormal(made.kept_in(Rotated(made.k, Chebyshev(made.degree + 1, index=TotalDegree()))))
-        return Orthonormal(made.kept_in(KernelFeatures(self.count, metric=made.settings.metric)))
+        """What was learned, whitened."""
+        return Orthonormal(put(self.learned))
 
 
 def _learnable(fit: FirstFit, most: int) -> list[Family]:
     """The best of each kind that is learned, tuned on the part that is fitted to."""
     seen = fit.responses.part(0.0, FITTED)
     most = max(2, min(most, len(seen) // SAMPLES_EACH, COUNTS[-1]))
-    settings, count, _, outer = tune_kernel(seen, [n for n in COUNTS if n <= most] or [most])
+    tuned, _, outer = tune_kernel(seen, [n for n in COUNTS if n <= most] or [most], KernelFeatures(most))
 
-    def kernel(fit: FirstFit, share: float) -> KernelMap:
+    def kernel(fit: FirstFit, share: float) -> KernelFeatures:
         rows = fit.responses.part(0.0, share)
-        return KernelMap.of(refreshed(rows, settings), rows.u, count)
+        return replace(kernel_functions(refreshed(rows, tuned), rows.u), scale=None)  # as a user would name it
 
-    made, name = KernelMap.of(settings, seen.u, count), f"functions of a kernel ({_NEARNESS[settings.metric]})"
-    families = [Family(name, made.features, count, made, kernel)]
-    tuned = tune_directions(*fit.leading(FITTED).to_tune(len(seen)), outer, most)
-    if tuned is not None:
-        along = tuned[0]
+    made, name = kernel_functions(tuned, seen.u), f"functions of a kernel ({_NEARNESS[str(tuned.metric)]})"
+    families = [Family(name, made.on_cube, tuned.n, made, kernel)]
+    directions = tune_directions(*fit.leading(FITTED).to_tune(len(seen)), outer, most)
+    if directions is not None:
+        along = directions[0]
         name = f"polynomials along {along.k} direction{'s' * (along.k > 1)}"
         learn = lambda fit, share: refined(fit.leading(share), along)
-        families.insert(0, Family(name, along.features, along.size, along, learn))
+        families.insert(0, Family(name, along.on_cube, along.on_cube(seen.u[:1]).shape[1], along, learn))
     return families
 
 

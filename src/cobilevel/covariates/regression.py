@@ -5,15 +5,23 @@ polynomials in them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import comb
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from ..basis import METRICS, KernelFeatures, Rotated, TotalDegree, kernel_profile, kernel_slope, squared_distances
-from ..ground import put
+from ..basis import (
+    METRICS,
+    Chebyshev,
+    KernelFeatures,
+    Rotated,
+    TotalDegree,
+    kernel_profile,
+    kernel_slope,
+    squared_distances,
+)
 from .fits import MULTIPLICATIONS, SETTLED, Responses, nested_errors, orthonormalising
 
 FEWEST_DIMENSIONS = 4  # from which on coordinates are too many for all their products
@@ -27,47 +35,19 @@ METRIC_ROWS = MULTIPLICATIONS // 8 // COUNTS[-1] ** 2  # while metrics are compa
 # -- kernels
 
 
-@dataclass(frozen=True)
-class KernelSettings:
-    """What a kernel is: its profile, its `metric` by name, its `axes` (with trace ``d``) and its `scale`."""
+def kernel_functions(recipe: KernelFeatures, u: np.ndarray, landmarks: int | None = None) -> KernelFeatures:
+    """With the functions of a kernel whose `axes` are known, of mean square one at the landmarks, which are drawn from
+    the contexts: four for each function unless stated, within 300 and 512. Those that rounding hides are left out."""
+    landmarks = int(np.clip(4 * recipe.n, 300, 512)) if landmarks is None else landmarks
+    points = u[np.random.default_rng(recipe.seed).permutation(len(u))[:landmarks]] @ recipe.axes
+    values, vectors = np.linalg.eigh(kernel_profile(recipe.kernel, squared_distances(points, points)))
+    kept = np.flatnonzero(values > _VISIBLE * values[-1])[::-1][: recipe.n - 1]
+    return replace(recipe, landmarks=points, table=vectors[:, kept] / values[kept] * len(points) ** 0.5)
 
-    kernel: str
-    metric: str
-    axes: Float[np.ndarray, "d k"]
-    scale: float
 
-
-@dataclass(frozen=True)
-class KernelMap:
-    """The constant and the leading functions of a kernel: `axes` over its scale, landmarks there, what to mix there."""
-
-    settings: KernelSettings
-    axes: Float[np.ndarray, "d k"]
-    landmarks: Float[np.ndarray, "p k"]
-    table: Float[np.ndarray, "p m"]
-
-    @staticmethod
-    def of(
-        settings: KernelSettings, u: np.ndarray, count: int, seed: int = 0, landmarks: int | None = None
-    ) -> "KernelMap":
-        """The constant and up to ``count - 1`` functions, of mean square one at the landmarks, which are drawn from the
-        contexts: four for each function unless stated, within 300 and 512. Those that rounding hides are left out."""
-        landmarks = int(np.clip(4 * count, 300, 512)) if landmarks is None else landmarks
-        axes = settings.axes / settings.scale
-        points = u[np.random.default_rng(seed).permutation(len(u))[:landmarks]] @ axes
-        values, vectors = np.linalg.eigh(kernel_profile(settings.kernel, squared_distances(points, points)))
-        kept = np.flatnonzero(values > _VISIBLE * values[-1])[::-1][: count - 1]
-        return KernelMap(settings, axes, points, vectors[:, kept] / values[kept] * len(points) ** 0.5)
-
-    def features(self, u: np.ndarray) -> Float[np.ndarray, "n m"]:
-        """With the constant first."""
-        phi = kernel_profile(self.settings.kernel, squared_distances(u @ self.axes, self.landmarks)) @ self.table
-        return np.concatenate([np.ones((len(u), 1)), phi], axis=1)
-
-    def kept_in(self, recipe: KernelFeatures) -> KernelFeatures:
-        """A recipe with these functions."""
-        axes, landmarks, table = put(tuple(np.asarray(part) for part in (self.axes, self.landmarks, self.table)))
-        return replace(recipe, axes=axes, landmarks=landmarks, table=table)
+def _scaled(recipe: KernelFeatures, metric: str, axes: np.ndarray, scale: float) -> KernelFeatures:
+    """With axes of trace ``d``, over a scale."""
+    return replace(recipe, metric=metric, axes=axes / scale, scale=scale)
 
 
 class _Ridge(NamedTuple):
@@ -75,14 +55,14 @@ class _Ridge(NamedTuple):
     and the mean of the outer products of its gradients."""
 
     expected: float
-    settings: KernelSettings
+    recipe: KernelFeatures
     fitted: Float[np.ndarray, "n k"]
     outer: Float[np.ndarray, "d d"]
 
 
-def _ridge(rows: Responses, settings: KernelSettings, seed: int) -> _Ridge:
-    made = KernelMap.of(settings, rows.u, COUNTS[-1] + 1, seed, COUNTS[-1])
-    phi, middle = made.features(rows.u)[:, 1:], rows.shares @ rows.t
+def _ridge(rows: Responses, recipe: KernelFeatures) -> _Ridge:
+    made: Any = kernel_functions(replace(recipe, n=COUNTS[-1] + 1), rows.u, COUNTS[-1])
+    phi, middle = made.on_cube(rows.u)[:, 1:], rows.shares @ rows.t
     phi, target = phi - rows.shares @ phi, rows.root * (rows.t - middle)
     table = rows.root * phi
     squares, vectors = np.linalg.eigh(table.T @ table)  # rounding is below any noise here
@@ -97,13 +77,13 @@ def _ridge(rows: Responses, settings: KernelSettings, seed: int) -> _Ridge:
         if expected < best:
             best, mixed = expected, along * (kept / np.sqrt(squares))[:, None]
     coefficients = vectors @ mixed
-    outer, z = np.zeros((len(settings.axes),) * 2), rows.u @ made.axes
-    slopes = 2 * kernel_slope(settings.kernel, squared_distances(z, made.landmarks))
+    outer, z = np.zeros((len(made.axes),) * 2), rows.u @ made.axes
+    slopes = 2 * kernel_slope(recipe.kernel, squared_distances(z, made.landmarks))
     for weights in (made.table @ coefficients).T:
         steep = z * (slopes @ weights)[:, None] - slopes @ (weights[:, None] * made.landmarks)
         steep = (steep @ made.axes.T) * rows.root
         outer += steep.T @ steep
-    return _Ridge(best, settings, middle + phi @ coefficients, outer)
+    return _Ridge(best, recipe, middle + phi @ coefficients, outer)
 
 
 def _axes(outer: np.ndarray, metric: str) -> np.ndarray:
@@ -121,130 +101,96 @@ def _median_distance(z: np.ndarray) -> float:
 
 
 def fit_kernel(
-    rows: Responses,
-    kernel: str = "gaussian",
-    metrics: Sequence[str] = ("isotropic",),
-    scale: float | None = None,
-    seed: int = 0,
-    ratios: Sequence[float] = (0.7, 1.4, 2.8),
-) -> tuple[dict[str, KernelSettings], np.ndarray]:
-    """The settings for each metric asked for, and the mean outer product of the gradients of the isotropic fit.
-
-    `ratios`: the scales tried, in median distances of landmarks, unless a `scale` is given.
-    """
+    rows: Responses, recipe: KernelFeatures, metrics: Sequence[str] = ("isotropic",)
+) -> tuple[list[KernelFeatures], np.ndarray]:
+    """The kernel with each of some metrics, at the best of a few scales unless the recipe has one; and the mean outer
+    product of the gradients of the isotropic fit."""
 
     def best(rows: Responses, metric: str, axes: np.ndarray, ratios: Sequence[float]) -> _Ridge:
-        """The regression with the scale that is expected to err least."""
+        """The regression that is expected to err least; `ratios`: the scales tried, in median distances."""
         middle = _median_distance(rows.u @ axes)
-        scales = [ratio * middle for ratio in ratios] if scale is None else [scale]
-        tried = (_ridge(rows, KernelSettings(kernel, metric, axes, one), seed) for one in scales)
+        scales = [ratio * middle for ratio in ratios] if recipe.scale is None else [recipe.scale]
+        tried = (_ridge(rows, _scaled(recipe, metric, axes, scale)) for scale in scales)
         return min(tried, key=lambda ridge: ridge.expected)
 
-    first = best(rows, "isotropic", np.eye(rows.u.shape[1]), ratios)
-    rows, found = rows.leading(first.fitted), {}
+    first = best(rows, "isotropic", np.eye(rows.u.shape[1]), (0.7, 1.4, 2.8))
+    rows, fitted = rows.leading(first.fitted), []
     for metric in metrics:
         ridge = first
         learned = metric != "isotropic" and np.trace(first.outer) > 0
-        for tried in ((1.0,), ratios[:2]) if learned else ():  # gradients of a fit give the metric of the next
-            ridge = best(rows, metric, _axes(ridge.outer, metric), tried)
-        found[metric] = replace(ridge.settings, metric=metric)
-    return found, first.outer
+        for ratios in ((1.0,), (0.7, 1.4)) if learned else ():  # gradients of a fit give the metric of the next
+            ridge = best(rows, metric, _axes(ridge.outer, metric), ratios)
+        fitted.append(replace(ridge.recipe, metric=metric))
+    return fitted, first.outer
 
 
 def tune_kernel(
-    rows: Responses,
-    counts: Sequence[int],
-    kernel: str = "gaussian",
-    metric: str | None = None,
-    scale: float | None = None,
-    seed: int = 0,
-) -> tuple[KernelSettings, int, float, np.ndarray]:
-    """The metric, the scale and the number of functions (of `counts`) that err least on rows held out.
+    rows: Responses, counts: Sequence[int], recipe: KernelFeatures
+) -> tuple[KernelFeatures, float, np.ndarray]:
+    """The metric, the scale (unless the recipe has them) and the number of functions, of `counts`, that err least on
+    rows held out; that error, and the mean outer product of the gradients of a first fit."""
 
-    And that error, and the mean outer product of the gradients of a first fit.
-    """
-
-    def best_count(settings: KernelSettings, most: int) -> tuple[KernelSettings, int, float]:
+    def best_count(recipe: KernelFeatures, most: int) -> tuple[KernelFeatures, float]:
         fitted, held = rows.to_tune(most)
-        made = KernelMap.of(settings, fitted.u, max(counts), seed)
-        errors = nested_errors(fitted, held, (made.features(fitted.u), made.features(held.u)), counts) @ held.shares
-        return settings, counts[int(np.argmin(errors))], float(errors.min())
+        made = kernel_functions(replace(recipe, n=max(counts)), fitted.u)
+        errors = nested_errors(fitted, held, (made.on_cube(fitted.u), made.on_cube(held.u)), counts) @ held.shares
+        return replace(recipe, n=counts[int(np.argmin(errors))]), float(errors.min())
 
-    metrics = METRICS if metric is None else (metric,)
-    found, outer = fit_kernel(rows.to_tune(METRIC_ROWS)[0], kernel, metrics, scale, seed)
-    best = min((best_count(settings, METRIC_ROWS) for settings in found.values()), key=lambda tried: tried[2])
+    metrics = METRICS if recipe.metric is None else (recipe.metric,)
+    tried, outer = fit_kernel(rows.to_tune(METRIC_ROWS)[0], recipe, metrics)
+    best = min((best_count(one, METRIC_ROWS) for one in tried), key=lambda pair: pair[1])
     if len(rows) > METRIC_ROWS and len(counts) > 1:  # more rows are worth more functions
         best = best_count(best[0], len(rows))
     return *best, outer
 
 
-def refreshed(rows: Responses, settings: KernelSettings, seed: int = 0) -> KernelSettings:
-    """Tuned settings with the metric learned once more from all rows; the scale stays the same share of distances."""
-    if settings.metric == "isotropic" or not np.trace(outer := _ridge(rows, settings, seed).outer) > 0:
-        return settings
-    axes = _axes(outer, settings.metric)
-    scale = settings.scale * _median_distance(rows.u @ axes) / _median_distance(rows.u @ settings.axes)
-    return replace(settings, axes=axes, scale=scale)
+def refreshed(rows: Responses, recipe: KernelFeatures) -> KernelFeatures:
+    """A tuned kernel with the metric learned once more from all rows; the scale stays the same share of distances."""
+    metric: Any = recipe.metric
+    if metric == "isotropic" or not np.trace(outer := _ridge(rows, recipe).outer) > 0:
+        return recipe
+    axes = _axes(outer, metric)
+    return _scaled(recipe, metric, axes, _median_distance(rows.u @ axes) / _median_distance(rows.u @ recipe.axes))
 
 
 # -- directions
 
 
-@dataclass(frozen=True)
-class Projected:
-    """Polynomials of total degree up to `degree` in ``u @ axes + shift``, where observed contexts fill the cube.
+def along_directions(axes: np.ndarray, degree: int) -> Rotated:
+    """Polynomials of total degree up to `degree` in the coordinates along some directions."""
+    k = axes.shape[1]
+    return Rotated(k, Chebyshev(degree + 1, index=TotalDegree()), axes, np.zeros(k))
 
-    All but a few of them: those last ones, and contexts further out, count as lying on its faces, so that no polynomial
-    grows where hardly any data hold it.
-    """
 
-    axes: Float[np.ndarray, "d k"]
-    shift: Float[np.ndarray, " k"]
-    degree: int
-
-    @property
-    def k(self) -> int:
-        """How many directions there are."""
-        return self.axes.shape[1]
-
-    @property
-    def size(self) -> int:
-        """How many functions there are."""
-        return comb(self.degree + self.k, self.degree)
-
-    def place(self, u: np.ndarray) -> Float[np.ndarray, "n k"]:
-        """Contexts in the cube."""
-        return np.clip(u @ self.axes + self.shift, -1, 1)
-
-    def features(self, u: np.ndarray, along: int | None = None) -> Float[np.ndarray, "n N"]:
-        """Products of Chebyshev polynomials by total degree, or their derivatives along one direction of the cube."""
-        z, members = self.place(u), TotalDegree().table(self.degree + 1, self.k)
-        phi = np.ones((len(z), len(members)))
-        for j in range(self.k):
-            powers = np.polynomial.chebyshev.chebvander(z[:, j], self.degree)
-            if j == along:
-                powers = powers[:, :-1] @ np.polynomial.chebyshev.chebder(np.eye(self.degree + 1))
-            phi *= powers[:, members[:, j]]
-        return phi
-
-    def kept_in(self, recipe: Rotated) -> Rotated:
-        """A recipe with these directions."""
-        axes, shift = put((np.asarray(self.axes), np.asarray(self.shift)))
-        return replace(recipe, axes=axes, shift=shift)
+def _slopes(place: Rotated, u: np.ndarray, direction: int) -> Float[np.ndarray, "n N"]:
+    """The derivatives of its polynomials along one direction of the cube that it maps contexts into."""
+    z, family = place.projected(u), place.basis
+    members = TotalDegree().table(family.n, place.k)  # pyright: ignore[reportAttributeAccessIssue]
+    phi = np.ones((len(z), len(members)))
+    for j in range(place.k):
+        powers = np.polynomial.chebyshev.chebvander(z[:, j], members.max())
+        if j == direction:
+            powers = powers[:, :-1] @ np.polynomial.chebyshev.chebder(np.eye(1 + members.max()))
+        phi *= powers[:, members[:, j]]
+    return phi
 
 
 class _PolynomialFit:
-    """Polynomials along some directions, fitted: `left` is the square of what they leave; `outside`: how many contexts
-    on either side count as lying on the faces of the cube."""
+    """Polynomials along the directions of `place`, fitted where contexts fill the cube; `left` is the square of what
+    they leave.
 
-    def __init__(self, rows: Responses, directions: np.ndarray, degree: int, outside: int = 5):
-        turned = np.linalg.qr(directions)[0]
+    `outside`: how many contexts on either side count as lying on the faces, so that no polynomial grows where hardly
+    any data hold it.
+    """
+
+    def __init__(self, rows: Responses, place: Rotated, outside: int = 5):
+        turned = np.linalg.qr(np.asarray(place.axes))[0]
         z = rows.u @ turned
         out = min(outside / len(z), 0.25)
         lo, hi = np.quantile(z, (out, 1 - out), axis=0)
         wide = np.where(hi > lo, hi - lo, 1.0)
-        self.rows, self.place = rows, Projected(2 * turned / wide, -(lo + hi) / wide, degree)
-        table = self.place.features(rows.u)
+        self.rows, self.place = rows, replace(place, axes=2 * turned / wide, shift=-(lo + hi) / wide)
+        table = self.place.on_cube(rows.u)
         forth = orthonormalising(table, rows.shares)
         self.q = rows.root * (table @ forth)
         along = self.q.T @ (rows.root * rows.t)
@@ -254,9 +200,9 @@ class _PolynomialFit:
 
     def model(self) -> tuple[np.ndarray, np.ndarray]:
         """The Gauss-Newton matrix and the descent in the axes, with the polynomials following along."""
-        rows, (d, k) = self.rows, self.place.axes.shape
-        inside = np.abs(self.place.place(rows.u)) < 1
-        slopes = [inside[:, [j]] * (self.place.features(rows.u, j) @ self.coefficients) for j in range(k)]
+        rows, d, k = self.rows, self.rows.u.shape[1], self.place.k
+        inside = np.abs(self.place.projected(rows.u)) < 1
+        slopes = [inside[:, [j]] * (_slopes(self.place, rows.u, j) @ self.coefficients) for j in range(k)]
         matrix, descent = np.zeros((k * d, k * d)), np.zeros(k * d)
         for component in range(rows.t.shape[1]):
             table = np.concatenate([slope[:, component, None] * rows.u for slope in slopes], axis=1) * rows.root
@@ -266,19 +212,17 @@ class _PolynomialFit:
         return matrix, descent
 
 
-def refined(
-    rows: Responses, place: Projected, trials: int = 8, damping: float = 1e-3, harder: float = 10.0
-) -> Projected:
+def refined(rows: Responses, place: Rotated, trials: int = 8, damping: float = 1e-3, harder: float = 10.0) -> Rotated:
     """The same polynomials along refined directions, by the method of Levenberg and Marquardt; `damping` is relative to
     the mean curvature, and changes by the factor `harder`."""
-    here = _PolynomialFit(rows, place.axes, place.degree)
+    here = _PolynomialFit(rows, place)
     matrix, descent = here.model()
     for _ in range(trials):
         unit = np.trace(matrix) / len(matrix) * np.eye(len(matrix))
         if not unit[0, 0] > 0:
             break
-        step = np.linalg.solve(matrix + damping * unit, descent).reshape(place.axes.T.shape).T
-        ahead = _PolynomialFit(rows, here.place.axes + step, place.degree)
+        step = np.linalg.solve(matrix + damping * unit, descent).reshape(place.k, -1).T
+        ahead = _PolynomialFit(rows, replace(place, axes=here.place.axes + step))
         if not ahead.left < here.left:
             damping *= harder
             continue
@@ -289,11 +233,12 @@ def refined(
     return here.place
 
 
-def fit_directions(rows: Responses, outer: np.ndarray, k: int, degrees: Sequence[int]) -> Iterator[Projected]:
+def fit_directions(rows: Responses, outer: np.ndarray, k: int, degrees: Sequence[int]) -> Iterator[Rotated]:
     """Directions with polynomials of growing degree, from the leading ones of the gradients' outer product."""
-    place = Projected(np.linalg.eigh(outer)[1][:, ::-1][:, :k], np.zeros(k), 0)
+    axes: Any = np.linalg.eigh(outer)[1][:, ::-1][:, :k]
     for degree in degrees:
-        place = refined(rows, replace(place, degree=degree))
+        place = refined(rows, along_directions(axes, degree))
+        axes = place.axes
         yield place
 
 
@@ -304,14 +249,15 @@ def degrees_up_to(k: int, most: int) -> tuple[int, ...]:
 
 def tune_directions(
     fitted: Responses, held: Responses, outer: np.ndarray, most: int
-) -> tuple[Projected, Float[np.ndarray, " m"]] | None:
+) -> tuple[Rotated, Float[np.ndarray, " m"]] | None:
     """How many directions and which degree err least held out (another direction must be worth a standard error); and
     the squared errors. ``None`` where the samples support no degree."""
     best = None
     for k in range(1, min(FEWEST_DIMENSIONS, fitted.u.shape[1])):
         least = np.inf
         for place in fit_directions(fitted, outer, k, degrees_up_to(k, most)):
-            errors = nested_errors(fitted, held, (place.features(fitted.u), place.features(held.u)), [place.size])[0]
+            tables = place.on_cube(fitted.u), place.on_cube(held.u)
+            errors = nested_errors(fitted, held, tables, [tables[0].shape[1]])[0]
             error = float(errors @ held.shares)
             if best is None or error + (k > best[0].k) * held.error_of(errors - best[1]) < best[1] @ held.shares:
                 best = (place, errors)

@@ -8,10 +8,10 @@ from math import comb
 import numpy as np
 from jaxtyping import Int
 
-from ..basis import Axes
+from ..basis import Axes, KernelFeatures, Rotated
 from ..problem import Box
 from .fits import CLEARLY, Responses, nested_errors
-from .regression import COUNTS, DEGREES, METRIC_ROWS, KernelMap, Projected, tune_directions, tune_kernel
+from .regression import COUNTS, DEGREES, METRIC_ROWS, kernel_functions, tune_directions, tune_kernel
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Structure:
     dimension: int
     supported: int
     degree: int
-    directions: Projected
+    directions: Rotated
     functions: Mapping[str, int]
     explained: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     varies: bool = True
@@ -61,8 +61,9 @@ def structure_of(rows: Responses, supported: int) -> Structure:
     rows = rows.part(0.0, min(1.0, METRIC_ROWS / len(rows)))
     fitted, held = rows.to_tune(len(rows))
     d, most = rows.u.shape[1], max(2, min(supported, len(fitted) // 3))
-    settings, count, _, outer = tune_kernel(rows, [n for n in COUNTS[::2] if n <= most] or [2])
-    axes = Axes.of(Box(-np.ones(d), np.ones(d)))
+    tuned, _, outer = tune_kernel(rows, [n for n in COUNTS[::2] if n <= most] or [2], KernelFeatures(most))
+    cube = Box(-np.ones(d), np.ones(d))
+    axes = Axes.of(cube)
     functions, left, degree = {}, {}, 1  # the squared errors held out, free of what fitting so many numbers costs
 
     def errors(table: Callable, counts: list[int]) -> np.ndarray:
@@ -85,10 +86,11 @@ def structure_of(rows: Responses, supported: int) -> Structure:
     found = tune_directions(fitted, held, outer, max(most, 3))  # one direction and degree 2 at least
     assert found is not None
     few, tried = found
-    record("directions", few.size, tried, few.size + few.k * (d - few.k))
-    kernel = KernelMap.of(settings, fitted.u, count)
-    size = 1 + kernel.table.shape[1]
-    record("all", size, errors(kernel.features, [size])[0], size)
+    size = few.basis.count(few.cube)
+    record("directions", size, tried, size + few.k * (d - few.k))
+    kernel = kernel_functions(tuned, fitted.u)
+    size = kernel.on_cube(held.u[:1]).shape[1]
+    record("all", size, errors(kernel.on_cube, [size])[0], size)
     functions["total degree"] = comb(d + degree, degree)
     flat = np.sum((held.t - fitted.shares @ fitted.t) ** 2, axis=1)
     means = {name: float(held.shares @ one) for name, one in left.items()}

@@ -396,9 +396,9 @@ def _about_structure(found: Diagnosis, _: Seen) -> list[Advice]:
     name = next(name for name in ("additive", "directions", "pairs", "all") if name in good)
     if found.functions <= structure.functions[name]:
         return []
-    few, degree = structure.directions, structure.degree
+    degree = structure.degree
     if name == "directions":
-        better = Rotated(few.k, Chebyshev(few.degree + 1, index=TotalDegree()))
+        better = structure.directions.forgotten()
     elif name == "all":
         better = KernelFeatures(structure.functions["all"])
     else:
