@@ -6,10 +6,8 @@ several kinds, each function has a degree of its own: a sine and its cosine have
 beyond 1.
 """
 
-import math
-from abc import abstractmethod
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import numpy as np
@@ -19,14 +17,21 @@ from .base import NUMBERS_AT_ONCE, Recipe, plain_number
 
 
 class IndexSet(Recipe):
-    """A rule that keeps some of the multi-indices of the full grid."""
+    """A rule that keeps some of the multi-indices of the full grid: those whose degrees, none of them counted as more
+    than `cap`, add up to `most` at the most. What lies below a member is a member too."""
+
+    cap: ClassVar[float] = np.inf
 
     def __repr__(self):
         return f"{type(self).__name__}()"
 
-    @abstractmethod
+    def most(self, n: int) -> int:
+        """What they may add up to where each is below ``n``."""
+        return n - 1
+
     def admits(self, k: np.ndarray, n: int) -> Any:
         """Whether multi-indices, along the last axis of ``k``, belong to the set; each entry is below ``n``."""
+        return np.minimum(k, self.cap).sum(axis=-1) <= self.most(n)
 
     @plain
     def table(self, n: int, dimension: int) -> np.ndarray:
@@ -37,15 +42,13 @@ class IndexSet(Recipe):
         """How many there are."""
         return self.size([np.arange(n)] * dimension)
 
-    def count_coupled(self, degrees: list[np.ndarray]) -> int | None:
-        """How many there are where the functions of each coordinate have these degrees, without listing them; ``None``
-        where only listing them shows it."""
-        return None
-
     def size(self, degrees: list[np.ndarray]) -> int:
-        """The same, by listing them where nothing else shows it."""
-        known = self.count_coupled(degrees)
-        return len(self.coupled(degrees)) if known is None else known
+        """How many there are where the functions of each coordinate have these degrees, without listing them."""
+        most = self.most(_beyond(degrees))
+        by_total = np.ones(1, np.longdouble)  # how many products of the coordinates so far have each sum
+        for own in degrees:
+            by_total = np.convolve(by_total, np.bincount(np.minimum(own, self.cap).astype(int)))[: most + 1]
+        return int(by_total.sum())
 
     @plain
     def coupled(self, degrees: list[np.ndarray]) -> np.ndarray:
@@ -54,15 +57,14 @@ class IndexSet(Recipe):
 
     def listed(self, degrees: list[np.ndarray]) -> np.ndarray:
         """The same, listed anew."""
-        require_listed(self.count_coupled(degrees) or 0, repr(self), len(degrees))
-        top = 1 + max(int(own.max()) for own in degrees)
+        require_listed(self.size(degrees), repr(self), len(degrees))
         kept = np.zeros((1, 0), dtype=int)
-        for j, own in enumerate(degrees):  # every set is downward closed, so prefixes of members are members
+        for j, own in enumerate(degrees):
             each = max(1, NUMBERS_AT_ONCE // len(own))
             grown = []
             for block in (kept[k : k + each] for k in range(0, len(kept), each)):
                 rows = np.column_stack([np.repeat(block, len(own), axis=0), np.tile(np.arange(len(own)), len(block))])
-                grown.append(rows[self.admits(_degree_of(rows, degrees[: j + 1]), top)])
+                grown.append(rows[self.admits(_degree_of(rows, degrees[: j + 1]), _beyond(degrees))])
             kept = np.concatenate(grown)
             require_listed(len(kept), repr(self), len(degrees))
         total = _degree_of(kept, degrees).sum(axis=1)
@@ -86,6 +88,11 @@ def require_listed(count: int, name: str, dimension: int, fitting: str = "") -> 
         )
 
 
+def _beyond(degrees: list[np.ndarray]) -> int:
+    """The least number that is above all degrees."""
+    return 1 + max(int(own.max()) for own in degrees)
+
+
 def _degree_of(rows: np.ndarray, degrees: list[np.ndarray]) -> np.ndarray:
     return np.column_stack([own[column] for own, column in zip(degrees, rows.T, strict=True)])
 
@@ -101,11 +108,7 @@ class Tensor(IndexSet):
     64
     """
 
-    def admits(self, k, n):
-        return np.ones(k.shape[:-1], bool)
-
-    def count_coupled(self, degrees):
-        return math.prod(len(own) for own in degrees)
+    cap = 0
 
 
 class TotalDegree(IndexSet):
@@ -118,19 +121,6 @@ class TotalDegree(IndexSet):
     >>> cb.Chebyshev(4, index=cb.TotalDegree()).fit(cube, grid).size
     20
     """
-
-    def admits(self, k, n):
-        return k.sum(axis=-1) <= n - 1
-
-    def count(self, n, dimension):
-        return math.comb(n - 1 + dimension, dimension)
-
-    def count_coupled(self, degrees):
-        top = max(int(own.max()) for own in degrees)
-        by_degree = np.ones(1)  # how many products of each degree the coordinates so far have
-        for own in degrees:
-            by_degree = np.convolve(by_degree, np.bincount(own))[: top + 1]
-        return int(by_degree.sum())
 
 
 class Interactions(IndexSet):
@@ -148,6 +138,7 @@ class Interactions(IndexSet):
     37
     """
 
+    cap = 1
     order: int = eqx.field(static=True, converter=plain_number, default=2)
 
     def __check_init__(self):
@@ -156,16 +147,8 @@ class Interactions(IndexSet):
     def __repr__(self):
         return f"Interactions({self.order})"
 
-    def admits(self, k, n):
-        return np.sum(k > 0, axis=-1) <= self.order
-
-    def count_coupled(self, degrees):
-        by_number = [1]  # how many products there are of each number of coordinates that vary
-        for own in degrees:
-            still, moving = int(np.sum(own == 0)), int(np.sum(own > 0))
-            ahead = zip([*by_number, 0], [0, *by_number], strict=True)
-            by_number = [still * a + moving * b for a, b in ahead][: self.order + 1]
-        return sum(by_number)
+    def most(self, n):
+        return self.order
 
 
 class Additive(IndexSet):
@@ -179,11 +162,10 @@ class Additive(IndexSet):
     10
     """
 
-    def admits(self, k, n):
-        return Interactions(1).admits(k, n)
+    cap = 1
 
-    def count_coupled(self, degrees):
-        return Interactions(1).count_coupled(degrees)
+    def most(self, n):
+        return 1
 
 
 class HyperbolicCross(IndexSet):
@@ -200,8 +182,8 @@ class HyperbolicCross(IndexSet):
     def admits(self, k, n):
         return np.prod(k + 1, axis=-1) <= n
 
-    def count_coupled(self, degrees):
-        top = 1 + max(int(own.max()) for own in degrees)
+    def size(self, degrees):
+        top = _beyond(degrees)
         by_product, count = np.eye(1, top + 1, 1)[0], 1  # how many there are of each value of the product so far
         for own in degrees:
             often = np.bincount(own)
@@ -249,10 +231,7 @@ class Listed(IndexSet):
     def __repr__(self):
         return f"Listed({len(self.members)} of them)"
 
-    def admits(self, k, n):
-        return np.any(np.all(k[..., None, :] == np.array(self.members), axis=-1), axis=-1)
-
-    def count_coupled(self, degrees):
+    def size(self, degrees):
         return len(self.members)
 
     def listed(self, degrees):
