@@ -7,8 +7,9 @@ themselves. A set of products grows from one level to the next.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import combinations, product
 from typing import Any
 
@@ -19,16 +20,6 @@ from ..problem import Domain, Finite, Interval, Mixed, Periodic
 from .base import Basis
 from .families import Categorical, Chebyshev, Fourier
 from .piecewise import Piecewise
-
-
-def degree_in(family: type[Basis], k: Any, pieces: int = 1) -> Any:
-    """The degree of functions by number: sine and cosine of a frequency have the same, categories and cells 1, and so
-    has which of several pieces it is."""
-    if pieces > 1:
-        return np.maximum(degree_in(family, k // pieces), np.minimum(k, 1))
-    if issubclass(family, Fourier):
-        return (k + 1) // 2
-    return np.minimum(k, 1) if family.local else k
 
 
 @dataclass(frozen=True)
@@ -67,21 +58,14 @@ class Axis:
         """How many pieces there are: so many functions have the same degree."""
         return len(self.breaks) + 1
 
-    def level(self, k: Any) -> Any:
-        """The level of a function, or of many."""
-        return degree_in(self.family, k, self.pieces)
+    @cached_property
+    def level(self) -> Callable[[Any], Any]:
+        """The level of a function, or of many, by number."""
+        return self.basis(1).degree_of
 
-    def at_level(self, level: int) -> range:
+    def at_level(self, level: int) -> list[int]:
         """The numbers of the functions of a level; of a level that there is not, none."""
-        if self.categorical:
-            return (range(1), range(1, self.count), range(0))[min(level, 2)]
-        if self.breaks:
-            return (range(1), range(1, 2 * self.pieces))[level] if level < 2 else self._of_degree(level)
-        return range(max(2 * level - 1, 0), 2 * level + 1) if self.family is Fourier else range(level, level + 1)
-
-    def _of_degree(self, degree: int) -> range:
-        """Of pieces, the numbers of the functions of a degree."""
-        return range(degree * self.pieces, (degree + 1) * self.pieces)
+        return _at_level(self, level)
 
     def below(self, k: int) -> list[int]:
         """A function and all that lie on lower levels."""
@@ -98,6 +82,12 @@ class Axis:
             return table
         family: Any = Fourier(count, period=1.0) if self.family is Fourier else Chebyshev(count)
         return np.ascontiguousarray(family.univariate(u).T)
+
+
+@cache
+def _at_level(axis: Axis, level: int) -> list[int]:
+    numbers = np.arange(axis.count or 2 * axis.pieces * (level + 1))
+    return numbers[axis.level(numbers) == level].tolist()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from ..ground import Held, module_of, on_host_or_compiled, positive, put
 from ..problem import Domain, Finite, Interval, Mixed
-from .axes import Axes, Axis, degree_in
+from .axes import Axes, Axis
 from .base import Basis, FeatureMap, plain_number
 from .families import Categorical, Chebyshev, Features, Fourier, Partition, ProductBasis, products
 from .index_sets import IndexSet, Listed, Tensor
@@ -78,7 +78,7 @@ class Components(Basis):
         if not self.parts or len(dict(self.parts)) < len(self.parts):
             raise ValueError("Components needs exactly one basis for each part of the domain.")
 
-    def _by_part(self, domain: Domain) -> list[tuple[Basis, Domain, Any]]:
+    def _by_part(self, domain: Domain) -> list[tuple[Any, Domain, Any]]:
         """The parts in the order of the domain: basis, domain, and means found by fitting."""
         given = dict(self.parts)
         if not isinstance(domain, Mixed) or set(domain.names) != set(given):
@@ -99,10 +99,7 @@ class Components(Basis):
 
     def degrees(self, domain: Domain) -> list[np.ndarray]:
         """The degree of each function of each part."""
-        count = lambda basis, part: len(part.values) if isinstance(basis, Categorical) else basis.n
-        cut = lambda basis: (type(basis.basis), basis.pieces) if isinstance(basis, Piecewise) else (type(basis), 1)
-        degree = lambda family, pieces, count: degree_in(family, np.arange(count), pieces)
-        return [degree(*cut(basis), count(basis, part)) for basis, part, _ in self._by_part(domain)]
+        return [basis.degree_of(np.arange(basis.count(part))) for basis, part, _ in self._by_part(domain)]
 
     def evaluate(self, domain: Any, xi):
         parts, degrees = enumerate(self._by_part(domain)), self.degrees(domain)

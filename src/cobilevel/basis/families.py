@@ -84,6 +84,10 @@ class ProductBasis(Basis):
     def count(self, domain):
         return self.index.count(self.n, domain.dimension)
 
+    def degree_of(self, k: Any) -> Any:
+        """The degrees of functions of one coordinate, by number; those of all cells count as 1."""
+        return np.minimum(k, 1) if self.local else k
+
     def constant(self, domain):
         if self.local:
             return np.ones(self.n**domain.dimension)
@@ -217,6 +221,10 @@ class Fourier(ProductBasis):
             )
         return ProductBasis.evaluate(replace(self, period=1.0) if once else self, domain, xi)
 
+    def degree_of(self, k):
+        """A sine and its cosine count by their frequency."""
+        return (k + 1) // 2
+
     @plain
     def univariate(self, u):
         xp, waves = module_of(u), np.arange(1, self.n // 2 + 1)
@@ -330,6 +338,10 @@ class Categorical(Basis):
 
     def count(self, domain: Any):
         return len(domain.values) if isinstance(domain, Finite) else None
+
+    def degree_of(self, k: Any) -> Any:
+        """All values count as of degree 1."""
+        return np.minimum(k, 1)
 
     def constant(self, domain: Any):
         return np.ones(len(domain.values))

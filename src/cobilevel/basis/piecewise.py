@@ -87,6 +87,11 @@ class Piecewise(Basis):
         each = [self.basis.count(piece) for piece in self._intervals(domain)]
         return None if None in each else sum(each)  # pyright: ignore
 
+    def degree_of(self, k: Any) -> Any:
+        """That on its piece; which of the pieces it is counts as 1."""
+        family: Any = self.basis
+        return np.maximum(family.degree_of(k // self.pieces), np.minimum(k, 1))
+
     def constant(self, domain):
         each = [self.basis.constant(piece) for piece in self._intervals(domain)]
         return None if any(one is None for one in each) else np.stack(each, axis=-1).ravel()  # pyright: ignore
