@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ..basis import OneHot
 from ..derivatives import AT_ONCE, Expansions, Ledger, conjugate_gradient, oracles
-from ..reduction import Batch, Bilevel, Crossed
+from ..reduction import Batch, Bilevel, EveryPair
 from .damped_newton import ARMIJO, LENGTHS, ROUNDINGS
 
 _RANK = 100  # products with the Hessian, from which its largest eigenvalues are known
@@ -70,8 +70,8 @@ class _Lower:
         return lambda v: self.rows(product(self.table(v)))
 
 
-def _contexts(batch: Batch | Crossed) -> Batch:
-    return batch.contexts if isinstance(batch, Crossed) else batch
+def _contexts(batch: Batch | EveryPair) -> Batch:
+    return batch.contexts if isinstance(batch, EveryPair) else batch
 
 
 @eqx.filter_jit

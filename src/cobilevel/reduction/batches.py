@@ -9,7 +9,7 @@ evaluated row by row rather than by sorting.
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, Integer, PyTree, Shaped
 
 from ..basis import FeatureMap, Rows, combine
 from ..ground import MOST_KEPT, below, derived, gibibytes, hashed, memory_limit, mix
-from ..problem import Product, Samples, Stream, no_pool
+from ..problem import Distribution, Samples, Stream, no_pool
 
 
 class RowIndex(eqx.Module):
@@ -116,20 +116,6 @@ class Batch(eqx.Module):
         return replace(part, weight=part.weight * rows.share, count=rows.count)
 
 
-class Crossed(eqx.Module):
-    """Contexts with their features, each with every row of the data: a batch of all pairs, none of them formed.
-
-    `often`: how often each row of the data counts, once in the mean."""
-
-    contexts: Batch
-    eta: PyTree[Shaped[Array, "n ..."]]
-    often: Float[Array, " n"] | None = None
-    count: None = None
-
-    def __len__(self) -> int:
-        return len(self.contexts) * len(jax.tree.leaves(self.eta)[0])
-
-
 def batch_of(basis: FeatureMap, samples: Samples) -> Batch:
     """Samples with the features of a fitted basis."""
     dtype = basis.constant.dtype
@@ -158,7 +144,7 @@ class Source(eqx.Module):
         """The contexts there are, each once for joint samples; its features are what matters."""
         return self.pool()
 
-    def whole(self) -> Batch | Crossed:
+    def whole(self) -> Any:
         """All there is, for a mean over it: pairs of contexts and data are not formed."""
         return self.pool()
 
@@ -198,8 +184,8 @@ class Source(eqx.Module):
         """The pool as a table, with other `parts` where they are given."""
         return Table(replace(self.pool(), **parts))
 
-    def turned(self, transform: Any) -> "Table":
-        """The pool as a table, its features in other coordinates."""
+    def turned(self, transform: Any) -> "Source":
+        """The pool, its features in other coordinates."""
         return self.tabled(features=combine(self.pool().features, transform))
 
 
@@ -223,91 +209,74 @@ class Table(Source):
 
 
 class EveryPair(Source):
-    """Contexts with their features that meet every row of the data; `often`: how often each of these counts."""
+    """Contexts with their features that meet every row of the data: a source, and a batch of all pairs that are not
+    formed.
+
+    `often`: how often each row of the data counts, once in the mean. `law`: the distribution of the contexts, where
+    they are its quadrature: batches then have fresh ones, with features of `basis`.
+    """
 
     contexts: Batch
     eta: PyTree[Shaped[Array, "n ..."]]
     often: Float[Array, " n"] | None = None
+    law: Distribution | None = None
+    basis: FeatureMap | None = None
+
+    count: ClassVar[None] = None
+
+    @property
+    def data(self) -> int:
+        """The rows of the data."""
+        return len(jax.tree.leaves(self.eta)[0])
+
+    def __len__(self) -> int:
+        return len(self.contexts) * self.data
 
     def contexts_pool(self):
         return self.contexts
 
     def whole(self):
-        return Crossed(self.contexts, self.eta, self.often)
+        return self
 
     @property
     def rows(self):
-        return len(self.whole())
+        return len(self)
 
     def pool(self):
-        m, n = len(self.contexts), len(jax.tree.leaves(self.eta)[0])
-        row = jax.tree.map(lambda a: a[:1], (self.contexts, self.eta))
-        size = m * n * sum(leaf.nbytes for leaf in jax.tree.leaves(row))
+        first = jax.tree.map(lambda a: a[:1], (self.contexts, self.eta))
+        size = len(self) * sum(leaf.nbytes for leaf in jax.tree.leaves(first))
         most = min(MOST_KEPT, memory_limit())
         if size > most:
             raise ValueError(
-                f"the pool of all {m} contexts x {n} data rows would take {gibibytes(size)}, more than "
-                f"{gibibytes(most)}. Use fewer contexts (Product(..., nodes=...)), or a solver that draws batches, "
-                "such as SOBA."
+                f"the pool of all {len(self.contexts)} contexts x {self.data} data rows would take {gibibytes(size)}, "
+                f"more than {gibibytes(most)}. Use fewer contexts (Product(..., nodes=...)), or a solver that draws "
+                "batches, such as SOBA."
             )
-        return self._at(jnp.arange(m * n))
+        context, row = jnp.divmod(jnp.arange(len(self)), self.data)
+        return self._with_data(_at(self.contexts, context), row)
 
-    def _at(self, index: Int[Array, " b"]) -> Batch:
-        context, row = jnp.divmod(index, len(jax.tree.leaves(self.eta)[0]))
-        batch = replace(_at(self.contexts, context), eta=_at(self.eta, row))
+    def _with_data(self, contexts: Batch, row: Int[Array, " b"]) -> Batch:
+        """Contexts with rows of the data, one each."""
+        batch = replace(contexts, eta=_at(self.eta, row))
         return batch if self.often is None else replace(batch, weight=batch.weight * self.often[row])
 
     def turned(self, transform):
-        return replace(self, contexts=replace(self.contexts, features=combine(self.contexts.features, transform)))
+        contexts = replace(self.contexts, features=combine(self.contexts.features, transform))
+        return EveryPair(contexts, self.eta, self.often)
 
     def plan(self, key, number, size, shuffle):
-        return None, batch_rows(key, number, size, self.rows, shuffle, self.contexts.weight.dtype)
-
-    def fetch(self, drawn, rows):
-        batch = self._at(rows.index)
-        return replace(batch, weight=batch.weight * rows.share, count=rows.count)
-
-
-class Pairs(Source):
-    """Contexts (with features computed once) that meet every row of the data; where they are an expectation, batches
-    have fresh ones."""
-
-    contexts: Batch
-    product: Product
-    basis: FeatureMap
-
-    def _every(self) -> EveryPair:
-        return EveryPair(self.contexts, self.product.eta)
-
-    def contexts_pool(self):
-        return self.contexts
-
-    def whole(self):
-        return self._every().whole()
-
-    def pool(self):
-        return self._every().pool()
-
-    def turned(self, transform):
-        return self._every().turned(transform)
-
-    @property
-    def rows(self):
-        return len(self.contexts) * self.product.count
-
-    def plan(self, key, number, size, shuffle):
-        """Fresh contexts, whatever happens to the data: they are an expectation to sample, not a pool to go through."""
-        for_context, for_data, dtype = derived(key, 0), derived(key, 1), self.basis.constant.dtype
-        data = batch_rows(for_data, number, size, self.product.count, shuffle, dtype)
-        if self.product.law is not None:
-            xi = self.product.law.sample(derived(for_context, number), size).astype(dtype)
+        """Contexts are drawn, whatever happens to the data: they are an expectation, not a pool to go through."""
+        for_context, for_data, dtype = derived(key, 0), derived(key, 1), self.contexts.weight.dtype
+        data = batch_rows(for_data, number, size, self.data, shuffle, dtype)
+        if self.law is not None and self.basis is not None:
+            xi = self.law.sample(derived(for_context, number), size).astype(dtype)
             return Batch(self.basis.rows(xi), xi, None, jnp.ones(size, dtype)), data
         index = batch_rows(for_context, number, size, len(self.contexts), False, dtype).index
         return _at(replace(self.contexts, eta=None), index), data
 
     def fetch(self, drawn, rows):
-        """Contexts with rows of the data, one each."""
-        return replace(drawn, eta=_at(self.product.eta, rows.index), weight=drawn.weight * rows.share, count=rows.count)
+        batch = self._with_data(drawn, rows.index)
+        return replace(batch, weight=batch.weight * rows.share, count=rows.count)
 
 
 class Endless(Source):
@@ -331,5 +300,5 @@ def source_of(level: Any, basis: FeatureMap) -> Source:
     if level.endless:
         return Endless(level, basis)
     if level.crossed:
-        return Pairs(batch_of(basis, level.contexts()), level, basis)
+        return EveryPair(batch_of(basis, level.contexts()), level.eta, None, level.law, basis)
     return Table(batch_of(basis, level))

@@ -29,7 +29,7 @@ from ..functions import known_parts
 from ..ground import arithmetic, as_key, put, shaped_like, whole
 from ..problem import Domain, Finite, PartitionedSamples, Problem
 from ..study import Constrained, Study
-from .batches import Batch, Crossed, Source, Table, source_of
+from .batches import Batch, EveryPair, Source, Table, source_of
 from .factored import values_in_factors
 from .far_rows import FarRows, FarTable
 
@@ -94,13 +94,11 @@ class Bilevel(eqx.Module):
         return weights if self.turn is None else self.turn.of(self.turn.matrix.T, weights)
 
     def values(
-        self, function: Any, x: PyTree, W: PyTree, batch: Batch | Crossed
+        self, function: Any, x: PyTree, W: PyTree, batch: Batch | EveryPair
     ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """A function at the policy on each row of a batch, and the rows' weights, 1 in the mean."""
         W = self.weights(W)
-        if isinstance(
-            batch, Crossed
-        ):  # what is linear in y becomes a product of matrices: data times y of all contexts
+        if isinstance(batch, EveryPair):  # what is linear in y becomes a product of matrices: data times all y
             context = batch.contexts
             of_data = jax.vmap(function, in_axes=(None, None, None, 0))
             each = jax.vmap(of_data, in_axes=(None, 0, 0, None))
@@ -112,15 +110,15 @@ class Bilevel(eqx.Module):
             values = jax.vmap(function, in_axes=(None, 0, 0, 0))(x, y, batch.xi, batch.eta)
         return values, batch.weight
 
-    def _mean(self, function: Any, x: PyTree, W: PyTree, batch: Batch | Crossed) -> Float[Array, ""]:
+    def _mean(self, function: Any, x: PyTree, W: PyTree, batch: Batch | EveryPair) -> Float[Array, ""]:
         values, weights = self.values(function, x, W, batch)
         return jnp.mean(weights * values).astype(weights.dtype)
 
-    def upper(self, x: PyTree, W: PyTree, batch: Batch | Crossed) -> Float[Array, ""]:
+    def upper(self, x: PyTree, W: PyTree, batch: Batch | EveryPair) -> Float[Array, ""]:
         """The batch mean of ``f(x, W Phi(xi), xi, eta)``."""
         return self._mean(self.problem.upper, x, W, batch)
 
-    def lower(self, x: PyTree, W: PyTree, batch: Batch | Crossed) -> Float[Array, ""]:
+    def lower(self, x: PyTree, W: PyTree, batch: Batch | EveryPair) -> Float[Array, ""]:
         """The batch mean of ``g(x, W Phi(xi), xi, eta)``."""
         return self._mean(self.problem.lower, x, W, batch)
 
