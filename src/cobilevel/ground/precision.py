@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from .checks import memory_limit
-from .programs import one_thread
+from .programs import one_thread, put
 
 REMEDY = (
     'Subtract an offset or change the unit, ask for double precision (precision="double"), or switch JAX to it with '
@@ -38,22 +38,14 @@ def in_double() -> bool:
     return jnp.result_type(float) == np.float64
 
 
-def _put(value: Any) -> jax.Array:
-    """Any array-like as a JAX array, without a program for its shape."""
-    array = np.asarray(value)
-    if array.dtype == object:
-        return jnp.asarray(value)  # raises, and says what is wrong
-    return jax.device_put(array)
-
-
 def kept_digits(value: Any) -> Any:
     """`value` as an array with all its digits: a JAX array, or a NumPy one where JAX would cut them off."""
     if isinstance(value, Tracer | jax.Array):
         return jnp.asarray(value)
-    if in_double():
-        return _put(value)
     with double():
-        array = _put(value)
+        array = put(np.asarray(value))
+    if in_double():
+        return array
     return np.array(value, array.dtype) if array.dtype.itemsize == 8 and array.dtype.kind in "fiu" else array
 
 
@@ -71,7 +63,7 @@ def cast(array: Any, dtype: Any, name: str) -> jax.Array:
                 f"{name} holds {'numbers up to ' * bool(given.ndim)}{np.max(np.abs(given)):.6g}, but the largest of "
                 f"{found.dtype.name} is {np.finfo(found.dtype).max:.3g}. {REMEDY}"
             )
-        return _put(found)
+        return put(found)
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size and not in_double():
         least, most = int(array.min()), int(array.max())
         if least < -(2**31) or most >= 2**31:
@@ -80,7 +72,7 @@ def cast(array: Any, dtype: Any, name: str) -> jax.Array:
                 f"{name} holds whole numbers up to {max(-least, most)}, which do not fit in 32 bits: {far} would "
                 f"become {np.asarray(far).astype(np.int32)}. {REMEDY}"
             )
-    return array if isinstance(array, jax.Array) else _put(array)
+    return put(array)
 
 
 @dataclass(frozen=True)

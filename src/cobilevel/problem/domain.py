@@ -266,7 +266,7 @@ class Periodic(_Between):
     def coded(self, column, where, data=False):
         exact = not isinstance(column, Strings | Tracer) and column.dtype.kind in "biu"
         if exact and self.lo == round(lo := float(self.lo)) and self.hi == round(hi := float(self.hi)):
-            column = np.mod(plain_whole(np.asarray(column)).astype(np.int64) - int(lo), int(hi - lo)) + int(lo)
+            column = np.mod(plain_whole(np.asarray(column), where).astype(np.int64) - int(lo), int(hi - lo)) + int(lo)
         found = super().coded(np.asarray(column, float) if exact else column, where, data)
         found = kept_digits(np.asarray(found).astype(jnp.result_type(float))) if exact else found
         if data and not isinstance(found, Tracer) and np.any(lost := np.isnan(np.asarray(found))):

@@ -52,7 +52,8 @@ class Finite(Domain):
             raise TypeError("Finite takes strings or numbers, got both; 1 and '1' would be the same. Use strings only.")
         read = contexts_of(values, "Finite: values")
         self.labels = tuple(np.asarray(read).ravel().tolist()) if isinstance(read, Strings) else None
-        self.values = np.arange(len(self.labels)) if self.labels is not None else plain_whole(np.array(values))
+        listed = np.arange(len(self.labels)) if self.labels is not None else np.array(values)
+        self.values = plain_whole(listed, "Finite: values")
 
     def __check_init__(self):
         if self.values.ndim not in (1, 2) or not self.values.size:
@@ -74,7 +75,7 @@ class Finite(Domain):
     def coded(self, column, where, data=False):
         if self.labels is None:
             known = super().coded(column, where, data) if isinstance(column, Strings) else column  # raises
-            return self._of_one_kind(known, data)
+            return self._of_one_kind(known, where, data)
         places = self._places(column, where)
         if isinstance(places, Tracer) or np.all(np.asarray(places) >= 0) or not (data and self._by_value(column)):
             return places
@@ -87,12 +88,12 @@ class Finite(Domain):
             "domain, cb.Finite([...]), and solve again; or drop these rows, or replace it with a known value."
         )
 
-    def _of_one_kind(self, column: Any, data: bool) -> Any:
+    def _of_one_kind(self, column: Any, where: str, data: bool) -> Any:
         """The values themselves, where a column has them up to its precision, so that functions see no difference;
         else a value outside, or, in data, what was given."""
         if isinstance(column, Tracer) or column.shape[column.ndim - len(self.shape) :] != self.shape:
             return column
-        given = plain_whole(np.asarray(column))
+        given = plain_whole(np.asarray(column), where)
         place, far = self.nearest(given)
         inside, found = self._whole(far <= slack(far.dtype)), self.values[place]
         if np.all(inside):

@@ -75,13 +75,13 @@ def _unmasked(value: np.ma.MaskedArray, name: str) -> np.ndarray:
     return value.data
 
 
-def plain_whole(array: Any) -> Any:
+def plain_whole(array: Any, name: str) -> Any:
     """Whole numbers that compute like Python's: those of few bits, or without a sign, in more; booleans as 0 and 1;
     others unchanged."""
     if array.dtype.kind not in "biu" or array.dtype in (np.int32, np.int64):
         return array
     if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
-        raise ValueError(f"a whole number of {int(array.max())} does not fit in 64 bits with a sign.")
+        raise ValueError(f"{name}: a whole number of {int(array.max())} does not fit in 64 bits with a sign.")
     return array.astype(np.int64 if array.dtype.itemsize > 2 else np.int32)
 
 
@@ -90,10 +90,7 @@ def data_leaf(value: Any, name: str) -> Any:
     array = array_of(value, name)
     if isinstance(array, Tracer) or array.dtype.kind not in "iu":
         return array
-    try:
-        return kept_digits(plain_whole(np.asarray(array)))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+    return kept_digits(plain_whole(np.asarray(array), name))
 
 
 def each_leaf(convert: Callable[[Any, str], Any], tree: PyTree, argument: str) -> PyTree:
