@@ -8,7 +8,7 @@ themselves. A set of products grows from one level to the next.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import combinations, product
 from typing import Any
@@ -72,16 +72,12 @@ class Axis:
         return [one for level in range(int(self.level(k))) for one in self.at_level(level)] + [k]
 
     def functions(self, u: Float[np.ndarray, " n"], count: int) -> Float[np.ndarray, "count n"]:
-        """The first `count` functions; of categories, the constant and whether it is each value but the first."""
-        if self.categorical:
-            return np.concatenate([np.ones((1, len(u))), np.equal.outer(np.arange(1, count), u).astype(float)])
-        if self.breaks:
-            degrees = Chebyshev(-(-count // self.pieces))
-            table = np.array(Piecewise(degrees, self.cuts).evaluate(Interval(-1.0, 1.0), u).T)[:count]
-            table[0] = 1.0  # with those of the other pieces, it has the span of all
-            return table
-        family: Any = Fourier(count, period=1.0) if self.family is Fourier else Chebyshev(count)
-        return np.ascontiguousarray(family.univariate(u).T)
+        """The first `count` functions; where they add up to the constant, that takes the place of the first."""
+        part: Domain = Periodic(-1.0, 1.0) if self.family is Fourier else Interval(-1.0, 1.0)
+        part = Finite(np.arange(self.count)) if self.categorical else part
+        table = np.array(replace(self, breaks=self.cuts).basis(count).evaluate(part, u).T)[:count]
+        table[0] = 1.0
+        return table
 
 
 @cache

@@ -1,8 +1,4 @@
-"""The kinds of data a user can pass, each checked when it is made.
-
-``Samples`` are joint draws of context and noise; ``Product`` pairs contexts with data that do not depend on them;
-``Levels`` gives the two levels different data; ``Stream`` draws without end.
-"""
+"""The kinds of data a user can pass, each checked when it is made."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -27,11 +23,8 @@ CONTEXTS_EACH, SAMPLES_EACH = 2, 8  # asked for each function: distinct contexts
 
 
 def _of_mean_one(weights: Any) -> Any:
-    """Weights scaled to mean one, in a floating dtype: only their ratios matter.
-
-    First by a power of two, which does not round, so that their sum neither overflows nor vanishes; and before they are
-    cast to a precision in which they might not fit.
-    """
+    """Weights scaled to mean one, in a floating dtype; first by a power of two, which does not round, so that their sum
+    neither overflows nor vanishes."""
     xp, dtype = arithmetic(weights), weights.dtype if jnp.issubdtype(weights.dtype, jnp.floating) else float
     wide = xp.asarray(weights).astype(float)
     wide = xp.ldexp(wide, -xp.frexp(wide.max())[1])
@@ -284,10 +277,7 @@ class Stream(Level):
         check_stream(self.draw, Samples)
 
     def parsed(self, dtype=None):
-        """The stream as its function is now."""
-        cast_all = lambda drawn: Level.parsed(drawn, dtype) if isinstance(drawn, Samples) else drawn
-        now = Sampler(self.draw, as_key(0), finish=cast_all)
-        return eqx.tree_at(lambda s: s.draw, self, now, is_leaf=lambda v: v is self.draw)
+        return self._changed(lambda drawn: Level.parsed(drawn, dtype))
 
     @property
     def count(self):
@@ -297,25 +287,19 @@ class Stream(Level):
         return self.example(LOOK_ROWS // 2).contexts()
 
     def with_contexts(self, change):
-        draw = _DrawnWith(self.draw, change)
-        return eqx.tree_at(lambda s: s.draw, self, draw, is_leaf=lambda node: node is self.draw)
+        return self._changed(lambda drawn: drawn.with_contexts(change))
+
+    def _changed(self, change: Callable[[Samples], Samples]) -> "Stream":
+        """The stream as its function is now, with a change of what it draws."""
+        finish = lambda drawn: change(drawn) if isinstance(drawn, Samples) else drawn
+        now = Sampler(self.draw, as_key(0), finish=finish)
+        return eqx.tree_at(lambda s: s.draw, self, now, is_leaf=lambda v: v is self.draw)
 
     def example(self, rows=1):
         return self.draw(as_key(0), rows)
 
     def thinned(self, key, rows):
         return self.draw(key, rows)
-
-
-class _DrawnWith(eqx.Module):
-    """What a stream draws from, with contexts changed."""
-
-    draw: Any
-    change: Callable[[Any], Any]
-
-    def __call__(self, key: Array, size: int) -> Any:
-        drawn = self.draw(key, size)
-        return drawn.with_contexts(self.change) if isinstance(drawn, Samples) else drawn
 
 
 def no_pool(user: str) -> ValueError:
