@@ -108,7 +108,7 @@ class Job:
         saved: Any = None if resume is None else (resume.state, resume.history)
         limits = self.steps, self.progress, saved, self.checkpoint, self.retreats
         ended, stopped = iterate(self.solver, reduced, self.key, *limits, resumable=not self.one_of_many)
-        parts = vars(ended) | {"choices": {**(choices or {}), **ended.choices}} | _constraint_fields(reduced)
+        parts = ended | {"choices": {**(choices or {}), **ended["choices"]}} | _constraint_fields(reduced)
         solution = Solution(basis=reduced.basis, objectives=objectives, **parts)
         if stopped is None:
             return solution

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
-from jaxtyping import Array, PyTree, UInt32
+from jaxtyping import Array, UInt32
 
 from ..basis import basis_to_json
 from ..derivatives import Ledger, added
@@ -37,20 +37,6 @@ class Saved:
 
     leaves: list[np.ndarray]
     structure: str
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The outcome of a run: the decision, coefficients of the basis, how it ended, and the state to continue from."""
-
-    x: PyTree[Array]
-    W: PyTree[Array]
-    result: Result
-    detail: str
-    history: Mapping[str, np.ndarray]
-    stats: Mapping[str, Any]
-    choices: Mapping[str, str]
-    state: Saved | None
 
 
 @contextmanager
@@ -190,8 +176,9 @@ def iterate(
     checkpoint: Checkpoint | None,
     retreats: int,
     resumable: bool,
-) -> tuple[Ended, int | None]:
-    """Runs a solver to its end; returns the outcome, and the number of the signal that interrupted it, if any.
+) -> tuple[dict[str, Any], int | None]:
+    """Runs a solver to its end; returns the outcome, as fields of a ``Solution``, and the number of the signal that
+    interrupted it, if any.
 
     `resume`: a saved state to continue from, and the history that led to it. `checkpoint`: keeps the run as it
     proceeds, and continues from it. `retreats`: how many times it may go back if it diverges. `resumable`: whether the
@@ -227,16 +214,17 @@ def iterate(
     curves = course.history.curves()
     detail = solver.outlook(course.state, curves) if result is Result.BUDGET else detail
     stats = _statistics(reduced, course) | {"compile_seconds": compiled}
-    ended = Ended(
-        x=put(x),
-        W=prepared.restore(put(W)),
-        result=result,
-        detail=detail,
-        history=curves,
-        stats=stats,
-        choices=choices | course.words(),
-        state=Saved(archive.to_plain(course.state), _identity(solver, prepared, course.state)) if resumable else None,
-    )
+    kept = Saved(archive.to_plain(course.state), _identity(solver, prepared, course.state)) if resumable else None
+    ended = {
+        "x": put(x),
+        "W": prepared.restore(put(W)),
+        "result": result,
+        "detail": detail,
+        "history": curves,
+        "stats": stats,
+        "choices": choices | course.words(),
+        "state": kept,
+    }
     return ended, noted[-1] if noted else None
 
 
@@ -257,10 +245,8 @@ def _steps_to_end(
     bar: ProgressBar,
     noted: list[int],
 ) -> None:
-    """Steps to the end of the run, or to an interruption.
-
-    Taken in chunks short enough to stop or to save soon; every multiple of `span` ends a chunk.
-    """
+    """Steps to the end of the run, or to an interruption, in chunks short enough to stop or to save soon; a chunk ends
+    at every multiple of `span`."""
     span, at_once, moved = solver.chunk * (1 if retreats else CHUNKS), 1, False
     if checkpoint is not None and course.going:
         checkpoint.put(course, at_once=True)
