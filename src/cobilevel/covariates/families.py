@@ -1,7 +1,5 @@
-"""Families of functions of many coordinates: along few directions, or of a kernel; learned from the samples, and
-compared with products over the coordinates.
-
-They are tuned by regression on the responses of a first fit, and judged by the lower objective on samples held out.
+"""Families of functions of many coordinates: along few directions, or of a kernel. They are tuned by regression on the
+responses of a first fit, and compared with products over the coordinates by the lower objective on samples held out.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
-"""Regression of responses on functions of a kernel, and on polynomials along the few directions a policy varies along.
-
-Gradients of a kernel's ridge regression show which coordinates and directions matter. Directions are then refined with
-polynomials in them.
+"""Regression of responses on functions of a kernel, whose gradients show which coordinates and directions matter; and
+on polynomials along a few directions, which are refined with them.
 """
 
 from collections.abc import Iterator, Sequence

@@ -11,12 +11,12 @@ from .checks import (
     fits,
     gibibytes,
     memory_limit,
+    needed,
     path_given,
     positive,
     whole,
 )
 from .keys import as_key, below, derived, generator, hashed, is_key, mix, split_key
-from .packages import needed
 from .parts import Common, Parts, room, unpickled
 from .precision import REMEDY, Precision, cast, double, in_double, kept_digits, ranks_promoted
 from .programs import (

@@ -1,13 +1,14 @@
-"""Checks of single arguments that many modules share; each error names the argument and what it must be.
+"""Checks that many modules share: of single arguments; of where a call is made, which is neither inside a program that
+JAX traces nor in a forked process; of packages that only some users need; and of memory.
 
-Also whether a call is allowed: not inside a program that JAX traces, nor in a forked process. Limits on memory are
-here too. The rule: arrays held at one time may take three quarters of the available memory, which is the machine's, or
-less if a container, a limit of the process or an accelerator has less.
+Arrays held at one time may take three quarters of the available memory, which is the machine's, or less if a container,
+a limit of the process or an accelerator has less.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,18 @@ def path_given(name: str, value: Any) -> Path:
     if not os.fspath(value) or "\0" in os.fspath(value):
         raise ValueError(f"{name} is {value!r}; give a path that is not empty and holds no NUL character.")
     return Path(value).expanduser()
+
+
+def needed(module: str, user: str, extra: str) -> Any:
+    """A module of a package that only some need; if it is missing, the error says what to install."""
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        words = f'{user} {package}, which is not installed: pip install "cobilevel[{extra}]".'
+        raise ModuleNotFoundError(words, name=error.name) from None
 
 
 def positive(name: str, value: Any) -> float:
@@ -130,10 +143,8 @@ def require_threads(caller: str) -> None:
 
 
 def entered(caller: str, *arguments: Any) -> None:
-    """Raises if a call that needs concrete data is made inside a program that JAX traces, or in a forked process.
-
-    Functions among the arguments are looked into as far as their closures go.
-    """
+    """Raises if a call that needs concrete data is made inside a program that JAX traces, as the arguments or closures
+    of functions among them show, or in a forked process."""
     require_threads(caller)
     inside = isinstance(jax.device_put(np.zeros(())), Tracer)
     if inside or any(isinstance(leaf, Tracer) for leaf in _leaves_held(arguments)):

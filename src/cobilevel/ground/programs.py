@@ -156,11 +156,8 @@ def _joined(structure: Any, rest: tuple, held: list[Array]) -> Any:
 
 
 def _compiled(function: Callable[P, R], *options: dict[str, Any]) -> Callable[P, R]:
-    """A program for each kind of arguments: what they are apart from the numbers in arrays.
-
-    The last `_KINDS_KEPT` are kept: functions that a user makes anew for each solve, and that differ in more than
-    numbers, would otherwise fill the memory.
-    """
+    """A program for each kind of arguments: what they are apart from the numbers in arrays. The last `_KINDS_KEPT` are
+    kept, for functions that a user makes anew for each solve would otherwise fill the memory."""
     kept: OrderedDict[Any, Callable] = OrderedDict()
 
     def made(structure: Any, rest: tuple, small: bool) -> Callable:
@@ -330,9 +327,6 @@ _one_thread = _OneThread()
 
 
 def one_thread() -> AbstractContextManager:
-    """Within it, factorisations run on one thread.
-
-    The threads of OpenBLAS wait by spinning: where another process wants the same core, small matrices take many times
-    as long with two threads as with one.
-    """
+    """Within it, factorisations run on one thread: those of OpenBLAS wait by spinning, and where another process wants
+    the same core, small matrices take many times as long with two."""
     return _one_thread

@@ -15,11 +15,8 @@ MOST_ENTRIES = 100_000  # of a curve; of longer runs every second step is kept, 
 
 
 class History:
-    """The records of a run: `add` adds those of further steps, `curves` returns all, with the steps they belong to.
-
-    Which steps are kept depends only on how many were taken, so a run that was stopped and continued has the same
-    history as one that was not.
-    """
+    """The records of a run, with the steps they belong to. Which steps are kept depends only on how many were taken, so
+    a run that was stopped and continued has the same history as one that was not."""
 
     def __init__(self, curves: Mapping[str, np.ndarray] | None = None, last: int = 0, most: int = MOST_ENTRIES):
         """Continues from `curves` that end at step `last`; if they hold no steps, they are of the steps up to it."""

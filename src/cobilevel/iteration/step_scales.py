@@ -94,10 +94,8 @@ class Start(eqx.Module):
 def lanczos(
     product: Callable[[np.ndarray], np.ndarray], start: Float[np.ndarray, " n"], steps: int = 40
 ) -> Float[np.ndarray, " k"]:
-    """Ritz values of a symmetric matrix given by its products: their ends approach those of its spectrum.
-
-    Full reorthogonalisation; it ends where the Krylov space is exhausted but for rounding.
-    """
+    """Ritz values of a symmetric matrix given by its products: their ends approach those of its spectrum. Fully
+    reorthogonalised; fewer where the Krylov space is exhausted but for rounding."""
     vector, basis, alpha, beta, scale = start / np.linalg.norm(start), [], [], [], 0.0
     for _ in range(min(steps, len(start))):
         basis.append(vector)
@@ -139,10 +137,8 @@ def _unit(vector: np.ndarray) -> np.ndarray:
 
 
 def _largest_rate(rate: Callable[[np.ndarray], np.ndarray], along: np.ndarray, iterations: int = 5) -> float:
-    """The largest rate of change of a gradient, by power iteration; `rate`: the one along a unit vector, a vector.
-
-    A few iterations find it within some ten percent, enough for a step size.
-    """
+    """The largest rate of change of a gradient, by power iteration, within some ten percent; `rate` gives the one along
+    a unit vector, a vector."""
     largest = 0.0
     for _ in range(iterations):
         change = rate(_unit(along))
@@ -279,10 +275,8 @@ def turned(reduced: Reduced, rows: int = 2048) -> Reduced:
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a lower level without minimum
 def measure(reduced: Bilevel, key: Key[Array, ""], batch: int, rows: int = 2048, looks: int = 32) -> Start:
-    """The scales of a problem for batches of a size, and a start.
-
-    Measured on at most `rows` rows of a level; a step must be safe on each of the batches looked at.
-    """
+    """The scales of a problem for batches of a size, and a start; from at most `rows` rows of a level. A step must be
+    safe on each of the batches looked at."""
     # with a number of its own, so that the draws of the run are others
     rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), 0x5CA1E])
     sources, turn = (reduced.lower_source, reduced.upper_source), reduced.turn

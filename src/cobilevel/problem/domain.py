@@ -1,8 +1,4 @@
-"""Where contexts live: domains, and their map to the reference cube.
-
-Every basis is written once, on the reference cube ``[-1, 1]^d``. A domain knows how to carry a context there, and
-whether a context belongs to it at all.
-"""
+"""Where contexts live: domains, and their map to the reference cube ``[-1, 1]^d``, on which bases are written."""
 
 import math
 from abc import abstractmethod
@@ -321,10 +317,8 @@ class Unbounded(Domain):
 
     @staticmethod
     def fitted(values: Any) -> "Unbounded":
-        """Center and scale from data: the median, and twice the spread estimated from the median distance to it.
-
-        Both are robust to a few outliers.
-        """
+        """Center and scale from data, robust to a few outliers: the median, and twice the spread estimated from the
+        median distance to it."""
         table = real_numbers(values, "Unbounded.fitted: values").ravel()
         center = np.median(table)
         spread = np.median(np.abs(table - center)) / NormalDist().inv_cdf(3 / 4) or np.std(table)

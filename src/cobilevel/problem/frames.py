@@ -49,11 +49,7 @@ def _library_of(value: Any) -> str:
 
 
 class Frame:
-    """A data frame, reduced to the few operations needed here.
-
-    `names` are its columns; `library` is pandas, polars or narwhals; error messages begin with `caller` and call the
-    frame df.
-    """
+    """A data frame with columns `names`, of pandas, polars or narwhals (`library`); messages begin with `caller`."""
 
     def __init__(self, frame: Any, caller: str):
         if not is_frame(frame):
@@ -201,10 +197,8 @@ class Frame:
 
 
 def frame_columns(frame: Any, context: Any, eta: Any, weights: Any, caller: str) -> list[Any]:
-    """Contexts, noise and weights from the named columns: one name gives an array, a list of names a dict.
-
-    Numbers in contexts become floats; noise may stay integer, since it may be a code.
-    """
+    """Contexts, noise and weights from the named columns: one name gives an array, a list of names a dict. Only noise
+    keeps whole numbers, which may be codes."""
     roles = {"context": context, "eta": eta, "weights": weights}
     kept = {"context": ("number", "text"), "eta": ("number", "whole"), "weights": ()}
     tables = []

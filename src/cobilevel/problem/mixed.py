@@ -165,10 +165,8 @@ def crowded(domain: Domain, xi: Any) -> str:
 
 
 def check_contexts_kept(domain: Domain, xi: Any, where: str) -> None:
-    """Raises if single precision rounds contexts by a considerable share of the domain, or merges different ones.
-
-    If contexts are yet to be drawn, the spacing of single-precision numbers on the domain decides.
-    """
+    """Raises if single precision rounds contexts by a considerable share of the domain, or merges different ones; of
+    contexts yet to be drawn, by the spacing of its numbers on the domain."""
     known = xi is not None
     if known and (not concrete(xi) or xi.dtype != np.float64 or xi.shape[1:] != domain.shape):
         return

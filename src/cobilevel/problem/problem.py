@@ -19,11 +19,8 @@ Right = Callable[[PyTree, Any], Any]  # b(x, xi)
 
 
 class Constraint(eqx.Module):
-    """A constraint on ``y``, stated for one context.
-
-    Equalities are eliminated, so that the policy satisfies them exactly; everything else is a list of slacks, numbers
-    that must not be negative.
-    """
+    """A constraint on ``y``, stated for one context: equalities, which are eliminated, and slacks, which must not be
+    negative."""
 
     def equalities(self, y0: PyTree) -> tuple[Float[np.ndarray, "m dy"], Right] | None:
         """``A`` and ``b(x, xi)`` of ``A y = b`` on the flattened ``y``, if there are any."""
