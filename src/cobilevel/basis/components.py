@@ -14,7 +14,7 @@ from ..problem import Domain, Finite, Interval, Mixed
 from .axes import Axes, Axis
 from .base import Basis, FeatureMap, plain_number
 from .families import Categorical, Chebyshev, Features, Fourier, Partition, ProductBasis, products
-from .index_sets import IndexSet, Listed, Tensor
+from .index_sets import IndexSet, Listed, Tensor, check_index
 from .piecewise import Piecewise
 from .tables import combine, dense, whiten
 
@@ -64,11 +64,7 @@ class Components(Basis):
         self.coupling, self.means = coupling, None if means is None else tuple(means)
 
     def __check_init__(self):
-        if not isinstance(self.coupling, IndexSet):
-            raise TypeError(
-                f"Components: coupling must be Tensor(), Additive(), Interactions(order), TotalDegree(), "
-                f"HyperbolicCross() or Listed(members), got {self.coupling!r}."
-            )
+        check_index("Components: coupling", self.coupling)
         for name, basis in self.parts:
             if not isinstance(basis.basis if isinstance(basis, Piecewise) else basis, ProductBasis | Categorical):
                 raise TypeError(

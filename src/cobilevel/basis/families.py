@@ -18,7 +18,7 @@ from ..functions import failure
 from ..ground import Held, module_of, plain, positive, program, whole
 from ..problem import Domain, Finite, Mixed, Periodic
 from .base import Basis, plain_number
-from .index_sets import IndexSet, Tensor
+from .index_sets import IndexSet, Tensor, check_index
 from .tables import one_hot
 
 _ROWS_AT_ONCE = 1024  # contexts of one call of a user's function: it is compiled for so many, whatever the data
@@ -51,16 +51,16 @@ class ProductBasis(Basis):
     def __check_init__(self):
         name = type(self).__name__
         whole(f"{name}: n", self.n, what="the functions per dimension")
-        if not isinstance(self.index, IndexSet):
-            raise TypeError(
-                f"{name}: index must be Tensor(), TotalDegree(), HyperbolicCross(), Additive() or Interactions(order), "
-                f"got {self.index!r}."
-            )
+        check_index(f"{name}: index", self.index)
         if self.local and not isinstance(self.index, Tensor):
             raise ValueError(
                 f"{name} is local: its functions have no degree to truncate by, so only index=Tensor() is possible. "
                 "For sparse index sets use Chebyshev, Legendre or Fourier."
             )
+
+    def resized(self, n: int) -> Any:
+        """The same family with `n` functions per dimension."""
+        return replace(self, n=n)
 
     @abstractmethod
     def univariate(self, u: Float[Held, "..."]) -> Float[Held, "... n"]:

@@ -97,6 +97,15 @@ def _degree_of(rows: np.ndarray, degrees: list[np.ndarray]) -> np.ndarray:
     return np.column_stack([own[column] for own, column in zip(degrees, rows.T, strict=True)])
 
 
+def check_index(argument: str, value: Any) -> None:
+    """Raises if something is not an index set."""
+    if not isinstance(value, IndexSet):
+        raise TypeError(
+            f"{argument} must be Tensor(), TotalDegree(), HyperbolicCross(), Additive(), Interactions(order) or "
+            f"Listed(members), got {value!r}."
+        )
+
+
 class Tensor(IndexSet):
     """Every product: ``n^d`` functions.
 

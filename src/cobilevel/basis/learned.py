@@ -29,7 +29,7 @@ class LearnedBasis(Basis):
 
     to_learn: ClassVar[tuple[str, ...]]  # the names of these fields, the first an array or a tuple of arrays
 
-    def on_cube(self, u: Float[Held, "... d"]) -> Float[Held, "... n"]:
+    def on_cube(self, u: Any) -> Any:
         """The functions at places on the reference cube."""
         raise NotImplementedError
 
@@ -169,7 +169,7 @@ class Neural(LearnedBasis):
         positive("Neural: rate", self.rate)
         positive("Neural: spread", self.spread)
 
-    def on_cube(self, u):
+    def on_cube(self, u: Any) -> Any:
         (layers,) = self._parts()
         return layered(layers, u)
 
@@ -253,7 +253,7 @@ class KernelFeatures(LearnedBasis):
         if self.scale is not None:
             positive("KernelFeatures: scale", self.scale)
 
-    def on_cube(self, u):
+    def on_cube(self, u: Any) -> Any:
         table, axes, landmarks = (part.astype(u.dtype) for part in self._parts())
         return _with_one(kernel_profile(self.kernel, squared_distances(u @ axes, landmarks)) @ table)
 
@@ -300,13 +300,13 @@ class Rotated(LearnedBasis):
         """Where the basis lives."""
         return Box(-np.ones(self.k), np.ones(self.k))
 
-    def projected(self, u: Float[Held, "... d"]) -> Float[Held, "... k"]:
+    def projected(self, u: Any) -> Any:
         """Places on the reference cube as places in the cube of the directions; those further out lie on its faces."""
         axes, shift = (part.astype(u.dtype) for part in self._parts())
         z = u @ axes + shift
         return module_of(z).clip(z, -1, 1)
 
-    def on_cube(self, u):
+    def on_cube(self, u: Any) -> Any:
         return self.basis.evaluate(self.cube, self.projected(u))
 
     def count(self, domain):

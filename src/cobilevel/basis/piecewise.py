@@ -1,6 +1,5 @@
 """A copy of a basis on each piece of an interval, for policies that jump, as between peak and off-peak hours."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -60,7 +59,7 @@ class Piecewise(Basis):
     def resized(self, n: int) -> "Piecewise":
         """With a family of as many functions as are needed to have `n` in all."""
         family: Any = self.basis
-        return Piecewise(replace(family, n=-(-n // self.pieces)), self.breaks)
+        return Piecewise(family.resized(-(-n // self.pieces)), self.breaks)
 
     def _intervals(self, domain: Domain) -> list[Any]:
         """The pieces as intervals; the ends of the domain may be traced."""

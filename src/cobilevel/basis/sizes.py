@@ -124,16 +124,11 @@ def _wider(basis: Any, domain: Any, most: int) -> Iterator[Any]:
         counts = [part.n for _, part in basis.parts if not part.local] if several else [basis.n]
         top = max(counts, default=0)
         for k in range(max(top, 4 - top) if top else 0, 0, -1):
-            grown = lambda part, k=k: part if part.local else _resized(part, part.n + math.ceil(k * part.n / top))
+            grown = lambda part, k=k: part if part.local else part.resized(part.n + math.ceil(k * part.n / top))
             yield Components([(name, grown(part)) for name, part in basis.parts], index) if several else grown(basis)
     else:
         whole = isinstance(basis, BSpline)
         yield replace(basis, n=2 * basis.n - min(basis.degree, basis.n - 1) if whole else 2 * basis.n)
-
-
-def _resized(part: Any, n: int) -> Any:
-    """A family with another number of functions; of pieces, as many on each."""
-    return part.resized(n) if isinstance(part, Piecewise) else replace(part, n=n)
 
 
 def _with_members(basis: Any, domain: Any, members: np.ndarray) -> Basis:
@@ -142,5 +137,5 @@ def _with_members(basis: Any, domain: Any, members: np.ndarray) -> Basis:
     if not isinstance(basis, Components):
         return replace(basis, n=max(basis.n, *needed), index=listed)
     wide = dict(zip(domain.names, needed, strict=True))
-    enough = lambda name, part: part if isinstance(part, Categorical) else _resized(part, max(part.n, wide[name]))
+    enough = lambda name, part: part if isinstance(part, Categorical) else part.resized(max(part.n, wide[name]))
     return Components([(name, enough(name, part)) for name, part in basis.parts], listed)

@@ -154,10 +154,10 @@ def refreshed(rows: Responses, recipe: KernelFeatures) -> KernelFeatures:
 # -- directions
 
 
-def along_directions(axes: np.ndarray, degree: int) -> Rotated:
+def along_directions(axes: Any, degree: int) -> Rotated:
     """Polynomials of total degree up to `degree` in the coordinates along some directions."""
     k = axes.shape[1]
-    return Rotated(k, Chebyshev(degree + 1, index=TotalDegree()), axes, np.zeros(k))
+    return replace(Rotated(k, Chebyshev(degree + 1, index=TotalDegree())), axes=axes, shift=np.zeros(k))
 
 
 def _slopes(place: Rotated, u: np.ndarray, direction: int) -> Float[np.ndarray, "n N"]:
@@ -233,7 +233,7 @@ def refined(rows: Responses, place: Rotated, trials: int = 8, damping: float = 1
 
 def fit_directions(rows: Responses, outer: np.ndarray, k: int, degrees: Sequence[int]) -> Iterator[Rotated]:
     """Directions with polynomials of growing degree, from the leading ones of the gradients' outer product."""
-    axes: Any = np.linalg.eigh(outer)[1][:, ::-1][:, :k]
+    axes = np.linalg.eigh(outer)[1][:, ::-1][:, :k]
     for degree in degrees:
         place = refined(rows, along_directions(axes, degree))
         axes = place.axes

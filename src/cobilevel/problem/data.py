@@ -289,7 +289,7 @@ class Stream(Level):
     def with_contexts(self, change):
         return self._changed(lambda drawn: drawn.with_contexts(change))
 
-    def _changed(self, change: Callable[[Samples], Samples]) -> "Stream":
+    def _changed(self, change: Callable[[Samples], Any]) -> "Stream":
         """The stream as its function is now, with a change of what it draws."""
         finish = lambda drawn: change(drawn) if isinstance(drawn, Samples) else drawn
         now = Sampler(self.draw, as_key(0), finish=finish)

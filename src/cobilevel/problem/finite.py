@@ -114,10 +114,7 @@ class Finite(Domain):
             return np.array([known.get(label, nowhere) for label in column.labels], np.int32)[np.asarray(column.code)]
         xp = jnp if isinstance(column, Tracer) else np
         column, whole = xp.asarray(column), not jnp.issubdtype(column.dtype, jnp.floating)
-        if not self._by_value(column):
-            known = (column >= 0) & (column < len(labels)) & (whole | (column == xp.round(column)))
-            return xp.where(known, xp.where(known, column, xp.zeros_like(column)).astype(np.int32), np.int32(nowhere))
-        values = _numbers_in(labels)
+        values = _numbers_in(labels) if self._by_value(column) else np.arange(float(len(labels)))
         order = np.argsort(values)[: np.sum(np.isfinite(values))]
         table = values[order]
         if whole and np.all(table == np.round(table)):  # matched as whole numbers, all digits of which count

@@ -380,10 +380,7 @@ def check_stream(draw: Any, kind: type) -> None:
     if len(drawn) != CHECK_ROWS:
         raise ValueError(f"Stream: draw(key, {CHECK_ROWS}) returned {len(drawn)} samples instead of {CHECK_ROWS}.")
     if not any(_from_key("Stream: draw(key, size)", draw, traced, drawn, as_key(0))):
-        raise ValueError(
-            "Stream: draw(key, size) does not use its key, so every batch would be the same: the function is "
-            "traced once and compiled. Draw with jax.random and the key, not with NumPy's random generators."
-        )
+        raise ValueError(f"Stream: draw(key, size) does not use its key. {_INSTEAD}.")
 
 
 def check_conditional(draw: Callable, xi: Any, eta: PyTree) -> None:

@@ -184,7 +184,7 @@ class Source(eqx.Module):
         """The pool as a table, with other `parts` where they are given."""
         return Table(replace(self.pool(), **parts))
 
-    def turned(self, transform: Any) -> "Source":
+    def turned(self, transform: Any) -> Any:
         """The pool, its features in other coordinates."""
         return self.tabled(features=combine(self.pool().features, transform))
 
@@ -225,12 +225,12 @@ class EveryPair(Source):
     count: ClassVar[None] = None
 
     @property
-    def data(self) -> int:
+    def data_rows(self) -> int:
         """The rows of the data."""
         return len(jax.tree.leaves(self.eta)[0])
 
     def __len__(self) -> int:
-        return len(self.contexts) * self.data
+        return len(self.contexts) * self.data_rows
 
     def contexts_pool(self):
         return self.contexts
@@ -248,11 +248,11 @@ class EveryPair(Source):
         most = min(MOST_KEPT, memory_limit())
         if size > most:
             raise ValueError(
-                f"the pool of all {len(self.contexts)} contexts x {self.data} data rows would take {gibibytes(size)}, "
-                f"more than {gibibytes(most)}. Use fewer contexts (Product(..., nodes=...)), or a solver that draws "
-                "batches, such as SOBA."
+                f"the pool of all {len(self.contexts)} contexts x {self.data_rows} data rows would take "
+                f"{gibibytes(size)}, more than {gibibytes(most)}. Use fewer contexts (Product(..., nodes=...)), or a "
+                "solver that draws batches, such as SOBA."
             )
-        context, row = jnp.divmod(jnp.arange(len(self)), self.data)
+        context, row = jnp.divmod(jnp.arange(len(self)), self.data_rows)
         return self._with_data(_at(self.contexts, context), row)
 
     def _with_data(self, contexts: Batch, row: Int[Array, " b"]) -> Batch:
@@ -267,7 +267,7 @@ class EveryPair(Source):
     def plan(self, key, number, size, shuffle):
         """Contexts are drawn, whatever happens to the data: they are an expectation, not a pool to go through."""
         for_context, for_data, dtype = derived(key, 0), derived(key, 1), self.contexts.weight.dtype
-        data = batch_rows(for_data, number, size, self.data, shuffle, dtype)
+        data = batch_rows(for_data, number, size, self.data_rows, shuffle, dtype)
         if self.law is not None and self.basis is not None:
             xi = self.law.sample(derived(for_context, number), size).astype(dtype)
             return Batch(self.basis.rows(xi), xi, None, jnp.ones(size, dtype)), data
