@@ -6,6 +6,7 @@ several kinds, each function has a degree of its own: a sine and its cosine have
 beyond 1.
 """
 
+import math
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -130,6 +131,9 @@ class TotalDegree(IndexSet):
     >>> cb.Chebyshev(4, index=cb.TotalDegree()).fit(cube, grid).size
     20
     """
+
+    def count(self, n, dimension):
+        return math.comb(n - 1 + dimension, dimension)
 
 
 class Interactions(IndexSet):
