@@ -63,9 +63,16 @@ class Axis:
         """The level of a function, or of many, by number."""
         return self.basis(1).degree_of
 
-    def at_level(self, level: int) -> list[int]:
+    @cached_property
+    def at_level(self) -> Callable[[int], list[int]]:
         """The numbers of the functions of a level; of a level that there is not, none."""
-        return _at_level(self, level)
+
+        @cache
+        def at(level: int) -> list[int]:
+            numbers = np.arange(self.count or 2 * self.pieces * (level + 1))
+            return numbers[self.level(numbers) == level].tolist()
+
+        return at
 
     def below(self, k: int) -> list[int]:
         """A function and all that lie on lower levels."""
@@ -75,15 +82,9 @@ class Axis:
         """The first `count` functions; where they add up to the constant, that takes the place of the first."""
         part: Domain = Periodic(-1.0, 1.0) if self.family is Fourier else Interval(-1.0, 1.0)
         part = Finite(np.arange(self.count)) if self.categorical else part
-        table = np.array(replace(self, breaks=self.cuts).basis(count).evaluate(part, u).T)[:count]
+        table = np.ascontiguousarray(replace(self, breaks=self.cuts).basis(count).evaluate(part, u).T)[:count]
         table[0] = 1.0
         return table
-
-
-@cache
-def _at_level(axis: Axis, level: int) -> list[int]:
-    numbers = np.arange(axis.count or 2 * axis.pieces * (level + 1))
-    return numbers[axis.level(numbers) == level].tolist()
 
 
 @dataclass(frozen=True)

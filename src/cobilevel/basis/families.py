@@ -84,6 +84,7 @@ class ProductBasis(Basis):
     def count(self, domain):
         return self.index.count(self.n, domain.dimension)
 
+    @plain
     def degree_of(self, k: Any) -> Any:
         """The degrees of functions of one coordinate, by number; those of all cells count as 1."""
         return np.minimum(k, 1) if self.local else k
@@ -221,6 +222,7 @@ class Fourier(ProductBasis):
             )
         return ProductBasis.evaluate(replace(self, period=1.0) if once else self, domain, xi)
 
+    @plain
     def degree_of(self, k):
         """A sine and its cosine count by their frequency."""
         return (k + 1) // 2
@@ -339,6 +341,7 @@ class Categorical(Basis):
     def count(self, domain: Any):
         return len(domain.values) if isinstance(domain, Finite) else None
 
+    @plain
     def degree_of(self, k: Any) -> Any:
         """All values count as of degree 1."""
         return np.minimum(k, 1)

@@ -7,7 +7,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Int
 
-from ..ground import arithmetic, module_of
+from ..ground import arithmetic, module_of, plain
 from ..problem import Domain, Interval, ascending
 from .base import Basis
 from .families import Categorical
@@ -86,6 +86,7 @@ class Piecewise(Basis):
         each = [self.basis.count(piece) for piece in self._intervals(domain)]
         return None if None in each else sum(each)  # pyright: ignore
 
+    @plain
     def degree_of(self, k: Any) -> Any:
         """That on its piece; which of the pieces it is counts as 1."""
         family: Any = self.basis
