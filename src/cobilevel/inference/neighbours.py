@@ -16,7 +16,7 @@ right either way. The part due to the basis alone is the mean over pairs with th
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,6 @@ from jaxtyping import Float
 
 from ..basis import NUMBERS_AT_ONCE, OneHot, piece_of
 from ..derivatives import galerkin
-from ..ground import in_threads
 from .around import Around
 from .galerkin import AGREE, NEGLIGIBLE, NOTICED
 from .noise import mean_error
@@ -58,10 +57,9 @@ class Products:
     @staticmethod
     def around(around: Around, near: Neighbours, left: list[Summand], right: list[Summand]) -> "Products":
         """The mean of ``left . right`` over pairs at ``x``, and its slopes along the directions."""
-        sides, one = list(zip(left, right, strict=True)), near.pair_products
-        jobs = [partial(near.shares, a, b) for a, b in sides] + [partial(one, a.table, b.table) for a, b in sides]
-        done = list(in_threads(lambda job: job(), jobs))
-        single, pairs = np.stack(done[: len(sides)]), np.stack(done[len(sides) :])
+        sides = list(zip(left, right, strict=True))
+        single = np.stack([near.shares(a, b) for a, b in sides])
+        pairs = np.stack([near.pair_products(a.table, b.table) for a, b in sides])
         moved = _with_slopes(around, single)
         return Products(moved.sum(axis=0), 2 * moved, _with_slopes(around, pairs), near, points=single.sum(axis=1))
 
