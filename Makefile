@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OPENBLAS_NUM_THREADS ?= 1
+# bytecode is kept: each of the processes that tests start would compile the package anew
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test thorough check types bench docs docs-check wheel constraints clean
 
