@@ -97,7 +97,7 @@ class Watch(eqx.Module):
     def losses(self, i: jax.Array, x: jax.Array, W: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Validation and training loss of a decision and its policy on instance ``i``."""
         reduced, y = taken(self.problems, i), jnp.einsum("mk,kpc->mpc", self.features, W)
-        upper, lower = reduced.upper_source.product.eta, reduced.lower_source.product.eta  # pyright: ignore
+        upper, lower = reduced.upper_source.eta, reduced.lower_source.eta  # pyright: ignore
         validation = jnp.mean(_entropies(y, self.nodes, upper), axis=1)
         ridge = self.regulariser * jnp.sum(y**2, axis=(1, 2))
         weighted = jax.nn.sigmoid(x) * _entropies(y, self.nodes, lower)
