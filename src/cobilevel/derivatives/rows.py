@@ -138,11 +138,16 @@ def flat_size(tree: PyTree) -> int:
 
 def _lower(x: Any, y: Any, xi: Any, eta: Any, g: Callable, crossed: bool) -> list[Any]:
     """``g`` and its derivatives."""
-    slope = lambda p, q: jax.grad(g, argnums=1)(p, q, xi, eta)
-    parts = [g(x, y, xi, eta), slope(x, y), jax.jacfwd(slope, argnums=1)(x, y)]
+
+    def slope(p: Any, q: Any) -> tuple[Any, Any]:
+        value, slope = jax.value_and_grad(g, argnums=1)(p, q, xi, eta)
+        return slope, [value, slope]
+
+    hessian, parts = jax.jacfwd(slope, argnums=1, has_aux=True)(x, y)
+    parts.append(hessian)
     if crossed:
         mixed = jax.jacfwd if len(x) <= len(y) else jax.jacrev
-        parts.append(mixed(slope, argnums=0)(x, y))
+        parts.append(mixed(lambda p: slope(p, y)[0])(x))
     return parts
 
 
@@ -185,7 +190,7 @@ def of_vectors(program: Any, constants: list) -> Callable:
     """An objective as a function of vectors ``x`` and ``y``."""
     x, y, _, _ = jax.tree.unflatten(program.structure, program.shapes)
     to_x, to_y = (ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), part))[1] for part in (x, y))
-    return lambda p, q, xi, eta: program(constants, to_x(p), to_y(q), xi, eta)
+    return lambda p, q, xi, eta: program.in_place(constants, to_x(p), to_y(q), xi, eta)
 
 
 @lru_cache(_KEPT)

@@ -26,6 +26,15 @@ _SHARP = {
     "abs", "argmax", "argmin", "ceil", "clamp", "cond", "cummax", "cummin", "eq", "floor", "ge", "gt", "le", "lt",
     "max", "min", "ne", "reduce_max", "reduce_min", "round", "scan", "select_n", "sign", "sort", "top_k", "while",
 }  # fmt: skip
+# operations that JAX differentiates any number of times, for one sample and for many
+_DIFFERENTIABLE = {
+    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "broadcast_in_dim", "clamp",
+    "concatenate", "convert_element_type", "cos", "cosh", "cumsum", "div", "dot_general", "dynamic_slice", "eq", "erf",
+    "exp", "exp2", "expm1", "gather", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic",
+    "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad", "pow", "reduce_max", "reduce_min", "reduce_sum",
+    "reshape", "rev", "rsqrt", "select_n", "sign", "sin", "sinh", "slice", "split", "sqrt", "square", "squeeze",
+    "stack", "sub", "tan", "tanh", "transpose",
+}  # fmt: skip
 _KEPT_TIMES, _KEPT_BYTES = 4, 2**26  # what is kept may take so many times the data, or so many bytes in all
 
 
@@ -125,6 +134,13 @@ def _reached(body: Jaxpr, arguments: slice, rules: bool = False) -> tuple[list[O
             moving.update(operation.outputs)
             found.append(operation)
     return found, [not isinstance(place, Literal) and place in moving for place in results]
+
+
+def differentiable(body: Jaxpr) -> bool:
+    """Whether derivatives of a program can be taken, as far as its operations are known; calls are opened up."""
+    fresh = itertools.count()
+    operations, _ = _opened(body, {var: next(fresh) for var in (*body.constvars, *body.invars)}, fresh)
+    return all(operation.name in _DIFFERENTIABLE for operation in operations)
 
 
 def depends_on(body: Jaxpr, arguments: slice) -> list[bool]:
