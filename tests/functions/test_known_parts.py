@@ -46,6 +46,8 @@ def test_only_what_gains_and_fits_is_kept():
     assert found is not None
     assert sorted(leaf.shape for leaf in found[1]) == [(50,), (50,)]
     np.testing.assert_allclose(found[1][0] + found[1][1], jnp.sin(xi) + eta)
+    again = known_parts(traced(lambda x, y, xi, eta: (y - jnp.sin(xi) * x - eta) ** 2), xi, eta)
+    assert again[0].cut is found[0].cut  # with its program: a second run compiles nothing
     large = lambda x, y, xi, eta: jnp.sum((y - jnp.sin(xi * jnp.arange(200_000.0)) * x - eta) ** 2)
     assert known_parts(traced(large), xi, eta) is None
     assert known_parts(lambda x, y, xi, eta: jnp.sin(xi) * y, xi, eta) is None  # not traced

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -206,9 +207,9 @@ def _perform(operations: Iterable[Operation], values: dict[int, Any]) -> None:
 class _Cut(ByKey):
     """A program cut in two; equal to the cut of an equal one. `left` is what is done after the first part."""
 
-    def __init__(self, objective: Any):
-        super().__init__(objective.program)
-        self.whole = whole = objective.listing
+    def __init__(self, program: Any):
+        super().__init__(program)
+        self.whole = whole = Listing.of(program.body, program.structure, program.shapes)
         known, makers = {*whole.constants, *whole.sample}, {}
         self.first, rest = [], []
         for operation in whole.operations:
@@ -235,6 +236,7 @@ class _Cut(ByKey):
         rest = self._with_small_products([op for op in self.first if op.outputs in again] + rest)
         kinds = {place: kind for place, kind in whole.kinds.items() if place not in self.kept}
         self.left = replace(whole, operations=rest, sample=[None, *self.kept], kinds=kinds)
+        self.look = jax.jit(jax.vmap(self._look, in_axes=(None, 0, 0)))
 
     def _with_small_products(self, operations: list[Operation]) -> list[Operation]:
         """Operations with the products of tiny matrices marked that both differ from sample to sample."""
@@ -250,12 +252,15 @@ class _Cut(ByKey):
             marked.append(operation._replace(small=small))
         return marked
 
-    def look(self, constants: list[Array], xi: Array, eta: PyTree) -> list[Array]:
+    def _look(self, constants: list[Array], xi: Array, eta: PyTree) -> list[Array]:
         """The first part, for one sample: what to keep of it."""
         values = dict(zip(self.whole.constants, constants, strict=True))
         values.update(self.whole.entered(self.whole.sample, (xi, eta)))
         _perform(self.first, values)
         return [values[place] for place in self.kept]
+
+
+_cut = lru_cache(64)(_Cut)  # with the program that looks, so that the next run does not compile it again
 
 
 class Rest(eqx.Module):
@@ -276,11 +281,11 @@ class Rest(eqx.Module):
 def known_parts(objective: Any, xi: Array, eta: PyTree) -> tuple[Rest, list[Array]] | None:
     """The rest of an objective, and what to keep of each of many samples; ``None`` where it is not traced, or where
     that would gain nothing or take much more room than the samples themselves."""
-    cut = _Cut(objective) if hasattr(objective, "program") else None
+    cut = _cut(objective.program) if hasattr(objective, "program") else None
     if cut is None or not cut.gains:
         return None
-    look = jax.vmap(lambda xi, eta: cut.look(objective.constants, xi, eta))
     size = lambda tree: sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
-    if size(jax.eval_shape(look, xi, eta)) > max(_KEPT_TIMES * size((xi, eta)), _KEPT_BYTES):
+    rows = objective.constants, xi, eta
+    if size(jax.eval_shape(cut.look, *rows)) > max(_KEPT_TIMES * size((xi, eta)), _KEPT_BYTES):
         return None
-    return Rest(objective.constants, cut), jax.jit(look)(xi, eta)
+    return Rest(objective.constants, cut), cut.look(*rows)

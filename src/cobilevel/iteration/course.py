@@ -58,7 +58,7 @@ class Course:
     """A run in progress; all of it is kept in a checkpoint.
 
     `good`: the state to go back to if the run diverges (``None`` if it may not), with `least`, the smallest of the
-    largest gradients of each chunk so far, and `peak`, the largest of this chunk. `retreats`: for each retreat, the
+    largest gradients of each span so far, and `peak`, the largest of this span. `retreats`: for each retreat, the
     step at which the run failed, and the step it went back to.
     """
 
@@ -85,8 +85,8 @@ class Course:
         """Whether it has neither ended nor used up its steps."""
         return self.result is Result.RUNNING and self.step < int(self.state.limit)
 
-    def add(self, state: Any, records: Mapping[str, np.ndarray], chunk: int) -> None:
-        """Adds the state and the records after some more steps."""
+    def add(self, state: Any, records: Mapping[str, np.ndarray], span: int) -> None:
+        """Adds the state and the records after some more steps; a good state is one at a multiple of `span`."""
         self.state = state
         self.history.add(records, self.step)
         if self.good is None:
@@ -95,7 +95,7 @@ class Course:
         if not self.least:
             self.least = float(sizes[0]) if len(sizes) else 0.0
         self.peak = max(self.peak, float(np.max(sizes, initial=0.0)))
-        if self.result is Result.RUNNING and self.step % chunk == 0:
+        if self.result is Result.RUNNING and self.step % span == 0:
             if self.peak <= _SOUND * self.least:
                 self.good, self.least = state, min(self.least, self.peak)
             self.peak = 0.0

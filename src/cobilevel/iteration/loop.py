@@ -27,8 +27,8 @@ from .course import Course, History
 from .result import Result
 from .solver import Solver, State
 
-_LONG = 1.0  # seconds that steps may take before they are looked at
-CHUNKS = 10  # in one call of a compiled program, at most: the call takes as long as some fifty small steps
+_LONG = 0.5  # seconds after which steps are looked at, about
+CHUNKS = 8  # in one call of a compiled program, at most: the call takes as long as some fifty small steps
 
 
 @dataclass(frozen=True)
@@ -245,28 +245,30 @@ def _steps_to_end(
     bar: ProgressBar,
     noted: list[int],
 ) -> None:
-    """Steps to the end of the run, or to an interruption, in chunks short enough to stop or to save soon; a chunk ends
-    at every multiple of `span`."""
-    span, at_once, moved = solver.chunk * (1 if retreats else CHUNKS), 1, False
+    """Steps to the end of the run, or to an interruption, in calls short enough to stop or to save soon; one ends at
+    every multiple of a span."""
+    at_once, moved = 1, False
     if checkpoint is not None and course.going:
         checkpoint.put(course, at_once=True)
     while course.going and not noted:
-        began = time.perf_counter()
+        began, span = time.perf_counter(), _span(solver, course.step) if retreats else CHUNKS * solver.chunk
         state, records = _steps(solver, bare, course.state, min(at_once, span - course.step % span))
-        course.add(state, records, solver.chunk)
+        course.add(state, records, span)
         if course.result is Result.DIVERGED and len(course.retreats) < retreats:
             course.retreat()
         took, moved = time.perf_counter() - began, True
         course.seconds += took
-        if took > _LONG:
-            at_once = max(1, at_once // 2)
-        elif took < _LONG / 4:
-            at_once = min(span, 2 * at_once)
+        at_once = min(span, max(1, int(at_once * min(_LONG / took, 16.0))))
         bar.update(course.step, " ".join(f"{k} {v[-1]:.3g}" for k, v in records.items() if len(v)))
         if checkpoint is not None and course.going and not noted:
             checkpoint.put(course)
     if checkpoint is not None and moved:
         checkpoint.put(course, at_once=True)
+
+
+def _span(solver: Solver, step: int) -> int:
+    """Steps between states that a run may go back to: a chunk, later more, to a quarter of the steps taken at most."""
+    return solver.chunk * min(CHUNKS, 2 ** max(0, (step // (4 * solver.chunk)).bit_length() - 1))
 
 
 def _statistics(reduced: Reduced, course: Course) -> dict[str, Any]:
