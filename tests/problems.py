@@ -13,7 +13,7 @@ import numpy as np
 import cobilevel as cb
 
 LINE, AROUND = cb.Interval(0.0, 1.0), cb.Interval(-1.0, 1.0)
-ROWS = 400
+ROWS = 512  # a power of two: programs that draw batches are half as large
 _RNG = np.random.default_rng(0)
 XI, NOISE = _RNG.uniform(size=ROWS), _RNG.normal(size=ROWS)
 

@@ -15,9 +15,14 @@ from problems import as_pytrees
 
 
 @pytest.fixture(scope="module")
-def solved(quadratic):
+def few(quadratic):
+    return quadratic.train.rows(slice(0, 1000))
+
+
+@pytest.fixture(scope="module")
+def solved(quadratic, few):
     problem, *_ = as_pytrees(quadratic.problem)
-    return problem, cb.solve(problem, quadratic.train, basis=cb.Orthonormal(cb.Chebyshev(5)))
+    return problem, cb.solve(problem, few, basis=cb.Orthonormal(cb.Chebyshev(5)))
 
 
 def test_policy_is_batched_and_transforms(solved):
@@ -40,25 +45,25 @@ def test_policy_is_batched_and_transforms(solved):
 
 
 @pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])
-def test_a_solution_crosses_to_another_process(solved, quadratic, copied):
+def test_a_solution_crosses_to_another_process(solved, few, copied):
     """As a file would, with its standard errors and without the functions; it is judged and gone on with there."""
     problem, solution = solved
     there = copied(solution)
     assert str(there) == str(solution)
-    jax.tree.map(np.testing.assert_array_equal, there.policy(quadratic.test.xi), solution.policy(quadratic.test.xi))
-    here, gone = (cb.certify(problem, one, quadratic.test).objective for one in (solution, there))
+    jax.tree.map(np.testing.assert_array_equal, there.policy(few.xi), solution.policy(few.xi))
+    here, gone = (cb.certify(problem, one, few).objective for one in (solution, there))
     assert here == gone
-    assert cb.solve(problem, quadratic.train, resume=there).converged
+    assert cb.solve(problem, few, resume=there).converged
     more = lambda x, y, xi, eta: problem.upper(x, y, xi, eta) + 1
     other = cb.Problem(more, problem.lower, problem.x0, problem.y0, problem.domain)
     with pytest.raises(ValueError, match="resume"):
-        cb.solve(other, quadratic.train, resume=there)
+        cb.solve(other, few, resume=there)
 
 
-def test_the_policy_is_plain_and_traced_in_any_order_in_single_precision(quadratic):
+def test_the_policy_is_plain_and_traced_in_any_order_in_single_precision(quadratic, few):
     xi = np.linspace(-1.0, 1.0, 9)
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        solution = cb.solve(quadratic.problem, quadratic.train, cb.Chebyshev(3))
+        solution = cb.solve(quadratic.problem, few, cb.Chebyshev(3))
         plain = solution.policy(xi)
         assert plain.dtype == np.float32
         ways = [
@@ -83,8 +88,8 @@ BASES = [
 
 
 @pytest.mark.parametrize("basis", BASES, ids=repr)
-def test_saved_and_loaded_gives_the_same_numbers(basis, quadratic, tmp_path):
-    solution = cb.solve(quadratic.problem, quadratic.train, basis=basis)
+def test_saved_and_loaded_gives_the_same_numbers(basis, quadratic, few, tmp_path):
+    solution = cb.solve(quadratic.problem, few, basis=basis)
     path = solution.save(tmp_path / "deep" / "run.npz")
     back = cb.load(path, quadratic.problem)
     xi = jnp.linspace(-1.0, 1.0, 50)
@@ -100,12 +105,12 @@ def test_saved_and_loaded_gives_the_same_numbers(basis, quadratic, tmp_path):
     assert not list(path.parent.glob("*.part"))
 
 
-def test_pytrees_and_features_survive(solved, quadratic, tmp_path):
+def test_pytrees_and_features_survive(solved, quadratic, few, tmp_path):
     problem, solution = solved
     back = cb.load(solution.save(tmp_path / "a.npz"), problem)
     assert jax.tree.structure((back.x, back.W)) == jax.tree.structure((solution.x, solution.W))
     basis = cb.Features(lambda xi: jnp.stack([xi**k for k in range(5)]), 5)
-    own = cb.solve(quadratic.problem, quadratic.train, basis=basis)
+    own = cb.solve(quadratic.problem, few, basis=basis)
     path = own.save(tmp_path / "b.npz")
     with pytest.raises(ValueError, match="basis="):
         cb.load(path, quadratic.problem)

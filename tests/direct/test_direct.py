@@ -14,13 +14,13 @@ from cobilevel.iteration import Result
 from cobilevel.lower import law_at
 from cobilevel.study import Study
 
-NESTED = {"first": 20, "batch": 8, "epochs": 3}
+NESTED = {"first": 10, "batch": 8, "epochs": 3}
 METHODS = {  # with as many steps as the closed form asks for, and the gap to the optimum that these leave; 32 rows each
     "PerContext": (cb.direct.PerContext(draws=32), 50, 1e-3),
     "Collocation": (cb.direct.Collocation(6, draws=512), 50, 1e-3),
     "neighbours": (cb.direct.LocalWeights(neighbours=32), 50, 3e-3),
     "kernel": (cb.direct.LocalWeights("kernel", 16), 50, 3e-3),
-    "forest": (cb.direct.LocalWeights("forest", 25, trees=10), 50, 3e-3),
+    "forest": (cb.direct.LocalWeights("forest", 25, trees=5), 50, 3e-3),
     "Amortized": (cb.direct.Amortized(outer=0.15, inner=0.01, fits=4, batch=64, width=16, depth=1), 200, 1e-2),
     "DLSGD": (cb.direct.DLSGD(outer=0.15, **NESTED), 150, 1e-2),
     "RTMLMC": (cb.direct.RTMLMC(outer=0.15, **NESTED), 150, 1e-2),

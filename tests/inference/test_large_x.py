@@ -127,7 +127,7 @@ def test_modules_keep_their_functions(x0, tmp_path):
     size = lambda x: 1e-2 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(x))
     f = lambda x, y, xi, eta: fit(x, y, xi, eta) + size(x)
     stated = cb.Problem(f, fit, x0=start, y0=np.zeros(2), domain=cb.Interval(0.0, 1.0))
-    solution = cb.solve(stated, samples(100), basis=cb.Chebyshev(2), steps=3)
+    solution = cb.solve(stated, samples(100), basis=cb.Chebyshev(2), steps=1)
     assert type(solution.x) is type(start)
     solution.save(tmp_path / "a.npz")
     if x0 == "list":  # the lambda in Equinox's MLP is not pickled by anyone
@@ -145,7 +145,7 @@ def test_kinks_are_seen_a_standard_error_away(layer, by_products_alone):
     kinked = lambda x, y, xi, eta: (
         jnp.abs(y @ hidden(x, eta["u"]) - eta["t"]) + DECAY * sum(jnp.sum(part**2) for part in x.values())
     )
-    known = cb.solve(problem(f=kinked), samples(), basis=cb.Chebyshev(3), steps=100).uncertainty
+    known = cb.solve(problem(f=kinked), samples(), basis=cb.Chebyshev(3), steps=40).uncertainty
     assert "kink" in known.why_not
 
 

@@ -55,21 +55,25 @@ def instrumented(scale, upper=None):
     return problem, samples, cb.Features(lambda xi: jnp.concatenate([jnp.ones(1), xi]), 3)
 
 
-def test_sandwich_and_bootstrap_agree_whatever_the_units():
+@pytest.fixture(scope="module")
+def in_large_units():
     problem, samples, basis = instrumented(1e6)
-    solution = cb.solve(problem, samples, basis=basis)
-    spread = cb.bootstrap(problem, solution, samples, 200, progress=False)
+    return problem, samples, cb.solve(problem, samples, basis=basis)
+
+
+def test_sandwich_and_bootstrap_agree_whatever_the_units(in_large_units):
+    problem, samples, solution = in_large_units
+    spread = cb.bootstrap(problem, solution, samples, 100, progress=False)
     assert spread.failed == 0
     assert spread.error == pytest.approx(solution.standard_error, rel=0.15)
     rows = repr(spread).splitlines()
-    assert rows[0] == "Bootstrap(200 resamplings)"
+    assert rows[0] == "Bootstrap(100 resamplings)"
     assert rows[1].split() == ["standard", "error", "of", "bootstrap", "sandwich"]
     assert float(rows[4].split()[1]) == pytest.approx(float(rows[4].split()[2]), rel=0.15)
 
 
-def test_each_resampling_is_solved_to_its_own_optimum():
-    problem, samples, basis = instrumented(1e6)
-    solution = cb.solve(problem, samples, basis=basis)
+def test_each_resampling_is_solved_to_its_own_optimum(in_large_units):
+    problem, samples, solution = in_large_units
     spread = cb.bootstrap(problem, solution, samples, 3, key=5, progress=False)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.key(5))))
     data = samples.eta
@@ -86,7 +90,7 @@ def test_each_resampling_is_solved_to_its_own_optimum():
 def test_sandwich_and_bootstrap_agree_on_a_quadratic():
     one = cb.gallery.quadratic(0, dx=2, dy=2, train=500)
     solution = cb.solve(one.problem, one.train, basis=cb.Chebyshev(4))
-    spread = cb.bootstrap(one.problem, solution, one.train, 200, progress=False)
+    spread = cb.bootstrap(one.problem, solution, one.train, 100, progress=False)
     assert spread.failed == 0
     assert spread.error == pytest.approx(solution.standard_error, rel=0.15)
 

@@ -13,7 +13,8 @@ import pytest
 import cobilevel as cb
 from cobilevel.answer import Job
 from cobilevel.derivatives import Expansions, Ledger, flattened, oracles
-from cobilevel.iteration import Result, Scales, advance, at, measure
+from cobilevel.ground.programs import quick
+from cobilevel.iteration import Result, Scales, advance, at, measure, stochastic
 from cobilevel.iteration.loop import CHUNKS
 from cobilevel.lower import solve_at
 from cobilevel.solvers import STOCHASTIC
@@ -68,20 +69,26 @@ def quadratic():
 
 
 @pytest.fixture(scope="module")
+def well_conditioned():
+    """The same with a condition number near 3: runs take fewer steps, by the same programs."""
+    return judged(3.0)
+
+
+@pytest.fixture(scope="module")
 def measured(quadratic):
     return measure(quadratic[1].ordinary(), jax.random.key(0), 64)
 
 
-def short(kind, **options):
-    """A solver with few terms and small batches."""
+def cut(kind, **options):
+    """A solver with few terms, if it has terms; all else as it is where nothing is set."""
     few = {"terms": 4} if hasattr(kind, "terms") else {}
     few |= {"difference": 1e-2} if kind is cb.FdeHBO else {}  # so that differences do not magnify rounding
-    return kind(batch=16, **few, **options)
+    return kind(**few, **options)
 
 
 def explicit(kind, scales, **options):
     """The same, with every step size a plain number."""
-    solver = short(kind, **options)
+    solver = cut(kind, **options)
     rates = {name: float(at(value, jnp.int32(0), float)) for name, value in solver.defaults(scales).items()}
     return replace(solver, **{name: rates[name] for name in solver.schedules})
 
@@ -162,12 +169,12 @@ def test_float32_pytrees_bounds_ledger_and_one_compilation(kind, monkeypatch):
         return upper(x, y, xi, eta)
 
     rng = np.random.default_rng(0)
-    xi, eta = rng.uniform(0, 1, 50).astype(np.float32), rng.normal(size=50).astype(np.float32)
+    xi, eta = rng.uniform(0, 1, 64).astype(np.float32), rng.normal(size=64).astype(np.float32)
     x0 = {"a": jnp.float32(0.0), "b": jnp.zeros(2, jnp.float32)}
     y0 = (jnp.float32(0.0), jnp.zeros(2, jnp.float32))
     bounds = ({"a": -0.02, "b": -1.0}, {"a": 0.02, "b": 1.0})
     problem = cb.Problem(watched, lower, x0, y0, cb.Interval(0.0, 1.0), x_bounds=bounds)
-    solver = explicit(kind, SCALES)
+    solver = explicit(kind, SCALES, batch=24)  # the last of an epoch is filled up
     reduced = solver.prepare(cb.reduce(problem, cb.Chebyshev(3), cb.Samples(xi, eta))).ordinary()
     state = solver.init(reduced, jax.random.key(1), jnp.int32(1000))
     jax.effects_barrier()
@@ -193,29 +200,46 @@ def test_float32_pytrees_bounds_ledger_and_one_compilation(kind, monkeypatch):
 
 def test_functions_in_double_precision_serve_a_run_in_single(quadratic):
     """A function that holds double precision numbers gives values in double precision."""
-    instance, few = quadratic[0], quadratic[0].train.rows(slice(0, 50))
-    solution = cb.solve(instance.problem, few, basis=BASIS, solver=short(cb.SABA), steps=3, precision="single")
+    instance, few = quadratic[0], quadratic[0].train.rows(slice(0, 64))
+    solution = cb.solve(instance.problem, few, basis=BASIS, solver=cb.SABA(batch=16), steps=3, precision="single")
     assert solution.stats["steps"] == 3
     assert solution.x.dtype == np.float32
 
 
+def steps_together(solver, problem, states, count):
+    """As many steps of a stack of states, in one program, to the states after; without the ledger."""
+
+    def step(_, before):
+        paged = eqx.tree_at(lambda s: s.ledger, before, Ledger.page(), is_leaf=lambda leaf: leaf is None)
+        after = solver.step(problem, paged)
+        after = eqx.tree_at(lambda s: (s.clock.step, s.ledger), after, (before.step + 1, None))
+        return eqx.tree_at(lambda s: s.clock.result, after, solver.terminate(problem, after))
+
+    bare = eqx.tree_at(lambda s: s.ledger, states, None)
+    return quick(jax.vmap(lambda state: jax.lax.fori_loop(0, count, step, state)))(bare)
+
+
 @over_all((*SERIES, "F2SA", "FdeHBO"))
-def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_reported(kind, quadratic, measured, tmp_path):
-    """Three laws in one test, since they share their compiled program."""
+def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_reported(
+    kind, quadratic, measured, tmp_path, monkeypatch
+):
+    """Three laws in one test, since they share their compiled program, which is that of a run with default steps. A
+    whole run under ``vmap`` is in ``sweep/test_together``."""
     instance, reduced, _ = quadratic
-    solver = explicit(kind, measured.scales)
+    monkeypatch.setattr(stochastic, "measure", lambda *_: measured)  # once for all
+    solver = cut(kind)
     prepared = solver.prepare(reduced).ordinary()
-    ready = solver.ready(prepared)
-    keys, factors, most = jax.random.split(jax.random.key(3), 3), jnp.array([0.3, 0.6, 1.0]), jnp.int32(12)
+    ready, most = solver.ready(prepared), jnp.int32(12)
+    keys, paces = jax.random.split(jax.random.key(3), 3), jnp.array([0.3, 0.6, 1.0])
 
-    def one(key, factor):
-        chosen = replace(solver, outer=solver.outer * factor)
-        state = chosen.init(prepared, key, jnp.int32(12))
-        return advance(chosen, ready, state, CHUNKS * solver.chunk, most)[0]  # by the program of a run
+    def begun(key, pace):
+        return eqx.tree_at(lambda s: s.outer.pace, solver.init(prepared, key, jnp.int32(40)), pace)
 
-    together = jax.vmap(one)(keys, factors)
-    for i, (key, factor) in enumerate(zip(keys, factors, strict=True)):
-        alone = one(key, factor)
+    together = steps_together(solver, ready, jax.vmap(begun)(keys, paces), 12)
+    for i, (key, pace) in enumerate(zip(keys, paces, strict=True)):
+        alone = advance(solver, ready, begun(key, pace), CHUNKS * solver.chunk, most)[0]  # by the program of a run
+        assert int(alone.step) == int(together.step[i]) == 12
+        assert int(alone.result) == int(together.result[i])
         for name in ("x", "W"):
             np.testing.assert_allclose(getattr(together, name)[i], getattr(alone, name), rtol=1e-12, atol=1e-12)
     assert len({float(value) for value in together.x[:, 0]}) == 3
@@ -232,7 +256,9 @@ def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_reported
     assert np.any(half.x != whole.x)
 
     wild = 1e200 if kind is cb.HOAG else 1e6  # HOAG halves its steps, so it takes more to throw it off
-    solution = Job(None, replace(solver, outer=solver.outer * wild), jax.random.key(0), 200).on(reduced)
+    flat = eqx.tree_at(lambda start: start.scales.bend, measured, measured.scales.bend / wild)
+    monkeypatch.setattr(stochastic, "measure", lambda *_: flat)
+    solution = Job(None, solver, jax.random.key(0), 200).on(reduced)
     assert not solution.converged
     assert solution.result.startswith("Diverged")
     assert f"at step {solution.stats['steps'] + 1}" in solution.detail
@@ -241,9 +267,9 @@ def test_vmapped_is_the_loop_resumed_is_uninterrupted_and_divergence_is_reported
 
 
 @pytest.mark.parametrize("kind", [cb.SABA, cb.SPABA], ids=lambda kind: kind.__name__)
-def test_finite_sums_are_solved_to_the_end(kind):
-    """Where batches would leave noise; well conditioned, so that it takes fewer steps."""
-    instance, _, gap = judged(3.0)
+def test_finite_sums_are_solved_to_the_end(kind, well_conditioned):
+    """Where batches would leave noise."""
+    instance, _, gap = well_conditioned
     solution = cb.solve(instance.problem, instance.train, basis=BASIS, solver=kind(), steps=60_000)
     assert solution.converged, solution.result
     assert abs(gap(solution.x)) < 1e-10
@@ -276,10 +302,10 @@ def test_scales_are_those_of_the_problem(quadratic, measured):
     assert measured.ledger.totals()["hessian"]["samples"] > 1024
 
 
-def test_a_tolerance_ends_the_run_and_noise_is_reported(quadratic):
-    instance, _, _ = quadratic
+def test_a_tolerance_ends_the_run_and_noise_is_reported(well_conditioned):
+    instance, _, _ = well_conditioned
     solve = lambda tolerance: cb.solve(
-        instance.problem, instance.train, basis=BASIS, solver=cb.AmIGO(outer=0.05, tolerance=tolerance), steps=1000
+        instance.problem, instance.train, basis=BASIS, solver=cb.SOBA(outer=0.05, tolerance=tolerance), steps=1000
     )
     early = solve(0.05)
     assert early.converged

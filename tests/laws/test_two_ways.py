@@ -242,10 +242,10 @@ def solved(kind, how):
         names = list(table) if DOMAINS[kind].shape else next(iter(table))
         data = cb.Samples.from_frame([frame.iloc[:100], frame.iloc[100:]], context=names, eta=["sold", "stock"])
         return cb.solve(problem(kind), data, basis=basis)
-    whole = cb.solve(problem(kind), cb.Samples(plain(kind, table), eta), basis=basis)
     if how == "pickled":
+        whole = solved(kind, "solved")
         return pickle.loads(pickle.dumps(whole)) if not isinstance(basis, cb.Features) else whole
-    return whole
+    return cb.solve(problem(kind), cb.Samples(plain(kind, table), eta), basis=basis)
 
 
 @pytest.fixture(scope="module")
@@ -296,13 +296,15 @@ def test_every_form_gives_the_same_policy_table_and_error(loaded, kind, how, see
 @pytest.mark.parametrize("kind", sorted(DOMAINS))
 def test_every_form_of_the_data_gives_the_same_answer(kind):
     table, eta = columns(kind, 0, ROWS), noise(kind)
-    wanted, plain_eta = solved(kind, "solved"), {name: v.astype(float) for name, v in eta.items()}
+    if kind in ("line", "words"):  # counts as floats too: programs of their own, which other kinds need not repeat
+        eta = {name: v.astype(float) for name, v in eta.items()}
+    wanted = solved(kind, "solved")
     codes = np.asarray(enter(DOMAINS[kind], plain(kind, table), data=True).values, float)
     for name, form in forms(kind, table, asked=False).items():
         found = np.asarray(enter(DOMAINS[kind], cb.Samples(form).given, data=True).values, float)
         np.testing.assert_array_equal(found, codes, err_msg=name)
     last = forms(kind, table, asked=False)[sorted(forms(kind, table, asked=False))[-1]]
-    again = cb.solve(problem(kind), cb.Samples(last, plain_eta), basis=basis_of(kind))
+    again = cb.solve(problem(kind), cb.Samples(last, eta), basis=basis_of(kind))
     np.testing.assert_allclose(again.x, wanted.x, rtol=1e-9)
     for how in ("partitions", "pickled"):
         np.testing.assert_allclose(solved(kind, how).x, wanted.x, rtol=1e-9)

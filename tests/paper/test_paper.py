@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -143,18 +144,21 @@ def test_each_cell_may_draw_a_batch_of_its_own(tmp_path):
     N, batch = 3, 4
     own, split = (Method("StocBiO", family, N, batch=batch) for family in (OWN, PER_CELL))
     assert (own.drawn, split.drawn, own.scale) == (N * batch, batch, split.scale)
-    states = {}
+    lab.budget = replace(lab.budget, chunk=2, together=2)
+    states, numbers, *_ = lab.stocbio(own, (0, 1), [Setting(0.1, 1.0, 2)], 2, False, None)
+    assert np.isfinite(numbers["validation"]).all()
+    one = _first(states)
+    spent = sum(kind["samples"] for kind in one.ledger.totals().values())
+    each = 2 + own.terms + 1 + 1  # batches of a step: inner steps, series, upper gradient and cross product
+    assert spent == N * int(one.step) * each * split.drawn > 0
+    draw = eqx.filter_jit(lambda source: source.draw(jax.random.key(3), own.drawn))
     for method in (own, split):
-        lab.budget = replace(lab.budget, chunk=2, together=2)
-        states[method], numbers, *_ = lab.stocbio(method, (0, 1), [Setting(0.1, 1.0, 2)], 2, False, None)
-        assert np.isfinite(numbers["validation"]).all()
-    spent = {m: sum(kind["samples"] for kind in _first(s).ledger.totals().values()) for m, s in states.items()}
-    assert spent[own] == N * spent[split]
-    reduced = taken(lab.problems(own, (0, 1)), 0)
-    for source in (reduced.upper_source, reduced.lower_source):
-        level = source.draw(jax.random.key(3), own.drawn)
-        cells = np.floor((np.asarray(level.xi) - 0.1) / 9.9 * N)
-        assert np.bincount(cells.astype(int)).tolist() == [batch] * N
+        reduced = taken(lab.problems(method, (0, 1)), 0)
+        for source in (reduced.upper_source, reduced.lower_source):
+            level = draw(source)
+            assert np.isfinite(level.features).all()
+            cells = np.floor((np.asarray(level.xi) - 0.1) / 9.9 * N)
+            assert (np.bincount(cells.astype(int), minlength=N).tolist() == [batch] * N) == (method is own)
 
 
 def _first(tree):

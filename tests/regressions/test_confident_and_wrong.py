@@ -1,11 +1,13 @@
 """Ordinary problems with known answers that were once answered with confidence, and wrongly."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import cobilevel as cb
+from problems import Aim, Line, numbers, row, scalar
 
 
 def two_stages(seed, n, instruments):
@@ -38,7 +40,7 @@ def test_a_straight_line_takes_few_functions(seed, n, instruments):
     assert abs(float(solution.x["slope"]) - 1) < 3 * error < 0.4
 
 
-@pytest.mark.parametrize("seed", [1, 4, 7])
+@pytest.mark.parametrize("seed", [1, 7])
 def test_a_smoothed_quantile_has_a_standard_error(seed):
     """Curvature is in the few samples next to the order: those of single samples have no inverse to speak of. Over 12
     seeds the decision has a standard deviation of 0.13 about 8."""
@@ -62,25 +64,36 @@ def test_a_smoothed_quantile_has_a_standard_error(seed):
     assert -18.5 < objective.interval[0] < objective.interval[1] < -17
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 0.1), (-5.0, 0.1), (0.0, 0.01)])
-@pytest.mark.parametrize("start", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize(
+    ("bounds", "start"), [((0.0, 0.1), 0.05), ((-5.0, 0.1), 0.0), ((-5.0, 0.1), 0.3), ((0.0, 0.01), 0.3)]
+)
 def test_bounds_that_bind_at_every_context(bounds, start):
     """The policy does not vary there, and says nothing of how wide a barrier should be."""
-    problem = cb.Problem(
-        lambda x, y, xi, eta: (y - 1 - xi) ** 2 / 2 + (x - 1) ** 2 / 20,
-        lambda x, y, xi, eta: (y - (x * xi + 0.2)) ** 2 / 2,
-        x0=0.5,
-        y0=start,
-        domain=cb.Interval(0.0, 1.0),
-        constraints=cb.Bounds(*bounds),
-    )
+    upper = Aim(row(1, 1), ridge=0.1, centre=1.0, scale=0.5)  # (y - 1 - xi)^2 / 2 + (x - 1)^2 / 20
+    lower = Line(level=row(0.2), noise=0.0, weight=0.5)  # (y - x xi - 0.2)^2 / 2
+    problem = scalar(lower, upper, 0.5, start, constraints=cb.Bounds(*bounds))
     xi = np.random.default_rng(0).uniform(0, 1, 400)
     solution = cb.solve(problem, cb.Samples(xi, xi), cb.Chebyshev(6), progress=False)
     np.testing.assert_allclose(solution.policy(np.linspace(0.0, 1.0, 9)), bounds[1], atol=3e-4)
     assert float(solution.x) == pytest.approx(1, abs=1e-3)
 
 
-def penalised(penalty, seed, n, flipped):
+def logistic(y, points, labels):
+    return jnp.logaddexp(0, -labels * (points @ y))
+
+
+class Penalised(eqx.Module):
+    """A logistic loss, and a penalty for each weight: ``exp x``, or ``softplus x`` where it is soft."""
+
+    soft: jax.Array = eqx.field(converter=numbers)
+
+    def __call__(self, x, y, xi, eta):
+        soft = self.soft.astype(y.dtype)
+        penalty = (1 - soft) * jnp.exp(x) + soft * jax.nn.softplus(x)
+        return logistic(y, *eta["below"]) + jnp.sum(penalty * y**2) / 2
+
+
+def penalised(soft, seed, n, flipped):
     """Logistic weights with a penalty each, which noise in the labels above asks for: ``(problem, samples)``."""
     rng = np.random.default_rng(seed)
     t = rng.uniform(-1, 1, n)
@@ -90,11 +103,10 @@ def penalised(penalty, seed, n, flipped):
         points = rng.normal(size=(n, 2))
         return points, np.where(rng.uniform(size=n) < 1 / (1 + np.exp(-np.sum(points * weights, axis=1))), 1.0, -1.0)
 
-    loss = lambda y, points, labels: jnp.logaddexp(0, -labels * (points @ y))
     (below, low), (above, high) = labelled(), labelled()
     problem = cb.Problem(
-        lambda x, y, xi, eta: loss(y, *eta["above"]),
-        lambda x, y, xi, eta: loss(y, *eta["below"]) + jnp.sum(penalty(x) * y**2) / 2,
+        lambda x, y, xi, eta: logistic(y, *eta["above"]),
+        Penalised(soft),
         x0=jnp.full(2, -2.0),
         y0=jnp.zeros(2),
         domain=cb.Interval(-1.0, 1.0),
@@ -104,17 +116,17 @@ def penalised(penalty, seed, n, flipped):
 
 
 @pytest.mark.parametrize(
-    ("penalty", "seed", "n", "flipped", "truth"),
+    ("soft", "seed", "n", "flipped", "truth"),
     [
-        (jnp.exp, 0, 800, 0.2, (-1.88, -1.90)),  # the adjoint vanishes at the optimum: there was no standard error
-        (jax.nn.softplus, 3, 500, 0.2, (-1.80, -1.82)),  # a correction that ran away: a standard error of 0
-        (jax.nn.softplus, 8, 500, 0.2, (-1.80, -1.82)),
-        (jnp.exp, 6, 300, 0.1, (-2.93, -3.04)),  # x runs to where the objective is flat: said to be a kink
-        (jnp.exp, 11, 300, 0.1, (-2.93, -3.04)),
+        (0.0, 0, 800, 0.2, (-1.88, -1.90)),  # the adjoint vanishes at the optimum: there was no standard error
+        (1.0, 3, 500, 0.2, (-1.80, -1.82)),  # a correction that ran away: a standard error of 0
+        (1.0, 8, 500, 0.2, (-1.80, -1.82)),
+        (0.0, 6, 300, 0.1, (-2.93, -3.04)),  # x runs to where the objective is flat: said to be a kink
+        (0.0, 11, 300, 0.1, (-2.93, -3.04)),
     ],
 )
-def test_smooth_objectives_have_no_kinks(penalty, seed, n, flipped, truth):
-    solution = cb.solve(*penalised(penalty, seed, n, flipped), progress=False)
+def test_smooth_objectives_have_no_kinks(soft, seed, n, flipped, truth):
+    solution = cb.solve(*penalised(soft, seed, n, flipped), progress=False)
     known = solution.uncertainty
     assert "kink" not in str(solution)
     assert not known.why_not
@@ -168,18 +180,15 @@ def test_a_kink_within_a_standard_error_has_an_interval(seed):
     assert 0.02 < high - low < 0.5  # without the kink, 4 standard errors of 0.03 to 0.06; it may end at the kink
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.3])
-@pytest.mark.parametrize("bounds", [(0.0, 0.8), (None, 0.8)])
+@pytest.mark.parametrize(("bounds", "noise"), [((0.0, 0.8), 0.0), ((None, 0.8), 0.3)])
 def test_an_upper_level_that_presses_through_a_bound(noise, bounds):
     """It gains by ``y = 1``, which no ``x`` brings about: the barrier gave way at an ``x`` of 100,000, with a standard
     error of 0.02."""
     rng = np.random.default_rng(0)
     samples = cb.Samples(rng.uniform(size=200), noise * rng.normal(size=200))
-    lower = lambda x, y, xi, eta: (y - x - xi - eta) ** 2
-    pressed = lambda pull: cb.Problem(
-        lambda x, y, xi, eta: (y - 1) ** 2 + pull * (x - 3) ** 2,
-        lower, 0.5, 0.3, cb.Interval(0.0, 1.0), constraints=cb.Bounds(*bounds),
-    )  # fmt: skip
+    pressed = lambda pull: scalar(
+        Line(row(1), row(0, 1)), Aim(ridge=pull, centre=3.0), 0.5, 0.3, constraints=cb.Bounds(*bounds)
+    )
     with pytest.warns(UserWarning, match="violated though they can be met.*y <= 0.8 is violated by 0.2"):
         solution = cb.solve(pressed(0.0), samples, cb.Chebyshev(4), progress=False)
     assert solution.result == cb.Result.GAVE_WAY
@@ -190,11 +199,7 @@ def test_an_upper_level_that_presses_through_a_bound(noise, bounds):
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_single_sample_has_no_standard_error(constraints, rows):
     """Also where others have no weight. It was 0, or an error from inside."""
-    problem = cb.Problem(
-        lambda x, y, xi, eta: (y - 0.5) ** 2,
-        lambda x, y, xi, eta: (y - x - xi - eta) ** 2,
-        0.5, 0.0, cb.Interval(0.0, 1.0), constraints=constraints,
-    )  # fmt: skip
+    problem = scalar(Line(row(1), row(0, 1)), Aim(row(0.5), ridge=0.0), 0.5, constraints=constraints)
     samples = cb.Samples(np.array([0.5, 0.7])[:rows], np.array([0.1, 0.2])[:rows], weights=np.array([1.0, 0.0])[:rows])
     solution = cb.solve(problem, samples, progress=False)
     assert float(solution.x) == pytest.approx(-0.1, abs=1e-3)

@@ -14,8 +14,8 @@ import cobilevel as cb
 from problems import numbers, only
 
 RNG = np.random.default_rng(0)
-XI = RNG.uniform(size=200)
-NOISE = 0.1 * RNG.normal(size=200)
+XI = RNG.uniform(size=60)
+NOISE = 0.1 * RNG.normal(size=60)
 LINE = cb.Interval(0.0, 1.0)
 
 

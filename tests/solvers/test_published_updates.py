@@ -140,28 +140,52 @@ def agree(solver, update, schedules, settings, tight=False, rtol=1e-12):
 ALL = pytest.mark.parametrize("name", list(PUBLISHED))
 
 
+# those whose series are as long as the scales say, in what is else given; the others have series as given
+LEFT_OUT = ("SUSTAIN", "MRBO")
+
+
 @ALL
 def test_on_batches_with_steps_that_are_given(name):
     """Constant and decaying steps, and against a bound; one program."""
-    kind, (update, defaults, _) = getattr(cb, name), PUBLISHED[name]
-    counts = {key: value for key, value in COUNTS.items() if hasattr(kind, key)}
-    settings = {NAMES.get(key, key): value for key, value in counts.items()}
-    chosen = [key for key in GIVEN if key in defaults or hasattr(kind, key)]
+    kind, (update, defaults, wanted) = getattr(cb, name), PUBLISHED[name]
+    unset = ("neumann", "terms") if name in LEFT_OUT else ()
+    counts = {key: value for key, value in COUNTS.items() if hasattr(kind, key) and key not in unset}
+    settings = {key: value for key, value in wanted.items() if name in LEFT_OUT and key == "K"}
+    settings |= {NAMES.get(key, key): value for key, value in counts.items()}
+    chosen = [key for key in GIVEN if (key in defaults or hasattr(kind, key)) and key not in unset]
     for decays, tight in ((False, False), (True, False), (True, True)):
         own = {key: cb.PolynomialDecay(GIVEN[key][0], GIVEN[key][1] * decays, 2.0) for key in chosen}
         solver = kind(batch=SMALL, tolerance=None, **counts, **own)
         plain = lambda value, power: lambda k: value * (1 + k / 2) ** -power
         schedules = {key: plain(GIVEN[key][0], GIVEN[key][1] * decays) for key in chosen}
+        schedules |= {key: wanted[key] for key in unset if key in wanted}
         agree(solver, update, schedules, settings, tight)
 
 
-@ALL
+@pytest.mark.parametrize("name", ["BSA", "VRBO", "SPABA", "FdeHBO"])
 def test_on_all_samples_with_steps_from_the_scales(name):
+    """Those that do more with what is left out than take the rates of a step from the scales."""
     update, schedules, settings = PUBLISHED[name]
     series = {key: value for key, value in settings.items() if key == "neumann"}
     solver = getattr(cb, name)(batch=24, tolerance=None)
     rtol = 1e-9 if name == "FdeHBO" else 1e-12  # short differences magnify rounding
     agree(solver, update, schedules | series, settings, rtol=rtol)
+
+
+@ALL
+def test_what_is_left_out_is_as_published(name):
+    """The rates of each step, and how often things are done in it."""
+    solver, (_, schedules, settings) = getattr(cb, name)(batch=24), PUBLISHED[name]
+    scales = Scales(**{key: np.asarray(value) for key, value in SCALES.items()})
+    state = SimpleNamespace(scales=scales, dtype=np.dtype(float), outer=SimpleNamespace(pace=1.0))
+    own = {"inner"} if name == "BSA" else set()  # whose inner steps are numbered by themselves
+    for k in range(STEPS):
+        plain, rates = Rates(schedules, k), vars(solver.rates(state, np.int32(k)))
+        wanted = {key: getattr(plain, key) for key in schedules if key not in own}
+        assert {key: float(rates[key]) for key in rates if key not in own} == pytest.approx(wanted, rel=1e-12)
+    names = {short: long for long, short in NAMES.items()}
+    for key in set(settings) & {"T", "M", "period", "large"}:
+        assert getattr(solver, names.get(key, key)) == settings[key]
 
 
 def test_nothing_is_left_out():

@@ -18,7 +18,7 @@ from cobilevel.solvers import Newton
 from cobilevel.solvers.newton import _spread
 from cobilevel.study import Study
 
-ROWS = 6_000
+ROWS = 4_000
 
 
 @pytest.fixture

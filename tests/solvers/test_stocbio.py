@@ -1,6 +1,7 @@
 """StocBiO: towards the closed form as its steps shrink, towards another point where its Neumann sum is too short."""
 
 import re
+from functools import cache
 
 import jax
 import numpy as np
@@ -8,11 +9,12 @@ import optax
 import pytest
 
 import cobilevel as cb
+from cobilevel.answer import Job
 
 
 @pytest.fixture(scope="module")
 def instance():
-    return cb.gallery.quadratic(2, dx=2, dy=2, train=500, condition=3.0)
+    return cb.gallery.quadratic(2, dx=2, dy=2, train=512, condition=3.0)
 
 
 BASIS = cb.Orthonormal(cb.Chebyshev(4))
@@ -112,31 +114,33 @@ def test_only_the_share_of_the_inverse_that_errata_predict():
         assert abs(1 - (1 - 1e-3 * curvature) ** 11 - share) < 0.007
 
 
-def test_averages_the_last_tenth(instance):
-    solve = lambda average, steps=50: cb.solve(
-        instance.problem,
-        instance.train,
-        basis=BASIS,
-        solver=cb.StocBiO(0.1, 0.1, 0.1, terms=4, average=average),
-        steps=steps,
-    )
-    last, tenth, everything = solve(0.0), solve(0.1), solve(1.0)
-    ends = [solve(0.0, k).x for k in range(46, 51)]
-    np.testing.assert_allclose(tenth.x, np.mean(ends, axis=0), rtol=1e-12)
-    np.testing.assert_array_equal(last.x, ends[-1])
+@pytest.fixture(scope="module")
+def solved(instance):
+    """Short runs with given steps, which share their program where the outer step is a number."""
+
+    @cache
+    def solve(average=0.1, steps=30, outer=0.1):
+        solver = cb.StocBiO(0.1, outer, 0.1, terms=4, average=average)
+        return cb.solve(instance.problem, instance.train, basis=BASIS, solver=solver, steps=steps)
+
+    return solve
+
+
+def test_averages_the_last_tenth(solved):
+    last, tenth, everything = solved(0.0), solved(0.1), solved(1.0)
+    ends = [solved(0.0, k).x for k in (28, 29)]
+    np.testing.assert_allclose(tenth.x, np.mean([*ends, last.x], axis=0), rtol=1e-12)
+    assert not np.allclose(ends[-1], last.x, rtol=1e-6)
     assert not np.allclose(everything.x, tenth.x)
 
 
-def test_schedules(instance):
-    solve = lambda outer: cb.solve(
-        instance.problem, instance.train, basis=BASIS, solver=cb.StocBiO(0.1, outer, 0.1, terms=4), steps=30
-    )
-    plain = solve(0.3).x
+def test_schedules(solved):
+    """One that is constant at first, and falls then."""
+    schedule = optax.polynomial_schedule(0.25, 0.125, 1, 5, transition_begin=28)
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
-        constant = solve(optax.constant_schedule(0.3)).x
-        falling = solve(optax.polynomial_schedule(0.3, 0.01, 1, 20)).x
-    np.testing.assert_array_equal(constant, plain)
-    assert not np.allclose(falling, plain)
+        constant, falling = (solved(0.0, steps, schedule).x for steps in (28, 30))
+    np.testing.assert_array_equal(constant, solved(0.0, 28, 0.25).x)
+    assert not np.allclose(falling, solved(0.0, 30, 0.25).x, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["stream", "product"])
@@ -164,11 +168,10 @@ def test_streams_and_products_are_drawn_fresh(instance, kind):
 
 def test_what_the_series_leaves_out_is_that_of_the_flattest_direction(instance):
     """``1 - step H sum_q (1 - step H)^q`` is ``(1 - step H)^(terms + 1)``, largest where the curvature is least."""
-    options = {"basis": BASIS, "steps": 20, "key": 0}
-    solution = cb.solve(instance.problem, instance.train, solver=cb.StocBiO(), **options)
+    reduced = cb.reduce(instance.problem, BASIS, instance.train)
+    solution = Job(None, cb.StocBiO(), jax.random.key(0), 0).on(reduced)  # it says so before the first step
     terms, step, percent = map(
         float, re.findall(r"^(\d+) terms of scale (\S+), .* up to (\S+)%", solution.choices["series"])[0]
     )
-    features = cb.reduce(instance.problem, BASIS, instance.train).basis
-    least = np.linalg.eigvalsh(matrices(instance, features, instance.train)[0])[0]
+    least = np.linalg.eigvalsh(matrices(instance, reduced.basis, instance.train)[0])[0]
     assert 0.5 < percent / (100 * (1 - step * least) ** (terms + 1)) < 2

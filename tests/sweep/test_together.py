@@ -14,7 +14,7 @@ from cobilevel.sweep import solve_all, stacked
 @pytest.fixture(scope="module")
 def bundle():
     """Three small instances, five trials with steps of their own."""
-    table = [cb.gallery.quadratic(seed, dx=2, dy=1, train=60, test=10, condition=2.0) for seed in range(3)]
+    table = [cb.gallery.quadratic(seed, dx=2, dy=1, train=64, test=10, condition=2.0) for seed in range(3)]
     bare = [cb.Problem(i.problem.upper, i.problem.lower, i.problem.x0, i.problem.y0, i.problem.domain) for i in table]
     reduced = [cb.reduce(problem, cb.Chebyshev(3), i.train) for problem, i in zip(bare, table, strict=True)]
     settings = {"inner": jnp.full(5, 0.2), "outer": jnp.array([0.1, 0.1, 0.1, 0.05, 1e9])}
@@ -23,17 +23,26 @@ def bundle():
     return reduced, stacked(reduced), trials, solver
 
 
-@pytest.mark.parametrize("how", [(2, 1, 2), (2, 2, 1), (4, 4, 2)], ids=lambda how: f"{how[1]}-of-{how[0]}")
-def test_a_bundle_is_its_runs_one_by_one(bundle, how):
-    """Whatever the blocks (the last one is filled up), the trial that diverges too."""
-    reduced, pool, trials, solver = bundle
-    instances, keys, settings = trials
-    found, _, _ = solve_all(solver, pool, *trials, 40, 20, *how)
-    for k in range(len(instances)):
+@pytest.fixture(scope="module")
+def alone(bundle):
+    """The last states of the runs one by one."""
+    reduced, _, (instances, keys, settings), _ = bundle
+
+    def run(k):
         own = {name: float(values[k]) for name, values in settings.items()}
         one = cb.StocBiO(**own, neumann=0.2, terms=3, inner_steps=2, batch=16)
         bare = reduced[int(instances[k])].ordinary()
-        state, _ = advance(one, bare, one.init(bare, keys[k], jnp.int32(40)), 40)
+        return advance(one, bare, one.init(bare, keys[k], jnp.int32(40)), 40)[0]
+
+    return [run(k) for k in range(len(instances))]
+
+
+@pytest.mark.parametrize("how", [(2, 1, 2), (2, 2, 1)], ids=lambda how: f"{how[1]}-of-{how[0]}")
+def test_a_bundle_is_its_runs_one_by_one(bundle, alone, how):
+    """One after another or side by side (the last block is filled up), the trial that diverges too."""
+    _, pool, trials, solver = bundle
+    found, _, _ = solve_all(solver, pool, *trials, 40, 20, *how)
+    for k, state in enumerate(alone):
         assert int(state.result) == int(found.result[k])
         np.testing.assert_allclose(found.x[k], state.x, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(found.average.W[k], state.average.W, rtol=1e-10, atol=1e-12)

@@ -56,11 +56,11 @@ def permute(key: Array, position: Int[Array, " b"], rows: int) -> Int[Array, " b
             left = left ^ (mix(right ^ (first + a)) >> np.uint32(32 - bits + half)) if bits > half else left
             right = right ^ (mix(left ^ (second + b)) & np.uint32((1 << half) - 1))
         return ((left << half) | right).astype(jnp.int32)
-    for salt in salts:
-        total = below(mix(first + salt), rows)
-        partner = jnp.where(value <= total, total - value, total + np.uint32(rows) - value)
-        swap = mix(jnp.maximum(value, partner) ^ (second + salt)) >> 31
-        value = jnp.where(swap == 1, partner, value)
+    totals, turns = below(mix(first + np.array(salts)), rows), second + np.array(salts)  # of all rounds at once
+    for total, turn in zip(totals, turns, strict=True):
+        partner = jax.lax.select(value <= total, total - value, total - value + np.uint32(rows))
+        stays = mix(jax.lax.max(value, partner) ^ turn) < np.uint32(2**31)
+        value = jax.lax.select(stays, value, partner)
     return value.astype(jnp.int32)
 
 
