@@ -8,7 +8,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.basis import same_recipe
-from problems import NOISE, XI, joint, scalar
+from problems import NOISE, ROWS, XI, joint, scalar
 
 BASIS = cb.Chebyshev(3)
 
@@ -91,7 +91,7 @@ def test_listed_functions_are_distinguished_by_their_members():
     assert not same_recipe(cb.Orthonormal(one), cb.Orthonormal(other))
     plane = cb.Box([0.0, 0.0], [1.0, 1.0])
     rng = np.random.default_rng(0)
-    samples = cb.Samples(rng.uniform(size=(400, 2)), NOISE)
+    samples = cb.Samples(rng.uniform(size=(ROWS, 2)), NOISE)
     problem = cb.Problem(
         lambda x, y, xi, eta: (y - xi[1]) ** 2 + x**2, lambda x, y, xi, eta: (y - x * xi[0] - eta) ** 2, 1.0, 0.0, plane
     )

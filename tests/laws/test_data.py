@@ -8,7 +8,7 @@ import pytest
 import cobilevel as cb
 from cobilevel.ground.keys import as_key, split_key
 from cobilevel.study import Study
-from problems import LINE, NOISE, XI, joint, scalar
+from problems import LINE, NOISE, ROWS, XI, joint, scalar
 
 BASIS = cb.Chebyshev(3)
 FEW, LITTLE = XI[:20], 0.1 * NOISE[:20]  # 20 contexts with 20 rows of data: as many pairs as there are joint samples
@@ -25,7 +25,7 @@ def paired(weights=None):
 
 KINDS = {
     "samples": joint(),
-    "weighted": cb.Samples(XI, 0.1 * NOISE, np.linspace(0.5, 2.0, 400)),
+    "weighted": cb.Samples(XI, 0.1 * NOISE, np.linspace(0.5, 2.0, ROWS)),
     "levels": cb.Levels(upper=joint(), lower=joint(0.2)),
     "product": cb.Product(FEW, LITTLE),
     "distribution": cb.Product(cb.Uniform(LINE), LITTLE, nodes=20),
@@ -70,9 +70,9 @@ def test_the_same_data_in_other_clothes():
     crossed, usual = solve(KINDS["product"]), solve(KINDS["samples"])
     for same, other in (
         (crossed, paired()),
-        (crossed, paired(np.full(400, 3.0))),
+        (crossed, paired(np.full(ROWS, 3.0))),
         (usual, cb.Levels(upper=joint(), lower=joint())),
-        (usual, cb.Samples(XI, 0.1 * NOISE, np.full(400, 0.25))),
+        (usual, cb.Samples(XI, 0.1 * NOISE, np.full(ROWS, 0.25))),
     ):
         found = solve(other)
         np.testing.assert_allclose(found.x, same.x, rtol=1e-9)
@@ -92,7 +92,7 @@ def test_every_kind_of_data_can_be_drawn_from(kind):
     reduced = cb.reduce(scalar(x0=1.0), BASIS, EVERY[kind])
     upper, lower = reduced.draw(0, 4000)
     assert (len(upper), len(lower)) == (4000, 4000)
-    assert reduced.upper_source.rows == (None if kind == "stream" else 400)
+    assert reduced.upper_source.rows == (None if kind == "stream" else ROWS)
     finite = EVERY[kind].lower.finite(jax.random.key(1))
     xi, eta, weights = pairs(finite)
     for values, seen in ((xi, lower.xi), (eta, lower.eta)):

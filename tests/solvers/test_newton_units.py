@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cobilevel as cb
-from problems import LINE, NOISE, XI, joint, numbers, scalar
+from problems import LINE, NOISE, ROWS, XI, joint, numbers, scalar
 
-ROWS, BASIS = 400, cb.Chebyshev(4)
+BASIS = cb.Chebyshev(4)
 
 
 class Rescaled(eqx.Module):

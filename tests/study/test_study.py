@@ -8,7 +8,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.study import Study
-from problems import LINE, NOISE, XI, Aim, Line, joint, scalar
+from problems import LINE, NOISE, ROWS, XI, Aim, Line, joint, scalar
 
 KEY = jax.random.key(0)
 STREAM = cb.Stream(lambda key, size: cb.Samples(jax.random.uniform(key, (size,)), jax.random.normal(key, (size,))))
@@ -49,14 +49,14 @@ def test_thinned_finite_and_moved():
     study = Study.of(scalar(), joint())
     part = study.thinned(KEY, 30)
     assert part.shared
-    assert part.lower.count == 100  # a quarter
+    assert part.lower.count == ROWS // 4
     assert Study.of(scalar(), joint(rows=60)).thinned(KEY, 30).lower.count == 30
     assert study.finite(KEY) is study
     drawn = Study.of(scalar(), STREAM).finite(KEY)
     assert drawn.shared
     assert (drawn.endless, drawn.lower.count) == (False, 10_000)
     both = Study.of(scalar(), cb.Levels(upper=STREAM, lower=joint())).finite(KEY)
-    assert (both.shared, both.upper.count, both.lower.count) == (False, 10_000, 400)
+    assert (both.shared, both.upper.count, both.lower.count) == (False, 10_000, ROWS)
     assert float(study.at(3.0).problem.x0) == 3.0
     other = study.on(joint(rows=5))
     assert other.upper is other.lower
