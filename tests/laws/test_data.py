@@ -11,7 +11,7 @@ from cobilevel.study import Study
 from problems import LINE, NOISE, ROWS, XI, joint, scalar
 
 BASIS = cb.Chebyshev(3)
-FEW, LITTLE = XI[:20], 0.1 * NOISE[:20]  # 20 contexts with 20 rows of data: as many pairs as there are joint samples
+FEW, LITTLE = XI[:16], 0.1 * NOISE[:32]  # as many pairs as there are joint samples
 
 
 def draw(key, size):
@@ -20,7 +20,7 @@ def draw(key, size):
 
 
 def paired(weights=None):
-    return cb.Samples(np.repeat(FEW, 20), np.tile(LITTLE, 20), weights)
+    return cb.Samples(np.repeat(FEW, 32), np.tile(LITTLE, 16), weights)
 
 
 KINDS = {
@@ -28,7 +28,7 @@ KINDS = {
     "weighted": cb.Samples(XI, 0.1 * NOISE, np.linspace(0.5, 2.0, ROWS)),
     "levels": cb.Levels(upper=joint(), lower=joint(0.2)),
     "product": cb.Product(FEW, LITTLE),
-    "distribution": cb.Product(cb.Uniform(LINE), LITTLE, nodes=20),
+    "distribution": cb.Product(cb.Uniform(LINE), LITTLE, nodes=16),
     "both": cb.Levels(upper=joint(), lower=cb.Product(FEW, LITTLE)),
 }
 EVERY = KINDS | {"stream": cb.Stream(draw)}

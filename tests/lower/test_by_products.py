@@ -202,7 +202,7 @@ def test_contexts_that_meet_all_data_form_no_pairs_for_many_coordinates_of_x():
     pictures = images.images[kept].reshape(-1, 4, 2, 4, 2).mean(axis=(2, 4)).reshape(-1, 16)
     small = cb.gallery.images.Images(pictures, images.labels[kept], pictures[:5], images.labels[kept][:5], "small")
     case = cb.gallery.cleaning(0, small, train=40, validation=40)
-    solution = cb.solve(case.problem, case.train, basis=cb.Chebyshev(8))
+    solution = cb.solve(case.problem, case.train)
     nodes = cb.solve(case.problem, case.train, solver=cb.direct.Collocation(10))
     assert solution.converged
     assert solution.stats["rows"]["lower"] < 64 * 40

@@ -27,7 +27,7 @@ class Slacks:
     def __init__(self, study: Study, x: PyTree, xi: Shaped[np.ndarray, "n ..."]):
         constrained: Any = study.constrained
         unused = jax.tree.map(lambda a: np.repeat(np.asarray(a)[:1], len(xi), axis=0), study.lower.example().eta)
-        self.count, self.x = len(constrained.names), flattened(x)
+        self.count, self.x, self.eps = len(constrained.names), flattened(x), study.eps
         rows = RowBlocks(xi, unused, study.dtype, self.count * (1 + study.problem.sizes[1]))
         self._derivatives = RowDerivatives.slack(constrained.slacks, rows)
 
@@ -44,7 +44,7 @@ class Slacks:
             bent = np.einsum("nma,nm,nmb->nab", slope, (short < 0).astype(float), slope)
             return np.sum(short**2, axis=1), 2 * np.einsum("nm,nma->na", short, slope), 2 * bent
 
-        return self.at(minimise(Dense(model), u, 0.0, steps=50).point)[0] / units
+        return self.at(minimise(Dense(model, self.eps), u, 0.0, steps=50).point)[0] / units
 
 
 def _barrier(smoothing: Smoothing, slack: np.ndarray, slope: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -103,6 +103,6 @@ def policy_with_corners(study: Study, solution: Any) -> Callable[[Shaped[np.ndar
 
         start = np.asarray(as_rows(combine(solution.basis.at(xi), solution.W)), float)
         size = np.linalg.norm(model(start)[1], axis=1)
-        return minimise(Dense(model), start, study.eps**0.5 * size).point
+        return minimise(Dense(model, study.eps), start, study.eps**0.5 * size).point
 
     return at
