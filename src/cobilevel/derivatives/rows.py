@@ -140,8 +140,8 @@ def _lower(x: Any, y: Any, xi: Any, eta: Any, g: Callable, crossed: bool) -> lis
     """``g`` and its derivatives."""
 
     def slope(p: Any, q: Any) -> tuple[Any, Any]:
-        value, slope = jax.value_and_grad(g, argnums=1)(p, q, xi, eta)
-        return slope, [value, slope]
+        value, first = jax.value_and_grad(g, argnums=1)(p, q, xi, eta)
+        return first, [value, first]
 
     hessian, parts = jax.jacfwd(slope, argnums=1, has_aux=True)(x, y)
     parts.append(hessian)

@@ -258,7 +258,7 @@ def _steps_to_end(
             course.retreat()
         took, moved = time.perf_counter() - began, True
         course.seconds += took
-        at_once = min(span, max(1, int(at_once * min(_LONG / took, 16.0))))
+        at_once = min(span, max(1, int(at_once * _LONG / max(took, _LONG / 16))))
         bar.update(course.step, " ".join(f"{k} {v[-1]:.3g}" for k, v in records.items() if len(v)))
         if checkpoint is not None and course.going and not noted:
             checkpoint.put(course)
