@@ -8,6 +8,9 @@ averages, no history and no tests of any kind.
 Every program is compiled first; then all take turns, several times, each time from the start for the same number of
 steps (those of BSA grow longer as it goes on), and medians are printed. On a machine that is shared, ``--cpu`` counts
 seconds of the processor, not of the wall, of one thread at best: pin it to one core.
+
+``--runs``: whole runs instead, as ``solve`` makes them, of 4,096 and 16,384 steps: what measuring scales, history and
+checks take is in them. Each is made once before, so that nothing is compiled.
 """
 
 import statistics
@@ -201,12 +204,37 @@ def plain(name, reduced, clock):
     return Timed(f"plain {name}", call, state, count, STEPS.get(name, count), clock)
 
 
+def whole_runs(name, instance, basis, clock):
+    """Seconds of a run, and of a plain loop of as many steps."""
+    for count in (4096, 16_384):
+        solve = lambda count=count: cb.solve(
+            instance.problem, instance.train, basis=basis, solver=SOLVERS[name], steps=count
+        )
+        calls = {"run": solve}
+        if hasattr(Plain, name.lower()):
+            loop, state = getattr(Plain(cb.reduce(instance.problem, basis, instance.train)), name.lower())(count)
+            calls["plain"] = lambda loop=loop, state=state: jax.block_until_ready(loop(state, 0))
+        seconds = {}
+        for what, call in calls.items():
+            call()
+            times = []
+            for _ in range(3):
+                begin = clock()
+                call()
+                times.append(clock() - begin)
+            seconds[what] = min(times)
+        words = ", ".join(f"{what} {value:.3f} s" for what, value in seconds.items())
+        ratio = f", ratio {seconds['plain'] / seconds['run']:.2f}" if "plain" in seconds else ""
+        print(f"{name:<9} {count:>6,} steps: {words}{ratio}", flush=True)
+
+
 def main() -> None:
     parser = harness.parser(
         __doc__,
         ("solver", str, f"of {', '.join(SOLVERS)}; all where none is named", {"nargs": "*"}),
         ("--cpu", False, "seconds of the processor"),
         ("--quick", False, "two rounds"),
+        ("--runs", False, "whole runs"),
         ("--json", Path, "where the measurements are written, with their goals"),
     )
     arguments = parser.parse_args()
@@ -215,7 +243,12 @@ def main() -> None:
         parser.error(f"the solvers are {', '.join(SOLVERS)}")
     clock = time.process_time if arguments.cpu else time.perf_counter
     instance = cb.gallery.quadratic(0, dx=10, dy=4, train=1024, test=10)
-    reduced = cb.reduce(instance.problem, cb.Orthonormal(cb.Chebyshev(5)), instance.train)
+    basis = cb.Orthonormal(cb.Chebyshev(5))
+    if arguments.runs:
+        for name in names:
+            whole_runs(name, instance, basis, clock)
+        return
+    reduced = cb.reduce(instance.problem, basis, instance.train)
     table = [ours(name, reduced, clock) for name in names]
     table += [plain(name, reduced, clock) for name in names if hasattr(Plain, name.lower())]
     for _ in range(2 if arguments.quick else ROUNDS):
