@@ -72,8 +72,8 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
       by an estimate stated in `choices`. By default the policy is resolved as far as the data show it.
     - `batch`: samples in each batch, for solvers that work on batches.
     - `precision`: ``"single"`` or ``"double"``. By default, Newton computes in double whatever JAX's setting, and
-      solvers on batches in the precision of the data. Results are in the caller's precision; ``solution.precise``
-      keeps all digits.
+      solvers on batches in JAX's: single, unless ``jax_enable_x64`` is set. Results are in JAX's precision too;
+      ``solution.precise`` keeps all digits.
     - `restarts`: how many times to solve again from random starting points around ``x0``. The best solution is
       returned, and ``solution.choices`` states whether they agree.
     - `checkpoint`: a folder in which the run is saved as it proceeds, in one file. If it holds a run of the same call,
