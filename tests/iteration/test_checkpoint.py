@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import warnings
+from itertools import pairwise
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.ground import archive
-from cobilevel.iteration import checkpoint as checkpoints, course as courses
+from cobilevel.iteration import checkpoint as checkpoints, course as courses, loop
 from problems import NOISE, XI, Line, joint, scalar
 
 BASIS = cb.Chebyshev(3)
@@ -219,3 +220,16 @@ def test_a_folder_of_the_users_home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cb.solve(scalar(x0=1.0), joint(), basis=cb.Chebyshev(3), checkpoint="~/run", progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_states_to_go_back_to_do_not_depend_on_where_calls_end():
+    """From every step the next one is the same, and no more than a quarter of the steps taken away, or a chunk."""
+    solver = cb.SOBA()
+    following = lambda step: step + (span := loop._span(solver, step)) - step % span
+    places = [0]
+    while places[-1] < 100 * solver.chunk:
+        places.append(following(places[-1]))
+    for before, after in pairwise(places):
+        assert {following(step) for step in range(before, after)} == {after}
+        assert after - before <= max(solver.chunk, before / 4)
+    assert after - before == loop.CHUNKS * solver.chunk
