@@ -19,7 +19,7 @@ from .ground import Precision, as_key, entered, positive, ranks_promoted, split_
 from .iteration import Checkpoint, Result, Solver, Stochastic
 from .judge import rounding_error
 from .lower import with_barrier
-from .problem import Data, PartitionedSamples, Problem, crowded, never_seen, no_pool
+from .problem import Data, PartitionedSamples, Problem, crowded, never_seen, no_pool, path_name
 from .reduction import DENSE_LIMIT, FarRows, reduce_study
 from .solvers import Newton
 from .study import SOFT_SHARE, Study, precision_for
@@ -124,7 +124,7 @@ def solve(  # pyright: ignore[reportInconsistentOverload]
                 study = study.finite(for_stream)
                 drawn = f"{study.lower.count} samples, drawn once from the stream; the problem is solved on them."
                 choices["samples"] = drawn
-        choices |= _about_contexts(problem, study.lower.contexts().xi) | _about_copies(study)
+        choices |= _about_contexts(problem, study.lower.contexts().xi) | _about_copies(study) | _about_y(study)
         chosen = _configured(chosen, batch, retreats, study)
         if retreats is None:  # halvings down to the fourth root of the precision
             retreats = int(-np.log2(study.eps) / 4) if isinstance(chosen, Stochastic) and chosen.measured else 0
@@ -216,6 +216,29 @@ def _about_copies(study: Study) -> dict[str, str]:
         "often it came, since a copy tells nothing new."
     )
     return {"samples": words}
+
+
+def _about_y(study: Study) -> dict[str, str]:
+    """What to report if ``y0`` may have another shape than was meant: a whole column, or too few numbers."""
+    problem, said = study.stated or study.problem, []
+    leaves = jax.tree_util.tree_leaves_with_path(problem.y0)
+    row = study.lower.here.example(1)
+    columns = {(study.lower.count, *np.shape(leaf)[1:]) for leaf in jax.tree.leaves((row.xi, row.eta))}
+    for path, leaf in leaves:
+        if np.shape(leaf) in columns:
+            warnings.warn(
+                f"{path_name('y0', path)} has the shape of a whole column of the samples, {np.shape(leaf)}. y is what "
+                f"the lower level decides at one context: perhaps y0 should have shape {np.shape(leaf)[1:]}.",
+                stacklevel=3,
+            )
+    for name in ("upper", "lower"):
+        for place, shape in getattr(problem, name).listing.widened():
+            path, leaf = leaves[place]
+            said.append(
+                f"{path_name('y', path)} has shape {np.shape(leaf)}, but meets arrays of shape {shape} in {name}, and "
+                "is repeated there. If it should have a number for each, give y0 that shape."
+            )
+    return {"y": said[0]} if said else {}
 
 
 def _words_for_large(study: Study) -> str:

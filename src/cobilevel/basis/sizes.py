@@ -13,7 +13,7 @@ from .axes import Axes
 from .base import Basis
 from .components import Components, Orthonormal, Union, by_component
 from .families import BSpline, Categorical, Chebyshev, ProductBasis
-from .index_sets import Additive, Listed, Tensor, TotalDegree, require_listed
+from .index_sets import Additive, Interactions, Listed, Tensor, TotalDegree, require_listed
 from .piecewise import Piecewise
 
 # Numbers held for each context and function, and for each coefficient; for each two functions: see benchmarks/growth.
@@ -122,13 +122,40 @@ def _wider(basis: Any, domain: Any, most: int) -> Iterator[Any]:
             yield _with_members(basis, domain, members)
     elif several or not basis.local:
         counts = [part.n for _, part in basis.parts if not part.local] if several else [basis.n]
-        top = max(counts, default=0)
+        top, grown = max(counts, default=0), []
         for k in range(max(top, 4 - top) if top else 0, 0, -1):
-            grown = lambda part, k=k: part if part.local else part.resized(part.n + math.ceil(k * part.n / top))
-            yield Components([(name, grown(part)) for name, part in basis.parts], index) if several else grown(basis)
+            more = lambda part, k=k: part if part.local else part.resized(part.n + math.ceil(k * part.n / top))
+            parts = [(name, more(part)) for name, part in basis.parts] if several else []
+            grown.append(Components(parts, index) if several else more(basis))
+        if index.cap == 1 and index.most(1) < domain.dimension:
+            members = _with_interactions(basis, grown[len(grown) // 2] if grown else basis, domain, most)
+            yield _with_members(basis, domain, members)
+        yield from grown
     else:
         whole = isinstance(basis, BSpline)
         yield replace(basis, n=2 * basis.n - min(basis.degree, basis.n - 1) if whole else 2 * basis.n)
+
+
+def _with_interactions(basis: Any, deeper: Any, domain: Any, most: int) -> np.ndarray:
+    """The products of a basis that lets only a few coordinates vary together; as many again, half of them products of
+    one coordinate more, by degree, the others those of a `deeper` basis."""
+    several = isinstance(basis, Components)
+    index = basis.coupling if several else basis.index
+    degrees = [one.degrees(domain) if several else [np.arange(one.n)] * domain.dimension for one in (basis, deeper)]
+    own, more = map(index.coupled, degrees)
+    room, one_more, products = min(len(own) + 3, most - len(own)), Interactions(index.most(1) + 1), own[:0]
+    for degree in range(1, 1 + max(int(each.max()) for each in degrees[0])):
+        few = [each[each <= degree] for each in degrees[0]]
+        if one_more.size(few) > MOST_LISTED:
+            break
+        products = one_more.coupled(few)
+        products = products[np.sum(products > 0, axis=1) == one_more.order]
+        if len(products) >= room:
+            break
+    known = set(map(tuple, own.tolist()))
+    added = np.array([k for k in more.tolist() if tuple(k) not in known], int).reshape(-1, own.shape[1])
+    added = added[: max(room - len(products), room // 2)]
+    return np.concatenate([own, added, products[: room - len(added)]])
 
 
 def _with_members(basis: Any, domain: Any, members: np.ndarray) -> Basis:

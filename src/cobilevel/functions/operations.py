@@ -36,6 +36,7 @@ _DIFFERENTIABLE = {
     "reshape", "rev", "rsqrt", "select_n", "sign", "sin", "sinh", "slice", "split", "sqrt", "square", "squeeze",
     "stack", "sub", "tan", "tanh", "transpose",
 }  # fmt: skip
+_ALIGNS = {"add", "sub", "max", "min"}  # operations of numbers of one kind, entry by entry
 _KEPT_TIMES, _KEPT_BYTES = 4, 2**26  # what is kept may take so many times the data, or so many bytes in all
 
 
@@ -189,6 +190,19 @@ class Listing:
         values.update(self.entered((*self.x, *self.y, *self.sample), (x, y, xi, eta)))
         _perform(self.operations, values)
         return values[self.result]
+
+    def widened(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Which leaves of ``y``, as they are given, meet an array that is larger in a sum, a difference or a
+        comparison, and the shape that comes of it."""
+        found = []
+        for operation in self.operations:
+            if operation.name not in _ALIGNS:
+                continue
+            shape = operation.equation.outvars[0].aval.shape
+            for leaf, y in enumerate(self.y):
+                if y in operation.inputs and math.prod(shape) > math.prod(self.kinds[y].shape):
+                    found.append((leaf, shape))
+        return found
 
     def entered(self, places: Sequence[int | None], tree: PyTree) -> Iterator[tuple[int, Array]]:
         """Arguments at their places, in the dtypes they were traced for."""
