@@ -1,5 +1,7 @@
 """Bases grown from the data: as few functions as a tolerance asks for, in the directions that matter."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import cobilevel as cb
 from cobilevel.adaptive import choose_basis
+from cobilevel.adaptive.doubling import Doubling
 from cobilevel.basis import basis_of
 from cobilevel.covariates import Fits
 from cobilevel.study import Study
@@ -157,3 +160,12 @@ def test_a_basis_that_cannot_grow_is_not_chosen_again(monkeypatch):
     assert len(first.members) == first.selection.most == 9
     monkeypatch.setattr(Fits, "fit", None)
     assert choose_basis(study, np.asarray(1.0), jax.random.key(0), before=first) is first
+
+
+@pytest.mark.parametrize(("gain", "words"), [(0.1, "by 1.0 standard errors"), (-0.1, "not improve the policy")])
+def test_what_more_functions_change_on_held_out_samples(gain, words):
+    spread = gain + np.resize([1.0, -1.0], 100)
+    few, many = (SimpleNamespace(held=np.stack([losses, losses])) for losses in (spread, np.zeros(100)))
+    counts, said = Doubling.difference(None, few, many)
+    assert not counts
+    assert words in said

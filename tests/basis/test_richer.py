@@ -22,6 +22,23 @@ def test_neighbours_and_richer_bases():
     assert richer_basis(cb.Categorical(), cb.Finite([0.0, 1.0]), 2, 10) is None
 
 
+def test_richer_than_additive_are_functions_of_higher_degree_and_products():
+    cube = cb.Box([0.0] * 3, [1.0] * 3)
+    few = cb.Chebyshev(5, index=cb.Additive())
+    members = np.array(richer_basis(few, cube, 13, 100).index.members)
+    assert len(members) == 29  # about twice 13
+    together = np.sum(members > 0, axis=1)
+    assert {tuple(k) for k in members[together == 2]} >= {(1, 1, 0), (1, 0, 1), (0, 1, 1)}
+    assert members[together == 1].max() > 4
+    assert {tuple(k) for k in few.index.table(5, 3)} <= {tuple(k) for k in members}
+    pairs = richer_basis(cb.Chebyshev(3, index=cb.Interactions(2)), cube, 19, 100)
+    assert (1, 1, 1) in pairs.index.members
+    assert len(richer_basis(few, cube, 13, 14).index.members) == 14
+    days = cb.Mixed(day=cb.Finite(["a", "b", "c"]), hour=cb.Interval(0.0, 1.0))
+    mixed = cb.Components({"day": cb.Categorical(), "hour": cb.Chebyshev(3)}, coupling=cb.Additive())
+    assert (1, 1) in richer_basis(mixed, days, 5, 100).coupling.members
+
+
 def test_unions():
     xi = np.linspace(0, 1, 40)
     both = cb.Union([cb.Chebyshev(3), cb.Partition(2)]).fit(LINE, xi)

@@ -121,3 +121,10 @@ def test_names_of_two_kinds_are_refused():
     with pytest.raises(TypeError, match="x0 has a dict whose keys"):
         cb.Problem(aim, fit, {0: 1.0, "a": 2.0}, 0.0, cb.Interval(0.0, 1.0))
     assert set(cb.Samples({0: XI, "a": XI}).xi) == {"0", "a"}
+
+
+def test_arguments_in_another_order_are_asked_about():
+    swapped = lambda x, y, eta, xi: (y - eta["demand"]) ** 2
+    samples = cb.Samples(XI, {"demand": XI})
+    with pytest.raises(ValueError, match="in the order x, y, xi, eta"):
+        Study.of(cb.Problem(swapped, swapped, 0.0, 0.0, cb.Interval(0.0, 1.0)), samples)

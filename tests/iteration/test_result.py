@@ -3,6 +3,7 @@
 import pytest
 
 import cobilevel as cb
+from cobilevel.iteration.result import outlook
 
 
 def test_results_are_sentences_with_codes():
@@ -29,3 +30,11 @@ def test_sentences_of_the_first_format_are_recognised(result):
     if result is not cb.Result.RUNNING:  # which no saved solution is
         assert cb.Result.from_words(f"{result} It happened at step 3.") is result
     assert cb.Result.from_words("Something else altogether.") is cb.Result.LIFTED
+
+
+def test_what_is_left_when_steps_are_used_up():
+    assert outlook(0.05, 0.0) == "(The hypergradient is at 0.05 of its initial size.)"
+    assert "0.1 takes about 23 more steps" in outlook(1.0, 0.1)
+    still = outlook(1e-4, 0.0, goal=1e-6)
+    assert still.endswith("did not decrease in the last quarter of the run.)")
+    assert 'precision="double" does.)' in outlook(1e-4, 0.0, goal=1e-6, rounded=True)

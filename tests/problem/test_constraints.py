@@ -83,6 +83,13 @@ def test_a_solution_with_constraints_is_saved_and_loaded(boxed, tmp_path):
             cb.load(tmp_path / "run.npz", problem(others))
 
 
+def test_feasibility_reads_as_its_sentences(boxed):
+    assert str(boxed.feasibility).splitlines() == [
+        "Feasibility",
+        *(f"  {words}" for words in boxed.feasibility.words()),
+    ]
+
+
 def test_the_active_ones_are_named_with_where(boxed):
     first = centre(np.asarray(boxed.x), XI, np)[:, 0] > 1
     (met,) = (row for row in boxed.feasibility.active if row.name == "y[0] <= 1")
@@ -243,6 +250,15 @@ def test_what_is_no_constraint_is_refused():
         problem(BOX, smoothing=0.0)
     with pytest.raises(ValueError, match="one row per equality"):
         cb.Equalities(np.ones(3))
+    one = lambda xi: xi
+    for make, message in (
+        (lambda: problem([one]), r"Inequalities must accept the 3 arguments of h\(x, y, xi\), but takes \(xi\)"),
+        (lambda: cb.Equalities(np.ones((1, 3)), one), r"Equalities: b must accept the 2 arguments of b\(x, xi\)"),
+        (lambda: problem([cb.Bounds(lambda x, xi: xi)]), r"Bounds: lo must accept the 1 argument of lo\(xi\)"),
+        (lambda: cb.Simplex(lambda x, xi: xi), r"Simplex: total must accept the 1 argument of total\(xi\)"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            make()
 
 
 def test_neither_the_start_nor_a_far_bound_sets_the_barrier():

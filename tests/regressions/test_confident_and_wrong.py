@@ -205,3 +205,27 @@ def test_a_single_sample_has_no_standard_error(constraints, rows):
     assert float(solution.x) == pytest.approx(-0.1, abs=1e-3)
     assert "a single sample does not show the noise" in str(solution)
     assert np.isnan(solution.standard_error)
+
+
+GOODS = np.random.default_rng(0).normal([3.0, 5.0], size=(200, 2))
+
+
+def stock(y0):
+    fit = lambda x, y, xi, eta: jnp.sum((y - x * eta) ** 2)
+    problem = cb.Problem(fit, fit, 1.0, y0, cb.Interval(0.0, 1.0))
+    return problem, cb.Samples(np.linspace(0.0, 1.0, 200), GOODS)
+
+
+@pytest.mark.parametrize("y0", [0.0, np.zeros(1), np.zeros((2, 1)), np.zeros(2)], ids=np.shape)
+def test_a_y_of_too_few_numbers_is_said(y0):
+    """One stock for two goods broadcasts, and was solved for without a word."""
+    solution = cb.solve(*stock(y0), basis=cb.Chebyshev(1), steps=1)
+    if np.shape(y0) == (2,):
+        assert "y" not in solution.choices
+    else:
+        assert f"y has shape {np.shape(y0)}, but meets arrays of shape" in solution.choices["y"]
+
+
+def test_a_y_for_every_sample_is_said():
+    with pytest.warns(UserWarning, match=r"y0 has the shape of a whole column.*y0 should have shape \(2,\)"):
+        cb.solve(*stock(GOODS), basis=cb.Chebyshev(1), steps=1)

@@ -186,3 +186,16 @@ def test_bounds_do_not_hide_negative_curvature(name):
 @pytest.mark.parametrize("name", quick(CURVED, slow="linear on a ball"))
 def test_curvature_from_elsewhere_is_enough(name):
     assert solved(*CURVED[name], best=1.0).converged
+
+
+def test_coordinates_that_a_bound_makes_interact_widen_the_interval_of_an_additive_basis():
+    square = cb.Box([0.0, 0.0], [1.0, 1.0])
+    upper = lambda x, y, xi, eta: (y - eta) ** 2 * (1 + 2 * xi[0] * xi[1])
+    lower = lambda x, y, xi, eta: (y - x * (xi[0] + xi[1]) + 0.3) ** 2
+    problem = cb.Problem(upper, lower, 0.8, 0.5, square, constraints=BOX)
+    xi, noise = RNG.uniform(size=(512, 2)), 0.03 * RNG.normal(size=512)
+    samples = cb.Samples(xi, np.clip(xi.sum(axis=1) - 0.3, 0, 1) + noise)  # what x = 1 gives
+    solution = cb.solve(problem, samples, basis=cb.Chebyshev(4, index=cb.Additive()))
+    lo, hi = solution.interval
+    assert lo <= 1 <= hi
+    assert "what a richer basis shows" in str(solution)

@@ -102,7 +102,8 @@ class Doubling:
             gained = few.held - many.held
             errors = np.std(gained, axis=1) / np.sqrt(gained.shape[1])
             clear = float(np.max(np.mean(gained, axis=1) / np.where(errors > 0, errors, np.inf)))
-            return clear > CLEARLY, f"improve the policy on held-out samples by {clear:.1f} standard errors"
+            by = f"improve the policy on held-out samples by {clear:.1f} standard errors"
+            return clear > CLEARLY, by if clear > 0 else "not improve the policy on held-out samples"
         unit, spread = self._scales(few)
         moved = unit * (many.point.gradient - few.point.gradient)
         share = max(abs(many.point.value - few.point.value), float(moved @ moved) / 2) / spread

@@ -15,6 +15,7 @@ _RULE = (
     "use jax.custom_jvp"
 )
 _NOT_NUMPY = "JAX traces it: use jax.numpy instead of numpy, and jnp.where instead of if"
+_ORDER = "there is no such column: the arguments come in the order x, y, xi, eta"
 # Part of a message, or the kind of an error, and what to do about it; the first that fits counts.
 _REMEDIES: tuple[tuple[Any, str], ...] = (
     (
@@ -40,6 +41,8 @@ _REMEDIES: tuple[tuple[Any, str], ...] = (
     ),
     (jax.errors.ConcretizationTypeError, f"{_NOT_NUMPY}, and .astype(float) instead of float()"),
     (jax.errors.JAXTypeError, _NOT_NUMPY),
+    (KeyError, _ORDER),
+    ("string indexing", _ORDER),
 )
 
 

@@ -93,7 +93,7 @@ def _inferred(
         inverse = _inverse_on(hessian, free, flat, around.unit)
         inner = np.where(uneven | around.at_kink, 0.0, slope)
         short, early = to_minimum(around.galerkin, inverse, inner, _MATERIAL * error)
-    if joint and free.any():
+    if (joint or (study.barred and study.shared and not wide)) and free.any():
         own = around.galerkin.reduced
         hidden = _by_richer(stated, own, around.x, inverse) if missed is None else _hidden(missed, inverse, error)
         jumps = () if missed is None else jumps_missed(around)
@@ -483,7 +483,7 @@ def _by_richer(study: Study, reduced: Reduced, x: np.ndarray, inverse: np.ndarra
     order. It is counted whether or not it is clear of its noise, which is less than that of ``x``.
     """
     own = reduced.basis
-    most = min(study.lower.contexts().supported(True), DENSE_LIMIT // study.problem.sizes[1])
+    most = min(study.lower.contexts().supported(study.noisy), DENSE_LIMIT // study.problem.sizes[1])
     richer = richer_basis(own.basis, study.problem.domain, own.size, most)
     if richer is None:
         return np.zeros(len(x))

@@ -4,14 +4,16 @@ import enum
 import math
 
 
-def outlook(share: float, pace: float, goal: float = 0.1) -> str:
+def outlook(share: float, pace: float, goal: float = 0.1, rounded: bool = False) -> str:
     """What to add when steps are used up: the gradient is at `share` of its first size, decreases by the share `pace`
-    per step, and should reach `goal`; by default the size at which about a hundredth of the possible gain is left."""
+    per step, and should reach `goal`; by default the size at which about a hundredth of the possible gain is left.
+    `rounded`: whether it may have come to rest at rounding in single precision."""
     here = f"(The hypergradient is at {share:.2g} of its initial size"
     if share <= goal:
         return f"{here}.)"
     if not pace > 0:
-        return f"{here} and did not decrease in the last quarter of the run.)"
+        why = ': at rounding, more steps do not help, but precision="double" does' if rounded else ""
+        return f"{here} and did not decrease in the last quarter of the run{why}.)"
     more = math.log(share / goal) / pace
     return f"{here}; at the rate of the last quarter, {goal:.2g} takes about {more:.2g} more steps.)"
 

@@ -393,7 +393,9 @@ class Stochastic(Solver):
         pace = np.log(before / last) / (curves["step"][-1] / 2) if falls else 0.0  # of the root, over a quarter
         rounding = ROUNDINGS * float(np.finfo(state.dtype).eps)
         goal = {} if self.tolerance is None else {"goal": max(float(self.tolerance), rounding)}
-        return outlook(drift**0.5 / float(trend.first), float(pace), **goal)
+        share = drift**0.5 / float(trend.first)
+        rounded = self.exact and state.dtype != np.float64 and share < float(np.finfo(state.dtype).eps) ** 0.5
+        return outlook(share, float(pace), rounded=rounded, **goal)
 
     def finish(self, state):
         missing = [name for name in self.schedules if getattr(self, name) is None]

@@ -30,7 +30,8 @@ class Violation:
     """One inequality: its violation at the samples and at fresh contexts, and where it is active.
 
     Violations are in the constraint's own units: how far its slack is below zero, 0 if it is met. `active`: the share
-    of samples at which it is active; `where`: between which contexts, if these are scalars.
+    of samples at which it is active; `where`: between which contexts, if these are scalars, else ``None``; `worst`: the
+    sample's context at which it is violated most, ``None`` if it is met at all.
     """
 
     name: str
@@ -60,6 +61,9 @@ class Feasibility:
     mean_fresh: float
     price: float
     rows: tuple[Violation, ...] = ()
+
+    def __repr__(self):
+        return "\n  ".join(["Feasibility", *self.words()])
 
     @property
     def active(self) -> tuple[Violation, ...]:

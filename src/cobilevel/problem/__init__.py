@@ -6,7 +6,16 @@ from .domain import Box, Domain, Interval, Periodic, Unbounded
 from .door import Contexts, enter, read_columns
 from .finite import Finite
 from .frames import Frame, is_frame
-from .input_checks import CHECK_ROWS, CONTEXTS_DRAWN_AT, NO_STRING, Strings, ascending, check_conditional, decision_like, path_name
+from .input_checks import (
+    CHECK_ROWS,
+    CONTEXTS_DRAWN_AT,
+    NO_STRING,
+    Strings,
+    ascending,
+    check_conditional,
+    decision_like,
+    path_name,
+)
 from .level import LOOK_ROWS, Level, Look
 from .mixed import Mixed, Unpacked, check_contexts_kept, crowded, never_seen
 from .partitions import PartitionedSamples, Roles, samples_in

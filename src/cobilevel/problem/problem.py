@@ -72,7 +72,9 @@ class Equalities(Constraint):
         empty = ~np.any(self.A != 0, axis=1)
         if empty.any():
             raise ValueError(f"Equalities: row {int(np.argmax(empty))} of A is zero. Drop it.")
-        if not callable(self.b):
+        if callable(self.b):
+            _check_callable("Equalities: b", self.b, "b(x, xi)")
+        else:
             real_numbers(self.b, "Equalities: b")
 
     def equalities(self, y0):
@@ -117,6 +119,7 @@ class Simplex(Constraint):
 
     def __check_init__(self):
         if callable(self.total):
+            _check_callable("Simplex: total", self.total, "total(xi)")
             return
         if real_numbers(self.total, "Simplex: total").shape:
             raise ValueError(f"Simplex: total must be one number, or a function of xi; got {self.total!r}.")
@@ -151,8 +154,7 @@ class Inequalities(Constraint):
     h: Callable
 
     def __check_init__(self):
-        if not callable(self.h):
-            raise TypeError(f"Inequalities takes a function h(x, y, xi), got {type(self.h).__name__}.")
+        _check_callable("Inequalities", self.h, "h(x, y, xi)")
 
     def slack(self, x, y, xi):
         slack = -jnp.ravel(jnp.asarray(self.h(x, y, xi)))
@@ -352,6 +354,8 @@ def _check_sides(bounds: Bounds) -> None:
     if bounds.lo is None and bounds.hi is None:
         raise ValueError("constraints: a Bounds without lo and hi bounds nothing. Drop it, or give lo or hi.")
     for name, side, impossible in (("lo", bounds.lo, np.inf), ("hi", bounds.hi, -np.inf)):
+        if callable(side):
+            _check_callable(f"Bounds: {name}", side, f"{name}(xi)")
         for leaf in [] if callable(side) else jax.tree.leaves(side):
             values = np.asarray(leaf)
             if values.dtype.kind not in "fiu" or np.any(np.isnan(values)) or np.any(values == impossible):
@@ -490,4 +494,5 @@ def _check_callable(name: str, function: Any, call: str) -> None:
     try:
         signature.bind(*range(count))
     except TypeError as error:
-        raise TypeError(f"{name} must accept the {count} arguments of {call}, but takes {signature}.") from error
+        plural = "s"[: count != 1]
+        raise TypeError(f"{name} must accept the {count} argument{plural} of {call}, but takes {signature}.") from error
