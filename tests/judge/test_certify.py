@@ -146,6 +146,16 @@ def test_rows_of_no_weight_are_not_samples(instance, judged):
     assert few.gradient_norm.interval == pytest.approx(same.gradient_norm.interval)
 
 
+def test_samples_it_was_solved_from_are_recognised(instance):
+    train, test = instance.train, instance.test
+    solution = cb.solve(instance.problem, train, basis=cb.Chebyshev(2))
+    both = lambda a, b: np.concatenate([np.asarray(a)[:300], np.asarray(b)[:700]])
+    mixed = cb.Samples(*jax.tree.map(both, (train.xi, train.eta), (test.xi, test.eta)))
+    for data, words in ((train.rows(slice(0, 400)), "100% of these"), (mixed, "30% of these"), (test, "")):
+        trouble = cb.certify(instance.problem, solution, data, mode="held-out").trouble
+        assert trouble.startswith(words) if words else not trouble
+
+
 def test_what_is_impossible_is_refused(instance, judged, traffic):
     solution, one = judged[0], instance.problem
     joint = cb.Problem(one.upper, one.lower, one.x0, one.y0, one.domain)

@@ -1,6 +1,6 @@
 """Solutions: the decision and the policy, printed, plotted and saved; and whether problems and runs are the same."""
 
-from .identity import Objectives, different_functions, function_digests, run_digests
+from .identity import Objectives, different_functions, function_digests, run_digests, share_seen
 from .job import Interrupted, Job, ReducedProblem, check_objectives
 from .loading import load
 from .plot_policy import COLOURS, DOTS, DPI, shown_figure, tidy, written_figure

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 from scipy import special
 
-from ..answer import Solution, as_solved, check_levels
+from ..answer import Solution, as_solved, check_levels, share_seen
 from ..basis import Basis, Orthonormal, richer_basis
 from ..derivatives import RowDerivatives, flattened, shaped_like
 from ..ground import as_key, as_rows, entered, put, whole
@@ -98,8 +98,13 @@ def certify(
         study = Study.of(as_solved(problem, solution), samples, wanted)
         check_levels("certify", solution, study)
         certificate = _certified(study, to_judge("certify", study, solution), mode, constants, draws, as_key(key))
+        seen = share_seen(solution.objectives, study)
     gradient, parts = put(wanted.back(jax.tree.map(np.asarray, (certificate.gradient, certificate.parts))))
-    return replace(certificate, gradient=gradient, parts=parts)
+    trouble = certificate.trouble
+    if seen and _SAME_SAMPLES not in trouble:
+        overlap = f"{seen:.0%} of these samples are among those it was solved from, so it looks better than it is"
+        trouble = "; ".join(filter(None, (trouble, overlap)))
+    return replace(certificate, gradient=gradient, parts=parts, trouble=trouble)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of a lower level without minimum; what is not finite is not sound
