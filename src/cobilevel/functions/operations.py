@@ -29,14 +29,14 @@ _SHARP = {
 }  # fmt: skip
 # operations that JAX differentiates any number of times, for one sample and for many
 _DIFFERENTIABLE = {
-    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "broadcast_in_dim", "clamp",
-    "concatenate", "convert_element_type", "cos", "cosh", "cumsum", "div", "dot_general", "dynamic_slice", "eq", "erf",
-    "exp", "exp2", "expm1", "gather", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic",
-    "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad", "pow", "reduce_max", "reduce_min", "reduce_sum",
-    "reshape", "rev", "rsqrt", "select_n", "sign", "sin", "sinh", "slice", "split", "sqrt", "square", "squeeze",
-    "stack", "sub", "tan", "tanh", "transpose",
+    "abs", "acos", "acosh", "add", "and", "argmax", "argmin", "asin", "asinh", "atan", "atan2", "atanh",
+    "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "cos", "cosh", "cumsum", "div",
+    "dot_general", "dynamic_slice", "eq", "erf", "exp", "exp2", "expm1", "gather", "ge", "gt", "integer_pow",
+    "iota", "is_finite", "le", "log", "log1p", "logistic", "lt", "mul", "ne", "neg", "not", "or", "pad", "pow",
+    "reduce_sum", "reshape", "rev", "rsqrt", "select_n", "sign", "sin", "sinh", "slice", "split", "sqrt", "square",
+    "squeeze", "stack", "sub", "tan", "tanh", "transpose",
 }  # fmt: skip
-_ALIGNS = {"add", "sub", "max", "min"}  # operations of numbers of one kind, entry by entry
+_ALIGNS = {"add", "sub", "gt", "lt"}  # operations on numbers of one kind, entry by entry
 _KEPT_TIMES, _KEPT_BYTES = 4, 2**26  # what is kept may take so many times the data, or so many bytes in all
 
 

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
 from ..ground import put
+from .choices import by_comparison
 from .description import digest, has_custom_derivatives, key_of
 from .operations import ByKey, Listing, as_traced, depends_on, differentiable, may_jump
 
@@ -114,6 +115,7 @@ def trace_objective(function: Callable, args: tuple, derivatives: Callable[[Call
     shapes = structure.unflatten(leaves)
     with anew():
         closed, out = jax.make_jaxpr(call, return_shape=True)(arrays, *shapes)
+        closed = by_comparison(closed)
     body, numbers = _hoisted(closed.jaxpr)
     constants = [_own(value) for value in (*closed.consts, *numbers, *jax.tree.leaves(arrays))]
     program = Program(body, leaves, structure, out)
