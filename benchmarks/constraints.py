@@ -171,12 +171,12 @@ def other_ways(level: Level, program: Program) -> None:
     lagrangian = lambda x, y, xi, eta: (
         level.lower(x, y, xi, eta) + jnp.sum(jnp.maximum(eta + weight * (G @ y - h), 0) ** 2) / (2 * weight)
     )
-    problem, found = cb.Problem(level.upper, lagrangian, jnp.zeros(2), start, DOMAIN, lower_noise=None), None
+    problem = cb.Problem(level.upper, lagrangian, jnp.zeros(2), start, DOMAIN, lower_noise=None)
     for _ in range(8):
         found = cb.solve(problem, cb.Samples(xi, table), basis=basis)
         y = np.asarray(found.policy(xi))
         table = np.maximum(table + weight * (y @ program.G.T - program.h), 0)
-    report(f"augmented Lagrangian {weight:.0e}, 8 rounds", found.x, found.policy)  # pyright: ignore
+    report(f"augmented Lagrangian {weight:.0e}, 8 rounds", found.x, found.policy)
     for smoothing in (1e-3, 1e-4, 1e-5):
         found = cb.solve(level.problem(program.constraints, smoothing), samples, basis=basis)
         report(f"barrier {smoothing:.0e}", found.x, found.policy)

@@ -237,7 +237,7 @@ def trials(asked: argparse.Namespace) -> None:
         kept.write_text(json.dumps(every, indent=1) + "\n")
     losses = np.array([row["exact"] for row in rows])
     report = re.search(r'id="data">(.*?)</script>', asked.report.read_text(), re.S)
-    tables = json.loads(report.group(1))["summary"]["tables"]  # pyright: ignore
+    tables = json.loads(report.group(1))["summary"]["tables"]  # pyright: ignore[reportOptionalMemberAccess]
     table = next(table for table in tables if "true F" in table["columns"])
     place = table["columns"].index("true F")
     ends = {row[0]: [float(number) for number in re.findall(r"[\d.]+", row[place])] for row in table["rows"]}

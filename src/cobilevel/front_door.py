@@ -39,7 +39,7 @@ def solve(
 ) -> Solution | DirectSolution: ...
 
 
-def solve(  # pyright: ignore[reportInconsistentOverload]
+def solve(
     problem: Problem,
     samples: Data,
     basis: Basis | None = None,
@@ -149,7 +149,7 @@ def _solve_partitions(
 ) -> Solution:
     """On the rows in this process, which choose the basis and where to start; then on all rows, by an exact solver."""
     began, solver, steps = time.perf_counter(), settings["solver"], settings["steps"]
-    workers: Any = samples.parts.workers
+    workers = samples.parts.workers
     counted = lambda: np.array([workers.messages, workers.sent, workers.received])
     before = counted()
     if resume is not None:
@@ -168,7 +168,7 @@ def _solve_partitions(
     with wanted.context(), _rounding_interrupted(wanted):
         begin = first.in_full()
         study = Study.of(as_solved(problem, first).at(begin.x), samples, wanted)
-        contexts: Any = FarRows.of(study.lower, begin.basis).contexts()  # pyright: ignore
+        contexts = FarRows.of(study.lower, begin.basis).contexts()
         for words in ("contexts", "rank"):  # what the sample has not seen, other rows may have
             choices.pop(words, None)
         choices |= _about_contexts(problem, contexts.xi)

@@ -99,7 +99,7 @@ def test_a_truncated_archive_and_missing_files_are_named(files, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
             call(tmp_path / "nowhere")
     with pytest.raises(TypeError, match='"digits", "mnist" or a folder'):
-        loader.load(3)  # pyright: ignore
+        loader.load(3)
 
 
 def test_what_was_fetched_is_kept(files, tmp_path, monkeypatch):

@@ -190,7 +190,7 @@ def _train(
         return (layers, heads, moments), None
 
     (trained, _, _), _ = jax.lax.scan(step, (layers, heads, Adam.none(layers)), jnp.arange(steps))
-    return trained, layered(trained, inputs)[:, 1:]  # pyright: ignore[reportReturnType]
+    return trained, layered(trained, inputs)[:, 1:]
 
 
 def _learn_network(basis: Neural, study: Study) -> Neural:

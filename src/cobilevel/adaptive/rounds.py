@@ -180,7 +180,7 @@ def solve_again(job: Job, first: Solution, restarts: int, key: Array, spread: fl
         start = shaped_like(study.problem.x0, (x0 + step * rng.standard_normal(len(x0)))[None], study.dtype, 0)
         found.append(job.at(study.problem.bounds.project(start)).run(basis))
     ended = [one for one in found if one.converged] or [first]
-    curves = [one.history.get("upper", ()) for one in ended]
+    curves = [one.history.get("upper", []) for one in ended]
     values = np.array([float(curve[-1]) if len(curve) else np.nan for curve in curves])
     best = ended[int(np.nanargmin(values))] if np.isfinite(values).any() else first
     where, alike = np.array([flattened(one.x) for one in ended]), study.eps**0.25

@@ -79,7 +79,8 @@ def function_digests(study: Study) -> dict[str, str]:
         raise ValueError("this study was not made by Study.of, so it does not hold the user's functions.")
     with _precision_of(study.dtype):
         digests = {name: part.digest() for name, part in _functions_of(study.stated).items()}
-    draws: list[Any] = [level.draw for level in (study.upper, study.lower) if level.endless]  # pyright: ignore
+    levels: Any = (study.upper, study.lower)
+    draws = [level.draw for level in levels if level.endless]
     if draws:
         known = digest([(draw.drawing.program, jax.tree.leaves(draw.arrays)) for draw in draws])
         digests["samples"] = known + PARTIAL * any(draw.drawing.program is None for draw in draws)

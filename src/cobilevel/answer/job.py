@@ -105,7 +105,7 @@ class Job:
         """Runs the solver on a reduced problem; raises ``Interrupted`` if a signal ends it."""
         if resume is not None and resume.state is None:
             raise ValueError("resume: this solution holds no solver state. Solve from the beginning.")
-        saved: Any = None if resume is None else (resume.state, resume.history)
+        saved = None if resume is None else (resume.state, resume.history)
         limits = self.steps, self.progress, saved, self.checkpoint, self.retreats
         ended, stopped = iterate(self.solver, reduced, self.key, *limits, resumable=not self.one_of_many)
         parts = ended | {"choices": {**(choices or {}), **ended["choices"]}} | _constraint_fields(reduced)
@@ -239,9 +239,9 @@ def _with_errors(solution: Solution, study: Study, seen: Callable[[], Reduced]) 
             if isinstance(noise(), str):
                 return noise()
             errors = share**0.5 * noise()(xi)
-            if cornered() is None:
+            if (corners := cornered()) is None:
                 return errors
-            return np.hypot(errors, as_rows(solution.at(xi)) - cornered()(xi))
+            return np.hypot(errors, as_rows(solution.at(xi)) - corners(xi))
 
     return replace(solution, inference=of_x, policy_noise=of_policy)
 

@@ -68,7 +68,7 @@ class Slice:
     def at(self, *columns: np.ndarray, interval: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
         """The components of the policy along `over`, and half of their 95% intervals, if there are any."""
         given = self.held | dict(zip((axis.name for axis in self.over), columns, strict=True))
-        xi: Any = [given[axis.name] for axis in self.axes]
+        xi = [given[axis.name] for axis in self.axes]
         vectors = isinstance(self.solution.basis.domain, Box | Mixed)
         xi = np.stack(np.broadcast_arrays(*xi), axis=-1) if vectors else xi[0]
         try:

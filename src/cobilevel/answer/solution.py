@@ -167,7 +167,7 @@ class Solution:
         own = (self.x, self.W, self.basis.transform, self.basis.constant)
         if self.precise is None:
             return own
-        return tuple(_full(precise, given) for precise, given in zip(self.precise, own, strict=True))  # pyright: ignore
+        return tuple(_full(precise, given) for precise, given in zip(self.precise, own, strict=True))
 
     def in_full(self) -> "Solution":
         """The solution with all its digits, for a caller who computes in double precision."""

@@ -50,7 +50,7 @@ class Axis:
         """The first `count` functions; of categories, all; of pieces, as many on each."""
         if self.categorical:
             return Categorical()
-        family: Any = self.family
+        family = self.family
         return Piecewise(family(-(-count // self.pieces)), self.breaks) if self.breaks else family(count)
 
     @property

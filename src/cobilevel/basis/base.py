@@ -184,11 +184,11 @@ class Basis(Recipe):
 
     def fit(self, domain: Domain, xi: ArrayLike, weights: Float[Held, " n"] | None = None) -> FeatureMap:
         """The feature map on a domain, given the observed contexts (and their weights)."""
-        xi = put(xi if isinstance(xi, jax.Array) else np.asarray(xi))
-        dtype = xi.dtype if jnp.issubdtype(xi.dtype, jnp.floating) else float
+        rows = put(xi if isinstance(xi, jax.Array) else np.asarray(xi))
+        dtype = rows.dtype if jnp.issubdtype(rows.dtype, jnp.floating) else float
         constant = self.constant(domain)
         if constant is None:
-            phi = np.asarray(_raw(self, domain, xi))
+            phi = np.asarray(_raw(self, domain, rows))
             if not np.isfinite(phi).all():
                 raise ValueError(f"basis {self!r} returns NaN or infinity at observed contexts; check its function.")
             constant = np.linalg.lstsq(phi, np.ones(len(phi)), rcond=None)[0]  # whose function is nearest to 1

@@ -219,7 +219,7 @@ class Union(Basis):
         return module_of(xi).concatenate([part.evaluate(domain, xi) for part in self.parts], axis=-1)
 
     def count(self, domain):
-        counts: Any = [part.count(domain) for part in self.parts]
+        counts = [part.count(domain) for part in self.parts]
         return None if None in counts else sum(counts)
 
     def constant(self, domain):

@@ -220,8 +220,7 @@ def _members(rows: Any) -> tuple[tuple[int, ...], ...]:
         raise ValueError(f"Listed takes multi-indices of equal length, such as [(0, 0), (1, 0)], got {rows!r}.")
     if len(np.unique(table, axis=0)) < len(table):
         raise ValueError("Listed: a multi-index is listed twice; drop it.")
-    members: Any = table.tolist()
-    return tuple(map(tuple, members))
+    return tuple(map(tuple, table.tolist()))
 
 
 class Listed(IndexSet):

@@ -84,7 +84,7 @@ class Piecewise(Basis):
 
     def count(self, domain):
         each = [self.basis.count(piece) for piece in self._intervals(domain)]
-        return None if None in each else sum(each)  # pyright: ignore
+        return None if None in each else sum(each)
 
     @plain
     def degree_of(self, k: Any) -> Any:
@@ -94,7 +94,7 @@ class Piecewise(Basis):
 
     def constant(self, domain):
         each = [self.basis.constant(piece) for piece in self._intervals(domain)]
-        return None if any(one is None for one in each) else np.stack(each, axis=-1).ravel()  # pyright: ignore
+        return None if any(one is None for one in each) else np.stack(each, axis=-1).ravel()
 
     def with_parts(self, change):
         return Piecewise(change(self.basis), self.breaks)

@@ -70,7 +70,7 @@ def _fitting(basis: Basis, domain: Domain, fits: Callable[[int], bool]) -> str:
         smaller = [_largest_fitting(replace(plain, index=index), domain, fits) for index in sets]
     elif isinstance(plain, Components):
         smaller = [Components(plain.parts, coupling) for coupling in (TotalDegree(), Additive())]
-    counts: Any = [(part, part.count(domain)) for part in smaller if part is not None]
+    counts = [(part, part.count(domain)) for part in smaller if part is not None]
     words = [f"{part!r} has {count:,}" for part, count in counts if fits(count)]
     return f" What fits: {', '.join(words)}." if words else ""
 

@@ -145,7 +145,8 @@ class Whitening(eqx.Module):
     def unseen(self, phi: Rows) -> Float[Held, " n"]:
         """The share of each row of features, by its norm, that the observed contexts do not see."""
         if isinstance(phi, OneHot):
-            return (self.transform.value[phi.place] == 0).astype(phi.dtype)  # pyright: ignore
+            cells: Any = self.transform
+            return (cells.value[phi.place] == 0).astype(phi.dtype)
         xp = module_of(phi)
         size = xp.linalg.norm(phi, axis=1)
         return xp.linalg.norm(phi - (phi @ self.transform) @ self.inverse, axis=1) / xp.where(size > 0, size, 1)
@@ -169,10 +170,10 @@ def whitening_of(parts: list[np.ndarray], rows: int, dtype: Any, tolerance: floa
     spectrum = np.linalg.svd(scaled, compute_uv=False)
     norms = np.linalg.norm(scaled, axis=0)
     norms = np.where(norms > 0, norms, 1)  # the rank must not depend on the units of single functions
-    _, values, rows = np.linalg.svd(scaled / norms, full_matrices=False)
+    _, values, right = np.linalg.svd(scaled / norms, full_matrices=False)
     least = float(np.sqrt(jnp.finfo(dtype).eps)) if tolerance is None else tolerance
     rank = max(1, int(np.sum(values > least * values[0])))
-    kept, basis = values[:rank], rows[:rank]
+    kept, basis = values[:rank], right[:rank]
     forth, back = basis.T / kept / norms[:, None], kept[:, None] * basis * norms
     return Whitening(*put([part.astype(dtype) for part in (forth, back, spectrum)]))
 

@@ -78,7 +78,8 @@ def learned_directions(basis: Rotated, fit: FirstFit, most: int) -> Rotated:
     d = fit.responses.u.shape[1]
     if basis.k > d:
         raise ValueError(f"Rotated: k = {basis.k}, but contexts have {d} coordinates; use at most {d} directions.")
-    degrees = [n for n in degrees_up_to(basis.k, most) if n < max(basis.basis.n, 3)] or [2]  # pyright: ignore
+    product: Any = basis.basis
+    degrees = [n for n in degrees_up_to(basis.k, most) if n < max(product.n, 3)] or [2]
     _, outer = fit_kernel(fit.responses, KernelFeatures(COUNTS[-1]))
     *_, found = fit_directions(fit.leading(1.0), outer, basis.k, degrees)
     return put(replace(basis, axes=found.axes, shift=found.shift))

@@ -150,7 +150,8 @@ class Fits:
         """Switches to another list of functions."""
         tables: list[Any] = [None if u is None else self.axes.table(u, members) for u in self._places]
         self.forth = orthonormalising(tables[0], self.shares)
-        self.table, self._held_table, self._upper = (None if table is None else table @ self.forth for table in tables)
+        tables = [None if table is None else table @ self.forth for table in tables]
+        self.table, self._held_table, self._upper = tables
         self.usable = self.forth.shape[1]
         self._expansions: dict[int, Expansions] = {}
 
@@ -186,7 +187,7 @@ class Fits:
         last fit, or from a given policy; then from ``y0``. ``None`` if that fails."""
         at, target, starts = self.expansions(count), self.target(x, count), [self.constant(count)]
         last, own = next(reversed(self.known.values()), None), self.known.get(x.tobytes())
-        near = last if own is None or len(last.W) >= 2 * len(own.W) else own  # pyright: ignore
+        near = last if last is None or own is None or len(last.W) >= 2 * len(own.W) else own
         if near is not None:
             starts.insert(0, self._padded(near.coefficients_at(x), count))
         elif self.policy is not None:

@@ -144,7 +144,7 @@ def tune_kernel(
 
 def refreshed(rows: Responses, recipe: KernelFeatures) -> KernelFeatures:
     """A tuned kernel with the metric learned once more from all rows; the scale stays the same share of distances."""
-    metric: Any = recipe.metric
+    metric = recipe.metric
     if metric == "isotropic" or not np.trace(outer := _ridge(rows, recipe).outer) > 0:
         return recipe
     axes = _axes(outer, metric)

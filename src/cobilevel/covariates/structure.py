@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -87,7 +86,7 @@ def structure_of(rows: Responses, supported: int) -> Structure:
     found = tune_directions(fitted, held, outer, max(most, 3))  # one direction and degree 2 at least
     assert found is not None
     few, tried = found
-    size: Any = few.basis.count(few.cube)
+    size = few.basis.count(few.cube)
     record("directions", size, tried, size + few.k * (d - few.k))
     kernel = kernel_functions(tuned, fitted.u)
     size = kernel.on_cube(held.u[:1]).shape[1]

@@ -303,7 +303,7 @@ class Expansions:
     def _derivatives(self, level: str, rows: RowBlocks) -> RowDerivatives:
         key = (level, self.crossed, id(rows))
         if key not in self._programs:  # what is kept holds the rows, so that no others get their id
-            problem: Any = self.problem
+            problem = self.problem
             made = {
                 "lower": lambda: RowDerivatives.lower(problem.lower, rows, self.crossed),
                 "slope": lambda: RowDerivatives.slope(problem.lower, rows),
@@ -416,7 +416,7 @@ class Expansions:
     def bend_rows(self, x: np.ndarray, W: np.ndarray, V: np.ndarray) -> Float[np.ndarray, "n dy dy"]:
         r"""$\partial_{22} f - \partial_{222} g\, v$ sample by sample, where both levels see the same."""
         (pool,), problem = self.lower_pools, self.problem
-        bend = RowDerivatives.bend(problem.upper, problem.lower, pool.rows)  # pyright: ignore
+        bend = RowDerivatives.bend(problem.upper, problem.lower, pool.rows)
         table = bend.table(x, np.concatenate([pool.y(W), pool.y(V)], axis=1))
         return table.reshape(len(table), self.dy, self.dy)
 

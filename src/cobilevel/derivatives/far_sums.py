@@ -62,7 +62,7 @@ def _sums(parts: list, common: Common, upper: bool, x: np.ndarray, W: np.ndarray
     with common.value.precision.context():
         found = []
         for study, pool in _pools(parts, common, sizes):
-            problem: Any = study.problem
+            problem = study.problem
             if upper:
                 of, derivatives = upper_sums, RowDerivatives.upper(problem.upper, pool.rows)
             else:

@@ -66,7 +66,7 @@ class Nodes(NamedTuple):
     """A quadrature: the rows that are its nodes, and their weights. `lagrange`: the mean of ``L_k`` times something, by
     the means of all products of two functions times that."""
 
-    index: Int[np.ndarray, " k"]
+    index: Int[np.ndarray, " k"]  # pyright: ignore[reportIncompatibleMethodOverride]
     weights: Float[np.ndarray, " k"]
     lagrange: Float[np.ndarray, "k m"]
 
@@ -157,7 +157,7 @@ def _nodal(at: Expansions, few: Expansions) -> Expansions | None:
     (pool,), batch = at.lower_pools, at.reduced.lower_pool
     rows = np.sort(np.random.default_rng(0).permutation(len(batch))[:_AMONG])
     phi = pool.features[rows].astype(float)
-    order = qr((phi / np.linalg.norm(phi, axis=1, keepdims=True)).T, mode="r", pivoting=True)[1]
+    order = qr((phi / np.linalg.norm(phi, axis=1, keepdims=True)).T, mode="r", pivoting=True)[-1]
     index = rows[np.sort(order[: phi.shape[1]])]
     phi = pool.features[index].astype(float)
     if np.linalg.matrix_rank(phi) < len(phi):

@@ -180,7 +180,7 @@ class RowScales(NamedTuple):
 def plus(a: Sum, b: Sum) -> Sum:
     """The sum of two sums over rows."""
     total = map(add, a, b)
-    return tuple(total) if type(a) is tuple else type(a)(*total)  # pyright: ignore[reportReturnType, reportCallIssue]
+    return tuple(total) if type(a) is tuple else type(a)(*total)
 
 
 def total(sums: Iterable[Sum]) -> Sum:
@@ -282,7 +282,7 @@ class RowPool:
         at = x.astype(self.rows.dtype), W.astype(self.rows.dtype)
         for (phi, shares), (_, xi, eta) in zip(self._on_device, self.rows, strict=True):
             total = program(derivatives.constants, *at, phi, shares, xi, eta, total)
-        total: Any = jax.device_get(total)
+        total = jax.device_get(total)
         return type(total)(*(np.array(part, float)[()] for part in total))
 
 

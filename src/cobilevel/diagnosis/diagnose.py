@@ -245,7 +245,7 @@ def _exact_policy(study: Study, x: Float[np.ndarray, " dx"]) -> Expansion | None
         source = f"exact lower-level solutions over {rows} rows of data"
     elif study.lower_noise:
         draw, rows = problem.conditional, _DRAWS
-        shared = _SharedDraws(draw, as_key(2))  # pyright: ignore[reportArgumentType]
+        shared = _SharedDraws(draw, as_key(2))
         problem = eqx.tree_at(lambda p: p.conditional, problem, shared, is_leaf=lambda v: v is draw)
         study = replace(study, problem=problem)
         source = f"lower-level solutions over {rows} draws of noise, the same at each context"

@@ -295,7 +295,7 @@ def _largest(basis: Basis, domain: Domain, most: int) -> Basis:
 
 def _count(basis: Basis, domain: Domain) -> int:
     """How many functions a basis made by ``_largest`` has."""
-    return by_component(_plain(basis), domain).count(domain)  # pyright: ignore[reportReturnType]
+    return by_component(_plain(basis), domain).count(domain)
 
 
 def _about_coverage(found: Diagnosis, seen: Seen) -> list[Advice]:

@@ -110,7 +110,7 @@ class Amortized(Direct):
             layers = eqx.nn.MLP(inputs, y.shape[1], self.width, self.depth, jnp.tanh, dtype=dtype, key=seed)
             scale = np.where(size > 0, size, 1.0)
             networks.append(Network(layers, domain, jnp.asarray(table.mean(axis=0), dtype), jnp.asarray(scale, dtype)))
-        moments: Any = tuple(Adam.none(eqx.filter(one.layers, eqx.is_array)) for one in networks)
+        moments = tuple(Adam.none(eqx.filter(one.layers, eqx.is_array)) for one in networks)
         outer = 0.1 * outer_step(slope, x) if self.outer is None else float(self.outer)
         return _State(x, networks[0], networks[1], moments), outer
 

@@ -5,7 +5,6 @@ the Lagrange polynomials of Chebyshev nodes. The gradient is that of the interpo
 """
 
 from itertools import product
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -51,7 +50,7 @@ class Collocation(Exact):
     def run(self, study, key, limits):
         domain, n = study.problem.domain, self.n
         basis = interpolating(domain, n)
-        nodes: Any = _nodes_of(domain, n)
+        nodes = _nodes_of(domain, n)
         fitted = basis.fit(domain, jnp.asarray(nodes, study.dtype))
         values = np.asarray(fitted.at(nodes), float)
         known = law_is_known(study)
@@ -97,5 +96,5 @@ def _nodes_of(domain: Domain, n: int) -> np.ndarray:
     if isinstance(domain, Finite):
         return np.asarray(domain.values)
     zeros = np.cos(np.pi * (2 * np.arange(n) + 1) / (2 * n))
-    grid: Any = np.array(list(product(zeros, repeat=domain.dimension)))
+    grid = np.array(list(product(zeros, repeat=domain.dimension)))
     return np.asarray(domain.place(grid))

@@ -257,7 +257,7 @@ def _picked(key: Array, weights: Any, count: int, size: int) -> Array:
 
 def objectives_of(study: Study) -> AtContext:
     """Both objectives at one context."""
-    return AtContext(study.problem.upper, study.problem.lower)  # pyright: ignore[reportArgumentType]
+    return AtContext(study.problem.upper, study.problem.lower)
 
 
 def outer_step(slope: Callable[[Array], Array], x: Array, rounds: int = 8) -> float:

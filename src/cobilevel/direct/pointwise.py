@@ -228,7 +228,7 @@ def descend_exactly(objective: Pointwise, limits: Limits) -> tuple[np.ndarray, R
         return value, slope
 
     x, before, over = best[1], np.inf, False
-    options: Any = {"method": "L-BFGS-B", "bounds": list(zip(lo, hi, strict=True))}
+    options = {"method": "L-BFGS-B", "bounds": list(zip(lo, hi, strict=True))}
     options["options"] = {"maxcor": 20, "ftol": eps, "gtol": 0.0}
     try:
         inside = lambda at: ask(np.clip(np.asarray(at, float), lo, hi))

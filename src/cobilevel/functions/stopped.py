@@ -24,11 +24,11 @@ def _changed(body: Jaxpr, moving: dict[Any, set[str]], found: set[str]) -> Jaxpr
     `moving`: on which of them each value depends; `found`: those on which something held does. Rules stated by hand
     are left alone, and what enters a loop or a branch is taken to enter all of it.
     """
-    equations = []
+    equations, floating = [], lambda aval: jnp.issubdtype(aval.dtype, jnp.floating)
     for equation in body.eqns:
         name, made = equation.primitive.name, equation.outvars
         depends = set().union(*(moving.get(v, ()) for v in equation.invars if not isinstance(v, Literal)))
-        if name == "stop_gradient" and depends and jnp.issubdtype(made[0].aval.dtype, jnp.floating):
+        if name == "stop_gradient" and depends and floating(made[0].aval):
             found |= depends
             more = jax.make_jaxpr(lambda a: a * np.asarray(1.01, a.dtype))(made[0].aval)
             (times,) = more.jaxpr.eqns

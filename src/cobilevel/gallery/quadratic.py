@@ -171,7 +171,7 @@ def _law(kind: Any, domain: Domain) -> Distribution:
         return TruncatedNormal(domain, np.full(d, 0.2), np.full(d, 0.5))
     if kind == "mixture":
         parts = (TruncatedNormal(domain, np.full(d, -0.5), np.full(d, 0.3)), Uniform(domain))
-        return Mixture(components=parts, weights=np.array([0.6, 0.4]))  # pyright: ignore[reportCallIssue]
+        return Mixture(components=parts, weights=np.array([0.6, 0.4]))
     raise ValueError(f'contexts must be "uniform", "normal", "mixture" or a distribution, got {kind!r}.')
 
 

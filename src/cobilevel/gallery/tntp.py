@@ -42,7 +42,7 @@ class Roads:
     @property
     def ends(self) -> tuple[Int[np.ndarray, " links"], Int[np.ndarray, " links"]]:
         """Where each link begins and ends, counted from 0."""
-        return tuple(self.links[name].astype(int) - 1 for name in COLUMNS[:2])  # pyright: ignore[reportReturnType]
+        return tuple(self.links[name].astype(int) - 1 for name in COLUMNS[:2])
 
 
 class _File:

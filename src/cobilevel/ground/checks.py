@@ -119,7 +119,7 @@ _FORKED_FROM: list[int] = []  # processes in which JAX had started before this o
 
 def _after_fork() -> None:
     """Threads are not copied by a fork: anything that waits for one of JAX's waits forever."""
-    devices = jax.config.jax_num_cpu_devices
+    devices = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     try:
         jax.config.update("jax_num_cpu_devices", devices + 1)  # which is refused once JAX has started
     except RuntimeError:

@@ -41,7 +41,8 @@ def _seeded(seed: int) -> jax.Array:
             f"key must be a whole number of at most 64 bits, from {-(2**63)} to {2**63 - 1}, got {seed}. Use a "
             f"smaller one, such as {seed % 2**32}."
         )
-    if 0 <= seed < 2**31 and jax.config.jax_default_prng_impl == _THREEFRY:
+    threefry = jax.config.jax_default_prng_impl == _THREEFRY  # pyright: ignore[reportAttributeAccessIssue]
+    if threefry and 0 <= seed < 2**31:
         return jax.random.wrap_key_data(np.array([0, seed], np.uint32), impl=_THREEFRY)
     return jax.random.key(seed)
 

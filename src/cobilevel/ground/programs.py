@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import cache, lru_cache, partial, update_wrapper, wraps
 from pathlib import Path
 from threading import Lock, current_thread
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
@@ -27,10 +27,7 @@ from threadpoolctl import ThreadpoolController
 from .checks import require_threads
 
 # A JAX array, or a NumPy one: small ones are worked on without a program, and NumPy keeps digits JAX would cut off.
-if TYPE_CHECKING:
-    Held = Array
-else:
-    Held = Array | np.ndarray
+Held = Array | np.ndarray
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -138,7 +138,7 @@ class _Residuals(NamedTuple):
     @staticmethod
     def of(around: Around, near: Neighbours) -> "_Residuals":
         terms, phi, shares, left = around.terms, near.arranged(features_of(around)), near.row_shares, []
-        r, alphas, curvatures, bends = (map(near.arranged, part) for part in terms)  # pyright: ignore
+        r, alphas, curvatures, bends = (map(near.arranged, part) for part in terms)
         r, alphas, inverse, own = list(r), list(alphas), None, None
         for here, alpha, A, M in zip(r, alphas, curvatures, bends, strict=True):
             A, M = (_smooth(table, phi, shares, near) for table in (A, M))
@@ -146,7 +146,7 @@ class _Residuals(NamedTuple):
             if not left:
                 inverse, own = B, _leverage(phi, A, shares) @ A
             left.append(_times(B, alpha + _times(M, _times(B, here)) / 2))
-        return _Residuals(np.stack(left), np.stack(r), alphas[0], inverse, own)  # pyright: ignore
+        return _Residuals(np.stack(left), np.stack(r), alphas[0], inverse, own)
 
 
 def features_of(around: Around) -> np.ndarray | OneHot:
@@ -257,7 +257,7 @@ class Missed:
         around = self.around
         free = around.free()
         unit = around.unit[free]
-        over = np.abs(around.bend(self.overfit.points))[free] * (unit / around.lengths[free]) ** 2  # pyright: ignore
+        over = np.abs(around.bend(self.overfit.points))[free] * (unit / around.lengths[free]) ** 2
         values = np.linalg.eigvalsh(around.hessian()[np.ix_(free, free)] * np.outer(unit, unit))
         return not free.any() or bool(len(unit) * over.max() > NOTICED * values[0])
 

@@ -133,7 +133,7 @@ def neighbours_of(
     widths = [2**k for k in range(_FEW_DIMENSIONS + 1) if k == 0 or 2**k <= most]
     from scipy.spatial import KDTree  # takes long to import, and few need it
 
-    index: Any = KDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(times * widths[-1] + 1, n))[1]
+    index = KDTree(u + 1e-12 * rng.standard_normal(u.shape)).query(u, k=min(times * widths[-1] + 1, n))[1]
     return [_nearest(index, k, times * k, own, rng, u) for k in widths]
 
 

@@ -197,7 +197,7 @@ def _curves(across: Around, missed: Missed | None, k: int) -> tuple[np.ndarray, 
     bend = across.curves()[:k]
     if missed is None or not missed.curves:
         return bend, np.zeros(k)
-    return bend, -across.bend(what_is_missed(across, missed).overfit.points)[:k]  # pyright: ignore
+    return bend, -across.bend(what_is_missed(across, missed).overfit.points)[:k]
 
 
 def _turned(across: Around, missed: Missed, bend: np.ndarray, over: np.ndarray, noisy: np.ndarray) -> np.ndarray:
@@ -310,7 +310,7 @@ def _excess(around: Around, missed: Missed | None, kept: float) -> tuple[np.ndar
         return slope, np.zeros(len(around.x)), around.gradient_covariance()
     lost, k = missed.overfit.part(slice(1, None), 1 / around.lengths), around.lengths
     noise = lost.part(slice(None), kept).covariance(around.gradient_influence())
-    return lost.value, kept * around.bend(missed.overfit.points) / k / k, noise  # pyright: ignore
+    return lost.value, kept * around.bend(missed.overfit.points) / k / k, noise
 
 
 def _left_out(around: Around) -> Float[np.ndarray, " dx"]:

@@ -133,10 +133,10 @@ class Uncertainty:
     @staticmethod
     def from_file(document: dict[str, Any], arrays: dict[str, Any]) -> "Uncertainty":
         """The inverse of ``to_file``."""
-        words: Any = {name: tuple(map(str, document[name])) for name in ("names", "notes", "undetermined")}
+        words = {name: tuple(map(str, document[name])) for name in ("names", "notes", "undetermined")}
         words["remarks"] = tuple(map(str, document.get("remarks", ())))
         words |= {name: float(document[name]) for name in ("value", "value_error")}
-        numbers: Any = {name: np.asarray(part, float) for name, part in arrays.items()}
+        numbers = {name: np.asarray(part, float) for name, part in arrays.items()}
         leaves = tuple((str(name), tuple(map(int, shape)), int(n)) for name, shape, n in document.get("leaves", ()))
         known = Uncertainty(**words, why_not=str(document["why_not"]), leaves=leaves, **numbers)
         size = len(known.names)

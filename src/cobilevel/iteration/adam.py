@@ -15,7 +15,7 @@ class Adam(NamedTuple):
 
     first: PyTree
     second: PyTree
-    count: Array
+    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @staticmethod
     def none(parameters: PyTree) -> "Adam":

@@ -101,7 +101,7 @@ class Draws:
 
     def rows(self, level: str) -> RowIndex:
         """Which rows of the pool of a level come next, for solvers that keep something for each."""
-        pool: Any = self._sources[level].rows
+        pool = self._sources[level].rows
         return batch_rows(self._keys[level], self._advance(level, 1), self._batch, pool, True, self._dtype)
 
     def key(self) -> Key[Array, ""]:

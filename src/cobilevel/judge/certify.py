@@ -235,7 +235,8 @@ def _certificate(
     value = None if unknown else plain if value is None else value
     gap = None if difference is None else norm_estimate(*difference.on(np.ones_like(free)), measured.freedom)
     if constants is not None and measured.policy_error is not None:
-        spread = float(np.sqrt(measured.adjoint_error.high * measured.sensitivity_error.high))  # pyright: ignore
+        known: Any = measured  # all three errors or none
+        spread = float(np.sqrt(known.adjoint_error.high * known.sensitivity_error.high))
         bound = reduced_norm.high + constants.policy * float(np.sqrt(measured.policy_error.high)) + spread
     unsure = "" if unknown or np.all(np.isfinite(measured.gradient.covariance)) else _UNSURE
     return Certificate(

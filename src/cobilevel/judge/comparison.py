@@ -302,7 +302,7 @@ class Contextual:
     @staticmethod
     def of(study: Study, at: Galerkin, draws: int, key: Array) -> "Contextual":
         rows, domain, (pool,) = study.upper.contexts(), study.problem.domain, at.expansions.upper_pools
-        xi: Any = np.asarray(rows.xi)
+        xi = np.asarray(rows.xi)
         place = np.arange(len(rows))
         if isinstance(domain, Finite):
             values, place = np.unique(np.asarray(domain.index(xi)), return_inverse=True)
@@ -312,7 +312,7 @@ class Contextual:
     def gradients(self, y: Policy, s: Sensitivity) -> GradientRows:
         """The rows of the gradient, ``d1 f + s^T d2 f``, for a policy and a sensitivity."""
         problem, count = self.study.problem, (self.study.upper.count or 1) if self.study.upper.crossed else 1
-        sizes, derivatives = Sizes(*problem.sizes), RowDerivatives.upper(problem.upper, self.rows)  # pyright: ignore
+        sizes, derivatives = Sizes(*problem.sizes), RowDerivatives.upper(problem.upper, self.rows)
         table, by_data = np.zeros((len(self.place), 1 + sizes.dx + sizes.dy)), np.zeros((count, sizes.dx))
         for part, xi, eta in self.rows:  # all data of a context, then those of the next
             context, datum = np.divmod(np.arange(part.start, part.stop), count)
@@ -352,7 +352,7 @@ def measure_exactly(
     if study.shared and not at.study.upper.crossed:
         doubt = _difference_noise(at, galerkin, policies, local, true)
     else:
-        by_data = None if true.by_data is None else true.by_data - rows_within.by_data  # pyright: ignore
+        by_data = None if true.by_data is None else true.by_data - rows_within.by_data
         doubt = at.covariance(true.by_context - rows_within.by_context, by_data)
     norms = lambda s: np.einsum("naj,nab,nbj->n", s, local.hessian, s, optimize=True)[at.place]
     lost = mean_estimate(norms(own - within), at.shares).beyond_rounding(float(np.mean(norms(own))))
@@ -478,7 +478,7 @@ def _adjoint_error(
         return mean_estimate(np.einsum("na,nab,nb->n", off, A, off, optimize=True), shares)
     if not measurable(shares):
         return Estimate.of(np.nan, np.nan, least=0.0)
-    xi: Any = domain.snap(put(at.xi[at.place]), at.study.dtype)
+    xi = domain.snap(put(at.xi[at.place]), at.study.dtype)
     basis = solution.basis if richer is None else richer.fit(domain, xi, put(shares.astype(at.study.dtype)))
     phi, residual = np.asarray(basis.at(xi), float), d2 - np.einsum("nab,nb->na", A, v)
     spread, vectors = np.linalg.eigh(galerkin_matrix(phi, A * shares[:, None, None]))

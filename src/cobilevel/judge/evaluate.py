@@ -81,7 +81,7 @@ def _upper_values(study: Study, x: Float[np.ndarray, " dx"], y: Float[np.ndarray
     for some in np.array_split(np.arange(len(xi)), -(-numbers // int(MOST_NUMBERS))):
         again = lambda a, some=some: np.tile(a, (len(some), *[1] * (a.ndim - 1))) if level.crossed else a[some]
         rows = RowBlocks(np.repeat(xi[some], count, axis=0), jax.tree.map(again, data), study.dtype, sizes.lower)
-        values = RowDerivatives.upper(problem.upper, rows)  # pyright: ignore[reportArgumentType]
+        values = RowDerivatives.upper(problem.upper, rows)
         table = values.table(x, np.repeat(y[some], count, axis=0), lambda packed, _: packed[:, 0])
         means.append(table.reshape(len(some), count).mean(axis=1))
     return np.concatenate(means)
@@ -130,8 +130,8 @@ def evaluate(
             study = study.with_nodes(2 * nodes_for(known.basis))
         rows = study.upper.contexts()
         exact = exact_lower(study, known.x, rows.xi, draws, base)
-        for factor in 10.0 ** np.arange(1, np.log10(_SHARPEST) + 1) if known.smoothing is not None else ():
-            study = study.smoothed(known.smoothing.sharper(float(factor)))  # pyright: ignore
+        for times in 10.0 ** np.arange(1, np.log10(_SHARPEST) + 1) if known.smoothing is not None else ():
+            study = study.smoothed(known.smoothing.sharper(float(times)))  # pyright: ignore[reportOptionalMemberAccess]
             exact = exact_lower(study, known.x, rows.xi, draws, base, start=exact.y)
         x, y, x_error, trouble = flattened(known.x), as_rows(exact.y), None, [trouble_with(exact)]
         if study.noisy and study.problem.conditional is None:

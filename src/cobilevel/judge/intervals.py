@@ -214,6 +214,6 @@ def _length_interval(length: float, squares: Float[np.ndarray, " q"], freedom: f
         if least <= probability:
             return 0.0
         high, excess = float(room.max()) - _quantile(probability / share, freedom), lambda r: shorter(r) - probability
-        return high if excess(high) >= 0 else float(brentq(excess, 0.0, high))  # pyright: ignore
+        return high if excess(high) >= 0 else float(brentq(excess, 0.0, high))
 
     return end(TAILS[1]), end(TAILS[0] * least)

@@ -201,7 +201,7 @@ def gave_way(study: Study, solution: Any, met: Feasibility) -> str:
 
 def _equalities_missed(study: Study, constrained: Constrained, solution: Any) -> str:
     """Where equalities contradict each other at the decision found, in words; at ``x0`` they do not."""
-    form: Any = constrained.form
+    form = constrained.form
     if form.right is None or form.matrix is None or not study.lower.count:
         return ""
     xi = jnp.asarray(study.lower.contexts().xi[:_FULL_CHECK])

@@ -36,7 +36,7 @@ def _hole(study: Study, constrained: Constrained, x: Any, xi: np.ndarray, u: Flo
     Along rays from where the policy is at a constraint: of a convex one, who leaves does not come back.
     """
     smoothing: Any = constrained.smoothing
-    if not any(isinstance(one, Inequalities) for one in study.stated.constraints):  # pyright: ignore
+    if not any(isinstance(one, Inequalities) for one in (study.stated or study.problem).constraints):
         return ""
     units, width = np.asarray(smoothing.units, float), float(smoothing.width)
     slack, slope = Slacks(study, x, xi).at(u)
@@ -56,7 +56,7 @@ def _hole(study: Study, constrained: Constrained, x: Any, xi: np.ndarray, u: Flo
     places = u[some][:, None, None] + far[:, None] * rays[:, :, None]  # context, ray, place, coordinate
     each = np.repeat(xi[some], many * count, axis=0)
     there = (Slacks(study, x, each).at(places.reshape(len(each), -1))[0] / units).reshape(*places.shape[:3], -1)
-    met = (there >= 0).all(axis=-1)
+    met: Any = (there >= 0).all(axis=-1)
     later = np.flip(np.logical_or.accumulate(np.flip(met, axis=2), axis=2), axis=2)
     missed = (there < -2 * width) & later[..., None]
     if not missed.any():

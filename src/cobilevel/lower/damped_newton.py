@@ -99,7 +99,7 @@ def solve_positive(
 
 def cholesky(matrices: Float[np.ndarray, "k n n"]) -> tuple[Float[np.ndarray, "k n n"], Bool[np.ndarray, " k"]]:
     """Cholesky factors, and which matrices have one; the identity for the others."""
-    usable = np.isfinite(matrices).all(axis=(1, 2))
+    usable: Any = np.isfinite(matrices).all(axis=(1, 2))
     try:
         if usable.all():
             return np.linalg.cholesky(matrices), usable

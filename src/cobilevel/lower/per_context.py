@@ -157,7 +157,7 @@ class Means:
 
     def by_row(self, x: np.ndarray, y: Float[np.ndarray, "k dy"]) -> LowerRows:
         """Row by row."""
-        derivatives = RowDerivatives.lower(self.problem.lower, self.blocks, self.sizes.crossed)  # pyright: ignore
+        derivatives = RowDerivatives.lower(self.problem.lower, self.blocks, self.sizes.crossed)
         return self.sizes.split_lower(derivatives.table(x, np.repeat(y, self.rows, axis=0)))
 
     def at(self, x: np.ndarray, y: Float[np.ndarray, "k dy"]) -> LowerRows:
@@ -182,7 +182,8 @@ class Means:
 
 def _drawn(problem: Problem, law: Law, part: slice) -> PyTree:
     """What the conditional sampler draws at some contexts: rows of each."""
-    drawn = _drawn_at(problem.conditional, law.keys[part], jnp.asarray(law.xi)[part], law.rows)  # pyright: ignore
+    keys: Any = law.keys
+    drawn = _drawn_at(problem.conditional, keys[part], jnp.asarray(law.xi)[part], law.rows)
     return jax.tree.map(np.asarray, drawn)
 
 
@@ -280,7 +281,7 @@ def each_context(
     if law.keys is not None:
         drawn = _drawn(problem, law, part) if law.eta is None else jax.tree.map(lambda a: a[part], law.eta)
         eta = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), drawn)
-        source: Any = Table(batch(np.repeat(np.arange(m), law.rows), eta, np.ones(m * law.rows)))
+        source = Table(batch(np.repeat(np.arange(m), law.rows), eta, np.ones(m * law.rows)))
     elif law.rows == 1:  # no noise, and perhaps no data at all
         source = Table(batch(np.arange(m), jax.tree.map(lambda a: np.repeat(a, m, axis=0), law.eta), np.ones(m)))
     elif weights is not None and weights.ndim == 2:

@@ -145,7 +145,7 @@ class Spread(Estimate):
         low, high = (float(back(there(self) + further * (there(end) - there(self)))) for end in self.interval)
         return Estimate(float(self), further * self.error, (low, high))
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return Spread.kept, (float(self), *self.interval, self.kind, self.runs, self.values)
 
 

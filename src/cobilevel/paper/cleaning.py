@@ -59,14 +59,14 @@ def _every_family(N: int) -> Features:
 
 def _nodes(one: Instance, count: int = 32) -> tuple[jax.Array, jax.Array]:
     """Temperatures by Gauss quadrature, and their shares: those at which losses are watched and policies judged."""
-    return one.train.upper.law.quadrature(count)  # pyright: ignore[reportOptionalMemberAccess]
+    return one.train.upper.law.quadrature(count)
 
 
 def _study(one: Instance, method: Method) -> Study:
     """The problem with a rule of temperatures that is fine enough for the basis (batches draw them afresh anyway)."""
     levels = one.train.upper, one.train.lower
     law = (lambda given: Stratified(given.domain, method.N)) if method.family == OWN else (lambda given: given)
-    return Study.of(one.problem, Levels(*(Product(law(level.law), level.eta, 4 * method.N) for level in levels)))  # pyright: ignore
+    return Study.of(one.problem, Levels(*(Product(law(level.law), level.eta, 4 * method.N) for level in levels)))
 
 
 def _shared(one: Instance, method: Method) -> Bilevel:
@@ -97,7 +97,7 @@ class Watch(eqx.Module):
     def losses(self, i: jax.Array, x: jax.Array, W: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Validation and training loss of a decision and its policy on instance ``i``."""
         reduced, y = taken(self.problems, i), jnp.einsum("mk,kpc->mpc", self.features, W)
-        upper, lower = reduced.upper_source.eta, reduced.lower_source.eta  # pyright: ignore
+        upper, lower = reduced.upper_source.eta, reduced.lower_source.eta
         validation = jnp.mean(_entropies(y, self.nodes, upper), axis=1)
         ridge = self.regulariser * jnp.sum(y**2, axis=(1, 2))
         weighted = jax.nn.sigmoid(x) * _entropies(y, self.nodes, lower)
@@ -159,7 +159,7 @@ class Cleaning(Experiment):
     def observe(self, method, seeds):
         one = self.instance(seeds[0])
         fitted, (nodes, shares) = method.features(_study(one, method)), _nodes(one)
-        parts = (fitted(nodes), nodes, shares, one.problem.lower.regulariser)  # pyright: ignore
+        parts = (fitted(nodes), nodes, shares, one.problem.lower.regulariser)
         return Watch(self.problems(method, seeds), *(jnp.asarray(part, fitted.constant.dtype) for part in parts))
 
     def score(self, numbers):
@@ -191,13 +191,13 @@ class Cleaning(Experiment):
         errors = lambda y: np.asarray(jnp.sum((y - exact.y) ** 2, axis=(1, 2)), dtype=float)
         table = {}
         for name, y in (("policy", policy(W)), ("exact", exact.y)):
-            loss = jnp.mean(_entropies(y, xi, one.train.upper.eta), axis=1)  # pyright: ignore
+            loss = jnp.mean(_entropies(y, xi, one.train.upper.eta), axis=1)
             hits = jnp.argmax(jnp.einsum("np,mpc->mnc", one.test.eta["image"], y), axis=2) == one.test.eta["label"]
             parts = (loss, jnp.mean(hits, axis=1), jnp.sqrt(jnp.sum(y**2, axis=(1, 2))))
             table[name] = np.stack([np.asarray(v, dtype=np.float32) for v in parts], axis=1)
         error, within = errors(policy(W)), np.full(len(xi), np.nan)
         if seed < in_span:
-            truth, ridge = one.truth, jnp.asarray(one.problem.lower.regulariser, dtype)  # pyright: ignore
+            truth, ridge = one.truth, jnp.asarray(one.problem.lower.regulariser, dtype)
             rule, shared = (jnp.asarray(a, dtype) for a in _nodes(one, 4 * method.N))
             known = (truth.images, truth.labels, jax.nn.sigmoid(jnp.asarray(x, dtype)), ridge)
             best = best_coefficients(*known, fitted(rule).astype(dtype), rule, shared, W)

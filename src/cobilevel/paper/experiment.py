@@ -100,7 +100,7 @@ class Experiment:
         spread = lambda name: jnp.repeat(jnp.asarray([getattr(s, name) for s in settings]), len(seeds)).astype(dtype)
         solver = StocBiO(
             1.0, 1.0, neumann=self.scale, terms=method.terms, inner_steps=inner_steps,
-            kind=method.series, batch=method.drawn, shuffle=self.shuffle,  # pyright: ignore
+            kind=method.series, batch=method.drawn, shuffle=self.shuffle,
         )  # fmt: skip
         size, chunk = self.budget.together, self.chunk(inner_steps)
         how: dict[str, Any] = {} if size is None else {"block": size, "vmapped": size, "threads": 1}

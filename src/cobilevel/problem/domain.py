@@ -96,7 +96,7 @@ class Domain(eqx.Module):
         """Contexts in the form in which they are compared: unchanged, except in periodic domains."""
         return xi
 
-    def columns(self, xi: Any, where: str = "") -> list[tuple["Domain", Any, str]]:
+    def columns(self, xi: Any, where: str = "") -> list[tuple[Any, Any, str]]:
         """The parts of the domain, each with its column of the contexts and the name of that column."""
         return [(self, xi, where)]
 

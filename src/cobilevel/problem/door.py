@@ -69,10 +69,10 @@ def _named(given: Any, row: bool) -> Mapping[str, Any] | None:
         return given
     if hasattr(given, "_asdict"):
         return given._asdict()
-    if isinstance(given, np.ndarray | np.void) and given.dtype.names:
-        return {name: given[name] for name in given.dtype.names}
     if row and type(given).__name__ == "Series" and hasattr(given, "to_dict"):
         return None if list(given.index) == list(range(len(given))) else given.to_dict()  # numbered, not named
+    if isinstance(given, np.ndarray | np.void) and given.dtype.names:
+        return {name: given[name] for name in given.dtype.names}
     if not isinstance(given, list | tuple) or not given or (first := _named(given[0], True)) is None:
         return None
     rows = [_named(one, True) or {} for one in given]

@@ -154,7 +154,7 @@ class Finite(Domain):
             return jnp.argmin(distances, axis=-1), jnp.min(distances, axis=-1)
         from scipy.spatial import KDTree  # takes long to import, and few need it
 
-        finite: Any = np.all(np.isfinite(u), axis=-1)
+        finite = np.all(np.isfinite(u), axis=-1)
         far, place = KDTree(table).query(np.where(finite[..., None], u, 0), p=np.inf)
         return place, np.where(finite, far, np.nan).astype(u.dtype)
 

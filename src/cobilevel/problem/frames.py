@@ -102,7 +102,7 @@ class Frame:
         missing = np.array(list(map(is_missing, items)), bool)
         present = [item for item, gone in zip(items, missing, strict=True) if not gone]
         kind = next((kind for kind, fits in _BY_OBJECT.items() if all(map(fits, present))), "other")
-        dtype: Any = {"text": str, "boolean": bool, "whole": int, "number": float}.get(kind, object)
+        dtype = {"text": str, "boolean": bool, "whole": int, "number": float}.get(kind, object)
         if dtype is object:
             return Column(name, kind, np.array([*items, None], object)[:-1], missing, category)  # also of lists
         fill, dtype = ("", str) if kind == "text" else (np.nan, float if missing.any() else dtype)

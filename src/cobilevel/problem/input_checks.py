@@ -256,8 +256,7 @@ def contexts_of(value: Any, name: str, data: bool = True) -> Any:
     if isinstance(value, Strings | Tracer) or (isinstance(value, jax.Array) and value.dtype.kind != "c"):
         return value
     if isinstance(value, np.ma.MaskedArray) and not data:
-        nothing: Any = None
-        value = np.where(np.ma.getmaskarray(value), nothing, value.data.astype(object))
+        value = np.where(np.ma.getmaskarray(value), None, value.data.astype(object))
     if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
         value = np.array([item.value if isinstance(item, Enum) else item for item in value], object)
     table = array_of(value, name, np.asarray)
@@ -276,7 +275,7 @@ def is_missing(item: Any) -> bool:
 
 def _encoded(table: np.ndarray, name: str, data: bool) -> Any:
     """An array of objects as ``Strings``; or as numbers, where it holds these."""
-    flat: Any = table.ravel().tolist()
+    flat = table.ravel().tolist()
     missing = list(map(is_missing, flat))
     if any(missing) and not data:
         fill = NO_STRING if any(isinstance(item, str) for item in flat) else np.nan
@@ -294,7 +293,7 @@ def _encoded(table: np.ndarray, name: str, data: bool) -> Any:
         odd = flat[strings.index(False)]
         raise TypeError(f"{name} holds strings and other values, such as {odd!r}. Write all its values as strings.")
     labels, code = np.unique(np.asarray(flat, str), return_inverse=True)
-    return Strings(code.reshape(table.shape).astype(np.int32), tuple(labels.tolist()))  # pyright: ignore
+    return Strings(code.reshape(table.shape).astype(np.int32), tuple(labels.tolist()))
 
 
 def require_contexts(xi: Any, name: str) -> int:

@@ -88,7 +88,7 @@ class Level(eqx.Module):
 
         `contexts`: how many contexts to take where each is paired with all the data.
         """
-        part: Any = self.thinned(key, rows)
+        part = self.thinned(key, rows)
         return Look(part, part)
 
     @abstractmethod

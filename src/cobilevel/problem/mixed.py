@@ -175,7 +175,7 @@ def check_contexts_kept(domain: Domain, xi: Any, where: str) -> None:
         if isinstance(part, Finite):
             continue  # values that cannot be distinguished are refused there
         for lo, hi, side in zip(*part.bounds, column.reshape(len(column), -1).T, strict=True):
-            width = float(hi - lo) if np.isfinite(hi - lo) else float(part.scale)  # pyright: ignore
+            width = float(hi - lo) if np.isfinite(hi - lo) else float(part.scale)
             if not known:
                 apart = float(np.max(np.spacing(np.abs(side).astype(np.float32)))) if np.isfinite(side).all() else 0.0
                 if apart / 2 > LOST_SHARE * width:

@@ -110,7 +110,7 @@ class Model:
             bend, size = np.diag(1 / unit**2), lambda step: float(np.linalg.norm(step / unit))
         damped, step, damping = copy(self), whole, 0.25 * np.linalg.norm(self.gradient * self.unit) / size(whole)
         for _ in range(LENGTHS):
-            damped.hessian = self.hessian + damping * bend
+            damped.hessian = self.hessian + damping * bend  # pyright: ignore[reportOptionalOperand]
             step, damping = damped.step(secants), 4 * damping
             if size(step) <= share * size(whole):
                 break
@@ -124,7 +124,7 @@ class Model:
 
     def _scaled(self, free: Bool[np.ndarray, " dx"]) -> Float[np.ndarray, "k k"]:
         unit = self.unit[free]
-        return self.hessian[np.ix_(free, free)] * np.outer(unit, unit)  # pyright: ignore
+        return self.hessian[np.ix_(free, free)] * np.outer(unit, unit)  # pyright: ignore[reportOptionalSubscript]
 
     def _inverse(
         self, q: Float[np.ndarray, " k"], free: Bool[np.ndarray, " dx"], secants: Secants | None

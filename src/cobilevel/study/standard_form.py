@@ -320,7 +320,7 @@ def _check_consistent(problem: Problem, form: Form, xi: Any) -> None:
     """Raises where equalities contradict each other, or have no value."""
     if form.stated is None:
         return
-    A: Any = form.matrix
+    A = form.matrix
     right = lambda context: form.right(problem.x0, problem.domain.unpack(context))
     values = np.asarray(jax.vmap(right)(jnp.asarray(xi)), float)
     missed = values - values @ (A @ np.asarray(form.inverse, float)).T

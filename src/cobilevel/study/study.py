@@ -123,7 +123,7 @@ class Study:
     @property
     def upper_noise(self) -> bool:
         """Whether ``f`` depends on ``eta``."""
-        return self.problem.upper.uses_last_argument()  # pyright: ignore[reportFunctionMemberAccess]
+        return self.problem.upper.uses_last_argument()
 
     @property
     def eps(self) -> float:
@@ -328,7 +328,7 @@ def _depends_on_noise(problem: Problem, level: Level) -> bool:
     """Whether ``g``, traced, depends on ``eta``: by the user's word (checked when ``False``), else by its program."""
     if problem.lower_noise is True:
         return True
-    found = problem.lower.uses_last_argument()  # pyright: ignore[reportFunctionMemberAccess]
+    found = problem.lower.uses_last_argument()
     if found and problem.lower_noise is False:
         _check_noise_free(problem, level)
     return found and problem.lower_noise is None

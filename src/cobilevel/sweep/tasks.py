@@ -362,7 +362,7 @@ def tabulate(
     >>> [row["n"] for row in rows]
     [3, 4]
     """
-    rows: Iterable[Any] = cases
+    rows: Any = cases
     if isinstance(cases, Mapping):
         rows = [dict(zip(cases, values, strict=True)) for values in itertools.product(*cases.values())]
     name = getattr(function, "__name__", None)
