@@ -15,10 +15,11 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import Array
 
+from ..ground import Held
 from .operations import Operation
 
 
-def _chosen(first: Callable, x: Array, y: Array) -> Array:
+def _chosen(first: Callable, x: Held, y: Held) -> Array:
     """``x`` where `first` says so of ``x, y``, and ``y`` where it says so of ``y, x``; half of each where they are
     equal, or one is NaN."""
     ahead, behind, both = first(x, y), first(y, x), x / 2 + y / 2
@@ -26,7 +27,7 @@ def _chosen(first: Callable, x: Array, y: Array) -> Array:
     return lax.select(ahead, x, lax.select(behind, y, both))
 
 
-def _reduced(place: Callable, x: Array, axes: tuple[int, ...], **_: Any) -> Array:
+def _reduced(place: Callable, x: Held, axes: tuple[int, ...], **_: Any) -> Array:
     """The entry at a `place` over some axes: the first of those that are equal."""
     last = jnp.moveaxis(x, axes, range(-len(axes), 0))
     last = last.reshape(*last.shape[: x.ndim - len(axes)], -1)
@@ -34,7 +35,7 @@ def _reduced(place: Callable, x: Array, axes: tuple[int, ...], **_: Any) -> Arra
     return jnp.sum(jnp.where(here, last, 0), axis=-1)
 
 
-def _running(first: Callable, x: Array, axis: int, reverse: bool, **_: Any) -> Array:
+def _running(first: Callable, x: Held, axis: int, reverse: bool, **_: Any) -> Array:
     return lax.associative_scan(partial(_chosen, first), x, reverse=reverse, axis=axis)
 
 
@@ -64,7 +65,8 @@ def _concerned(body: Jaxpr) -> set[int]:
             continue
         moving.update(var for var in equation.invars if not isinstance(var, Literal))
         parts = [] if name.startswith("custom_") else [one for part in equation.params.values() for one in _inner(part)]
-        floats = all(jnp.issubdtype(var.aval.dtype, jnp.floating) for var in equation.outvars)
+        kinds: list[Any] = [var.aval for var in equation.outvars]
+        floats = all(jnp.issubdtype(kind.dtype, jnp.floating) for kind in kinds)
         if (name in _ANEW and floats) or any(_concerned(getattr(one, "jaxpr", one)) for one in parts):
             found.add(place)
     return found
