@@ -352,7 +352,8 @@ def _sandwich(around: Around, free: np.ndarray, missed: Missed | None) -> tuple[
     covariance = inverse @ around.gradient_covariance() @ inverse
     bias, settled, given = inverse @ (_excess(around, missed, kept)[0] + absorbed), np.ones(dx, bool), around
     rounding = np.sqrt(around.study.eps) * (np.abs(around.x) + around.unit)
-    if around.reach == 1 and np.any(np.abs(bias) > np.maximum(_MATERIAL * _errors(covariance), rounding)):
+    material = np.any(np.abs(bias) > np.maximum(_MATERIAL * _errors(covariance), rounding))
+    if material and around.reach == 1 and missed is not None:  # what is left out in turn, under a barrier, is too noisy
         before = _errors(covariance)
         bias, covariance, settled, around, missed, inverse = _corrected(around, free, missed, flat, absorbed, kept)
         settled &= (_errors(covariance) <= KINK * before) & (before <= KINK * _errors(covariance))  # else x is rough
