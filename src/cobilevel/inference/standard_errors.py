@@ -428,8 +428,8 @@ def _ends_by_search(around: Around) -> Float[np.ndarray, "2 1"]:
 
 
 def _corrected(
-    at: Around, free: np.ndarray, missed: Missed | None, flat: np.ndarray, absorbed: np.ndarray, kept: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, Around, Missed | None, np.ndarray]:
+    at: Around, free: np.ndarray, missed: Missed, flat: np.ndarray, absorbed: np.ndarray, kept: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Around, Missed, np.ndarray]:
     """The bias and the covariance where it is not small: the corrected gradient is brought to zero by a few steps. With
     them, which coordinates have settled; the last look on the way, what is missed there, and the inverse curvature.
 
@@ -449,9 +449,9 @@ def _corrected(
         if np.all(np.abs(step) <= _MATERIAL / 10 * np.sqrt(np.diag(covariance))):
             break
         ahead: Any = look_around(at.study, Galerkin.at(at.galerkin.reduced, place, crossed=True))
-        if not (ahead.sound if missed is None else ahead.solved):
+        if not ahead.solved:
             break
-        at, missed = ahead, None if missed is None else what_is_missed(ahead)
+        at, missed = ahead, what_is_missed(ahead)
     return x - place, covariance, np.abs(step) <= _MATERIAL * _errors(covariance), at, missed, inverse
 
 
