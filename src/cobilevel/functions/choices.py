@@ -76,6 +76,8 @@ def _written_anew(value: Any) -> Any:
     """The same for what a parameter of an operation holds."""
     if isinstance(value, ClosedJaxpr):
         return by_comparison(value)
+    if isinstance(value, Jaxpr):  # without constants, as jax.checkpoint has it
+        return by_comparison(ClosedJaxpr(value, ())).jaxpr
     if isinstance(value, tuple | list):
         return type(value)(map(_written_anew, value))
     return value
@@ -90,9 +92,8 @@ def _run(body: Jaxpr, concerned: set[int], constants: list[Any], arguments: list
             made = [_ANEW[kind](*given, **equation.params)]
         else:
             change = _written_anew if place in concerned else lambda part: part
-            made = Operation(equation.replace(params={k: change(v) for k, v in equation.params.items()}), (), ())(
-                *given
-            )
+            params = {name: change(part) for name, part in equation.params.items()}
+            made = Operation(equation.replace(params=params), (), ())(*given)
         values.update(zip(equation.outvars, made, strict=True))
     return list(map(read, body.outvars))
 
