@@ -76,7 +76,7 @@ def _written_anew(value: Any) -> Any:
     """The same for what a parameter of an operation holds."""
     if isinstance(value, ClosedJaxpr):
         return by_comparison(value)
-    if isinstance(value, Jaxpr):  # without constants, as jax.checkpoint has it
+    if isinstance(value, Jaxpr):  # without constants: what is to be computed again
         return by_comparison(ClosedJaxpr(value, ())).jaxpr
     if isinstance(value, tuple | list):
         return type(value)(map(_written_anew, value))
